@@ -1,0 +1,3 @@
+"""Relevo: prefill/decode-disaggregated serving of large language models."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The words every other package speaks: plain data, Protocols and errors. Standard library only."""

@@ -1,0 +1,53 @@
+"""The baton: everything a worker needs to continue a request as if nothing had moved.
+
+Nothing is copied that can be derived: penalty counts come from prompt and output tokens, the position of the
+counter-based random generator is the number of output tokens, the key is (seed, sample index). The detokeniser
+and stop-string tails stay in the gateway, which does not change when the worker does (docs/adr/0003).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from relevo.core.ids import RequestId, TokenId, WorkerId
+from relevo.core.request import EngineRequest, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: TokenId
+    logprob: float | None = None  # natural log, of the distribution before temperature and penalties
+    top_logprobs: tuple[tuple[TokenId, float], ...] = ()  # best first
+
+
+@dataclass(slots=True)
+class SampleState:
+    """One of the `n` continuations of a request."""
+
+    sample_index: int
+    output_token_ids: list[TokenId] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillFacts:
+    """What only the worker that computed the prompt knows; merged into `usage` and the metrics by the gateway."""
+
+    worker_id: WorkerId
+    num_prompt_tokens: int
+    num_cached_tokens: int  # prompt tokens that nobody had to compute; a transfer is never counted as a hit
+    queue_s: float  # accepted by that worker -> first scheduled
+    prefill_s: float  # first scheduled -> first token sampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baton:
+    """The request, its continuations, and how much of its KV already lies in the receiver's reserved blocks."""
+
+    request: EngineRequest
+    samples: tuple[SampleState, ...]
+    num_sealed_tokens: int  # the KV of these tokens is complete on the receiver
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.request.request_id

@@ -1,0 +1,142 @@
+"""One tree of errors. The HTTP status of each `code` is decided once, in `gateway.http_errors`.
+
+RelevoError
+├── RequestError              the client can mend it
+│   ├── InvalidRequest
+│   ├── ContextLengthExceeded
+│   ├── ModelNotFound
+│   ├── Unauthorized
+│   ├── RequestTooLarge
+│   └── UnsupportedMediaType
+├── CapacityError             try again later
+│   ├── Overloaded
+│   └── NoWorker
+├── WorkerError               a worker or the way to it failed
+│   ├── WorkerLost
+│   ├── StepFailed
+│   ├── HandoffFailed
+│   └── ProtocolError
+└── StartError                the operator can mend it; raised before anything is served
+    ├── SettingsError
+    ├── ModelFileError
+    ├── UnsupportedModel
+    ├── HubUnavailable
+    └── LayoutMismatch
+
+Expected outcomes ("does not fit", "rejected") are values, not exceptions.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RelevoError(Exception):
+    """Base of the tree. `message` is one sentence that says what to change."""
+
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class RequestError(RelevoError):
+    code = "invalid_request"
+
+
+class InvalidRequest(RequestError):
+    """A field has a wrong type or value; `param` names it."""
+
+
+class ContextLengthExceeded(RequestError):
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(RequestError):
+    code = "model_not_found"
+
+
+class Unauthorized(RequestError):
+    code = "invalid_api_key"
+
+
+class RequestTooLarge(RequestError):
+    code = "request_too_large"
+
+
+class UnsupportedMediaType(RequestError):
+    code = "unsupported_media_type"
+
+
+class CapacityError(RelevoError):
+    code = "overloaded"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(CapacityError):
+    """Every bounded queue that the request could wait in is full."""
+
+
+class NoWorker(CapacityError):
+    """No worker is ready at present."""
+
+    code = "no_worker"
+
+
+class WorkerError(RelevoError):
+    code = "worker_failed"
+    retryable = True
+
+
+class WorkerLost(WorkerError):
+    """The connection to a worker ended while it held something of the request."""
+
+    code = "worker_lost"
+
+
+class StepFailed(WorkerError):
+    """The engine raised while it computed a step that contained the request."""
+
+    code = "step_failed"
+
+
+class HandoffFailed(WorkerError):
+    code = "handoff_failed"
+
+
+class ProtocolError(WorkerError):
+    """A peer sent something that the wire protocol does not allow."""
+
+    code = "protocol_error"
+    retryable = False
+
+
+class StartError(RelevoError):
+    code = "start_failed"
+
+
+class SettingsError(StartError):
+    """Settings that cannot work together; the message names both values, the rule and the fix."""
+
+
+class ModelFileError(StartError):
+    """A model file is missing, broken or incomplete."""
+
+
+class UnsupportedModel(StartError):
+    """The architecture, a rope scaling or a quantisation is not implemented."""
+
+
+class HubUnavailable(StartError):
+    """A hub id was given, the files are not in the cache and the hub cannot be reached."""
+
+
+class LayoutMismatch(StartError):
+    """A peer's KV layout does not fit; it is refused at join."""

@@ -1,0 +1,87 @@
+"""What engines and transports report. Plain data; carried by `wire.messages` between processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relevo.core.baton import PrefillFacts, SampledToken
+from relevo.core.ids import RequestId
+from relevo.core.kv import Reservation
+from relevo.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """New tokens of one continuation, in order. `finish_reason` is set on the last one only."""
+
+    request_id: RequestId
+    sample_index: int
+    tokens: tuple[SampledToken, ...]
+    finish_reason: FinishReason | None = None
+    facts: PrefillFacts | None = None  # on the first output of a request, from whoever computed its prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """Coefficients of step time in seconds: base + per_token * tokens + per_kv_token * context tokens read."""
+
+    base_s: float
+    per_token_s: float
+    per_kv_token_s: float
+
+    def step_s(self, num_tokens: int, num_kv_tokens: int) -> float:
+        return self.base_s + self.per_token_s * num_tokens + self.per_kv_token_s * num_kv_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """A worker's state after a step. Blocks: free + reusable + held + quarantined == total."""
+
+    num_running: int = 0  # continuations that decode
+    num_waiting: int = 0  # requests that wait for room or for their first chunk
+    num_reserved: int = 0  # reservations granted, decode not started
+    num_waiting_prefill_tokens: int = 0  # uncached prompt tokens not yet computed, running chunks included
+    num_decode_kv_tokens: int = 0  # context of all decoding continuations
+    num_free_blocks: int = 0
+    num_reusable_blocks: int = 0
+    num_held_blocks: int = 0
+    num_quarantined_blocks: int = 0
+    num_total_blocks: int = 0
+    costs: StepCosts = StepCosts(base_s=0.0, per_token_s=0.0, per_kv_token_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounters:
+    """Monotonic counters of one worker since its start; the gateway exports them under vLLM's metric names."""
+
+    num_steps: int = 0
+    num_prefill_tokens: int = 0  # prompt tokens computed here
+    num_generation_tokens: int = 0  # tokens sampled here
+    num_preemptions: int = 0
+    num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
+    num_prefix_hits: int = 0  # of these, found
+    transferred_bytes: int = 0  # KV handed to another worker (moved, or owner changed)
+    transfer_s: float = 0.0
+    num_refused_writes: int = 0  # writes under an old generation or epoch
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSealed:
+    """Sender side: the receiver has applied every block up to `num_tokens`."""
+
+    reservation: Reservation
+    num_tokens: int
+    num_bytes: int  # of this transfer so far
+    transfer_s: float  # first write -> this acknowledgement, waiting for chunks excluded
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """Sender side: the receiver refused (`stale`) or cannot be reached; nothing of it is in flight any more."""
+
+    reservation: Reservation
+    reason: str
+    stale: bool
+
+
+TransferEvent = TransferSealed | TransferFailed

@@ -1,0 +1,50 @@
+"""What a model folder or file says about itself, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from relevo.core.ids import TokenId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The architecture of a dense decoder, in Hugging Face's terms."""
+
+    architecture: str  # "llama", "mistral", "qwen2", "qwen3"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int  # H
+    num_kv_heads: int  # K
+    head_size: int  # D
+    rms_norm_eps: float
+    rope_theta: float
+    max_position: int  # context length the model was made for, tokens
+    rope_scaling: dict[str, Any] = field(default_factory=dict)  # as in config.json; empty: none
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    attention_bias: bool = False  # bias on the output projection too
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    dtype: str = "float32"  # the dtype the weights were stored in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFiles:
+    """Everything the gateway needs to turn text into tokens and back."""
+
+    tokenizer_json: str  # Hugging Face `tokenizers` format
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None = None
+    pad_token: str | None = None
+    additional_special_tokens: tuple[str, ...] = ()
+    add_bos_token: bool | None = None  # None: as tokenizer.json's post-processor does
+    eos_token_ids: tuple[TokenId, ...] = ()  # generation ends at any of them
+    generation_defaults: dict[str, Any] = field(default_factory=dict)  # generation_config.json
+    model_max_length: int | None = None

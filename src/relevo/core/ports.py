@@ -1,0 +1,82 @@
+"""The seams. Each Protocol has one contract suite in tests/contract, run on the fake and every real implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from relevo.core.events import TransferEvent
+from relevo.core.ids import BlockId
+from relevo.core.kv import KVLayout, Reservation
+from relevo.core.plan import StepPlan, StepResult
+
+
+class Clock(Protocol):
+    """Monotonic time."""
+
+    def now_ns(self) -> int: ...
+
+
+@runtime_checkable
+class ModelRunner(Protocol):
+    """Executes step plans. Synchronous; owns weights and the KV arena; knows nothing of queues or peers."""
+
+    layout: KVLayout
+    vocab_size: int
+    max_model_len: int
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out block copies, compute every row, write its KV into the row's blocks, draw the samples.
+
+        Deterministic: a row's tokens depend on its own tokens, blocks and sampling parameters only.
+        """
+        ...
+
+    def warm_up(self) -> None:
+        """Run a few steps on scratch blocks so that the first request pays for no lazy initialisation."""
+        ...
+
+
+class KVTransport(Protocol):
+    """Moves KV blocks from the worker that computes a prompt into blocks reserved on another worker.
+
+    Receiver: `reserve` exposes blocks under their generations, `release` withdraws them (writes that still arrive
+    are refused from then on, where the transport can refuse). Sender: `write` queues blocks and returns at once;
+    `seal` asks for an acknowledgement that everything written so far has been applied; completions come through
+    `poll`, after `on_wake` has been called from any thread.
+    """
+
+    name: str
+    zero_copy: bool  # True: the sender computes straight into the receiver's blocks, `write` moves nothing
+
+    def address(self) -> str:
+        """Where senders reach this receiver; opaque to everybody else."""
+        ...
+
+    def reserve(self, reservation: Reservation) -> None: ...
+
+    def release(self, reservation: Reservation) -> None: ...
+
+    def may_write(self, reservation: Reservation) -> bool:
+        """Sender side: False once the receiver has withdrawn the blocks or has a new epoch."""
+        ...
+
+    def write(
+        self, reservation: Reservation, address: str, first_index: int, local_block_ids: Sequence[BlockId]
+    ) -> None:
+        """Queue `local_block_ids` for reservation.block_ids[first_index : first_index + len(local_block_ids)]."""
+        ...
+
+    def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None: ...
+
+    def read(self, address: str, block_ids: Sequence[BlockId], local_block_ids: Sequence[BlockId]) -> None:
+        """Pull blocks from a peer that shares them (blocking)."""
+        ...
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Sender side: drop queued writes. When this returns no write of the reservation is in flight."""
+        ...
+
+    def poll(self) -> list[TransferEvent]: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,52 @@
+"""What a request asks of an engine: token ids in, sampling parameters, nothing about text or HTTP.
+
+Text (tokenisation, stop strings, detokenisation) belongs to the gateway, see docs/adr/0003.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from relevo.core.ids import RequestId, TokenId
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence token, stop token id, or (decided by the gateway) a stop string
+    LENGTH = "length"  # max_tokens or the model's context length
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is drawn. Fully resolved: the gateway filled in defaults and drew a seed."""
+
+    max_tokens: int  # >= 1
+    seed: int  # unsigned 64 bit; always set, so that a request can continue on another worker
+    n: int = 1
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    num_logprobs: int | None = None  # None: no logprobs; 0: of the sampled token only; k: and the k best
+    stop_token_ids: tuple[TokenId, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """A request as workers see it. Immutable; what changes while it runs is in `baton.SampleState`."""
+
+    request_id: RequestId
+    prompt_token_ids: tuple[TokenId, ...]  # at least one
+    sampling: SamplingParams
+    eos_token_ids: tuple[TokenId, ...] = ()
+    salt: bytes = b""  # tenant and cache_salt; requests with different salts never share a block
+    priority: int = 0  # lower runs first
+    arrived_at_ns: int = 0  # gateway clock

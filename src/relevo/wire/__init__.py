@@ -1,0 +1,1 @@
+"""Messages between gateway and workers, and the framing that carries them."""

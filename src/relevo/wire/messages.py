@@ -1,0 +1,215 @@
+"""Every message between the gateway and a worker. msgpack through msgspec, one tagged struct each.
+
+A worker has at most one gateway connection per gateway; a connection that ends aborts everything that was asked for on
+it. Requests are named by `request_id`, unique per gateway connection. Order on a connection is the order of sending.
+
+The life of a split request (D = decode worker, P = prefill worker):
+
+    gateway → D  Reserve            D → gateway  Reserved            (as soon as D has room; FIFO)
+    gateway → P  Prefill            P → gateway  Sealed …            (per chunk; relayed to D as SealBlocks)
+                                    P → gateway  StepOutputs         (first token, facts)
+                                    P → gateway  PrefillDone         (all KV sealed; P holds nothing of it)
+    gateway → D  StartDecode        D → gateway  StepOutputs …       (last one carries finish_reason)
+
+Unified, conditional and replayed requests are one message: Submit. Everything can be ended with Abort, which is
+answered with Dropped once the worker neither holds nor writes anything of the request.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from relevo.core.baton import Baton, SampleState
+from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
+from relevo.core.ids import RequestId, WorkerId
+from relevo.core.kv import KVLayout, Reservation
+from relevo.core.request import EngineRequest
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# ---- gateway → worker ------------------------------------------------------------------------------------------------
+
+
+class Submit(Message, frozen=True, tag=True):
+    """Compute prompt and continuations on this worker.
+
+    `samples` is empty for a new request, or holds tokens already emitted (replay after a lost worker).
+    `use_reservation`: the room of an earlier Reserve is used, sealed tokens included, instead of queueing for room.
+    """
+
+    request: EngineRequest
+    samples: tuple[SampleState, ...] = ()
+    use_reservation: bool = False
+
+
+class Reserve(Message, frozen=True, tag=True):
+    """Queue for room for the whole prompt (and the copies that n > 1 needs)."""
+
+    request: EngineRequest
+
+
+class Prefill(Message, frozen=True, tag=True):
+    """Compute the prompt into `reservation`, sample the first token(s), keep nothing (but reusable blocks)."""
+
+    request: EngineRequest
+    reservation: Reservation
+    address: str  # of the receiver's transport
+
+
+class SealBlocks(Message, frozen=True, tag=True):
+    """To D: the first `num_tokens` tokens of the reservation are complete."""
+
+    request_id: RequestId
+    num_tokens: int
+
+
+class StartDecode(Message, frozen=True, tag=True):
+    baton: Baton
+
+
+class Abort(Message, frozen=True, tag=True):
+    """Idempotent. Answered with Dropped. On D with a granted reservation: blocks that a prefill worker may still
+    write stay quarantined until `Release` says that the writer has let go (`writer_active`)."""
+
+    request_id: RequestId
+    writer_active: bool = False
+
+
+class Release(Message, frozen=True, tag=True):
+    """To D: the writer of this request has let go; quarantined blocks may be reused."""
+
+    request_id: RequestId
+
+
+class Fence(Message, frozen=True, tag=True):
+    """Let go of every block of this incarnation of a peer; answered with Fenced before the next step."""
+
+    worker_id: WorkerId
+    epoch: int
+
+
+class SetRole(Message, frozen=True, tag=True):
+    """A role is two numbers, changed at run time: tokens of prefill per step (0: none) while decodes run, and alone."""
+
+    max_prefill_tokens: int
+    max_running: int
+
+
+class Drain(Message, frozen=True, tag=True):
+    """Finish what runs, then exit with status 0."""
+
+
+class Ping(Message, frozen=True, tag=True):
+    """Answered with Pong from the step loop itself."""
+
+    nonce: int
+
+
+# ---- worker → gateway ------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, tag=True):
+    """First message on every connection."""
+
+    protocol_version: int
+    worker_id: WorkerId
+    epoch: int
+    pid: int
+    role: str  # "prefill", "decode" or "unified": a preference of the topology, every worker can do everything
+    layout: KVLayout
+    model_name: str
+    vocab_size: int
+    max_model_len: int
+    transport: str
+    address: str  # of its transport, for senders
+    load: WorkerLoad
+
+
+class Reserved(Message, frozen=True, tag=True):
+    reservation: Reservation
+
+
+class Refused(Message, frozen=True, tag=True):
+    """The request can never run here (does not fit the pool), or its reservation is unknown. Nothing is held."""
+
+    request_id: RequestId
+    code: str  # of core.errors
+    reason: str
+
+
+class Sealed(Message, frozen=True, tag=True):
+    """From P: the receiver's blocks are complete up to `num_tokens`."""
+
+    request_id: RequestId
+    num_tokens: int
+
+
+class PrefillDone(Message, frozen=True, tag=True):
+    """From P: all KV is sealed on D and P holds and writes nothing of the request."""
+
+    request_id: RequestId
+    num_sealed_tokens: int
+    transferred_bytes: int
+    transfer_s: float
+
+
+class StepOutputs(Message, frozen=True, tag=True):
+    """Everything one engine step brought, for all requests of this gateway: one message per step."""
+
+    outputs: tuple[TokenOutput, ...]
+    load: WorkerLoad
+    counters: StepCounters
+
+
+class RequestFailed(Message, frozen=True, tag=True):
+    """Terminal for this worker's part; it holds nothing any more."""
+
+    request_id: RequestId
+    code: str
+    reason: str
+
+
+class Dropped(Message, frozen=True, tag=True):
+    """Answer to Abort: nothing of the request is held or being written by this worker (a quarantine that waits for
+    `Release` excepted)."""
+
+    request_id: RequestId
+
+
+class Fenced(Message, frozen=True, tag=True):
+    worker_id: WorkerId
+    epoch: int
+
+
+class LoadReport(Message, frozen=True, tag=True):
+    """Sent when load changed without a step (reservation granted, abort, release)."""
+
+    load: WorkerLoad
+    counters: StepCounters
+
+
+class Pong(Message, frozen=True, tag=True):
+    nonce: int
+
+
+ToWorker = (
+    Submit | Reserve | Prefill | SealBlocks | StartDecode | Abort | Release | Fence | SetRole | Drain | Ping
+)
+ToGateway = (
+    Hello
+    | Reserved
+    | Refused
+    | Sealed
+    | PrefillDone
+    | StepOutputs
+    | RequestFailed
+    | Dropped
+    | Fenced
+    | LoadReport
+    | Pong
+)
