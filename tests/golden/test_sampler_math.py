@@ -1,0 +1,190 @@
+"""The sampler's arithmetic against straightforward implementations and Hugging Face's processors."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from relevo.core.baton import SampleState
+from relevo.core.request import EngineRequest, SamplingParams
+from relevo.engine.sampler import Sampler
+from relevo.engine.sampling_math import candidates, draw, edited, nucleus, uniform
+
+
+def request(prompt: tuple[int, ...] = (1,), **sampling: Any) -> EngineRequest:
+    params = SamplingParams(**{"max_tokens": 64, "seed": 1} | sampling)
+    return EngineRequest(request_id="r", prompt_token_ids=prompt, sampling=params)
+
+
+def processors(
+    repetition_penalty: float, temperature: float, min_p: float, top_k: int, top_p: float
+) -> LogitsProcessorList:
+    chain = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(repetition_penalty)])
+    chain.append(TemperatureLogitsWarper(temperature))
+    if min_p > 0:
+        chain.append(MinPLogitsWarper(min_p))
+    if top_k > 0:
+        chain.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        chain.append(TopPLogitsWarper(top_p))
+    return chain
+
+
+@pytest.mark.parametrize("repetition_penalty", [1.0, 1.3, 0.6])
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 1.7])
+@pytest.mark.parametrize("min_p", [0.0, 0.03])
+@pytest.mark.parametrize("top_k", [0, 1, 12])
+@pytest.mark.parametrize("top_p", [1.0, 0.85, 0.2])
+def test_distribution_equals_transformers(
+    repetition_penalty: float, temperature: float, min_p: float, top_k: int, top_p: float
+) -> None:
+    """Same support and same probabilities as transformers' processors in vLLM's order."""
+    rng = np.random.default_rng(8)
+    logits = (rng.normal(size=300) * 3).astype(np.float32)
+    prompt, output = tuple(rng.integers(0, 300, 40).tolist()), rng.integers(0, 300, 25).tolist()
+    chain = processors(repetition_penalty, temperature, min_p, top_k, top_p)
+    scores = chain(torch.tensor([[*prompt, *output]]), torch.from_numpy(logits.copy())[None])[0]
+    expected = torch.softmax(scores.double(), dim=-1).numpy()
+
+    req = request(
+        prompt,
+        repetition_penalty=repetition_penalty,
+        temperature=temperature,
+        min_p=min_p,
+        top_k=top_k,
+        top_p=top_p,
+    )
+    token_ids, weights = candidates(edited(logits, req, SampleState(0, output)), req.sampling)
+    probabilities = np.zeros(300)
+    probabilities[slice(None) if token_ids is None else token_ids] = weights / weights.sum(dtype=np.float64)
+    assert np.array_equal(probabilities > 0, expected > 0)
+    assert np.allclose(probabilities, expected, atol=1e-6)
+
+
+def test_frequency_and_presence_follow_the_openai_formula() -> None:
+    """logit - count * frequency - (count > 0) * presence, counted over output tokens only."""
+    logits = np.linspace(-2, 2, 10, dtype=np.float32)
+    req = request(prompt=(7, 7), frequency_penalty=0.5, presence_penalty=-0.25)
+    output = [1, 4, 4, 4, 9]
+    expected = logits.astype(np.float64)
+    for token_id in range(10):
+        count = output.count(token_id)
+        expected[token_id] -= count * 0.5 + (count > 0) * -0.25
+    assert np.allclose(edited(logits, req, SampleState(0, output)), expected, atol=1e-6)
+
+
+def test_bias_comes_before_the_repetition_penalty() -> None:
+    logits = np.array([1.0, -1.0, 1.0], dtype=np.float32)
+    req = request(prompt=(0, 1), repetition_penalty=2.0, logit_bias={0: 3.0, 1: -2.0})
+    assert edited(logits, req, SampleState(0)).tolist() == [2.0, -6.0, 1.0]
+
+
+def philox_by_numpy(seed: int, sample_index: int, position: int) -> float:
+    # numpy steps its counter before the first block, hence one back
+    generator = np.random.Philox(key=seed | (sample_index << 64), counter=(position - 1) % 2**256)
+    return (int(generator.random_raw()) >> 11) * 2.0**-53
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 128), st.integers(0, 2**32))
+def test_uniform_is_philox(seed: int, sample_index: int, position: int) -> None:
+    assert uniform(seed, sample_index, position) == philox_by_numpy(seed, sample_index, position)
+
+
+def test_uniform_never_changes_between_releases() -> None:
+    """Workers of two releases may share a request: red if the stream behind a seed changes."""
+    drawn = [uniform(1, 0, 0), uniform(1, 0, 1), uniform(1, 1, 0), uniform(2**64 - 1, 0, 0)]
+    assert drawn == [0.794901327418393, 0.3035680343067586, 0.3992988005860957, 0.9833383464769775]
+
+
+logit_rows = st.lists(st.integers(-12, 12).map(lambda quarter: quarter / 4), min_size=2, max_size=30)
+
+
+def plain_draw(logits: list[float], sampling: SamplingParams, number: float, top_p: float) -> int:
+    """One draw in float64 and Python loops."""
+    scaled = [value / sampling.temperature for value in logits]
+    weights = {i: float(np.exp(value - max(scaled))) for i, value in enumerate(scaled)}
+    weights = {i: w for i, w in weights.items() if w >= sampling.min_p * (1 - 1e-6)}
+    if 0 < sampling.top_k < len(weights):
+        kth = sorted(weights.values(), reverse=True)[sampling.top_k - 1]
+        weights = {i: w for i, w in weights.items() if w >= kth}
+    total, mass, kept = sum(weights.values()), 0.0, {}
+    for i in sorted(weights, key=lambda i: (-weights[i], i)):
+        if kept and mass >= top_p * total:
+            break
+        kept[i] = weights[i]
+        mass += weights[i]
+    target = number * mass
+    for i in sorted(kept):
+        target -= kept[i]
+        if target < 0:
+            return i
+    return max(kept)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    logit_rows,
+    st.integers(0, 2**32),
+    st.floats(0.2, 3.0),
+    st.integers(0, 12),
+    st.floats(0.05, 1.0),
+    st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+)
+def test_draw_equals_a_plain_implementation(
+    logits: list[float], seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    """Ties are frequent here. On a boundary both neighbours are right: float32 and float64 may fall apart."""
+    req = request(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    row = np.array([logits], dtype=np.float32)
+    token = Sampler(len(logits)).sample(row, [(0, req, SampleState(2, [0] * 5))])[0].token_id
+    number = philox_by_numpy(seed, 2, 5)
+    noise = (0.0, 1e-6, -1e-6)
+    right = {plain_draw(logits, req.sampling, number + a, top_p + b) for a, b in itertools.product(noise, noise)}
+    assert token in right
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1e-9, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("scale", [0.0, 0.2, 8.0])
+def test_nucleus_of_a_large_vocabulary(top_p: float, scale: float) -> None:
+    """The histogram finds what a full sort finds, for flat, even and peaked distributions of 256k tokens."""
+    logits = np.random.default_rng(4).normal(size=262_144).astype(np.float32) * np.float32(scale)
+    weights = np.exp(logits - logits.max())
+    order = np.argsort(-weights, kind="stable")
+    mass = np.cumsum(weights[order].astype(np.float64))
+    num_kept = max(1, int((mass - weights[order] < top_p * mass[-1] * (1 - 1e-12)).sum()))
+    kept = nucleus(weights, top_p)
+    assert abs(len(kept) - num_kept) <= 1  # one more or less where the sums round apart
+    assert np.array_equal(kept, np.sort(order[: len(kept)]))
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 513, 5000])
+def test_draw_inverts_the_cumulative_distribution(size: int) -> None:
+    weights = np.random.default_rng(size).random(size).astype(np.float32)
+    weights[:: max(2, size // 7)] = 0.0
+    weights[-1] = 0.5
+    mass = np.cumsum(weights.astype(np.float64))
+    for number in [0.0, 0.1, 0.25, 0.5, 0.77, 1 - 2.0**-53]:
+        assert draw(weights, number) == np.searchsorted(mass, number * mass[-1], side="right")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1e-30, 0.3, 1.0]), min_size=1, max_size=600), st.integers(0, 2**53 - 1))
+def test_a_weight_of_zero_is_never_drawn(weights: list[float], number: int) -> None:
+    if any(weights):
+        array = np.array(weights, dtype=np.float32)
+        assert array[draw(array, number * 2.0**-53)] > 0
+        assert array[draw(array, 1 - 2.0**-53)] > 0
