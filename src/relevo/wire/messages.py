@@ -87,10 +87,16 @@ class Release(Message, frozen=True, tag=True):
 
 
 class Fence(Message, frozen=True, tag=True):
-    """Let go of every block of this incarnation of a peer; answered with Fenced before the next step."""
+    """Let go of every block of that peer, of this incarnation or an earlier one; answered with Fenced before the next
+    step."""
 
     worker_id: WorkerId
     epoch: int
+
+
+class ReleaseOrphans(Message, frozen=True, tag=True):
+    """From a gateway that joins, after every worker answered its fences: nobody writes for the requests of gateways
+    that are gone, so what is quarantined for them may be reused."""
 
 
 class SetRole(Message, frozen=True, tag=True):
@@ -198,7 +204,7 @@ class Pong(Message, frozen=True, tag=True):
 
 
 ToWorker = (
-    Submit | Reserve | Prefill | SealBlocks | StartDecode | Abort | Release | Fence | SetRole | Drain | Ping
+    Submit | Reserve | Prefill | SealBlocks | StartDecode | Abort | Release | Fence | ReleaseOrphans | SetRole | Drain | Ping
 )
 ToGateway = (
     Hello

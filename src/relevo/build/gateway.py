@@ -1,0 +1,164 @@
+"""Composition root of the gateway process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from relevo.build.resolve import GatewayConfig
+from relevo.build.worker import MonotonicClock
+from relevo.core.errors import StartError
+from relevo.core.ids import WorkerId, WorkerRef
+from relevo.core.model import TokenizerFiles
+from relevo.gateway.app import create_app
+from relevo.gateway.auth import ApiKeys
+from relevo.gateway.chat_template import ChatTemplate
+from relevo.gateway.context import GatewayContext
+from relevo.gateway.detokenizer import IncrementalDetokenizer
+from relevo.gateway.dispatch import Dispatcher
+from relevo.gateway.membership import Member, Membership
+from relevo.gateway.placement import Placement
+from relevo.gateway.tokenizer import Tokenizer
+from relevo.policy.admission import Admission, AdmissionLimits
+from relevo.policy.handoff import HandoffLimits
+from relevo.supervisor import Status
+from relevo.telemetry.log import configure
+from relevo.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger("relevo.gateway")
+
+Report = Callable[[Status], None]
+
+
+def run_gateway(config: GatewayConfig, report: Report) -> None:
+    """Serve HTTP on the inherited socket until SIGTERM, then let running requests finish."""
+    configure(config.log_level, "gateway")
+    files = tokenizer_files(config)
+    membership = Membership(
+        [Member(WorkerId(worker.worker_id), worker.role, worker.address) for worker in config.workers]
+    )
+    metrics = GatewayMetrics(model_name=config.served_model_names[0])
+    dispatcher = build_dispatcher(config, membership, metrics, report)
+    app = create_app(build_context(config, files, dispatcher, metrics))
+
+    @contextlib.asynccontextmanager
+    async def running() -> AsyncIterator[None]:
+        membership_task = asyncio.create_task(membership.run(dispatcher), name="membership")
+        ready_task = asyncio.create_task(_report_ready(dispatcher, report), name="ready")
+        try:
+            yield
+        finally:
+            for task in (membership_task, ready_task):
+                task.cancel()
+            await asyncio.gather(membership_task, ready_task, return_exceptions=True)
+
+    asyncio.run(_serve(config, app, running))
+
+
+async def _serve(
+    config: GatewayConfig, app: ASGIApp, running: Callable[[], contextlib.AbstractAsyncContextManager[None]]
+) -> None:
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            loop="uvloop",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            root_path=config.root_path,
+            timeout_graceful_shutdown=int(config.shutdown_timeout_s),
+            timeout_keep_alive=75,
+            server_header=False,
+        )
+    )
+    async with running():
+        await server.serve(sockets=[socket.socket(fileno=config.listen_fd)])
+
+
+async def _report_ready(dispatcher: Dispatcher, report: Report) -> None:
+    while not dispatcher.status().ready:
+        await asyncio.sleep(0.05)
+    report(Status(kind="ready"))
+
+
+def build_dispatcher(
+    config: GatewayConfig, membership: Membership, metrics: GatewayMetrics, report: Report
+) -> Dispatcher:
+    def fence(worker: WorkerRef, reason: str) -> None:
+        report(Status(kind="fence", worker_id=worker.worker_id, epoch=worker.epoch, message=reason))
+
+    return Dispatcher(
+        membership=membership,
+        placement=Placement(membership, is_split=config.topology != "unified", rng=random.Random()),
+        admission=Admission(
+            AdmissionLimits(
+                max_queued_requests=config.max_num_queued_reqs, max_queued_tokens=config.max_num_queued_tokens
+            )
+        ),
+        limits=HandoffLimits(
+            queue_s=config.queue_timeout_s,
+            prefill_s=config.prefill_timeout_s,
+            transfer_s=config.transfer_timeout_s,
+            drain_lease_s=config.drain_lease_s,
+            max_attempts=config.max_attempts,
+        ),
+        block_size=config.block_size,
+        model_name=config.served_model_names[0],
+        metrics=metrics,
+        clock=MonotonicClock(),
+        fence=fence,
+    )
+
+
+def build_context(
+    config: GatewayConfig, files: TokenizerFiles, dispatcher: Dispatcher, metrics: GatewayMetrics
+) -> GatewayContext:
+    tokenizer = Tokenizer(files)
+    template_text = _chat_template_text(config, files)
+    special_tokens = {"bos_token": files.bos_token, "eos_token": files.eos_token, "pad_token": files.pad_token}
+    return GatewayContext(
+        generator=dispatcher,
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(template_text, special_tokens) if template_text is not None else None,
+        make_detokenizer=lambda skip_special_tokens: IncrementalDetokenizer(tokenizer, skip_special_tokens),
+        metrics=metrics,
+        clock=MonotonicClock(),
+        model_names=config.served_model_names,
+        max_model_len=config.max_model_len,
+        eos_token_ids=files.eos_token_ids,
+        generation_defaults=files.generation_defaults,
+        api_keys=ApiKeys(config.api_key_hashes),
+        allowed_origins=config.allowed_origins,
+        max_body_bytes=config.max_body_bytes,
+        started_at_unix_s=int(time.time()),
+    )
+
+
+def tokenizer_files(config: GatewayConfig) -> TokenizerFiles:
+    """Raises StartError when the model brings no tokenizer."""
+    if config.model == "fake":
+        from relevo.build.fake_tokenizer import fake_tokenizer_files
+
+        return fake_tokenizer_files()
+    from relevo.engine.loaders.model_files import load_tokenizer_files
+
+    return load_tokenizer_files(config.model, revision=config.revision, download_dir=config.download_dir)
+
+
+def _chat_template_text(config: GatewayConfig, files: TokenizerFiles) -> str | None:
+    if config.chat_template is None:
+        return files.chat_template
+    try:
+        return Path(config.chat_template).read_text(encoding="utf-8")
+    except OSError as error:
+        raise StartError(f"--chat-template {config.chat_template} cannot be read: {error.strerror}") from error

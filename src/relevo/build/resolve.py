@@ -1,0 +1,317 @@
+"""From what the user asked for to frozen configurations: pure arithmetic and checks, no I/O.
+
+`resolve(settings, model, hardware)` either returns a `ServePlan` that can work or raises a SettingsError whose one
+sentence names the values, the rule and the fix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+
+import msgspec
+
+from relevo.core.errors import SettingsError
+from relevo.core.kv import DTYPE_BYTES, KVGroup, KVLayout
+from relevo.core.model import ModelConfig
+from relevo.policy.topology import Topology, assign_cores, choose_topology, parse_topology
+from relevo.settings import Settings
+
+_KV_MEMORY_FRACTION = 0.3  # of the free memory, over all workers; arbitrary
+_KV_MEMORY_MAX_BYTES = 4 * 2**30  # per worker, when nothing is asked for; arbitrary
+_MIN_BLOCKS = 4
+_CPU_BATCHED_TOKENS = 256  # keeps a step of a small model under a second on one core
+_GPU_BATCHED_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What the machine offers to the workers."""
+
+    cores: tuple[int, ...]
+    available_memory_bytes: int
+    has_bf16: bool
+    num_cuda_devices: int = 0
+    cuda_memory_bytes: int = 0
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a worker process needs. `epoch` and `status_fd` are filled in by the supervisor."""
+
+    worker_id: str
+    role: str
+    address: str
+    model: str
+    revision: str | None
+    download_dir: str | None
+    device: str
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int
+    first_block_id: int
+    num_blocks: int
+    num_arena_blocks: int
+    arena_fd: int  # -1: a private arena
+    transport: str
+    cores: tuple[int, ...]
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_tokens: int
+    enable_prefix_caching: bool
+    drain_lease_s: float
+    fake_base_s: float
+    fake_per_token_s: float
+    log_level: str
+    epoch: int = 0
+    status_fd: int = -1
+
+
+class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    worker_id: str
+    role: str
+    address: str
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the gateway process needs."""
+
+    listen_fd: int
+    root_path: str
+    workers: tuple[WorkerAddress, ...]
+    topology: str
+    model: str
+    revision: str | None
+    download_dir: str | None
+    chat_template: str | None
+    served_model_names: tuple[str, ...]
+    max_model_len: int
+    block_size: int
+    api_key_hashes: tuple[str, ...]
+    allowed_origins: tuple[str, ...]
+    max_body_bytes: int
+    seed: int | None
+    max_num_queued_reqs: int
+    max_num_queued_tokens: int
+    queue_timeout_s: float
+    prefill_timeout_s: float
+    transfer_timeout_s: float
+    drain_lease_s: float
+    max_attempts: int
+    shutdown_timeout_s: float
+    log_level: str
+    epoch: int = 0
+    status_fd: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePlan:
+    """What will be started, and why. File descriptors and addresses are still open (-1, empty)."""
+
+    topology: Topology
+    topology_reason: str
+    layout: KVLayout
+    workers: tuple[WorkerConfig, ...]
+    gateway: GatewayConfig
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def num_arena_blocks(self) -> int:
+        return self.workers[0].num_arena_blocks
+
+    @property
+    def is_arena_shared(self) -> bool:
+        return self.workers[0].transport == "shm"
+
+
+def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: Hardware) -> ServePlan:
+    """Raises SettingsError when the combination cannot work."""
+    device = _device(settings, hardware)
+    dtype = _dtype(settings, model, device, hardware)
+    kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    if model.architecture == "fake":
+        dtype = kv_dtype = "uint64"
+    cores = _cores(settings, hardware)
+    topology, topology_reason = _topology(settings, device, cores, hardware)
+    layout = kv_layout(model, model_hash, kv_dtype, settings.block_size)
+    num_workers = topology.num_workers
+    num_blocks = _num_blocks(settings, layout, device, num_workers, hardware)
+    max_model_len = _max_model_len(settings, model, num_blocks)
+    budget = settings.max_num_batched_tokens or (_CPU_BATCHED_TOKENS if device == "cpu" else _GPU_BATCHED_TOKENS)
+    if budget < settings.max_num_seqs:
+        raise SettingsError(
+            f"--max-num-batched-tokens {budget} is less than --max-num-seqs {settings.max_num_seqs}, but every running "
+            f"request needs one token per step; raise the first or lower the second"
+        )
+    is_shared = settings.kv_transport == "shm" and device == "cpu"
+    workers = tuple(
+        WorkerConfig(
+            worker_id=worker_id,
+            role=role,
+            address="",
+            model=settings.model,
+            revision=settings.revision,
+            download_dir=settings.download_dir,
+            device=device,
+            dtype=dtype,
+            kv_cache_dtype=kv_dtype,
+            block_size=settings.block_size,
+            first_block_id=index * num_blocks if is_shared else 0,
+            num_blocks=num_blocks,
+            num_arena_blocks=num_blocks * (num_workers if is_shared else 1),
+            arena_fd=-1,
+            transport="shm" if is_shared else "tcp",
+            cores=tuple(worker_cores),
+            max_model_len=max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_prefill_tokens=min(settings.max_prefill_tokens or budget, budget),
+            enable_prefix_caching=settings.enable_prefix_caching,
+            drain_lease_s=settings.drain_lease_s,
+            fake_base_s=settings.fake_base_s,
+            fake_per_token_s=settings.fake_per_token_s,
+            log_level=settings.log_level,
+        )
+        for index, ((worker_id, role), worker_cores) in enumerate(
+            zip(topology.worker_roles(), assign_cores(list(cores), topology), strict=True)
+        )
+    )
+    return ServePlan(
+        topology=topology,
+        topology_reason=topology_reason,
+        layout=layout,
+        workers=workers,
+        gateway=_gateway(settings, topology, max_model_len),
+        notes=(f"compute {dtype}, KV cache {kv_dtype}, on {device}", _kv_note(layout, num_blocks, num_workers)),
+    )
+
+
+def kv_layout(model: ModelConfig, model_hash: str, dtype: str, block_size: int) -> KVLayout:
+    group = KVGroup("full", "full", model.num_layers, model.num_kv_heads, model.head_size)
+    return KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=(group,))
+
+
+def _device(settings: Settings, hardware: Hardware) -> str:
+    if settings.device == "cuda" and not hardware.num_cuda_devices:
+        raise SettingsError("--device cuda, but no CUDA device is visible; install its driver or use --device cpu")
+    if settings.device == "auto":
+        return "cuda" if hardware.num_cuda_devices else "cpu"
+    return settings.device
+
+
+def _dtype(settings: Settings, model: ModelConfig, device: str, hardware: Hardware) -> str:
+    if settings.dtype != "auto":
+        return settings.dtype
+    if device == "cpu":
+        return "bfloat16" if hardware.has_bf16 else "float32"
+    return model.dtype if model.dtype in DTYPE_BYTES else "bfloat16"
+
+
+def _cores(settings: Settings, hardware: Hardware) -> tuple[int, ...]:
+    if not settings.cores:
+        return hardware.cores
+    wrong = [core for core in settings.cores if not core.isdigit() or int(core) not in hardware.cores]
+    if wrong:
+        allowed = ",".join(map(str, hardware.cores))
+        raise SettingsError(f"--cores {','.join(settings.cores)}: {wrong[0]} is not one of the allowed cores {allowed}")
+    return tuple(dict.fromkeys(int(core) for core in settings.cores))
+
+
+def _topology(settings: Settings, device: str, cores: tuple[int, ...], hardware: Hardware) -> tuple[Topology, str]:
+    if settings.topology == "auto":
+        if device == "cuda":
+            return parse_topology("unified"), "KV in device memory is not handed between processes yet"
+        return choose_topology(num_cores=len(cores), num_devices=0)
+    topology = parse_topology(settings.topology)
+    if device == "cuda" and topology.num_workers > 1:
+        raise SettingsError(
+            f"--topology {settings.topology} needs KV in host memory, --device cuda keeps it in device memory; "
+            f"use --topology unified or --device cpu"
+        )
+    return topology, "as asked for"
+
+
+def _num_blocks(settings: Settings, layout: KVLayout, device: str, num_workers: int, hardware: Hardware) -> int:
+    if settings.num_kv_blocks is not None:
+        return settings.num_kv_blocks
+    memory_bytes = settings.kv_cache_memory_bytes
+    if memory_bytes is None:
+        available = hardware.cuda_memory_bytes if device == "cuda" else hardware.available_memory_bytes
+        memory_bytes = min(int(available * _KV_MEMORY_FRACTION) // num_workers, _KV_MEMORY_MAX_BYTES)
+    elif device == "cpu" and memory_bytes * num_workers > hardware.available_memory_bytes:
+        free_gib = hardware.available_memory_bytes / 2**30
+        raise SettingsError(
+            f"--kv-cache-memory-bytes {memory_bytes} for each of {num_workers} workers is more than the {free_gib:.1f} "
+            f"GiB that are free; ask for at most {hardware.available_memory_bytes // num_workers}"
+        )
+    num_blocks = memory_bytes // layout.bytes_per_block
+    if num_blocks < _MIN_BLOCKS:
+        raise SettingsError(
+            f"{memory_bytes} bytes of KV cache hold {num_blocks} blocks of {layout.bytes_per_block} bytes, at least "
+            f"{_MIN_BLOCKS} are needed; raise --kv-cache-memory-bytes to {_MIN_BLOCKS * layout.bytes_per_block} or more"
+        )
+    return num_blocks
+
+
+def _max_model_len(settings: Settings, model: ModelConfig, num_blocks: int) -> int:
+    pool_tokens = num_blocks * settings.block_size
+    asked = settings.max_model_len
+    if asked is None:
+        return min(model.max_position, pool_tokens)
+    if asked < 2:
+        raise SettingsError(f"--max-model-len {asked} leaves no room for a prompt and an answer; use at least 2")
+    if asked > model.max_position:
+        raise SettingsError(
+            f"--max-model-len {asked} is more than the {model.max_position} tokens the model was made for; "
+            f"use --max-model-len {model.max_position} or auto"
+        )
+    if asked > pool_tokens:
+        raise SettingsError(
+            f"--max-model-len {asked} does not fit the KV cache of {pool_tokens} tokens; use --max-model-len "
+            f"{pool_tokens} or --num-kv-blocks {-(-asked // settings.block_size)}"
+        )
+    return asked
+
+
+def _gateway(settings: Settings, topology: Topology, max_model_len: int) -> GatewayConfig:
+    return GatewayConfig(
+        listen_fd=-1,
+        root_path=settings.root_path,
+        workers=tuple(WorkerAddress(worker_id=w, role=role, address="") for w, role in topology.worker_roles()),
+        topology=str(topology),
+        model=settings.model,
+        revision=settings.revision,
+        download_dir=settings.download_dir,
+        chat_template=settings.chat_template,
+        served_model_names=settings.served_model_name or (default_model_name(settings.model),),
+        max_model_len=max_model_len,
+        block_size=settings.block_size,
+        api_key_hashes=tuple(hashlib.sha256(key.encode()).hexdigest() for key in settings.api_key),
+        allowed_origins=settings.allowed_origins,
+        max_body_bytes=settings.max_body_bytes or 8 * 2**20,
+        seed=settings.seed,
+        max_num_queued_reqs=settings.max_num_queued_reqs,
+        max_num_queued_tokens=settings.max_num_queued_tokens,
+        queue_timeout_s=settings.queue_timeout_s,
+        prefill_timeout_s=settings.prefill_timeout_s,
+        transfer_timeout_s=settings.transfer_timeout_s,
+        drain_lease_s=settings.drain_lease_s,
+        max_attempts=settings.max_attempts,
+        shutdown_timeout_s=settings.shutdown_timeout_s,
+        log_level=settings.log_level,
+    )
+
+
+def default_model_name(model: str) -> str:
+    """A path's last part without `.gguf`; a hub id or alias as it is."""
+    if model.startswith((".", "/", "~")) or model.endswith(".gguf"):
+        return re.sub(r"\.gguf$", "", model.rstrip("/").rsplit("/", 1)[-1])
+    return model
+
+
+def _kv_note(layout: KVLayout, num_blocks: int, num_workers: int) -> str:
+    gib = num_blocks * layout.bytes_per_block / 2**30
+    tokens = num_blocks * layout.block_size
+    each = " each" if num_workers > 1 else ""
+    return f"KV cache {num_blocks} blocks{each} ({gib:.2f} GiB, {tokens} tokens)"

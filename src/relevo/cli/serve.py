@@ -1,0 +1,85 @@
+"""`relevo serve MODEL`: start everything, print one URL, run until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+
+from relevo import __version__
+from relevo.build.resolve import ServePlan
+from relevo.build.serve import open_listener, plan_serving, serving
+from relevo.cli.options import with_settings_flags
+from relevo.core.errors import StartError
+from relevo.settings import Settings
+from relevo.supervisor import StartFailed, Status
+from relevo.telemetry.log import configure
+
+
+def serve_command() -> Callable[..., None]:
+    return with_settings_flags(serve)
+
+
+def serve(settings: Settings) -> None:
+    """Serve a model over an OpenAI-compatible API, prefill and decode on separate workers."""
+    configure(settings.log_level, "relevo")
+    listener = open_listener(settings.host, settings.port)
+    plan = plan_serving(settings)
+    host, port = listener.getsockname()[:2]
+    view = StartView(plan, f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}")
+    with serving(settings, plan, listener, view.on_status) as supervisor:
+        view.show_plan()
+        try:
+            asyncio.run(supervisor.run())
+        except StartFailed as failure:
+            raise StartError(str(failure)) from failure
+        finally:
+            view.close()
+            listener.close()
+
+
+class StartView:
+    """What a person sees while the server starts: the choices and why, loading, and then one URL."""
+
+    def __init__(self, plan: ServePlan, url: str) -> None:
+        self._plan = plan
+        self._url = url
+        self._console = Console(stderr=True, highlight=False)
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._has_been_ready = False
+
+    def show_plan(self) -> None:
+        plan = self._plan
+        names = ", ".join(plan.gateway.served_model_names)
+        self._console.print(f"relevo {__version__}: {names}, at most {plan.gateway.max_model_len} tokens per request")
+        self._console.print(f"topology {plan.topology}: {plan.topology_reason}")
+        for worker in plan.workers:
+            cores = ",".join(map(str, worker.cores))
+            self._console.print(f"  {worker.worker_id}: {worker.role}, core {cores}")
+        for note in plan.notes:
+            self._console.print(note)
+        if sys.stderr.isatty():
+            columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn())
+            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._progress.start()
+
+    def on_status(self, name: str, status: Status) -> None:
+        if status.kind == "progress" and self._progress is not None and not self._has_been_ready:
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(name, total=status.num_total)
+            self._progress.update(self._tasks[name], completed=status.num_done)
+        elif status.kind == "note":
+            self._console.print(f"{name}: {status.message}")
+        elif status.kind == "ready" and name == "gateway" and not self._has_been_ready:
+            self._has_been_ready = True
+            self.close()
+            self._console.print(f"ready: {self._url}/v1  (Ctrl-C stops)")
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

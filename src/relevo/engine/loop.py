@@ -1,0 +1,295 @@
+"""The worker's step loop: receive, plan, execute, commit, send. Synchronous, one thread, sleeps when there is no work.
+
+Owns the order of things inside one worker process. Decides nothing: what runs is `policy.scheduler`'s, what a step
+computes is the runner's, how KV moves is the transport's. Steps are atomic for everybody outside: messages are handled
+between steps only, so an acknowledged abort means that no step still writes for the request.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from dataclasses import dataclass, field, replace
+
+from relevo.core.errors import StepFailed
+from relevo.core.events import StepCounters, TransferFailed, TransferSealed, WorkerLoad
+from relevo.core.ids import RequestId, WorkerId
+from relevo.core.kv import Reservation
+from relevo.core.plan import StepPlan
+from relevo.core.ports import Clock, KVTransport, ModelRunner
+from relevo.engine.legs import PrefillLeg
+from relevo.policy.perf_model import StepCostModel
+from relevo.policy.scheduler import Rejected, Scheduler, StepOutcome
+from relevo.wire import messages as wire
+from relevo.wire.server import PeerGone, PeerId, WireServer
+
+log = logging.getLogger("relevo.engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerIdentity:
+    worker_id: WorkerId
+    epoch: int
+    pid: int
+    role: str
+    model_name: str
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineLoop:
+    identity: WorkerIdentity
+    scheduler: Scheduler
+    runner: ModelRunner
+    transport: KVTransport
+    server: WireServer
+    costs: StepCostModel
+    clock: Clock
+    _owners: dict[RequestId, PeerId] = field(default_factory=dict)
+    _legs: dict[RequestId, PrefillLeg] = field(default_factory=dict)  # prompts computed here for another worker
+    _reservations: dict[RequestId, Reservation] = field(default_factory=dict)  # room granted here, still writable
+    _counters: StepCounters = field(default_factory=StepCounters)
+    _load_changed: set[PeerId] = field(default_factory=set)
+    _draining: bool = False
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until drained. SIGTERM drains."""
+        signal.signal(signal.SIGTERM, lambda *_: self._drain())
+        may_wait = True
+        while not (self._draining and not self._owners):
+            for peer, message in self.server.poll(None if may_wait else 0.0):
+                self._handle(peer, message)
+            self._finish_transfers()
+            self._send_grants()
+            self._drop_withdrawn_legs()
+            stepped = self._step()
+            self._report_load()
+            may_wait = not stepped
+
+    def hello(self) -> wire.Hello:
+        return wire.Hello(
+            protocol_version=wire.PROTOCOL_VERSION,
+            worker_id=self.identity.worker_id,
+            epoch=self.identity.epoch,
+            pid=self.identity.pid,
+            role=self.identity.role,
+            layout=self.runner.layout,
+            model_name=self.identity.model_name,
+            vocab_size=self.runner.vocab_size,
+            max_model_len=self.runner.max_model_len,
+            transport=self.transport.name,
+            address=self.transport.address(),
+            load=self._load(),
+        )
+
+    def _step(self) -> bool:
+        """One engine step; False if there was nothing to do."""
+        plan = self.scheduler.plan(self.clock.now_ns())
+        if plan is None:
+            return False
+        try:
+            result = self.runner.execute(plan)
+        except Exception as error:
+            self._fail_step(plan, error)
+            return True
+        self.costs.observe(plan.num_tokens, plan.num_kv_tokens, result.step_s)
+        outcome = self.scheduler.commit(plan, result, self.clock.now_ns())
+        self._count_step(plan, outcome)
+        self._push_prefixes(outcome)
+        self._send_outputs(outcome)
+        return True
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def _handle(self, peer: PeerId, message: wire.ToWorker | PeerGone) -> None:
+        now_ns = self.clock.now_ns()
+        match message:
+            case wire.Submit(request=request):
+                if message.use_reservation:
+                    self._end_reservation(request.request_id)
+                rejected = self.scheduler.submit(request, message.samples, message.use_reservation, now_ns)
+                self._accept(peer, request.request_id, rejected)
+            case wire.Reserve(request=request):
+                self._accept(peer, request.request_id, self.scheduler.reserve(request, now_ns))
+            case wire.Prefill(request=request, reservation=reservation):
+                rejected = self.scheduler.prefill_into(request, reservation, now_ns)
+                if rejected is None:
+                    self._legs[request.request_id] = PrefillLeg(reservation, message.address)
+                self._accept(peer, request.request_id, rejected)
+            case wire.SealBlocks():
+                self.scheduler.seal(message.request_id, message.num_tokens)
+            case wire.StartDecode(baton=baton):
+                self._end_reservation(baton.request_id)
+                self._accept(peer, baton.request_id, self.scheduler.start_decode(baton, now_ns))
+            case wire.Abort(request_id=request_id):
+                self._drop(request_id, message.writer_active)
+                self.server.send(peer, wire.Dropped(request_id))
+            case wire.Release():
+                self.scheduler.release(message.request_id)
+            case wire.ReleaseOrphans():
+                self.scheduler.release_all()
+            case wire.Fence():
+                self._fence(peer, message)
+            case wire.SetRole():
+                self.scheduler.set_role(message.max_prefill_tokens, message.max_running)
+            case wire.Drain():
+                self._drain()
+            case wire.Ping():
+                self.server.send(peer, wire.Pong(message.nonce))
+            case PeerGone():
+                for request_id in [r for r, owner in self._owners.items() if owner == peer]:
+                    self._drop(request_id, writer_active=True)
+        self._load_changed.add(peer)
+
+    def _accept(self, peer: PeerId, request_id: RequestId, rejected: Rejected | None) -> None:
+        if rejected is None:
+            self._owners[request_id] = peer
+        else:
+            self._owners.pop(request_id, None)
+            self.server.send(peer, wire.Refused(request_id, rejected.code, rejected.reason))
+
+    def _drop(self, request_id: RequestId, writer_active: bool) -> None:
+        """Let go of a request in whatever phase it is. Idempotent."""
+        leg = self._legs.pop(request_id, None)
+        if leg is not None:
+            self.transport.cancel(leg.reservation)
+        self._end_reservation(request_id)
+        self.scheduler.abort(request_id, writer_active)
+        self._owners.pop(request_id, None)
+
+    def _fence(self, peer: PeerId, fence: wire.Fence) -> None:
+        for request_id in self.scheduler.fence(fence.worker_id, fence.epoch):
+            self._fail(request_id, "worker_lost", f"{fence.worker_id} was replaced")
+        for request_id, leg in list(self._legs.items()):  # computed, but not yet sealed
+            if (leg.reservation.worker_id, leg.reservation.epoch) == (fence.worker_id, fence.epoch):
+                self._fail(request_id, "worker_lost", f"{fence.worker_id} was replaced")
+        self.server.send(peer, wire.Fenced(fence.worker_id, fence.epoch))
+
+    def _fail(self, request_id: RequestId, code: str, reason: str) -> None:
+        owner = self._owners.get(request_id)
+        self._drop(request_id, writer_active=False)
+        if owner is not None:
+            self.server.send(owner, wire.RequestFailed(request_id, code, reason))
+            self._load_changed.add(owner)
+
+    def _drain(self) -> None:
+        self._draining = True
+        self.server.wake()
+
+    # ---- room for others ---------------------------------------------------------------------------------------------
+
+    def _send_grants(self) -> None:
+        for reservation in self.scheduler.take_grants(self.clock.now_ns()):
+            self._reservations[reservation.request_id] = reservation
+            self.transport.reserve(reservation)
+            owner = self._owners[reservation.request_id]
+            self.server.send(owner, wire.Reserved(reservation))
+            self._load_changed.add(owner)
+
+    def _end_reservation(self, request_id: RequestId) -> None:
+        """Nobody may write these blocks from here on."""
+        reservation = self._reservations.pop(request_id, None)
+        if reservation is not None:
+            self.transport.release(reservation)
+
+    # ---- prompts computed for others ---------------------------------------------------------------------------------
+
+    def _drop_withdrawn_legs(self) -> None:
+        for request_id, leg in list(self._legs.items()):
+            if not self.transport.may_write(leg.reservation):
+                self._count(num_refused_writes=1)
+                self._fail(request_id, "handoff_failed", "the reserved blocks were withdrawn")
+
+    def _push_prefixes(self, outcome: StepOutcome) -> None:
+        """Finished blocks travel while later chunks compute."""
+        for prefix in outcome.prefixes:
+            leg = self._legs[prefix.request_id]
+            for first_index, block_ids in leg.advance(prefix, self.runner.layout.block_size):
+                self.transport.write(leg.reservation, leg.address, first_index, block_ids)
+            self.transport.seal(leg.reservation, leg.address, prefix.num_tokens)
+        if outcome.prefixes:
+            self._finish_transfers()
+
+    def _finish_transfers(self) -> None:
+        for event in self.transport.poll():
+            leg = self._legs.get(event.reservation.request_id)
+            if leg is None or leg.reservation != event.reservation:
+                continue
+            match event:
+                case TransferSealed():
+                    self._sealed(leg, event)
+                case TransferFailed():
+                    self._count(num_refused_writes=int(event.stale))
+                    self._fail(event.reservation.request_id, "handoff_failed", event.reason)
+
+    def _sealed(self, leg: PrefillLeg, event: TransferSealed) -> None:
+        request_id = event.reservation.request_id
+        owner = self._owners[request_id]
+        num_bytes = leg.seal(event.num_tokens) * self.runner.layout.bytes_per_token
+        self._count(transferred_bytes=num_bytes)
+        if not leg.is_sealed:
+            self.server.send(owner, wire.Sealed(request_id, event.num_tokens))
+            return
+        self._count(transfer_s=event.transfer_s)
+        self.scheduler.finish_transfer(request_id)
+        self._legs.pop(request_id)
+        self._owners.pop(request_id)
+        self._load_changed.add(owner)
+        num_bytes = leg.num_handed_tokens * self.runner.layout.bytes_per_token
+        self.server.send(owner, wire.PrefillDone(request_id, event.num_tokens, num_bytes, event.transfer_s))
+
+    # ---- after a step ------------------------------------------------------------------------------------------------
+
+    def _send_outputs(self, outcome: StepOutcome) -> None:
+        """One message per gateway and step."""
+        by_peer: dict[PeerId, list[wire.TokenOutput]] = {}
+        for output in outcome.outputs:
+            owner = self._owners.get(output.request_id)
+            if owner is not None:
+                by_peer.setdefault(owner, []).append(output)
+        load = self._load()
+        for peer, outputs in by_peer.items():
+            self.server.send(peer, wire.StepOutputs(tuple(outputs), load, self._counters))
+            self._load_changed.discard(peer)
+        for request_id in outcome.finished:
+            if request_id not in self._legs:
+                self._owners.pop(request_id, None)
+
+    def _report_load(self) -> None:
+        if self._load_changed:
+            report = wire.LoadReport(self._load(), self._counters)
+            for peer in self._load_changed:
+                self.server.send(peer, report)
+            self._load_changed.clear()
+
+    def _fail_step(self, plan: StepPlan, error: Exception) -> None:
+        """A step raised: its requests end with an error, the worker goes on."""
+        log.error("step %d failed: %s", plan.step_id, error, exc_info=error)
+        code = error.code if isinstance(error, StepFailed) else StepFailed.code
+        request_ids = list(dict.fromkeys(row.request_id for row in plan.rows))
+        self.scheduler.fail(request_ids)
+        for request_id in request_ids:
+            self._fail(request_id, code, f"the engine failed in a step: {error}")
+
+    def _load(self) -> WorkerLoad:
+        return replace(self.scheduler.load(), costs=self.costs.costs)
+
+    def _count_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        self._counters = replace(
+            self._counters,
+            num_steps=self._counters.num_steps + 1,
+            num_prefill_tokens=self._counters.num_prefill_tokens + plan.num_prefill_tokens,
+            num_generation_tokens=self._counters.num_generation_tokens + sum(len(o.tokens) for o in outcome.outputs),
+            num_preemptions=self.scheduler.num_preemptions,
+            num_prefix_queries=self.scheduler.num_prefix_queries,
+            num_prefix_hits=self.scheduler.num_prefix_hits,
+        )
+
+    def _count(self, *, num_refused_writes: int = 0, transferred_bytes: int = 0, transfer_s: float = 0.0) -> None:
+        self._counters = replace(
+            self._counters,
+            num_refused_writes=self._counters.num_refused_writes + num_refused_writes,
+            transferred_bytes=self._counters.transferred_bytes + transferred_bytes,
+            transfer_s=self._counters.transfer_s + transfer_s,
+        )

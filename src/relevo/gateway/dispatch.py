@@ -1,0 +1,309 @@
+"""Drives requests: carries out what `policy.handoff` asks for, over the connections of `gateway.membership`.
+
+Owns one `Flight` per request, from admission until no worker holds anything of it, and the order of the calls. Decides
+nothing: who may enter is `policy.admission`'s, who computes `policy.router`'s, what comes next `policy.handoff`'s.
+Everything runs on the event loop's thread; messages are handled as they arrive, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from relevo.core import errors
+from relevo.core.baton import Baton
+from relevo.core.events import TokenOutput
+from relevo.core.ids import RequestId, WorkerRef
+from relevo.core.ports import Clock
+from relevo.core.request import EngineRequest
+from relevo.gateway.errors_by_code import error_for
+from relevo.gateway.membership import Membership
+from relevo.gateway.placement import Placement
+from relevo.gateway.ports import EngineStatus
+from relevo.policy import handoff as h
+from relevo.policy.admission import Admission, Rejected
+from relevo.wire import messages as wire
+
+log = logging.getLogger("relevo.gateway")
+
+
+class HandoffMetrics(Protocol):
+    def admission_rejected(self, model: str, reason: str) -> None: ...
+
+    def handoff_finished(self, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Flight:
+    """One request on its way. `outbox` carries what the client gets, last of all one End."""
+
+    request: EngineRequest
+    state: h.HandoffState
+    outbox: asyncio.Queue[TokenOutput | h.End] = field(default_factory=asyncio.Queue)
+    timer: asyncio.TimerHandle | None = None
+    handoff_started_at_ns: int | None = None  # the prefill worker's last first token arrived
+    is_split: bool = False
+
+
+class Dispatcher:
+    """The gateway's `TokenGenerator`."""
+
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        placement: Placement,
+        admission: Admission,
+        limits: h.HandoffLimits,
+        block_size: int,
+        model_name: str,
+        metrics: HandoffMetrics,
+        clock: Clock,
+        fence: Callable[[WorkerRef, str], None],
+    ) -> None:
+        self._membership = membership
+        self._placement = placement
+        self._admission = admission
+        self._limits = limits
+        self._block_size = block_size
+        self._model_name = model_name
+        self._metrics = metrics
+        self._clock = clock
+        self._fence = fence
+        self._flights: dict[RequestId, Flight] = {}
+        self._parked: dict[RequestId, h.Route] = {}  # wait for a worker to become ready
+
+    # ---- TokenGenerator ----------------------------------------------------------------------------------------------
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
+        """See `gateway.ports.TokenGenerator`."""
+        flight = self._admit(request)
+        try:
+            while True:
+                item = await flight.outbox.get()
+                if isinstance(item, h.End):
+                    if item.outcome is h.Outcome.FAILED:
+                        raise error_for(item.code, item.reason, item.retry_after_s)
+                    return
+                yield item
+        finally:
+            self._advance(flight, h.ClientGone())  # harmless after the end
+            self._admission.done(request.request_id)
+
+    def status(self) -> EngineStatus:
+        workers = self._membership.statuses()
+        ready = any(worker.ready for worker in workers)
+        reasons = "; ".join(f"{m.worker_id}: {m.why_not_ready}" for m in self._membership.members if not m.is_ready)
+        return EngineStatus(
+            ready=ready and all(worker.epoch > 0 for worker in workers),
+            reason="" if ready else reasons,
+            num_queued=self._num_queued(),
+            workers=workers,
+        )
+
+    @property
+    def num_flights(self) -> int:
+        """Requests of which a worker may still hold something."""
+        return len(self._flights)
+
+    def _num_queued(self) -> int:
+        waiting = (h.Phase.ROUTING, h.Phase.QUEUED)
+        return sum(1 for flight in self._flights.values() if flight.state.phase in waiting)
+
+    def _admit(self, request: EngineRequest) -> Flight:
+        num_tokens = len(request.prompt_token_ids)
+        verdict = self._admission.try_admit(
+            request.request_id, num_tokens, self._clock.now_ns(), self._placement.estimated_ttft_s(num_tokens)
+        )
+        if isinstance(verdict, Rejected):
+            self._metrics.admission_rejected(self._model_name, verdict.reason)
+            raise errors.Overloaded(verdict.reason, retry_after_s=verdict.retry_after_s)
+        state, effects = h.start(
+            request.request_id,
+            num_prompt_tokens=num_tokens,
+            num_samples=request.sampling.n,
+            block_size=self._block_size,
+            limits=self._limits,
+        )
+        flight = self._flights[request.request_id] = Flight(request, state)
+        self._carry_out(flight, effects)
+        return flight
+
+    # ---- MessageSink -------------------------------------------------------------------------------------------------
+
+    def on_message(self, worker: WorkerRef, message: wire.ToGateway) -> None:
+        match message:
+            case wire.StepOutputs():
+                for output in message.outputs:
+                    self._on_event(output.request_id, h.Tokens(worker, output))
+            case wire.Reserved(reservation=reservation):
+                self._on_event(reservation.request_id, h.Granted(reservation))
+            case wire.Sealed():
+                self._on_event(message.request_id, h.Sealed(worker, message.num_tokens))
+            case wire.PrefillDone():
+                self._on_event(
+                    message.request_id,
+                    h.PrefillFinished(
+                        worker, message.num_sealed_tokens, message.transferred_bytes, message.transfer_s
+                    ),
+                )
+            case wire.Dropped():
+                self._on_event(message.request_id, h.Dropped(worker))
+            case wire.RequestFailed() | wire.Refused():
+                self._on_event(message.request_id, h.Failed(worker, message.code, message.reason))
+
+    def on_worker_ready(self, worker: WorkerRef) -> None:
+        parked, self._parked = self._parked, {}
+        for request_id, route in parked.items():
+            flight = self._flights.get(request_id)
+            if flight is not None:
+                self._carry_out(flight, (route,))
+
+    def on_worker_gone(self, worker: WorkerRef) -> None:
+        self._placement.forget(worker)
+        for flight in list(self._flights.values()):
+            self._advance(flight, h.WorkerDied(worker))
+
+    def _on_event(self, request_id: RequestId, event: h.Event) -> None:
+        flight = self._flights.get(request_id)
+        if flight is not None:
+            self._advance(flight, event)
+
+    # ---- the state machine's driver ----------------------------------------------------------------------------------
+
+    def _advance(self, flight: Flight, event: h.Event) -> None:
+        phase_before = flight.state.phase
+        flight.state, effects = h.advance(flight.state, event, self._clock.now_ns())
+        self._placement.observe(flight.state, event)
+        self._measure(flight, phase_before)
+        self._carry_out(flight, effects)
+
+    def _carry_out(self, flight: Flight, effects: tuple[h.Effect, ...]) -> None:
+        """Effects in order; answers that are known at once are fed back after them."""
+        answers: deque[h.Event] = deque()
+        for effect in effects:
+            answer = self._carry_out_one(flight, effect)
+            if answer is not None:
+                answers.append(answer)
+        if flight.state.is_gone:
+            self._forget(flight)
+        while answers:
+            self._advance(flight, answers.popleft())
+
+    def _carry_out_one(self, flight: Flight, effect: h.Effect) -> h.Event | None:
+        request = flight.request
+        match effect:
+            case h.Emit(output=output):
+                flight.outbox.put_nowait(output)
+            case h.End():
+                self._finish(flight, effect)
+            case h.Route():
+                return self._route(flight, effect)
+            case h.ChoosePrefill():
+                return self._choose_prefill(flight, effect)
+            case h.ArmTimer(at_ns=at_ns):
+                self._arm(flight, at_ns)
+            case h.FenceWorker():
+                self._fence(effect.worker, effect.reason)
+            case h.SendReserve(worker=worker):
+                return self._send(worker, wire.Reserve(request))
+            case h.SendPrefill(worker=worker):
+                decode = self._membership.get(WorkerRef(effect.reservation.worker_id, effect.reservation.epoch))
+                if decode is None or decode.hello is None:
+                    return h.WorkerDied(WorkerRef(effect.reservation.worker_id, effect.reservation.epoch))
+                return self._send(worker, wire.Prefill(request, effect.reservation, decode.hello.address))
+            case h.SendSeal(worker=worker):
+                return self._send(worker, wire.SealBlocks(request.request_id, effect.num_tokens))
+            case h.SendStartDecode(worker=worker):
+                baton = Baton(
+                    request=request, samples=flight.state.samples, num_sealed_tokens=effect.num_sealed_tokens
+                )
+                return self._send(worker, wire.StartDecode(baton))
+            case h.SendSubmit(worker=worker):
+                samples = flight.state.samples if effect.resume else ()
+                return self._send(worker, wire.Submit(request, samples, effect.use_reservation))
+            case h.AskDrain(worker=worker):
+                return self._send(worker, wire.Abort(request.request_id, effect.writer_active))
+            case h.SendRelease(worker=worker):
+                return self._send(worker, wire.Release(request.request_id))
+        return None
+
+    def _send(self, worker: WorkerRef, message: wire.ToWorker) -> h.Event | None:
+        return None if self._membership.send(worker, message) else h.WorkerDied(worker)
+
+    def _route(self, flight: Flight, route: h.Route) -> h.Event | None:
+        choice = self._placement.route(flight.request, route.exclude)
+        if choice is None:
+            return self._park(flight, route)
+        log.debug("%s: decode on %s: %s", flight.request.request_id, choice.worker.worker_id, choice.reason)
+        flight.is_split = choice.split and not route.resume
+        return h.Routed(choice.worker, flight.is_split)
+
+    def _park(self, flight: Flight, route: h.Route) -> h.Event | None:
+        """Nobody is ready: wait for a worker to join, as long as a request may wait for room."""
+        request_id = flight.request.request_id
+        self._parked[request_id] = replace(route, exclude=())
+        if flight.timer is not None:
+            flight.timer.cancel()
+        wait_s = self._limits.queue_s if self._limits.queue_s is not None else 60.0
+        flight.timer = asyncio.get_running_loop().call_later(wait_s, self._give_up, request_id)
+        return None
+
+    def _give_up(self, request_id: RequestId) -> None:
+        if self._parked.pop(request_id, None) is not None:
+            reason = "no worker became ready in time; see /ready for the reason"
+            self._on_event(request_id, h.NoRoute(errors.NoWorker.code, reason, retry_after_s=5.0))
+
+    def _choose_prefill(self, flight: Flight, effect: h.ChoosePrefill) -> h.Event:
+        decode = WorkerRef(effect.reservation.worker_id, effect.reservation.epoch)
+        choice = self._placement.choose_prefill(flight.request, decode, effect.num_uncached_tokens, effect.exclude)
+        log.debug("%s: prompt on %s: %s", flight.request.request_id, choice.worker or "the decode worker", choice.reason)
+        return h.PrefillChosen(choice.worker)
+
+    def _arm(self, flight: Flight, at_ns: int) -> None:
+        if flight.timer is not None:
+            flight.timer.cancel()
+        delay_s = max(0.0, (at_ns - self._clock.now_ns()) / 1e9)
+        flight.timer = asyncio.get_running_loop().call_later(
+            delay_s, self._on_event, flight.request.request_id, h.Tick()
+        )
+
+    # ---- measuring and forgetting ------------------------------------------------------------------------------------
+
+    def _measure(self, flight: Flight, phase_before: h.Phase) -> None:
+        """The handoff: from the first tokens (prompt computed) to the first token of the decode worker, less one step."""
+        phase = flight.state.phase
+        if phase is phase_before:
+            return
+        now_ns = self._clock.now_ns()
+        if phase_before is h.Phase.PREFILLING and phase in (h.Phase.TRANSFERRING, h.Phase.DECODING):
+            flight.handoff_started_at_ns = now_ns
+        if flight.handoff_started_at_ns is not None and phase is h.Phase.DECODING:
+            waited_s = (now_ns - flight.handoff_started_at_ns) / 1e9
+            flight.handoff_started_at_ns = None
+            self._placement.handoff_took(waited_s)
+            self._metrics.handoff_finished(
+                "completed", waited_s, flight.state.transferred_bytes, flight.state.transfer_s
+            )
+
+    def _finish(self, flight: Flight, end: h.End) -> None:
+        flight.outbox.put_nowait(end)
+        self._parked.pop(flight.request.request_id, None)
+        if flight.is_split and flight.handoff_started_at_ns is None and end.outcome is h.Outcome.FAILED:
+            self._metrics.handoff_finished("failed", 0.0, 0, 0.0)
+
+    def _forget(self, flight: Flight) -> None:
+        if flight.timer is not None:
+            flight.timer.cancel()
+        self._flights.pop(flight.request.request_id, None)
+        self._placement.end(flight.request.request_id)
+        self._admission.done(flight.request.request_id)
+
+
+Verdict = Rejected
+__all__ = ["Clock", "Dispatcher", "Flight", "HandoffMetrics", "Verdict"]

@@ -1,0 +1,195 @@
+"""Which workers are there: one connection each, who is ready, what their load is.
+
+Owns connections and the rule by which a worker is let in. A worker that joins may be a new incarnation of one that
+died while another worker was still writing into its blocks. It gets traffic only when every other worker has
+acknowledged a fence, or is gone: then nobody writes under the old incarnation any more (docs/architecture.md, 4).
+
+Does not know requests: messages about them go to the `MessageSink`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from relevo.core.errors import LayoutMismatch, ProtocolError, WorkerLost
+from relevo.core.events import StepCounters, WorkerLoad
+from relevo.core.ids import WorkerId, WorkerRef
+from relevo.gateway.ports import WorkerStatus
+from relevo.wire import messages as wire
+from relevo.wire.client import WorkerConnection
+
+log = logging.getLogger("relevo.gateway")
+
+_CONNECT_RETRY_S = 0.05  # arbitrary: a worker that starts is found quickly, at little cost
+_CONNECT_RETRY_MAX_S = 0.5
+
+
+class MessageSink(Protocol):
+    """Whoever owns the requests."""
+
+    def on_message(self, worker: WorkerRef, message: wire.ToGateway) -> None: ...
+
+    def on_worker_ready(self, worker: WorkerRef) -> None: ...
+
+    def on_worker_gone(self, worker: WorkerRef) -> None: ...
+
+
+@dataclass(slots=True)
+class Member:
+    """One configured worker, whether or not it is there."""
+
+    worker_id: WorkerId
+    role: str
+    address: str
+    connection: WorkerConnection | None = None
+    hello: wire.Hello | None = None  # of the present or last incarnation
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    counters: StepCounters = field(default_factory=StepCounters)
+    is_ready: bool = False
+    why_not_ready: str = "starting"
+    unfenced: set[WorkerId] = field(default_factory=set)  # workers that may still write into its blocks
+
+    @property
+    def ref(self) -> WorkerRef:
+        return WorkerRef(self.worker_id, self.hello.epoch if self.hello is not None else 0)
+
+
+class Membership:
+    """Keeps a connection to every configured worker. `run` until cancelled."""
+
+    def __init__(self, members: list[Member]) -> None:
+        self._members = {member.worker_id: member for member in members}
+        self._sink: MessageSink | None = None
+
+    async def run(self, sink: MessageSink) -> None:
+        self._sink = sink
+        async with asyncio.TaskGroup() as group:
+            for member in self._members.values():
+                group.create_task(self._keep(member))
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return tuple(self._members.values())
+
+    def get(self, worker: WorkerRef) -> Member | None:
+        """The member, if that incarnation is connected."""
+        member = self._members.get(worker.worker_id)
+        if member is None or member.connection is None or member.ref != worker:
+            return None
+        return member
+
+    def send(self, worker: WorkerRef, message: wire.ToWorker) -> bool:
+        """False if that incarnation is gone (or its connection just broke): nothing was sent."""
+        member = self.get(worker)
+        if member is None or member.connection is None:
+            return False
+        try:
+            member.connection.send(message)
+        except WorkerLost:
+            return False
+        return True
+
+    def statuses(self) -> tuple[WorkerStatus, ...]:
+        return tuple(
+            WorkerStatus(
+                worker_id=member.worker_id,
+                role=member.role,
+                ready=member.is_ready,
+                epoch=member.ref.epoch,
+                pid=member.hello.pid if member.hello is not None else 0,
+                load=member.load,
+                counters=member.counters,
+                layout=member.hello.layout if member.hello is not None else None,
+            )
+            for member in self._members.values()
+        )
+
+    # ---- one connection ----------------------------------------------------------------------------------------------
+
+    async def _keep(self, member: Member) -> None:
+        retry_s = _CONNECT_RETRY_S
+        while True:
+            try:
+                connection = await WorkerConnection.open(member.address)
+            except (OSError, WorkerLost):
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _CONNECT_RETRY_MAX_S)
+                continue
+            except ProtocolError as error:
+                member.why_not_ready = error.message
+                log.error("%s refused: %s", member.worker_id, error.message)
+                await asyncio.sleep(_CONNECT_RETRY_MAX_S)
+                continue
+            retry_s = _CONNECT_RETRY_S
+            await self._serve(member, connection)
+
+    async def _serve(self, member: Member, connection: WorkerConnection) -> None:
+        """From Hello to the end of the connection."""
+        try:
+            self._join(member, connection)
+            while True:
+                self._receive(member, await connection.receive())
+        except LayoutMismatch as error:
+            member.why_not_ready = error.message
+            log.error("%s refused: %s", member.worker_id, error.message)
+            await asyncio.sleep(_CONNECT_RETRY_MAX_S)
+        except (WorkerLost, ProtocolError) as error:
+            log.warning("%s (epoch %d) is gone: %s", member.worker_id, member.ref.epoch, error.message)
+        finally:
+            connection.close()
+            self._leave(member)
+
+    def _join(self, member: Member, connection: WorkerConnection) -> None:
+        hello = connection.hello
+        for other in self._members.values():
+            if other is not member and other.connection is not None and other.hello is not None:
+                mismatch = hello.layout.mismatch(other.hello.layout)
+                if mismatch is not None:
+                    raise LayoutMismatch(f"{member.worker_id} does not fit {other.worker_id}: {mismatch}")
+        member.hello, member.connection, member.load = hello, connection, hello.load
+        member.counters = StepCounters()
+        member.why_not_ready = "waiting for the other workers to let go of its former blocks"
+        member.unfenced = {worker_id for worker_id in self._members if worker_id != member.worker_id}
+        log.info("%s joined (epoch %d, pid %d, %s)", member.worker_id, hello.epoch, hello.pid, hello.role)
+        for other in self._members.values():
+            if other is not member and other.connection is not None:
+                self.send(other.ref, wire.Fence(member.worker_id, hello.epoch))
+                connection.send(wire.Fence(other.worker_id, other.ref.epoch))
+        self._let_in(member)
+
+    def _receive(self, member: Member, message: wire.ToGateway) -> None:
+        assert self._sink is not None
+        match message:
+            case wire.Fenced():
+                owner = self._members.get(message.worker_id)
+                if owner is not None and owner.connection is not None and owner.ref.epoch == message.epoch:
+                    owner.unfenced.discard(member.worker_id)
+                    self._let_in(owner)
+                return
+            case wire.StepOutputs() | wire.LoadReport():
+                member.load, member.counters = message.load, message.counters
+        self._sink.on_message(member.ref, message)
+
+    def _let_in(self, member: Member) -> None:
+        if member.is_ready or member.unfenced or member.connection is None:
+            return
+        self.send(member.ref, wire.ReleaseOrphans())
+        member.is_ready, member.why_not_ready = True, ""
+        assert self._sink is not None
+        self._sink.on_worker_ready(member.ref)
+
+    def _leave(self, member: Member) -> None:
+        if member.connection is None:
+            return
+        gone = member.ref
+        member.connection, member.is_ready, member.why_not_ready = None, False, "restarting"
+        member.load = WorkerLoad()
+        assert self._sink is not None
+        self._sink.on_worker_gone(gone)
+        for other in self._members.values():  # the process is gone, it writes nothing any more
+            if member.worker_id in other.unfenced:
+                other.unfenced.discard(member.worker_id)
+                self._let_in(other)

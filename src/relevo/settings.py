@@ -1,0 +1,139 @@
+"""Every knob of `relevo serve`: one frozen object, read by `cli` and `build` only.
+
+Sources, first wins: command line, environment (`RELEVO_*`), defaults. `resolve.resolve` turns what the user asked for
+into frozen configurations without Optionals. The table in docs/settings.md is generated from this file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+_SUFFIX_TOKENS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}
+_SUFFIX_BYTES = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_length(value: object) -> object:
+    """`8192`, `8k` (8,000), `8K` (8,192), `auto` or -1 (the largest that fits): vLLM's notation."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text in ("auto", "-1"):
+        return None
+    if text and text[-1] in _SUFFIX_TOKENS and text[:-1].replace(".", "", 1).isdigit():
+        return int(float(text[:-1]) * _SUFFIX_TOKENS[text[-1]])
+    return value
+
+
+def parse_bytes(value: object) -> object:
+    """`2GiB`, `500M`, `1073741824`, `auto`."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text == "auto":
+        return None
+    body = text.rstrip("bB")
+    for suffix in sorted(_SUFFIX_BYTES, key=len, reverse=True):
+        number = body[: -len(suffix)]
+        if body.lower().endswith(suffix) and number.replace(".", "", 1).isdigit():
+            return int(float(number) * _SUFFIX_BYTES[suffix])
+    return body if body.isdigit() else value
+
+
+def parse_list(value: object) -> object:
+    """Comma separated text from the environment; a list from the command line."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Length = Annotated[int | None, BeforeValidator(parse_length)]
+Bytes = Annotated[int | None, BeforeValidator(parse_bytes)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class Settings(BaseSettings):
+    """What the user asked for."""
+
+    model_config = SettingsConfigDict(env_prefix="RELEVO_", frozen=True, extra="forbid")
+
+    # model
+    model: str = Field(
+        "smollm2",
+        description="A GGUF file, a Hugging Face folder, a hub id, `smollm2` (the embedded model) or `fake` (no model).",
+    )
+    served_model_name: Names = Field((), description="Names clients may use; the first is answered. Default: the model.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub id.")
+    download_dir: str | None = Field(None, description="Hub cache folder; default: HF_HUB_CACHE or HF_HOME.")
+    chat_template: str | None = Field(None, description="Jinja file that replaces the model's own chat template.")
+    dtype: DTypeName = Field("auto", description="Compute dtype. auto: float32 on a CPU without bf16, else as stored.")
+    kv_cache_dtype: DTypeName = Field("auto", description="Dtype of the KV cache. auto: the compute dtype.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the engine computes.")
+    max_model_len: Length = Field(None, description="Longest prompt + output in tokens: 8192, 8k, 8K or auto.")
+    seed: int | None = Field(None, description="Seed for requests that bring none; default: drawn per request.")
+
+    # HTTP
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    api_key: Names = Field((), description="Keys clients must send (Bearer or x-api-key). None: open.")
+    allowed_origins: Names = Field((), description="Origins browsers may call from (CORS). None: same origin only.")
+    max_body_bytes: Bytes = Field(8 * 2**20, description="Longest accepted request body.")
+    root_path: str = Field("", description="Path prefix when a proxy strips one.")
+
+    # topology
+    topology: str = Field("auto", description="auto, unified, or NpMd: N prefill and M decode workers, for example 1p1d.")
+    kv_transport: Literal["shm", "tcp"] = Field(
+        "shm", description="How KV blocks change worker: shm (one shared arena, nothing is copied) or tcp."
+    )
+    cores: Names = Field((), description="CPU cores the workers may use, for example 0,1. Default: all allowed ones.")
+
+    # engine
+    block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
+    kv_cache_memory_bytes: Bytes = Field(None, description="KV cache per worker, for example 2GiB. Default: sized from free memory.")
+    num_kv_blocks: int | None = Field(None, ge=1, description="KV blocks per worker; overrides kv_cache_memory_bytes.")
+    max_num_seqs: int = Field(64, ge=1, description="Most continuations that decode together on a worker.")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="Token budget of a step: decodes first, prefill chunks from the rest. Default: 256 on a CPU, 2048 on a GPU."
+    )
+    max_prefill_tokens: int | None = Field(
+        None, ge=1, description="Most prefill tokens in a step that also decodes. Default: the token budget."
+    )
+    enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prefixes.")
+
+    # limits
+    max_num_queued_reqs: int = Field(256, ge=0, description="Requests that may wait; more are answered 429.")
+    max_num_queued_tokens: int = Field(1_000_000, ge=1, description="Prompt tokens that may wait; more are answered 429.")
+    queue_timeout_s: float = Field(300.0, gt=0, description="Longest wait for decode room.")
+    prefill_timeout_s: float = Field(300.0, gt=0, description="Longest prefill, its queue included.")
+    transfer_timeout_s: float = Field(30.0, gt=0, description="Longest wait from the last chunk to the sealed KV.")
+    drain_lease_s: float = Field(5.0, ge=0.5, description="How long a prefill worker may take to let go of blocks before it is ended.")
+    max_attempts: int = Field(3, ge=1, description="How often a request is tried when workers fail.")
+    shutdown_timeout_s: float = Field(30.0, ge=0, description="How long Ctrl-C waits for running requests.")
+
+    # operation
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line that is logged.")
+
+    # fake engine (model `fake`): for tests of everything around an engine
+    fake_base_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per step.")
+    fake_per_token_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per computed token.")
+
+
+def settings_markdown() -> str:
+    """docs/settings.md: one row per setting."""
+    lines = [
+        "# Settings of `relevo serve`",
+        "",
+        "Generated from `src/relevo/settings.py` (`make docs`). The command line wins over the environment.",
+        "",
+        "| flag | environment | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for name, field in Settings.model_fields.items():
+        flag = "`MODEL` (argument)" if name == "model" else f"`--{name.replace('_', '-')}`"
+        default = field.default
+        shown = "" if default in (None, (), "") else f"`{default}`"
+        lines.append(f"| {flag} | `RELEVO_{name.upper()}` | {shown} | {field.description} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,214 @@
+"""The parent process: starts the workers and the gateway, restarts what dies, ends everything cleanly.
+
+Owns child processes, the listening socket, the shared arena's file descriptor and the runtime folder. Knows nothing of
+models, requests or HTTP. Children report over a pipe, one JSON object per line (`Status`). They are ended by the kernel
+when the supervisor dies (PR_SET_PDEATHSIG, see cli.child), so that kill -9 of it leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+log = logging.getLogger("relevo.supervisor")
+
+EXIT_START_ERROR = 3  # a child that cannot start for a reason the operator can mend
+_RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # arbitrary: quick first, then polite
+_HEALTHY_AFTER_S = 60.0  # a child that lived this long starts the delays anew
+
+
+class Status(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line on a child's status pipe."""
+
+    kind: str  # "progress", "ready", "failed", "fence", "note"
+    message: str = ""
+    num_done: int = 0
+    num_total: int = 0
+    worker_id: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """How to start one child. `config` is written to the child's stdin as JSON with `epoch` set to the incarnation."""
+
+    name: str
+    kind: str  # "worker" or "gateway", the first argument of cli.child
+    config: dict[str, object]
+    inherited_fds: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Child:
+    spec: ChildSpec
+    epoch: int = 0
+    process: asyncio.subprocess.Process | None = None
+    started_at_s: float = 0.0
+    num_fast_deaths: int = 0
+    was_ready: bool = False
+    failure: str = ""
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None and self.process.returncode is None else None
+
+
+class StartFailed(Exception):
+    """A child could not start for a reason that a restart does not mend; the message is for the operator."""
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs until `stop` is called or a child cannot start. `workers` come first, the gateway when all are spawned."""
+
+    workers: list[ChildSpec]
+    gateway: ChildSpec
+    shutdown_timeout_s: float
+    on_status: Callable[[str, Status], None] = lambda name, status: None
+    _children: dict[str, Child] = field(default_factory=dict)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _signals: int = 0
+
+    async def run(self) -> None:
+        """Start everything and keep it running. Raises StartFailed; always ends every child it started."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            async with asyncio.TaskGroup() as group:
+                keepers = [group.create_task(self._keep(spec)) for spec in (*self.workers, self.gateway)]
+                group.create_task(self._shut_down(keepers))
+        except* StartFailed as failures:
+            raise StartFailed(str(failures.exceptions[0])) from None
+        finally:
+            self._kill_all()
+
+    def stop(self) -> None:
+        """Drain and end; returns at once, `run` returns when it is done."""
+        self._stopping.set()
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            log.info("stopping: running requests may finish for %.0f s, Ctrl-C again ends at once", self.shutdown_timeout_s)
+            self.stop()
+        else:
+            self._kill_all()
+
+    async def _keep(self, spec: ChildSpec) -> None:
+        """Start the child again whenever it ends, until the supervisor stops."""
+        child = self._children[spec.name] = Child(spec)
+        while not self._stopping.is_set():
+            await self._run_once(child)
+            if self._stopping.is_set():
+                return
+            if child.failure and not child.was_ready:
+                raise StartFailed(child.failure)
+            delay_s = self._restart_delay_s(child)
+            log.warning("%s ended (%s), restart in %.1f s", spec.name, _why(child), delay_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+    def _restart_delay_s(self, child: Child) -> float:
+        if time.monotonic() - child.started_at_s > _HEALTHY_AFTER_S:
+            child.num_fast_deaths = 0
+        child.num_fast_deaths += 1
+        if not child.was_ready and child.num_fast_deaths >= len(_RESTART_DELAYS_S):
+            raise StartFailed(f"{child.spec.name} ended {child.num_fast_deaths} times before it was ready ({_why(child)})")
+        return _RESTART_DELAYS_S[min(child.num_fast_deaths, len(_RESTART_DELAYS_S)) - 1]
+
+    async def _run_once(self, child: Child) -> None:
+        child.epoch += 1
+        child.failure = ""
+        child.started_at_s = time.monotonic()
+        read_fd, write_fd = os.pipe()
+        config = {**child.spec.config, "epoch": child.epoch, "status_fd": write_fd}
+        try:
+            child.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "relevo.cli.child", child.spec.kind,
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(*child.spec.inherited_fds, write_fd),
+                start_new_session=True,  # a Ctrl-C on the terminal reaches the supervisor only
+            )  # fmt: skip
+        finally:
+            os.close(write_fd)
+        assert child.process.stdin is not None
+        child.process.stdin.write(msgspec.json.encode(config))
+        child.process.stdin.close()
+        await self._read_statuses(child, read_fd)
+        await child.process.wait()
+
+    async def _read_statuses(self, child: Child, read_fd: int) -> None:
+        """Until the child closes its end, which it does at the latest by ending."""
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(read_fd, "rb", buffering=0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+        try:
+            while line := await reader.readline():
+                self._handle(child, msgspec.json.decode(line, type=Status))
+        finally:
+            transport.close()
+
+    def _handle(self, child: Child, status: Status) -> None:
+        if status.kind == "ready":
+            child.was_ready = True
+        elif status.kind == "failed":
+            child.failure = status.message
+        elif status.kind == "fence":
+            self._fence(status)
+        self.on_status(child.spec.name, status)
+
+    def _fence(self, status: Status) -> None:
+        """The gateway asks to end a worker that does not let go of blocks; an older incarnation is already gone."""
+        target = self._children.get(status.worker_id)
+        if target is not None and target.epoch == status.epoch and target.pid is not None:
+            log.error("ending %s (epoch %d): %s", status.worker_id, status.epoch, status.message)
+            target.process.kill()  # type: ignore[union-attr]  # pid is not None
+
+    async def _shut_down(self, keepers: list[asyncio.Task[None]]) -> None:
+        """Gateway first (it waits for running requests), then the workers."""
+        await self._stopping.wait()
+        gateway = self._children[self.gateway.name]
+        await self._end([gateway], self.shutdown_timeout_s + 5.0)
+        await self._end([child for child in self._children.values() if child is not gateway], 5.0)
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+    async def _end(self, children: list[Child], deadline_s: float) -> None:
+        running = [child.process for child in children if child.process is not None and child.process.returncode is None]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                for process in running:
+                    await process.wait()
+        for process in running:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+    def _kill_all(self) -> None:
+        for child in self._children.values():
+            if child.process is not None and child.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()
+
+
+def _why(child: Child) -> str:
+    code = child.process.returncode if child.process is not None else None
+    if child.failure:
+        return child.failure
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit status {code}"
