@@ -1,0 +1,132 @@
+"""Text to token ids and back, without holding up the event loop.
+
+Owns the Hugging Face `tokenizers` object, the threads it runs on and what each token spells. It knows nothing of
+chat templates or streams (see `chat_template`, `detokenizer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from tokenizers import Tokenizer as Backend
+
+from relevo.core.errors import InvalidRequest, ModelFileError, Overloaded
+from relevo.core.ids import TokenId
+from relevo.core.model import TokenizerFiles
+from relevo.gateway.token_bytes import byte_decoder_of
+
+_INLINE_CHARS = 2048  # arbitrary; below it a text takes less time than the way to a thread and back
+
+
+class Tokenizer:
+    """A tokenizer of one model; every method may be called from any thread.
+
+    num_threads: threads for long texts. max_waiting: texts that may wait for one; more are refused.
+    """
+
+    def __init__(self, files: TokenizerFiles, *, num_threads: int = 2, max_waiting: int = 256) -> None:
+        try:
+            backend = Backend.from_str(files.tokenizer_json)
+        except Exception as error:  # the library raises nothing narrower
+            raise ModelFileError(f"the model's tokenizer cannot be loaded: {error}") from error
+        backend.no_truncation()  # a file may carry the settings of somebody's training run
+        backend.no_padding()
+        self._backend = backend
+        self.decoder = byte_decoder_of(json.loads(files.tokenizer_json))
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.bos_token_id = self._named_id(files.bos_token)
+        self.eos_token_id = self._named_id(files.eos_token)
+        self.eos_token_ids = files.eos_token_ids
+        added = backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._add_bos = self._resolve_add_bos(files.add_bos_token)
+        self._bytes: dict[TokenId, bytes] = {}  # filled on demand, at most one entry per token of the vocabulary
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
+        self._num_waiting = 0
+        self._max_waiting = max_waiting + num_threads
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[TokenId]:
+        """Token ids of `text`; special tokens spelled out in it are recognised.
+
+        add_special_tokens: put the begin-of-sequence token (and whatever else the model wants) around it; False for
+        text from a chat template, which writes its own. Raises InvalidRequest if `text` is not valid Unicode.
+        """
+        try:
+            # `encode` keeps the interpreter lock, `encode_batch_fast` releases it and skips the offsets
+            encoded = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens and self._add_bos is not False
+            )
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequest("the text holds a lone surrogate and is not valid Unicode") from error
+        token_ids: list[TokenId] = encoded[0].ids
+        if add_special_tokens and self._add_bos and self.bos_token_id is not None:
+            token_ids.insert(0, self.bos_token_id)
+        return token_ids
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[TokenId]:
+        """`encode`, on a thread if the text is long. Raises Overloaded if too many texts wait for one."""
+        if len(text) <= _INLINE_CHARS:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        if self._num_waiting >= self._max_waiting:
+            raise Overloaded(f"{self._num_waiting} texts wait to be tokenized; try again in a second")
+        self._num_waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(
+                self._threads, lambda: self.encode(text, add_special_tokens=add_special_tokens)
+            )
+        finally:
+            self._num_waiting -= 1
+
+    def decode(self, token_ids: Sequence[TokenId], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`, taken as a text of its own. Ids outside the vocabulary spell nothing."""
+        if self.decoder is None:
+            return self.decode_whole(token_ids, skip_special_tokens=skip_special_tokens)
+        skipped = self.special_token_ids if skip_special_tokens else frozenset()
+        spelled = b"".join(self.token_to_bytes(token_id) for token_id in token_ids if token_id not in skipped)
+        if self.decoder.strips_first_space:
+            spelled = spelled.removeprefix(b" ")
+        return spelled.decode("utf-8", self.decoder.errors)
+
+    def decode_whole(self, token_ids: Sequence[TokenId], *, skip_special_tokens: bool = True) -> str:
+        """The library's own decoding, for decoders that are not made of bytes (`decoder` is None)."""
+        known = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]
+        text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_to_bytes(self, token_id: TokenId) -> bytes:
+        """What the token adds to a text; may be part of a character. Empty for an id outside the vocabulary."""
+        spelled = self._bytes.get(token_id)
+        if spelled is None:
+            token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+            if token is None:
+                return b""
+            spelled = self.decoder.spell(token) if self.decoder else token.encode()
+            self._bytes[token_id] = spelled
+        return spelled
+
+    def token_to_text(self, token_id: TokenId) -> str:
+        """`token_to_bytes` as text, U+FFFD for parts of characters: the `token` of a logprob entry."""
+        return self.token_to_bytes(token_id).decode("utf-8", "replace")
+
+    def token_to_id(self, token: str) -> TokenId | None:
+        """Id of a token as the vocabulary spells it."""
+        token_id: TokenId | None = self._backend.token_to_id(token)
+        return token_id
+
+    def close(self) -> None:
+        """Let the threads go; texts that still wait are dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _named_id(self, token: str | None) -> TokenId | None:
+        return None if token is None else self.token_to_id(token)
+
+    def _resolve_add_bos(self, wanted: bool | None) -> bool | None:
+        """True: put it there ourselves. False: keep tokenizer.json from doing it. None: it does what is wanted."""
+        if wanted is None or self.bos_token_id is None:
+            return None
+        done = self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
+        return None if done == wanted else wanted
