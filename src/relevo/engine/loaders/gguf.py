@@ -1,0 +1,224 @@
+"""A GGUF file as a model: keys become a ModelConfig, tensors get Hugging Face's names, order and dtype.
+
+Owns what llama.cpp's converter changed and this side must change back: names, the order of rows in the query and key
+projections of the llama architecture, rope factors as a tensor. The container is `gguf_metadata`'s, the arithmetic of
+the quantisations the `gguf` package's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from relevo.core.errors import ModelFileError, UnsupportedModel
+from relevo.core.model import ModelConfig
+from relevo.engine.loaders.gguf_metadata import GgufHead, GgufTensor, read_head
+from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
+from relevo.engine.ops.protocol import HostTensor
+
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral is stored as llama
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def open_gguf(path: Path, name: str) -> ModelFiles:
+    """Reads the head of the file and the rope factors. Raises ModelFileError, UnsupportedModel."""
+    head = read_head(path)
+    if head.metadata.get("split.count", 1) > 1:
+        raise UnsupportedModel(f"{path} is one part of a split model; join the parts with llama-gguf-split --merge")
+    config = _config(path, head)
+    stored = [
+        _stored(path, tensor, hf_name, config)
+        for tensor in head.tensors.values()
+        if (hf_name := _hf_name(tensor.name)) is not None
+    ]
+    stored.sort(key=lambda tensor: tensor.offset)
+    return ModelFiles(
+        name=name, source="gguf", path=path, config=config, stored=tuple(stored), gguf_metadata=head.metadata
+    )
+
+
+def _hf_name(name: str) -> str | None:
+    """None for tensors that are not weights."""
+    if name in _TOP:
+        return _TOP[name]
+    match name.split("."):
+        case ["blk", index, stem, "weight" | "bias" as kind] if stem in _IN_LAYER:
+            return f"model.layers.{index}.{_IN_LAYER[stem]}.{kind}"
+    return None
+
+
+class _Keys:
+    """The keys of one architecture, with the file's name in the error."""
+
+    def __init__(self, path: Path, architecture: str, metadata: Mapping[str, Any]) -> None:
+        self._path, self._architecture, self._metadata = path, architecture, metadata
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._metadata.get(f"{self._architecture}.{key}", default)
+
+    def need(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise ModelFileError(f"{self._path} lacks the key {self._architecture}.{key}; convert it anew")
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise UnsupportedModel(f"{self._path}: {key} differs between layers, which is not implemented")
+            return value[0]
+        return value
+
+
+def _config(path: Path, head: GgufHead) -> ModelConfig:
+    architecture = head.metadata.get("general.architecture", "")
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise UnsupportedModel(f"{path}: architecture {architecture!r} is not implemented; one of {known} is")
+    keys, tensors = _Keys(path, architecture, head.metadata), head.tensors
+    if "token_embd.weight" not in tensors:
+        raise ModelFileError(f"{path} lacks the tensor token_embd.weight; it is not a language model")
+    hidden_size, num_heads = keys.need("embedding_length"), keys.need("attention.head_count")
+    head_size = keys.get("attention.key_length") or hidden_size // num_heads
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if keys.get(key, head_size) != head_size:
+            raise UnsupportedModel(f"{path}: {key} {keys.get(key)} differs from the head size {head_size}")
+    if keys.get("expert_count", 0):
+        raise UnsupportedModel(f"{path}: a mixture of experts is not implemented; use a dense model")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=tensors["token_embd.weight"].shape[0],
+        hidden_size=hidden_size,
+        intermediate_size=keys.need("feed_forward_length"),
+        num_layers=keys.need("block_count"),
+        num_heads=num_heads,
+        num_kv_heads=keys.need("attention.head_count_kv") if keys.get("attention.head_count_kv") else num_heads,
+        head_size=head_size,
+        rms_norm_eps=keys.need("attention.layer_norm_rms_epsilon"),
+        rope_theta=keys.get("rope.freq_base", 10000.0),
+        max_position=keys.need("context_length"),
+        rope_scaling=_rope_scaling(path, keys, tensors),
+        tie_word_embeddings="output.weight" not in tensors,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        attention_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_down.bias" in tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        sliding_window=keys.get("attention.sliding_window") or None,
+    )
+
+
+def _rope_scaling(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    """In config.json's words. Llama 3 scaling is stored as one factor per frequency, which is what longrope means."""
+    factors = {name: _small(path, tensors[name]) for name in _ROPE_FACTORS if name in tensors}
+    kind = keys.get("rope.scaling.type", "none")
+    factor = keys.get("rope.scaling.factor") or keys.get("rope.scale_linear")
+    original = keys.get("rope.scaling.original_context_length") or keys.need("context_length")
+    if "rope_freqs.weight" in factors:
+        same = factors["rope_freqs.weight"]
+        return {"rope_type": "longrope", "short_factor": same, "long_factor": same, "attention_factor": 1.0}
+    if len(factors) == 2:
+        return {
+            "rope_type": "longrope",
+            "long_factor": factors["rope_factors_long.weight"],
+            "short_factor": factors["rope_factors_short.weight"],
+            "original_max_position_embeddings": original,
+            "attention_factor": keys.get("rope.scaling.attn_factor"),
+        }
+    if kind == "linear" or (kind == "none" and factor not in (None, 0, 1.0) and not keys.get("rope.scaling.type")):
+        return {"rope_type": "linear", "factor": factor} if factor else {}
+    if kind == "yarn":
+        magnitude = keys.get("rope.scaling.attn_factor", 1.0) * (1.0 + 0.1 * math.log(factor))
+        return {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original,
+            "attention_factor": magnitude,
+            "beta_fast": keys.get("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": keys.get("rope.scaling.yarn_beta_slow", 1.0),
+        }
+    if kind != "none":
+        raise UnsupportedModel(f"{path}: rope scaling {kind!r} is not implemented; none, linear, yarn and longrope are")
+    return {}
+
+
+def _small(path: Path, tensor: GgufTensor) -> list[float]:
+    with path.open("rb") as file:
+        file.seek(tensor.offset)
+        values: list[float] = np.frombuffer(file.read(tensor.num_elements * 4), dtype="<f4").tolist()
+    return values
+
+
+def _stored(path: Path, tensor: GgufTensor, name: str, config: ModelConfig) -> StoredTensor:
+    try:
+        ggml_type = GGMLQuantizationType(tensor.ggml_type)
+    except ValueError:
+        raise UnsupportedModel(f"{path}: tensor {tensor.name} has the unknown type {tensor.ggml_type}") from None
+    block_elements, block_bytes = GGML_QUANT_SIZES[ggml_type]
+    num_heads = _permuted_heads(name, config)
+
+    def decode(data: npt.NDArray[np.uint8]) -> HostTensor:
+        decoded = _decode(data, ggml_type, tensor.shape, f"{path}: tensor {tensor.name}")
+        return decoded if num_heads is None else HostTensor(_unpermute(decoded.array, num_heads), decoded.dtype)
+
+    return StoredTensor(
+        name=name,
+        path=path,
+        offset=tensor.offset,
+        num_bytes=tensor.num_elements // block_elements * block_bytes,
+        shape=tensor.shape,
+        stored_as=ggml_type.name,
+        decode=decode,
+    )
+
+
+def _permuted_heads(name: str, config: ModelConfig) -> int | None:
+    """Heads whose rows the converter has reordered in this tensor; None: it kept the order."""
+    if config.architecture != "llama":
+        return None
+    if ".q_proj." in name:
+        return config.num_heads
+    return config.num_kv_heads if ".k_proj." in name else None
+
+
+def _unpermute(array: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
+    """GGUF pairs rows (2i, 2i + 1) for rotation, Hugging Face rows (i, i + D / 2)."""
+    paired = array.reshape(num_heads, len(array) // num_heads // 2, 2, *array.shape[1:])
+    return paired.swapaxes(1, 2).reshape(array.shape)
+
+
+def _decode(
+    data: npt.NDArray[np.uint8], ggml_type: GGMLQuantizationType, shape: tuple[int, ...], what: str
+) -> HostTensor:
+    match ggml_type:
+        case GGMLQuantizationType.F32:
+            return HostTensor(data.view("<f4").reshape(shape), "float32")
+        case GGMLQuantizationType.F16:
+            return HostTensor(data.view("<f2").reshape(shape), "float16")
+        case GGMLQuantizationType.BF16:
+            return HostTensor(data.view("<u2").reshape(shape), "bfloat16")
+    try:
+        return HostTensor(dequantize(data.reshape(*shape[:-1], -1), ggml_type).reshape(shape), "float32")
+    except NotImplementedError as error:
+        raise UnsupportedModel(f"{what} is stored as {ggml_type.name}, which cannot be dequantised") from error

@@ -1,0 +1,75 @@
+"""The dense decoder that Llama, SmolLM2, Mistral, Qwen2 and Qwen3 share, written against `ops`.
+
+Owns the order of operations. It does not know a backend, files, scheduling or sampling. What sets the families apart
+(biases, head norms, windows, rope scalings) is in ModelConfig; an absent weight is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from relevo.core.kv import KVGroup, KVLayout
+from relevo.core.model import ModelConfig
+from relevo.engine.inputs import StepInputs
+from relevo.engine.models.rope import rope_frequencies
+from relevo.engine.models.weights import DecoderWeights, LayerWeights, load_weights
+from relevo.engine.ops.protocol import Buffer, HostTensor, Ops
+
+
+def kv_layout(config: ModelConfig, model_hash: str, dtype: str, block_size: int) -> KVLayout:
+    """Layout of the KV blocks of this model; `dtype` is that of the cache, `block_size` in tokens."""
+    group = KVGroup("full", "full", config.num_layers, config.num_kv_heads, config.head_size)
+    return KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=(group,))
+
+
+class Decoder:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: Ops, max_model_len: int) -> None:
+        """`max_model_len`, tokens, fixes the frequencies of length-dependent rope scalings."""
+        self.config = config
+        self.ops = ops
+        self.max_model_len = max_model_len
+        self._weights = weights
+        self._inv_freq, self._rope_scale = rope_frequencies(config, max_model_len)
+
+    @classmethod
+    def load(
+        cls, config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops, max_model_len: int
+    ) -> Decoder:
+        """Raises ModelFileError, UnsupportedModel."""
+        return cls(config, load_weights(config, tensors, ops), ops, max_model_len)
+
+    def forward(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Compute a step, writing its KV; next-token logits [len(logit_tokens), V] after these tokens of the step."""
+        ops = self.ops
+        step = ops.begin_step(inputs, kv, self.config.sliding_window)
+        angles = ops.rope_angles(self._inv_freq, self._rope_scale, step)
+        x = ops.embed(self._weights.embedding, step)
+        for index, layer in enumerate(self._weights.layers):
+            x = ops.add(x, self._attention(x, layer, index, angles, kv, step))
+            x = ops.add(x, self._mlp(x, layer))
+        x = ops.rms_norm(x, self._weights.final_norm, self.config.rms_norm_eps)
+        return ops.logits(x, self._weights.head, logit_tokens)
+
+    def _attention(
+        self, x: Buffer, layer: LayerWeights, index: int, angles: Buffer, kv: Buffer, step: Buffer
+    ) -> Buffer:
+        ops, config = self.ops, self.config
+        x = ops.rms_norm(x, layer.input_norm, config.rms_norm_eps)
+        qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
+        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        q, k, v = ops.split_heads(qkv, heads, config.head_size)  # [T, H, D], [T, K, D], [T, K, D]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        q, k = ops.rope(q, angles), ops.rope(k, angles)
+        attended = ops.attention(q, k, v, kv, index, step)  # [T, H * D]
+        return ops.linear(attended, layer.output, layer.output_bias)
+
+    def _mlp(self, x: Buffer, layer: LayerWeights) -> Buffer:
+        ops = self.ops
+        x = ops.rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps)
+        x = ops.silu_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias))
+        return ops.linear(x, layer.down, layer.down_bias)

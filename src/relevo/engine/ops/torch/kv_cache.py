@@ -1,0 +1,80 @@
+"""The KV cache as a torch tensor, and where in it a block's keys and values lie.
+
+Owns the arithmetic of the block layout [N, L, 2, K, S, D]. Seen as a matrix of runs [N * L * 2 * K, S * D], the keys of
+one head in one block are one row; seen as a matrix of slots [N * L * 2 * K * S, D], the key of one token and head is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from relevo.core.errors import UnsupportedModel
+from relevo.core.ids import BlockId
+from relevo.core.kv import KVLayout
+
+Int64Array = npt.NDArray[np.int64]
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class TorchKVCache:
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device, host_memory: memoryview | None) -> None:
+        """Over `host_memory` if given, else over new memory of the device, filled with zeros."""
+        if len(layout.groups) != 1 or layout.groups[0].kind != "full":
+            raise UnsupportedModel("only a cache of one group of full attention is implemented")
+        group = layout.groups[0]
+        self.device = device
+        self.num_blocks = num_blocks
+        self.dtype = TORCH_DTYPES[layout.dtype]
+        self._num_heads, self._block_size, self._head_size = group.num_kv_heads, layout.block_size, group.head_size
+        self._runs_per_block = group.num_layers * 2 * group.num_kv_heads
+        elements_per_block = self._runs_per_block * layout.block_size * group.head_size
+        if host_memory is None:
+            flat = torch.zeros(num_blocks * elements_per_block, dtype=self.dtype, device=device)
+        else:
+            flat = torch.frombuffer(host_memory, dtype=self.dtype, count=num_blocks * elements_per_block)
+        self._blocks = flat.view(num_blocks, elements_per_block)
+        self._as_runs = flat.view(-1, layout.block_size * group.head_size)
+        self._as_slots = flat.view(-1, group.head_size)
+
+    def slots(self, blocks: Int64Array, offsets: Int64Array) -> Int64Array:
+        """[T], [T] -> [T * K]: slots of the keys in layer 0."""
+        heads = np.arange(self._num_heads)
+        runs = blocks[:, None] * self._runs_per_block + heads
+        return (runs * self._block_size + offsets[:, None]).reshape(-1)
+
+    def runs(self, tables: Int64Array) -> Int64Array:
+        """[R, M] block ids -> [R * K * M]: runs of keys in layer 0, so that gathering them gives [R, K, M * S, D]."""
+        heads = np.arange(self._num_heads)[:, None]
+        return (tables[:, None, :] * self._runs_per_block + heads).reshape(-1)
+
+    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """k, v: [T, K, D]; slots as from `slots`."""
+        first = layer * 2 * self._num_heads * self._block_size
+        values_after = self._num_heads * self._block_size
+        shape = (-1, self._head_size)
+        self._as_slots.index_copy_(0, slots + first, k.reshape(shape).to(self.dtype))
+        self._as_slots.index_copy_(0, slots + (first + values_after), v.reshape(shape).to(self.dtype))
+
+    def read(
+        self, layer: int, runs: torch.Tensor, num_rows: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [R, K, M * S, D]; runs as from `runs`."""
+        first = layer * 2 * self._num_heads
+        shape = (num_rows, self._num_heads, -1, self._head_size)
+        keys = self._as_runs.index_select(0, runs + first)
+        values = self._as_runs.index_select(0, runs + (first + self._num_heads))
+        return keys.view(shape).to(dtype), values.view(shape).to(dtype)
+
+    def clear(self, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            self._blocks[block].zero_()
+
+    def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """One at a time: a block may be the target of one copy and the source of a later one."""
+        for source, target in copies:
+            self._blocks[target].copy_(self._blocks[source])

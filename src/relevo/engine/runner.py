@@ -1,0 +1,114 @@
+"""Executes step plans with a real decoder.
+
+Owns the order of a step: copies, packing, the forward pass, sampling, the clock around them. It does not know why rows
+were scheduled, who shares the arena, or which backend computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from relevo.core.baton import SampledToken, SampleState
+from relevo.core.ids import BlockId, RequestId
+from relevo.core.kv import KVLayout
+from relevo.core.plan import ScheduledRow, StepPlan, StepResult
+from relevo.core.request import EngineRequest, SamplingParams
+from relevo.engine.inputs import pack_rows
+from relevo.engine.models.decoder import Decoder
+
+SampleSpec = tuple[int, EngineRequest, SampleState]  # row of the logits, and who draws from it
+
+
+class KVArena(Protocol):
+    """Memory of all KV blocks of the box."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def buffer(self) -> memoryview: ...
+
+
+class TokenSampler(Protocol):
+    def sample(self, logits: npt.NDArray[np.float32], specs: Sequence[SampleSpec]) -> list[SampledToken]: ...
+
+
+class DecoderRunner:
+    """A `core.ports.ModelRunner`. Block ids are places in the whole arena."""
+
+    def __init__(
+        self, decoder: Decoder, arena: KVArena, sampler: TokenSampler, scratch_block_ids: Sequence[BlockId]
+    ) -> None:
+        """`scratch_block_ids`: at least one block that no request ever holds; warm-up and calibration write there."""
+        self.layout = arena.layout
+        self.vocab_size = decoder.config.vocab_size
+        self.max_model_len = decoder.max_model_len
+        self._decoder = decoder
+        self._sampler = sampler
+        self._scratch_block_ids = tuple(scratch_block_ids)
+        self._kv = decoder.ops.kv_cache(arena.layout, arena.num_blocks, arena.buffer)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        started = time.perf_counter()
+        if plan.block_copies:
+            self._decoder.ops.copy_blocks(self._kv, plan.block_copies)
+        sampled = self._run(plan.rows) if plan.rows else ()
+        return StepResult(plan.step_id, sampled, time.perf_counter() - started)
+
+    def _run(self, rows: Sequence[ScheduledRow]) -> tuple[tuple[SampledToken, ...], ...]:
+        inputs = pack_rows(rows, self.layout.block_size)
+        drawing = [index for index, row in enumerate(rows) if row.samples]
+        last_tokens = [int(inputs.row_first_token[index + 1]) - 1 for index in drawing]
+        logits = self._decoder.forward(inputs, self._kv, last_tokens)  # [len(drawing), V]
+        specs = [
+            (place, rows[index].request, sample)
+            for place, index in enumerate(drawing)
+            for sample in rows[index].samples
+        ]
+        tokens = iter(self._sampler.sample(logits, specs) if specs else ())
+        return tuple(tuple(next(tokens) for _ in row.samples) for row in rows)
+
+    def warm_up(self) -> None:
+        """One chunk, one batch of decodes, one single decode."""
+        self.measure([(2 * self.layout.block_size, 2 * self.layout.block_size), (1, 2)])
+        self._forward([self._scratch_row(1, 2), self._scratch_row(1, self.layout.block_size + 1)])
+
+    def measure(self, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, float]]:
+        """Time one row per (num_tokens, num_kv_tokens): a chunk that ends at that context. Sampling is left out.
+
+        Returns (num_tokens, num_kv_tokens, step_s) with the context raised to hold the chunk where it was shorter.
+        """
+        measured = []
+        for num_tokens, num_kv_tokens in sizes:
+            row = self._scratch_row(num_tokens, max(num_tokens, num_kv_tokens))
+            started = time.perf_counter()
+            self._forward([row])
+            measured.append((num_tokens, max(num_tokens, num_kv_tokens), time.perf_counter() - started))
+        return measured
+
+    def _forward(self, rows: Sequence[ScheduledRow]) -> None:
+        inputs = pack_rows(rows, self.layout.block_size)
+        self._decoder.forward(inputs, self._kv, [int(last) - 1 for last in inputs.row_first_token[1:]])
+
+    def _scratch_row(self, num_tokens: int, num_kv_tokens: int) -> ScheduledRow:
+        """Scratch blocks repeat in its table: the numbers mean nothing, the work is that of a real row."""
+        num_blocks = -(-num_kv_tokens // self.layout.block_size)
+        scratch = self._scratch_block_ids
+        return ScheduledRow(
+            request=EngineRequest(
+                request_id=RequestId("scratch"), prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0)
+            ),
+            token_ids=[0] * num_tokens,
+            start=num_kv_tokens - num_tokens,
+            block_ids=[scratch[index % len(scratch)] for index in range(num_blocks)],
+            samples=(),
+            is_prefill=num_tokens > 1,
+        )
