@@ -1,0 +1,241 @@
+"""Prompts equal those of transformers' apply_chat_template; what a template does not take is the client's to mend."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from relevo.core.errors import InvalidRequest, ModelFileError
+from relevo.core.model import TokenizerFiles
+from relevo.gateway.chat_template import ChatTemplate
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CHATML_TOOLS = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools' }}
+    {%- for tool in tools %}
+        {{- "\\n" + (tool | tojson) }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.tool_calls %}
+        {{- '<|im_start|>assistant' }}
+        {%- for call in message.tool_calls %}
+            {{- '\\n<tool_call>' + call.function.name + (call.function.arguments | tojson(indent=1)) + '</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+        {%- continue %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' }}{% generation %}{{ message.content }}{% endgeneration %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}
+"""
+LLAMA3 = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"""
+MISTRAL = """\
+{{ bos_token }}{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+{% endif %}
+{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}
+{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}
+{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}
+{% endfor %}
+"""
+PARTS = "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{{ part.text }};{% endfor %}{% endfor %}"
+EITHER = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for part in m.content %}({{ part['text'] }}){% endfor %}{% endif %}{% endfor %}"
+)
+TEMPLATES = {"smollm2": SMOLLM2, "chatml": CHATML_TOOLS, "llama3": LLAMA3, "mistral": MISTRAL}
+
+USER = {"role": "user", "content": "  Grüße, <b>\"you\"</b> & 'me' 中\n"}
+CHATS: list[list[dict[str, Any]]] = [
+    [USER],
+    [USER, {"role": "assistant", "content": "Yes. "}, {"role": "user", "content": "More?"}],
+    [USER, {"role": "assistant", "content": "Unfinished sentence that "}],
+]
+TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"type": "object", "a<b": "x&y"}}}]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """transformers' rendering of one chat."""
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+
+    def render(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
+        rendered, _ = utils.render_jinja_template([messages], chat_template=template, **options, **SPECIAL)
+        return str(rendered[0])
+
+    return render
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("prompted", [True, False])
+def test_equals_transformers(reference: Any, name: str, prompted: bool) -> None:
+    template = ChatTemplate(TEMPLATES[name], SPECIAL)
+    for messages in CHATS:
+        expected = reference(TEMPLATES[name], messages, add_generation_prompt=prompted)
+        assert template.render(messages, add_generation_prompt=prompted) == expected
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_continuing_equals_transformers(reference: Any, name: str) -> None:
+    """Llama 3's template trims messages, and with it the space after the unfinished sentence."""
+    template = ChatTemplate(TEMPLATES[name], SPECIAL)
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    for messages in (CHATS[2], [*CHATS[1][:1], {"role": "assistant", "content": "two  words"}]):
+        assert template.render(messages, **options) == reference(TEMPLATES[name], messages, **options)  # type: ignore[arg-type]
+
+
+def test_tools_and_template_variables_equal_transformers(reference: Any) -> None:
+    template = ChatTemplate(CHATML_TOOLS, SPECIAL)
+    expected = reference(CHATML_TOOLS, [USER], tools=TOOLS, add_generation_prompt=True, enable_thinking=False)
+    rendered = template.render([USER], TOOLS, enable_thinking=False)
+    assert rendered == expected
+    assert '"größe"' in rendered and "a<b" in rendered and "<think>" in rendered
+    assert "# Tools" not in template.render([USER], [])
+
+
+def test_arguments_of_tool_calls_arrive_as_objects(reference: Any) -> None:
+    """OpenAI clients send a string of JSON; models were trained on the object."""
+
+    def chat(arguments: Any) -> list[dict[str, Any]]:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+    template = ChatTemplate(CHATML_TOOLS, SPECIAL)
+    sent = chat('{"a": [1, "ü"]}')
+    expected = reference(CHATML_TOOLS, chat({"a": [1, "ü"]}), add_generation_prompt=True)
+    assert template.render(sent) == expected
+    assert sent == chat('{"a": [1, "ü"]}')  # what the caller gave is not touched
+    assert '"not json"' in template.render(chat("not json"))
+
+
+def test_parts_become_what_the_template_takes() -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}]
+    assert "user\none\ntwo<|im_end|>" in ChatTemplate(SMOLLM2, SPECIAL).render(parts)
+    assert ChatTemplate(PARTS).render(parts) == "user:one;two;"
+    assert ChatTemplate(EITHER).render(parts) == "(one)(two)"
+    text = [{"role": "user", "content": "one"}]
+    assert ChatTemplate(PARTS).render(text) == "user:one;"
+    assert ChatTemplate(EITHER).render(text) == "one"
+    # a template that prints whatever it gets would print a Python list
+    assert ChatTemplate("{{ messages[0].content }}").render(parts) == "one\ntwo"
+    assert ChatTemplate("{{ messages[0].content | tojson }}").render(parts) == '"one\\ntwo"'
+
+
+def test_continuing_a_message_of_parts() -> None:
+    parts = [USER, {"role": "assistant", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}]
+    rendered = ChatTemplate(EITHER).render(parts, add_generation_prompt=False, continue_final_message=True)
+    assert rendered.endswith("(one)(two")
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (
+            [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}],
+            "messages[1].content[1].type",
+        ),
+        ([{"type": "text"}], "messages[1].content[0].text"),
+        ([{"type": ["text"]}], "messages[1].content[0].type"),
+        ([7], "messages[1].content[0].type"),
+        (7, "messages[1].content"),
+    ],
+)
+def test_anything_but_text_is_refused_by_name(content: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        ChatTemplate(SMOLLM2).render([{"role": "system", "content": "s"}, {"role": "user", "content": content}])
+    assert refusal.value.param == param
+
+
+def test_developer_is_system_where_the_template_refuses_it() -> None:
+    strict = "{% for m in messages %}{% if m.role not in ['system', 'user'] %}{{ raise_exception('role') }}{% endif %}"
+    chat = [{"role": "developer", "content": "Be brief."}, USER]
+    assert (
+        ChatTemplate(strict + "{{ m.role }}={{ m.content }}|{% endfor %}").render(chat).startswith("system=Be brief.|")
+    )
+    silent = "{% for m in messages %}{% if m.role in ['system', 'user'] %}{{ m.content }}{% endif %}{% endfor %}"
+    assert ChatTemplate(silent).render(chat).startswith("Be brief.")
+    assert "<|im_start|>developer\nBe brief." in ChatTemplate(SMOLLM2).render(
+        [{"role": "system", "content": ""}, *chat]
+    )
+
+
+def test_the_templates_own_words_reach_the_client() -> None:
+    with pytest.raises(InvalidRequest, match="Conversation roles must alternate") as refusal:
+        ChatTemplate(MISTRAL, SPECIAL).render([USER, USER])
+    assert refusal.value.message.startswith("Conversation roles")
+    assert refusal.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].missing.deeper }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ 1 // 0 }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ],
+)
+def test_escapes_and_faults_end_as_errors_of_the_request(template: str) -> None:
+    with pytest.raises(InvalidRequest, match="chat template cannot render"):
+        ChatTemplate(template).render([USER])
+
+
+def test_refused_options() -> None:
+    template = ChatTemplate(SMOLLM2)
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        template.render([USER], continue_final_message=True)
+    with pytest.raises(InvalidRequest, match="chat_template_kwargs"):
+        template.render([USER], chat_template="{{ 1 }}")
+    with pytest.raises(InvalidRequest) as refusal:
+        template.render([])
+    assert refusal.value.param == "messages"
+    with pytest.raises(InvalidRequest, match="no text that the chat template keeps"):
+        ChatTemplate("{{ 1 }}").render([USER], add_generation_prompt=False, continue_final_message=True)
+
+
+def test_a_broken_template_stops_the_start() -> None:
+    with pytest.raises(ModelFileError, match="line 2"):
+        ChatTemplate("\n{% for %}")
+
+
+def test_time_is_the_callers() -> None:
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", local_time=lambda: datetime(2031, 2, 3))
+    assert template.render([USER]) == "03 Feb 2031"
+
+
+def test_from_files() -> None:
+    files = TokenizerFiles(
+        tokenizer_json="{}", chat_template="{{ bos_token }}{{ pad_token }}", bos_token="<s>", eos_token=None
+    )
+    template = ChatTemplate.from_files(files)
+    assert template is not None
+    assert template.render([USER]) == "<s>"
+    bare = TokenizerFiles(tokenizer_json="{}", chat_template=None, bos_token=None, eos_token=None)
+    assert ChatTemplate.from_files(bare) is None
