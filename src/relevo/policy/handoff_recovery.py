@@ -126,10 +126,8 @@ def on_failed(state: HandoffState, event: Failed, now_ns: int, out: list[Effect]
         return state
     state = _exclude(state, event.worker)
     if was_decode:
-        owes = writer_active(state)
-        state = _map_leg(
-            state, event.worker, lambda leg: replace(leg, holds=False, owes_release=leg.owes_release or owes)
-        )
+        # What it granted it may keep in quarantine, for it cannot know who writes; a needless Release is harmless.
+        state = _map_leg(state, event.worker, lambda leg: replace(leg, holds=False, owes_release=True))
         if state.phase in (Phase.REPLACING, Phase.DRAINING):
             return state
         return replace_decode(state, event.code, event.reason, now_ns, out)

@@ -159,7 +159,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Choose a decode worker, answer Routed or NoRoute. `resume`: tokens were emitted, so it will be one Submit."""
+    """Choose a decode worker, answer Routed or NoRoute. `resume`: tokens were emitted, so it will be one Submit.
+
+    Of Route and ChoosePrefill only the newest is answered; an older one that is still open is void.
+    """
 
     reason: str
     exclude: tuple[WorkerRef, ...]

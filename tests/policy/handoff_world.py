@@ -1,0 +1,398 @@
+"""An abstract world around `policy.handoff`: workers with FIFO channels both ways, a client, faults within a budget.
+
+Worlds are immutable and hashable, so that a search can visit every one of them. A token is its own position, so what
+the client got must read 0, 1, 2 ... for every continuation. Raises Violation where the world would be harmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from relevo.core.baton import SampledToken, SampleState
+from relevo.core.events import TokenOutput
+from relevo.core.ids import RequestId, WorkerId, WorkerRef
+from relevo.core.kv import Reservation
+from relevo.core.request import FinishReason
+from relevo.policy import handoff as h
+
+REQUEST = RequestId("r")
+BLOCK_SIZE = 1
+NUM_PROMPT_TOKENS = 2  # two blocks, two chunks
+LIMITS = h.HandoffLimits(
+    queue_s=1.0, prefill_s=1.0, transfer_s=1.0, drain_lease_s=1.0, decode_stall_s=1.0, max_attempts=3
+)
+
+
+class Violation(AssertionError):
+    pass
+
+
+class Worker(NamedTuple):
+    """What one process has of the request."""
+
+    alive: bool = True
+    hung: bool = False
+    task: str = "none"  # none, waiting, granted, quarantined, prefill, decode
+    target: int = -1  # prefill: whose blocks it writes
+    num_sealed: int = 0  # granted: as told; prefill: computed and sealed
+    counts: tuple[int, ...] = ()  # prefill, decode: tokens sampled so far
+    inbox: tuple[tuple[Any, ...], ...] = ()
+    outbox: tuple[Any, ...] = ()
+
+
+class Budget(NamedTuple):
+    deaths: int = 0
+    hangs: int = 0
+    failures: int = 0
+    ticks: int = 0
+    client: int = 0
+    unsplit: int = 0  # routes and prefill choices that keep the request on one worker
+
+
+class World(NamedTuple):
+    state: Any  # HandoffState without samples
+    outputs: tuple[tuple[tuple[int, ...], bool], ...]  # the samples: tokens, finished
+    workers: tuple[Worker, ...]
+    budget: Budget
+    ask: Any = None  # a Route or ChoosePrefill that the driver has yet to answer
+    ended: str = ""
+    known_dead: frozenset[int] = frozenset()
+    max_tokens: int = 2
+    stopped: bool = False
+
+
+def ref(index: int) -> WorkerRef:
+    return WorkerRef(WorkerId(f"w{index}"), 1)
+
+
+REFS = tuple(ref(i) for i in range(4))
+INDEX = {r: i for i, r in enumerate(REFS)}
+
+
+def first_world(num_workers: int, budget: Budget, *, num_samples: int = 1, max_tokens: int = 2) -> World:
+    state, effects = h.start(
+        REQUEST, num_prompt_tokens=NUM_PROMPT_TOKENS, num_samples=num_samples, block_size=BLOCK_SIZE, limits=LIMITS
+    )
+    return World(
+        state=replace(state, samples=()),
+        outputs=((((), False)),) * num_samples,
+        workers=(Worker(),) * num_workers,
+        budget=budget,
+        ask=effects[0],
+        max_tokens=max_tokens,
+    )
+
+
+# ---- the gateway -----------------------------------------------------------------------------------------------------
+
+
+def tell(world: World, event: h.Event, now_ns: int = 0) -> World:
+    """Advance the handoff by one event and carry out its effects."""
+    samples = tuple(
+        SampleState(i, list(tokens), FinishReason.LENGTH if finished else None)
+        for i, (tokens, finished) in enumerate(world.outputs)
+    )
+    state, effects = h.advance(replace(world.state, samples=samples), event, now_ns)
+    outputs = tuple((tuple(s.output_token_ids), s.finish_reason is not None) for s in samples)
+    for tokens, _ in outputs:
+        if tokens != tuple(range(len(tokens))):
+            raise Violation(f"the client got {tokens}")
+    if state.failure is not None:
+        state = replace(state, failure=(state.failure[0], ""))
+    state = replace(state, samples=(), excluded=tuple(sorted(state.excluded)))
+    world = world._replace(state=state, outputs=outputs)
+    for effect in effects:
+        world = carry_out(world, effect)
+    return world
+
+
+def carry_out(world: World, effect: h.Effect) -> World:
+    match effect:
+        case h.Route() | h.ChoosePrefill():
+            newest = replace(effect, reason="") if isinstance(effect, h.Route) else effect
+            return world._replace(ask=newest)
+        case h.SendReserve(worker):
+            return send(world, worker, ("reserve",))
+        case h.SendPrefill(worker, reservation):
+            target = INDEX[WorkerRef(reservation.worker_id, reservation.epoch)]
+            return send(world, worker, ("prefill", target, reservation.num_hit_tokens))
+        case h.SendSeal(worker, num_tokens):
+            return send(world, worker, ("seal", num_tokens))
+        case h.SendStartDecode(worker, num_sealed):
+            if num_sealed != NUM_PROMPT_TOKENS or not all(tokens for tokens, _ in world.outputs):
+                raise Violation("decode was started before its time")
+            return send(world, worker, ("start", tuple(len(tokens) for tokens, _ in world.outputs)))
+        case h.SendSubmit(worker, use_reservation, resume):
+            counts = tuple(len(tokens) for tokens, _ in world.outputs)
+            if resume != any(counts):
+                raise Violation("resume and what was emitted differ")
+            return send(world, worker, ("submit", use_reservation, counts))
+        case h.AskDrain(worker, writer_active):
+            return send(world, worker, ("abort", writer_active))
+        case h.SendRelease(worker):
+            return send(world, worker, ("release",))
+        case h.FenceWorker(worker):
+            return die(world, INDEX[worker])
+        case h.Emit():
+            if world.ended:
+                raise Violation("emitted after the end")
+            return world
+        case h.End(outcome=outcome):
+            if world.ended:
+                raise Violation("ended twice")
+            complete = all(finished for _, finished in world.outputs)
+            if outcome is h.Outcome.FINISHED and not (complete or world.stopped):
+                raise Violation("finished before it was complete")
+            return world._replace(ended=str(outcome))
+        case h.ArmTimer():
+            return world
+    raise AssertionError(effect)
+
+
+def send(world: World, worker: WorkerRef, message: tuple[Any, ...]) -> World:
+    i = INDEX[worker]
+    w = world.workers[i]
+    if w.alive:
+        return put(world, i, w._replace(inbox=(*w.inbox, message)))
+    if i in world.known_dead:  # the driver owes the answer of a connection that is gone
+        return put(world, i, w._replace(outbox=(*w.outbox, h.WorkerDied(worker))))
+    return world
+
+
+def put(world: World, i: int, worker: Worker) -> World:
+    return world._replace(workers=(*world.workers[:i], worker, *world.workers[i + 1 :]))
+
+
+def die(world: World, i: int) -> World:
+    """The process ends; what it sent before still arrives, then the end of its connection."""
+    w = world.workers[i]
+    if not w.alive:
+        return world
+    return put(world, i, Worker(alive=False, outbox=(*w.outbox, h.WorkerDied(REFS[i]))))
+
+
+# ---- a worker --------------------------------------------------------------------------------------------------------
+
+
+def check_nobody_writes(world: World, target: int, what: str) -> None:
+    for w in world.workers:
+        queued = any(m[0] == "prefill" and m[1] == target for m in w.inbox)
+        if w.alive and (queued or (w.task == "prefill" and w.target == target)):
+            raise Violation(f"blocks were {what} while a prefill worker may still write into them")
+
+
+def receive(world: World, i: int) -> World:
+    w = world.workers[i]
+    message, w = w.inbox[0], w._replace(inbox=w.inbox[1:])
+    world = put(world, i, w)
+    match message:
+        case ("reserve",):
+            return put(world, i, idle(w)._replace(task="waiting"))
+        case ("prefill", target, num_hit):
+            counts = (0,) * len(world.outputs)
+            return put(world, i, idle(w)._replace(task="prefill", target=target, num_sealed=num_hit, counts=counts))
+        case ("seal", num_tokens):
+            if w.task == "granted" and num_tokens <= w.num_sealed:
+                raise Violation("sealed tokens went backwards")
+            return put(world, i, w._replace(num_sealed=num_tokens)) if w.task == "granted" else world
+        case ("start", counts):
+            if w.task in ("none", "quarantined"):  # it failed, the news is on its way
+                return put(world, i, say(w, h.Failed(REFS[i], "handoff_failed", "")))
+            if w.task != "granted":
+                raise Violation(f"decode was started on a worker that is {w.task}")
+            check_nobody_writes(world, i, "taken over")
+            return put(world, i, w._replace(task="decode", counts=counts))
+        case ("submit", use_reservation, counts):
+            if use_reservation:
+                if w.task in ("none", "quarantined"):
+                    return put(world, i, say(w, h.Failed(REFS[i], "handoff_failed", "")))
+                if w.task != "granted":
+                    raise Violation(f"a reservation was used on a worker that is {w.task}")
+                check_nobody_writes(world, i, "taken over")
+            else:
+                w = idle(w)
+            return put(world, i, w._replace(task="decode", counts=counts))
+        case ("abort", writer_active):
+            if w.task == "granted" and not writer_active:
+                check_nobody_writes(world, i, "freed")
+            keeps = w.task == "quarantined" or (w.task == "granted" and writer_active)
+            return put(world, i, say(let_go(w, "quarantined" if keeps else "none"), h.Dropped(REFS[i])))
+        case ("release",):
+            check_nobody_writes(world, i, "released")
+            return put(world, i, let_go(w)) if w.task == "quarantined" else world
+    raise AssertionError(message)
+
+
+def idle(w: Worker) -> Worker:
+    if w.task != "none":
+        raise Violation(f"a worker that is {w.task} was given the request once more")
+    return w
+
+
+def let_go(w: Worker, task: str = "none") -> Worker:
+    return w._replace(task=task, target=-1, num_sealed=0, counts=())
+
+
+def say(w: Worker, *events: h.Event) -> Worker:
+    return w._replace(outbox=(*w.outbox, *events))
+
+
+def sample(world: World, i: int, w: Worker, s: int) -> Worker:
+    """One more token of continuation `s`."""
+    count = w.counts[s]
+    finish = FinishReason.LENGTH if count + 1 == world.max_tokens else None
+    output = TokenOutput(REQUEST, s, (SampledToken(count),), finish)
+    w = w._replace(counts=(*w.counts[:s], count + 1, *w.counts[s + 1 :]))
+    return say(w, h.Tokens(REFS[i], output))
+
+
+def work(world: World, i: int) -> Iterator[World]:
+    """What the worker can do by itself."""
+    w = world.workers[i]
+    if w.task == "waiting":
+        num_blocks = NUM_PROMPT_TOKENS // BLOCK_SIZE
+        granted = Reservation(
+            request_id=REQUEST,
+            worker_id=REFS[i].worker_id,
+            epoch=1,
+            block_ids=tuple(range(num_blocks)),
+            generations=(0,) * num_blocks,
+            num_hit_tokens=0,
+            lease_s=3.0,
+        )
+        yield put(world, i, say(w, h.Granted(granted))._replace(task="granted"))
+    elif w.task == "prefill":
+        yield put(world, i, prefill_step(world, i, w))
+    elif w.task == "decode":
+        for s, count in enumerate(w.counts):
+            if count < world.max_tokens:
+                after = sample(world, i, w, s)
+                done = all(c == world.max_tokens for c in after.counts)
+                yield put(world, i, let_go(after) if done else after)
+
+
+def prefill_step(world: World, i: int, w: Worker) -> Worker:
+    """A chunk and its seal, then the last chunk and first tokens one by one, then the last seal."""
+    target = world.workers[w.target]
+    if target.alive and target.task == "granted" and w.num_sealed < target.num_sealed:
+        raise Violation("sealed blocks are written again")
+    if w.num_sealed < NUM_PROMPT_TOKENS - 1:
+        return say(w._replace(num_sealed=w.num_sealed + 1), h.Sealed(REFS[i], w.num_sealed + 1))
+    if 0 in w.counts:
+        return sample(world, i, w, w.counts.index(0))
+    last = NUM_PROMPT_TOKENS
+    return say(let_go(w), h.Sealed(REFS[i], last), h.PrefillFinished(REFS[i], last, 1, 0.1))
+
+
+# ---- what can happen next --------------------------------------------------------------------------------------------
+
+
+def progress(world: World) -> Iterator[tuple[str, World]]:
+    """Everything that happens sooner or later in a world without further faults."""
+    if world.state.is_gone:
+        return
+    if world.ask is not None:
+        yield from answers(world)
+    for i, w in enumerate(world.workers):
+        if w.outbox:
+            after = put(world, i, w._replace(outbox=w.outbox[1:]))
+            event = w.outbox[0]
+            if isinstance(event, h.WorkerDied):
+                after = after._replace(known_dead=after.known_dead | {i})
+            yield f"hear {i} {type(event).__name__}", tell(after, event)
+        if w.alive and not w.hung:
+            if w.inbox:
+                yield f"receive {i} {w.inbox[0][0]}", receive(world, i)
+            for after in work(world, i):
+                yield f"work {i}", after
+        if w.alive and w.hung and not is_fenced_by_policy(world, i):
+            yield f"health check {i}", die(world, i)
+    if any(w.hung and w.alive for w in world.workers) and not is_fence_awaited(world):
+        yield from time_passes(world)
+
+
+def is_fenced_by_policy(world: World, i: int) -> bool:
+    """A hung worker that the handoff itself must get rid of: it may write, or the request has to move on."""
+    state = world.state
+    if state.prefill is not None and state.prefill.worker == REFS[i]:
+        return True
+    if state.decode is not None and state.decode.worker == REFS[i]:
+        return state.phase is not h.Phase.DRAINING
+    return False
+
+
+def is_fence_awaited(world: World) -> bool:
+    """A lease that is renewed until the news of a death arrives would make the worlds countless."""
+    legs = (world.state.prefill, world.state.decode)
+    return any(leg is not None and leg.drain_by_ns and not world.workers[INDEX[leg.worker]].alive for leg in legs)
+
+
+def answers(world: World) -> Iterator[tuple[str, World]]:
+    ask, after = world.ask, world._replace(ask=None)
+    able = [r for i, r in enumerate(REFS[: len(world.workers)]) if i not in world.known_dead and r not in ask.exclude]
+    budget = world.budget
+    if isinstance(ask, h.ChoosePrefill):
+        others = [r for r in reversed(able) if r.worker_id != ask.reservation.worker_id]
+        if others:
+            yield "prefill elsewhere", tell(after, h.PrefillChosen(others[0]))
+        if not others or budget.unsplit:
+            cheaper = budget._replace(unsplit=max(0, budget.unsplit - 1))
+            yield "prefill locally", tell(after._replace(budget=cheaper), h.PrefillChosen(None))
+        return
+    if not able:
+        yield "no route", tell(after, h.NoRoute("no_worker", "none is ready", 1.0))
+        return
+    yield "route split", tell(after, h.Routed(able[0], split=True))
+    if budget.unsplit:
+        cheaper = budget._replace(unsplit=budget.unsplit - 1)
+        yield "route whole", tell(after._replace(budget=cheaper), h.Routed(able[0], split=False))
+
+
+def time_passes(world: World) -> Iterator[tuple[str, World]]:
+    if world.state.timer_at_ns is not None:
+        yield "tick", tell(world, h.Tick(), world.state.timer_at_ns)
+
+
+def faults(world: World) -> Iterator[tuple[str, World]]:
+    """Everything that may happen, within the budget."""
+    budget = world.budget
+    if world.state.is_gone:
+        return
+    for i, w in enumerate(world.workers):
+        if not w.alive:
+            continue
+        if budget.deaths:
+            yield f"die {i}", die(world._replace(budget=budget._replace(deaths=budget.deaths - 1)), i)
+        if budget.hangs and not w.hung:
+            yield (
+                f"hang {i}",
+                put(world._replace(budget=budget._replace(hangs=budget.hangs - 1)), i, w._replace(hung=True)),
+            )
+        if budget.failures and not w.hung and w.task not in ("none", "quarantined"):
+            failed = say(
+                let_go(w, "quarantined" if w.task == "granted" else "none"), h.Failed(REFS[i], "step_failed", "")
+            )
+            yield f"fail {i}", put(world._replace(budget=budget._replace(failures=budget.failures - 1)), i, failed)
+    if budget.ticks:
+        yield from time_passes(world._replace(budget=budget._replace(ticks=budget.ticks - 1)))
+    if budget.client:
+        after = world._replace(budget=budget._replace(client=budget.client - 1))
+        yield "client gone", tell(after, h.ClientGone())
+        yield "stop early", tell(after._replace(stopped=True), h.StopEarly())
+
+
+def check_gone(world: World) -> None:
+    """A forgotten request was ended, and no worker has anything of it, or will have."""
+    if not world.ended:
+        raise Violation("gone without an end")
+    for i, w in enumerate(world.workers):
+        wanted = [m[0] for m in w.inbox if m[0] not in ("release", "abort", "seal")]
+        if w.alive and not w.hung and (wanted or w.task != "none") and not frees_itself(w):
+            raise Violation(f"worker {i} is left with {w.task} {wanted}")
+
+
+def frees_itself(w: Worker) -> bool:
+    """Its quarantine ends with a Release that is on the way."""
+    return w.task == "quarantined" and ("release",) in w.inbox

@@ -1,0 +1,255 @@
+"""Examples of single decisions of the handoff, where the search of small worlds only shows that nothing breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from relevo.core.baton import SampledToken
+from relevo.core.events import TokenOutput
+from relevo.core.ids import RequestId, WorkerId, WorkerRef
+from relevo.core.kv import Reservation
+from relevo.core.request import FinishReason
+from relevo.policy import handoff as h
+
+R = RequestId("r")
+D, P, X = (WorkerRef(WorkerId(name), 1) for name in ("d", "p", "x"))
+LIMITS = h.HandoffLimits(queue_s=10.0, prefill_s=20.0, transfer_s=5.0, drain_lease_s=2.0, decode_stall_s=30.0)
+GRANT = Reservation(
+    request_id=R,
+    worker_id=D.worker_id,
+    epoch=D.epoch,
+    block_ids=(4, 5, 6),
+    generations=(0, 0, 0),
+    num_hit_tokens=4,
+    lease_s=3.0,
+)  # three blocks of four tokens, the first a hit
+S = 1_000_000_000
+
+
+class Driver:
+    """Tells events and keeps what was asked for by each of them."""
+
+    def __init__(self, num_samples: int = 1, limits: h.HandoffLimits = LIMITS) -> None:
+        self.state, self.effects = h.start(
+            R, num_prompt_tokens=10, num_samples=num_samples, block_size=4, limits=limits
+        )
+
+    def tell(self, *events: h.Event, at_ns: int = 0) -> tuple[h.Effect, ...]:
+        for event in events:
+            self.state, self.effects = h.advance(self.state, event, at_ns)
+        return tuple(e for e in self.effects if not isinstance(e, h.ArmTimer))
+
+    def until_prefill(self) -> Driver:
+        self.tell(h.Routed(D, split=True), h.Granted(GRANT), h.PrefillChosen(P))
+        return self
+
+    def until_decode(self) -> Driver:
+        self.until_prefill().tell(first_token(), h.PrefillFinished(P, 10, 640, 0.5))
+        return self
+
+
+def tokens(worker: WorkerRef, *ids: int, sample: int = 0, finish: FinishReason | None = None) -> h.Tokens:
+    return h.Tokens(worker, TokenOutput(R, sample, tuple(SampledToken(i) for i in ids), finish))
+
+
+def first_token() -> h.Tokens:
+    return tokens(P, 7)
+
+
+def kinds(effects: tuple[h.Effect, ...]) -> list[str]:
+    return [type(e).__name__ for e in effects]
+
+
+def test_room_on_the_decode_worker_comes_first() -> None:
+    driver = Driver()
+    assert driver.tell(h.Routed(D, split=True)) == (h.SendReserve(D),)
+    assert driver.tell(h.Granted(GRANT)) == (h.ChoosePrefill(GRANT, 6, ()),)
+    assert driver.tell(h.PrefillChosen(P)) == (h.SendPrefill(P, GRANT),)
+
+
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_decode_starts_when_both_tokens_and_kv_are_there(tokens_first: bool) -> None:
+    driver = Driver().until_prefill()
+    events = [first_token(), h.PrefillFinished(P, 10, 640, 0.5)]
+    driver.tell(events[not tokens_first])
+    assert "SendStartDecode" not in kinds(driver.effects)
+    driver.tell(events[tokens_first])
+    assert h.SendStartDecode(D, 10) in driver.effects
+    assert (driver.state.transferred_bytes, driver.state.transfer_s) == (640, 0.5)
+
+
+def test_every_continuation_needs_its_first_token() -> None:
+    driver = Driver(num_samples=2).until_prefill()
+    driver.tell(h.PrefillFinished(P, 10), tokens(P, 7, sample=0))
+    assert driver.state.phase is h.Phase.PREFILLING
+    assert "SendStartDecode" in kinds(driver.tell(tokens(P, 8, sample=1)))
+
+
+def test_the_choice_of_nobody_computes_in_the_granted_room() -> None:
+    driver = Driver()
+    driver.tell(h.Routed(D, split=True), h.Granted(GRANT))
+    assert driver.tell(h.PrefillChosen(None)) == (h.SendSubmit(D, use_reservation=True, resume=False),)
+    assert kinds(driver.tell(tokens(D, 7, finish=FinishReason.STOP))) == ["Emit", "End"]
+    assert driver.state.is_gone
+
+
+def test_all_finished_on_the_prefill_worker_drains_both_and_releases_last() -> None:
+    driver = Driver().until_prefill()
+    effects = driver.tell(tokens(P, 7, finish=FinishReason.LENGTH))
+    assert kinds(effects) == ["Emit", "End", "AskDrain", "AskDrain"]
+    assert effects[2:] == (h.AskDrain(P, writer_active=False), h.AskDrain(D, writer_active=True))
+    assert driver.tell(h.Dropped(D)) == ()
+    assert driver.tell(h.Dropped(P)) == (h.SendRelease(D),)
+    assert driver.state.is_gone
+
+
+def test_a_prefill_worker_that_fails_leaves_sealed_blocks_to_the_next() -> None:
+    """Red when sealed blocks, which others may share by then, are written a second time."""
+    driver = Driver().until_prefill()
+    assert driver.tell(h.Sealed(P, 9)) == (h.SendSeal(D, 9),)
+    effects = driver.tell(h.Failed(P, "step_failed", "boom"))
+    assert isinstance(effects[0], h.ChoosePrefill)
+    assert effects[0].reservation.num_hit_tokens == 8
+    assert (effects[0].num_uncached_tokens, effects[0].exclude) == (2, (P,))
+    assert driver.tell(h.PrefillChosen(X)) == (h.SendPrefill(X, effects[0].reservation),)
+    assert driver.tell(h.Sealed(X, 9)) == ()
+
+
+def test_emitted_first_token_is_resumed_in_the_granted_room() -> None:
+    driver = Driver().until_prefill()
+    driver.tell(first_token())
+    assert driver.tell(h.WorkerDied(P)) == (h.SendSubmit(D, use_reservation=True, resume=True),)
+    assert driver.tell(tokens(P, 7)) == ()
+    assert kinds(driver.tell(tokens(D, 8))) == ["Emit"]
+    assert driver.state.samples[0].output_token_ids == [7, 8]
+
+
+def test_a_dead_decode_worker_is_replaced_with_the_emitted_tokens() -> None:
+    driver = Driver().until_decode()
+    driver.tell(tokens(D, 8))
+    effects = driver.tell(h.WorkerDied(D))
+    assert kinds(effects) == ["Route"]
+    assert (effects[0].exclude, effects[0].resume) == ((D,), True)  # type: ignore[union-attr]
+    again = WorkerRef(D.worker_id, D.epoch + 1)
+    assert driver.tell(h.Routed(again, split=True)) == (h.SendSubmit(again, use_reservation=False, resume=True),)
+    assert driver.tell(tokens(D, 9)) == (), "the old incarnation is not in charge"
+    assert kinds(driver.tell(tokens(again, 9))) == ["Emit"]
+
+
+def test_death_of_decode_recalls_the_writer_before_routing_again() -> None:
+    driver = Driver().until_prefill()
+    assert driver.tell(h.WorkerDied(D)) == (h.AskDrain(P, writer_active=False),)
+    assert kinds(driver.tell(h.Dropped(P))) == ["Route"]
+    assert driver.tell(h.Routed(X, split=True)) == (h.SendReserve(X),)
+
+
+def test_a_writer_that_does_not_answer_is_fenced_and_only_its_death_releases() -> None:
+    driver = Driver().until_prefill()
+    driver.tell(h.ClientGone())
+    driver.tell(h.Dropped(D))
+    assert driver.tell(h.Tick(), at_ns=S) == ()
+    assert kinds(driver.tell(h.Tick(), at_ns=2 * S)) == ["FenceWorker"]
+    assert kinds(driver.tell(h.Tick(), at_ns=4 * S)) == ["FenceWorker"]
+    assert driver.tell(h.WorkerDied(P), at_ns=5 * S) == (h.SendRelease(D),)
+    assert driver.state.is_gone
+
+
+def test_a_decode_worker_that_is_slow_to_drain_is_not_killed() -> None:
+    driver = Driver().until_decode()
+    driver.tell(h.ClientGone())
+    assert driver.tell(h.Tick(), at_ns=1000 * S) == ()
+    assert not driver.state.is_gone
+    driver.tell(h.Dropped(D))
+    assert driver.state.is_gone
+
+
+@pytest.mark.parametrize("code", ["invalid_request", "context_length_exceeded"])
+def test_a_fault_of_the_request_is_not_tried_elsewhere(code: str) -> None:
+    driver = Driver()
+    driver.tell(h.Routed(D, split=True))
+    effects = driver.tell(h.Failed(D, code, "too long"))
+    assert effects[0] == h.End(outcome=h.Outcome.FAILED, code=code, reason="too long")
+    assert "Route" not in kinds(effects)
+
+
+def test_attempts_are_bounded_and_the_last_failure_is_told() -> None:
+    driver = Driver()
+    for i in range(3):
+        worker = WorkerRef(WorkerId(f"w{i}"), 1)
+        assert driver.state.phase is h.Phase.ROUTING
+        driver.tell(h.Routed(worker, split=False))
+        driver.tell(h.Failed(worker, "step_failed", f"boom {i}"))
+    assert h.End(outcome=h.Outcome.FAILED, code="step_failed", reason="boom 2") in driver.effects
+
+
+def test_no_route_after_a_failure_tells_the_failure_and_when_to_come_back() -> None:
+    driver = Driver()
+    driver.tell(h.Routed(D, split=False), h.WorkerDied(D))
+    (end,) = driver.tell(h.NoRoute("no_worker", "nobody", 4.0))
+    assert isinstance(end, h.End)
+    assert (end.code, end.retry_after_s) == ("worker_lost", 4.0)
+    assert driver.state.is_gone
+
+
+def test_each_phase_has_its_own_clock() -> None:
+    driver = Driver()
+    driver.tell(h.Routed(D, split=True))
+    assert driver.effects[-1] == h.ArmTimer(10 * S)
+    assert kinds(driver.tell(h.Tick(), at_ns=10 * S))[:2] == ["End", "AskDrain"]
+
+    driver = Driver().until_prefill()
+    driver.tell(h.Sealed(P, 8), at_ns=15 * S)  # progress
+    assert driver.tell(h.Tick(), at_ns=20 * S) == ()
+    assert driver.effects == (h.ArmTimer(35 * S),)
+    assert driver.tell(h.Tick(), at_ns=35 * S) == (h.AskDrain(P, writer_active=False),)
+
+    driver = Driver().until_prefill()
+    driver.tell(first_token(), at_ns=S)
+    assert driver.tell(h.Tick(), at_ns=6 * S) == (h.AskDrain(P, writer_active=False),)
+
+    driver = Driver().until_decode()
+    assert driver.tell(h.Tick(), at_ns=30 * S) == (h.AskDrain(D, writer_active=False),)
+    assert kinds(driver.tell(h.Tick(), at_ns=32 * S)) == ["FenceWorker"]
+    assert kinds(driver.tell(h.WorkerDied(D), at_ns=33 * S)) == ["Route"]
+
+
+def test_without_limits_no_timer_is_armed_while_all_goes_well() -> None:
+    limits = h.HandoffLimits(queue_s=None, prefill_s=None, transfer_s=None, decode_stall_s=None)
+    driver = Driver(limits=limits).until_decode()
+    assert driver.state.timer_at_ns is None
+
+
+def test_a_stream_of_tokens_arms_no_timer_per_token() -> None:
+    driver = Driver().until_decode()
+    armed = 0
+    for i in range(20):
+        driver.tell(tokens(D, i), at_ns=i * S)
+        armed += "ArmTimer" in kinds(driver.effects)
+    assert armed == 0
+
+
+def test_stop_early_ends_as_finished_and_drains() -> None:
+    driver = Driver().until_decode()
+    assert driver.tell(h.StopEarly()) == (h.End(outcome=h.Outcome.FINISHED), h.AskDrain(D, writer_active=False))
+    assert driver.tell(tokens(D, 9), h.StopEarly(), h.ClientGone()) == ()
+    driver.tell(h.Dropped(D))
+    assert driver.state.is_gone
+
+
+def test_answers_that_come_too_late_change_nothing() -> None:
+    driver = Driver().until_decode()
+    before = driver.state
+    stale = [
+        h.Routed(X, split=True),
+        h.Granted(GRANT),
+        h.PrefillChosen(X),
+        h.Sealed(P, 10),
+        h.PrefillFinished(P, 10),
+        h.Dropped(D),
+        h.Failed(P, "step_failed", ""),
+        h.WorkerDied(P),
+        tokens(P, 99),
+        tokens(D, 99, sample=5),
+    ]
+    assert driver.tell(*stale) == ()
+    assert driver.state == before

@@ -1,0 +1,83 @@
+"""Every interleaving of small worlds, breadth first: safety in each of them, and GONE reachable from each of them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from handoff_world import Budget, Violation, World, check_gone, faults, first_world, progress
+
+CASES = {
+    "calm": (3, Budget(unsplit=2, client=1), 2),
+    "death": (3, Budget(deaths=1, unsplit=1), 2),
+    "two deaths": (3, Budget(deaths=2), 2),
+    "death and client": (2, Budget(deaths=1, client=1), 2),
+    "failure": (3, Budget(failures=1, client=1, unsplit=1), 2),
+    "two failures": (2, Budget(failures=2), 2),
+    "hang": (2, Budget(hangs=1, client=1, unsplit=1), 2),
+    "late": (2, Budget(ticks=2, client=1), 2),
+    "late and death": (3, Budget(ticks=1, deaths=1), 2),
+    "one token": (2, Budget(deaths=1, ticks=1, client=1), 1),
+}
+
+
+def search(first: World, max_worlds: int) -> tuple[int, set[str]]:
+    """Number of worlds reached and the outcomes seen. Raises Violation with the shortest way to it."""
+    number = {first: 0}
+    came_from: list[tuple[int, str]] = [(-1, "start")]
+    leads_here: list[list[int]] = [[]]  # by progress alone
+    goals: list[int] = []
+    outcomes = set()
+    queue = deque([first])
+    while queue:
+        world = queue.popleft()
+        here = number[world]
+        try:
+            if world.state.is_gone:
+                check_gone(world)
+                goals.append(here)
+                outcomes.add(world.ended)
+            for is_progress, steps in ((True, progress(world)), (False, faults(world))):
+                for label, after in steps:
+                    there = number.setdefault(after, len(number))
+                    if there == len(came_from):
+                        came_from.append((here, label))
+                        leads_here.append([])
+                        queue.append(after)
+                        assert len(number) <= max_worlds, "the model is larger than this test has time for"
+                    if is_progress:
+                        leads_here[there].append(here)
+        except (Violation, AssertionError) as error:
+            raise Violation(f"{error}\nafter {way(came_from, here)}\nin {world}") from error
+    stuck = set(range(len(number))) - ancestors(goals, leads_here)
+    if stuck:
+        raise Violation(f"{len(stuck)} worlds never come to an end, the first after {way(came_from, min(stuck))}")
+    return len(number), outcomes
+
+
+def way(came_from: list[tuple[int, str]], world: int) -> list[str]:
+    labels = []
+    while world >= 0:
+        world, label = came_from[world]
+        labels.append(label)
+    return labels[::-1]
+
+
+def ancestors(goals: list[int], leads_here: list[list[int]]) -> set[int]:
+    seen, todo = set(goals), list(goals)
+    while todo:
+        for before in leads_here[todo.pop()]:
+            if before not in seen:
+                seen.add(before)
+                todo.append(before)
+    return seen
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_interleaving_of_a_small_world_is_safe_and_ends(name: str) -> None:
+    """Red when a release overtakes a writer, an end is lost or doubled, or some order of events leaves a request."""
+    num_workers, budget, max_tokens = CASES[name]
+    num_worlds, outcomes = search(first_world(num_workers, budget, max_tokens=max_tokens), max_worlds=60_000)
+    assert num_worlds > 500, "the faults of this case hardly happen"
+    assert "finished" in outcomes
+    assert ("aborted" in outcomes) == bool(budget.client)
