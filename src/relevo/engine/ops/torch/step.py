@@ -81,8 +81,9 @@ def _place_batch(
     num_queries = int(inputs.row_first_token[rows[0] + 1] - first_tokens[0])
     ranges = [_block_range(inputs, row, num_queries, sliding_window) for row in rows]
     width = max(last - first for first, last in ranges)
-    tables = np.zeros((len(rows), width), dtype=np.int64)  # padding reads block 0 and is masked
+    tables = np.empty((len(rows), width), dtype=np.int64)
     for index, (row, (first, last)) in enumerate(zip(rows, ranges, strict=True)):
+        tables[index] = inputs.block_tables[row, first]  # padding, masked, reads the row's own numbers and nobody else's
         tables[index, : last - first] = inputs.block_tables[row, first:last]
     first_keys = np.array([first for first, _ in ranges]) * inputs.block_size
     consecutive = len(rows) == 1 or bool(np.all(np.diff(first_tokens) == 1))

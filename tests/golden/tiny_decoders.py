@@ -1,0 +1,154 @@
+"""Tiny seeded models of every family, and a plain way to run them through the paged decoder, for the golden tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+
+from relevo.core.plan import ScheduledRow
+from relevo.core.request import EngineRequest, SamplingParams
+from relevo.engine.inputs import pack_rows
+from relevo.engine.loaders.model_files import ModelFiles
+from relevo.engine.models.decoder import Decoder, kv_layout
+from relevo.engine.ops.torch.ops import TorchOps
+
+torch.set_num_threads(1)
+
+VOCAB = 96
+BLOCK_SIZE = 4
+_CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+_SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def hf_model(family: str, **changes: Any) -> PreTrainedModel:
+    """Random weights of a size that makes every part of the model matter: norms and biases are not left at 1 and 0."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(_CONFIGS[family](**{**_SMALL, **changes}), attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    return model.eval()
+
+
+def hf_logits(model: PreTrainedModel, token_ids: list[int]) -> np.ndarray:
+    """[T, V]"""
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids])).logits[0].float().numpy()
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+
+
+def row(token_ids: list[int], start: int, block_ids: list[int]) -> ScheduledRow:
+    request = EngineRequest(request_id="r", prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0))
+    return ScheduledRow(request, token_ids, start, block_ids, (), len(token_ids) > 1)
+
+
+class PagedDecoder:
+    """A decoder with a small cache of its own. `noise` fills the cache first: nobody may depend on what was there."""
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        num_blocks: int = 64,
+        max_model_len: int = 0,
+        dtype: str = "float32",
+        noise: bool = True,
+    ) -> None:
+        ops = TorchOps(dtype=dtype)
+        self.decoder = Decoder.load(files.config, files.tensors(), ops, max_model_len or files.config.max_position)
+        layout = kv_layout(files.config, files.model_hash, dtype, BLOCK_SIZE)
+        self.memory = bytearray(num_blocks * layout.bytes_per_block)
+        if noise and dtype == "float32":
+            np.frombuffer(self.memory, dtype=np.float32)[:] = np.nan
+        self.kv = ops.kv_cache(layout, num_blocks, memoryview(self.memory))
+
+    def step(self, *rows: ScheduledRow) -> np.ndarray:
+        """Logits after every token of the step, [T, V]."""
+        inputs = pack_rows(rows, BLOCK_SIZE)
+        return self.decoder.forward(inputs, self.kv, range(inputs.num_tokens))
+
+
+_GGUF_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_GGUF_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def _gguf_name(name: str) -> str:
+    stem, kind = name.rsplit(".", 1)
+    if stem in _GGUF_TOP:
+        return f"{_GGUF_TOP[stem]}.{kind}"
+    _, _, index, rest = stem.split(".", 3)
+    return f"blk.{index}.{_GGUF_LAYER[rest]}.{kind}"
+
+
+def write_gguf(
+    model: PreTrainedModel,
+    path: Path,
+    matrices_as: GGMLQuantizationType = GGMLQuantizationType.F32,
+    rope_freqs: list[float] | None = None,
+    keys: dict[str, Any] | None = None,
+) -> None:
+    """As llama.cpp's converter does: names, and for llama the order of rows in q and k."""
+    config = model.config
+    family = "llama" if config.model_type == "mistral" else config.model_type
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer = GGUFWriter(path, family)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for key, value in (keys or {}).items():
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(f"{family}.{key}", value)
+    if rope_freqs is not None:
+        writer.add_tensor("rope_freqs.weight", np.array(rope_freqs, dtype=np.float32))
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        array = tensor.float().numpy()
+        if family == "llama" and (".q_proj." in name or ".k_proj." in name):
+            heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+            halves = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:])
+            array = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
+        if array.ndim == 1:
+            writer.add_tensor(_gguf_name(name), array)
+        else:
+            writer.add_tensor(_gguf_name(name), quantize(array, matrices_as), raw_dtype=matrices_as)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
