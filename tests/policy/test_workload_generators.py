@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets, arrivals_until
 from relevo.workload.lengths import EmpiricalLengths, FixedLength, LognormalLengths, UniformLengths, parse_lengths
-from relevo.workload.prompts import hashed_token_ids, random_token_ids, text_of_length
+from relevo.workload.prompts import hashed_run, random_token_ids, text_of_length
 from relevo.workload.traces import TraceFormat, read_trace, spread_ticks
 
 
@@ -137,16 +137,24 @@ def test_ticks_are_spread_inside_themselves() -> None:
     assert [sum(1 for t in times if t // 3.0 == tick) for tick in range(10)] == [4] * 10
 
 
+def test_one_odd_gap_does_not_shrink_the_tick() -> None:
+    """Red when the tick is taken from the smallest gap: a trace with one stray stamp would stay in batches."""
+    stamps = [0, 3000, 6000, 9000, 9001]
+    lines = [f'{{"timestamp": {t}, "input_length": 9, "output_length": 1}}' for t in stamps for _ in range(20)]
+    spread = spread_ticks(read_trace(TraceFormat.MOONCAKE, lines), random.Random(5))
+    assert max(r.arrived_at_s or 0.0 for r in spread[:20]) > 1.0
+
+
 def test_hash_ids_decide_the_shared_prefix() -> None:
     vocabulary = range(100, 1000)
-    one = hashed_token_ids(20, [1, 2, 3], 8, vocabulary, seed=0)
-    two = hashed_token_ids(24, [1, 2, 4], 8, vocabulary, seed=0)
-    other = hashed_token_ids(20, [1, 2, 3], 8, vocabulary, seed=1)
+    one = hashed_run(20, [1, 2, 3], 8, vocabulary, seed=0)
+    two = hashed_run(24, [1, 2, 4], 8, vocabulary, seed=0)
+    other = hashed_run(20, [1, 2, 3], 8, vocabulary, seed=1)
     assert (len(one), len(two)) == (20, 24)
     assert one[:16] == two[:16]
     assert one[16:] != two[16:20]
     assert other != one
-    assert len(hashed_token_ids(30, [5], 8, vocabulary, seed=0)) == 30
+    assert len(hashed_run(30, [5], 8, vocabulary, seed=0)) == 30
 
 
 def test_random_ids_come_from_the_vocabulary() -> None:

@@ -12,8 +12,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from relevo.core.ids import TokenId
+
+T = TypeVar("T")
 
 # Frequent English words; most tokenizers have one token for each with its leading space.
 _WORD_TEXT = (
@@ -51,30 +54,32 @@ def random_token_ids(num_tokens: int, token_ids: Sequence[TokenId], rng: random.
     return rng.choices(token_ids, k=num_tokens)
 
 
-def hashed_token_ids(
-    num_tokens: int, hash_ids: Sequence[int], block_size: int, token_ids: Sequence[TokenId], *, seed: int
-) -> list[TokenId]:
-    """A prompt whose run of `block_size` tokens number i depends on hash_ids[i] and `seed` alone.
+def hashed_run(num_items: int, hash_ids: Sequence[int], block_size: int, items: Sequence[T], *, seed: int) -> list[T]:
+    """A prompt of token ids (or words) whose run i of `block_size` items depends on hash_ids[i] and `seed` alone.
 
-    Prompts with equal leading hash ids share that prefix, as in the trace. Tokens beyond the last hash id, if the
+    Prompts with equal leading hash ids share that prefix, as in the trace. Items beyond the last hash id, if the
     trace is short of them, repeat its content.
     """
-    prompt: list[TokenId] = []
+    prompt: list[T] = []
     index = 0
-    while len(prompt) < num_tokens:
+    while len(prompt) < num_items:
         hash_id = hash_ids[min(index, len(hash_ids) - 1)]
-        prompt += random.Random(f"{seed}:{hash_id}").choices(token_ids, k=block_size)
+        prompt += random.Random(f"{seed}:{hash_id}").choices(items, k=block_size)
         index += 1
-    return prompt[:num_tokens]
+    return prompt[:num_items]
 
 
-def fit_text(num_tokens: int, rng: random.Random) -> Generator[str, int, FittedText]:
+def fit_text(
+    num_tokens: int, rng: random.Random, first_words: Sequence[str] | None = None
+) -> Generator[str, int, FittedText]:
     """Yield texts, be sent the token count of each, return one with `num_tokens` tokens.
+
+    The text begins with `first_words` (as many as fit), or with random ones.
 
     A count may include a fixed overhead (a chat template): the text is made shorter by as much. If no text fits
     (fewer tokens than the overhead, or a tokenizer that never gives this count), the closest one is returned.
     """
-    words = rng.choices(WORDS, k=num_tokens)
+    words = list(first_words) if first_words else rng.choices(WORDS, k=num_tokens)
     closest: FittedText | None = None
     for _ in range(MAX_FIT_ROUNDS):
         text = " ".join(words)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -60,13 +61,14 @@ def read_trace(trace_format: TraceFormat, lines: Iterable[str]) -> list[TraceReq
 def spread_ticks(requests: Sequence[TraceRequest], rng: random.Random) -> list[TraceRequest]:
     """Move every arrival to a uniform place inside its tick, for traces whose times were rounded down.
 
-    The tick is the smallest gap between distinct arrival times (3 s in Mooncake's conversation trace); replayed as it
-    is, such a trace arrives in batches. Returns the requests sorted by their new times.
+    The tick is the commonest gap between distinct arrival times (3 s in Mooncake's conversation trace); replayed as
+    it is, such a trace arrives in batches. Returns the requests sorted by their new times.
     """
     times = sorted({request.arrived_at_s for request in requests if request.arrived_at_s is not None})
     if len(times) < 2:
         return list(requests)
-    tick_s = min(later - earlier for earlier, later in pairwise(times))
+    gaps_ms = Counter(round((later - earlier) * 1e3) for earlier, later in pairwise(times))
+    tick_s = gaps_ms.most_common(1)[0][0] / 1e3
     moved = [
         replace(request, arrived_at_s=(request.arrived_at_s or 0.0) + rng.random() * tick_s) for request in requests
     ]

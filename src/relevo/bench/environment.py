@@ -1,0 +1,45 @@
+"""What a measurement must say about where it was made: command line, versions, machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("relevo", "torch", "numpy", "aiohttp", "uvicorn")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Facts of this process and box as JSON; what cannot be found is left out."""
+    return {
+        "command": sys.argv,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_model": cpu_model(),
+        "num_cpus": os.cpu_count(),
+        "num_usable_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "versions": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+    }
+
+
+def cpu_model() -> str:
+    """The processor's own name where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,212 @@
+"""`relevo bench transport`: how long a KV transport takes to hand over so many bytes, without any model.
+
+The blocks have the size of a small model's (30 layers, 3 KV heads of 64, float32, 16 tokens). `shm` hands over blocks
+of one arena and moves nothing, so what is measured is the bookkeeping from reserve to seal; its GB/s are the rate at
+which bytes change owner, not a copy. `tcp` sends from this process to a second one over the loopback. Reservations,
+generations and acknowledgements are the real ones; every transfer's bytes are compared by checksum afterwards.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from relevo.bench.transport_peer import receive_blocks
+from relevo.core.errors import HandoffFailed, SettingsError
+from relevo.core.events import TransferFailed, TransferSealed
+from relevo.core.ids import RequestId, WorkerId
+from relevo.core.kv import KVGroup, KVLayout, Reservation
+from relevo.core.ports import KVTransport
+from relevo.kv.arena import Arena
+from relevo.kv.transports.shm import ShmTransport
+from relevo.kv.transports.tcp import TcpTransport
+from relevo.telemetry.latency import Summary, summarise
+
+LAYOUT = KVLayout(
+    model_hash="bench",
+    dtype="float32",
+    block_size=16,
+    groups=(KVGroup(name="full", kind="full", num_layers=30, num_kv_heads=3, head_size=64),),
+)
+SEAL_TIMEOUT_S = 60.0  # arbitrary; a transfer that takes longer has failed
+LEASE_S = 60.0
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+class TransportKind(StrEnum):
+    SHM = "shm"
+    TCP = "tcp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportCost:
+    """`handoff_s`: reserve -> acknowledged seal. `write_s`: first write -> acknowledged seal."""
+
+    transport: str
+    num_bytes: int
+    num_blocks: int
+    handoff_s: Summary
+    write_s: Summary
+
+    @property
+    def gigabytes_per_s(self) -> float:
+        """From the median of `write_s`, 10^9 bytes."""
+        return self.num_bytes / self.write_s.p50 / 1e9
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "gigabytes_per_s": self.gigabytes_per_s}
+
+
+def parse_bytes(text: str) -> int:
+    """Read `45MB`, `64MiB`, `1.5GB` or plain bytes. Raises SettingsError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?)b?\s*", text.lower())
+    num_bytes = round(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
+    if num_bytes < 1:
+        raise SettingsError(f"{text!r} is not a size; write 45MB, 64MiB or 1.5GB")
+    return num_bytes
+
+
+def measure_transport(
+    kind: TransportKind, num_bytes: int, num_repeats: int, layout: KVLayout = LAYOUT
+) -> TransportCost:
+    """Hand over `num_bytes` (rounded up to whole blocks) `num_repeats` times, after one unmeasured warm-up.
+
+    Raises HandoffFailed if a transfer is refused, takes longer than SEAL_TIMEOUT_S or arrives damaged.
+    """
+    num_blocks = -(-num_bytes // layout.bytes_per_block)
+    measure = _measure_shm if kind is TransportKind.SHM else _measure_tcp
+    samples = measure(layout, num_blocks, num_repeats + 1)[1:]
+    return TransportCost(
+        transport=kind.value,
+        num_bytes=num_blocks * layout.bytes_per_block,
+        num_blocks=num_blocks,
+        handoff_s=summarise([handoff_s for handoff_s, _ in samples]),
+        write_s=summarise([write_s for _, write_s in samples]),
+    )
+
+
+def transport_table(costs: Sequence[TransportCost]) -> Table:
+    table = Table(title="KV transport, ms", title_justify="left")
+    for heading in ("transport", "MB", "blocks", "repeats", "handoff p50", "max", "write p50", "max", "GB/s"):
+        table.add_column(heading, justify="right")
+    for cost in costs:
+        seconds = (cost.handoff_s.p50, cost.handoff_s.max, cost.write_s.p50, cost.write_s.max)
+        table.add_row(
+            cost.transport,
+            f"{cost.num_bytes / 1e6:.1f}",
+            str(cost.num_blocks),
+            str(cost.write_s.count),
+            *(f"{value * 1e3:.3f}" for value in seconds),
+            f"{cost.gigabytes_per_s:.2f}",
+        )
+    return table
+
+
+def _measure_shm(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tuple[float, float]]:
+    arena = Arena.create(layout, num_blocks, shared=True)
+    senders_view = Arena.attach(arena.fd, layout, num_blocks)
+    _fill(senders_view)
+    expected = zlib.crc32(arena.buffer)
+    woken = threading.Event()
+    receiver, sender = ShmTransport(arena), ShmTransport(senders_view, on_wake=woken.set)
+    samples = []
+    try:
+        for repeat in range(num_repeats):
+            reservation = _reservation(repeat, num_blocks)
+            started_s = time.perf_counter()
+            receiver.reserve(reservation)
+            write_s = _timed_write(sender, woken, reservation, receiver.address(), layout)
+            samples.append((time.perf_counter() - started_s, write_s))
+            receiver.release(reservation)
+        _check_equal(zlib.crc32(arena.buffer), expected)
+    finally:
+        sender.close()
+        receiver.close()
+        senders_view.close()
+        arena.close()
+    return samples
+
+
+def _measure_tcp(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tuple[float, float]]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    peer = context.Process(target=receive_blocks, args=(theirs, layout, num_blocks), daemon=True)
+    peer.start()
+    theirs.close()
+    arena = Arena.create(layout, num_blocks, shared=False)
+    _fill(arena)
+    expected = zlib.crc32(arena.buffer)
+    woken = threading.Event()
+    sender = TcpTransport(arena, on_wake=woken.set)
+    samples = []
+    try:
+        address = ours.recv()
+        for repeat in range(num_repeats):
+            reservation = _reservation(repeat, num_blocks)
+            started_s = time.perf_counter()
+            ours.send(("reserve", reservation))
+            ours.recv()
+            write_s = _timed_write(sender, woken, reservation, address, layout)
+            samples.append((time.perf_counter() - started_s, write_s))
+            ours.send(("release", reservation))
+            _check_equal(ours.recv(), expected)
+    except EOFError as error:
+        raise HandoffFailed("the receiving process ended during the measurement") from error
+    finally:
+        sender.close()
+        ours.close()
+        peer.join(SEAL_TIMEOUT_S)
+        arena.close()
+    return samples
+
+
+def _timed_write(
+    sender: KVTransport, woken: threading.Event, reservation: Reservation, address: str, layout: KVLayout
+) -> float:
+    """Seconds from the first write to the acknowledged seal."""
+    woken.clear()
+    started_s = time.perf_counter()
+    sender.write(reservation, address, 0, reservation.block_ids)
+    sender.seal(reservation, address, len(reservation.block_ids) * layout.block_size)
+    deadline_s = started_s + SEAL_TIMEOUT_S
+    while True:
+        for event in sender.poll():
+            if isinstance(event, TransferFailed):
+                raise HandoffFailed(f"the transfer failed: {event.reason}")
+            if isinstance(event, TransferSealed) and event.reservation.request_id == reservation.request_id:
+                return time.perf_counter() - started_s
+        if time.perf_counter() > deadline_s:
+            raise HandoffFailed(f"the transfer was not acknowledged within {SEAL_TIMEOUT_S:.0f} s")
+        woken.wait(deadline_s - time.perf_counter())
+        woken.clear()
+
+
+def _reservation(repeat: int, num_blocks: int) -> Reservation:
+    return Reservation(
+        request_id=RequestId(f"bench-{repeat}"),
+        worker_id=WorkerId("bench"),
+        epoch=1,
+        block_ids=tuple(range(num_blocks)),
+        generations=(repeat + 1,) * num_blocks,
+        num_hit_tokens=0,
+        lease_s=LEASE_S,
+    )
+
+
+def _fill(arena: Arena) -> None:
+    arena.buffer[:] = np.random.default_rng(0).bytes(len(arena.buffer))
+
+
+def _check_equal(received: int, expected: int) -> None:
+    if received != expected:
+        raise HandoffFailed("the received blocks differ from the sent ones")

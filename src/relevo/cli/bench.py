@@ -1,0 +1,323 @@
+"""`relevo bench ...`: load tests and measurements. Parses argv, calls `relevo.bench`, prints tables, writes JSON.
+
+Mistakes of the operator (wrong URL, key, model or options) are one sentence and exit status 2, never a traceback.
+Ctrl-C prints what was measured so far and exits with status 130.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+
+from relevo.bench.environment import describe_environment
+from relevo.bench.handoff import HandoffCost, HandoffOptions, handoff_table, measure_handoffs
+from relevo.bench.interference import InterferenceOptions, compare_topologies
+from relevo.bench.interference_phase import PhaseOptions
+from relevo.bench.interference_report import InterferenceReport, interference_tables
+from relevo.bench.plot import plot_latencies, require_matplotlib
+from relevo.bench.records import Endpoint
+from relevo.bench.report import Slo, report_load
+from relevo.bench.serve import LoadTest, ServeOptions, TraceOptions
+from relevo.bench.tables import load_tables
+from relevo.bench.transport import TransportKind, measure_transport, parse_bytes, transport_table
+from relevo.core.errors import RelevoError
+from relevo.workload.arrivals import ArrivalKind
+from relevo.workload.lengths import Lengths, parse_lengths
+from relevo.workload.traces import TraceFormat
+
+T = TypeVar("T")
+
+EXIT_OPERATOR_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(name="bench", help="Measure a server: load tests, interference, handoff and transport costs.")
+_out = Console()
+_err = Console(stderr=True)
+
+Model = Annotated[str | None, typer.Option(help="Served model to ask for. Default: the first of /v1/models.")]
+ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as Bearer token.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same prompts, lengths and arrivals.")]
+JsonOut = Annotated[Path | None, typer.Option("--json", help="Write every record and the environment to this file.")]
+Url = Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:8000.")]
+
+
+@app.command()
+def serve(
+    url: Url,
+    request_rate: Annotated[float | None, typer.Option(help="Open loop: requests per second.")] = None,
+    arrival: Annotated[ArrivalKind, typer.Option(help="Open loop: arrival process.")] = ArrivalKind.POISSON,
+    burstiness: Annotated[float, typer.Option(help="Shape of --arrival gamma; below 1 comes in bursts.")] = 1.0,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Closed loop: clients that wait. Default: 1.")] = None,
+    num_requests: Annotated[int | None, typer.Option(min=1, help="End after so many requests. Default: 100.")] = None,
+    duration_s: Annotated[float | None, typer.Option(min=0.0, help="Send no more after so many seconds.")] = None,
+    input_len: Annotated[str, typer.Option(help="Prompt tokens: 512, 128-1024 or lognormal:600,2.0.")] = "512",
+    output_len: Annotated[str, typer.Option(help="Output tokens (max_tokens), written the same way.")] = "128",
+    trace: Annotated[Path | None, typer.Option(help="Replay lengths (and times) of this file.")] = None,
+    trace_format: Annotated[TraceFormat, typer.Option(help="Format of --trace.")] = TraceFormat.MOONCAKE,
+    trace_speed: Annotated[float, typer.Option(min=1e-6, help="2 replays twice as fast.")] = 1.0,
+    trace_spread: Annotated[bool, typer.Option(help="Spread arrivals inside the ticks of the trace.")] = False,
+    trace_max_input_len: Annotated[int | None, typer.Option(help="Leave longer requests of the trace out.")] = None,
+    endpoint: Annotated[Endpoint, typer.Option(help="chat sends text, completions token ids.")] = Endpoint.CHAT,
+    model: Model = None,
+    api_key: ApiKey = None,
+    seed: Seed = 0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: longest TTFT.")] = None,
+    slo_itl_ms: Annotated[float | None, typer.Option(help="Goodput: longest p90 of a request's ITL.")] = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Generate exactly --output-len tokens.")] = False,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    num_warmup: Annotated[int, typer.Option(min=0, help="Unmeasured requests before the load.")] = 2,
+    request_timeout_s: Annotated[float | None, typer.Option(help="Count a longer request as an error.")] = None,
+    json_out: JsonOut = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw latency distributions into this PNG.")] = None,
+) -> None:
+    """Load test URL, open loop (--request-rate, or a trace with times) or closed loop (--concurrency)."""
+    if plot is not None:
+        _friendly(require_matplotlib)
+    ends = num_requests is not None or duration_s is not None or trace is not None
+    closed = request_rate is None and trace is None
+    options = ServeOptions(
+        url=url,
+        model=model,
+        endpoint=endpoint,
+        api_key=api_key,
+        seed=seed,
+        input_lengths=_lengths(input_len),
+        output_lengths=_lengths(output_len),
+        num_requests=num_requests if ends else 100,
+        duration_s=duration_s,
+        request_rate_per_s=request_rate,
+        arrival=arrival,
+        burstiness=burstiness,
+        concurrency=concurrency or (1 if closed else None),
+        trace=None
+        if trace is None
+        else TraceOptions(
+            path=trace,
+            format=trace_format,
+            speed=trace_speed,
+            spread=trace_spread,
+            max_input_len=trace_max_input_len,
+        ),
+        ignore_eos=ignore_eos,
+        temperature=temperature,
+        num_warmup_requests=num_warmup,
+        request_timeout_s=request_timeout_s,
+    )
+    environment = describe_environment()
+    test = LoadTest(options)
+    interrupted = _run(test.run(_progress))
+    report = report_load(test.records, _slo(slo_ttft_ms, slo_itl_ms))
+    _out.print(load_tables(report))
+    if not test.exact_lengths:
+        _note("the server has no /tokenize: prompt lengths are about one token a word; see the server's own counts")
+    if report.generator_was_late:
+        late_ms = report.lateness_p99_s * 1e3
+        _note(f"requests left up to {late_ms:.0f} ms late (p99): this machine is too busy to test from")
+    start_ns = min((record.sent_at_ns for record in test.records if record.sent_at_ns), default=0)
+    body = {"model": test.model, "exact_lengths": test.exact_lengths, "report": report.to_json()}
+    requests = [record.to_json(start_ns) for record in test.records]
+    _write_json(json_out, environment, body | {"requests": requests})
+    if plot is not None:
+        plot_latencies(test.records, plot, f"{test.model} at {url}")
+    _exit(interrupted, failed=report.num_requests > 0 and report.num_completed == 0)
+
+
+@app.command()
+def interference(
+    model: Annotated[str | None, typer.Argument(help="What `relevo serve` is given. Default: its own default.")] = None,
+    url: Annotated[list[str] | None, typer.Option(help="NAME=URL of a running variant; replaces starting any.")] = None,
+    topology: Annotated[str, typer.Option(help="The disaggregated variant.")] = "1p1d",
+    chunk_sizes: Annotated[str, typer.Option(help="Token budgets of the unified variants.")] = "64,128,256,512",
+    prefill_chunk_size: Annotated[int | None, typer.Option(min=1, help="Token budget of --topology.")] = None,
+    load: Annotated[float, typer.Option(help="Arrival rate as a fraction of what prefill sustains.")] = 0.6,
+    request_rate: Annotated[float | None, typer.Option(help="Arrivals per second; replaces --load.")] = None,
+    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens of the arriving prompts.")] = 1500,
+    prompt_output_len: Annotated[int, typer.Option(min=1, help="Tokens they generate; 2 or more hand off.")] = 8,
+    num_streams: Annotated[int, typer.Option(min=1, help="Streams that decode all the time.")] = 4,
+    stream_prompt_len: Annotated[int, typer.Option(min=1)] = 32,
+    stream_output_len: Annotated[int, typer.Option(min=2, help="A stream restarts after so many tokens.")] = 1000,
+    duration_s: Annotated[float, typer.Option(min=0.1, help="Window of arrivals per phase.")] = 60.0,
+    rounds: Annotated[int, typer.Option(help="Turns of every variant: A B A B.")] = 2,
+    num_rate_prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure the prefill rate with.")] = 8,
+    baseline: Annotated[bool, typer.Option(help="First measure the streams alone, half as long.")] = True,
+    serve_flag: Annotated[list[str] | None, typer.Option(help="Passed to every started server; repeat.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Server logs. Default: a temporary folder.")] = None,
+    seed: Seed = 0,
+    json_out: JsonOut = None,
+) -> None:
+    """Compare unified serving with disaggregation: decoding streams while long prompts arrive, on the same cores."""
+    options = InterferenceOptions(
+        model=model,
+        urls=dict(_named_url(entry) for entry in url or ()),
+        topology=topology,
+        chunk_sizes=_integers(chunk_sizes, "--chunk-sizes"),
+        prefill_chunk_size=prefill_chunk_size,
+        serve_flags=tuple(serve_flag or ()),
+        load=load,
+        rate_per_s=request_rate,
+        num_rate_prompts=num_rate_prompts,
+        rounds=rounds,
+        phase=PhaseOptions(
+            num_streams=num_streams,
+            stream_prompt_len=stream_prompt_len,
+            stream_output_len=stream_output_len,
+            prompt_len=prompt_len,
+            prompt_output_len=prompt_output_len,
+            duration_s=duration_s,
+            baseline_s=duration_s / 2 if baseline else 0.0,
+            seed=seed,
+        ),
+        log_dir=log_dir or Path(tempfile.mkdtemp(prefix="relevo-bench-")),
+    )
+    environment = describe_environment()
+    report = InterferenceReport()
+    interrupted = _run(compare_topologies(options, report, _progress))
+    _out.print(interference_tables(report))
+    _write_json(json_out, environment, {"report": report.to_json()})
+    _exit(interrupted)
+
+
+@app.command()
+def handoff(
+    url: Url,
+    prompt_lens: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "128,512,1500",
+    num_repeats: Annotated[int, typer.Option(min=1, help="Prompts per length, one at a time.")] = 5,
+    output_len: Annotated[int, typer.Option(min=2, help="Output tokens; at least 2, or nothing is handed off.")] = 4,
+    model: Model = None,
+    api_key: ApiKey = None,
+    seed: Seed = 0,
+    json_out: JsonOut = None,
+) -> None:
+    """TTFT and the handoff's share of it on an idle running server, from its own metrics."""
+    options = HandoffOptions(
+        url=url,
+        model=model,
+        api_key=api_key,
+        prompt_lens=_integers(prompt_lens, "--prompt-lens"),
+        num_repeats=num_repeats,
+        max_tokens=output_len,
+        seed=seed,
+    )
+    environment = describe_environment()
+    costs: list[HandoffCost] = []
+    interrupted = _run(measure_handoffs(options, costs, _progress))
+    _out.print(handoff_table(costs))
+    if costs and not any(cost.num_handoffs for cost in costs):
+        _note("the server counted no handoff: it is unified, or it kept these prompts local")
+    _write_json(json_out, environment, {"handoffs": [cost.to_json() for cost in costs]})
+    _exit(interrupted)
+
+
+@app.command()
+def transport(
+    transport: Annotated[list[TransportKind] | None, typer.Option(help="Which ones; repeat. Default: all.")] = None,
+    size: Annotated[str, typer.Option("--bytes", help="Bytes to hand over: 45MB, 64MiB.")] = "45MB",
+    num_repeats: Annotated[int, typer.Option(min=1)] = 10,
+    json_out: JsonOut = None,
+) -> None:
+    """How fast KV blocks change workers over each transport, without a model."""
+    environment = describe_environment()
+    kinds = transport or list(TransportKind)
+    costs = _friendly(lambda: [measure_transport(kind, parse_bytes(size), num_repeats) for kind in kinds])
+    _out.print(transport_table(costs))
+    _write_json(json_out, environment, {"transports": [cost.to_json() for cost in costs]})
+
+
+def _run(work: Coroutine[Any, Any, None]) -> bool:
+    """Run to the end; True if Ctrl-C ended it early."""
+    try:
+        _friendly(lambda: asyncio.run(work))
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _friendly(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except RelevoError as error:
+        _fail(error.message)
+    except ExceptionGroup as group:
+        expected, unexpected = group.split(RelevoError)
+        if expected is None or unexpected is not None:
+            raise
+        _fail(_first_message(expected))
+
+
+def _first_message(group: BaseException) -> str:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return str(group)
+
+
+def _fail(message: str) -> NoReturn:
+    _err.print(f"relevo bench: {message}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(EXIT_OPERATOR_ERROR)
+
+
+def _progress(message: str) -> None:
+    _err.print(message, markup=False, highlight=False, style="dim")
+
+
+def _note(message: str) -> None:
+    _err.print(f"note: {message}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _exit(interrupted: bool, failed: bool = False) -> None:
+    if interrupted:
+        _note("interrupted: the numbers above cover what had happened until then")
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _write_json(path: Path | None, environment: dict[str, Any], body: dict[str, Any]) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps({"environment": environment, **body}, indent=1) + "\n")
+    except OSError as error:
+        _fail(f"cannot write {path}: {error}")
+    _note(f"wrote {path}")
+
+
+def _lengths(text: str) -> Lengths:
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _integers(text: str, option: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of token counts; write 128,512 for example", param_hint=option
+        )
+    return numbers
+
+
+def _named_url(entry: str) -> tuple[str, str]:
+    name, equals, url = entry.partition("=")
+    if not equals or not name or not url:
+        raise typer.BadParameter(f"{entry!r} is not NAME=URL; write unified-256=http://127.0.0.1:8001 for example")
+    return name, url
+
+
+def _slo(ttft_ms: float | None, itl_ms: float | None) -> Slo | None:
+    if ttft_ms is None and itl_ms is None:
+        return None
+    return Slo(
+        ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
+        itl_s=None if itl_ms is None else itl_ms / 1e3,
+    )
