@@ -1,0 +1,86 @@
+"""Request bodies: read with a bound, parsed as a JSON object, checked against a schema.
+
+Owns the wording of 400s for malformed bodies. Does not know any field. `null` at the top level means "not given".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from relevo.core.errors import InvalidRequest, RequestTooLarge, UnsupportedMediaType
+from relevo.gateway.sse import ClientGone
+
+T = TypeVar("T")
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+
+
+async def read_body(request: Request, max_body_bytes: int) -> bytes:
+    """The whole body. Raises RequestTooLarge as soon as the limit is passed; never holds more than that."""
+    too_large = RequestTooLarge(f"The request body is larger than {max_body_bytes} bytes, the limit of this server.")
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_body_bytes:
+        raise too_large
+    chunks: list[bytes] = []
+    num_bytes = 0
+    more_body = True
+    while more_body:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        num_bytes += len(chunk)
+        if num_bytes > max_body_bytes:
+            raise too_large
+        chunks.append(chunk)
+        more_body = message.get("more_body", False)
+    return b"".join(chunks)
+
+
+def check_media_type(content_type: str | None) -> None:
+    """Raises UnsupportedMediaType unless the body is declared as JSON or not declared at all."""
+    media_type = (content_type or "application/json").partition(";")[0].strip().lower()
+    is_json = media_type == "application/json" or (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    )
+    if not is_json:
+        raise UnsupportedMediaType("Unsupported Media Type: Only 'application/json' is allowed")
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body` without its null members. Raises InvalidRequest."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise InvalidRequest("The request body is nested too deeply.") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The request body must be a JSON object.")
+    return {name: member for name, member in value.items() if member is not None}
+
+
+def check_schema(fields: dict[str, Any], schema: type[T]) -> T:
+    """`fields` as a `schema` struct; members the schema does not have are ignored. Raises InvalidRequest."""
+    try:
+        return msgspec.convert(fields, schema)
+    except msgspec.ValidationError as error:
+        message, param = _explain(str(error))
+        raise InvalidRequest(message, param=param) from None
+
+
+def _explain(text: str) -> tuple[str, str | None]:
+    """msgspec's message in our words, and the field that it is about."""
+    found = _PATH.search(text)
+    missing = re.search(r"missing required field `([^`]+)`", text)
+    path = found.group(1) if found else ""
+    if missing:
+        path = f"{path}.{missing.group(1)}" if path else missing.group(1)
+        return f"Missing required field '{path}'.", path
+    reason = _PATH.sub("", text).replace(" | null", "").replace("`", "'")
+    if not path:
+        return f"Invalid request: {reason}.", None
+    return f"Invalid value for '{path}': {reason[0].lower()}{reason[1:]}.", path

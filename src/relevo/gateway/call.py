@@ -1,0 +1,78 @@
+"""One HTTP call on its way through the gateway: what a route handler is given."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.types import Send
+
+from relevo import __version__
+from relevo.core.errors import ModelNotFound
+from relevo.gateway.body import check_media_type, check_schema, parse_object, read_body
+from relevo.gateway.context import GatewayContext
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+INLINE_BODY_BYTES = 8 * 1024  # arbitrary: texts below are tokenised in the event loop, a thread would cost more
+
+
+@dataclass(slots=True)
+class FieldWarnings:
+    """Names each field without effect once per process, however often it is sent."""
+
+    _seen: set[str] = field(default_factory=set)
+
+    def note(self, names: Iterable[str]) -> None:
+        fresh = sorted(set(names) - self._seen)
+        if fresh:
+            self._seen.update(fresh)
+            logger.warning("request fields without effect fields=%s", ",".join(fresh))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    context: GatewayContext
+    request: Request
+    send: Send
+    request_id: str  # of this HTTP request, echoed in x-request-id
+    tenant: str  # empty without API keys
+    accepted_at_ns: int
+    field_warnings: FieldWarnings
+    path_rest: str = ""  # what followed a route that takes the rest of the path
+
+    async def read(self, schema: type[T], without_effect: frozenset[str] = frozenset()) -> tuple[T, int]:
+        """The body as `schema`, and its size in bytes. Raises RequestError."""
+        check_media_type(self.request.headers.get("content-type"))
+        body = await read_body(self.request, self.context.max_body_bytes)
+        members = parse_object(body)
+        self.field_warnings.note(name for name in members if name in without_effect)
+        return check_schema(members, schema), len(body)
+
+    def model_name(self, requested: str | None) -> str:
+        """The served name a request means; without one, the first. Raises ModelNotFound."""
+        names = self.context.model_names
+        if not requested:
+            return names[0]
+        if requested not in names:
+            raise ModelNotFound(f"The model `{requested}` does not exist.", param="model")
+        return requested
+
+
+async def run_text_work(num_bytes: int, work: Callable[[], T]) -> T:
+    """Run `work`, whose cost grows with `num_bytes` of text, without holding up the event loop."""
+    if num_bytes <= INLINE_BODY_BYTES:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+def system_fingerprint(context: GatewayContext) -> str:
+    """Changes with the version and the model: what may make equal seeds give different texts."""
+    digest = hashlib.sha256("\0".join((context.model_hash, context.model_names[0])).encode()).hexdigest()
+    return f"relevo-{__version__}-{digest[:8]}"

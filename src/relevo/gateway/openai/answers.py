@@ -1,0 +1,182 @@
+"""What the two generating endpoints share: the job that a request becomes, and the answer as a stream or as a whole.
+
+Owns the order of events: opening chunks, deltas, one finish chunk per choice, usage, `[DONE]`. Does not know the shape
+of a chunk; that is an `AnswerFormat`.
+
+A failure after the first chunk is one `data: {"error": ...}` event and the end of the body, without `[DONE]`: the
+OpenAI SDK raises APIError on the event, and no client can take the text for complete.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+from starlette.responses import Response
+
+from relevo.core.baton import SampledToken
+from relevo.core.errors import RelevoError
+from relevo.gateway.call import Call
+from relevo.gateway.http_errors import error_body
+from relevo.gateway.merge import merged_deltas
+from relevo.gateway.sse import DONE_EVENT, EventStream, encode_event, run_while_connected
+from relevo.gateway.text_generation import TextDelta, TextGeneration
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class FinishedChoice:
+    """One choice of a whole answer, put together from its deltas."""
+
+    index: int
+    text_parts: list[str] = field(default_factory=list)
+    tokens: list[SampledToken] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        self.text_parts.append(delta.text)
+        self.tokens.extend(delta.tokens)
+        self.text_offsets.extend(delta.text_offsets)
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self.text_parts)
+
+
+class AnswerFormat(Protocol):
+    """The JSON of one API. `index` is prompt_index * n + sample_index."""
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The chunk that opens a choice, before any text."""
+        ...
+
+    def delta(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
+        """The chunk for new text or tokens; None if there is nothing to tell."""
+        ...
+
+    def finish(self, index: int, delta: TextDelta) -> dict[str, Any]: ...
+
+    def usage_only(self) -> dict[str, Any]:
+        """The chunk without choices that carries the usage."""
+        ...
+
+    def whole(self, choices: Sequence[FinishedChoice]) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A validated request, ready to run."""
+
+    generations: tuple[TextGeneration, ...]  # one per prompt
+    num_choices_per_prompt: int
+    answer_format: AnswerFormat
+    stream: bool
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+    def index_of(self, delta: TextDelta) -> int:
+        return delta.prompt_index * self.num_choices_per_prompt + delta.sample_index
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.generations) * self.num_choices_per_prompt
+
+
+def usage_of(generations: Iterable[TextGeneration]) -> dict[str, Any]:
+    """OpenAI's usage object. Cached tokens are always told and are part of the prompt tokens."""
+    runs = list(generations)
+    num_prompt_tokens = sum(run.num_prompt_tokens for run in runs)
+    num_output_tokens = sum(run.num_output_tokens for run in runs)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(run.num_cached_tokens for run in runs)},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+async def answer(call: Call, job: Job) -> Response | None:
+    """Run the job while the client is there. The response, or None if it has been streamed.
+
+    Raises RelevoError if nothing was sent yet; ClientGone.
+    """
+    response: Response | None = None
+
+    async def work() -> None:
+        nonlocal response
+        if job.stream:
+            await _stream(call, job)
+        else:
+            response = await _whole(job)
+
+    try:
+        await run_while_connected(call.request.receive, work())
+    finally:
+        for generation in job.generations:
+            generation.record()
+    return response
+
+
+async def _whole(job: Job) -> Response:
+    choices = [FinishedChoice(index) for index in range(job.num_choices)]
+    async with aclosing(merged_deltas(job.generations)) as deltas:
+        async for delta in deltas:
+            choices[job.index_of(delta)].add(delta)
+            job.generations[delta.prompt_index].stamp(delta)
+    body = job.answer_format.whole(choices)
+    body["usage"] = usage_of(job.generations)
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+async def _stream(call: Call, job: Job) -> None:
+    stream = EventStream(call.send, call.context.sse_keepalive_s)
+    try:
+        await _write_deltas(stream, job)
+        if job.include_usage:
+            await stream.write(encode_event(job.answer_format.usage_only() | {"usage": usage_of(job.generations)}))
+        await stream.write(DONE_EVENT)
+        await stream.end()
+    except Exception as error:
+        if not stream.started:
+            raise
+        if not isinstance(error, RelevoError):
+            logger.exception("a stream broke off request_id=%s", call.request_id)
+            error = RelevoError("The server failed while it wrote this answer.")
+        await stream.write(encode_event(error_body(error)))
+        await stream.end()
+    finally:
+        stream.stop_keepalive()
+
+
+async def _write_deltas(stream: EventStream, job: Job) -> None:
+    answer_format = job.answer_format
+    async with aclosing(merged_deltas(job.generations)) as deltas:
+        async for delta in deltas:
+            index = job.index_of(delta)
+            chunks = []
+            if not stream.started:
+                chunks += [answer_format.opening(opened) for opened in range(job.num_choices)]
+            chunks.append(answer_format.delta(index, delta))
+            if delta.finish_reason is not None:
+                chunks.append(answer_format.finish(index, delta))
+            data = b"".join(_encode(chunk, job) for chunk in chunks if chunk is not None)
+            if data:
+                await stream.write(data)
+            job.generations[delta.prompt_index].stamp(delta)
+
+
+def _encode(chunk: dict[str, Any], job: Job) -> bytes:
+    if job.continuous_usage:
+        chunk["usage"] = usage_of(job.generations)
+    elif job.include_usage:
+        chunk["usage"] = None
+    return encode_event(chunk)

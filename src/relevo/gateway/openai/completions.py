@@ -1,0 +1,158 @@
+"""POST /v1/completions. Source: OpenAI API reference, "Completions"; vLLM's extensions where they exist."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from relevo.core.errors import InvalidRequest
+from relevo.gateway.call import Call, run_text_work, system_fingerprint
+from relevo.gateway.context import TextTokenizer
+from relevo.gateway.openai.answers import FinishedChoice, Job, answer
+from relevo.gateway.openai.logprobs import completion_logprobs
+from relevo.gateway.openai.prompts import Prompt, completion_prompts
+from relevo.gateway.openai.requests import new_generation, response_id
+from relevo.gateway.openai.sampling import refuse_unsupported
+from relevo.gateway.openai.schemas import FIELDS_WITHOUT_EFFECT, CompletionFields
+from relevo.gateway.text_generation import TextDelta
+
+DEFAULT_MAX_TOKENS = 16  # required by the API reference
+
+
+async def completions(call: Call) -> Response | None:
+    """Answer one completion request, of one or several prompts. Raises RelevoError, ClientGone."""
+    fields, num_bytes = await call.read(CompletionFields, FIELDS_WITHOUT_EFFECT)
+    model = call.model_name(fields.model)
+    refuse_unsupported(fields)
+    _refuse_unsupported_here(fields)
+    prompts = await run_text_work(num_bytes, lambda: completion_prompts(call.context, fields))
+    generations = tuple(
+        new_generation(
+            call,
+            fields,
+            prompt.token_ids,
+            model=model,
+            prompt_index=prompt_index,
+            num_logprobs=fields.logprobs,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            continues_text=True,
+        )
+        for prompt_index, prompt in enumerate(prompts)
+    )
+    answer_format = CompletionFormat(
+        id=response_id(call, fields, "cmpl"),
+        created=int(time.time()),
+        model=model,
+        fingerprint=system_fingerprint(call.context),
+        tokenizer=call.context.tokenizer,
+        num_logprobs=fields.logprobs,
+        prompts=prompts,
+        num_choices_per_prompt=fields.n,
+        return_token_ids=fields.return_token_ids,
+    )
+    options = fields.stream_options
+    job = Job(
+        generations=generations,
+        num_choices_per_prompt=fields.n,
+        answer_format=answer_format,
+        stream=fields.stream,
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+    )
+    return await answer(call, job)
+
+
+def _refuse_unsupported_here(fields: CompletionFields) -> None:
+    if fields.suffix:
+        raise InvalidRequest("'suffix' is not supported.", param="suffix")
+    if fields.best_of is not None and fields.best_of != fields.n:
+        raise InvalidRequest("'best_of' is not supported; use 'n'.", param="best_of")
+    if fields.echo and fields.logprobs is not None:
+        raise InvalidRequest(
+            "'echo' together with 'logprobs' is not supported: prompt tokens have no log probabilities here.",
+            param="echo",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionFormat:
+    id: str
+    created: int  # Unix seconds
+    model: str
+    fingerprint: str
+    tokenizer: TextTokenizer
+    num_logprobs: int | None
+    prompts: Sequence[Prompt]
+    num_choices_per_prompt: int
+    return_token_ids: bool
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        prompt = self._prompt(index)
+        if prompt.text is None and not self.return_token_ids:
+            return None
+        chunk = self._chunk(index, prompt.text or "")
+        if self.return_token_ids:
+            chunk["choices"][0] |= {"prompt_token_ids": prompt.token_ids, "token_ids": []}
+        return chunk
+
+    def delta(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
+        tells_tokens = delta.tokens and (self.num_logprobs is not None or self.return_token_ids)
+        if not delta.text and not tells_tokens:
+            return None
+        chunk = self._chunk(index, delta.text)
+        choice = chunk["choices"][0]
+        if self.num_logprobs is not None:
+            choice["logprobs"] = completion_logprobs(
+                self.tokenizer, delta.tokens, delta.text_offsets, self.num_logprobs
+            )
+        if self.return_token_ids:
+            choice["token_ids"] = [token.token_id for token in delta.tokens]
+        return chunk
+
+    def finish(self, index: int, delta: TextDelta) -> dict[str, Any]:
+        chunk = self._chunk(index, "")
+        chunk["choices"][0] |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        return chunk
+
+    def usage_only(self) -> dict[str, Any]:
+        return self._envelope([])
+
+    def whole(self, choices: Sequence[FinishedChoice]) -> dict[str, Any]:
+        return self._envelope([self._whole_choice(choice) for choice in choices])
+
+    def _whole_choice(self, choice: FinishedChoice) -> dict[str, Any]:
+        prompt = self._prompt(choice.index)
+        logprobs = None
+        if self.num_logprobs is not None:
+            logprobs = completion_logprobs(self.tokenizer, choice.tokens, choice.text_offsets, self.num_logprobs)
+        shown = {
+            "index": choice.index,
+            "text": (prompt.text or "") + choice.text,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self.return_token_ids:
+            shown["prompt_token_ids"] = prompt.token_ids
+            shown["token_ids"] = [token.token_id for token in choice.tokens]
+        return shown
+
+    def _prompt(self, index: int) -> Prompt:
+        return self.prompts[index // self.num_choices_per_prompt]
+
+    def _chunk(self, index: int, text: str) -> dict[str, Any]:
+        return self._envelope([{"index": index, "text": text, "logprobs": None, "finish_reason": None}])
+
+    def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        }

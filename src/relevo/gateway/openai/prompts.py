@@ -1,0 +1,144 @@
+"""What a client sent as prompt, as token ids: template, tokenisation, context length.
+
+Runs in worker threads when the text is long. Does not know sampling or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relevo.core.errors import ContextLengthExceeded, InvalidRequest
+from relevo.core.ids import TokenId
+from relevo.gateway.context import GatewayContext
+from relevo.gateway.http_errors import context_overflow_message
+from relevo.gateway.openai.sampling import check_token_ids
+from relevo.gateway.openai.schemas import MAX_PROMPTS, ChatFields, CompletionFields, TokenizeFields
+
+_ROLES_THAT_NEED_CONTENT = frozenset(("system", "developer", "user", "tool"))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: list[TokenId]
+    text: str | None = None  # set where the answer must repeat it
+
+
+def chat_token_ids(context: GatewayContext, fields: ChatFields) -> list[TokenId]:
+    """The templated and tokenised conversation. Raises InvalidRequest, ContextLengthExceeded."""
+    tools = None if fields.tool_choice == "none" else fields.tools
+    template_kwargs = dict(fields.chat_template_kwargs)
+    if fields.reasoning_effort is not None:
+        template_kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
+    text = render_messages(
+        context, fields.messages, tools, fields.add_generation_prompt, fields.continue_final_message, template_kwargs
+    )
+    token_ids = context.tokenizer.encode(text, add_special_tokens=fields.add_special_tokens)
+    return check_length(context, token_ids, "messages")
+
+
+def completion_prompts(context: GatewayContext, fields: CompletionFields) -> list[Prompt]:
+    """One prompt per text or list of token ids. Raises InvalidRequest, ContextLengthExceeded."""
+    prompts: list[Prompt] = []
+    for item in _split_prompts(fields.prompt):
+        if isinstance(item, str):
+            token_ids, text = (
+                context.tokenizer.encode(item, add_special_tokens=fields.add_special_tokens) if item else [],
+                item,
+            )
+        else:
+            token_ids = check_token_ids(item, context.tokenizer.vocab_size, "prompt")
+            text = context.tokenizer.decode(token_ids) if fields.echo else ""
+        prompts.append(Prompt(check_length(context, token_ids, "prompt"), text if fields.echo else None))
+    return prompts
+
+
+def tokenize_token_ids(context: GatewayContext, fields: TokenizeFields) -> list[TokenId]:
+    """What the same prompt or messages would be as a request; no length limit."""
+    if (fields.prompt is None) == (fields.messages is None):
+        raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
+    if fields.messages is None:
+        add_special_tokens = True if fields.add_special_tokens is None else fields.add_special_tokens
+        return context.tokenizer.encode(fields.prompt or "", add_special_tokens=add_special_tokens)
+    text = render_messages(
+        context,
+        fields.messages,
+        fields.tools,
+        fields.add_generation_prompt,
+        fields.continue_final_message,
+        dict(fields.chat_template_kwargs),
+    )
+    return context.tokenizer.encode(text, add_special_tokens=bool(fields.add_special_tokens))
+
+
+def render_messages(
+    context: GatewayContext,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool,
+    template_kwargs: dict[str, Any],
+) -> str:
+    """Prompt text of a conversation. Raises InvalidRequest."""
+    if context.chat_template is None:
+        raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
+    if add_generation_prompt and continue_final_message:
+        raise InvalidRequest(
+            "'add_generation_prompt' and 'continue_final_message' cannot both be true.", param="continue_final_message"
+        )
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+    reserved = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
+    if clash := sorted(reserved & template_kwargs.keys()):
+        raise InvalidRequest(
+            f"'chat_template_kwargs' must not set {clash[0]!r}; it is a field of the request.",
+            param="chat_template_kwargs",
+        )
+    return context.chat_template.render(
+        messages,
+        tools=tools or None,
+        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
+        continue_final_message=continue_final_message,
+        **template_kwargs,
+    )
+
+
+def check_length(context: GatewayContext, token_ids: list[TokenId], param: str) -> list[TokenId]:
+    """`token_ids` unchanged, if there are any and they leave room for one more token."""
+    if not token_ids:
+        raise InvalidRequest(f"'{param}' must not be empty.", param=param)
+    if len(token_ids) >= context.max_model_len:
+        raise ContextLengthExceeded(context_overflow_message(context.max_model_len, len(token_ids)), param=param)
+    return token_ids
+
+
+def _check_message(message: dict[str, Any], path: str) -> None:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"'{path}.role' must be a non-empty string.", param=f"{path}.role")
+    content = message.get("content")
+    if content is not None and not isinstance(content, str | list):
+        raise InvalidRequest(f"'{path}.content' must be a string or a list of parts.", param=f"{path}.content")
+    if content is None and role in _ROLES_THAT_NEED_CONTENT:
+        raise InvalidRequest(f"'{path}.content' is missing.", param=f"{path}.content")
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise InvalidRequest(
+                f"'{path}.content[{number}]' must be an object with a 'type'.", param=f"{path}.content[{number}]"
+            )
+
+
+def _split_prompts(prompt: str | list[Any]) -> Sequence[str | list[TokenId]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(isinstance(item, int) for item in prompt):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1 or int in kinds:
+        raise InvalidRequest("'prompt' mixes texts and token ids; send one kind.", param="prompt")
+    if not prompt:
+        raise InvalidRequest("'prompt' must not be empty.", param="prompt")
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"'prompt' has {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed.", param="prompt")
+    return prompt

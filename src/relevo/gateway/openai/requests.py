@@ -1,0 +1,74 @@
+"""From checked fields and token ids to engine requests: salt, seed, names, the text options."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import uuid
+
+from relevo.core.ids import RequestId, TokenId
+from relevo.core.request import EngineRequest
+from relevo.gateway.call import Call
+from relevo.gateway.openai.sampling import resolve_sampling
+from relevo.gateway.openai.schemas import GenerationFields
+from relevo.gateway.text_generation import TextGeneration, TextOptions
+
+
+def response_id(call: Call, fields: GenerationFields, prefix: str) -> str:
+    """The `id` of the answer; follows the client's own request id if it sent one."""
+    return f"{prefix}-{fields.request_id or call.request_id}"
+
+
+def cache_salt(tenant: str, salt: str | None) -> bytes:
+    """What keeps the KV blocks of one tenant, or of one `cache_salt`, from another; empty: shared by all."""
+    if not tenant and salt is None:
+        return b""
+    return hashlib.sha256(f"{tenant}\0{salt or ''}".encode()).digest()
+
+
+def new_generation(
+    call: Call,
+    fields: GenerationFields,
+    token_ids: list[TokenId],
+    *,
+    model: str,
+    prompt_index: int = 0,
+    num_logprobs: int | None,
+    default_max_tokens: int | None,
+    continues_text: bool,
+) -> TextGeneration:
+    """The engine request of one prompt, not yet running. Raises InvalidRequest."""
+    context = call.context
+    sampling = resolve_sampling(
+        fields,
+        num_room_tokens=context.max_model_len - len(token_ids),
+        default_max_tokens=default_max_tokens,
+        num_logprobs=num_logprobs,
+        vocab_size=context.tokenizer.vocab_size,
+        generation_defaults=context.generation_defaults,
+        drawn_seed=secrets.randbits(64),
+    )
+    request = EngineRequest(
+        request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
+        prompt_token_ids=tuple(token_ids),
+        sampling=sampling,
+        eos_token_ids=context.eos_token_ids,
+        salt=cache_salt(call.tenant, fields.cache_salt),
+        priority=fields.priority,
+        arrived_at_ns=call.accepted_at_ns,
+    )
+    options = TextOptions(
+        stop_strings=_stop_strings(fields.stop),
+        include_stop_string=fields.include_stop_str_in_output,
+        skip_special_tokens=fields.skip_special_tokens,
+        continues_text=continues_text,
+        min_tokens=fields.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+    )
+    return TextGeneration(context, request, options, model=model, prompt_index=prompt_index)
+
+
+def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)

@@ -1,0 +1,140 @@
+"""The request bodies that OpenAI clients send, with vLLM's extensions: names, types and ranges.
+
+A member that is not listed is accepted and ignored, `null` means "not given" (see gateway.body). Does not know
+defaults, the model or the tokenizer. Sources: OpenAI API reference; vLLM's OpenAI-compatible server documentation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+MAX_CHOICES = 128  # OpenAI's bound of n
+MAX_LOGPROBS = 20  # OpenAI's bound of top_logprobs
+MAX_PROMPTS = 256  # arbitrary bound of prompts in one completion request
+MAX_STOP_STRINGS = 64  # arbitrary; OpenAI allows 4
+MAX_INT = 2**31 - 1
+
+Count = Annotated[int, Meta(ge=1, le=MAX_INT)]
+TokenIdField = Annotated[int, Meta(ge=0, le=MAX_INT)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+StopString = Annotated[str, Meta(min_length=1)]
+
+# Accepted without effect; each is named once in the log, so that nobody believes that it works.
+FIELDS_WITHOUT_EFFECT = frozenset(
+    (
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "prompt_logprobs",
+        "truncate_prompt_tokens",
+        "thinking_token_budget",
+        "length_penalty",
+        "spaces_between_special_tokens",
+        "allowed_token_ids",
+        "bad_words",
+        "logits_processors",
+        "typical_p",
+        "mirostat",
+        "chat_template",
+        "functions",
+        "function_call",
+        "modalities",
+        "audio",
+        "prediction",
+        "web_search_options",
+        "verbosity",
+    )
+)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """What /v1/chat/completions and /v1/completions have in common."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] = 0
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Fraction | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] = {}
+    seed: int | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: list[TokenIdField] = []
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    echo: bool = False
+    user: str | None = None
+    priority: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)] = 0
+    request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+\Z")] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+\Z")] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: Any = None
+    use_beam_search: bool = False
+
+
+class ChatFields(GenerationFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None  # default: the opposite of continue_final_message
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None
+
+
+class CompletionFields(GenerationFields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | TokenIdField | list[TokenIdField]]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    add_special_tokens: bool = True
+
+
+class TokenizeFields(msgspec.Struct, kw_only=True):
+    """POST /tokenize: either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    return_token_strs: bool = False
+
+
+class DetokenizeFields(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenIdField]
