@@ -1,0 +1,341 @@
+"""A transport whose network is a seeded storm: it delays, drops, reorders, duplicates and corrupts on demand.
+
+Endpoints of one `FakeHub` live in one process and share virtual time: nothing moves but in `advance(now_ns)`, so tests
+need no sleeps and a seed reproduces a run. A write's bytes are read from the sender's blocks when it *arrives*, so a
+sender that reuses its blocks before they are sealed is found out. A dropped message is lost for good and its seal is
+never answered: whoever drives the transport needs a deadline and `cancel`.
+Owns: messages under way and virtual time. The rights to write are those of relevo.kv.grants, as for tcp.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from relevo.core.errors import HandoffFailed, LayoutMismatch
+from relevo.core.events import TransferEvent
+from relevo.core.ids import BlockId
+from relevo.core.kv import Reservation
+from relevo.kv.arena import Arena
+from relevo.kv.grants import GrantTable
+from relevo.kv.layout_check import check_layout
+from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Each message draws its fate. Without a reorder, messages between two endpoints arrive in the order sent."""
+
+    delay_ns: tuple[int, int] = (0, 0)  # uniform, both ends included
+    drop_probability: float = 0.0
+    duplicate_probability: float = 0.0  # a second copy, delayed anew
+    reorder_probability: float = 0.0  # may overtake and be overtaken
+    corrupt_probability: float = 0.0  # flips one bit of one written block
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """From sender to receiver: a write (`block_ids` not empty) or a seal. `is_answer`: the way back."""
+
+    sender: FakeTransport
+    receiver: FakeTransport
+    transfer: Transfer
+    sequence: int  # of this transfer, counted from 0
+    first_index: int = 0
+    block_ids: tuple[BlockId, ...] = ()  # of the sender
+    num_tokens: int = 0
+    corrupt: bool = False
+    is_answer: bool = False
+    refusal: str = ""  # in an answer; empty: applied
+    stale: bool = False
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What a receiver has seen of one transfer."""
+
+    seen: set[int] = field(default_factory=set)
+    seals: list[_Message] = field(default_factory=list)  # arrived before a write that was sent earlier
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    address: str
+    num_sent: int = 0  # messages, so the sequence number of the next one
+    answered: set[int] = field(default_factory=set)
+
+
+class FakeHub:
+    """The network. Thread-safe; `on_wake` of an endpoint is called without the hub's lock."""
+
+    def __init__(self, seed: int = 0, faults: Faults | None = None, *, checksum: bool = False) -> None:
+        self.faults = faults or Faults()
+        self.checksum = checksum
+        self.now_ns = 0
+        self.num_faults: Counter[str] = Counter()  # dropped, duplicated, reordered, corrupted
+        self.lock = threading.RLock()
+        self._rng = random.Random(seed)
+        self._order = itertools.count()
+        self._under_way: list[tuple[int, int, _Message]] = []  # heap of (due_ns, tie break, message)
+        self._last_due_ns: dict[tuple[str, str], int] = {}
+        self._endpoints: dict[str, FakeTransport] = {}
+
+    def endpoint(self, address: str, arena: Arena, on_wake: Callable[[], None] = lambda: None) -> FakeTransport:
+        """Join under `address`, in place of a killed endpoint of that name if there was one."""
+        with self.lock:
+            if address in self._endpoints:
+                raise ValueError(f"the address {address} is taken")
+            endpoint = self._endpoints[address] = FakeTransport(self, address, arena, on_wake)
+            return endpoint
+
+    def advance(self, now_ns: int) -> None:
+        """Deliver everything that is due by `now_ns`, in order; answers due by then included."""
+        woken: dict[FakeTransport, None] = {}
+        with self.lock:
+            while self._under_way and self._under_way[0][0] <= now_ns:
+                due_ns, _, message = heapq.heappop(self._under_way)
+                self.now_ns = max(self.now_ns, due_ns)
+                (message.sender if message.is_answer else message.receiver).deliver(message)
+                woken[message.sender] = None
+            self.now_ns = max(self.now_ns, now_ns)
+        for endpoint in woken:
+            endpoint.events.wake()
+
+    def kill(self, address: str) -> None:
+        """The process behind the address is gone: what it had under way is lost, transfers to it fail."""
+        with self.lock:
+            dead = self._endpoints.pop(address, None)
+            if dead is None:
+                return
+            self._under_way = [e for e in self._under_way if dead not in (e[2].sender, e[2].receiver)]
+            heapq.heapify(self._under_way)
+            others = list(self._endpoints.values())
+            for endpoint in others:
+                endpoint.peer_died(address)
+        for endpoint in others:
+            endpoint.events.wake()
+
+    def find(self, address: str) -> FakeTransport | None:
+        return self._endpoints.get(address)
+
+    def send(self, message: _Message) -> None:
+        """Draw the message's fate. Lock held."""
+        if self._strikes(self.faults.drop_probability, "dropped"):
+            return
+        if message.block_ids and not message.is_answer:
+            message.corrupt = self._strikes(self.faults.corrupt_probability, "corrupted")
+        self._post(message)
+        if self._strikes(self.faults.duplicate_probability, "duplicated"):
+            self._post(message)
+
+    def forget(self, transfer: Transfer) -> None:
+        """Nothing of the transfer is under way any more, and nobody waits for it. Lock held."""
+        for endpoint in self._endpoints.values():
+            endpoint.forget_inbox(transfer)
+        self._under_way = [entry for entry in self._under_way if entry[2].transfer is not transfer]
+        heapq.heapify(self._under_way)
+
+    def flip_bit(self, block: memoryview) -> None:
+        block[self._rng.randrange(block.nbytes)] ^= 1 << self._rng.randrange(8)
+
+    def _post(self, message: _Message) -> None:
+        due_ns = self.now_ns + self._rng.randint(*self.faults.delay_ns)
+        if not self._strikes(self.faults.reorder_probability, "reordered"):
+            ends = (message.sender.address(), message.receiver.address())
+            lane = (ends[1], ends[0]) if message.is_answer else ends
+            due_ns = self._last_due_ns[lane] = max(due_ns, self._last_due_ns.get(lane, 0))
+        heapq.heappush(self._under_way, (due_ns, next(self._order), message))
+
+    def _strikes(self, probability: float, fault: str) -> bool:
+        hit = probability > 0 and self._rng.random() < probability
+        self.num_faults[fault] += hit
+        return hit
+
+
+class FakeTransport:
+    """Implements core.ports.KVTransport. Made by `FakeHub.endpoint`."""
+
+    name = "fake"
+    zero_copy = False
+
+    def __init__(self, hub: FakeHub, address: str, arena: Arena, on_wake: Callable[[], None]) -> None:
+        self._hub = hub
+        self._address = address
+        self._arena = arena
+        self._grants = GrantTable()
+        self._ledger = TransferLedger()
+        self._outgoing: dict[Transfer, _Outgoing] = {}
+        self._inboxes: dict[Transfer, _Inbox] = {}
+        self.events = EventQueue(on_wake)
+        self.num_refused_writes = 0
+
+    def address(self) -> str:
+        return self._address
+
+    def reserve(self, reservation: Reservation) -> None:
+        self._grants.open(reservation, self._arena.layout.block_size)
+
+    def release(self, reservation: Reservation) -> None:
+        self._grants.withdraw(reservation)
+
+    def may_write(self, reservation: Reservation) -> bool:
+        with self._hub.lock:
+            transfer = self._ledger.find(reservation)
+            return transfer is None or transfer.failed is None
+
+    def write(
+        self, reservation: Reservation, address: str, first_index: int, local_block_ids: Sequence[BlockId]
+    ) -> None:
+        check_write(reservation, first_index, local_block_ids, self._arena.layout.block_size)
+        num_bytes = len(local_block_ids) * self._arena.bytes_per_block
+        self._send(reservation, address, num_bytes, first_index=first_index, block_ids=tuple(local_block_ids))
+
+    def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None:
+        self._send(reservation, address, 0, num_tokens=num_tokens)
+
+    def read(self, address: str, block_ids: Sequence[BlockId], local_block_ids: Sequence[BlockId]) -> None:
+        """Pull blocks at once, without faults. HandoffFailed if nobody answers at the address."""
+        with self._hub.lock:
+            peer = self._hub.find(address)
+            if peer is None:
+                raise HandoffFailed(f"nobody answers at {address}")
+            for source, target in zip(block_ids, local_block_ids, strict=True):
+                self._arena.block(target)[:] = peer._arena.block(source)
+
+    def cancel(self, reservation: Reservation) -> None:
+        with self._hub.lock:
+            transfer = self._ledger.forget(reservation)
+            if transfer is not None:
+                self._outgoing.pop(transfer, None)
+                self._hub.forget(transfer)
+            self.events.drop(reservation)
+
+    def poll(self) -> list[TransferEvent]:
+        return self.events.take()
+
+    def close(self) -> None:
+        """Leave the hub; to the others it looks as if the process had died."""
+        with self._hub.lock:
+            is_member = self._hub.find(self._address) is self
+        if is_member:
+            self._hub.kill(self._address)
+
+    def deliver(self, message: _Message) -> None:
+        """Called by the hub, its lock held."""
+        if message.is_answer:
+            self._take_answer(message)
+            return
+        inbox = self._inboxes.setdefault(message.transfer, _Inbox())
+        if message.sequence in inbox.seen:
+            return
+        inbox.seen.add(message.sequence)
+        if message.block_ids:
+            self._answer(message, *self._store(message))
+        else:
+            inbox.seals.append(message)
+        for seal in list(inbox.seals):
+            if self._is_withdrawn(seal):
+                inbox.seals.remove(seal)
+                self._answer(seal, "the receiver has withdrawn the blocks", True)
+            elif all(earlier in inbox.seen for earlier in range(seal.sequence)):
+                inbox.seals.remove(seal)
+                self._answer(seal, "", False)
+
+    def peer_died(self, address: str) -> None:
+        """Called by the hub, its lock held: fail what was under way to that endpoint."""
+        for transfer, outgoing in list(self._outgoing.items()):
+            if outgoing.address == address and transfer.num_outstanding:
+                self._fail(transfer, f"{address} is gone", stale=False)
+
+    def forget_inbox(self, transfer: Transfer) -> None:
+        self._inboxes.pop(transfer, None)
+
+    def _send(
+        self,
+        reservation: Reservation,
+        address: str,
+        num_bytes: int,
+        *,
+        first_index: int = 0,
+        block_ids: tuple[BlockId, ...] = (),
+        num_tokens: int = 0,
+    ) -> None:
+        with self._hub.lock:
+            transfer = self._ledger.open(reservation)
+            if transfer.failed is not None or self._hub.find(self._address) is not self:
+                return
+            reason, receiver = self._reach(address)
+            if receiver is None:
+                self._fail(transfer, reason, stale=False)
+            else:
+                outgoing = self._outgoing.setdefault(transfer, _Outgoing(address))
+                transfer.begin(num_bytes, self._hub.now_ns / 1e9)
+                message = _Message(self, receiver, transfer, outgoing.num_sent, first_index, block_ids, num_tokens)
+                outgoing.num_sent += 1
+                self._hub.send(message)
+                return
+        self.events.wake()
+
+    def _reach(self, address: str) -> tuple[str, FakeTransport | None]:
+        receiver = self._hub.find(address)
+        if receiver is None:
+            return f"nobody answers at {address}", None
+        try:
+            check_layout(receiver._arena.layout, self._arena.layout, "The sender")
+        except LayoutMismatch as error:
+            return error.message, None
+        return "", receiver
+
+    def _store(self, message: _Message) -> tuple[str, bool]:
+        """Copy the blocks if the right still stands. Returns (why not, whether for want of the right)."""
+        mine, first = message.transfer.reservation, message.first_index
+        last = first + len(message.block_ids)
+        targets = mine.block_ids[first:last]
+        if self._grants.find(mine.request_id, mine.epoch, first, targets, mine.generations[first:last]) is None:
+            self.num_refused_writes += 1
+            return "the receiver has withdrawn the blocks", True
+        sources = [message.sender._arena.block(b) for b in message.block_ids]
+        checksums = [zlib.crc32(source) for source in sources]
+        for source, target in zip(sources, targets, strict=True):
+            self._arena.block(target)[:] = source
+        if message.corrupt:
+            self._hub.flip_bit(self._arena.block(targets[-1]))
+        if self._hub.checksum and checksums != [zlib.crc32(self._arena.block(t)) for t in targets]:
+            self.num_refused_writes += 1
+            return f"block {targets[-1]} arrived with a wrong checksum", False
+        return "", False
+
+    def _is_withdrawn(self, seal: _Message) -> bool:
+        mine = seal.transfer.reservation
+        index = mine.num_hit_tokens // self._arena.layout.block_size
+        one = slice(index, index + 1)
+        return self._grants.find(mine.request_id, mine.epoch, index, mine.block_ids[one], mine.generations[one]) is None
+
+    def _answer(self, message: _Message, refusal: str, stale: bool) -> None:
+        self._hub.send(replace(message, is_answer=True, refusal=refusal, stale=stale))
+
+    def _take_answer(self, answer: _Message) -> None:
+        outgoing = self._outgoing.get(answer.transfer)
+        if outgoing is None or answer.sequence in outgoing.answered:
+            return
+        outgoing.answered.add(answer.sequence)
+        if answer.refusal:
+            self._fail(answer.transfer, answer.refusal, stale=answer.stale)
+            return
+        answer.transfer.end(self._hub.now_ns / 1e9)
+        if not answer.block_ids:
+            self.events.add(answer.transfer.sealed(answer.num_tokens, self._hub.now_ns / 1e9))
+
+    def _fail(self, transfer: Transfer, reason: str, *, stale: bool) -> None:
+        self._hub.forget(transfer)
+        self._outgoing.pop(transfer, None)
+        transfer.abandon(self._hub.now_ns / 1e9)
+        transfer.fail(reason, stale=stale)
+        if (failure := transfer.failure_to_report()) is not None:
+            self.events.add(failure)

@@ -1,0 +1,118 @@
+"""One receiver and several senders over each transport, and a way to wait for their events without sleeping."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from relevo.core.events import TransferEvent
+from relevo.core.ids import RequestId, WorkerId
+from relevo.core.kv import KVGroup, KVLayout, Reservation
+from relevo.core.ports import KVTransport
+from relevo.kv.arena import Arena
+from relevo.kv.transports.fake import FakeHub, Faults
+from relevo.kv.transports.shm import ShmTransport
+from relevo.kv.transports.tcp import TcpTransport
+from relevo.kv.transports.tcp_sender import TcpOptions
+
+WAIT_S = 10.0  # a deadline, not a measurement
+NUM_BLOCKS = 16
+
+
+def make_layout(block_bytes: int = 64, block_size: int = 4) -> KVLayout:
+    group = KVGroup("full", "full", num_layers=1, num_kv_heads=1, head_size=block_bytes // (8 * block_size))
+    return KVLayout(model_hash="m", dtype="float32", block_size=block_size, groups=(group,))
+
+
+def make_reservation(block_ids: list[int], *, name: str = "r", epoch: int = 1, generation: int = 0, hits: int = 0):
+    return Reservation(
+        request_id=RequestId(name),
+        worker_id=WorkerId("d"),
+        epoch=epoch,
+        block_ids=tuple(block_ids),
+        generations=tuple(generation + i for i in range(len(block_ids))),
+        num_hit_tokens=hits,
+        lease_s=3.0,
+    )
+
+
+@dataclass
+class Worker:
+    """A transport with its arena, and what it has reported so far."""
+
+    transport: KVTransport
+    arena: Arena
+    woken: threading.Event
+    events: list[TransferEvent] = field(default_factory=list)
+
+    def compute(self, reservation: Reservation, address: str, first_index: int, contents: list[bytes]) -> None:
+        """Compute block contents where this transport wants them, and write them to the receiver."""
+        targets = list(reservation.block_ids[first_index : first_index + len(contents)])
+        local = targets if self.transport.zero_copy else list(range(first_index, first_index + len(contents)))
+        if not self.transport.zero_copy or self.transport.may_write(reservation):
+            for block_id, content in zip(local, contents, strict=True):
+                self.arena.block(block_id)[:] = content
+        self.transport.write(reservation, address, first_index, local)
+
+
+class Rig:
+    """Makes workers of one kind. `pump` lets virtual time pass where there is any."""
+
+    def __init__(self, kind: str, layout: KVLayout | None = None, faults: Faults | None = None, seed: int = 0) -> None:
+        self.kind = kind
+        self.layout = layout or make_layout()
+        self.hub = FakeHub(seed, faults or Faults(delay_ns=(1, 1000)))
+        self.shared: Arena | None = None
+        self.workers: list[Worker] = []
+        self.receiver = self.join()
+
+    def join(self, address: str | None = None, layout: KVLayout | None = None) -> Worker:
+        woken = threading.Event()
+        layout = layout or self.layout
+        transport: KVTransport
+        if self.kind == "shm":
+            if self.shared is None:
+                self.shared = Arena.create(layout, NUM_BLOCKS, shared=True)
+            arena = Arena.attach(self.shared.fd, layout, NUM_BLOCKS)
+            own = range(NUM_BLOCKS) if not self.workers or address else ()
+            transport = ShmTransport(arena, own_block_ids=own, on_wake=woken.set)
+        elif self.kind == "tcp":
+            arena = Arena.create(layout, NUM_BLOCKS, shared=False)
+            options = TcpOptions(frame_bytes=3 * layout.bytes_per_block, max_in_flight_bytes=1, checksum=True)
+            port = int(address.rpartition(":")[2]) if address else 0
+            transport = TcpTransport(arena, port=port, options=options, on_wake=woken.set)
+        else:
+            arena = Arena.create(layout, NUM_BLOCKS, shared=False)
+            transport = self.hub.endpoint(address or f"fake:{len(self.workers)}", arena, woken.set)
+        worker = Worker(transport, arena, woken)
+        self.workers.append(worker)
+        return worker
+
+    def restart_receiver(self) -> None:
+        """The receiver's process dies; another one comes up at the same address, over the same or new memory."""
+        address = self.receiver.transport.address()
+        self.receiver.transport.close()
+        self.receiver = self.join(address)
+
+    @property
+    def address(self) -> str:
+        return self.receiver.transport.address()
+
+    def pump(self) -> None:
+        self.hub.advance(self.hub.now_ns + 1_000_000)
+
+    def next_event(self, worker: Worker) -> TransferEvent:
+        """The next event of the worker in order of arrival; fails the test if none comes."""
+        while not worker.events:
+            self.pump()
+            assert worker.woken.wait(WAIT_S), "no event arrived"
+            worker.woken.clear()
+            worker.events.extend(worker.transport.poll())
+        return worker.events.pop(0)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.transport.close()
+            worker.arena.close()
+        if self.shared is not None:
+            self.shared.close()
