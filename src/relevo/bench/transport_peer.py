@@ -26,8 +26,9 @@ def receive_blocks(commands: Connection, layout: KVLayout, num_blocks: int) -> N
                 commands.send(None)
             else:
                 transport.release(reservation)
-                commands.send(zlib.crc32(arena.buffer))
+                checksum = zlib.crc32(arena.buffer)
                 arena.buffer[:] = bytes(len(arena.buffer))  # so that the next transfer cannot pass by doing nothing
+                commands.send(checksum)
     except EOFError:
         pass
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -147,7 +148,7 @@ def interference(
     rounds: Annotated[int, typer.Option(help="Turns of every variant: A B A B.")] = 2,
     num_rate_prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure the prefill rate with.")] = 8,
     baseline: Annotated[bool, typer.Option(help="First measure the streams alone, half as long.")] = True,
-    serve_flag: Annotated[list[str] | None, typer.Option(help="Passed to every started server; repeat.")] = None,
+    serve_args: Annotated[str, typer.Option(help="Flags for every started server, such as '--cores 0,1'.")] = "",
     log_dir: Annotated[Path | None, typer.Option(help="Server logs. Default: a temporary folder.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
@@ -159,7 +160,7 @@ def interference(
         topology=topology,
         chunk_sizes=_integers(chunk_sizes, "--chunk-sizes"),
         prefill_chunk_size=prefill_chunk_size,
-        serve_flags=tuple(serve_flag or ()),
+        serve_flags=tuple(shlex.split(serve_args)),
         load=load,
         rate_per_s=request_rate,
         num_rate_prompts=num_rate_prompts,
