@@ -230,6 +230,12 @@ def test_time_is_the_callers() -> None:
     assert template.render([USER]) == "03 Feb 2031"
 
 
+def test_an_absent_special_token_is_undefined() -> None:
+    """Turns red when a model without a first token gets a prompt that starts with the word None."""
+    template = ChatTemplate("{{ bos_token }}{{ bos_token is defined }}", {"bos_token": None})
+    assert template.render([USER]) == "False"
+
+
 def test_from_files() -> None:
     files = TokenizerFiles(
         tokenizer_json="{}", chat_template="{{ bos_token }}{{ pad_token }}", bos_token="<s>", eos_token=None

@@ -52,12 +52,16 @@ class ChatTemplate:
         *,
         local_time: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """special_tokens: `bos_token` and so on, as the template names them. Raises ModelFileError on bad syntax."""
+        """special_tokens: `bos_token` and so on, as the template names them; one that is None is not defined there.
+
+        Raises ModelFileError on bad syntax.
+        """
         try:
             self._template = _environment(local_time).from_string(template)
         except jinja2.TemplateSyntaxError as error:
             raise ModelFileError(f"the model's chat template, line {error.lineno}: {error.message}") from error
-        self._special_tokens = dict(special_tokens or {})
+        given = special_tokens or {}
+        self._special_tokens = {name: token for name, token in given.items() if token is not None}
         self._content_form = self._probe_content_form()
         self._knows_developer = self._shows([{"role": "developer", "content": _PROBE}, {"role": "user", "content": ""}])
 
@@ -66,8 +70,7 @@ class ChatTemplate:
         """The template of a model; None if it has none and serves completions only."""
         if files.chat_template is None:
             return None
-        named = {name: getattr(files, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-        special = {name: token for name, token in named.items() if token is not None}
+        special = {name: getattr(files, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
         if files.additional_special_tokens:
             special["additional_special_tokens"] = list(files.additional_special_tokens)
         return cls(files.chat_template, special)
