@@ -1,0 +1,41 @@
+"""How many prompt tokens a step computes, beside the decodes that must not stall.
+
+Pure functions from budgets to sizes. Source: Sarathi-Serve (Agrawal et al., OSDI 2024), stall-free batching.
+"""
+
+from __future__ import annotations
+
+# Arbitrary: with a prefill budget of 0, one block of prompt every this many decode steps keeps prompts from starving.
+STARVATION_STEPS = 8
+
+
+def prefill_budget(
+    *,
+    num_decodes: int,
+    max_batched_tokens: int,
+    max_prefill_tokens: int,
+    num_steps_without_prefill: int,
+    block_size: int,
+) -> int:
+    """Prompt tokens that this step may compute.
+
+    Alone, prompts take the whole step. Beside decodes they take at most `max_prefill_tokens` of what the decodes
+    leave. 0 means "none while decodes run", yet never starves: every STARVATION_STEPS-th step still computes a block.
+    """
+    room = max(0, max_batched_tokens - num_decodes)
+    if num_decodes == 0:
+        return room
+    if max_prefill_tokens > 0:
+        return min(max_prefill_tokens, room)
+    return min(block_size, room) if num_steps_without_prefill >= STARVATION_STEPS - 1 else 0
+
+
+def chunk_tokens(start: int, num_remaining: int, budget: int, block_size: int) -> int:
+    """Size of the next chunk of a prompt whose first `start` tokens are computed.
+
+    A chunk that does not reach the end stops at a block boundary where the budget allows: a finished block can travel.
+    """
+    if num_remaining <= budget:
+        return num_remaining
+    aligned = (start + budget) // block_size * block_size - start
+    return aligned if aligned > 0 else budget

@@ -1,0 +1,128 @@
+"""What a worker accepts: the scheduler's configuration and the checks made before anything is queued.
+
+A request that can never run is rejected at once, with a reason the client can act on, and never queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relevo.core.baton import SampleState
+from relevo.core.ids import WorkerId
+from relevo.core.kv import Reservation
+from relevo.core.request import EngineRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    worker_id: WorkerId
+    epoch: int
+    first_block_id: int
+    num_blocks: int
+    block_size: int  # tokens
+    max_batched_tokens: int  # of one step, decodes and prompts together
+    max_prefill_tokens: int  # of one step while decodes run; 0: see policy.chunking.prefill_budget
+    max_running: int  # continuations that run here or have room reserved here; prefill legs do not count
+    max_model_len: int  # prompt and outputs, tokens
+    lease_s: float
+    zero_copy: bool  # prefill legs compute straight into the receiver's blocks
+    enable_prefix_caching: bool = True
+
+    @property
+    def num_pool_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    code: str  # of core.errors
+    reason: str  # one sentence
+
+
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def num_copy_blocks(request: EngineRequest, block_size: int) -> int:
+    """Copies of a partial last prompt block that the n continuations need beside the first one's."""
+    return request.sampling.n - 1 if len(request.prompt_token_ids) % block_size else 0
+
+
+def max_outputs(request: EngineRequest, config: SchedulerConfig, *, bounded_by_pool: bool) -> int:
+    """Output tokens after which a continuation ends with LENGTH.
+
+    The last output token is never computed, so a continuation alone in the pool can draw one token more than fits.
+    """
+    num_prompt = len(request.prompt_token_ids)
+    limit = min(request.sampling.max_tokens, config.max_model_len - num_prompt)
+    return min(limit, config.num_pool_tokens + 1 - num_prompt) if bounded_by_pool else limit
+
+
+def check_request(request: EngineRequest, config: SchedulerConfig) -> Rejected | None:
+    num_prompt = len(request.prompt_token_ids)
+    if num_prompt == 0:
+        return Rejected("invalid_request", "The prompt has no tokens; send at least one.")
+    if request.sampling.max_tokens < 1 or request.sampling.n < 1:
+        return Rejected("invalid_request", "max_tokens and n must be at least 1.")
+    if num_prompt >= config.max_model_len:
+        return Rejected(
+            "context_length_exceeded",
+            f"The prompt has {num_prompt} tokens and the context length is {config.max_model_len}; at least one token "
+            "must be left for the output.",
+        )
+    return None
+
+
+def check_fits(num_tokens: int, num_extra_blocks: int, config: SchedulerConfig) -> Rejected | None:
+    """`num_tokens` tokens and `num_extra_blocks` blocks must fit the empty pool."""
+    if num_tokens <= config.num_pool_tokens:
+        needed = num_blocks_for(num_tokens, config.block_size) + num_extra_blocks
+        if needed <= config.num_blocks:
+            return None
+        return Rejected(
+            "invalid_request", f"n needs {needed} KV blocks and the worker has {config.num_blocks}; lower n."
+        )
+    return Rejected(
+        "context_length_exceeded",
+        f"The request needs KV room for {num_tokens} tokens and the worker has room for {config.num_pool_tokens}.",
+    )
+
+
+def check_local(request: EngineRequest, samples: Sequence[SampleState], config: SchedulerConfig) -> Rejected | None:
+    """Can the request, with what it has emitted already, run here alone?"""
+    rejected = check_request(request, config)
+    if rejected is not None:
+        return rejected
+    num_prompt = len(request.prompt_token_ids)
+    rejected = check_fits(num_prompt + 1, 0, config)
+    if rejected is not None or not samples:
+        return rejected
+    live = [len(sample.output_token_ids) for sample in samples if sample.finish_reason is None]
+    if not live:
+        return Rejected("invalid_request", "Every continuation of the request has finished already.")
+    if max(live) >= max_outputs(request, config, bounded_by_pool=True):
+        return Rejected("context_length_exceeded", f"No token is left after the {max(live)} already emitted.")
+    return None
+
+
+def check_reserve(request: EngineRequest, config: SchedulerConfig) -> Rejected | None:
+    num_prompt = len(request.prompt_token_ids)
+    return (
+        check_request(request, config)
+        or check_fits(num_prompt, num_copy_blocks(request, config.block_size), config)
+        or check_fits(num_prompt + 1, 0, config)
+    )
+
+
+def check_prefill(request: EngineRequest, reservation: Reservation, config: SchedulerConfig) -> Rejected | None:
+    rejected = check_request(request, config)
+    num_prompt = len(request.prompt_token_ids)
+    if rejected is None and not config.zero_copy:
+        rejected = check_fits(num_prompt, 0, config)
+    if rejected is None and len(reservation.block_ids) != num_blocks_for(num_prompt, config.block_size):
+        rejected = Rejected(
+            "handoff_failed",
+            f"The reservation has {len(reservation.block_ids)} blocks for a prompt of {num_prompt} tokens.",
+        )
+    return rejected

@@ -1,0 +1,79 @@
+"""The state of a request's part on one worker: a `Leg`, and the `Branch`es (block tables) that compute it.
+
+Plain data, changed by `policy.scheduler` and `policy.block_tables` only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from relevo.core.baton import SampleState
+from relevo.core.ids import BlockHash, BlockId, TokenId
+from relevo.core.kv import Reservation
+from relevo.core.request import EngineRequest
+
+
+class LegKind(Enum):
+    LOCAL = "local"  # computes what is missing here and decodes here
+    PREFILL = "prefill"  # computes the prompt for another worker
+    RESERVE = "reserve"  # waits for room, or for the prompt that another worker computes
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Leg:
+    """One request on this worker, from acceptance until the worker holds nothing of it."""
+
+    request: EngineRequest
+    kind: LegKind
+    arrival: int  # order of acceptance on this worker
+    accepted_at_ns: int
+    max_outputs: int  # per continuation, tokens
+    owes_facts: bool  # the first output has to carry PrefillFacts
+    reservation: Reservation | None = None  # prefill legs: where the prompt goes
+    is_foreign: bool = False  # computes straight into the receiver's blocks
+    first_scheduled_at_ns: int | None = None
+    num_cached_tokens: int = 0
+    num_reported_blocks: int = 0  # prefill legs: full blocks announced as computed
+    branches: list[Branch] = field(default_factory=list)  # running, waiting or held for a transfer
+
+    @property
+    def is_prefill_leg(self) -> bool:
+        return self.kind is LegKind.PREFILL
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Branch:
+    """A block table and its tokens. Serves several samples while they share every token, one after the first draw."""
+
+    leg: Leg
+    samples: tuple[SampleState, ...]
+    token_ids: list[TokenId]  # prompt, then outputs
+    hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks, as far as known
+    block_ids: list[BlockId] = field(default_factory=list)  # replaced, never shrunk, so that a step may keep it
+    num_computed: int = 0  # KV of token_ids[:num_computed] lies in block_ids
+    num_registered_blocks: int = 0
+    copy_source: BlockId | None = None  # held; copied to block_ids[num_computed // S] before the first row
+    num_expected_hits: int = 0  # tokens found in the prefix cache on arrival: an estimate
+    is_running: bool = False
+    is_in_step: bool = False  # between plan and commit
+    is_dropped: bool = False
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Order of service: priority, arrival, sample."""
+        return (self.leg.request.priority, self.leg.arrival, self.samples[0].sample_index)
+
+    @property
+    def num_remaining(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Running, and only its last output token is not computed yet."""
+        computed = self.num_computed
+        return self.is_running and computed >= self.leg.num_prompt_tokens and computed + 1 == len(self.token_ids)

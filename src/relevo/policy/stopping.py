@@ -1,0 +1,21 @@
+"""When a continuation ends. Knows tokens only; stop strings are the gateway's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relevo.core.ids import TokenId
+from relevo.core.request import EngineRequest, FinishReason
+
+
+def finish_reason(request: EngineRequest, output_token_ids: Sequence[TokenId], max_outputs: int) -> FinishReason | None:
+    """Why the continuation ends with its last output token; None if it goes on.
+
+    End-of-sequence and stop tokens count once `min_tokens` are out. `max_outputs` is the effective limit in tokens.
+    """
+    sampling = request.sampling
+    if len(output_token_ids) >= sampling.min_tokens:
+        last = output_token_ids[-1]
+        if last in sampling.stop_token_ids or (last in request.eos_token_ids and not sampling.ignore_eos):
+            return FinishReason.STOP
+    return FinishReason.LENGTH if len(output_token_ids) >= max_outputs else None

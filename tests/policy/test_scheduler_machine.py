@@ -1,0 +1,388 @@
+"""Two workers on tiny pools under every interleaving hypothesis finds: content, sums, ends and tokens are checked.
+
+The model executes rows on a memory that knows what each cell holds. Red if a block is shared, evicted, reused or
+released while somebody still needs its content; if a request is lost, ends twice or draws other tokens than alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from scheduler_model import CellMemory, CheckedModel, make_request, reference
+
+from relevo.core.baton import Baton, SampleState
+from relevo.core.events import TokenOutput
+from relevo.core.kv import BlockState, Reservation
+from relevo.core.request import EngineRequest
+from relevo.policy.scheduler import ComputedPrefix, Scheduler, SchedulerConfig
+
+MAX_LEN = 10
+PHASES = [Phase.explicit, Phase.generate]
+
+
+@dataclass
+class Record:
+    request: EngineRequest
+    worker: str  # where it runs when it is not split
+    samples: list[SampleState]
+    phase: str = "local"  # local, reserving, granted, prefilling, decoding, done
+    reservation: Reservation | None = None
+    transfers: list[ComputedPrefix] = field(default_factory=list)  # computed on P, not yet on D
+    is_prompt_sealed: bool = False
+    is_writer_active: bool = False  # P has a leg that D's quarantine waits for
+    is_aborted: bool = False
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sample.finish_reason is not None for sample in self.samples)
+
+
+class TwoWorkers(RuleBasedStateMachine):
+    zero_copy = True
+    caching = True
+
+    @initialize(
+        block_size=st.integers(2, 3),
+        num_blocks=st.integers(5, 7),
+        max_batched=st.integers(2, 9),
+        max_prefill=st.integers(0, 5),
+        max_running=st.integers(1, 5),
+    )
+    def start(self, block_size, num_blocks, max_batched, max_prefill, max_running):
+        self.block_size = block_size
+        self.now_ns = 0
+        self.records: dict[str, Record] = {}
+        shared = CellMemory(block_size)
+        self.workers: dict[str, Scheduler] = {}
+        self.models: dict[str, CheckedModel] = {}
+        for index, name in enumerate("PD"):
+            config = SchedulerConfig(
+                worker_id=name,
+                epoch=1,
+                first_block_id=100 * index,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_batched_tokens=max_batched,
+                max_prefill_tokens=max_prefill,
+                max_running=max_running,
+                max_model_len=min(MAX_LEN, num_blocks * block_size),
+                lease_s=3.0,
+                zero_copy=self.zero_copy,
+                enable_prefix_caching=self.caching,
+            )
+            self.workers[name] = Scheduler(config)
+            memory = shared if self.zero_copy else CellMemory(block_size)
+            self.models[name] = CheckedModel(memory, config.max_model_len)
+        self.max_len = config.max_model_len
+
+    # ---- arrivals ----
+
+    def _new(self, prompt, max_tokens, n, priority, salt) -> Record:
+        request = make_request(
+            f"r{len(self.records)}", prompt, max_tokens=max_tokens, n=n, priority=priority, salt=salt
+        )
+        return Record(request, "D", [SampleState(index) for index in range(n)])
+
+    arrivals = dict(
+        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=8),
+        max_tokens=st.integers(1, 6),
+        n=st.integers(1, 3),
+        priority=st.integers(0, 1),
+        salt=st.sampled_from([b"", b"", b"t"]),
+    )
+
+    @rule(worker=st.sampled_from("PD"), **arrivals)
+    def submit(self, worker, **arrival):
+        record = self._new(**arrival)
+        record.worker = worker
+        if self.workers[worker].submit(record.request, (), False, self.now_ns) is None:
+            self.records[record.request_id] = record
+
+    @rule(**arrivals)
+    def reserve(self, **arrival):
+        record = self._new(**arrival)
+        record.phase = "reserving"
+        if self.workers["D"].reserve(record.request, self.now_ns) is None:
+            self.records[record.request_id] = record
+
+    # ---- the way of a split request ----
+
+    @rule()
+    def take_grants(self):
+        for reservation in self.workers["D"].take_grants(self.now_ns):
+            record = self.records[reservation.request_id]
+            assert record.phase == "reserving"
+            assert len(reservation.block_ids) == -(-len(record.request.prompt_token_ids) // self.block_size)
+            record.phase, record.reservation = "granted", reservation
+            self._prefill(record)
+
+    def _prefill(self, record):
+        rejected = self.workers["P"].prefill_into(record.request, record.reservation, self.now_ns)
+        assert rejected is None
+        record.phase, record.is_writer_active = "prefilling", True
+
+    @precondition(lambda self: any(r.transfers for r in self.records.values()))
+    @rule(data=st.data())
+    def deliver(self, data):
+        record = data.draw(st.sampled_from([r for r in self.records.values() if r.transfers]))
+        self._deliver(record)
+
+    def _deliver(self, record):
+        prefix = record.transfers.pop(0)
+        if not self.zero_copy:
+            first = record.reservation.num_hit_tokens // self.block_size
+            for source, target in list(zip(prefix.block_ids, record.reservation.block_ids, strict=False))[first:]:
+                self.models["D"].memory.blocks[target] = list(self.models["P"].memory.block(source))
+        if not record.is_aborted:
+            self.workers["D"].seal(record.request_id, prefix.num_tokens)
+        if prefix.is_last:
+            record.is_prompt_sealed = True
+            self.workers["P"].finish_transfer(record.request_id)
+            self._writer_gone(record)
+            self._maybe_decode(record)
+
+    def _writer_gone(self, record):
+        record.is_writer_active, record.transfers = False, []
+        if record.is_aborted:
+            self.workers["D"].release(record.request_id)
+
+    def _maybe_decode(self, record):
+        if record.phase != "prefilling" or not record.samples[0].output_token_ids or record.is_aborted:
+            return
+        if record.is_finished:
+            self.workers["P"].abort(record.request_id, False)
+            self._writer_gone(record)
+            self.workers["D"].abort(record.request_id, False)
+            record.phase = "done"
+        elif record.is_prompt_sealed:
+            record.phase = "decoding"
+            baton = Baton(
+                request=record.request,
+                samples=tuple(record.samples),
+                num_sealed_tokens=len(record.request.prompt_token_ids),
+            )
+            assert self.workers["D"].start_decode(baton, self.now_ns) is None
+
+    # ---- steps ----
+
+    @rule(worker=st.sampled_from("PD"))
+    def step(self, worker):
+        self._step(worker)
+
+    def _step(self, worker, between=None) -> bool:
+        scheduler = self.workers[worker]
+        self.now_ns += 1000
+        plan = scheduler.plan(self.now_ns)
+        if plan is None:
+            return False
+        assert plan.num_tokens <= scheduler.config.max_batched_tokens
+        if between is not None:
+            between(plan)
+        outcome = scheduler.commit(plan, self.models[worker].execute(plan), self.now_ns)
+        for prefix in outcome.prefixes:
+            record = self.records[prefix.request_id]
+            assert not record.transfers or prefix.num_tokens >= record.transfers[-1].num_tokens
+            record.transfers.append(prefix)
+        for output in outcome.outputs:
+            self._take(output)
+        for output in outcome.outputs:
+            self._maybe_decode(self.records[output.request_id])
+        return True
+
+    def _take(self, output: TokenOutput):
+        record = self.records[output.request_id]
+        if record.is_aborted:
+            assert output.request_id in self.models["P"].excused or not self.zero_copy
+            return
+        sample = record.samples[output.sample_index]
+        assert sample.finish_reason is None, "a continuation ended twice"
+        is_first = not any(other.output_token_ids for other in record.samples)
+        assert (output.facts is not None) == is_first
+        sample.output_token_ids += [token.token_id for token in output.tokens]
+        expected, reason = reference(record.request, output.sample_index, self.max_len)
+        assert sample.output_token_ids == expected[: len(sample.output_token_ids)]
+        sample.finish_reason = output.finish_reason
+        assert (output.finish_reason is not None) == (sample.output_token_ids == expected)
+        assert output.finish_reason in (None, reason)
+        if record.is_finished and record.phase != "prefilling":
+            record.phase = "done"
+
+    @rule(worker=st.sampled_from("PD"), data=st.data())
+    def step_with_abort(self, worker, data):
+        def between(plan):
+            row = data.draw(st.sampled_from(plan.rows))
+            record = self.records[row.request_id]
+            if not record.is_aborted and record.phase in ("local", "decoding"):
+                self._abort(record)
+                self.take_grants()
+
+        self._step(worker, between)
+
+    @rule(worker=st.sampled_from("PD"), data=st.data())
+    def step_that_fails(self, worker, data):
+        plan = self.workers[worker].plan(self.now_ns)
+        if plan is None:
+            return
+        request_id = data.draw(st.sampled_from(plan.rows)).request_id
+        record = self.records[request_id]
+        if record.phase == "prefilling" and not record.is_aborted:  # the gateway lets D finish alone
+            self.workers[worker].fail([request_id])
+            self._prefill_locally(record)
+        else:
+            self.workers[worker].fail([request_id])
+            self._abort(record)
+            if record.is_writer_active:
+                self._writer_gone(record)
+
+    # ---- things going wrong ----
+
+    def _alive(self, *phases):
+        return [r for r in self.records.values() if r.phase in phases and not r.is_aborted]
+
+    @precondition(lambda self: self._alive("local", "reserving", "granted", "prefilling", "decoding"))
+    @rule(data=st.data())
+    def abort(self, data):
+        self._abort(data.draw(st.sampled_from(self._alive("local", "reserving", "granted", "prefilling", "decoding"))))
+
+    def _abort(self, record):
+        record.is_aborted = True
+        self.models["P"].excused.add(record.request_id)
+        worker = record.worker if record.phase == "local" else "D"
+        for _ in range(2):
+            self.workers[worker].abort(record.request_id, record.is_writer_active)
+        if not record.is_writer_active:
+            record.phase = "done"
+
+    @precondition(lambda self: any(r.is_aborted and r.is_writer_active for r in self.records.values()))
+    @rule(data=st.data())
+    def writer_lets_go(self, data):
+        record = data.draw(st.sampled_from([r for r in self.records.values() if r.is_aborted and r.is_writer_active]))
+        states = self.workers["D"].reservations.states(record.request_id)
+        assert set(states) <= {BlockState.QUARANTINED}
+        self.workers["P"].abort(record.request_id, False)
+        self._writer_gone(record)
+        record.phase = "done"
+        assert not self.workers["D"].reservations.states(record.request_id)
+
+    @precondition(lambda self: self._alive("prefilling"))
+    @rule(data=st.data())
+    def prefill_fails(self, data):
+        record = data.draw(st.sampled_from(self._alive("prefilling")))
+        self.workers["P"].abort(record.request_id, False)
+        self._prefill_locally(record)
+
+    def _prefill_locally(self, record):
+        record.is_writer_active, record.transfers = False, []
+        assert self.workers["D"].submit(record.request, tuple(record.samples), True, self.now_ns) is None
+        record.phase, record.worker = "local", "D"
+
+    @rule()
+    def fence(self):
+        assert self.workers["P"].fence("D", 2) == []
+        for request_id in self.workers["P"].fence("D", 1):
+            record = self.records[request_id]
+            if record.is_aborted:
+                self._writer_gone(record)
+                record.phase = "done"
+            else:
+                self._prefill_locally(record)
+
+    @precondition(lambda self: self._alive("local", "decoding"))
+    @rule(data=st.data())
+    def replay(self, data):
+        """The worker is lost to the gateway: prompt and emitted tokens continue on the other one."""
+        record = data.draw(st.sampled_from(self._alive("local", "decoding")))
+        old = record.worker if record.phase == "local" else "D"
+        self.workers[old].abort(record.request_id, False)
+        record.phase, record.worker = "local", "P" if old == "D" else "D"
+        samples = tuple(record.samples)
+        assert self.workers[record.worker].submit(record.request, samples, False, self.now_ns) is None
+
+    @rule(worker=st.sampled_from("PD"), max_prefill=st.integers(0, 4), max_running=st.integers(1, 4))
+    def set_role(self, worker, max_prefill, max_running):
+        self.workers[worker].set_role(max_prefill, max_running)
+
+    # ---- always ----
+
+    @invariant()
+    def sums_hold(self):
+        for scheduler in getattr(self, "workers", {}).values():
+            load = scheduler.load()
+            parts = (load.num_free_blocks, load.num_reusable_blocks, load.num_held_blocks, load.num_quarantined_blocks)
+            assert min(parts) >= 0 and sum(parts) == load.num_total_blocks
+            refs = [scheduler.pool.num_refs(scheduler.pool.first_block_id + i) for i in range(load.num_total_blocks)]
+            assert sum(1 for count in refs if count) == load.num_held_blocks
+            assert load.num_waiting_prefill_tokens >= 0
+
+    def teardown(self):
+        if not hasattr(self, "workers"):
+            return
+        for _ in range(3000):
+            busy = self._drive()
+            if not busy:
+                break
+        assert all(record.phase == "done" for record in self.records.values()), self.records
+        for scheduler in self.workers.values():
+            load = scheduler.load()
+            assert load.num_free_blocks + load.num_reusable_blocks == load.num_total_blocks
+            assert (load.num_running, load.num_waiting, load.num_reserved) == (0, 0, 0)
+            assert (load.num_waiting_prefill_tokens, load.num_decode_kv_tokens) == (0, 0)
+            assert not scheduler.has_work()
+
+    def _drive(self) -> bool:
+        """One turn of a driver that trusts `has_work`: a lost wake-up leaves requests behind."""
+        busy = False
+        for record in list(self.records.values()):
+            while record.transfers:
+                busy = True
+                self._deliver(record)
+            if record.is_aborted and record.is_writer_active:
+                busy = True
+                self.workers["P"].abort(record.request_id, False)
+                self._writer_gone(record)
+                record.phase = "done"
+            elif record.is_aborted:
+                record.phase = "done"
+        for name, scheduler in self.workers.items():
+            if scheduler.has_work():
+                busy = True
+                self.take_grants() if name == "D" else scheduler.take_grants(self.now_ns)
+                self._step(name)
+        return busy
+
+
+class Copying(TwoWorkers):
+    zero_copy = False
+
+
+class Uncached(TwoWorkers):
+    caching = False
+
+
+@pytest.mark.parametrize("machine", [TwoWorkers, Copying, Uncached])
+def test_two_workers_under_pressure(machine):
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=PHASES,
+        ),
+    )
