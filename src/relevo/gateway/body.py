@@ -76,7 +76,7 @@ def _explain(text: str) -> tuple[str, str | None]:
     """msgspec's message in our words, and the field that it is about."""
     found = _PATH.search(text)
     missing = re.search(r"missing required field `([^`]+)`", text)
-    path = found.group(1) if found else ""
+    path = found.group(1).removesuffix("[...]") if found else ""
     if missing:
         path = f"{path}.{missing.group(1)}" if path else missing.group(1)
         return f"Missing required field '{path}'.", path

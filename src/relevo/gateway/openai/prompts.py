@@ -27,6 +27,7 @@ class Prompt:
 
 def chat_token_ids(context: GatewayContext, fields: ChatFields) -> list[TokenId]:
     """The templated and tokenised conversation. Raises InvalidRequest, ContextLengthExceeded."""
+    _refuse_template(fields.chat_template)
     tools = None if fields.tool_choice == "none" else fields.tools
     template_kwargs = dict(fields.chat_template_kwargs)
     if fields.reasoning_effort is not None:
@@ -58,6 +59,7 @@ def tokenize_token_ids(context: GatewayContext, fields: TokenizeFields) -> list[
     """What the same prompt or messages would be as a request; no length limit."""
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
+    _refuse_template(fields.chat_template)
     if fields.messages is None:
         add_special_tokens = True if fields.add_special_tokens is None else fields.add_special_tokens
         return context.tokenizer.encode(fields.prompt or "", add_special_tokens=add_special_tokens)
@@ -111,6 +113,11 @@ def check_length(context: GatewayContext, token_ids: list[TokenId], param: str) 
     if len(token_ids) >= context.max_model_len:
         raise ContextLengthExceeded(context_overflow_message(context.max_model_len, len(token_ids)), param=param)
     return token_ids
+
+
+def _refuse_template(chat_template: object) -> None:
+    if chat_template is not None:
+        raise InvalidRequest("Templates in requests are not accepted; the model's own is used.", param="chat_template")
 
 
 def _check_message(message: dict[str, Any], path: str) -> None:

@@ -42,7 +42,6 @@ FIELDS_WITHOUT_EFFECT = frozenset(
         "logits_processors",
         "typical_p",
         "mirostat",
-        "chat_template",
         "functions",
         "function_call",
         "modalities",
@@ -106,6 +105,7 @@ class ChatFields(GenerationFields, kw_only=True):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    chat_template: Any = None  # refused: a template is code
     reasoning_effort: str | None = None
 
 
@@ -130,6 +130,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    chat_template: Any = None  # refused: a template is code
     return_token_strs: bool = False
 
 

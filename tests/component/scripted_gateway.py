@@ -1,0 +1,243 @@
+"""The HTTP side of the gateway over a generator that follows a script: no workers, no model, no clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import httpx
+import orjson
+from starlette.types import ASGIApp
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from relevo.core.baton import PrefillFacts, SampledToken
+from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
+from relevo.core.ids import WorkerId
+from relevo.core.model import TokenizerFiles
+from relevo.core.request import EngineRequest, FinishReason
+from relevo.gateway.app import create_app
+from relevo.gateway.chat_template import ChatTemplate
+from relevo.gateway.context import GatewayContext
+from relevo.gateway.detokenizer import IncrementalDetokenizer
+from relevo.gateway.ports import EngineStatus, WorkerStatus
+from relevo.gateway.tokenizer import Tokenizer
+
+MODEL = "tiny"
+MAX_MODEL_LEN = 200
+EOS = 256
+VOCAB_SIZE = 257
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    "{% if tools %}tools:{{ tools | length }}\n{% endif %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, and the end token 256."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|end|>"])
+    return Tokenizer(
+        TokenizerFiles(tokenizer_json=backend.to_str(), chat_template=None, bos_token=None, eos_token=None)
+    )
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text)
+
+
+def facts(num_prompt_tokens: int, num_cached_tokens: int) -> PrefillFacts:
+    return PrefillFacts(
+        worker_id=WorkerId("p0"),
+        num_prompt_tokens=num_prompt_tokens,
+        num_cached_tokens=num_cached_tokens,
+        queue_s=0.0,
+        prefill_s=0.0,
+    )
+
+
+@dataclass
+class Hang:
+    """A step that never comes."""
+
+
+Step = tuple[int, Sequence[int], FinishReason | None] | Exception | Hang  # sample index, token ids, end
+
+
+def says(text: str, *, sample: int = 0, end: FinishReason = FinishReason.STOP, tokens_per_step: int = 1) -> list[Step]:
+    """One continuation: `text` byte by byte, then (for STOP) the end token."""
+    token_ids = ids(text) + ([EOS] if end is FinishReason.STOP else [])
+    cuts = [token_ids[i : i + tokens_per_step] for i in range(0, len(token_ids), tokens_per_step)]
+    return [(sample, cut, end if number == len(cuts) - 1 else None) for number, cut in enumerate(cuts)]
+
+
+@dataclass
+class ScriptedGenerator:
+    """Plays `script` for every request. `num_cached` goes into the facts of the first output."""
+
+    script: Sequence[Step] | Callable[[EngineRequest], Sequence[Step]] = ()
+    num_cached: int = 0
+    engine_status: EngineStatus = field(default_factory=lambda: status_of(ready=True))
+    requests: list[EngineRequest] = field(default_factory=list)
+    num_open: int = 0
+    num_closed_early: int = 0
+    num_to_hang: int = 1  # `hanging` is set once so many requests hang
+    num_hanging: int = 0
+    hanging: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last open request has ended
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
+        self.requests.append(request)
+        self.num_open += 1
+        completed = False
+        try:
+            first_facts: PrefillFacts | None = facts(len(request.prompt_token_ids), self.num_cached)
+            for step in self.script(request) if callable(self.script) else self.script:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, Hang):
+                    self.num_hanging += 1
+                    if self.num_hanging == self.num_to_hang:
+                        self.hanging.set()
+                    await asyncio.Event().wait()
+                    continue
+                yield TokenOutput(request.request_id, step[0], sampled(request, step[1]), step[2], first_facts)
+                first_facts = None
+            completed = True
+        finally:
+            self.num_open -= 1
+            self.num_closed_early += not completed
+            if not self.num_open:
+                self.idle.set()
+
+    def status(self) -> EngineStatus:
+        return self.engine_status
+
+
+def sampled(request: EngineRequest, token_ids: Sequence[int]) -> tuple[SampledToken, ...]:
+    num_top = request.sampling.num_logprobs
+    if num_top is None:
+        return tuple(SampledToken(token_id) for token_id in token_ids)
+    return tuple(
+        SampledToken(i, -0.5, tuple(((i + k) % VOCAB_SIZE, -0.5 - k) for k in range(num_top))) for i in token_ids
+    )
+
+
+def status_of(*, ready: bool, reason: str = "", num_workers: int = 1) -> EngineStatus:
+    worker = WorkerStatus(
+        worker_id="w0", role="unified", ready=ready, epoch=1, pid=1, load=WorkerLoad(), counters=StepCounters()
+    )
+    return EngineStatus(ready=ready, reason=reason, workers=(worker,) * num_workers)
+
+
+class CountingClock:
+    """Every look at it is one nanosecond later."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+
+    def now_ns(self) -> int:
+        self._now_ns += 1
+        return self._now_ns
+
+
+@dataclass
+class RecordingMetrics:
+    records: list[Any] = field(default_factory=list)
+    responses: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def request_finished(self, record: Any) -> None:
+        self.records.append(record)
+
+    def http_response(self, handler: str, method: str, status: int) -> None:
+        self.responses.append((handler, method, status))
+
+    def render(self, status: EngineStatus) -> tuple[bytes, str]:
+        return b"up 1\n", "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass
+class Rig:
+    """An app, what is behind it, and a client in front of it."""
+
+    generator: ScriptedGenerator
+    metrics: RecordingMetrics
+    app: ASGIApp
+
+    def client(self, **headers: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://gateway", headers=headers)
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        async with self.client(**headers) as client:
+            return await client.post(path, json=body)
+
+    async def get(self, path: str, **headers: str) -> httpx.Response:
+        async with self.client(**headers) as client:
+            return await client.get(path)
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]} | fields
+        return await self.post("/v1/chat/completions", body)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        return await self.post("/v1/completions", {"model": MODEL, "prompt": "hi", "max_tokens": 100} | fields)
+
+
+def rig(
+    script: Sequence[Step] | Callable[[EngineRequest], Sequence[Step]] = (), num_cached: int = 0, **context: Any
+) -> Rig:
+    generator = ScriptedGenerator(script, num_cached=num_cached)
+    metrics = RecordingMetrics()
+    settings: dict[str, Any] = {
+        "generator": generator,
+        "tokenizer": TOKENIZER,
+        "chat_template": ChatTemplate(TEMPLATE),
+        "make_detokenizer": partial(IncrementalDetokenizer, TOKENIZER),
+        "metrics": metrics,
+        "clock": CountingClock(),
+        "model_names": (MODEL, "alias/of-tiny"),
+        "max_model_len": MAX_MODEL_LEN,
+        "eos_token_ids": (EOS,),
+        "started_at_unix_s": 1_700_000_000,
+    }
+    return Rig(generator, metrics, create_app(GatewayContext(**(settings | context))))
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The payloads of a stream; `[DONE]` stays a string."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
+    return [line if line == "[DONE]" else orjson.loads(line) for line in lines]
+
+
+def streamed_text(payloads: Sequence[Any], index: int = 0) -> str:
+    """What a client puts together for one choice, of either API."""
+    choices = [choice for p in payloads if isinstance(p, dict) for choice in p["choices"] if choice["index"] == index]
+    return "".join(c["delta"].get("content", "") if "delta" in c else c["text"] for c in choices)
+
+
+async def raw_call(
+    app: ASGIApp, body: Any, receive_more: Callable[[], Awaitable[dict[str, Any]]], path: str = "/v1/chat/completions"
+) -> list[dict[str, Any]]:
+    """One ASGI call whose client behaves as `receive_more` says after the body; what the app sent."""
+    sent: list[dict[str, Any]] = []
+    pending: list[dict[str, Any]] = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        return pending.pop() if pending else await receive_more()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
+    await app(scope, receive, send)
+    return sent

@@ -1,0 +1,116 @@
+"""A client that goes, at any point, and a stream that is kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted_gateway import Hang, ids, raw_call, rig, says
+
+from relevo.gateway.sse import EventStream
+
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+DISCONNECT = {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_tokens_before", [0, 2])
+async def test_a_client_that_goes_closes_the_generator(stream: bool, num_tokens_before: int) -> None:
+    """Red if the gateway notices only at its next write: the engine below never gives it one."""
+    r = rig([*[(0, ids("a"), None)] * num_tokens_before, Hang()])
+
+    async def leave_once_it_hangs() -> dict[str, Any]:
+        await r.generator.hanging.wait()
+        return DISCONNECT
+
+    async with asyncio.timeout(10):
+        sent = await raw_call(r.app, BODY | {"stream": stream}, leave_once_it_hangs)
+    assert r.generator.num_open == 0 and r.generator.num_closed_early == 1
+    assert [record.outcome for record in r.metrics.records] == ["aborted"]
+    assert r.metrics.records[0].num_output_tokens == num_tokens_before
+    assert bool(sent) is (stream and num_tokens_before > 0)
+    assert r.metrics.responses[0][2] == 499
+
+
+async def test_all_prompts_of_a_request_end_when_the_client_goes() -> None:
+    r = rig([(0, ids("a"), None), Hang()])
+
+    r.generator.num_to_hang = 3
+
+    async def leave_once_all_hang() -> dict[str, Any]:
+        await r.generator.hanging.wait()
+        return DISCONNECT
+
+    async with asyncio.timeout(10):
+        await raw_call(r.app, {"prompt": ["a", "b", "c"]}, leave_once_all_hang, "/v1/completions")
+    assert r.generator.num_open == 0 and r.generator.num_closed_early == 3
+
+
+async def test_a_client_that_goes_while_the_gateway_waits_to_write() -> None:
+    """A slow reader blocks `send`; its going must still end the request."""
+    r = rig([*says("abc")[:2], Hang()])
+    blocked = asyncio.Event()
+    pending: list[dict[str, Any]] = [{"type": "http.request", "body": b'{"prompt":"hi","stream":true}'}]
+
+    async def receive() -> dict[str, Any]:
+        if pending:
+            return pending.pop()
+        await blocked.wait()
+        return DISCONNECT
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            blocked.set()
+            await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    async with asyncio.timeout(10):
+        await r.app(scope, receive, send)
+    assert r.generator.num_open == 0 and r.generator.num_closed_early == 1
+
+
+async def test_shutdown_ends_running_requests() -> None:
+    r = rig([Hang()])
+    never = asyncio.Event()
+
+    async def stay() -> dict[str, Any]:
+        await never.wait()
+        return DISCONNECT
+
+    call = asyncio.create_task(raw_call(r.app, BODY, stay))
+    await r.generator.hanging.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert r.generator.num_open == 0
+
+
+async def test_a_kept_alive_stream_sends_comments_between_events_and_none_after() -> None:
+    sent: list[bytes] = []
+    commented = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        if sent[-1].startswith(b":"):
+            commented.set()
+
+    stream = EventStream(send, keepalive_s=0.001)
+    await stream.write(b"data: 1\n\n")
+    async with asyncio.timeout(10):
+        await commented.wait()
+    await stream.end()
+    num_sent = len(sent)
+    assert sent[:3] == [b"", b"data: 1\n\n", b": keep-alive\n\n"] and sent[-1] == b""
+    others = {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
+    assert len(sent) == num_sent
+
+
+async def test_no_comments_by_default() -> None:
+    async def send(message: Any) -> None:
+        pass
+
+    stream = EventStream(send)
+    await stream.write(b"data: 1\n\n")
+    assert asyncio.all_tasks() == {asyncio.current_task()}
