@@ -9,6 +9,7 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -124,13 +125,13 @@ def build_context(
     config: GatewayConfig, files: TokenizerFiles, dispatcher: Dispatcher, metrics: GatewayMetrics
 ) -> GatewayContext:
     tokenizer = Tokenizer(files)
-    template_text = _chat_template_text(config, files)
-    special_tokens = {"bos_token": files.bos_token, "eos_token": files.eos_token, "pad_token": files.pad_token}
     return GatewayContext(
         generator=dispatcher,
         tokenizer=tokenizer,
-        chat_template=ChatTemplate(template_text, special_tokens) if template_text is not None else None,
-        make_detokenizer=lambda skip_special_tokens: IncrementalDetokenizer(tokenizer, skip_special_tokens),
+        chat_template=ChatTemplate.from_files(_with_template(config, files)),
+        make_detokenizer=lambda *, skip_special_tokens, continues_text: IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=skip_special_tokens, continues_text=continues_text
+        ),
         metrics=metrics,
         clock=MonotonicClock(),
         model_names=config.served_model_names,
@@ -150,15 +151,20 @@ def tokenizer_files(config: GatewayConfig) -> TokenizerFiles:
         from relevo.build.fake_tokenizer import fake_tokenizer_files
 
         return fake_tokenizer_files()
-    from relevo.engine.loaders.model_files import load_tokenizer_files
+    from relevo.engine.loaders.resolve import load_model_files
+    from relevo.engine.loaders.tokenizer_files import tokenizer_files_from_folder, tokenizer_files_from_gguf
 
-    return load_tokenizer_files(config.model, revision=config.revision, download_dir=config.download_dir)
+    files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
+    if files.gguf_metadata is not None:
+        return tokenizer_files_from_gguf(files.gguf_metadata)
+    return tokenizer_files_from_folder(files.path)
 
 
-def _chat_template_text(config: GatewayConfig, files: TokenizerFiles) -> str | None:
+def _with_template(config: GatewayConfig, files: TokenizerFiles) -> TokenizerFiles:
+    """Raises StartError when --chat-template cannot be read."""
     if config.chat_template is None:
-        return files.chat_template
+        return files
     try:
-        return Path(config.chat_template).read_text(encoding="utf-8")
-    except OSError as error:
-        raise StartError(f"--chat-template {config.chat_template} cannot be read: {error.strerror}") from error
+        return replace(files, chat_template=Path(config.chat_template).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"--chat-template {config.chat_template} cannot be read: {error}") from error

@@ -31,7 +31,7 @@ def model_head(settings: Settings) -> tuple[ModelConfig, str]:
         from relevo.engine.fake_runner import FAKE_MODEL
 
         return FAKE_MODEL, "fake"
-    from relevo.engine.loaders.model_files import load_model_files
+    from relevo.engine.loaders.resolve import load_model_files
 
     files = load_model_files(settings.model, revision=settings.revision, download_dir=settings.download_dir)
     return files.config, files.model_hash

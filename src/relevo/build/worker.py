@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +21,10 @@ from relevo.supervisor import Status
 from relevo.telemetry.log import configure
 from relevo.wire.server import WireServer
 
+log = logging.getLogger("relevo.engine")
+
+_CALIBRATION = ((1, 1), (1, 256), (16, 16), (64, 64), (64, 256))  # (tokens, context), about half a second on one core
+
 Report = Callable[[Status], None]
 
 
@@ -37,7 +42,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     configure(config.log_level, config.worker_id)
     runner, arena, costs = build_fake(config) if config.model == "fake" else build_model(config, report)
     server = WireServer()
-    transport = _transport(config, arena, runner.layout, server.wake)
+    transport = _transport(config, arena, server.wake)
     loop = EngineLoop(
         identity=WorkerIdentity(
             worker_id=WorkerId(config.worker_id),
@@ -77,33 +82,30 @@ def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]
 
 def build_model(config: WorkerConfig, report: Report) -> tuple[ModelRunner, Arena, StepCostModel]:
     """The real engine. Warm: lazy initialisation is done, step costs are measured."""
-    from relevo.engine.loaders.model_files import load_model_files
-    from relevo.engine.ops.torch.backend import TorchOps
+    from relevo.engine.loaders.resolve import load_model_files
+    from relevo.engine.models.decoder import Decoder
+    from relevo.engine.ops.torch.ops import TorchOps
     from relevo.engine.runner import DecoderRunner
     from relevo.engine.sampler import Sampler
-
-    files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
-    layout = kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size)
-    arena = _arena(config, layout)
-    ops = TorchOps(device=config.device, dtype=config.dtype, num_threads=len(config.cores))
 
     def progress(num_bytes_done: int, num_bytes_total: int) -> None:
         report(Status(kind="progress", num_done=num_bytes_done, num_total=num_bytes_total))
 
-    runner = DecoderRunner(
-        files=files,
-        ops=ops,
-        arena=arena,
-        sampler=Sampler(files.config.vocab_size),
-        max_model_len=config.max_model_len,
-        scratch_block_ids=list(range(config.first_block_id, config.first_block_id + config.num_blocks)),
-        progress=progress,
-    )
+    files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
+    arena = _arena(config, kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size))
+    ops = TorchOps(dtype=config.dtype, device=config.device, num_threads=len(config.cores))
+    decoder = Decoder.load(files.config, files.tensors(progress), ops, config.max_model_len)
+    log.info("weights loaded: %s", files.load_report)
+    runner = DecoderRunner(decoder, arena, Sampler(files.config.vocab_size), _own_block_ids(config))
     runner.warm_up()
     costs = StepCostModel()
-    for num_tokens, num_kv_tokens, step_s in runner.measure((1, 16, 64)):
+    for num_tokens, num_kv_tokens, step_s in runner.measure(_CALIBRATION):
         costs.observe(num_tokens, num_kv_tokens, step_s)
     return runner, arena, costs
+
+
+def _own_block_ids(config: WorkerConfig) -> range:
+    return range(config.first_block_id, config.first_block_id + config.num_blocks)
 
 
 def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
@@ -112,10 +114,10 @@ def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
     return Arena.create(layout, config.num_arena_blocks, shared=False)
 
 
-def _transport(config: WorkerConfig, arena: Arena, layout: KVLayout, wake: Callable[[], None]) -> KVTransport:
+def _transport(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> KVTransport:
     if config.transport == "shm":
-        return ShmTransport(arena, worker_id=WorkerId(config.worker_id), epoch=config.epoch, on_wake=wake)
-    return TcpTransport(arena, worker_id=WorkerId(config.worker_id), epoch=config.epoch, on_wake=wake)
+        return ShmTransport(arena, own_block_ids=_own_block_ids(config), on_wake=wake)
+    return TcpTransport(arena, on_wake=wake)
 
 
 def _scheduler_config(config: WorkerConfig, zero_copy: bool) -> SchedulerConfig:
