@@ -178,6 +178,23 @@ async def test_responses_are_counted_by_route_not_by_path() -> None:
     ]
 
 
+@pytest.mark.parametrize(("path", "status"), [("/api/v1/models", 401), ("/v1/models", 401), ("/api/health", 200)])
+async def test_a_prefix_of_a_proxy_is_taken_off_before_keys_and_routes(path: str, status: int) -> None:
+    """Red if a prefix let a guarded path pass without a key, or hid a route."""
+    r = rig(api_keys=KEYS)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "GET", "path": path, "root_path": "/api", "headers": [], "query_string": b""}
+    await r.app(scope, receive, send)
+    assert sent[0]["status"] == status
+
+
 async def test_special_tokens_can_be_shown() -> None:
     script = [(0, [*ids("a"), EOS, *ids("b")], None), *says("c")]
     for skip, expected in ((True, "abc"), (False, "a<|end|>bc")):

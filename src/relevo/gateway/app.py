@@ -106,11 +106,12 @@ class Gateway:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_at_ns = self.context.clock.now_ns()
         request = Request(scope, receive)
+        path = _path_below_root(scope)
         exchange = Exchange(send, _request_id(request))
         handler_name = UNKNOWN_HANDLER
         try:
-            tenant = self.context.api_keys.tenant(request.headers) if is_guarded(scope["path"]) else ""
-            route, rest = self._table.find(scope["method"], scope["path"])
+            tenant = self.context.api_keys.tenant(request.headers) if is_guarded(path) else ""
+            route, rest = self._table.find(scope["method"], path)
             handler_name = route.path
             call = Call(
                 context=self.context,
@@ -129,7 +130,7 @@ class Gateway:
         except RelevoError as error:
             response = error_response(error)
         except Exception:
-            logger.exception("unexpected failure request_id=%s path=%s", exchange.request_id, scope["path"])
+            logger.exception("unexpected failure request_id=%s path=%s", exchange.request_id, path)
             response = self._unexpected(exchange)
         if response is not None:
             await response(scope, receive, exchange.send)
@@ -139,6 +140,13 @@ class Gateway:
         if exchange.status is not None:
             return None  # the response had begun; the server closes the connection
         return error_response(RelevoError(f"The server failed unexpectedly (request {exchange.request_id})."))
+
+
+def _path_below_root(scope: Scope) -> str:
+    """The path without the prefix that a proxy in front of us serves us under (ASGI's `root_path`)."""
+    path: str = scope["path"]
+    root_path = scope.get("root_path", "").rstrip("/")
+    return path.removeprefix(root_path) if path.startswith(root_path + "/") else path
 
 
 def _request_id(request: Request) -> str:
