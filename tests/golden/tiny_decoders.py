@@ -11,11 +11,13 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
+from relevo.core.kv import KVGroup, KVLayout
+from relevo.core.model import ModelConfig
 from relevo.core.plan import ScheduledRow
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
-from relevo.engine.models.decoder import Decoder, kv_layout
+from relevo.engine.models.decoder import Decoder
 from relevo.engine.ops.torch.ops import TorchOps
 
 torch.set_num_threads(1)
@@ -60,6 +62,11 @@ def row(token_ids: list[int], start: int, block_ids: list[int]) -> ScheduledRow:
     return ScheduledRow(request, token_ids, start, block_ids, (), len(token_ids) > 1)
 
 
+def small_layout(config: ModelConfig, dtype: str = "float32") -> KVLayout:
+    group = KVGroup("full", "full", config.num_layers, config.num_kv_heads, config.head_size)
+    return KVLayout(model_hash="tiny", dtype=dtype, block_size=BLOCK_SIZE, groups=(group,))
+
+
 class PagedDecoder:
     """A decoder with a small cache of its own. `noise` fills the cache first: nobody may depend on what was there."""
 
@@ -73,7 +80,7 @@ class PagedDecoder:
     ) -> None:
         ops = TorchOps(dtype=dtype)
         self.decoder = Decoder.load(files.config, files.tensors(), ops, max_model_len or files.config.max_position)
-        layout = kv_layout(files.config, files.model_hash, dtype, BLOCK_SIZE)
+        layout = small_layout(files.config, dtype)
         self.memory = bytearray(num_blocks * layout.bytes_per_block)
         if noise and dtype == "float32":
             np.frombuffer(self.memory, dtype=np.float32)[:] = np.nan

@@ -11,18 +11,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.model import ModelConfig
 from relevo.engine.inputs import StepInputs
 from relevo.engine.models.rope import rope_frequencies
 from relevo.engine.models.weights import DecoderWeights, LayerWeights, load_weights
 from relevo.engine.ops.protocol import Buffer, HostTensor, Ops
-
-
-def kv_layout(config: ModelConfig, model_hash: str, dtype: str, block_size: int) -> KVLayout:
-    """Layout of the KV blocks of this model; `dtype` is that of the cache, `block_size` in tokens."""
-    group = KVGroup("full", "full", config.num_layers, config.num_kv_heads, config.head_size)
-    return KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=(group,))
 
 
 class Decoder:

@@ -1,0 +1,242 @@
+"""What every backend of `Ops` must compute, against plain numpy. A new backend is one more entry in BACKENDS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from relevo.core.errors import SettingsError
+from relevo.core.kv import KVGroup, KVLayout
+from relevo.core.plan import ScheduledRow
+from relevo.core.request import EngineRequest, SamplingParams
+from relevo.engine.inputs import StepInputs, pack_rows
+from relevo.engine.ops.protocol import Buffer, HostTensor, Ops
+from relevo.engine.ops.torch.ops import TorchOps
+
+BACKENDS: dict[str, Callable[[], Ops]] = {
+    "torch-cpu-float32": lambda: TorchOps("float32"),
+    "torch-cpu-bfloat16": lambda: TorchOps("bfloat16"),
+    "torch-cpu-float16": lambda: TorchOps("float16"),
+}
+if torch.cuda.is_available():
+    BACKENDS["torch-cuda-float32"] = lambda: TorchOps("float32", "cuda")
+    BACKENDS["torch-cuda-bfloat16"] = lambda: TorchOps("bfloat16", "cuda")
+
+TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 6e-2}
+VOCAB, LAYERS, KV_HEADS, GROUP, HEAD_SIZE, BLOCK_SIZE, NUM_BLOCKS = 11, 2, 2, 3, 8, 4, 9
+HEADS = KV_HEADS * GROUP
+
+
+@pytest.fixture(params=BACKENDS)
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return BACKENDS[request.param]()
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def host(array: np.ndarray) -> HostTensor:
+    return HostTensor(array.copy(), "float32")
+
+
+def read_back(ops: Ops, x: Buffer, width: int) -> np.ndarray:
+    """Values of [T, width], the one way the Protocol offers: logits against the identity."""
+    identity = ops.weight([host(np.eye(width, dtype=np.float32))])
+    return ops.logits(x, identity, range(len(x)))
+
+
+def close(ops: Ops, actual: np.ndarray, expected: np.ndarray) -> None:
+    tolerance = TOLERANCE[ops.dtype]
+    np.testing.assert_allclose(actual, expected, atol=tolerance * max(1.0, float(np.abs(expected).max())))
+
+
+def layout(dtype: str = "float32") -> KVLayout:
+    return KVLayout("m", dtype, BLOCK_SIZE, (KVGroup("full", "full", LAYERS, KV_HEADS, HEAD_SIZE),))
+
+
+def inputs(*rows: tuple[list[int], int, list[int]]) -> StepInputs:
+    """Rows of (token ids, start, blocks)."""
+    asked = EngineRequest(request_id="r", prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0))
+    return pack_rows([ScheduledRow(asked, ids, start, blocks, (), False) for ids, start, blocks in rows], BLOCK_SIZE)
+
+
+class Cache:
+    """A cache in every place a backend may keep it; `array` shows host memory as [N, L, 2, K, S, D]."""
+
+    def __init__(self, ops: Ops) -> None:
+        kind = layout(ops.dtype)
+        self.memory = bytearray(NUM_BLOCKS * kind.bytes_per_block)
+        self.buffer = ops.kv_cache(kind, NUM_BLOCKS, memoryview(self.memory) if ops.kv_in_host_memory else None)
+
+    def array(self) -> np.ndarray:
+        return np.frombuffer(self.memory, dtype=np.float32).reshape(
+            NUM_BLOCKS, LAYERS, 2, KV_HEADS, BLOCK_SIZE, HEAD_SIZE
+        )
+
+
+def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> np.ndarray:
+    """One row: q [Q, H, D] are the last queries over k, v [C, K, D] -> [Q, H * D]."""
+    k, v = k.repeat(GROUP, axis=1), v.repeat(GROUP, axis=1)
+    scores = np.einsum("qhd,chd->hqc", q, k) * HEAD_SIZE**-0.5
+    query = np.arange(len(k) - len(q), len(k))[:, None]
+    key = np.arange(len(k))
+    hidden = key > query
+    if window is not None:
+        hidden |= key <= query - window
+    scores = np.where(hidden, -np.inf, scores)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("hqc,chd->qhd", weights, v).reshape(len(q), HEADS * HEAD_SIZE)
+
+
+def test_linear_norm_activation_and_embedding(ops: Ops) -> None:
+    table, matrix, bias, gain = values(VOCAB, 6), values(10, 6, seed=1), values(10, seed=2), 1 + values(6, seed=3)
+    step = ops.begin_step(inputs(([3, 0, 7], 0, [1])), Cache(ops).buffer, None)
+    x, ids = table[[3, 0, 7]], ops.weight([host(table)])
+    close(ops, read_back(ops, ops.embed(ids, step), 6), x)
+    with_bias = ops.linear(ops.embed(ids, step), ops.weight([host(matrix)]), ops.weight([host(bias)]))
+    close(ops, read_back(ops, with_bias, 10), x @ matrix.T + bias)
+    normed = ops.rms_norm(ops.embed(ids, step), ops.weight([host(gain)]), 1e-5)
+    close(ops, read_back(ops, normed, 6), x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain)
+    gate, up = x[:, :3], x[:, 3:]
+    close(ops, read_back(ops, ops.silu_mul(ops.embed(ids, step)), 3), gate / (1 + np.exp(-gate)) * up)
+    close(ops, read_back(ops, ops.add(ops.embed(ids, step), ops.embed(ids, step)), 6), 2 * x)
+
+
+def test_parts_are_stacked_in_order(ops: Ops) -> None:
+    """q, k and v are one matrix; a swapped pair would still have the right shape."""
+    parts = [values(4, 6), values(2, 6, seed=1), values(2, 6, seed=2)]
+    table = values(VOCAB, 6, seed=3)
+    step = ops.begin_step(inputs(([3, 5], 0, [1])), Cache(ops).buffer, None)
+    out = ops.linear(ops.embed(ops.weight([host(table)]), step), ops.weight([host(part) for part in parts]), None)
+    close(ops, read_back(ops, out, 8), table[[3, 5]] @ np.concatenate(parts).T)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_weights_of_any_stored_type(ops: Ops, dtype: str) -> None:
+    exact = np.array([[1.5, -2.0, 0.25, 96.0]], dtype=np.float32)  # the same number in every type
+    stored = {
+        "float32": exact,
+        "float16": exact.astype(np.float16),
+        "bfloat16": (exact.view(np.uint32) >> 16).astype(np.uint16),
+    }[dtype]
+    stored.flags.writeable = False  # as from a mapped file
+    step = ops.begin_step(inputs(([0], 0, [1])), Cache(ops).buffer, None)
+    weight = ops.weight([HostTensor(stored, dtype)])
+    np.testing.assert_array_equal(read_back(ops, ops.embed(weight, step), 4), exact)
+
+
+def test_rope_rotates_pairs_by_position(ops: Ops) -> None:
+    inv_freq, scale = np.array([1.0, 0.5, 0.1, 0.02], dtype=np.float32), 1.25
+    table = values(VOCAB, 2 * HEAD_SIZE)
+    step = ops.begin_step(inputs(([3, 5], 6, [1, 2]), ([8], 0, [3])), Cache(ops).buffer, None)
+    (heads,) = ops.split_heads(ops.embed(ops.weight([host(table)]), step), (2,), HEAD_SIZE)
+    rotated = ops.rope(heads, ops.rope_angles(inv_freq, scale, step))
+    x = table[[3, 5, 8]].reshape(3, 2, HEAD_SIZE)
+    pair = x[..., : HEAD_SIZE // 2] + 1j * x[..., HEAD_SIZE // 2 :]
+    turned = pair * scale * np.exp(1j * np.array([6, 7, 0])[:, None, None] * inv_freq)
+    expected = np.concatenate((turned.real, turned.imag), axis=-1)
+    for head in range(2):
+        close(ops, read_back(ops, rotated[:, head], HEAD_SIZE), expected[:, head])
+
+
+@pytest.mark.parametrize("window", [None, 3, 5])
+def test_attention_over_mixed_rows(ops: Ops, window: int | None) -> None:
+    """A chunk, then a step of a continued chunk and two decodes of different lengths, on both layers."""
+    cache = Cache(ops)
+    width = (HEADS + 2 * KV_HEADS) * HEAD_SIZE
+    tables = {"a": [7, 2, 5], "b": [1, 8], "c": [4]}
+    first = {"a": (0, 6), "b": (0, 5), "c": (0, 1)}
+    second = {"b": (5, 6), "a": (6, 10), "c": (1, 2)}
+    for layer in range(LAYERS):
+        qkv = {name: values(10, width, seed=10 * layer + index) for index, name in enumerate(tables)}
+        run_rows(ops, cache, layer, tables, qkv, first, window)
+        actual = run_rows(ops, cache, layer, tables, qkv, second, window)
+        expected = []
+        for name, (start, stop) in second.items():
+            split = qkv[name][:stop].reshape(stop, -1, HEAD_SIZE)
+            q, k, v = np.split(split, [HEADS, HEADS + KV_HEADS], axis=1)
+            expected.append(naive_attention(q[start:], k, v, window))
+        close(ops, actual, np.concatenate(expected))
+
+
+def run_rows(
+    ops: Ops,
+    cache: Cache,
+    layer: int,
+    tables: dict[str, list[int]],
+    qkv: dict[str, np.ndarray],
+    spans: dict[str, tuple[int, int]],
+    window: int | None,
+) -> np.ndarray:
+    """Attention of the tokens in `spans`, [T, H * D]. Activations come in as an embedding of token 0, 1, 2 ..."""
+    activations = np.concatenate([qkv[name][start:stop] for name, (start, stop) in spans.items()])
+    ids = iter(range(len(activations)))
+    rows = [([next(ids) for _ in range(start, stop)], start, tables[name]) for name, (start, stop) in spans.items()]
+    step = ops.begin_step(inputs(*rows), cache.buffer, window)
+    x = ops.embed(ops.weight([host(activations)]), step)
+    q, k, v = ops.split_heads(x, (HEADS, KV_HEADS, KV_HEADS), HEAD_SIZE)
+    plain = ops.rope_angles(np.zeros(HEAD_SIZE // 2, dtype=np.float32), 1.0, step)  # turns by nothing
+    out = ops.attention(ops.rope(q, plain), ops.rope(k, plain), v, cache.buffer, layer, step)
+    return read_back(ops, out, HEADS * HEAD_SIZE)
+
+
+def test_blocks_lie_in_memory_as_the_layout_says() -> None:
+    """[N, L, 2, K, S, D]: what transports move and peers read. Red if a backend keeps an order of its own."""
+    ops = TorchOps()
+    cache = Cache(ops)
+    qkv = values(6, (HEADS + 2 * KV_HEADS) * HEAD_SIZE)
+    run_rows(ops, cache, 1, {"a": [7, 2]}, {"a": qkv}, {"a": (0, 6)}, None)
+    _, k, v = np.split(qkv.reshape(6, -1, HEAD_SIZE), [HEADS, HEADS + KV_HEADS], axis=1)
+    array = cache.array()
+    for token in range(6):
+        block, offset = [7, 2][token // BLOCK_SIZE], token % BLOCK_SIZE
+        np.testing.assert_array_equal(array[block, 1, 0, :, offset], k[token])
+        np.testing.assert_array_equal(array[block, 1, 1, :, offset], v[token])
+    array = array.copy()
+    array[[7, 2]] = 0
+    assert not array.any(), "a write outside the row's blocks"
+
+
+def test_a_cache_of_fewer_bits_than_the_activations() -> None:
+    ops = TorchOps("float32")
+    cache = Cache(ops)
+    cache.buffer = ops.kv_cache(layout("float16"), NUM_BLOCKS, memoryview(cache.memory))
+    qkv = values(6, (HEADS + 2 * KV_HEADS) * HEAD_SIZE)
+    actual = run_rows(ops, cache, 0, {"a": [7, 2]}, {"a": qkv}, {"a": (0, 6)}, None)
+    q, k, v = np.split(qkv.reshape(6, -1, HEAD_SIZE), [HEADS, HEADS + KV_HEADS], axis=1)
+    np.testing.assert_allclose(actual, naive_attention(q, k, v, None), atol=5e-3)
+
+
+def test_copy_blocks_copies_every_layer(ops: Ops) -> None:
+    """The copy is attended to as the original was."""
+    cache, qkv = Cache(ops), {"a": values(6, (HEADS + 2 * KV_HEADS) * HEAD_SIZE)}
+    for layer in range(LAYERS):
+        run_rows(ops, cache, layer, {"a": [7, 2]}, qkv, {"a": (0, 5)}, None)
+    ops.copy_blocks(cache.buffer, [(7, 1), (1, 3), (2, 6)])
+    for layer in range(LAYERS):
+        original = run_rows(ops, cache, layer, {"a": [7, 2]}, qkv, {"a": (5, 6)}, None)
+        copied = run_rows(ops, cache, layer, {"a": [3, 6]}, qkv, {"a": (5, 6)}, None)
+        np.testing.assert_array_equal(original, copied)
+
+
+def test_logits_come_in_the_order_asked_for(ops: Ops) -> None:
+    table, head = values(VOCAB, 6), values(5, 6, seed=1)
+    step = ops.begin_step(inputs(([3, 0, 7], 0, [1])), Cache(ops).buffer, None)
+    x = ops.embed(ops.weight([host(table)]), step)
+    actual = ops.logits(x, ops.weight([host(head)]), [2, 0])
+    assert actual.dtype == np.float32
+    close(ops, actual, table[[7, 3]] @ head.T)
+    assert ops.logits(x, ops.weight([host(head)]), []).shape == (0, 5)
+
+
+def test_settings_that_torch_cannot_follow_are_refused() -> None:
+    with pytest.raises(SettingsError, match="int4"):
+        TorchOps("int4")
+    if not torch.cuda.is_available():
+        with pytest.raises(SettingsError, match="no CUDA device"):
+            TorchOps(device="cuda")

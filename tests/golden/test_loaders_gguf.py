@@ -1,0 +1,166 @@
+"""A GGUF file gives the numbers of the model it was converted from.
+
+Red if a name, the order of rows in q and k, a rope factor, a quantisation or the reading in runs goes wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import dequantize, quantize
+from tiny_decoders import PagedDecoder, hf_logits, hf_model, prompt, row, write_gguf
+
+from relevo.core.errors import ModelFileError, UnsupportedModel
+from relevo.engine.loaders import gguf as gguf_loader
+from relevo.engine.loaders.resolve import load_model_files
+from relevo.engine.models.rope import rope_frequencies
+
+Q = GGMLQuantizationType
+_THETA = {"rope_theta": 500.0}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {}, {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}, {}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
+    "mistral": ("mistral", {"sliding_window": None}, {}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3": ("qwen3", {"head_dim": 24}, {}),
+    "llama-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, **_THETA}},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
+    ),
+    "qwen2-yarn": (
+        "qwen2",
+        {"rope_parameters": _YARN | _THETA},
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_the_original_model(case: str, tmp_path: Path) -> None:
+    family, changes, keys = CASES[case]
+    model, path, tokens = hf_model(family, **changes), tmp_path / "model.gguf", prompt(50)
+    write_gguf(model, path, keys=keys)
+    logits = PagedDecoder(load_model_files(str(path))).step(row(tokens, 0, list(range(20))))
+    np.testing.assert_allclose(logits, hf_logits(model, tokens), atol=1e-4, rtol=1e-4)
+
+
+def test_rope_factors_stored_as_a_tensor_are_llama3_scaling(tmp_path: Path) -> None:
+    model, path, tokens = hf_model("llama", rope_parameters=_LLAMA3 | _THETA), tmp_path / "model.gguf", prompt(60)
+    model.save_pretrained(tmp_path / "folder")
+    config = load_model_files(str(tmp_path / "folder")).config
+    scaled, _ = rope_frequencies(config, 128)
+    plain = 500.0 ** -(np.arange(8) / 8)
+    write_gguf(model, path, rope_freqs=(plain / scaled).tolist())
+    logits = PagedDecoder(load_model_files(str(path))).step(row(tokens, 0, list(range(20))))
+    np.testing.assert_allclose(logits, hf_logits(model, tokens), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("stored_as", [Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0], ids=lambda q: q.name)
+def test_quantised_weights_are_what_the_file_says(stored_as: GGMLQuantizationType, tmp_path: Path) -> None:
+    """qwen2 keeps its row order, so each matrix must be exactly quantise-then-dequantise of the original."""
+    model, path = hf_model("qwen2"), tmp_path / "model.gguf"
+    write_gguf(model, path, matrices_as=stored_as)
+    loaded = dict(load_model_files(str(path)).tensors())
+    original = model.state_dict()
+    assert loaded.keys() == original.keys()
+    for name, tensor in loaded.items():
+        array = original[name].numpy()
+        expected = array if array.ndim == 1 else dequantize(quantize(array, stored_as), stored_as).reshape(array.shape)
+        bits = tensor.array
+        values = (bits.astype(np.uint32) << 16).view(np.float32) if tensor.dtype == "bfloat16" else bits
+        np.testing.assert_array_equal(values.astype(np.float32), expected, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "stored_as", [Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_NL, Q.IQ4_XS, Q.IQ2_XS, Q.TQ1_0], ids=lambda q: q.name
+)
+def test_every_quantisation_is_read_in_runs(stored_as: GGMLQuantizationType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random bytes, several runs and a shorter last one, against the whole tensor at once."""
+    monkeypatch.setattr(gguf_loader, "_RUN_ELEMENTS", 1024)
+    block_elements, block_bytes = GGML_QUANT_SIZES[stored_as]
+    data = np.random.default_rng(0).integers(0, 256, (11, 768 // block_elements * block_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        runs = gguf_loader._decode(data.reshape(-1), stored_as, (11, 768), "x").array
+        np.testing.assert_array_equal(runs, dequantize(data, stored_as))
+
+
+def test_a_half_precision_file_is_computed_in_single_precision(tmp_path: Path) -> None:
+    model, path, tokens = hf_model("llama"), tmp_path / "model.gguf", prompt(30)
+    write_gguf(model, path, matrices_as=Q.F16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(parameter.half())
+    logits = PagedDecoder(load_model_files(str(path))).step(row(tokens, 0, list(range(20))))
+    np.testing.assert_allclose(logits, hf_logits(model, tokens), atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def gguf_path(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    write_gguf(hf_model("llama"), path)
+    return path
+
+
+def test_a_file_that_ends_early_is_named(gguf_path: Path) -> None:
+    data = gguf_path.read_bytes()
+    for size in (0, 3, 40, len(data) // 8, len(data) - 1):
+        gguf_path.write_bytes(data[:size])
+        with pytest.raises(ModelFileError, match=r"model\.gguf.*download it again"):
+            load_model_files(str(gguf_path))
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_named(gguf_path: Path) -> None:
+    files = load_model_files(str(gguf_path))
+    gguf_path.write_bytes(gguf_path.read_bytes()[:-100])
+    with pytest.raises(ModelFileError, match=r"model\.gguf ends before"):
+        list(files.tensors())
+
+
+def test_another_kind_of_file_is_refused(gguf_path: Path) -> None:
+    gguf_path.write_bytes(b"PK\x03\x04" + gguf_path.read_bytes()[4:])
+    with pytest.raises(ModelFileError, match="GGUF"):
+        load_model_files(str(gguf_path))
+
+
+def _gguf_with(path: Path, architecture: str, **strings: str) -> None:
+    writer = GGUFWriter(path, architecture)
+    for key, value in strings.items():
+        writer.add_string(key, value)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_an_unknown_architecture_and_a_missing_key_are_named(tmp_path: Path) -> None:
+    _gguf_with(tmp_path / "other.gguf", "mamba")
+    with pytest.raises(UnsupportedModel, match="mamba"):
+        load_model_files(str(tmp_path / "other.gguf"))
+    _gguf_with(tmp_path / "bare.gguf", "llama")
+    with pytest.raises(ModelFileError, match=r"lacks the key llama\.embedding_length"):
+        load_model_files(str(tmp_path / "bare.gguf"))
+
+
+def test_a_missing_tensor_is_named(gguf_path: Path) -> None:
+    files = load_model_files(str(gguf_path))
+    files.stored = tuple(tensor for tensor in files.stored if "layers.1.mlp.up_proj" not in tensor.name)
+    with pytest.raises(ModelFileError, match=r"1 of \d+ tensors are missing.*layers\.1\.mlp\.up_proj"):
+        PagedDecoder(files)
