@@ -1,0 +1,105 @@
+"""What was sent where and is not done: charged when a choice is made, so that the next choice sees it at once.
+
+A report of a worker comes a step later; without the ledger a burst of requests would all pick the same idle worker.
+Every charge belongs to a request, so ending the request gives back exactly what is left of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relevo.core.ids import RequestId, WorkerRef
+
+
+@dataclass(slots=True)
+class _Charge:
+    worker: WorkerRef
+    num_tokens: int
+
+
+class _Account:
+    """Tokens per worker, as the sum of one charge per request."""
+
+    def __init__(self) -> None:
+        self._charges: dict[RequestId, _Charge] = {}
+        self._totals: dict[WorkerRef, int] = {}
+
+    def total(self, worker: WorkerRef) -> int:
+        return self._totals.get(worker, 0)
+
+    def set(self, request_id: RequestId, worker: WorkerRef, num_tokens: int) -> None:
+        self.clear(request_id)
+        if num_tokens > 0:
+            self._charges[request_id] = _Charge(worker, num_tokens)
+            self._totals[worker] = self.total(worker) + num_tokens
+
+    def change(self, request_id: RequestId, num_tokens: int) -> None:
+        """Add (or take, never below zero) tokens; without a charge: no effect."""
+        charge = self._charges.get(request_id)
+        if charge is not None:
+            self.set(request_id, charge.worker, charge.num_tokens + num_tokens)
+
+    def clear(self, request_id: RequestId) -> None:
+        charge = self._charges.pop(request_id, None)
+        if charge is None:
+            return
+        left = self._totals[charge.worker] - charge.num_tokens
+        if left:
+            self._totals[charge.worker] = left
+        else:
+            del self._totals[charge.worker]
+
+    def forget(self, worker: WorkerRef) -> None:
+        self._charges = {r: charge for r, charge in self._charges.items() if charge.worker != worker}
+        self._totals.pop(worker, None)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._charges and not self._totals
+
+
+class InFlight:
+    """One prefill and one decode charge per request. Unknown requests and workers never raise."""
+
+    def __init__(self) -> None:
+        self._prefill = _Account()
+        self._decode = _Account()
+
+    def prefill_tokens(self, worker: WorkerRef) -> int:
+        return self._prefill.total(worker)
+
+    def decode_tokens(self, worker: WorkerRef) -> int:
+        return self._decode.total(worker)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._prefill.is_empty and self._decode.is_empty
+
+    def charge_prefill(self, request_id: RequestId, worker: WorkerRef, num_uncached_tokens: int) -> None:
+        """Replaces an earlier prefill charge of the request."""
+        self._prefill.set(request_id, worker, num_uncached_tokens)
+
+    def charge_decode(self, request_id: RequestId, worker: WorkerRef, num_context_tokens: int) -> None:
+        """Replaces an earlier decode charge of the request."""
+        self._decode.set(request_id, worker, num_context_tokens)
+
+    def prefill_progress(self, request_id: RequestId, num_computed_tokens: int) -> None:
+        """So many more prompt tokens are computed."""
+        self._prefill.change(request_id, -num_computed_tokens)
+
+    def prefill_done(self, request_id: RequestId) -> None:
+        self._prefill.clear(request_id)
+
+    def decode_progress(self, request_id: RequestId, num_tokens: int) -> None:
+        """The context grew by so many tokens."""
+        self._decode.change(request_id, num_tokens)
+
+    def end(self, request_id: RequestId) -> None:
+        """Give back everything of the request. Idempotent."""
+        self._prefill.clear(request_id)
+        self._decode.clear(request_id)
+
+    def forget(self, worker: WorkerRef) -> None:
+        """The worker is gone, with all that was charged to it."""
+        self._prefill.forget(worker)
+        self._decode.forget(worker)

@@ -1,0 +1,94 @@
+"""Which workers there are, with which role, on which cores. Pure: hardware is told, nothing is probed.
+
+Owns the words `unified` and `NpMd`. Does not know models, memory or processes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relevo.core.errors import SettingsError
+
+_NPMD = re.compile(r"([0-9]+)p([0-9]+)d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Either some prefill and some decode workers, or unified ones only."""
+
+    num_prefill: int = 0
+    num_decode: int = 0
+    num_unified: int = 0
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_prefill + self.num_decode + self.num_unified
+
+    @property
+    def is_split(self) -> bool:
+        return self.num_prefill > 0
+
+    def worker_roles(self) -> tuple[tuple[str, str], ...]:
+        """(worker id, role) of every worker; prefill workers first."""
+        numbers = (("prefill", self.num_prefill), ("decode", self.num_decode), ("unified", self.num_unified))
+        return tuple((f"{role}-{i}", role) for role, number in numbers for i in range(number))
+
+    def __str__(self) -> str:
+        return f"{self.num_prefill}p{self.num_decode}d" if self.is_split else "unified"
+
+
+UNIFIED = Topology(num_unified=1)
+ONE_OF_EACH = Topology(num_prefill=1, num_decode=1)
+
+
+def parse_topology(text: str) -> Topology:
+    """`unified` or `NpMd`. Raises SettingsError; `auto` is not a topology but the wish to have one chosen."""
+    if text == "unified":
+        return UNIFIED
+    match = _NPMD.fullmatch(text)
+    if match is None:
+        raise SettingsError(f"--topology {text!r} is not known; use auto, unified, or NpMd such as 1p1d or 2p1d")
+    num_prefill, num_decode = int(match[1]), int(match[2])
+    if num_prefill < 1 or num_decode < 1:
+        raise SettingsError(
+            f"--topology {text} has no {'prefill' if num_prefill < 1 else 'decode'} worker, and a split topology needs "
+            f"at least one of each; use 1p1d, or unified for workers that do both"
+        )
+    return Topology(num_prefill=num_prefill, num_decode=num_decode)
+
+
+def choose_topology(num_cores: int, num_devices: int = 0) -> tuple[Topology, str]:
+    """What `auto` means here, and why, in words for the log. Devices count if there are any, otherwise cores."""
+    number, unit = (num_devices, "device") if num_devices else (num_cores, "core")
+    if number < 2:
+        return UNIFIED, f"one {unit} cannot be shared out; long prompts will delay tokens of running streams"
+    return ONE_OF_EACH, (
+        f"{number} {unit}s: a prompt never delays the tokens of running streams; in return each phase has a part of the "
+        f"{unit}s only (--topology unified gives both phases all of them)"
+    )
+
+
+def assign_cores(cores: Sequence[int], topology: Topology) -> list[list[int]]:
+    """Disjoint runs of cores in the order of `worker_roles`, all of them used, each worker at least one.
+
+    What does not divide evenly goes to prefill workers, whose work grows with cores; decode waits for memory.
+    Raises SettingsError if there are fewer cores than workers.
+    """
+    num_workers = topology.num_workers
+    if len(cores) < num_workers:
+        raise SettingsError(
+            f"--topology {topology} starts {num_workers} workers, but they may use only {len(cores)} "
+            f"core{'s' if len(cores) != 1 else ''} and each needs one of its own; allow more with --cores or use "
+            f"--topology {choose_topology(len(cores))[0]}"
+        )
+    share, num_left = divmod(len(cores), num_workers)
+    num_takers = topology.num_prefill or num_workers
+    assigned: list[list[int]] = []
+    first = 0
+    for index in range(num_workers):
+        extra = num_left // num_takers + (index < num_left % num_takers) if index < num_takers else 0
+        assigned.append(list(cores[first : first + share + extra]))
+        first += share + extra
+    return assigned
