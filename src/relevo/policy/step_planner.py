@@ -1,0 +1,106 @@
+"""Fills one step: decodes first, one token each, then prompt chunks from what is left of the token budget.
+
+Owns the memory of when prompts last got a token. Starts waiting branches and preempts running ones through the
+`Lineup`; the rules of the waiting order are in `policy.scheduler`. Source: Sarathi-Serve (Agrawal et al., OSDI 2024).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from relevo.core.plan import ScheduledRow
+from relevo.policy.block_tables import BlockTables
+from relevo.policy.chunking import chunk_tokens, prefill_budget
+from relevo.policy.intake import SchedulerConfig
+from relevo.policy.legs import Branch, LegKind
+from relevo.policy.lineup import Lineup, order
+from relevo.policy.preemption import choose_victim
+
+StepRows = list[tuple[Branch, ScheduledRow]]
+
+
+class StepPlanner:
+    def __init__(self, config: SchedulerConfig, lineup: Lineup, tables: BlockTables) -> None:
+        self.max_prefill_tokens = config.max_prefill_tokens
+        self._config = config
+        self._lineup = lineup
+        self._tables = tables
+        self._num_steps_without_prefill = 0
+
+    def rows(self, now_ns: int) -> StepRows:
+        """The rows of the next step with the branch each belongs to; empty: nothing can be computed now."""
+        rows: StepRows = []
+        decoding = [branch for branch in self._lineup.running if branch.is_decoding]
+        for branch in decoding[: self._config.max_batched_tokens]:
+            if branch.is_running and self._grow(branch):
+                rows.append((branch, _row(branch, 1)))
+        num_decodes = len(rows)
+        budget = prefill_budget(
+            num_decodes=num_decodes,
+            max_batched_tokens=self._config.max_batched_tokens,
+            max_prefill_tokens=self.max_prefill_tokens,
+            num_steps_without_prefill=self._num_steps_without_prefill,
+            block_size=self._config.block_size,
+        )
+        if budget > 0:
+            self._add_prefills(rows, budget, now_ns)
+        self._num_steps_without_prefill = 0 if len(rows) > num_decodes else self._num_steps_without_prefill + 1
+        return rows
+
+    def _grow(self, branch: Branch) -> bool:
+        """Room for the next token, at the cost of the last in order; False if the branch itself was preempted."""
+        while not self._tables.cover(branch, len(branch.token_ids)):
+            victim = choose_victim(self._lineup.running)
+            assert victim is not None and not victim.is_in_step
+            self._lineup.preempt(victim)
+            if victim is branch:
+                return False
+        return True
+
+    def _add_prefills(self, rows: StepRows, budget: int, now_ns: int) -> None:
+        for branch in self._startable():
+            num_tokens = chunk_tokens(branch.num_computed, branch.num_remaining, budget, self._config.block_size)
+            if branch.leg.first_scheduled_at_ns is None:
+                branch.leg.first_scheduled_at_ns = now_ns
+            rows.append((branch, _row(branch, num_tokens)))
+            budget -= num_tokens
+            if budget == 0:
+                return
+
+    def _startable(self) -> Iterator[Branch]:
+        """Branches with prompt to compute, in order of service; waiting ones are started on the way."""
+        started = [branch for branch in self._lineup.running if not branch.is_decoding]
+        is_room_short = False
+        for branch in heapq.merge(started, tuple(self._lineup.waiting), key=order):
+            if branch.is_running:
+                yield branch
+            elif branch.leg.is_foreign:
+                self._lineup.open_foreign(branch)
+                yield branch
+            elif is_room_short or self._is_sibling_ahead(branch):
+                continue
+            elif branch.leg.kind is LegKind.RESERVE or not self._lineup.open(branch):
+                is_room_short = True  # a waiting reservation keeps its place, too
+            else:
+                yield branch
+
+    def _is_sibling_ahead(self, branch: Branch) -> bool:
+        """Another continuation computes the shared prompt at present: wait for its blocks instead of repeating it."""
+        if not self._config.enable_prefix_caching or len(branch.leg.branches) == 1:
+            return False
+        num_prompt = branch.leg.num_prompt_tokens
+        return any(other.is_running and other.num_computed < num_prompt for other in branch.leg.branches)
+
+
+def _row(branch: Branch, num_tokens: int) -> ScheduledRow:
+    start, end = branch.num_computed, branch.num_computed + num_tokens
+    branch.is_in_step = True
+    return ScheduledRow(
+        request=branch.leg.request,
+        token_ids=branch.token_ids[start:end],
+        start=start,
+        block_ids=branch.block_ids,
+        samples=branch.samples if end == len(branch.token_ids) else (),
+        is_prefill=not branch.is_decoding,
+    )
