@@ -1,0 +1,199 @@
+"""Every metric that Relevo exports: one table, which registration and docs/metrics.md both read.
+
+Owns names, kinds, labels, help texts and buckets. Does not know where values come from. Names that begin with `vllm:`
+have vLLM's meaning, labels and buckets, so that existing dashboards and autoscalers work; the others are our own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from relevo.core.request import FinishReason
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Origin(StrEnum):
+    """Who measures."""
+
+    REQUESTS = "requests"  # the gateway, as requests, handoffs and responses end
+    WORKERS = "workers"  # reports of the workers, as of the scrape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    name: str  # as on the wire; counters end in _total
+    kind: Kind
+    origin: Origin
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()  # upper bounds, without the infinite one
+    label_values: tuple[str, ...] = ()  # of the last label, if they are known: exported as 0 from the start
+
+
+def one_two_five(largest: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to `largest`."""
+    bounds = (digit * 10**exponent for exponent in range(len(str(largest))) for digit in (1, 2, 5))
+    return tuple(float(bound) for bound in bounds if bound <= largest)
+
+
+# vLLM's buckets; token counts go up to a fixed length so that they do not depend on the model
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    *(160.0, 640.0, 2560.0),
+)
+ITL_BUCKETS_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+LATENCY_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+    *(1920.0, 7680.0),
+)
+TOKEN_BUCKETS = one_two_five(1_000_000)
+N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+# arbitrary: from a short prompt on one box to a long one over a slow link
+HANDOFF_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+TRANSFER_BUCKETS_BYTES = tuple(float(1 << exponent) for exponent in range(16, 36, 2))
+
+HANDOFF_OUTCOMES = ("completed", "local", "failed", "aborted", "replayed")
+BLOCK_STATES = ("free", "reusable", "held", "quarantined")
+
+_REQUEST = ("model_name", "engine")
+_WORKER = ("model_name", "engine", "role")
+_OWN = ("worker", "role")
+
+
+def _of_requests(name: str, buckets: tuple[float, ...], help_text: str, labels: tuple[str, ...] = _REQUEST) -> Metric:
+    return Metric(
+        name=name, kind=Kind.HISTOGRAM, origin=Origin.REQUESTS, labels=labels, help=help_text, buckets=buckets
+    )
+
+
+def _count(name: str, help_text: str, labels: tuple[str, ...] = _REQUEST, label_values: tuple[str, ...] = ()) -> Metric:
+    return Metric(
+        name=name,
+        kind=Kind.COUNTER,
+        origin=Origin.REQUESTS,
+        labels=labels,
+        help=help_text,
+        label_values=label_values,
+    )
+
+
+def _worker_count(name: str, help_text: str, labels: tuple[str, ...] = _WORKER) -> Metric:
+    return Metric(name=name, kind=Kind.COUNTER, origin=Origin.WORKERS, labels=labels, help=help_text)
+
+
+def _worker_gauge(name: str, help_text: str, labels: tuple[str, ...] = _WORKER) -> Metric:
+    return Metric(name=name, kind=Kind.GAUGE, origin=Origin.WORKERS, labels=labels, help=help_text)
+
+
+TABLE: tuple[Metric, ...] = (
+    _of_requests("vllm:time_to_first_token_seconds", TTFT_BUCKETS_S, "Accepted to first output token written."),
+    _of_requests("vllm:inter_token_latency_seconds", ITL_BUCKETS_S, "Gaps between consecutive output tokens."),
+    _of_requests(
+        "vllm:request_time_per_output_token_seconds",
+        ITL_BUCKETS_S,
+        "(E2E - TTFT) / (output tokens - 1) of completed requests.",
+    ),
+    _of_requests("vllm:e2e_request_latency_seconds", LATENCY_BUCKETS_S, "Accepted to end, of completed requests."),
+    _of_requests(
+        "vllm:request_queue_time_seconds",
+        LATENCY_BUCKETS_S,
+        "Wait on the worker that computed the prompt, until its first chunk was scheduled.",
+    ),
+    _of_requests("vllm:request_prefill_time_seconds", LATENCY_BUCKETS_S, "First chunk scheduled to first token drawn."),
+    _of_requests(
+        "vllm:request_decode_time_seconds",
+        LATENCY_BUCKETS_S,
+        "First to last output token of completed requests, the handoff included.",
+    ),
+    _of_requests(
+        "vllm:request_inference_time_seconds",
+        LATENCY_BUCKETS_S,
+        "Prefill time plus decode time of completed requests.",
+    ),
+    _of_requests("vllm:request_prompt_tokens", TOKEN_BUCKETS, "Prompt tokens of completed requests."),
+    _of_requests(
+        "vllm:request_generation_tokens",
+        TOKEN_BUCKETS,
+        "Output tokens of completed requests, summed over their continuations.",
+    ),
+    _of_requests(
+        "vllm:request_prefill_kv_computed_tokens",
+        TOKEN_BUCKETS,
+        "Prompt tokens of completed requests that had to be computed: those not found in a cache.",
+    ),
+    _of_requests("vllm:request_params_n", N_BUCKETS, "Parameter n of ended requests."),
+    _of_requests("vllm:request_params_max_tokens", TOKEN_BUCKETS, "Parameter max_tokens of ended requests."),
+    _count(
+        "vllm:prompt_tokens_total",
+        "Prompt tokens of ended requests whose prompt was processed, cached ones included, each request once.",
+    ),
+    _count("vllm:prompt_tokens_cached_total", "Of vllm:prompt_tokens_total, those found in a cache."),
+    _count(
+        "vllm:request_success_total",
+        "Ended requests by finish reason of their first continuation.",
+        labels=(*_REQUEST, "finished_reason"),
+        label_values=tuple(FinishReason),
+    ),
+    _count("vllm:admission_rejections_total", "Requests refused at the door.", labels=("model_name", "reason")),
+    _count("http_requests_total", "HTTP responses; status is the class of the code.", ("handler", "method", "status")),
+    _count(
+        "relevo:handoffs_total",
+        "Requests that were to change worker, by what came of it.",
+        labels=("outcome",),
+        label_values=HANDOFF_OUTCOMES,
+    ),
+    _of_requests(
+        "relevo:handoff_seconds",
+        HANDOFF_BUCKETS_S,
+        "Completed handoffs: prompt computed to decode started on the other worker.",
+        labels=(),
+    ),
+    _of_requests(
+        "relevo:handoff_transfer_seconds",
+        HANDOFF_BUCKETS_S,
+        "Completed handoffs: time in which KV was on its way.",
+        labels=(),
+    ),
+    _of_requests(
+        "relevo:handoff_transfer_bytes", TRANSFER_BUCKETS_BYTES, "Completed handoffs: KV handed over.", labels=()
+    ),
+    _worker_gauge("vllm:num_requests_running", "Continuations that decode."),
+    _worker_gauge(
+        "vllm:num_requests_waiting",
+        "Requests that wait for room or for their first chunk; engine gateway: held back before any worker.",
+    ),
+    _worker_gauge("vllm:kv_cache_usage_perc", "Blocks held or quarantined, as a fraction of all (1 is full)."),
+    _worker_gauge(
+        "vllm:cache_config_info",
+        "Always 1; the labels say how the cache is cut.",
+        labels=(*_WORKER, "block_size", "num_gpu_blocks", "cache_dtype"),
+    ),
+    _worker_count("vllm:generation_tokens_total", "Tokens drawn."),
+    _worker_count("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
+    _worker_count("vllm:prefix_cache_hits_total", "Of the prompt tokens looked up, those found."),
+    _worker_count("vllm:num_preemptions_total", "Continuations that lost their blocks to others and start over."),
+    _worker_count("relevo:prefill_tokens_total", "Prompt tokens computed.", _OWN),
+    _worker_count("relevo:decode_tokens_total", "Tokens drawn, the first one of every prompt included.", _OWN),
+    _worker_count("relevo:steps_total", "Forward passes.", _OWN),
+    _worker_count("relevo:kv_transfer_bytes_total", "KV handed to other workers, by the worker that sent it.", _OWN),
+    _worker_count("relevo:kv_transfer_seconds_total", "Time in which KV was on its way to other workers.", _OWN),
+    _worker_count("relevo:refused_writes_total", "Writes refused because the block had a new owner.", ("worker",)),
+    _worker_count("relevo:worker_restarts_total", "Incarnations after the first.", ("worker",)),
+    _worker_gauge("relevo:blocks", "KV blocks by state; the states add up to the pool.", ("worker", "state")),
+    _worker_gauge("relevo:worker_up", "1 if requests can be sent to the worker, else 0.", _OWN),
+    _worker_gauge(
+        "relevo:requests_in_flight",
+        "Work that is somewhere: requests held back by the gateway, requests that wait or hold a reservation on a "
+        "worker, continuations that decode. A request between two workers counts at both; idle is 0.",
+        (),
+    ),
+)
+BY_NAME = {metric.name: metric for metric in TABLE}

@@ -1,0 +1,150 @@
+"""The gateway's Prometheus metrics: what to record when, on a registry of its own.
+
+Owns which series an event moves. Names and buckets are in `metric_table`, workers' values in `worker_series`. Not
+thread-safe against itself: one event loop records and renders.
+
+Series of requests carry engine="gateway": they are measured where the client is, over all workers. Latencies of whole
+requests are of completed ones only (stop or length), so that aborts and failures do not flatter them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import generate_latest
+
+from relevo.core.request import FinishReason
+from relevo.telemetry.latency import RequestRecord
+from relevo.telemetry.metric_table import TABLE, Kind, Metric, Origin
+from relevo.telemetry.worker_series import GATEWAY, StatusView, WorkerSeries
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_COMPLETED = frozenset((FinishReason.STOP, FinishReason.LENGTH))
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
+
+class GatewayMetrics:
+    """`model_name` labels what workers report and the zeros that are there before the first request."""
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for metric in TABLE:
+            if metric.origin is Origin.REQUESTS:
+                self._register(metric, model_name)
+        self._workers = WorkerSeries(model_name)
+        self._registry.register(self._workers)
+
+    def request_finished(self, record: RequestRecord) -> None:
+        """Count an admitted request that has ended, however it ended. Call once per request."""
+        labels = {"model_name": record.model, "engine": GATEWAY}
+        self._counters["vllm:request_success_total"].labels(**labels, finished_reason=record.finish_reason).inc()
+        self._observe("vllm:time_to_first_token_seconds", labels, record.times.ttft_s)
+        for gap_s in record.times.itl_s:
+            self._observe("vllm:inter_token_latency_seconds", labels, gap_s)
+        self._observe("vllm:request_params_n", labels, record.n)
+        self._observe("vllm:request_params_max_tokens", labels, record.max_tokens)
+        self._count_prompt(record, labels)
+        if record.finish_reason in _COMPLETED:
+            self._observe_completed(record, labels)
+
+    def admission_rejected(self, model: str, reason: str) -> None:
+        """`reason`: a word out of few, it becomes a label."""
+        self._counters["vllm:admission_rejections_total"].labels(model_name=model, reason=reason).inc()
+
+    def handoff_finished(self, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float) -> None:
+        """`outcome`: one of metric_table.HANDOFF_OUTCOMES; the durations and bytes count for "completed" only."""
+        self._counters["relevo:handoffs_total"].labels(outcome=outcome).inc()
+        if outcome == "completed":
+            self._observe("relevo:handoff_seconds", {}, handoff_s)
+            self._observe("relevo:handoff_transfer_seconds", {}, transfer_s)
+            self._observe("relevo:handoff_transfer_bytes", {}, transferred_bytes)
+
+    def http_response(self, handler: str, method: str, status: int) -> None:
+        """`handler`: the route's pattern, not the path that the client sent. `status`: the code, e.g. 200."""
+        method = method if method in _METHODS else "OTHER"
+        self._counters["http_requests_total"].labels(handler=handler, method=method, status=f"{status // 100}xx").inc()
+
+    def render(self, status: StatusView) -> tuple[bytes, str]:
+        """The body of /metrics in the Prometheus text format, and its content type."""
+        self._workers.observe(status)
+        return generate_latest(self._registry), CONTENT_TYPE
+
+    def _register(self, metric: Metric, model_name: str) -> None:
+        collector: Counter | Histogram
+        if metric.kind is Kind.HISTOGRAM:
+            collector = Histogram(
+                metric.name, metric.help, metric.labels, registry=self._registry, buckets=metric.buckets
+            )
+            self._histograms[metric.name] = collector
+        else:
+            collector = Counter(metric.name, metric.help, metric.labels, registry=self._registry)
+            self._counters[metric.name] = collector
+        known = {"model_name": model_name, "engine": GATEWAY}
+        if metric.label_values:
+            for value in metric.label_values:
+                collector.labels(**{label: known.get(label, value) for label in metric.labels})
+        elif metric.labels and all(label in known for label in metric.labels):
+            collector.labels(**{label: known[label] for label in metric.labels})
+
+    def _observe(self, name: str, labels: dict[str, str], value: float | None) -> None:
+        if value is not None:
+            histogram = self._histograms[name]
+            (histogram.labels(**labels) if labels else histogram).observe(value)
+
+    def _count_prompt(self, record: RequestRecord, labels: dict[str, str]) -> None:
+        if record.facts is None:
+            return
+        self._observe("vllm:request_queue_time_seconds", labels, record.facts.queue_s)
+        self._observe("vllm:request_prefill_time_seconds", labels, record.facts.prefill_s)
+        self._counters["vllm:prompt_tokens_total"].labels(**labels).inc(record.num_prompt_tokens)
+        self._counters["vllm:prompt_tokens_cached_total"].labels(**labels).inc(record.num_cached_tokens)
+
+    def _observe_completed(self, record: RequestRecord, labels: dict[str, str]) -> None:
+        times, facts = record.times, record.facts
+        self._observe("vllm:e2e_request_latency_seconds", labels, times.e2e_s)
+        self._observe("vllm:request_time_per_output_token_seconds", labels, times.tpot_s)
+        self._observe("vllm:request_decode_time_seconds", labels, times.decode_s)
+        if facts is not None and times.decode_s is not None:
+            self._observe("vllm:request_inference_time_seconds", labels, facts.prefill_s + times.decode_s)
+        num_computed = record.num_prompt_tokens - record.num_cached_tokens
+        self._observe("vllm:request_prompt_tokens", labels, record.num_prompt_tokens)
+        self._observe("vllm:request_generation_tokens", labels, record.num_output_tokens)
+        self._observe("vllm:request_prefill_kv_computed_tokens", labels, num_computed)
+
+
+def metrics_markdown() -> str:
+    """The page docs/metrics.md."""
+    lines = [
+        "# Metrics",
+        "",
+        "Written by `make docs` from `src/relevo/telemetry/metric_table.py`; do not edit.",
+        "",
+        "`GET /metrics` on the gateway, Prometheus text format. Names that begin with `vllm:` mean what they mean in",
+        "vLLM, with its labels and buckets. `engine` is a worker's id, or `gateway` where the gateway measured over",
+        "all workers; `relevo:` names say `worker` instead.",
+        "Counters survive the restart of a worker. Words are those of the [glossary](glossary.md).",
+    ]
+    titles = {
+        Origin.REQUESTS: "Measured by the gateway, when a request, handoff or response ends",
+        Origin.WORKERS: "Reported by the workers",
+    }
+    for origin, title in titles.items():
+        lines += ["", f"## {title}", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
+        lines += [_row(metric) for metric in TABLE if metric.origin is origin]
+    lines += ["", "## Buckets", "", "| histogram | upper bounds |", "|---|---|"]
+    lines += [f"| `{metric.name}` | {_bounds(metric.buckets)} |" for metric in TABLE if metric.kind is Kind.HISTOGRAM]
+    return "\n".join(lines) + "\n"
+
+
+def _row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels) or "none"
+    values = f" `{metric.labels[-1]}`: {', '.join(metric.label_values)}." if metric.label_values else ""
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help}{values} |"
+
+
+def _bounds(buckets: Sequence[float]) -> str:
+    return " ".join(f"{bound:.10g}" for bound in buckets)

@@ -1,0 +1,170 @@
+"""Series whose values workers report: collected at the scrape, kept monotonic across restarts.
+
+A worker counts from its start. What a former incarnation had counted when it was last seen is added to what the
+present one counts, so an exported counter never falls (work done between the last report and a crash is not counted).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from relevo.core.events import StepCounters, WorkerLoad
+from relevo.core.kv import KVLayout
+from relevo.telemetry.metric_table import BY_NAME, TABLE, Kind, Metric, Origin
+
+_Family = GaugeMetricFamily | CounterMetricFamily
+
+GATEWAY = "gateway"  # value of `engine` and `role` where no worker measured
+
+
+class WorkerView(Protocol):
+    """What a scrape needs to know of a worker; `gateway.ports.WorkerStatus` has it."""
+
+    @property
+    def worker_id(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def epoch(self) -> int: ...  # 0: never seen; 1: first incarnation
+    @property
+    def load(self) -> WorkerLoad: ...
+    @property
+    def counters(self) -> StepCounters: ...
+    @property
+    def layout(self) -> KVLayout | None: ...
+
+
+class StatusView(Protocol):
+    """`gateway.ports.EngineStatus`, as far as metrics read it."""
+
+    @property
+    def num_queued(self) -> int: ...
+    @property
+    def workers(self) -> Sequence[WorkerView]: ...
+
+
+@dataclass(slots=True)
+class _Incarnations:
+    """Counters of one worker: what former incarnations counted, and the most the present one has shown."""
+
+    epoch: int = 0
+    former: dict[str, float] = field(default_factory=dict)
+    present: dict[str, float] = field(default_factory=dict)
+
+    def observe(self, epoch: int, counters: StepCounters) -> None:
+        if epoch not in (0, self.epoch):
+            self.former = self.totals()
+            self.epoch, self.present = epoch, {}
+        for counter in fields(counters):
+            # a new connection to the same incarnation shows zeros until its first report
+            self.present[counter.name] = max(self.present.get(counter.name, 0), getattr(counters, counter.name))
+
+    def totals(self) -> dict[str, float]:
+        return {name: self.former.get(name, 0) + self.present.get(name, 0) for name in self.former | self.present}
+
+
+class WorkerSeries(Collector):
+    """Turns the status of one scrape into metric families."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._incarnations: dict[str, _Incarnations] = {}
+        self._status: StatusView | None = None
+
+    def observe(self, status: StatusView) -> None:
+        """Take `status` for the next `collect`."""
+        self._status = status
+        for worker in status.workers:
+            self._incarnations.setdefault(worker.worker_id, _Incarnations()).observe(worker.epoch, worker.counters)
+
+    def collect(self) -> Iterable[_Family]:
+        if self._status is None:
+            return
+        families = {metric.name: _family(metric) for metric in TABLE if metric.origin is Origin.WORKERS}
+        self._add_gateway(families, self._status)
+        for worker in self._status.workers:
+            labels = {
+                "model_name": self._model_name,
+                "engine": worker.worker_id,
+                "worker": worker.worker_id,
+                "role": worker.role,
+            }
+            for name, value in _gauges(worker).items():
+                _add(families, name, labels, value)
+            incarnations = self._incarnations[worker.worker_id]
+            for name, value in _counters(incarnations).items():
+                _add(families, name, labels, value)
+            for state, num_blocks in _blocks(worker.load).items():
+                _add(families, "relevo:blocks", labels | {"state": state}, num_blocks)
+            if worker.layout is not None and worker.load.num_total_blocks:
+                _add(families, "vllm:cache_config_info", labels | _cache_labels(worker.layout, worker.load), 1)
+        yield from families.values()
+
+    def _add_gateway(self, families: Mapping[str, _Family], status: StatusView) -> None:
+        labels = {"model_name": self._model_name, "engine": GATEWAY, "role": GATEWAY}
+        _add(families, "vllm:num_requests_waiting", labels, status.num_queued)
+        loads = [worker.load for worker in status.workers]
+        on_workers = sum(load.num_running + load.num_waiting + load.num_reserved for load in loads)
+        _add(families, "relevo:requests_in_flight", {}, status.num_queued + on_workers)
+
+
+def _family(metric: Metric) -> _Family:
+    if metric.kind is Kind.COUNTER:
+        return CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+    return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+
+
+def _add(families: Mapping[str, _Family], name: str, labels: Mapping[str, str], value: float) -> None:
+    families[name].add_metric([labels[label] for label in BY_NAME[name].labels], value)
+
+
+def _gauges(worker: WorkerView) -> dict[str, float]:
+    load = worker.load
+    num_taken = load.num_held_blocks + load.num_quarantined_blocks
+    return {
+        "vllm:num_requests_running": load.num_running,
+        "vllm:num_requests_waiting": load.num_waiting,
+        "vllm:kv_cache_usage_perc": num_taken / load.num_total_blocks if load.num_total_blocks else 0.0,
+        "relevo:worker_up": float(worker.ready),
+    }
+
+
+def _counters(incarnations: _Incarnations) -> dict[str, float]:
+    totals = incarnations.totals()
+    return {
+        "vllm:generation_tokens_total": totals["num_generation_tokens"],
+        "vllm:prefix_cache_queries_total": totals["num_prefix_queries"],
+        "vllm:prefix_cache_hits_total": totals["num_prefix_hits"],
+        "vllm:num_preemptions_total": totals["num_preemptions"],
+        "relevo:prefill_tokens_total": totals["num_prefill_tokens"],
+        "relevo:decode_tokens_total": totals["num_generation_tokens"],
+        "relevo:steps_total": totals["num_steps"],
+        "relevo:kv_transfer_bytes_total": totals["transferred_bytes"],
+        "relevo:kv_transfer_seconds_total": totals["transfer_s"],
+        "relevo:refused_writes_total": totals["num_refused_writes"],
+        "relevo:worker_restarts_total": max(incarnations.epoch - 1, 0),
+    }
+
+
+def _blocks(load: WorkerLoad) -> dict[str, int]:
+    return {
+        "free": load.num_free_blocks,
+        "reusable": load.num_reusable_blocks,
+        "held": load.num_held_blocks,
+        "quarantined": load.num_quarantined_blocks,
+    }
+
+
+def _cache_labels(layout: KVLayout, load: WorkerLoad) -> dict[str, str]:
+    return {
+        "block_size": str(layout.block_size),
+        "num_gpu_blocks": str(load.num_total_blocks),
+        "cache_dtype": layout.dtype,
+    }

@@ -1,0 +1,310 @@
+"""The text of /metrics, as a Prometheus server and somebody else's dashboard read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from relevo.core.baton import PrefillFacts
+from relevo.core.events import StepCounters, WorkerLoad
+from relevo.core.ids import RequestId, WorkerId
+from relevo.core.kv import KVGroup, KVLayout
+from relevo.gateway.ports import EngineStatus, WorkerStatus
+from relevo.telemetry.latency import RequestRecord, RequestTimes
+from relevo.telemetry.metric_table import TABLE, Kind, one_two_five
+from relevo.telemetry.metrics import GatewayMetrics, metrics_markdown
+from relevo.telemetry.worker_series import WorkerSeries
+
+MODEL = "tiny"
+LAYOUT = KVLayout("hash", "float32", 16, (KVGroup("all", "full", 2, 2, 8),))
+
+
+def worker(worker_id: str = "w0", role: str = "decode", epoch: int = 1, **parts: object) -> WorkerStatus:
+    defaults = {"ready": True, "pid": 1, "load": WorkerLoad(), "counters": StepCounters(), "layout": LAYOUT}
+    return WorkerStatus(**{"worker_id": worker_id, "role": role, "epoch": epoch} | defaults | parts)  # type: ignore[arg-type]
+
+
+def record(**parts: object) -> RequestRecord:
+    facts = PrefillFacts(
+        worker_id=WorkerId("w1"), num_prompt_tokens=40, num_cached_tokens=16, queue_s=0.25, prefill_s=0.5
+    )
+    defaults = {
+        "request_id": RequestId("r"),
+        "model": MODEL,
+        "times": RequestTimes(0, [10**9, 11 * 10**8, 13 * 10**8], 14 * 10**8),
+        "num_prompt_tokens": 40,
+        "num_cached_tokens": 16,
+        "num_output_tokens": 3,
+        "n": 1,
+        "max_tokens": 64,
+        "finish_reason": "stop",
+        "outcome": "finished",
+        "facts": facts,
+    }
+    return RequestRecord(**defaults | parts)  # type: ignore[arg-type]
+
+
+@dataclass
+class Scrape:
+    """Samples of one scrape by name and labels."""
+
+    metrics: GatewayMetrics = field(default_factory=lambda: GatewayMetrics(MODEL))
+
+    def samples(self, *workers: WorkerStatus, num_queued: int = 0) -> dict[tuple[str, frozenset[str]], float]:
+        status = EngineStatus(ready=True, reason="", num_queued=num_queued, workers=workers)
+        body, content_type = self.metrics.render(status)
+        assert content_type.startswith("text/plain; version=0.0.4")
+        samples = [s for family in text_string_to_metric_families(body.decode()) for s in family.samples]
+        by_key = {(s.name, frozenset(f"{k}={v}" for k, v in s.labels.items())): s.value for s in samples}
+        assert len(by_key) == len(samples), "one series was exported twice"
+        return by_key
+
+    def value(self, name: str, *workers: WorkerStatus, num_queued: int = 0, **labels: str) -> float:
+        """Sum over the series of `name` that carry `labels`; KeyError if there is none."""
+        wanted = {f"{key}={value}" for key, value in labels.items()}
+        samples = self.samples(*workers, num_queued=num_queued)
+        found = [v for (n, given_labels), v in samples.items() if n == name and wanted <= given_labels]
+        if not found:
+            raise KeyError((name, labels))
+        return sum(found)
+
+
+@pytest.fixture
+def scrape() -> Iterator[Scrape]:
+    yield Scrape()
+
+
+DASHBOARD_SERIES = [  # what published vLLM dashboards and autoscalers query; red when one is renamed
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+    "vllm:request_success_total",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:request_time_per_output_token_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket",
+    "vllm:request_prefill_time_seconds_bucket",
+    "vllm:request_decode_time_seconds_bucket",
+    "vllm:request_inference_time_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:request_params_n_bucket",
+    "vllm:request_params_max_tokens_bucket",
+]
+
+
+@pytest.mark.parametrize("name", DASHBOARD_SERIES)
+def test_dashboards_find_their_series_before_the_first_request(scrape: Scrape, name: str) -> None:
+    load = WorkerLoad(num_total_blocks=4, num_free_blocks=4)
+    assert scrape.value(name, worker(load=load), model_name=MODEL) in (0.0, 1.0)
+    labels = next(labels for n, labels in scrape.samples(worker(load=load)) if n == name)
+    assert {"model_name", "engine"} <= {label.partition("=")[0] for label in labels}
+
+
+def test_names_follow_the_conventions() -> None:
+    for metric in TABLE:
+        assert re.fullmatch(r"((vllm|relevo):)?[a-z][a-z0-9_]*", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+        assert (metric.kind is Kind.HISTOGRAM) == bool(metric.buckets)
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+        assert metric.help.endswith(".")
+        assert not {"le", "quantile", "job", "instance"} & set(metric.labels)
+
+
+def test_every_row_of_the_table_is_exported_with_its_labels(scrape: Scrape) -> None:
+    """Red when a metric is in the table (and so in the docs) but nothing moves it, or under other labels."""
+    scrape.metrics.request_finished(record())
+    scrape.metrics.admission_rejected(MODEL, "queue_full")
+    scrape.metrics.http_response("/v1/models", "GET", 200)
+    samples = scrape.samples(worker(load=WorkerLoad(num_total_blocks=4, num_free_blocks=4)))
+    labels_of = {name: {label.partition("=")[0] for label in labels} for name, labels in samples}
+    for metric in TABLE:
+        name = metric.name + ("_count" if metric.kind is Kind.HISTOGRAM else "")
+        assert labels_of[name] == set(metric.labels), metric.name
+
+
+def test_token_buckets() -> None:
+    assert one_two_five(250) == (1, 2, 5, 10, 20, 50, 100, 200)
+
+
+def test_a_completed_request(scrape: Scrape) -> None:
+    scrape.metrics.request_finished(record())
+    sums = {
+        "vllm:time_to_first_token_seconds": 1.0,
+        "vllm:inter_token_latency_seconds": 0.3,
+        "vllm:request_time_per_output_token_seconds": 0.2,
+        "vllm:e2e_request_latency_seconds": 1.4,
+        "vllm:request_queue_time_seconds": 0.25,
+        "vllm:request_prefill_time_seconds": 0.5,
+        "vllm:request_decode_time_seconds": 0.3,
+        "vllm:request_inference_time_seconds": 0.8,
+        "vllm:request_prompt_tokens": 40,
+        "vllm:request_generation_tokens": 3,
+        "vllm:request_prefill_kv_computed_tokens": 24,
+        "vllm:request_params_n": 1,
+        "vllm:request_params_max_tokens": 64,
+    }
+    for name, expected in sums.items():
+        assert scrape.value(f"{name}_sum", model_name=MODEL) == pytest.approx(expected), name
+        assert scrape.value(f"{name}_count") == (2 if "inter_token" in name else 1)
+    assert scrape.value("vllm:request_success_total", finished_reason="stop") == 1
+    assert scrape.value("vllm:request_success_total") == 1
+    assert scrape.value("vllm:prompt_tokens_total") == 40
+    assert scrape.value("vllm:prompt_tokens_cached_total") == 16
+
+
+def test_an_aborted_request_does_not_flatter_latencies(scrape: Scrape) -> None:
+    """It is counted, and its tokens' times are real; its end is not one that the model chose."""
+    scrape.metrics.request_finished(record(finish_reason="abort", outcome="aborted"))
+    scrape.metrics.request_finished(
+        record(finish_reason="error", outcome="failed", facts=None, times=RequestTimes(0, [], 10**9))
+    )
+    assert scrape.value("vllm:request_success_total", finished_reason="abort") == 1
+    assert scrape.value("vllm:request_success_total", finished_reason="error") == 1
+    assert scrape.value("vllm:time_to_first_token_seconds_count") == 1
+    assert scrape.value("vllm:e2e_request_latency_seconds_count") == 0
+    assert scrape.value("vllm:request_time_per_output_token_seconds_count") == 0
+    assert scrape.value("vllm:prompt_tokens_total") == 40
+
+
+def test_handoffs(scrape: Scrape) -> None:
+    scrape.metrics.handoff_finished("completed", 0.02, 5000, 0.01)
+    scrape.metrics.handoff_finished("failed", 0.0, 0, 0.0)
+    outcomes = {
+        outcome: scrape.value("relevo:handoffs_total", outcome=outcome)
+        for outcome in ("completed", "local", "failed", "aborted", "replayed")
+    }
+    assert outcomes == {"completed": 1, "local": 0, "failed": 1, "aborted": 0, "replayed": 0}
+    assert scrape.value("relevo:handoff_seconds_count") == 1
+    assert scrape.value("relevo:handoff_seconds_sum") == pytest.approx(0.02)
+    assert scrape.value("relevo:handoff_transfer_bytes_sum") == 5000
+
+
+def test_http_responses_by_class(scrape: Scrape) -> None:
+    scrape.metrics.http_response("/v1/completions", "POST", 429)
+    scrape.metrics.http_response("/v1/completions", "POST", 400)
+    scrape.metrics.http_response("other", "MADEUPBYACLIENT", 405)
+    assert scrape.value("http_requests_total", handler="/v1/completions", method="POST", status="4xx") == 2
+    assert scrape.value("http_requests_total", method="OTHER") == 1
+
+
+def test_admission_rejections(scrape: Scrape) -> None:
+    scrape.metrics.admission_rejected(MODEL, "queue_full")
+    assert scrape.value("vllm:admission_rejections_total", model_name=MODEL, reason="queue_full") == 1
+
+
+def test_worker_gauges(scrape: Scrape) -> None:
+    load = WorkerLoad(
+        num_running=3,
+        num_waiting=2,
+        num_reserved=1,
+        num_free_blocks=1,
+        num_reusable_blocks=2,
+        num_held_blocks=4,
+        num_quarantined_blocks=1,
+        num_total_blocks=8,
+    )
+    up, down = worker("w0", load=load), worker("w1", "prefill", ready=False, layout=None)
+    labels = {"model_name": MODEL, "engine": "w0", "role": "decode"}
+    assert scrape.value("vllm:num_requests_running", up, down, **labels) == 3
+    assert scrape.value("vllm:num_requests_waiting", up, down, **labels) == 2
+    assert scrape.value("vllm:num_requests_waiting", up, down, num_queued=5, engine="gateway") == 5
+    assert scrape.value("relevo:requests_in_flight", up, down, num_queued=5) == 11
+    assert scrape.value("vllm:kv_cache_usage_perc", up, down, **labels) == pytest.approx(5 / 8)
+    assert scrape.value("vllm:kv_cache_usage_perc", up, down, engine="w1") == 0
+    info = {"block_size": "16", "num_gpu_blocks": "8", "cache_dtype": "float32"}
+    assert scrape.value("vllm:cache_config_info", up, down, **labels, **info) == 1
+    blocks = {s: scrape.value("relevo:blocks", up, down, worker="w0", state=s) for s in ("free", "reusable", "held")}
+    assert blocks == {"free": 1, "reusable": 2, "held": 4}
+    assert scrape.value("relevo:blocks", up, down, worker="w0") == 8
+    assert scrape.value("relevo:worker_up", up, down, worker="w0") == 1
+    assert scrape.value("relevo:worker_up", up, down, worker="w1", role="prefill") == 0
+
+
+def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
+    counters = StepCounters(
+        num_steps=1,
+        num_prefill_tokens=2,
+        num_generation_tokens=3,
+        num_preemptions=4,
+        num_prefix_queries=6,
+        num_prefix_hits=5,
+        transferred_bytes=7,
+        transfer_s=0.5,
+        num_refused_writes=8,
+    )
+    expected = {
+        "relevo:steps_total": 1,
+        "relevo:prefill_tokens_total": 2,
+        "vllm:generation_tokens_total": 3,
+        "relevo:decode_tokens_total": 3,
+        "vllm:num_preemptions_total": 4,
+        "vllm:prefix_cache_queries_total": 6,
+        "vllm:prefix_cache_hits_total": 5,
+        "relevo:kv_transfer_bytes_total": 7,
+        "relevo:kv_transfer_seconds_total": 0.5,
+        "relevo:refused_writes_total": 8,
+    }
+    for name, value in expected.items():
+        assert scrape.value(name, worker(counters=counters)) == value, name
+
+
+def collected(series: WorkerSeries, name: str, seen: WorkerStatus) -> float:
+    series.observe(EngineStatus(ready=True, reason="", workers=(seen,)))
+    return sum(s.value for family in series.collect() for s in family.samples if s.name == name)
+
+
+incarnations = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(incarnations, st.data())
+def test_worker_counters_never_fall(lives: list[list[int]], data: st.DataObject) -> None:
+    """A worker restarts from zero, or its connection is renewed and shows zeros: the sum of all work stays."""
+    series = WorkerSeries(MODEL)
+    done = 0
+    for epoch, steps in enumerate(lives, start=1):
+        counted = 0
+        for num_tokens in steps:
+            counted += num_tokens
+            reports = [StepCounters(num_generation_tokens=counted)]
+            if data.draw(st.booleans(), label="reconnected"):
+                reports.append(StepCounters())
+            for counters in reports:
+                seen = worker(epoch=epoch, counters=counters)
+                assert collected(series, "vllm:generation_tokens_total", seen) == done + counted
+        assert collected(series, "relevo:worker_restarts_total", worker(epoch=epoch)) == epoch - 1
+        done += counted
+
+
+def test_a_worker_that_was_never_seen(scrape: Scrape) -> None:
+    absent = worker(epoch=0, ready=False, layout=None)
+    assert scrape.value("relevo:worker_up", absent) == 0
+    assert scrape.value("relevo:worker_restarts_total", absent) == 0
+    assert scrape.value("vllm:generation_tokens_total", absent) == 0
+
+
+def test_two_gateways_share_nothing() -> None:
+    """Red if metrics land on the process-wide registry, where a second instance would collide."""
+    first, second = Scrape(), Scrape()
+    first.metrics.request_finished(record())
+    assert second.value("vllm:prompt_tokens_total") == 0
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert page.read_text(encoding="utf-8") == metrics_markdown(), "run `make docs`"
