@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ from relevo.core.kv import KVGroup, KVLayout
 from relevo.gateway.ports import EngineStatus, WorkerStatus
 from relevo.telemetry.latency import RequestRecord, RequestTimes
 from relevo.telemetry.metric_table import TABLE, Kind, one_two_five
-from relevo.telemetry.metrics import GatewayMetrics, metrics_markdown
+from relevo.telemetry.metrics import GatewayMetrics
 from relevo.telemetry.worker_series import WorkerSeries
 
 MODEL = "tiny"
@@ -303,8 +302,3 @@ def test_two_gateways_share_nothing() -> None:
     first, second = Scrape(), Scrape()
     first.metrics.request_finished(record())
     assert second.value("vllm:prompt_tokens_total") == 0
-
-
-def test_the_page_is_up_to_date() -> None:
-    page = Path(__file__).parents[2] / "docs" / "metrics.md"
-    assert page.read_text(encoding="utf-8") == metrics_markdown(), "run `make docs`"

@@ -52,7 +52,7 @@ class GatewayMetrics:
             self._observe_completed(record, labels)
 
     def admission_rejected(self, model: str, reason: str) -> None:
-        """`reason`: a word out of few, it becomes a label."""
+        """`reason`: one of few fixed texts, it becomes a label."""
         self._counters["vllm:admission_rejections_total"].labels(model_name=model, reason=reason).inc()
 
     def handoff_finished(self, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float) -> None:
