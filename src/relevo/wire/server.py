@@ -1,0 +1,241 @@
+"""The worker's end of its connections to gateways. Synchronous: everything happens in calls of the step loop.
+
+Owns: the listening socket, its peers, their buffers. `poll` sleeps in the kernel until a message, a new or lost peer,
+or `wake` comes. A peer that does not read is dropped once it is `max_unsent_bytes` behind. Does not know requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import selectors
+import socket
+import stat
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NewType
+
+from relevo.core.errors import ProtocolError, SettingsError
+from relevo.wire.address import TcpAddress, UnixAddress, parse_address
+from relevo.wire.framing import FrameDecoder, encode_frame, worker_side_decoder
+from relevo.wire.messages import Hello, ToGateway, ToWorker
+
+PeerId = NewType("PeerId", int)  # never used twice by one server
+MAX_UNSENT_BYTES = 64 * 1024 * 1024  # arbitrary; a gateway this far behind is as good as lost
+_READ_BYTES = 1024 * 1024  # per peer and poll, so that a busy peer does not starve the others
+_log = logging.getLogger("relevo.wire")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """The connection ended; this is the last thing that comes from the peer."""
+
+    reason: str
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    peer_id: PeerId
+    sock: socket.socket
+    decoder: FrameDecoder[ToWorker] = field(default_factory=worker_side_decoder)
+    unsent: deque[memoryview] = field(default_factory=deque)
+    num_unsent_bytes: int = 0
+
+
+class WireServer:
+    """For one thread, `wake` excepted."""
+
+    def __init__(
+        self, on_connect: Callable[[], Hello] | None = None, *, max_unsent_bytes: int = MAX_UNSENT_BYTES
+    ) -> None:
+        """`on_connect` makes the Hello that every new peer gets first; set it before the first `poll`."""
+        self.on_connect = on_connect
+        self._max_unsent_bytes = max_unsent_bytes
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[PeerId, _Peer] = {}
+        self._next_id = 0
+        self._inbox: list[tuple[PeerId, ToWorker | PeerGone]] = []
+        self._listener: socket.socket | None = None
+        self._unix_path: Path | None = None
+        self._wake_in, self._wake_out = socket.socketpair()
+        for end in (self._wake_in, self._wake_out):
+            end.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, self._take_wake)
+        self._is_woken = False
+
+    def listen(self, address: str) -> str:
+        """Listen at `address` and return where peers reach it (port 0 is replaced). SettingsError if it is taken."""
+        place = parse_address(address)
+        try:
+            listener = _listen_unix(place) if isinstance(place, UnixAddress) else _listen_tcp(place)
+        except OSError as error:
+            raise SettingsError(f"cannot listen at {address}: {error.strerror}; choose another address") from error
+        listener.setblocking(False)
+        self._listener = listener
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        if isinstance(place, UnixAddress):
+            self._unix_path = Path(place.path)
+            return str(place)
+        return str(TcpAddress(place.host, listener.getsockname()[1]))
+
+    def poll(self, timeout_s: float | None) -> list[tuple[PeerId, ToWorker | PeerGone]]:
+        """Send what is buffered and return what has arrived, in order per peer. Waits for at least one message or
+        PeerGone, for `wake`, or for `timeout_s` (None: no limit; 0: not at all); only then the list may be empty."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._inbox:
+            deadline_s = 0.0
+        while True:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            for key, mask in self._selector.select(left_s):
+                key.data(key.fileobj, mask)
+            if self._inbox or self._is_woken or (deadline_s is not None and time.monotonic() >= deadline_s):
+                break
+        self._is_woken = False
+        arrived, self._inbox = self._inbox, []
+        return arrived
+
+    def send(self, peer_id: PeerId, message: ToGateway) -> None:
+        """Never waits. Nothing happens for a peer that is gone: `poll` says or has said so."""
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            return
+        frame = encode_frame(message)
+        peer.unsent.append(memoryview(frame))
+        peer.num_unsent_bytes += len(frame)
+        if len(peer.unsent) == 1:
+            self._flush(peer)
+        if peer.num_unsent_bytes > self._max_unsent_bytes:
+            self._drop(peer, f"it left {peer.num_unsent_bytes} bytes unread")
+
+    def wake(self) -> None:
+        """Make `poll` return, now or when next called. From any thread or a signal handler."""
+        with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake anyway; closed: nobody polls
+            self._wake_in.send(b"w")
+
+    def close(self) -> None:
+        """Send what the sockets take at once, close everything. Idempotent."""
+        for peer in list(self._peers.values()):
+            self._flush(peer)
+            self._drop(peer, "this worker closed it")
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+        if self._unix_path is not None:
+            self._unix_path.unlink(missing_ok=True)
+            self._unix_path = None
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    # ---- called through the selector ---------------------------------------------------------------------------------
+
+    def _take_wake(self, _sock: socket.socket, _mask: int) -> None:
+        self._is_woken = True
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_out.recv(4096):
+                pass
+
+    def _accept(self, listener: socket.socket, _mask: int) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
+                _log.warning("a connection could not be accepted: %s", error)
+            return
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        peer = _Peer(PeerId(self._next_id), sock)
+        self._next_id += 1
+        self._peers[peer.peer_id] = peer
+        self._selector.register(sock, selectors.EVENT_READ, lambda _, mask: self._serve(peer, mask))
+        assert self.on_connect is not None, "set on_connect before the first poll"
+        self.send(peer.peer_id, self.on_connect())
+
+    def _serve(self, peer: _Peer, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE and peer.peer_id in self._peers:
+            self._flush(peer)
+        if mask & selectors.EVENT_READ and peer.peer_id in self._peers:
+            self._receive(peer)
+
+    # ---- one peer ----------------------------------------------------------------------------------------------------
+
+    def _receive(self, peer: _Peer) -> None:
+        try:
+            data = peer.sock.recv(_READ_BYTES)
+            messages = peer.decoder.feed(data)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._drop(peer, error.strerror or str(error))
+            return
+        except ProtocolError as error:
+            _log.warning("a peer was dropped: %s", error.message)
+            self._drop(peer, error.message)
+            return
+        self._inbox.extend((peer.peer_id, message) for message in messages)
+        if not data:
+            self._drop(peer, "it closed the connection")
+
+    def _flush(self, peer: _Peer) -> None:
+        """Send until the socket is full; then the selector calls again."""
+        try:
+            while peer.unsent:
+                count = peer.sock.send(peer.unsent[0])
+                peer.num_unsent_bytes -= count
+                rest = peer.unsent[0][count:]
+                if rest:
+                    peer.unsent[0] = rest
+                else:
+                    peer.unsent.popleft()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._drop(peer, error.strerror or str(error))
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        key = self._selector.get_key(peer.sock)
+        if key.events != wanted:
+            self._selector.modify(peer.sock, wanted, key.data)
+
+    def _drop(self, peer: _Peer, reason: str) -> None:
+        if self._peers.pop(peer.peer_id, None) is not None:
+            self._selector.unregister(peer.sock)
+            peer.sock.close()
+            peer.unsent.clear()
+            self._inbox.append((peer.peer_id, PeerGone(reason)))
+
+
+def _listen_tcp(place: TcpAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    return socket.create_server((place.host, place.port), family=family)
+
+
+def _listen_unix(place: UnixAddress) -> socket.socket:
+    """Takes over the path of a socket that nobody listens at any more."""
+    if _is_abandoned(place.path):
+        Path(place.path).unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(place.path)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _is_abandoned(path: str) -> bool:
+    try:
+        if not stat.S_ISSOCK(Path(path).stat().st_mode):
+            return False
+    except FileNotFoundError:
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == errno.ECONNREFUSED

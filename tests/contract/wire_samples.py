@@ -1,0 +1,82 @@
+"""One message of every kind, with every field away from its default."""
+
+from __future__ import annotations
+
+from relevo.core.baton import Baton, PrefillFacts, SampledToken, SampleState
+from relevo.core.events import StepCosts, StepCounters, TokenOutput, WorkerLoad
+from relevo.core.ids import RequestId, WorkerId
+from relevo.core.kv import KVGroup, KVLayout, Reservation
+from relevo.core.request import EngineRequest, FinishReason, SamplingParams
+from relevo.wire import messages as wire
+
+RID, WID = RequestId("réquest-1"), WorkerId("d0")
+SAMPLING = SamplingParams(
+    max_tokens=7,
+    seed=2**64 - 1,
+    n=2,
+    temperature=0.5,
+    top_k=3,
+    top_p=0.25,
+    min_p=0.125,
+    frequency_penalty=-1.5,
+    presence_penalty=1.5,
+    repetition_penalty=1.25,
+    logit_bias={5: -100.0, 0: 2.5},
+    num_logprobs=2,
+    stop_token_ids=(1, 2),
+    min_tokens=1,
+    ignore_eos=True,
+)
+REQUEST = EngineRequest(
+    request_id=RID,
+    prompt_token_ids=(1, 2, 3),
+    sampling=SAMPLING,
+    eos_token_ids=(9,),
+    salt=b"\x00\xff",
+    priority=-1,
+    arrived_at_ns=2**62,
+)
+SAMPLE = SampleState(sample_index=1, output_token_ids=[4, 5], finish_reason=FinishReason.STOP)
+RESERVATION = Reservation(
+    request_id=RID,
+    worker_id=WID,
+    epoch=3,
+    block_ids=(7, 1),
+    generations=(0, 2**63),
+    num_hit_tokens=16,
+    lease_s=2.5,
+)
+LAYOUT = KVLayout("hash", "bfloat16", 16, (KVGroup("full", "full", 2, 1, 8),), tensor_parallel_size=2)
+LOAD = WorkerLoad(num_running=1, num_free_blocks=5, costs=StepCosts(base_s=0.5, per_token_s=0.25, per_kv_token_s=0.125))
+COUNTERS = StepCounters(num_steps=9, transferred_bytes=2**40, transfer_s=1.5)
+FACTS = PrefillFacts(worker_id=WID, num_prompt_tokens=3, num_cached_tokens=2, queue_s=0.5, prefill_s=0.25)
+TOKEN = SampledToken(5, -0.5, ((5, -0.5), (6, -1.5)))
+OUTPUT = TokenOutput(RID, 1, (TOKEN, SampledToken(6)), FinishReason.LENGTH, FACTS)
+
+HELLO = wire.Hello(wire.PROTOCOL_VERSION, WID, 3, 1234, "decode", LAYOUT, "m", 257, 4096, "shm", "shm:1:2", LOAD)
+
+SAMPLES = (
+    wire.Submit(REQUEST, (SAMPLE,), True),
+    wire.Reserve(REQUEST),
+    wire.Prefill(REQUEST, RESERVATION, "tcp:h:1"),
+    wire.SealBlocks(RID, 16),
+    wire.StartDecode(Baton(request=REQUEST, samples=(SAMPLE,), num_sealed_tokens=3)),
+    wire.Abort(RID, True),
+    wire.Release(RID),
+    wire.Fence(WID, 3),
+    wire.ReleaseOrphans(),
+    wire.SetRole(0, 8),
+    wire.Drain(),
+    wire.Ping(2**63),
+    HELLO,
+    wire.Reserved(RESERVATION),
+    wire.Refused(RID, "invalid_request", "why"),
+    wire.Sealed(RID, 16),
+    wire.PrefillDone(RID, 16, 4096, 0.5),
+    wire.StepOutputs((OUTPUT,), LOAD, COUNTERS),
+    wire.RequestFailed(RID, "step_failed", "why"),
+    wire.Dropped(RID),
+    wire.Fenced(WID, 3),
+    wire.LoadReport(LOAD, COUNTERS),
+    wire.Pong(1),
+)
