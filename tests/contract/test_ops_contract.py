@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -31,8 +31,10 @@ HEADS = KV_HEADS * GROUP
 
 
 @pytest.fixture(params=BACKENDS)
-def ops(request: pytest.FixtureRequest) -> Ops:
-    return BACKENDS[request.param]()
+def ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
+    backend = BACKENDS[request.param]()
+    with backend.computing():
+        yield backend
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:

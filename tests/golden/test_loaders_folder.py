@@ -130,7 +130,7 @@ def test_folders_and_paths_without_a_model(folder: Path, tmp_path: Path) -> None
     with pytest.raises(ModelFileError, match=r"no \.safetensors file"):
         load_model_files(str(folder))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelFileError, match="neither a config.json nor a GGUF file"):
+    with pytest.raises(ModelFileError, match=r"neither a config\.json nor a GGUF file"):
         load_model_files(str(tmp_path / "empty"))
     for missing in (str(tmp_path / "nothing"), "models/nothing.gguf", "nothing"):
         with pytest.raises(ModelFileError, match="there is no file or folder"):

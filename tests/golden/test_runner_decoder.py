@@ -1,4 +1,4 @@
-"""The runner with a real decoder: copies before rows, samples from the right rows, prefill and decode apart or together."""
+"""The runner with a real decoder: copies before rows, samples from the right rows, split equal to together."""
 
 from __future__ import annotations
 

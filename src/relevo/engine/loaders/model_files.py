@@ -97,7 +97,7 @@ class ModelFiles:
         """Every tensor once, in file order. Raises ModelFileError, UnsupportedModel. Sets `load_report` at the end."""
         started, total_bytes = time.perf_counter(), self.file_bytes
         num_bytes, read_s, dequantise_s = 0, 0.0, 0.0
-        num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+        num_threads = min(_MAX_THREADS, _num_cores())
         with ThreadPoolExecutor(num_threads, thread_name_prefix="relevo-load") as pool:
             for tensor, loaded in _ahead(pool, self.stored, 2 * num_threads):
                 num_bytes += tensor.num_bytes
@@ -112,6 +112,10 @@ class ModelFiles:
             dequantise_s=dequantise_s,
             total_s=time.perf_counter() - started,
         )
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ class Decoder:
 
     def forward(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Compute a step, writing its KV; next-token logits [len(logit_tokens), V] after these tokens of the step."""
+        with self.ops.computing():
+            return self._forward(inputs, kv, logit_tokens)
+
+    def _forward(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         ops = self.ops
         step = ops.begin_step(inputs, kv, self.config.sliding_window)
         angles = ops.rope_angles(self._inv_freq, self._rope_scale, step)

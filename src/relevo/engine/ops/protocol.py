@@ -11,6 +11,7 @@ S block size, L layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +46,10 @@ class Ops(Protocol):
 
         With `kv_in_host_memory` it is a view over `host_memory` (num_blocks * layout.bytes_per_block bytes, writable).
         """
+        ...
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Around a whole forward pass: what a backend sets up once for all of its operations."""
         ...
 
     def begin_step(self, inputs: StepInputs, kv: Buffer, sliding_window: int | None) -> Buffer:
