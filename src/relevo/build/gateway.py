@@ -100,7 +100,7 @@ def build_dispatcher(
 
     return Dispatcher(
         membership=membership,
-        placement=Placement(membership, is_split=config.topology != "unified", rng=random.Random()),
+        placement=Placement(membership, random.Random()),
         admission=Admission(
             AdmissionLimits(
                 max_queued_requests=config.max_num_queued_reqs, max_queued_tokens=config.max_num_queued_tokens

@@ -136,7 +136,7 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
     topology, topology_reason = _topology(settings, device, cores, hardware)
     layout = kv_layout(model, model_hash, kv_dtype, settings.block_size)
     num_workers = topology.num_workers
-    num_blocks = _num_blocks(settings, layout, device, num_workers, hardware)
+    num_blocks = _num_blocks(settings, layout, model.max_position, device, num_workers, hardware)
     max_model_len = _max_model_len(settings, model, num_blocks)
     budget = settings.max_num_batched_tokens or (_CPU_BATCHED_TOKENS if device == "cpu" else _GPU_BATCHED_TOKENS)
     if budget < settings.max_num_seqs:
@@ -232,13 +232,16 @@ def _topology(settings: Settings, device: str, cores: tuple[int, ...], hardware:
     return topology, "as asked for"
 
 
-def _num_blocks(settings: Settings, layout: KVLayout, device: str, num_workers: int, hardware: Hardware) -> int:
+def _num_blocks(
+    settings: Settings, layout: KVLayout, max_position: int, device: str, num_workers: int, hardware: Hardware
+) -> int:
     if settings.num_kv_blocks is not None:
         return settings.num_kv_blocks
     memory_bytes = settings.kv_cache_memory_bytes
     if memory_bytes is None:
         available = hardware.cuda_memory_bytes if device == "cuda" else hardware.available_memory_bytes
-        memory_bytes = min(int(available * _KV_MEMORY_FRACTION) // num_workers, _KV_MEMORY_MAX_BYTES)
+        most_useful = settings.max_num_seqs * max_position * layout.bytes_per_token
+        memory_bytes = min(int(available * _KV_MEMORY_FRACTION) // num_workers, _KV_MEMORY_MAX_BYTES, most_useful)
     elif device == "cpu" and memory_bytes * num_workers > hardware.available_memory_bytes:
         free_gib = hardware.available_memory_bytes / 2**30
         raise SettingsError(

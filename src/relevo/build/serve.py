@@ -28,7 +28,7 @@ def plan_serving(settings: Settings) -> ServePlan:
 def model_head(settings: Settings) -> tuple[ModelConfig, str]:
     """Architecture and hash of the model, without its weights."""
     if settings.model == "fake":
-        from relevo.engine.fake_runner import FAKE_MODEL
+        from relevo.engine.fake_model import FAKE_MODEL
 
         return FAKE_MODEL, "fake"
     from relevo.engine.loaders.resolve import load_model_files

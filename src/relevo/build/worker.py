@@ -71,7 +71,8 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
 def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]:
     """The engine without a model: deterministic tokens from the KV content, no torch."""
     from relevo.core.events import StepCosts
-    from relevo.engine.fake_runner import FAKE_MODEL, FakeRunner
+    from relevo.engine.fake_model import FAKE_MODEL
+    from relevo.engine.fake_runner import FakeRunner
 
     layout = kv_layout(FAKE_MODEL, "fake", "uint64", config.block_size)
     arena = _arena(config, layout)

@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass, field, replace
 
 from relevo.core.errors import StepFailed
-from relevo.core.events import StepCounters, TransferFailed, TransferSealed, WorkerLoad
+from relevo.core.events import StepCounters, TokenOutput, TransferFailed, TransferSealed, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.plan import StepPlan
@@ -128,7 +128,7 @@ class EngineLoop:
             case wire.Release():
                 self.scheduler.release(message.request_id)
             case wire.ReleaseOrphans():
-                self.scheduler.release_all()
+                self.scheduler.release_orphans()
             case wire.Fence():
                 self._fence(peer, message)
             case wire.SetRole():
@@ -162,7 +162,7 @@ class EngineLoop:
         for request_id in self.scheduler.fence(fence.worker_id, fence.epoch):
             self._fail(request_id, "worker_lost", f"{fence.worker_id} was replaced")
         for request_id, leg in list(self._legs.items()):  # computed, but not yet sealed
-            if (leg.reservation.worker_id, leg.reservation.epoch) == (fence.worker_id, fence.epoch):
+            if leg.reservation.worker_id == fence.worker_id and leg.reservation.epoch <= fence.epoch:
                 self._fail(request_id, "worker_lost", f"{fence.worker_id} was replaced")
         self.server.send(peer, wire.Fenced(fence.worker_id, fence.epoch))
 
@@ -243,7 +243,7 @@ class EngineLoop:
 
     def _send_outputs(self, outcome: StepOutcome) -> None:
         """One message per gateway and step."""
-        by_peer: dict[PeerId, list[wire.TokenOutput]] = {}
+        by_peer: dict[PeerId, list[TokenOutput]] = {}
         for output in outcome.outputs:
             owner = self._owners.get(output.request_id)
             if owner is not None:
@@ -252,9 +252,12 @@ class EngineLoop:
         for peer, outputs in by_peer.items():
             self.server.send(peer, wire.StepOutputs(tuple(outputs), load, self._counters))
             self._load_changed.discard(peer)
-        for request_id in outcome.finished:
-            if request_id not in self._legs:
-                self._owners.pop(request_id, None)
+        for output in outcome.outputs:
+            if output.finish_reason is not None and not self._holds(output.request_id):
+                self._owners.pop(output.request_id, None)
+
+    def _holds(self, request_id: RequestId) -> bool:
+        return request_id in self._legs or self.scheduler.holds(request_id)
 
     def _report_load(self) -> None:
         if self._load_changed:

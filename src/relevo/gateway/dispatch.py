@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
@@ -46,8 +45,8 @@ class Flight:
     state: h.HandoffState
     outbox: asyncio.Queue[TokenOutput | h.End] = field(default_factory=asyncio.Queue)
     timer: asyncio.TimerHandle | None = None
-    handoff_started_at_ns: int | None = None  # the prefill worker's last first token arrived
-    is_split: bool = False
+    is_split: bool = False  # a handoff is under way, its outcome not yet counted
+    first_token_at_ns: int | None = None  # of the prefill worker
 
 
 class Dispatcher:
@@ -103,6 +102,7 @@ class Dispatcher:
             ready=ready and all(worker.epoch > 0 for worker in workers),
             reason="" if ready else reasons,
             num_queued=self._num_queued(),
+            num_in_flight=len(self._flights),
             workers=workers,
         )
 
@@ -121,7 +121,7 @@ class Dispatcher:
             request.request_id, num_tokens, self._clock.now_ns(), self._placement.estimated_ttft_s(num_tokens)
         )
         if isinstance(verdict, Rejected):
-            self._metrics.admission_rejected(self._model_name, verdict.reason)
+            self._metrics.admission_rejected(self._model_name, verdict.limit)
             raise errors.Overloaded(verdict.reason, retry_after_s=verdict.retry_after_s)
         state, effects = h.start(
             request.request_id,
@@ -177,10 +177,9 @@ class Dispatcher:
     # ---- the state machine's driver ----------------------------------------------------------------------------------
 
     def _advance(self, flight: Flight, event: h.Event) -> None:
-        phase_before = flight.state.phase
         flight.state, effects = h.advance(flight.state, event, self._clock.now_ns())
-        self._placement.observe(flight.state, event)
-        self._measure(flight, phase_before)
+        self._placement.observe(flight.request.request_id, event)
+        self._measure(flight, event)
         self._carry_out(flight, effects)
 
     def _carry_out(self, flight: Flight, effects: tuple[h.Effect, ...]) -> None:
@@ -199,6 +198,7 @@ class Dispatcher:
         request = flight.request
         match effect:
             case h.Emit(output=output):
+                self._admission.started(request.request_id)
                 flight.outbox.put_nowait(output)
             case h.End():
                 self._finish(flight, effect)
@@ -237,7 +237,7 @@ class Dispatcher:
         return None if self._membership.send(worker, message) else h.WorkerDied(worker)
 
     def _route(self, flight: Flight, route: h.Route) -> h.Event | None:
-        choice = self._placement.route(flight.request, route.exclude)
+        choice = self._placement.choose_decode(flight.request, route.exclude)
         if choice is None:
             return self._park(flight, route)
         log.debug("%s: decode on %s: %s", flight.request.request_id, choice.worker.worker_id, choice.reason)
@@ -263,6 +263,9 @@ class Dispatcher:
         decode = WorkerRef(effect.reservation.worker_id, effect.reservation.epoch)
         choice = self._placement.choose_prefill(flight.request, decode, effect.num_uncached_tokens, effect.exclude)
         log.debug("%s: prompt on %s: %s", flight.request.request_id, choice.worker or "the decode worker", choice.reason)
+        if choice.worker is None:
+            self._metrics.handoff_finished("local", 0.0, 0, 0.0)
+            flight.is_split = False
         return h.PrefillChosen(choice.worker)
 
     def _arm(self, flight: Flight, at_ns: int) -> None:
@@ -275,27 +278,26 @@ class Dispatcher:
 
     # ---- measuring and forgetting ------------------------------------------------------------------------------------
 
-    def _measure(self, flight: Flight, phase_before: h.Phase) -> None:
-        """The handoff: from the first tokens (prompt computed) to the first token of the decode worker, less one step."""
-        phase = flight.state.phase
-        if phase is phase_before:
+    def _measure(self, flight: Flight, event: h.Event) -> None:
+        """The handoff: first token of the prefill worker to first token of the decode worker, less one step."""
+        state = flight.state
+        if not isinstance(event, h.Tokens) or not flight.is_split or state.decode is None:
             return
         now_ns = self._clock.now_ns()
-        if phase_before is h.Phase.PREFILLING and phase in (h.Phase.TRANSFERRING, h.Phase.DECODING):
-            flight.handoff_started_at_ns = now_ns
-        if flight.handoff_started_at_ns is not None and phase is h.Phase.DECODING:
-            waited_s = (now_ns - flight.handoff_started_at_ns) / 1e9
-            flight.handoff_started_at_ns = None
-            self._placement.handoff_took(waited_s)
-            self._metrics.handoff_finished(
-                "completed", waited_s, flight.state.transferred_bytes, flight.state.transfer_s
-            )
+        if event.worker != state.decode.worker:
+            flight.first_token_at_ns = flight.first_token_at_ns or now_ns
+        elif flight.first_token_at_ns is not None:
+            waited_s = (now_ns - flight.first_token_at_ns) / 1e9
+            handoff_s = self._placement.handoff_took(waited_s, event.worker)
+            self._metrics.handoff_finished("completed", handoff_s, state.transferred_bytes, state.transfer_s)
+            flight.is_split = False
 
     def _finish(self, flight: Flight, end: h.End) -> None:
         flight.outbox.put_nowait(end)
         self._parked.pop(flight.request.request_id, None)
-        if flight.is_split and flight.handoff_started_at_ns is None and end.outcome is h.Outcome.FAILED:
-            self._metrics.handoff_finished("failed", 0.0, 0, 0.0)
+        if flight.is_split and end.outcome is not h.Outcome.FINISHED:
+            self._metrics.handoff_finished(str(end.outcome), 0.0, 0, 0.0)
+            flight.is_split = False
 
     def _forget(self, flight: Flight) -> None:
         if flight.timer is not None:
@@ -303,7 +305,3 @@ class Dispatcher:
         self._flights.pop(flight.request.request_id, None)
         self._placement.end(flight.request.request_id)
         self._admission.done(flight.request.request_id)
-
-
-Verdict = Rejected
-__all__ = ["Clock", "Dispatcher", "Flight", "HandoffMetrics", "Verdict"]

@@ -32,6 +32,7 @@ class EngineStatus:
     ready: bool
     reason: str  # why not ready, empty otherwise
     num_queued: int = 0  # requests the gateway holds back
+    num_in_flight: int = 0  # requests of which a worker may still hold something, the queued ones included
     workers: tuple[WorkerStatus, ...] = field(default_factory=tuple)
 
 

@@ -55,9 +55,14 @@ async def health(call: Call) -> Response:
 async def ready(call: Call) -> Response:
     """200 exactly when a request sent now would be served."""
     status = call.context.generator.status()
+    workers = [
+        {"worker_id": w.worker_id, "role": w.role, "ready": w.ready, "epoch": w.epoch, "pid": w.pid}
+        for w in status.workers
+    ]
     if status.ready:
-        return json_response({"ready": True})
-    return json_response({"ready": False, "reason": status.reason or "no worker is ready"}, 503)
+        return json_response({"ready": True, "workers": workers})
+    reason = status.reason or "no worker is ready"
+    return json_response({"ready": False, "reason": reason, "workers": workers}, 503)
 
 
 async def metrics(call: Call) -> Response:

@@ -7,12 +7,12 @@ messages → calls, then `take_grants`, `plan`, execute, `commit`, in one thread
 A step is decodes first (one token each), then prompt chunks from what is left of the token budget (`policy.chunking`).
 One waiting order holds submitted requests, prefill legs and reservations alike: (priority, arrival, sample).
 
-- Room is first come, first served: once an entry does not fit, nobody behind it takes blocks. Prefill legs that compute
-  straight into a receiver's blocks need no room and pass.
+- Room is first come, first served: once an entry finds no room or no slot, nobody behind it takes blocks. Prefill legs
+  that compute straight into a receiver's blocks need neither and pass.
 - All blocks of a prompt are taken when it starts, so a started prompt never waits for room.
 - Watermark: starting or granting leaves one available block per decoding continuation, so that running decodes can
   grow; with no decodes everything that fits is given.
-- `max_running` bounds continuations that run or have room reserved here; a request with a larger n runs alone.
+- `max_running` bounds the slots: continuations that run or have room reserved here; a larger n runs alone.
 - A continuation that finds no block preempts the last in order, itself at worst (`policy.preemption`); the victim
   keeps its place in the waiting order, which is before everybody of its priority that never ran.
 
@@ -208,12 +208,22 @@ class Scheduler:
         self.reservations.release(request_id)
         self._lineup.changed()
 
+    def release_orphans(self) -> None:
+        """No writer is left for any aborted reservation: nothing needs quarantine any more."""
+        self.reservations.release_all()
+        self._lineup.changed()
+
+    def release_all(self) -> None:
+        """No writer of any aborted reservation is left: all quarantined blocks are free."""
+        self.reservations.release_all()
+        self._lineup.changed()
+
     def fence(self, worker_id: WorkerId, epoch: int) -> list[RequestId]:
-        """Drop every prefill leg that computes for this incarnation of a worker; returns their requests."""
+        """Drop every prefill leg for this or an earlier incarnation of a worker; returns their requests."""
         fenced = [
             leg
             for leg in self._lineup.legs.values()
-            if (room := leg.reservation) is not None and (room.worker_id, room.epoch) == (worker_id, epoch)
+            if (room := leg.reservation) is not None and room.worker_id == worker_id and room.epoch <= epoch
         ]
         for leg in fenced:
             self._lineup.drop(leg)
@@ -265,7 +275,8 @@ class Scheduler:
                 outputs.extend(take_tokens(branch, sampled, self.config.worker_id, now_ns))
                 self._continue(branch)
         self._end_step()
-        return StepOutcome(tuple(outputs), tuple(prefixes))
+        finished = dict.fromkeys(output.request_id for output in outputs if not self._is_computing(output.request_id))
+        return StepOutcome(tuple(outputs), tuple(prefixes), tuple(finished))
 
     def fail(self, request_ids: Sequence[RequestId]) -> None:
         """The step raised: drop these requests. The other rows of the step are planned again."""
@@ -306,12 +317,20 @@ class Scheduler:
             else:
                 self._lineup.wait(fork)
 
+    def _is_computing(self, request_id: RequestId) -> bool:
+        leg = self._lineup.legs.get(request_id)
+        return leg is not None and not leg.is_prefill_leg
+
     def _check_new(self, request: EngineRequest) -> Rejected | None:
         if request.request_id in self._lineup.legs:
             return Rejected("invalid_request", f"Request {request.request_id} is on this worker already.")
         return None
 
     # ---- what can be asked about it ----------------------------------------------------------------------------------
+
+    def holds(self, request_id: RequestId) -> bool:
+        """Something of the request is queued, reserved, running or being sent (a quarantine is not counted)."""
+        return request_id in self._lineup.legs
 
     def has_work(self) -> bool:
         """`plan` may return something, or `take_grants` may. False: wait for the next message."""

@@ -191,8 +191,7 @@ TABLE: tuple[Metric, ...] = (
     _worker_gauge("relevo:worker_up", "1 if requests can be sent to the worker, else 0.", _OWN),
     _worker_gauge(
         "relevo:requests_in_flight",
-        "Work that is somewhere: requests held back by the gateway, requests that wait or hold a reservation on a "
-        "worker, continuations that decode. A request between two workers counts at both; idle is 0.",
+        "Requests of which the gateway or a worker may still hold something.",
         (),
     ),
 )

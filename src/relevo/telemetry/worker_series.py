@@ -47,6 +47,8 @@ class StatusView(Protocol):
     @property
     def num_queued(self) -> int: ...
     @property
+    def num_in_flight(self) -> int: ...
+    @property
     def workers(self) -> Sequence[WorkerView]: ...
 
 
@@ -110,9 +112,7 @@ class WorkerSeries(Collector):
     def _add_gateway(self, families: Mapping[str, _Family], status: StatusView) -> None:
         labels = {"model_name": self._model_name, "engine": GATEWAY, "role": GATEWAY}
         _add(families, "vllm:num_requests_waiting", labels, status.num_queued)
-        loads = [worker.load for worker in status.workers]
-        on_workers = sum(load.num_running + load.num_waiting + load.num_reserved for load in loads)
-        _add(families, "relevo:requests_in_flight", {}, status.num_queued + on_workers)
+        _add(families, "relevo:requests_in_flight", {}, status.num_in_flight)
 
 
 def _family(metric: Metric) -> _Family:
