@@ -16,6 +16,7 @@ from random import Random
 
 from relevo.core.events import WorkerLoad
 from relevo.core.ids import WorkerRef
+from relevo.policy.in_flight import InFlight as InFlight
 
 _NEAR_TIE = 1.05  # arbitrary: estimates are hardly better than this
 
@@ -36,7 +37,7 @@ class WorkerView:
 
     @property
     def num_queued_prefill_tokens(self) -> int:
-        """A report lags behind, the ledger knows this gateway's requests only: the larger one is nearer to the truth."""
+        """A report lags behind, the ledger knows only this gateway's requests: the larger one is nearer to it."""
         return max(self.load.num_waiting_prefill_tokens, self.in_flight_prefill_tokens)
 
     @property

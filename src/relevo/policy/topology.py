@@ -65,8 +65,8 @@ def choose_topology(num_cores: int, num_devices: int = 0) -> tuple[Topology, str
     if number < 2:
         return UNIFIED, f"one {unit} cannot be shared out; long prompts will delay tokens of running streams"
     return ONE_OF_EACH, (
-        f"{number} {unit}s: a prompt never delays the tokens of running streams; in return each phase has a part of the "
-        f"{unit}s only (--topology unified gives both phases all of them)"
+        f"{number} {unit}s: a prompt never delays the tokens of running streams; in return each phase has a part of "
+        f"the {unit}s only (--topology unified gives both phases all of them)"
     )
 
 
