@@ -1,0 +1,142 @@
+"""A model without weights: its next token is a hash of everything the KV cache holds for the context.
+
+Each token leaves a fingerprint that chains over its predecessors, so two contexts that differ anywhere have different
+fingerprints from there on. Pure functions over uint64 arrays, modulo 2^64; the arena is the runner's business.
+
+    f(i) = A * f(i-1) + mix(token(i), i)            A odd, f(-1) = 0
+    next = mix(sum over i of mix(f(i) + i * C))     with seed, sample index and position mixed in unless greedy
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from relevo.core.baton import SampledToken
+from relevo.core.ids import TokenId
+from relevo.core.model import ModelConfig
+from relevo.core.request import SamplingParams
+
+Words = npt.NDArray[np.uint64]
+
+VALUE_MASK = np.uint64(0x5BD1E9955BD1E995)  # arbitrary; what the V slot of a token holds is its fingerprint ^ this
+_MASK = 2**64 - 1
+_CHAIN = 0xD1342543DE82EF95  # A, odd; its inverse modulo 2^64 lets a run of tokens be summed at once
+_CHAIN_INVERSE = pow(_CHAIN, -1, 2**64)
+_POSITION = 0x9E3779B97F4A7C15
+
+FAKE_MODEL = ModelConfig(
+    architecture="fake",
+    vocab_size=257,  # one token per byte, and one that ends a sequence
+    hidden_size=1,
+    intermediate_size=1,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_size=1,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    max_position=32768,
+    dtype="uint64",
+)
+
+
+def mix(words: Words) -> Words:
+    """The finaliser of splitmix64, elementwise: a bijection in which every input bit changes about half the output."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _mix_int(word: int) -> int:
+    return int(mix(np.array([word & _MASK], dtype=np.uint64))[0])
+
+
+def fingerprints(token_ids: list[TokenId] | tuple[TokenId, ...], start: int, before: int) -> Words:
+    """Fingerprints of a run of tokens at positions start, start + 1, ...; `before` is that of position start - 1."""
+    count = len(token_ids)
+    positions = np.arange(start, start + count, dtype=np.uint64)
+    fresh = mix(np.asarray(token_ids, dtype=np.uint64) + (positions + np.uint64(1)) * np.uint64(_POSITION))
+    powers = np.cumprod(np.full(count, _CHAIN, dtype=np.uint64), dtype=np.uint64)
+    inverse_powers = np.cumprod(np.full(count, _CHAIN_INVERSE, dtype=np.uint64), dtype=np.uint64)
+    return powers * (np.uint64(before) + np.cumsum(fresh * inverse_powers, dtype=np.uint64))
+
+
+def context_hash(keys: Words, values: Words) -> int:
+    """One word that depends on every slot of the context, in order. Equals that of the right slots only for them."""
+    places = np.arange(len(keys), dtype=np.uint64) * np.uint64(_POSITION)
+    both = mix(keys + places) + (values ^ VALUE_MASK) - keys
+    return _mix_int(int(np.sum(both, dtype=np.uint64)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeModel:
+    """`eos_one_in`: a sequence ends at each token with probability 1 / eos_one_in; 0: only by its limits."""
+
+    vocab_size: int = FAKE_MODEL.vocab_size
+    eos_one_in: int = 0
+
+    def sample(
+        self,
+        context: int,
+        sampling: SamplingParams,
+        eos_token_ids: tuple[TokenId, ...],
+        sample_index: int,
+        num_outputs: int,
+    ) -> SampledToken:
+        """The token after `num_outputs` output tokens of one continuation. End tokens come only where allowed."""
+        word = context
+        if sampling.temperature > 0:
+            for part in (sampling.seed, sample_index, num_outputs):
+                word = _mix_int(word * _POSITION + part)
+        may_stop = num_outputs >= sampling.min_tokens
+        banned = set(eos_token_ids) | (set() if may_stop else set(sampling.stop_token_ids))
+        wants_eos = self.eos_one_in > 0 and _mix_int(word + 1) % self.eos_one_in == 0
+        if wants_eos and eos_token_ids and may_stop and not sampling.ignore_eos:
+            token_id = eos_token_ids[0]
+        else:
+            token_id = self._next_allowed(word % self.vocab_size, banned)
+        return _with_logprobs(token_id, word, sampling.num_logprobs, self.vocab_size)
+
+    def reference_tokens(
+        self,
+        prompt: tuple[TokenId, ...] | list[TokenId],
+        params: SamplingParams,
+        num_tokens: int | None = None,
+        *,
+        eos_token_ids: tuple[TokenId, ...] = (),
+        sample_index: int = 0,
+    ) -> list[TokenId]:
+        """What a correct server answers: up to `num_tokens` (default `max_tokens`), less if an end token comes.
+
+        Computed without blocks, batches or chunks.
+        """
+        context = fingerprints(list(prompt), 0, 0)
+        outputs: list[TokenId] = []
+        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+        while len(outputs) < (params.max_tokens if num_tokens is None else num_tokens):
+            word = context_hash(context, context ^ VALUE_MASK)
+            token = self.sample(word, params, eos_token_ids, sample_index, len(outputs)).token_id
+            outputs.append(token)
+            if token in stops:
+                break
+            context = np.append(context, fingerprints([token], len(context), int(context[-1])))
+        return outputs
+
+    def _next_allowed(self, token_id: TokenId, banned: set[TokenId]) -> TokenId:
+        for step in range(self.vocab_size):
+            candidate = (token_id + step) % self.vocab_size
+            if candidate not in banned:
+                return candidate
+        return token_id  # everything is banned: there is nothing better
+
+
+def _with_logprobs(token_id: TokenId, word: int, num_logprobs: int | None, vocab_size: int) -> SampledToken:
+    """Logprobs that are a function of the context: the sampled token is the best one, its successors follow."""
+    if num_logprobs is None:
+        return SampledToken(token_id)
+    best = -(1 + word % 1000) / 1000
+    ranks = range(min(num_logprobs, vocab_size))
+    return SampledToken(token_id, best, tuple(((token_id + rank) % vocab_size, best - rank) for rank in ranks))

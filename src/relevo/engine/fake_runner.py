@@ -1,0 +1,95 @@
+"""A ModelRunner without weights or torch whose output exposes every wrong block.
+
+It writes each token's fingerprint (relevo.engine.fake_model) into the K and V slot of its place in the arena, and draws
+the next token from the slots it *reads back* over the row's block table. A block that is stale, foreign, misplaced or
+damaged changes every later token; `FakeModel.reference_tokens` says what they should have been. Only the first layer,
+head and element of a slot is used: larger layouts mimic the size of real blocks, not their content.
+Step time can be simulated; it is slept only if a cost is set.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from relevo.core.baton import SampledToken
+from relevo.core.events import StepCosts
+from relevo.core.ids import BlockId
+from relevo.core.kv import KVGroup, KVLayout
+from relevo.core.plan import ScheduledRow, StepPlan, StepResult
+from relevo.engine.fake_model import FAKE_MODEL, VALUE_MASK, FakeModel, Words, context_hash, fingerprints
+from relevo.kv.arena import Arena
+
+__all__ = ["FAKE_MODEL", "FakeModel", "FakeRunner", "fake_layout"]
+
+NO_COSTS = StepCosts(base_s=0.0, per_token_s=0.0, per_kv_token_s=0.0)
+
+
+def fake_layout(block_size: int, *, num_layers: int = 1, num_kv_heads: int = 1, head_size: int = 1) -> KVLayout:
+    """The layout of the fake model's blocks; more layers, heads or elements only pad it to a realistic size."""
+    group = KVGroup("full", "full", num_layers, num_kv_heads, head_size)
+    return KVLayout(model_hash="fake", dtype="uint64", block_size=block_size, groups=(group,))
+
+
+class FakeRunner:
+    """Implements core.ports.ModelRunner over an arena whose layout has dtype uint64 and one group."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        costs: StepCosts = NO_COSTS,
+        vocab_size: int = FAKE_MODEL.vocab_size,
+        max_model_len: int = FAKE_MODEL.max_position,
+        eos_one_in: int = 0,
+    ) -> None:
+        (group,) = arena.layout.groups
+        assert arena.layout.dtype == "uint64", "fingerprints are uint64"
+        self.layout = arena.layout
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.model = FakeModel(vocab_size=vocab_size, eos_one_in=eos_one_in)
+        self._arena = arena
+        self._costs = costs
+        shape = (arena.num_blocks, group.num_layers, 2, group.num_kv_heads, self.layout.block_size, group.head_size)
+        self._slots: Words = np.frombuffer(arena.buffer, dtype=np.uint64).reshape(shape)[:, 0, :, 0, :, 0]  # [N, 2, S]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        started_s = time.perf_counter()
+        for source, target in plan.block_copies:
+            self._arena.copy_block(source, target)
+        sampled = tuple(self._compute(row) for row in plan.rows)
+        cost_s = self._costs.step_s(plan.num_tokens, plan.num_kv_tokens)
+        if cost_s > 0:
+            time.sleep(cost_s)
+        return StepResult(plan.step_id, sampled, time.perf_counter() - started_s)
+
+    def warm_up(self) -> None:
+        """Touches no block: numpy has nothing to initialise but itself."""
+        context_hash(fingerprints([0, 1], 0, 0), fingerprints([0, 1], 0, 0))
+
+    def _compute(self, row: ScheduledRow) -> tuple[SampledToken, ...]:
+        end = row.start + len(row.token_ids)
+        blocks = np.asarray(row.block_ids, dtype=np.int64)
+        positions = np.arange(row.start, end)
+        before = self._key(row.block_ids, row.start - 1) if row.start else 0
+        fresh = fingerprints(row.token_ids, row.start, before)
+        where, slot = blocks[positions // self.layout.block_size], positions % self.layout.block_size
+        self._slots[where, 0, slot] = fresh
+        self._slots[where, 1, slot] = fresh ^ VALUE_MASK
+        if not row.samples:
+            return ()
+        num_blocks = -(-end // self.layout.block_size)
+        table = self._slots[blocks[:num_blocks]]
+        context = context_hash(table[:, 0].reshape(-1)[:end], table[:, 1].reshape(-1)[:end])
+        request = row.request
+        return tuple(
+            self.model.sample(
+                context, request.sampling, request.eos_token_ids, sample.sample_index, len(sample.output_token_ids)
+            )
+            for sample in row.samples
+        )
+
+    def _key(self, block_ids: list[BlockId], position: int) -> int:
+        return int(self._slots[block_ids[position // self.layout.block_size], 0, position % self.layout.block_size])
