@@ -1,0 +1,259 @@
+"""What only the TCP transport can get wrong: bytes on a wire, half-sent frames, stalled and hostile peers."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from transport_rigs import WAIT_S, make_layout, make_reservation
+
+from relevo.core.errors import HandoffFailed, ProtocolError
+from relevo.core.events import TransferFailed, TransferSealed
+from relevo.core.kv import Reservation
+from relevo.kv.arena import Arena
+from relevo.kv.transports import tcp_frames as frames
+from relevo.kv.transports.tcp import TcpTransport
+from relevo.kv.transports.tcp_sender import TcpOptions
+
+LAYOUT = make_layout(64 * 1024)
+SIZE = LAYOUT.bytes_per_block
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with closing(Arena.create(LAYOUT, 16, shared=False)) as arena:
+        yield arena
+
+
+@pytest.fixture
+def receiver(arena: Arena) -> Iterator[TcpTransport]:
+    with closing(TcpTransport(arena, options=TcpOptions(secret="s"))) as receiver:
+        yield receiver
+
+
+def dial(transport: TcpTransport, secret: str = "s") -> socket.socket:
+    sock = socket.create_connection(frames.split_address(transport.address()), WAIT_S)
+    frames.send_frame(sock, frames.Connect(LAYOUT, secret))
+    return sock
+
+
+@contextmanager
+def connected(transport: TcpTransport) -> Iterator[socket.socket]:
+    """A sender whose every byte the test decides."""
+    with dial(transport) as sock:
+        assert frames.receive_frame(sock)[0] == frames.Accepted()
+        yield sock
+
+
+def write_frame(reservation: Reservation, **changes: object) -> frames.WriteBlocks:
+    fields = {
+        "ticket": 7,
+        "request_id": reservation.request_id,
+        "epoch": reservation.epoch,
+        "first_index": 0,
+        "block_ids": reservation.block_ids,
+        "generations": reservation.generations,
+    }
+    return frames.WriteBlocks(**(fields | changes))  # type: ignore[arg-type]
+
+
+def frame_bytes(frame: frames.AnyFrame, num_payload_bytes: int) -> bytes:
+    head = frames._encoder.encode(frame)
+    return frames._PREFIX.pack(b"RLKV", frames.KV_PROTOCOL_VERSION, 0, len(head), num_payload_bytes) + head
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    never = threading.Event()
+    for _ in range(10_000):
+        if condition():
+            return
+        never.wait(0.001)
+    raise AssertionError("it did not happen")
+
+
+def test_release_in_the_middle_of_a_write_ends_it_at_once(receiver: TcpTransport, arena: Arena) -> None:
+    """Red if the rest of a block that has begun to arrive is stored after release, or if release waits for it."""
+    reservation = make_reservation([3, 4])
+    receiver.reserve(reservation)
+    with connected(receiver) as sock:
+        sock.sendall(frame_bytes(write_frame(reservation), 2 * SIZE) + b"\x11" * (SIZE + SIZE // 2))
+        eventually(lambda: arena.block(4)[SIZE // 2 - 1] == 0x11)
+        receiver.release(reservation)  # the sender has stopped in mid-block
+        arena.block(3)[:] = arena.block(4)[:] = b"\xee" * SIZE  # the new owner
+        sock.sendall(b"\x11" * (SIZE // 2))
+        answer, _ = frames.receive_frame(sock)
+        assert answer == frames.Refused(7, "the receiver has withdrawn the blocks", stale=True)
+        assert bytes(arena.block(3)) == bytes(arena.block(4)) == b"\xee" * SIZE
+        assert receiver.num_refused_writes == 1
+        again = make_reservation([5], generation=8)  # the connection is still good
+        receiver.reserve(again)
+        sock.sendall(frame_bytes(write_frame(again), SIZE) + b"\x22" * SIZE)
+        assert frames.receive_frame(sock)[0] == frames.Applied(7)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"first_index": 1}, {"block_ids": (3, 3)}, {"block_ids": (4, 3)}, {"block_ids": (3, 999)}, {"block_ids": (-1, 3)}],
+)
+def test_blocks_other_than_the_reserved_ones_are_refused(
+    receiver: TcpTransport, arena: Arena, changes: dict[str, object]
+) -> None:
+    reservation = make_reservation([3, 4])
+    receiver.reserve(reservation)
+    with connected(receiver) as sock:
+        sock.sendall(frame_bytes(write_frame(reservation, **changes), 2 * SIZE) + b"\x11" * 2 * SIZE)
+        answer, _ = frames.receive_frame(sock)
+        assert isinstance(answer, frames.Refused)
+    assert not any(arena.buffer)
+
+
+def test_a_damaged_block_is_refused(receiver: TcpTransport) -> None:
+    reservation = make_reservation([3])
+    receiver.reserve(reservation)
+    content = b"\x33" * SIZE
+    with connected(receiver) as sock:
+        for checksum, want in ((zlib.crc32(content), frames.Applied), (zlib.crc32(content) ^ 1, frames.Refused)):
+            sock.sendall(frame_bytes(write_frame(reservation, checksums=(checksum,)), SIZE) + content)
+            answer, _ = frames.receive_frame(sock)
+            assert isinstance(answer, want)
+    assert receiver.num_refused_writes == 1
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        struct.pack("<4sHHIQ", b"RLKV", 99, 0, 1, 0) + b"\xc0",
+        struct.pack("<4sHHIQ", b"RLKV", frames.KV_PROTOCOL_VERSION, 0, frames.MAX_HEAD_BYTES + 1, 0),
+        struct.pack("<4sHHIQ", b"RLKV", frames.KV_PROTOCOL_VERSION, 0, 1, 0) + b"\xc1",
+        frame_bytes(frames.Applied(1), 0),
+        frame_bytes(frames.Seal(1, "r", 1, 0, 3, 0), 5),
+        frame_bytes(write_frame(make_reservation([3])), SIZE + 1),
+    ],
+)
+def test_nonsense_ends_the_connection_and_nothing_else(receiver: TcpTransport, nonsense: bytes) -> None:
+    with connected(receiver) as sock:
+        sock.sendall(nonsense)
+        with pytest.raises(ConnectionError):
+            frames.receive_frame(sock)
+    with connected(receiver):
+        pass
+
+
+def test_who_does_not_know_the_secret_is_refused(receiver: TcpTransport) -> None:
+    with dial(receiver, secret="guess") as sock:
+        answer, _ = frames.receive_frame(sock)
+        assert isinstance(answer, frames.Rejected)
+        assert "secret" in answer.reason
+        with pytest.raises(ConnectionError):
+            frames.receive_frame(sock)
+
+
+def test_reading_blocks_that_do_not_exist_fails(receiver: TcpTransport) -> None:
+    with pytest.raises(HandoffFailed, match="outside the arena"):
+        receiver.read(receiver.address(), [16], [0])
+
+
+def test_a_broken_address_is_named() -> None:
+    for wrong in ("tcp:host", "unix:/x", "tcp:host:http"):
+        with pytest.raises(ProtocolError, match="is not the address"):
+            frames.split_address(wrong)
+
+
+@contextmanager
+def mute_receiver() -> Iterator[str]:
+    """Accepts a connection and greets; then reads nothing and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held: list[socket.socket] = []
+
+        def greet() -> None:
+            sock, _ = listener.accept()
+            held.append(sock)
+            frames.receive_frame(sock)
+            frames.send_frame(sock, frames.Accepted())
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        yield f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(WAIT_S)
+        for sock in held:
+            sock.close()
+
+
+def test_cancel_gives_a_mute_receiver_up(arena: Arena) -> None:
+    """Red if cancel waits for ever for an answer, or returns while the link still sends from the blocks."""
+    woken = threading.Event()
+    options = TcpOptions(drain_timeout_s=0.05, max_in_flight_bytes=4 * SIZE, frame_bytes=SIZE)
+    cancelled, other = make_reservation(list(range(10))), make_reservation([11], name="other")
+    with mute_receiver() as address, closing(TcpTransport(arena, options=options, on_wake=woken.set)) as sender:
+        sender.write(cancelled, address, 0, list(range(10)))
+        sender.write(other, address, 0, [11])
+        link = sender._sender._links[address]
+        eventually(lambda: bool(link._unanswered))
+        sender.cancel(cancelled)
+        assert link.is_lost
+        assert woken.wait(WAIT_S)
+        (event,) = sender.poll()  # the other transfer went down with the link, the cancelled one is silent
+        assert isinstance(event, TransferFailed)
+        assert event.reservation == other
+        assert not event.stale
+
+
+def test_credit_bounds_what_is_in_flight(arena: Arena) -> None:
+    """Red if a receiver that does not answer is sent more than its credit."""
+    options = TcpOptions(drain_timeout_s=0.05, max_in_flight_bytes=2 * SIZE, frame_bytes=SIZE)
+    with mute_receiver() as address, closing(TcpTransport(arena, options=options)) as sender:
+        sender.write(make_reservation(list(range(10))), address, 0, list(range(10)))
+        link = sender._sender._links[address]
+        eventually(lambda: len(link._unanswered) == 2)
+        assert link._in_flight_bytes == 2 * SIZE
+        assert len(link.queued) == 8
+
+
+def test_one_refusal_is_reported_once_and_last(receiver: TcpTransport, arena: Arena) -> None:
+    """Red if a failure is reported while other writes of the transfer are still under way."""
+    woken = threading.Event()
+    options = TcpOptions(secret="s", frame_bytes=SIZE)
+    with (
+        closing(Arena.create(LAYOUT, 16, shared=False)) as mine,
+        closing(TcpTransport(mine, options=options, on_wake=woken.set)) as sender,
+    ):
+        stale = make_reservation(list(range(12)))
+        for _ in range(2):
+            sender.write(stale, receiver.address(), 0, list(range(12)))
+            sender.seal(stale, receiver.address(), 48)
+        events: list[object] = []
+        while not events:
+            assert woken.wait(WAIT_S)
+            woken.clear()
+            events += sender.poll()
+        transfer = sender._sender.ledger.find(stale)
+        assert transfer is not None
+        assert transfer.num_outstanding == 0
+        assert len(events) == 1
+        sender.cancel(stale)
+        receiver.reserve(stale)  # the same right, granted after all
+        sender.write(stale, receiver.address(), 0, list(range(12)))
+        sender.seal(stale, receiver.address(), 48)
+        while not (events := list(sender.poll())):
+            assert woken.wait(WAIT_S)
+            woken.clear()
+        assert isinstance(events[0], TransferSealed)
+        assert events[0].num_bytes == 12 * SIZE
+
+
+def test_close_leaves_no_thread(arena: Arena) -> None:
+    before = set(threading.enumerate())
+    receiver, sender = TcpTransport(arena), TcpTransport(arena)
+    reservation = make_reservation([1])
+    receiver.reserve(reservation)
+    sender.write(reservation, receiver.address(), 0, [2])
+    sender.close()
+    receiver.close()
+    receiver.close()  # idempotent
+    assert set(threading.enumerate()) <= before
