@@ -28,6 +28,14 @@ from relevo.core.request import EngineRequest
 from relevo.policy.scheduler import ComputedPrefix, Scheduler, SchedulerConfig
 
 MAX_LEN = 10
+ARRIVAL = {
+    "prompt": st.lists(st.integers(1, 2), min_size=1, max_size=8),
+    "max_tokens": st.integers(1, 6),
+    "n": st.integers(1, 3),
+    "priority": st.integers(0, 1),
+    "salt": st.sampled_from([b"", b"", b"t"]),
+}
+# Shrinking a failure takes minutes; the failing example is printed as it was found.
 PHASES = [Phase.explicit, Phase.generate]
 
 
@@ -98,22 +106,14 @@ class TwoWorkers(RuleBasedStateMachine):
         )
         return Record(request, "D", [SampleState(index) for index in range(n)])
 
-    arrivals = dict(
-        prompt=st.lists(st.integers(1, 2), min_size=1, max_size=8),
-        max_tokens=st.integers(1, 6),
-        n=st.integers(1, 3),
-        priority=st.integers(0, 1),
-        salt=st.sampled_from([b"", b"", b"t"]),
-    )
-
-    @rule(worker=st.sampled_from("PD"), **arrivals)
+    @rule(worker=st.sampled_from("PD"), **ARRIVAL)
     def submit(self, worker, **arrival):
         record = self._new(**arrival)
         record.worker = worker
         if self.workers[worker].submit(record.request, (), False, self.now_ns) is None:
             self.records[record.request_id] = record
 
-    @rule(**arrivals)
+    @rule(**ARRIVAL)
     def reserve(self, **arrival):
         record = self._new(**arrival)
         record.phase = "reserving"
@@ -293,7 +293,7 @@ class TwoWorkers(RuleBasedStateMachine):
 
     @rule()
     def fence(self):
-        assert self.workers["P"].fence("D", 2) == []
+        assert self.workers["P"].fence("D", 0) == self.workers["P"].fence("X", 1) == []
         for request_id in self.workers["P"].fence("D", 1):
             record = self.records[request_id]
             if record.is_aborted:

@@ -45,7 +45,10 @@ class BlockTables:
         return True
 
     def adopt(self, branch: Branch, grant: Grant) -> None:
-        """The branch takes over the prompt blocks of a grant and what is sealed in them."""
+        """The branch takes over the prompt blocks of a grant and what is sealed in them.
+
+        If everything is sealed and nothing drawn yet, the last token is computed once more: same cell, same content.
+        """
         branch.block_ids = list(grant.reservation.block_ids)
         branch.num_computed = min(grant.num_sealed_tokens, len(branch.token_ids) - 1)
         branch.num_registered_blocks = grant.num_sealed_tokens // self._block_size

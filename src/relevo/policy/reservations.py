@@ -125,10 +125,6 @@ class Reservations:
         for request_id in tuple(self._quarantine):
             self.release(request_id)
 
-    def release_all(self) -> None:
-        for request_id in list(self._quarantine):
-            self.release(request_id)
-
     def states(self, request_id: RequestId) -> tuple[BlockState, ...]:
         """State of each prompt block of a grant, or of each quarantined block; empty: nothing is here."""
         grant = self._grants.get(request_id)

@@ -213,11 +213,6 @@ class Scheduler:
         self.reservations.release_all()
         self._lineup.changed()
 
-    def release_all(self) -> None:
-        """No writer of any aborted reservation is left: all quarantined blocks are free."""
-        self.reservations.release_all()
-        self._lineup.changed()
-
     def fence(self, worker_id: WorkerId, epoch: int) -> list[RequestId]:
         """Drop every prefill leg for this or an earlier incarnation of a worker; returns their requests."""
         fenced = [
@@ -275,8 +270,7 @@ class Scheduler:
                 outputs.extend(take_tokens(branch, sampled, self.config.worker_id, now_ns))
                 self._continue(branch)
         self._end_step()
-        finished = dict.fromkeys(output.request_id for output in outputs if not self._is_computing(output.request_id))
-        return StepOutcome(tuple(outputs), tuple(prefixes), tuple(finished))
+        return StepOutcome(tuple(outputs), tuple(prefixes))
 
     def fail(self, request_ids: Sequence[RequestId]) -> None:
         """The step raised: drop these requests. The other rows of the step are planned again."""
@@ -316,10 +310,6 @@ class Scheduler:
                 self._lineup.run(fork)
             else:
                 self._lineup.wait(fork)
-
-    def _is_computing(self, request_id: RequestId) -> bool:
-        leg = self._lineup.legs.get(request_id)
-        return leg is not None and not leg.is_prefill_leg
 
     def _check_new(self, request: EngineRequest) -> Rejected | None:
         if request.request_id in self._lineup.legs:
