@@ -215,8 +215,47 @@ def test_credit_bounds_what_is_in_flight(arena: Arena) -> None:
         assert len(link.queued) == 8
 
 
-def test_one_refusal_is_reported_once_and_last(receiver: TcpTransport, arena: Arena) -> None:
-    """Red if a failure is reported while other writes of the transfer are still under way."""
+def test_cancelling_what_is_only_queued_costs_nobody_anything(arena: Arena) -> None:
+    """Red if cancel cuts a link, or waits, for writes that were never sent."""
+    options = TcpOptions(max_in_flight_bytes=SIZE, frame_bytes=SIZE, drain_timeout_s=10 * WAIT_S)
+    running, waiting = make_reservation([0]), make_reservation([1, 2], name="waiting")
+    with mute_receiver() as address, closing(TcpTransport(arena, options=options)) as sender:
+        sender.write(running, address, 0, [0])
+        link = sender._sender._links[address]
+        eventually(lambda: bool(link._unanswered))
+        sender.write(waiting, address, 0, [1, 2])
+        sender.seal(waiting, address, 8)
+        sender.cancel(waiting)
+        assert not link.queued
+        assert not link.is_lost
+
+
+def test_a_failure_is_reported_when_nothing_of_the_transfer_is_in_flight(arena: Arena) -> None:
+    """Red if the sender hears of the refusal, and reuses its blocks, while a later frame is still being sent."""
+    options = TcpOptions(frame_bytes=SIZE)
+    reservation = make_reservation([0, 1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+        with closing(TcpTransport(arena, options=options)) as sender:
+            sender.write(reservation, address, 0, [0, 1])
+            sock, _ = listener.accept()
+            with sock:
+                frames.receive_frame(sock)
+                frames.send_frame(sock, frames.Accepted())
+                link = sender._sender._links[address]
+                eventually(lambda: len(link._unanswered) == 2)
+                frames.send_frame(sock, frames.Refused(0, "why", stale=True))
+                eventually(lambda: len(link._unanswered) == 1)
+                with sender._sender.changed:
+                    assert sender.poll() == []
+                frames.send_frame(sock, frames.Applied(1))
+                eventually(lambda: not link._unanswered)
+                with sender._sender.changed:
+                    assert sender.poll() == [TransferFailed(reservation, "why", stale=True)]
+
+
+def test_one_refusal_is_reported_once(receiver: TcpTransport, arena: Arena) -> None:
+    """Red if every refused frame is an event, or if a cancelled transfer cannot be tried again."""
     woken = threading.Event()
     options = TcpOptions(secret="s", frame_bytes=SIZE)
     with (
