@@ -1,0 +1,257 @@
+"""The two sides of a handoff: granting, computing for another worker, sealing, taking over, letting go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scheduler_driver import Driver
+from scheduler_model import CellMemory, make_request, reference
+
+from relevo.core.baton import Baton, SampleState
+from relevo.core.request import FinishReason
+
+PROMPT = [1, 2, 3, 1, 2]  # blocks of 2: two full ones and a partial one
+
+
+def pair(zero_copy: bool = True, **changes: object) -> tuple[Driver, Driver]:
+    """A prefill and a decode worker; with zero-copy they share one memory."""
+    memory = CellMemory(2) if zero_copy else None
+    prefill = Driver(memory=memory, worker_id="p", first_block_id=100, zero_copy=zero_copy, **changes)
+    return prefill, Driver(memory=memory, worker_id="d", zero_copy=zero_copy, **changes)
+
+
+def grant(decode: Driver, request):
+    assert decode.reserve(request) is None
+    (reservation,) = decode.scheduler.take_grants(decode.now_ns)
+    return reservation
+
+
+def baton(request, prefill: Driver) -> Baton:
+    samples = tuple(
+        SampleState(i, list(prefill.tokens[request.request_id, i]), prefill.reasons.get((request.request_id, i)))
+        for i in range(request.sampling.n)
+    )
+    return Baton(request=request, samples=samples, num_sealed_tokens=len(request.prompt_token_ids))
+
+
+def test_zero_copy_computes_into_foreign_blocks_and_needs_no_room():
+    prefill, decode = pair(max_batched_tokens=3)
+    request = make_request("a", PROMPT, n=2, max_tokens=4, ignore_eos=True)
+    reservation = grant(decode, request)
+    assert decode.scheduler.load().num_held_blocks == 4  # three of the prompt, one copy
+    prefill.scheduler.pool.allocate(8)
+    assert prefill.scheduler.prefill_into(request, reservation, 0) is None
+    prefill.drain()
+    progress = [(p.num_tokens, p.block_ids, p.is_last) for p in prefill.prefixes]
+    blocks = reservation.block_ids
+    assert progress == [(2, blocks[:1], False), (4, blocks[:2], False), (5, blocks, True)] or progress == [
+        (2, blocks[:1], False),
+        (5, blocks, True),
+    ]
+    assert not prefill.scheduler.holds("a")
+    for prefix in prefill.prefixes:
+        decode.scheduler.seal("a", prefix.num_tokens)
+    assert decode.scheduler.start_decode(baton(request, prefill), 0) is None
+    plan = decode.plan()
+    assert [len(row.token_ids) for row in plan.rows] == [1, 1] and len(plan.block_copies) == 1
+    decode.commit(plan)
+    decode.drain()
+    for i in range(2):
+        assert prefill.tokens["a", i] + decode.tokens["a", i] == reference(request, i, 100)[0]
+    assert prefill.facts["a"].num_cached_tokens == 0 and not decode.facts
+    assert decode.is_clean()
+
+
+def test_with_copies_own_blocks_stay_until_the_transfer_is_done():
+    prefill, decode = pair(zero_copy=False)
+    request = make_request("a", PROMPT)
+    reservation = grant(decode, request)
+    prefill.scheduler.prefill_into(request, reservation, 0)
+    prefill.drain()
+    (prefix,) = prefill.prefixes
+    assert prefix.is_last and prefix.num_tokens == 5 and not set(prefix.block_ids) & set(reservation.block_ids)
+    assert prefill.scheduler.load().num_held_blocks == 3 and prefill.scheduler.holds("a")
+    prefill.scheduler.finish_transfer("a")
+    prefill.scheduler.finish_transfer("a")
+    assert prefill.is_clean() and not prefill.scheduler.holds("a")
+    prefill.scheduler.prefill_into(make_request("b", PROMPT), replace(reservation, request_id="b"), 0)
+    prefill.drain()
+    assert prefill.facts["b"].num_cached_tokens == 4  # its own cache serves later prompts
+
+
+def test_hits_on_the_decode_worker_are_not_computed_by_the_prefill_worker():
+    prefill, decode = pair()
+    decode.submit(make_request("warm", PROMPT, max_tokens=1))
+    decode.drain()
+    request = make_request("a", [*PROMPT, 3])
+    reservation = grant(decode, request)
+    assert reservation.num_hit_tokens == 4
+    prefill.scheduler.prefill_into(request, reservation, 0)
+    assert prefill.step() == {"a": 2}
+    assert prefill.facts["a"].num_cached_tokens == 4
+    assert [p.num_tokens for p in prefill.prefixes] == [6]
+
+
+def test_one_token_ends_on_the_prefill_worker():
+    prefill, decode = pair()
+    request = make_request("a", PROMPT, max_tokens=1)
+    prefill.scheduler.prefill_into(request, grant(decode, request), 0)
+    prefill.drain()
+    assert prefill.reasons["a", 0] in (FinishReason.LENGTH, FinishReason.STOP)
+    decode.scheduler.abort("a", writer_active=False)
+    assert decode.is_clean() and decode.scheduler.load().num_reserved == 0
+
+
+def test_a_finished_sample_of_the_baton_is_not_continued():
+    prefill, decode = pair()
+    request = make_request("a", PROMPT, n=2, max_tokens=3, ignore_eos=True)
+    prefill.scheduler.prefill_into(request, grant(decode, request), 0)
+    prefill.drain()
+    handed = baton(request, prefill)
+    handed.samples[0].finish_reason = FinishReason.STOP
+    assert decode.scheduler.start_decode(handed, 0) is None
+    decode.drain()
+    assert set(decode.tokens) == {("a", 1)} and decode.is_clean()
+
+
+def test_grants_come_in_order_leave_room_to_decodes_and_an_empty_pool_gives_everything():
+    decode = Driver(num_blocks=6)
+    assert decode.reserve(make_request("whole", [1] * 11)) is None
+    assert decode.granted() == ["whole"]
+    decode.scheduler.abort("whole", writer_active=False)
+    decode.submit(make_request("runs", [2] * 4, max_tokens=9, ignore_eos=True))
+    decode.step()
+    decode.reserve(make_request("large", [3] * 8))
+    decode.reserve(make_request("small", [3]))
+    assert decode.granted() == []  # `large` would leave no block to the running decode, `small` waits behind it
+    decode.scheduler.abort("large", writer_active=False)
+    assert decode.granted() == ["small"]
+
+
+def test_a_reservation_and_a_submitted_request_share_one_line():
+    """Red if either kind may overtake the other for room or for a slot."""
+    decode = Driver(num_blocks=8, max_running=1)
+    decode.submit(make_request("a", [1, 2], max_tokens=2, ignore_eos=True))
+    decode.reserve(make_request("b", [1, 2, 3]))
+    decode.submit(make_request("c", [1, 2], max_tokens=2))
+    assert decode.granted() == []
+    assert decode.step() == {"a": 2}
+    assert decode.step() == {"a": 1}
+    assert decode.plan() is None  # `b` is next and its room has not been granted yet
+    assert decode.scheduler.has_work()
+    assert decode.granted() == ["b"]
+    decode.scheduler.abort("b", writer_active=False)
+    assert decode.step() == {"c": 2}
+
+
+def test_has_work_is_false_while_room_depends_on_others_and_true_again_afterwards():
+    decode = Driver(num_blocks=4)
+    decode.reserve(make_request("a", [1] * 6))
+    assert decode.scheduler.has_work()
+    assert decode.granted() == ["a"]
+    decode.submit(make_request("b", [2] * 4))
+    assert decode.step() is None
+    assert not decode.scheduler.has_work()
+    decode.scheduler.abort("a", writer_active=True)
+    assert decode.step() is None and not decode.scheduler.has_work()
+    decode.scheduler.release("a")
+    assert decode.scheduler.has_work() and decode.step() == {"b": 4}
+
+
+def test_an_abort_under_a_writer_is_idempotent_and_keeps_the_quarantine():
+    decode = Driver()
+    grant(decode, make_request("a", PROMPT))
+    decode.scheduler.seal("a", 2)
+    for writer_active in (True, False, True):
+        decode.scheduler.abort("a", writer_active)
+    assert decode.scheduler.load().num_quarantined_blocks == 2
+    decode.scheduler.release_orphans()
+    assert decode.is_clean()
+
+
+def test_local_prefill_of_a_reservation_starts_after_what_is_sealed():
+    prefill, decode = pair(max_batched_tokens=3)
+    request = make_request("a", PROMPT, max_tokens=3, ignore_eos=True)
+    reservation = grant(decode, request)
+    prefill.scheduler.prefill_into(request, reservation, 0)
+    prefill.step()
+    decode.scheduler.seal("a", prefill.prefixes[-1].num_tokens)
+    prefill.scheduler.abort("a", False)
+    assert decode.submit(request, use_reservation=True) is None
+    decode.drain()
+    assert decode.model.num_computed_tokens == 3 + 2
+    assert decode.tokens["a", 0] == reference(request, 0, 100)[0]
+    assert decode.facts["a"].num_cached_tokens == 0  # a transfer is not a hit
+    assert decode.is_clean()
+
+
+def test_local_prefill_of_a_reservation_continues_emitted_tokens():
+    decode = Driver()
+    request = make_request("a", PROMPT, max_tokens=4, n=2, ignore_eos=True)
+    expected = [reference(request, i, 100)[0] for i in range(2)]
+    grant(decode, request)
+    decode.submit(request, [SampleState(i, expected[i][:1]) for i in range(2)], use_reservation=True)
+    decode.drain()
+    assert [decode.tokens["a", i] for i in range(2)] == [tokens[1:] for tokens in expected]
+    assert decode.is_clean() and not decode.facts
+
+
+def test_an_unsealed_or_unknown_handoff_is_rejected_and_nothing_is_held():
+    decode = Driver()
+    request = make_request("a", PROMPT)
+    sample = SampleState(0, [1])
+    grant(decode, request)
+    early = Baton(request=request, samples=(sample,), num_sealed_tokens=4)
+    assert decode.scheduler.start_decode(early, 0).code == "handoff_failed"
+    assert decode.is_clean() and not decode.scheduler.holds("a")
+    late = Baton(request=request, samples=(sample,), num_sealed_tokens=5)
+    assert decode.scheduler.start_decode(late, 0).code == "handoff_failed"
+    assert decode.submit(request, use_reservation=True).code == "handoff_failed"
+    decode.reserve(request)  # queued, not granted
+    assert decode.submit(request, use_reservation=True).code == "handoff_failed"
+    assert not decode.scheduler.holds("a")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "code"),
+    [([1] * 16, 1, "context_length_exceeded"), ([1] * 13, 3, "invalid_request"), ([], 1, "invalid_request")],
+)
+def test_reservations_that_can_never_be_granted_are_rejected(prompt, n, code):
+    assert Driver().reserve(make_request("a", prompt, n=n)).code == code
+
+
+def test_a_reservation_that_does_not_fit_its_prompt_is_rejected():
+    prefill, decode = pair()
+    reservation = grant(decode, make_request("a", PROMPT))
+    assert prefill.scheduler.prefill_into(make_request("a", [*PROMPT, 1, 1]), reservation, 0).code == "handoff_failed"
+
+
+def test_fence_drops_the_legs_for_that_and_earlier_incarnations_only():
+    prefill, decode = pair(zero_copy=False)
+    request = make_request("a", PROMPT)
+    reservation = grant(decode, request)
+    for name, epoch in (("a", 1), ("b", 2), ("c", 3)):
+        prefill.scheduler.prefill_into(make_request(name, PROMPT), replace(reservation, epoch=epoch), 0)
+    prefill.submit(make_request("own", [1]))
+    assert prefill.scheduler.fence("x", 9) == []
+    assert prefill.scheduler.fence("d", 2) == ["a", "b"]
+    assert prefill.scheduler.holds("c") and prefill.scheduler.holds("own")
+
+
+def test_a_decode_that_finds_no_block_for_its_next_token_preempts_the_latest():
+    """A granted prompt is older than what was submitted after it: it decodes on, the other recomputes."""
+    prefill, decode = pair(num_blocks=3)
+    request = make_request("a", [1, 2, 3, 1], max_tokens=3, ignore_eos=True)
+    other = make_request("b", [3, 3], max_tokens=3, ignore_eos=True)
+    prefill.scheduler.prefill_into(request, grant(decode, request), 0)
+    prefill.drain()
+    decode.submit(other)
+    assert decode.step() == {"b": 2}
+    decode.scheduler.seal("a", 4)
+    assert decode.scheduler.start_decode(baton(request, prefill), 0) is None
+    decode.drain()
+    assert decode.scheduler.num_preemptions >= 1
+    assert prefill.tokens["a", 0] + decode.tokens["a", 0] == reference(request, 0, 100)[0]
+    assert decode.tokens["b", 0] == reference(other, 0, 100)[0]
+    assert decode.is_clean()
