@@ -18,16 +18,17 @@ class PrefillLeg:
     reservation: Reservation
     address: str
     num_handed_tokens: int = 0  # sealed on the receiver, its own hits excluded
-    _num_sealed_tokens: int = field(init=False)
+    num_sealed_tokens: int = field(init=False)
+    transfer_s: float = 0.0
     _num_written_blocks: int | None = None
     _num_last_tokens: int | None = None  # known once the last chunk is computed
 
     def __post_init__(self) -> None:
-        self._num_sealed_tokens = self.reservation.num_hit_tokens
+        self.num_sealed_tokens = self.reservation.num_hit_tokens
 
     @property
     def is_sealed(self) -> bool:
-        return self._num_last_tokens is not None and self._num_sealed_tokens >= self._num_last_tokens
+        return self._num_last_tokens is not None and self.num_sealed_tokens >= self._num_last_tokens
 
     def advance(self, prefix: ComputedPrefix, block_size: int) -> Sequence[tuple[int, Sequence[BlockId]]]:
         """Runs of (index of the first block, local block ids) that became complete and the receiver lacks."""
@@ -42,7 +43,7 @@ class PrefillLeg:
 
     def seal(self, num_tokens: int) -> int:
         """The receiver has the first `num_tokens`; returns how many of them are new to it."""
-        num_new = max(0, num_tokens - self._num_sealed_tokens)
-        self._num_sealed_tokens += num_new
+        num_new = max(0, num_tokens - self.num_sealed_tokens)
+        self.num_sealed_tokens += num_new
         self.num_handed_tokens += num_new
         return num_new

@@ -60,7 +60,8 @@ class EngineLoop:
         while not (self._draining and not self._owners):
             for peer, message in self.server.poll(None if may_wait else 0.0):
                 self._handle(peer, message)
-            self._finish_transfers()
+            self._take_transfer_events()
+            self._end_sealed_legs()
             self._send_grants()
             self._drop_withdrawn_legs()
             stepped = self._step()
@@ -97,7 +98,8 @@ class EngineLoop:
         outcome = self.scheduler.commit(plan, result, self.clock.now_ns())
         self._count_step(plan, outcome)
         self._push_prefixes(outcome)
-        self._send_outputs(outcome)
+        self._send_outputs(outcome)  # before PrefillDone: the first token does not wait for the handoff
+        self._end_sealed_legs()
         return True
 
     # ---- messages ----------------------------------------------------------------------------------------------------
@@ -209,9 +211,9 @@ class EngineLoop:
                 self.transport.write(leg.reservation, leg.address, first_index, block_ids)
             self.transport.seal(leg.reservation, leg.address, prefix.num_tokens)
         if outcome.prefixes:
-            self._finish_transfers()
+            self._take_transfer_events()
 
-    def _finish_transfers(self) -> None:
+    def _take_transfer_events(self) -> None:
         for event in self.transport.poll():
             leg = self._legs.get(event.reservation.request_id)
             if leg is None or leg.reservation != event.reservation:
@@ -225,19 +227,23 @@ class EngineLoop:
 
     def _sealed(self, leg: PrefillLeg, event: TransferSealed) -> None:
         request_id = event.reservation.request_id
-        owner = self._owners[request_id]
         num_bytes = leg.seal(event.num_tokens) * self.runner.layout.bytes_per_token
         self._count(transferred_bytes=num_bytes)
-        if not leg.is_sealed:
-            self.server.send(owner, wire.Sealed(request_id, event.num_tokens))
-            return
-        self._count(transfer_s=event.transfer_s)
-        self.scheduler.finish_transfer(request_id)
-        self._legs.pop(request_id)
-        self._owners.pop(request_id)
-        self._load_changed.add(owner)
-        num_bytes = leg.num_handed_tokens * self.runner.layout.bytes_per_token
-        self.server.send(owner, wire.PrefillDone(request_id, event.num_tokens, num_bytes, event.transfer_s))
+        leg.transfer_s = event.transfer_s
+        self.server.send(self._owners[request_id], wire.Sealed(request_id, event.num_tokens))
+
+    def _end_sealed_legs(self) -> None:
+        for request_id, leg in list(self._legs.items()):
+            if not leg.is_sealed:
+                continue
+            owner = self._owners.pop(request_id)
+            del self._legs[request_id]
+            self.scheduler.finish_transfer(request_id)
+            self._count(transfer_s=leg.transfer_s)
+            num_bytes = leg.num_handed_tokens * self.runner.layout.bytes_per_token
+            done = wire.PrefillDone(request_id, leg.num_sealed_tokens, num_bytes, leg.transfer_s)
+            self.server.send(owner, done)
+            self._load_changed.add(owner)
 
     # ---- after a step ------------------------------------------------------------------------------------------------
 
