@@ -112,7 +112,11 @@ class EventQueue:
             self._events.extend(events)
 
     def wake(self) -> None:
-        self._on_wake()
+        """Call `on_wake` if there is anything to poll."""
+        with self._lock:
+            is_empty = not self._events
+        if not is_empty:
+            self._on_wake()
 
     def take(self) -> list[TransferEvent]:
         with self._lock:

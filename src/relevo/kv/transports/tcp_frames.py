@@ -153,7 +153,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def tune(sock: socket.socket) -> None:
-    """No delay for small frames; notice a peer that vanished without a word within about ten seconds."""
+    """No delay for small frames; notice a peer that vanished without a word within about ten seconds.
+
+    Buffer sizes are left to the kernel: over loopback, fixed ones of 4 MiB were measured no faster.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
