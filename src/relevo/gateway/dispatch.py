@@ -46,6 +46,7 @@ class Flight:
     outbox: asyncio.Queue[TokenOutput | h.End] = field(default_factory=asyncio.Queue)
     timer: asyncio.TimerHandle | None = None
     is_split: bool = False  # a handoff is under way, its outcome not yet counted
+    is_handoff_open: bool = False  # its cost to the client is not yet measured
     first_token_at_ns: int | None = None  # of the prefill worker
 
 
@@ -220,6 +221,7 @@ class Dispatcher:
             case h.SendSeal(worker=worker):
                 return self._send(worker, wire.SealBlocks(request.request_id, effect.num_tokens))
             case h.SendStartDecode(worker=worker):
+                self._count_handoff(flight)
                 baton = Baton(
                     request=request, samples=flight.state.samples, num_sealed_tokens=effect.num_sealed_tokens
                 )
@@ -241,7 +243,8 @@ class Dispatcher:
         if choice is None:
             return self._park(flight, route)
         log.debug("%s: decode on %s: %s", flight.request.request_id, choice.worker.worker_id, choice.reason)
-        flight.is_split = choice.split and not route.resume
+        flight.is_split = flight.is_handoff_open = choice.split and not route.resume
+        flight.first_token_at_ns = None
         return h.Routed(choice.worker, flight.is_split)
 
     def _park(self, flight: Flight, route: h.Route) -> h.Event | None:
@@ -265,7 +268,7 @@ class Dispatcher:
         log.debug("%s: prompt on %s: %s", flight.request.request_id, choice.worker or "the decode worker", choice.reason)
         if choice.worker is None:
             self._metrics.handoff_finished("local", 0.0, 0, 0.0)
-            flight.is_split = False
+            flight.is_split = flight.is_handoff_open = False
         return h.PrefillChosen(choice.worker)
 
     def _arm(self, flight: Flight, at_ns: int) -> None:
@@ -279,25 +282,29 @@ class Dispatcher:
     # ---- measuring and forgetting ------------------------------------------------------------------------------------
 
     def _measure(self, flight: Flight, event: h.Event) -> None:
-        """The handoff: first token of the prefill worker to first token of the decode worker, less one step."""
-        state = flight.state
-        if not isinstance(event, h.Tokens) or not flight.is_split or state.decode is None:
+        """For the router: first token of the prefill worker to first token of the decode worker."""
+        if not isinstance(event, h.Tokens) or flight.state.decode is None or not flight.is_handoff_open:
             return
         now_ns = self._clock.now_ns()
-        if event.worker != state.decode.worker:
+        if event.worker != flight.state.decode.worker:
             flight.first_token_at_ns = flight.first_token_at_ns or now_ns
         elif flight.first_token_at_ns is not None:
-            waited_s = (now_ns - flight.first_token_at_ns) / 1e9
-            handoff_s = self._placement.handoff_took(waited_s, event.worker)
-            self._metrics.handoff_finished("completed", handoff_s, state.transferred_bytes, state.transfer_s)
-            flight.is_split = False
+            self._placement.handoff_took((now_ns - flight.first_token_at_ns) / 1e9, event.worker)
+            flight.is_handoff_open = False
+
+    def _count_handoff(self, flight: Flight) -> None:
+        """For people: first token of the prefill worker here to the baton on its way, all KV sealed."""
+        state, now_ns = flight.state, self._clock.now_ns()
+        handoff_s = (now_ns - (flight.first_token_at_ns or now_ns)) / 1e9
+        self._metrics.handoff_finished("completed", handoff_s, state.transferred_bytes, state.transfer_s)
+        flight.is_split = False
 
     def _finish(self, flight: Flight, end: h.End) -> None:
         flight.outbox.put_nowait(end)
         self._parked.pop(flight.request.request_id, None)
         if flight.is_split and end.outcome is not h.Outcome.FINISHED:
             self._metrics.handoff_finished(str(end.outcome), 0.0, 0, 0.0)
-            flight.is_split = False
+        flight.is_split = False
 
     def _forget(self, flight: Flight) -> None:
         if flight.timer is not None:

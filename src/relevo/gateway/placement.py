@@ -64,14 +64,12 @@ class Placement:
                 self._in_flight.prefill_done(request_id)
                 self._in_flight.decode_progress(request_id, len(output.tokens))
 
-    def handoff_took(self, waited_s: float, decode: WorkerRef) -> float:
-        """First token of the prefill worker to first token of the decode worker; returns it less one decode step."""
+    def handoff_took(self, waited_s: float, decode: WorkerRef) -> None:
+        """Seconds from the first token of the prefill worker to the first of the decode worker, one step included."""
         member = self._membership.get(decode)
-        step_s = 0.0
         if member is not None:
             step_s = member.load.costs.step_s(max(1, member.load.num_running), member.load.num_decode_kv_tokens)
-        self._handoff.observe(waited_s, step_s)
-        return max(0.0, waited_s - step_s)
+            self._handoff.observe(waited_s, step_s)
 
     def end(self, request_id: RequestId) -> None:
         self._in_flight.end(request_id)
