@@ -63,9 +63,11 @@ class Settings(BaseSettings):
     # model
     model: str = Field(
         "smollm2",
-        description="A GGUF file, a Hugging Face folder, a hub id, `smollm2` (the embedded model) or `fake` (no model).",
+        description="A GGUF file, a Hugging Face folder, a hub id, `smollm2` (embedded) or `fake` (no model).",
     )
-    served_model_name: Names = Field((), description="Names clients may use; the first is answered. Default: the model.")
+    served_model_name: Names = Field(
+        (), description="Names clients may use; the first is answered. Default: the model."
+    )
     revision: str | None = Field(None, description="Branch, tag or commit of a hub id.")
     download_dir: str | None = Field(None, description="Hub cache folder; default: HF_HUB_CACHE or HF_HOME.")
     chat_template: str | None = Field(None, description="Jinja file that replaces the model's own chat template.")
@@ -84,7 +86,9 @@ class Settings(BaseSettings):
     root_path: str = Field("", description="Path prefix when a proxy strips one.")
 
     # topology
-    topology: str = Field("auto", description="auto, unified, or NpMd: N prefill and M decode workers, for example 1p1d.")
+    topology: str = Field(
+        "auto", description="auto, unified, or NpMd: N prefill and M decode workers, for example 1p1d."
+    )
     kv_transport: Literal["shm", "tcp"] = Field(
         "shm", description="How KV blocks change worker: shm (one shared arena, nothing is copied) or tcp."
     )
@@ -92,11 +96,15 @@ class Settings(BaseSettings):
 
     # engine
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
-    kv_cache_memory_bytes: Bytes = Field(None, description="KV cache per worker, for example 2GiB. Default: sized from free memory.")
+    kv_cache_memory_bytes: Bytes = Field(
+        None, description="KV cache per worker, for example 2GiB. Default: sized from free memory."
+    )
     num_kv_blocks: int | None = Field(None, ge=1, description="KV blocks per worker; overrides kv_cache_memory_bytes.")
     max_num_seqs: int = Field(64, ge=1, description="Most continuations that decode together on a worker.")
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="Token budget of a step: decodes first, prefill chunks from the rest. Default: 256 on a CPU, 2048 on a GPU."
+        None,
+        ge=1,
+        description="Tokens per step: decodes first, prefill chunks from the rest. Default: 256 (CPU), 2048 (GPU).",
     )
     max_prefill_tokens: int | None = Field(
         None, ge=1, description="Most prefill tokens in a step that also decodes. Default: the token budget."
@@ -105,16 +113,22 @@ class Settings(BaseSettings):
 
     # limits
     max_num_queued_reqs: int = Field(256, ge=0, description="Requests that may wait; more are answered 429.")
-    max_num_queued_tokens: int = Field(1_000_000, ge=1, description="Prompt tokens that may wait; more are answered 429.")
+    max_num_queued_tokens: int = Field(
+        1_000_000, ge=1, description="Prompt tokens that may wait; more are answered 429."
+    )
     queue_timeout_s: float = Field(300.0, gt=0, description="Longest wait for decode room.")
     prefill_timeout_s: float = Field(300.0, gt=0, description="Longest prefill, its queue included.")
     transfer_timeout_s: float = Field(30.0, gt=0, description="Longest wait from the last chunk to the sealed KV.")
-    drain_lease_s: float = Field(5.0, ge=0.5, description="How long a prefill worker may take to let go of blocks before it is ended.")
+    drain_lease_s: float = Field(
+        5.0, ge=0.5, description="How long a prefill worker may take to let go of blocks before it is ended."
+    )
     max_attempts: int = Field(3, ge=1, description="How often a request is tried when workers fail.")
     shutdown_timeout_s: float = Field(30.0, ge=0, description="How long Ctrl-C waits for running requests.")
 
     # operation
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line that is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe line that is logged."
+    )
 
     # fake engine (model `fake`): for tests of everything around an engine
     fake_base_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per step.")

@@ -99,7 +99,9 @@ class Supervisor:
     def _on_signal(self) -> None:
         self._signals += 1
         if self._signals == 1:
-            log.info("stopping: running requests may finish for %.0f s, Ctrl-C again ends at once", self.shutdown_timeout_s)
+            log.info(
+                "stopping: running requests may finish for %.0f s, Ctrl-C again ends at once", self.shutdown_timeout_s
+            )
             self.stop()
         else:
             self._kill_all()
@@ -123,7 +125,9 @@ class Supervisor:
             child.num_fast_deaths = 0
         child.num_fast_deaths += 1
         if not child.was_ready and child.num_fast_deaths >= len(_RESTART_DELAYS_S):
-            raise StartFailed(f"{child.spec.name} ended {child.num_fast_deaths} times before it was ready ({_why(child)})")
+            raise StartFailed(
+                f"{child.spec.name} ended {child.num_fast_deaths} times before it was ready ({_why(child)})"
+            )
         return _RESTART_DELAYS_S[min(child.num_fast_deaths, len(_RESTART_DELAYS_S)) - 1]
 
     async def _run_once(self, child: Child) -> None:
@@ -185,7 +189,9 @@ class Supervisor:
         await asyncio.gather(*keepers, return_exceptions=True)
 
     async def _end(self, children: list[Child], deadline_s: float) -> None:
-        running = [child.process for child in children if child.process is not None and child.process.returncode is None]
+        running = [
+            child.process for child in children if child.process is not None and child.process.returncode is None
+        ]
         for process in running:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()

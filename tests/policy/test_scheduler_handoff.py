@@ -145,6 +145,26 @@ def test_a_reservation_and_a_submitted_request_share_one_line():
     assert decode.step() == {"c": 2}
 
 
+def test_a_grant_does_not_take_the_room_of_a_request_that_waits_ahead():
+    decode = Driver(num_blocks=4)
+    decode.submit(make_request("a", [1] * 5, max_tokens=1))
+    decode.reserve(make_request("b", [2] * 4))
+    assert decode.granted() == []
+    assert decode.step() == {"a": 5}
+    assert decode.granted() == ["b"]
+
+
+def test_a_reservation_that_cannot_be_granted_yet_is_no_work():
+    decode = Driver(num_blocks=4)
+    decode.reserve(make_request("a", [1] * 6))
+    decode.reserve(make_request("b", [2] * 6))
+    assert decode.granted() == ["a"]
+    assert not decode.scheduler.has_work()
+    decode.scheduler.abort("a", writer_active=False)
+    assert decode.scheduler.has_work()
+    assert decode.granted() == ["b"]
+
+
 def test_has_work_is_false_while_room_depends_on_others_and_true_again_afterwards():
     decode = Driver(num_blocks=4)
     decode.reserve(make_request("a", [1] * 6))
@@ -204,6 +224,10 @@ def test_an_unsealed_or_unknown_handoff_is_rejected_and_nothing_is_held():
     grant(decode, request)
     early = Baton(request=request, samples=(sample,), num_sealed_tokens=4)
     assert decode.scheduler.start_decode(early, 0).code == "handoff_failed"
+    assert decode.is_clean() and not decode.scheduler.holds("a")
+    grant(decode, request)
+    undrawn = Baton(request=request, samples=(SampleState(0),), num_sealed_tokens=5)
+    assert decode.scheduler.start_decode(undrawn, 0).code == "invalid_request"
     assert decode.is_clean() and not decode.scheduler.holds("a")
     late = Baton(request=request, samples=(sample,), num_sealed_tokens=5)
     assert decode.scheduler.start_decode(late, 0).code == "handoff_failed"

@@ -28,13 +28,23 @@ from relevo.core.request import EngineRequest
 from relevo.policy.scheduler import ComputedPrefix, Scheduler, SchedulerConfig
 
 MAX_LEN = 10
+PROMPTS = [[1, 1, 2, 1, 2, 2, 1, 2], [1, 1, 2, 1, 1, 1, 2, 2], [2, 1, 1, 2, 2, 2, 1, 1]]  # prefixes meet often
 ARRIVAL = {
-    "prompt": st.lists(st.integers(1, 2), min_size=1, max_size=8),
+    "prompt": st.builds(lambda tokens, size: tokens[:size], st.sampled_from(PROMPTS), st.integers(1, 8)),
     "max_tokens": st.integers(1, 6),
     "n": st.integers(1, 3),
     "priority": st.integers(0, 1),
     "salt": st.sampled_from([b"", b"", b"t"]),
 }
+CHAOS = [
+    "_client_goes",
+    "_client_goes_during_handoff",
+    "_prefill_fails",
+    "_fence",
+    "_replay",
+    "_step_with_abort",
+    "_step_that_fails",
+]
 # Shrinking a failure takes minutes; the failing example is printed as it was found.
 PHASES = [Phase.explicit, Phase.generate]
 
@@ -222,19 +232,31 @@ class TwoWorkers(RuleBasedStateMachine):
         if record.is_finished and record.phase != "prefilling":
             record.phase = "done"
 
-    @rule(worker=st.sampled_from("PD"), data=st.data())
-    def step_with_abort(self, worker, data):
+    @rule(num_turns=st.integers(1, 4))
+    def turns(self, num_turns):
+        """Both workers go on; transfers are left to `deliver`."""
+        for _ in range(num_turns):
+            self.take_grants()
+            self._step("D")
+            self._step("P")
+
+    @rule(kind=st.sampled_from(CHAOS), worker=st.sampled_from("PD"), data=st.data())
+    def something_goes_wrong(self, kind, worker, data):
+        getattr(self, kind)(worker, data)
+
+    def _step_with_abort(self, worker, data):
+        """An abort arrives while the step is being executed, and the room is wanted by others at once."""
+
         def between(plan):
-            row = data.draw(st.sampled_from(plan.rows))
-            record = self.records[row.request_id]
+            record = self.records[data.draw(st.sampled_from(plan.rows)).request_id]
             if not record.is_aborted and record.phase in ("local", "decoding"):
                 self._abort(record)
                 self.take_grants()
+                self._step("P" if worker == "D" else "D")
 
         self._step(worker, between)
 
-    @rule(worker=st.sampled_from("PD"), data=st.data())
-    def step_that_fails(self, worker, data):
+    def _step_that_fails(self, worker, data):
         plan = self.workers[worker].plan(self.now_ns)
         if plan is None:
             return
@@ -279,20 +301,18 @@ class TwoWorkers(RuleBasedStateMachine):
         record.phase = "done"
         assert not self.workers["D"].reservations.states(record.request_id)
 
-    @precondition(lambda self: self._alive("prefilling"))
-    @rule(data=st.data())
-    def prefill_fails(self, data):
-        record = data.draw(st.sampled_from(self._alive("prefilling")))
-        self.workers["P"].abort(record.request_id, False)
-        self._prefill_locally(record)
+    def _prefill_fails(self, worker, data):
+        if alive := self._alive("prefilling"):
+            record = data.draw(st.sampled_from(alive))
+            self.workers["P"].abort(record.request_id, False)
+            self._prefill_locally(record)
 
     def _prefill_locally(self, record):
         record.is_writer_active, record.transfers = False, []
         assert self.workers["D"].submit(record.request, tuple(record.samples), True, self.now_ns) is None
         record.phase, record.worker = "local", "D"
 
-    @rule()
-    def fence(self):
+    def _fence(self, worker, data):
         assert self.workers["P"].fence("D", 0) == self.workers["P"].fence("X", 1) == []
         for request_id in self.workers["P"].fence("D", 1):
             record = self.records[request_id]
@@ -302,10 +322,10 @@ class TwoWorkers(RuleBasedStateMachine):
             else:
                 self._prefill_locally(record)
 
-    @precondition(lambda self: self._alive("local", "decoding"))
-    @rule(data=st.data())
-    def replay(self, data):
+    def _replay(self, worker, data):
         """The worker is lost to the gateway: prompt and emitted tokens continue on the other one."""
+        if not self._alive("local", "decoding"):
+            return
         record = data.draw(st.sampled_from(self._alive("local", "decoding")))
         old = record.worker if record.phase == "local" else "D"
         self.workers[old].abort(record.request_id, False)

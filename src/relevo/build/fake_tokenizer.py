@@ -7,7 +7,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from relevo.core.model import TokenizerFiles
 
 _EOS = "<|end|>"
-_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 def fake_tokenizer_files() -> TokenizerFiles:

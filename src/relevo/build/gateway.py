@@ -87,8 +87,7 @@ async def _serve(
 
 
 async def _report_ready(dispatcher: Dispatcher, report: Report) -> None:
-    while not dispatcher.status().ready:
-        await asyncio.sleep(0.05)
+    await dispatcher.ready.wait()
     report(Status(kind="ready"))
 
 

@@ -39,7 +39,11 @@ def model_head(settings: Settings) -> tuple[ModelConfig, str]:
 
 def detect_hardware(device: str) -> Hardware:
     """What this process may use. CUDA is asked for only where a device node exists."""
-    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(range(os.cpu_count() or 1))
+    cores = (
+        tuple(sorted(os.sched_getaffinity(0)))
+        if hasattr(os, "sched_getaffinity")
+        else tuple(range(os.cpu_count() or 1))
+    )
     num_devices, device_memory_bytes = 0, 0
     if device != "cpu" and Path("/dev/nvidia0").exists():
         from relevo.engine.ops.torch.device import cuda_devices
@@ -59,14 +63,18 @@ def open_listener(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise SettingsError(f"--host {host} cannot be resolved: {error.strerror}; use an address of this machine") from error
+        raise SettingsError(
+            f"--host {host} cannot be resolved: {error.strerror}; use an address of this machine"
+        ) from error
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise SettingsError(f"{host}:{port} cannot be used: {error.strerror}; choose another --port, or 0 for a free one") from error
+        raise SettingsError(
+            f"{host}:{port} cannot be used: {error.strerror}; choose another --port, or 0 for a free one"
+        ) from error
     listener.listen(2048)
     return listener
 

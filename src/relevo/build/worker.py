@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
+from relevo.build.resolve import WorkerConfig, kv_layout
 from relevo.core.ids import WorkerId
 from relevo.core.kv import KVLayout
 from relevo.core.ports import KVTransport, ModelRunner
@@ -16,7 +17,6 @@ from relevo.kv.transports.shm import ShmTransport
 from relevo.kv.transports.tcp import TcpTransport
 from relevo.policy.perf_model import StepCostModel
 from relevo.policy.scheduler import Scheduler, SchedulerConfig
-from relevo.build.resolve import WorkerConfig, kv_layout
 from relevo.supervisor import Status
 from relevo.telemetry.log import configure
 from relevo.wire.server import WireServer

@@ -12,8 +12,8 @@ import sys
 
 import msgspec
 
-from relevo.core.errors import StartError
 from relevo.build.resolve import GatewayConfig, WorkerConfig
+from relevo.core.errors import StartError
 from relevo.supervisor import EXIT_START_ERROR, Status
 
 _PR_SET_PDEATHSIG = 1

@@ -238,6 +238,7 @@ class EngineLoop:
                 continue
             owner = self._owners.pop(request_id)
             del self._legs[request_id]
+            self.transport.cancel(leg.reservation)  # nothing is under way any more; its account is closed
             self.scheduler.finish_transfer(request_id)
             self._count(transfer_s=leg.transfer_s)
             num_bytes = leg.num_handed_tokens * self.runner.layout.bytes_per_token

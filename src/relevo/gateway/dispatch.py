@@ -77,6 +77,7 @@ class Dispatcher:
         self._fence = fence
         self._flights: dict[RequestId, Flight] = {}
         self._parked: dict[RequestId, h.Route] = {}  # wait for a worker to become ready
+        self.ready = asyncio.Event()  # every configured worker has been there
 
     # ---- TokenGenerator ----------------------------------------------------------------------------------------------
 
@@ -149,9 +150,7 @@ class Dispatcher:
             case wire.PrefillDone():
                 self._on_event(
                     message.request_id,
-                    h.PrefillFinished(
-                        worker, message.num_sealed_tokens, message.transferred_bytes, message.transfer_s
-                    ),
+                    h.PrefillFinished(worker, message.num_sealed_tokens, message.transferred_bytes, message.transfer_s),
                 )
             case wire.Dropped():
                 self._on_event(message.request_id, h.Dropped(worker))
@@ -159,6 +158,8 @@ class Dispatcher:
                 self._on_event(message.request_id, h.Failed(worker, message.code, message.reason))
 
     def on_worker_ready(self, worker: WorkerRef) -> None:
+        if self.status().ready:
+            self.ready.set()
         parked, self._parked = self._parked, {}
         for request_id, route in parked.items():
             flight = self._flights.get(request_id)
@@ -222,9 +223,7 @@ class Dispatcher:
                 return self._send(worker, wire.SealBlocks(request.request_id, effect.num_tokens))
             case h.SendStartDecode(worker=worker):
                 self._count_handoff(flight)
-                baton = Baton(
-                    request=request, samples=flight.state.samples, num_sealed_tokens=effect.num_sealed_tokens
-                )
+                baton = Baton(request=request, samples=flight.state.samples, num_sealed_tokens=effect.num_sealed_tokens)
                 return self._send(worker, wire.StartDecode(baton))
             case h.SendSubmit(worker=worker):
                 samples = flight.state.samples if effect.resume else ()
@@ -265,7 +264,9 @@ class Dispatcher:
     def _choose_prefill(self, flight: Flight, effect: h.ChoosePrefill) -> h.Event:
         decode = WorkerRef(effect.reservation.worker_id, effect.reservation.epoch)
         choice = self._placement.choose_prefill(flight.request, decode, effect.num_uncached_tokens, effect.exclude)
-        log.debug("%s: prompt on %s: %s", flight.request.request_id, choice.worker or "the decode worker", choice.reason)
+        log.debug(
+            "%s: prompt on %s: %s", flight.request.request_id, choice.worker or "the decode worker", choice.reason
+        )
         if choice.worker is None:
             self._metrics.handoff_finished("local", 0.0, 0, 0.0)
             flight.is_split = flight.is_handoff_open = False

@@ -204,7 +204,18 @@ class Pong(Message, frozen=True, tag=True):
 
 
 ToWorker = (
-    Submit | Reserve | Prefill | SealBlocks | StartDecode | Abort | Release | Fence | ReleaseOrphans | SetRole | Drain | Ping
+    Submit
+    | Reserve
+    | Prefill
+    | SealBlocks
+    | StartDecode
+    | Abort
+    | Release
+    | Fence
+    | ReleaseOrphans
+    | SetRole
+    | Drain
+    | Ping
 )
 ToGateway = (
     Hello
