@@ -276,10 +276,13 @@ class TwoWorkers(RuleBasedStateMachine):
     def _alive(self, *phases):
         return [r for r in self.records.values() if r.phase in phases and not r.is_aborted]
 
-    @precondition(lambda self: self._alive("local", "reserving", "granted", "prefilling", "decoding"))
-    @rule(data=st.data())
-    def abort(self, data):
-        self._abort(data.draw(st.sampled_from(self._alive("local", "reserving", "granted", "prefilling", "decoding"))))
+    def _client_goes(self, worker, data):
+        if alive := self._alive("local", "reserving", "granted", "prefilling", "decoding"):
+            self._abort(data.draw(st.sampled_from(alive)))
+
+    def _client_goes_during_handoff(self, worker, data):
+        if alive := self._alive("prefilling"):
+            self._abort(data.draw(st.sampled_from(alive)))
 
     def _abort(self, record):
         record.is_aborted = True
@@ -399,7 +402,7 @@ def test_two_workers_under_pressure(machine):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
+            max_examples=150,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
