@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -141,6 +142,8 @@ def build_context(
         allowed_origins=config.allowed_origins,
         max_body_bytes=config.max_body_bytes,
         started_at_unix_s=int(time.time()),
+        draw_seed=(lambda: secrets.randbits(64)) if config.seed is None else (lambda: config.seed or 0),
+        model_hash=config.model_hash,
     )
 
 

@@ -85,6 +85,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None
     download_dir: str | None
     chat_template: str | None
+    model_hash: str
     served_model_names: tuple[str, ...]
     max_model_len: int
     block_size: int
@@ -182,7 +183,7 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
         topology_reason=topology_reason,
         layout=layout,
         workers=workers,
-        gateway=_gateway(settings, topology, max_model_len),
+        gateway=_gateway(settings, topology, max_model_len, model_hash),
         notes=(f"compute {dtype}, KV cache {kv_dtype}, on {device}", _kv_note(layout, num_blocks, num_workers)),
     )
 
@@ -277,7 +278,7 @@ def _max_model_len(settings: Settings, model: ModelConfig, num_blocks: int) -> i
     return asked
 
 
-def _gateway(settings: Settings, topology: Topology, max_model_len: int) -> GatewayConfig:
+def _gateway(settings: Settings, topology: Topology, max_model_len: int, model_hash: str) -> GatewayConfig:
     return GatewayConfig(
         listen_fd=-1,
         root_path=settings.root_path,
@@ -287,6 +288,7 @@ def _gateway(settings: Settings, topology: Topology, max_model_len: int) -> Gate
         revision=settings.revision,
         download_dir=settings.download_dir,
         chat_template=settings.chat_template,
+        model_hash=model_hash,
         served_model_names=settings.served_model_name or (default_model_name(settings.model),),
         max_model_len=max_model_len,
         block_size=settings.block_size,

@@ -5,6 +5,8 @@ Owns the wording of 400s for malformed bodies. Does not know any field. `null` a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from typing import Any, TypeVar
 
@@ -15,14 +17,21 @@ from relevo.core.errors import InvalidRequest, RequestTooLarge, UnsupportedMedia
 from relevo.gateway.sse import ClientGone
 
 T = TypeVar("T")
+_DISCARD_BYTES = 64 * 2**20  # arbitrary: a client that sends more learns by a reset
+_DISCARD_S = 5.0  # arbitrary
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
 async def read_body(request: Request, max_body_bytes: int) -> bytes:
-    """The whole body. Raises RequestTooLarge as soon as the limit is passed; never holds more than that."""
+    """The whole body. Raises RequestTooLarge when the limit is passed; never holds more than that.
+
+    What follows the limit is read and thrown away for a while: a client that is still sending would otherwise see a
+    reset connection instead of the answer.
+    """
     too_large = RequestTooLarge(f"The request body is larger than {max_body_bytes} bytes, the limit of this server.")
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_body_bytes:
+        await _discard(request)
         raise too_large
     chunks: list[bytes] = []
     num_bytes = 0
@@ -34,10 +43,23 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
         chunk = message.get("body", b"")
         num_bytes += len(chunk)
         if num_bytes > max_body_bytes:
+            await _discard(request)
             raise too_large
         chunks.append(chunk)
         more_body = message.get("more_body", False)
     return b"".join(chunks)
+
+
+async def _discard(request: Request) -> None:
+    """The rest of the body, within bounds."""
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            while num_bytes < _DISCARD_BYTES:
+                message = await request.receive()
+                num_bytes += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
 
 
 def check_media_type(content_type: str | None) -> None:

@@ -6,7 +6,8 @@ clock; it does not know their classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -93,4 +94,5 @@ class GatewayContext:
     max_body_bytes: int = 32 * 1024 * 1024
     sse_keepalive_s: float | None = None  # None: no keep-alive comments
     started_at_unix_s: int = 0  # `created` of the models listed
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(64)  # for requests that bring none
     model_hash: str = ""  # goes into `system_fingerprint`

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import uuid
 
 from relevo.core.ids import RequestId, TokenId
@@ -46,7 +45,7 @@ def new_generation(
         num_logprobs=num_logprobs,
         vocab_size=context.tokenizer.vocab_size,
         generation_defaults=context.generation_defaults,
-        drawn_seed=secrets.randbits(64),
+        drawn_seed=context.draw_seed(),
     )
     request = EngineRequest(
         request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique

@@ -48,7 +48,7 @@ def resolve_sampling(
     top_k = int(_value(fields.top_k, generation_defaults, "top_k"))
     return SamplingParams(
         max_tokens=max_tokens,
-        seed=(drawn_seed if fields.seed is None else fields.seed) & (2**64 - 1),
+        seed=drawn_seed if fields.seed is None else fields.seed % 2**64,
         n=fields.n,
         temperature=_value(fields.temperature, generation_defaults, "temperature"),
         top_k=min(top_k, vocab_size) if top_k > 0 else 0,
