@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,8 +54,6 @@ def test_randomness_comes_from_the_caller(path: Path) -> None:
 
 @pytest.mark.parametrize("path", _files("core"), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_words_need_the_standard_library_only(path: Path) -> None:
-    import sys
-
     assert _imports(path) <= set(sys.stdlib_module_names) | {"relevo"}
 
 
@@ -73,3 +73,12 @@ def test_only_cli_and_build_read_settings() -> None:
         if path.name != "settings.py" and "relevo.settings" in path.read_text(encoding="utf-8")
     ]
     assert set(readers) <= {"cli", "build"}
+
+
+@pytest.mark.parametrize(
+    "module", ["relevo.build.gateway", "relevo.build.serve", "relevo.cli.main", "relevo.bench.serve"]
+)
+def test_torch_is_not_loaded_where_nothing_is_computed(module: str) -> None:
+    """The gateway, the supervisor and the bench install and start without it. Red when an import drags it in."""
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import socket
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from relevo.build.resolve import GatewayConfig, Hardware, ServePlan, WorkerConfig, resolve
-from relevo.core.errors import SettingsError
+from relevo.core.errors import SettingsError, StartError
 from relevo.core.model import ModelConfig
 from relevo.kv.arena import Arena
 from relevo.settings import Settings
@@ -21,6 +22,8 @@ from relevo.supervisor import ChildSpec, Status, Supervisor
 
 def plan_serving(settings: Settings) -> ServePlan:
     """Read the head of the model file, look at the machine, decide. Raises StartError; loads no weights."""
+    if settings.model != "fake" and importlib.util.find_spec("torch") is None:
+        raise StartError("the engine needs torch, which is not installed; run: pip install 'relevo[engine]'")
     model, model_hash = model_head(settings)
     return resolve(settings, model, model_hash, detect_hardware(settings.device))
 
