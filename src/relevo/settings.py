@@ -104,7 +104,10 @@ class Settings(BaseSettings):
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Tokens per step: decodes first, prefill chunks from the rest. Default: 256 (CPU), 2048 (GPU).",
+        description="Tokens per step: decodes first, prefill chunks from the rest. Default: what fits into max_step_s.",
+    )
+    max_step_s: float = Field(
+        0.5, gt=0, description="Longest step the default token budget aims at; messages are heard between steps."
     )
     max_prefill_tokens: int | None = Field(
         None, ge=1, description="Most prefill tokens in a step that also decodes. Default: the token budget."

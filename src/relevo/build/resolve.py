@@ -21,7 +21,7 @@ from relevo.settings import Settings
 _KV_MEMORY_FRACTION = 0.3  # of the free memory, over all workers; arbitrary
 _KV_MEMORY_MAX_BYTES = 4 * 2**30  # per worker, when nothing is asked for; arbitrary
 _MIN_BLOCKS = 4
-_CPU_BATCHED_TOKENS = 256  # keeps a step of a small model under a second on one core
+_CPU_BATCHED_TOKENS = 512  # upper bounds; `max_step_s` and the measured costs decide below them
 _GPU_BATCHED_TOKENS = 2048
 
 
@@ -59,6 +59,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_prefill_tokens: int
+    max_step_s: float  # 0: the budgets are as asked for; otherwise they are cut to steps of that length
     enable_prefix_caching: bool
     drain_lease_s: float
     fake_base_s: float
@@ -168,6 +169,7 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=budget,
             max_prefill_tokens=min(settings.max_prefill_tokens or budget, budget),
+            max_step_s=settings.max_step_s if settings.max_num_batched_tokens is None else 0.0,
             enable_prefix_caching=settings.enable_prefix_caching,
             drain_lease_s=settings.drain_lease_s,
             fake_base_s=settings.fake_base_s,

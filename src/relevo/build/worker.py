@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from relevo.build.resolve import WorkerConfig, kv_layout
+from relevo.core.events import StepCosts
 from relevo.core.ids import WorkerId
 from relevo.core.kv import KVLayout
 from relevo.core.ports import KVTransport, ModelRunner
@@ -15,6 +16,7 @@ from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.kv.arena import Arena
 from relevo.kv.transports.shm import ShmTransport
 from relevo.kv.transports.tcp import TcpTransport
+from relevo.policy.chunking import token_budget
 from relevo.policy.perf_model import StepCostModel
 from relevo.policy.scheduler import Scheduler, SchedulerConfig
 from relevo.supervisor import Status
@@ -51,7 +53,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
             role=config.role,
             model_name=config.model,
         ),
-        scheduler=Scheduler(_scheduler_config(config, transport.zero_copy)),
+        scheduler=Scheduler(_scheduler_config(config, transport.zero_copy, costs.costs)),
         runner=runner,
         transport=transport,
         server=server,
@@ -70,7 +72,6 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
 
 def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]:
     """The engine without a model: deterministic tokens from the KV content, no torch."""
-    from relevo.core.events import StepCosts
     from relevo.engine.fake_model import FAKE_MODEL
     from relevo.engine.fake_runner import FakeRunner
 
@@ -121,18 +122,26 @@ def _transport(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> 
     return TcpTransport(arena, on_wake=wake)
 
 
-def _scheduler_config(config: WorkerConfig, zero_copy: bool) -> SchedulerConfig:
+def _scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts) -> SchedulerConfig:
+    budget = config.max_num_batched_tokens
+    if config.max_step_s > 0.0:
+        budget = token_budget(costs, config.max_step_s, 2 * config.max_num_seqs, budget)
+        log.info("step budget %d tokens: %.2f ms per token, %.1f ms besides", budget, *_in_ms(costs))
     return SchedulerConfig(
         worker_id=WorkerId(config.worker_id),
         epoch=config.epoch,
         first_block_id=config.first_block_id,
         num_blocks=config.num_blocks,
         block_size=config.block_size,
-        max_batched_tokens=config.max_num_batched_tokens,
-        max_prefill_tokens=config.max_prefill_tokens,
+        max_batched_tokens=budget,
+        max_prefill_tokens=min(config.max_prefill_tokens, budget),
         max_running=config.max_num_seqs,
         max_model_len=config.max_model_len,
         lease_s=config.drain_lease_s,
         zero_copy=zero_copy,
         enable_prefix_caching=config.enable_prefix_caching,
     )
+
+
+def _in_ms(costs: StepCosts) -> tuple[float, float]:
+    return costs.per_token_s * 1e3, costs.base_s * 1e3

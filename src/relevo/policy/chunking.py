@@ -5,8 +5,21 @@ Pure functions from budgets to sizes. Source: Sarathi-Serve (Agrawal et al., OSD
 
 from __future__ import annotations
 
+from relevo.core.events import StepCosts
+
 # Arbitrary: with a prefill budget of 0, one block of prompt every this many decode steps keeps prompts from starving.
 STARVATION_STEPS = 8
+
+
+def token_budget(costs: StepCosts, max_step_s: float, at_least: int, at_most: int) -> int:
+    """The largest power of two whose step takes at most `max_step_s`, kept within the two bounds.
+
+    A power of two, so that noise in the measurement hardly ever changes it: equal budgets cut prompts equally.
+    """
+    budget = 1
+    while 2 * budget <= at_most and costs.step_s(2 * budget, 2 * budget) <= max_step_s:
+        budget *= 2
+    return min(max(budget, at_least), at_most)
 
 
 def prefill_budget(
