@@ -58,6 +58,7 @@ class Record:
     reservation: Reservation | None = None
     transfers: list[ComputedPrefix] = field(default_factory=list)  # computed on P, not yet on D
     is_prompt_sealed: bool = False
+    num_sealed_tokens: int = 0
     is_writer_active: bool = False  # P has a leg that D's quarantine waits for
     is_aborted: bool = False
 
@@ -160,6 +161,7 @@ class TwoWorkers(RuleBasedStateMachine):
                 self.models["D"].memory.blocks[target] = list(self.models["P"].memory.block(source))
         if not record.is_aborted:
             self.workers["D"].seal(record.request_id, prefix.num_tokens)
+            record.num_sealed_tokens = prefix.num_tokens
         if prefix.is_last:
             record.is_prompt_sealed = True
             self.workers["P"].finish_transfer(record.request_id)
@@ -351,6 +353,16 @@ class TwoWorkers(RuleBasedStateMachine):
             refs = [scheduler.pool.num_refs(scheduler.pool.first_block_id + i) for i in range(load.num_total_blocks)]
             assert sum(1 for count in refs if count) == load.num_held_blocks
             assert load.num_waiting_prefill_tokens >= 0
+
+    @invariant()
+    def nobody_holds_what_a_writer_may_still_touch(self):
+        for record in getattr(self, "records", {}).values():
+            if record.is_aborted and record.is_writer_active:
+                num_done = max(record.num_sealed_tokens, record.reservation.num_hit_tokens)
+                first = num_done // self.block_size
+                if num_done < len(record.request.prompt_token_ids):
+                    for block_id in record.reservation.block_ids[first:]:
+                        assert self.workers["D"].pool.num_refs(block_id) == 0
 
     def teardown(self):
         if not hasattr(self, "workers"):
