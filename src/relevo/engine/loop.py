@@ -66,7 +66,7 @@ class EngineLoop:
             self._drop_withdrawn_legs()
             stepped = self._step()
             self._report_load()
-            may_wait = not stepped
+            may_wait = not (stepped or self.scheduler.has_work())
 
     def hello(self) -> wire.Hello:
         return wire.Hello(
