@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from relevo.build.resolve import WorkerConfig, kv_layout
+from relevo.core.errors import SettingsError
 from relevo.core.events import StepCosts
 from relevo.core.ids import WorkerId
 from relevo.core.kv import KVLayout
@@ -127,6 +128,13 @@ def _scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts) -
     if config.max_step_s > 0.0:
         budget = token_budget(costs, config.max_step_s, 2 * config.max_num_seqs, budget)
         log.info("step budget %d tokens: %.2f ms per token, %.1f ms besides", budget, *_in_ms(costs))
+    step_s = costs.step_s(budget, budget)
+    if step_s > config.drain_lease_s:
+        raise SettingsError(
+            f"a step of {budget} tokens takes about {step_s:.1f} s here, but --drain-lease-s {config.drain_lease_s:g} "
+            f"ends a worker that lets go of a request no sooner; lower --max-num-batched-tokens to "
+            f"{token_budget(costs, config.drain_lease_s / 2, 1, budget)} or raise --drain-lease-s to {2 * step_s:.0f}"
+        )
     return SchedulerConfig(
         worker_id=WorkerId(config.worker_id),
         epoch=config.epoch,
