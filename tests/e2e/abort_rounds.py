@@ -20,6 +20,7 @@ from stack import Stack, descendants
 
 PROBE = {"prompt": [7, 21, 3, 99, 14, 8, 200, 63, 5, 77] * 4, "max_tokens": 12, "ignore_eos": True}
 MEMORY_SLACK_BYTES = 30 * 2**20  # generous; one leaked prompt or answer per request would be far less in one run
+ROUND_DEADLINE_S = 90.0  # arbitrary; a client that waits for tokens which never come ends the run here
 _MEMORY_LINES = re.compile(r"^(RssAnon|RssFile):\s+(\d+) kB", re.MULTILINE)
 
 
@@ -70,11 +71,11 @@ class Tally:
 
 
 def make_leavers(rng: Random, num_leavers: int, *, max_delay_s: float, max_events: int, vocab: int) -> list[Leaver]:
-    """Prompts of 20 to 600 tokens, no two alike. Half of the clients leave by time, half by what they have read."""
+    """Prompts of 20 to 600 tokens, no two alike. A third of the clients leaves by what it has read, others by time."""
     leavers = []
     for _ in range(num_leavers):
-        prompt = [rng.randrange(vocab) for _ in range(rng.randrange(20, 601))]
-        reads = rng.random() < 0.5
+        prompt = [rng.randrange(vocab) for _ in range(20 + round(580 * rng.random() ** 2))]
+        reads = rng.random() < 0.35
         moment = Moment(rng.randint(1, max_events) if reads else None, rng.uniform(0, max_delay_s), rng.random() < 0.5)
         leavers.append(Leaver(prompt, reads or rng.random() < 0.5, rng.choice((1, 1, 1, 2)), moment))
     return leavers
@@ -113,7 +114,7 @@ async def _read(reader: asyncio.StreamReader, num_events: int | None, seen: list
 
 
 async def run_round(url: str, leavers: list[Leaver], max_tokens: int, tally: Tally) -> None:
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.timeout(ROUND_DEADLINE_S), asyncio.TaskGroup() as group:
         for leaver in leavers:
             group.create_task(send_and_leave(url, leaver, max_tokens, tally))
 

@@ -21,7 +21,7 @@ FLAGS = (
 @pytest.mark.parametrize(("transport", "seed"), [("shm", 1), ("tcp", 2)])
 def test_aborts_leave_nothing_behind(transport: str, seed: int) -> None:
     rng = Random(seed)
-    rounds = [make_leavers(rng, 50, max_delay_s=0.6, max_events=8, vocab=256) for _ in range(10)]
+    rounds = [make_leavers(rng, 50, max_delay_s=0.5, max_events=8, vocab=256) for _ in range(10)]
     with stack(*FLAGS, "--kv-transport", transport) as running:
         tally = abort_in_rounds(running, rounds, max_tokens=1200, num_blocks=NUM_BLOCKS)
         num_cut = running.metric("relevo:handoffs_total", outcome="aborted")
