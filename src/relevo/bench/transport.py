@@ -107,7 +107,7 @@ def transport_table(costs: Sequence[TransportCost]) -> Table:
             str(cost.num_blocks),
             str(cost.write_s.count),
             *(f"{value * 1e3:.3f}" for value in seconds),
-            f"{cost.gigabytes_per_s:.2f}",
+            "-" if cost.transport == "shm" else f"{cost.gigabytes_per_s:.2f}",  # nothing moves in a shared arena
         )
     return table
 

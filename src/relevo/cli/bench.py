@@ -7,6 +7,7 @@ Ctrl-C prints what was measured so far and exits with status 130.
 from __future__ import annotations
 
 import asyncio
+import sys
 import json
 import shlex
 import tempfile
@@ -39,7 +40,7 @@ EXIT_OPERATOR_ERROR = 2
 EXIT_INTERRUPTED = 130
 
 app = typer.Typer(name="bench", help="Measure a server: load tests, interference, handoff and transport costs.")
-_out = Console()
+_out = Console(width=None if sys.stdout.isatty() else 160)  # a file or pipe has no width: cut nothing
 _err = Console(stderr=True)
 
 Model = Annotated[str | None, typer.Option(help="Served model to ask for. Default: the first of /v1/models.")]
