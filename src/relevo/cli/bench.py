@@ -7,9 +7,9 @@ Ctrl-C prints what was measured so far and exits with status 130.
 from __future__ import annotations
 
 import asyncio
-import sys
 import json
 import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
