@@ -52,7 +52,7 @@ async def test_a_server_is_ready_inside_the_block_and_gone_after_it(tmp_path: Pa
         assert is_alive(running.pid)
         assert running.url.startswith("http://127.0.0.1:")
     assert not is_alive(running.pid)
-    assert (tmp_path / "server.log").read_text().split("\n")[-2] == "ended cleanly"
+    assert "ended cleanly" in (tmp_path / "server.log").read_text().split("\n")
     await running.stop()  # idempotent
 
 

@@ -57,7 +57,9 @@ class Scrape:
     metrics: GatewayMetrics = field(default_factory=lambda: GatewayMetrics(MODEL))
 
     def samples(self, *workers: WorkerStatus, num_queued: int = 0) -> dict[tuple[str, frozenset[str]], float]:
-        status = EngineStatus(ready=True, reason="", num_queued=num_queued, workers=workers)
+        status = EngineStatus(
+            ready=True, reason="", num_queued=num_queued, num_in_flight=num_queued + 6, workers=workers
+        )
         body, content_type = self.metrics.render(status)
         assert content_type.startswith("text/plain; version=0.0.4")
         samples = [s for family in text_string_to_metric_families(body.decode()) for s in family.samples]
