@@ -12,7 +12,8 @@ Order, for one row:
 3. min_tokens: end-of-sequence and stop token ids are masked
 4. greedy (temperature below 1e-5): argmax, ties to the lowest id; end
 5. temperature, min_p, top_k, top_p
-6. one uniform number from (seed, sample_index, number of output tokens), inverse CDF over token ids
+6. one exponential number per token id from (seed, sample_index, number of output tokens); the race is won by the
+   shortest number / weight
 
 Bias before penalties is what vLLM and Hugging Face do (a repetition penalty scales a biased logit). min_p before
 top_k and top_p is vLLM's order; Hugging Face puts it last. The two differ only if both min_p and top_p cut: min_p and
@@ -39,7 +40,7 @@ from relevo.engine.sampling_math import (
     is_edited,
     is_greedy,
     log_normaliser,
-    uniform,
+    waits,
 )
 
 SampleSpec = tuple[int, EngineRequest, SampleState]  # (row in logits, request, continuation)
@@ -88,7 +89,8 @@ def _draw(row: Logits, request: EngineRequest, sample: SampleState) -> TokenId:
     if is_greedy(sampling):
         return int(logits.argmax())
     token_ids, weights = candidates(logits, sampling)
-    index = draw(weights, uniform(sampling.seed, sample.sample_index, num_output_tokens))
+    token_waits = waits(sampling.seed, sample.sample_index, num_output_tokens, len(logits))
+    index = draw(weights, token_waits if token_ids is None else token_waits[token_ids])
     return index if token_ids is None else int(token_ids[index])
 
 

@@ -1,7 +1,8 @@
 """The arithmetic of drawing one token from one row of logits.
 
-Owns: the counter-based uniform, the edits of logits, the truncations, the draw and log-probabilities. Knows nothing of
-batches, requests' lives or models. All functions are pure and leave their inputs as they are; V is the vocabulary.
+Owns: the counter-based random numbers, the edits of logits, the truncations, the draw and log-probabilities. Knows
+nothing of batches, requests' lives or models. All functions are pure and leave their inputs as they are; V is the
+vocabulary.
 
 Sources: Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3); repetition
 penalty (Keskar et al., CTRL, section 4.1); nucleus (Holtzman et al., section 3.1); min-p (Nguyen et al., section 3);
@@ -28,26 +29,19 @@ MAX_TEMPERATURE = 1e30  # arbitrary; keeps float32 finite, the distribution is f
 LOWEST = float(np.finfo(np.float32).min)
 
 _MASK = (1 << 64) - 1
-_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_NUM_ROUNDS = 10
-_CHUNK = 512  # elements per partial sum in `draw`; arbitrary
+_SHORTEST_WAIT = 2.0**-60  # keeps a wait of zero from dividing; shorter than any other
 _BIN_SHIFT = 16  # leaves sign, exponent and 7 bits of the mantissa: 16k bins for weights in [0, 1]; arbitrary
 
 
-def uniform(seed: int, sample_index: int, position: int) -> float:
-    """The number in [0, 1) that belongs to output token `position` of continuation `sample_index`.
+def waits(seed: int, sample_index: int, position: int, vocab_size: int) -> NDArray[np.float64]:
+    """[V] exponentially distributed numbers that belong to output token `position` of continuation `sample_index`.
 
-    The first word of Philox4x64-10 with key (seed, sample_index) and counter (position, 0, 0, 0). It depends on
-    nothing else, so any worker that continues the request draws what the first one would have drawn.
+    Philox4x64-10 with key (seed, sample_index), counters from (0, 0, position, 0) on; number i belongs to token id i.
+    They depend on nothing else, so any worker that continues the request draws what the first one would have drawn.
     """
-    k0, k1 = seed & _MASK, sample_index & _MASK
-    c0, c1, c2, c3 = position & _MASK, 0, 0, 0
-    for _ in range(_NUM_ROUNDS):
-        a, b = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & _MASK, (a >> 64) ^ c3 ^ k1, a & _MASK
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return (c0 >> 11) * 2.0**-53
+    key = (seed & _MASK) | ((sample_index & _MASK) << 64)
+    generator = np.random.Generator(np.random.Philox(key=key, counter=(position & _MASK) << 128))
+    return np.maximum(-np.log1p(-generator.random(vocab_size)), _SHORTEST_WAIT)
 
 
 def is_greedy(sampling: SamplingParams) -> bool:
@@ -146,24 +140,13 @@ def nucleus(weights: NDArray[np.float32], top_p: float) -> TokenIds:
     return np.flatnonzero(kept)
 
 
-def draw(weights: NDArray[np.float32], uniform_number: float) -> int:
-    """Inverse of the cumulative distribution of `weights` at `uniform_number`: an index with a positive weight.
+def draw(weights: NDArray[np.float32], token_waits: NDArray[np.float64]) -> int:
+    """The index whose wait, divided by its weight, is shortest: index i with probability weights[i] / sum(weights).
 
-    The caller orders weights by token id, not by size: two nearly equal probabilities then keep their places when
-    another worker rounds differently, and a draw changes only if the number lies within the noise of a boundary.
+    An exponential race (the Gumbel trick without logarithms of weights). A draw changes only if two candidates come in
+    within the rounding noise of each other, whereas a point on a cumulative sum is passed by the noise of all tokens.
     """
-    num_whole = len(weights) // _CHUNK * _CHUNK
-    sums = weights[:num_whole].reshape(-1, _CHUNK).sum(axis=1, dtype=np.float64)
-    mass = np.cumsum(np.append(sums, weights[num_whole:].sum(dtype=np.float64)))
-    target = uniform_number * float(mass[-1])
-    chunk = int(np.searchsorted(mass, target, side="right"))
-    before = float(mass[chunk - 1]) if chunk else 0.0
-    start = chunk * _CHUNK
-    inside = before + np.cumsum(weights[start : start + _CHUNK].astype(np.float64))
-    offset = int(np.searchsorted(inside, target, side="right"))
-    if offset == len(inside):  # the two ways of adding up rounded apart: the last token with weight
-        offset = int(np.flatnonzero(weights[start : start + _CHUNK])[-1])
-    return start + offset
+    return int((weights / token_waits).argmax())
 
 
 def log_normaliser(logits: Logits) -> float:
