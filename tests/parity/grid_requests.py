@@ -12,7 +12,7 @@ from typing import Any
 from pairwise import Row, all_pairs, num_missing_pairs
 
 BLOCK_SIZE = 16
-STEP_TOKENS = 256  # both servers are started with it, so that 255, 256 and 257 are the edges of a chunk
+STEP_TOKENS = 128  # both servers are started with it, so that 255, 256 and 257 are the edges of a chunk
 SHORTEST_CHAT = 15  # two messages of one word each, in the model's template
 STOP_WORD = "the"
 
