@@ -13,7 +13,7 @@ from pairwise import Row, all_pairs, num_missing_pairs
 
 BLOCK_SIZE = 16
 STEP_TOKENS = 128  # both servers are started with it, so that 255, 256 and 257 are the edges of a chunk
-SHORTEST_CHAT = 15  # two messages of one word each, in the model's template
+SHORTEST_CHAT = 16  # two messages of one word each, in the model's template; "assistant" is two tokens
 STOP_WORD = "the"
 
 FACTORS: dict[str, list[Any]] = {
