@@ -60,7 +60,7 @@ async def test_variants_take_turns_and_meet_the_same_prompts(tmp_path: Path) -> 
         for fake in (split, unified)
     ]
     assert len(long_prompts[0]) > 2
-    assert long_prompts[0] == long_prompts[1]
+    assert sorted(long_prompts[0]) == sorted(long_prompts[1])  # close arrivals may overtake each other on the way
     assert [body["max_tokens"] for body in split.bodies].count(1) == 5
     assert all(len(body["prompt"]) in (4, 30) and body["ignore_eos"] for body in split.bodies + unified.bodies)
     for result in report.results:
