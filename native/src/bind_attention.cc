@@ -1,0 +1,8 @@
+// Python bindings of attention.
+#include <nanobind/nanobind.h>
+
+namespace relevo {
+
+void bind_attention(nanobind::module_&) {}
+
+}  // namespace relevo
