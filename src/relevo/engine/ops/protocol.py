@@ -24,17 +24,32 @@ from relevo.engine.inputs import StepInputs
 
 Buffer = Any
 
+BLOCK_ELEMENTS = 32  # weights in one block of GGUF's simple quantisations
+BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34}  # of one block, with its float16 scale (and minimum)
+
 
 @dataclass(frozen=True, slots=True)
 class HostTensor:
-    """A weight in host memory, row-major. numpy has no bfloat16: such a tensor is held as its uint16 bits."""
+    """A weight in host memory, row-major. numpy has no bfloat16: such a tensor is held as its uint16 bits.
+
+    A matrix in one of the BLOCK_BYTES formats is held as its file's bytes: uint8 [rows, bytes of a row].
+    """
 
     array: npt.NDArray[Any]
-    dtype: str  # "float32", "bfloat16" or "float16"
+    dtype: str  # "float32", "bfloat16", "float16" or a key of BLOCK_BYTES
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weights, however they are stored: (rows, k) for a matrix."""
+        if self.dtype not in BLOCK_BYTES:
+            return self.array.shape
+        rows, row_bytes = self.array.shape
+        return rows, row_bytes // BLOCK_BYTES[self.dtype] * BLOCK_ELEMENTS
 
 
 class Ops(Protocol):
     dtype: str  # of activations and weights, a key of core.kv.DTYPE_BYTES
+    native_formats: frozenset[str]  # keys of BLOCK_BYTES that `weight` takes as the file's bytes
     kv_in_host_memory: bool  # False: the cache lies on a device, and a transport over host memory cannot move it
 
     def weight(self, parts: Sequence[HostTensor]) -> Buffer:

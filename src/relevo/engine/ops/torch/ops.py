@@ -34,6 +34,7 @@ class TorchOps:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         self.dtype = dtype
+        self.native_formats: frozenset[str] = frozenset()
         self._dtype = TORCH_DTYPES[dtype]
         self._device = torch.device(device)
         self.kv_in_host_memory = self._device.type == "cpu"
