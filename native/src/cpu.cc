@@ -1,0 +1,168 @@
+// Detection of instructions: cpuid and the operating system's word on x86, the auxiliary vector on Arm.
+#include "cpu.h"
+
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+namespace relevo {
+namespace {
+
+// One path of this build: what it needs, and what of that is missing here (empty: it runs).
+struct Candidate {
+  Path path;
+  std::string missing;
+};
+
+void note_missing(std::string* missing, bool there, const char* feature) {
+  if (there) return;
+  if (!missing->empty()) *missing += ", ";
+  *missing += feature;
+}
+
+#if defined(__x86_64__)
+
+struct CpuidLeaf {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+CpuidLeaf cpuid(unsigned leaf, unsigned subleaf) {
+  CpuidLeaf r;
+  if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) return CpuidLeaf{};
+  return r;
+}
+
+bool bit(uint64_t word, int index) { return (word >> index) & 1; }
+
+// The register states that the operating system saves and restores.
+uint64_t saved_states(const CpuidLeaf& leaf1) {
+  if (!bit(leaf1.ecx, 27)) return 0;
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+// Linux hands the tile registers to a process that asks for them. Asking twice is harmless.
+bool tile_data_permitted() {
+  constexpr long kArchReqXcompPerm = 0x1023;
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
+}
+
+std::vector<Candidate> candidates() {
+  const CpuidLeaf leaf1 = cpuid(1, 0), leaf7 = cpuid(7, 0), leaf7_1 = cpuid(7, 1);
+  const uint64_t saved = saved_states(leaf1);
+
+  std::string avx2;
+  note_missing(&avx2, (saved & 0x6) == 0x6, "YMM state of the operating system");
+  note_missing(&avx2, bit(leaf7.ebx, 5), "AVX2");
+  note_missing(&avx2, bit(leaf1.ecx, 12), "FMA");
+  note_missing(&avx2, bit(leaf1.ecx, 29), "F16C");
+
+  std::string avx512 = avx2;
+  note_missing(&avx512, (saved & 0xe0) == 0xe0, "ZMM state of the operating system");
+  note_missing(&avx512, bit(leaf7.ebx, 16), "AVX512F");
+  note_missing(&avx512, bit(leaf7.ebx, 17), "AVX512DQ");
+  note_missing(&avx512, bit(leaf7.ebx, 30), "AVX512BW");
+  note_missing(&avx512, bit(leaf7.ebx, 31), "AVX512VL");
+  note_missing(&avx512, bit(leaf7.ecx, 11), "AVX512_VNNI");
+
+  std::string amx = avx512;
+  note_missing(&amx, bit(leaf7_1.eax, 5), "AVX512_BF16");
+  note_missing(&amx, bit(leaf7.edx, 24), "AMX-TILE");
+  note_missing(&amx, bit(leaf7.edx, 25), "AMX-INT8");
+  note_missing(&amx, bit(leaf7.edx, 22), "AMX-BF16");
+  note_missing(&amx, (saved & 0x60000) == 0x60000, "tile state of the operating system");
+  if (amx.empty() && !tile_data_permitted()) amx = "the operating system's permission to use tiles";
+
+  return {{Path::portable, ""}, {Path::avx2, avx2}, {Path::avx512, avx512}, {Path::amx, amx}};
+}
+
+#elif defined(__aarch64__) && defined(__linux__)
+
+std::vector<Candidate> candidates() {
+  std::string neon;
+  note_missing(&neon, (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0, "dotprod");
+  note_missing(&neon, (getauxval(AT_HWCAP) & HWCAP_ASIMDHP) != 0, "fp16");
+  note_missing(&neon, (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0, "i8mm");
+  return {{Path::portable, ""}, {Path::neon, neon}};
+}
+
+#else
+
+std::vector<Candidate> candidates() { return {{Path::portable, ""}}; }
+
+#endif
+
+// Paths for which this build has kernels of its own.
+bool compiled(Path path) { return path == Path::portable || path == Path::avx2; }
+
+// Compiled candidates, and what is missing for each. Detected once.
+const std::vector<Candidate>& known_paths() {
+  static const std::vector<Candidate> known = [] {
+    std::vector<Candidate> result;
+    for (const Candidate& candidate : candidates())
+      if (compiled(candidate.path)) result.push_back(candidate);
+    return result;
+  }();
+  return known;
+}
+
+std::string joined_names(const std::vector<Path>& paths) {
+  std::string names;
+  for (const Path path : paths) names += (names.empty() ? "" : ", ") + std::string(path_name(path));
+  return names;
+}
+
+}  // namespace
+
+const char* path_name(Path path) {
+  switch (path) {
+    case Path::portable:
+      return "portable";
+    case Path::neon:
+      return "neon";
+    case Path::avx2:
+      return "avx2";
+    case Path::avx512:
+      return "avx512";
+    case Path::amx:
+      return "amx";
+  }
+  return "unknown";
+}
+
+std::vector<Path> available_paths() {
+  std::vector<Path> paths;
+  for (const Candidate& candidate : known_paths())
+    if (candidate.missing.empty()) paths.push_back(candidate.path);
+  return paths;
+}
+
+PathChoice choose_path(const std::string& forced) {
+  const std::vector<Path> available = available_paths();
+  if (!forced.empty()) {
+    for (const Path path : available)
+      if (forced == path_name(path)) return {path, forced + " was asked for"};
+    for (const Candidate& candidate : known_paths())
+      if (forced == path_name(candidate.path))
+        throw std::invalid_argument("the CPU path '" + forced + "' cannot run here, missing " + candidate.missing +
+                                    "; available: " + joined_names(available));
+    throw std::invalid_argument("there is no CPU path '" + forced + "' in this build; available: " +
+                                joined_names(available));
+  }
+  std::string reason = std::string(path_name(available.back())) + " is the best path that this processor can run";
+  for (const Candidate& candidate : known_paths())
+    if (!candidate.missing.empty())
+      reason += "; " + std::string(path_name(candidate.path)) + " lacks " + candidate.missing;
+  return {available.back(), reason};
+}
+
+}  // namespace relevo
