@@ -6,17 +6,12 @@ Ctrl-C prints what was measured so far and exits with status 130.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import shlex
-import sys
 import tempfile
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from relevo.bench.environment import describe_environment
 from relevo.bench.handoff import HandoffCost, HandoffOptions, handoff_table, measure_handoffs
@@ -29,24 +24,27 @@ from relevo.bench.report import Slo, report_load
 from relevo.bench.serve import LoadTest, ServeOptions, TraceOptions
 from relevo.bench.tables import load_tables
 from relevo.bench.transport import TransportKind, measure_transport, parse_bytes, transport_table
-from relevo.core.errors import RelevoError
+from relevo.cli.bench_terminal import (
+    JsonOut,
+    Seed,
+    finish,
+    friendly,
+    integers,
+    named_url,
+    note,
+    out,
+    progress,
+    run,
+    write_json,
+)
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.lengths import Lengths, parse_lengths
 from relevo.workload.traces import TraceFormat
 
-T = TypeVar("T")
-
-EXIT_OPERATOR_ERROR = 2
-EXIT_INTERRUPTED = 130
-
 app = typer.Typer(name="bench", help="Measure a server: load tests, interference, handoff and transport costs.")
-_out = Console(width=None if sys.stdout.isatty() else 160)  # a file or pipe has no width: cut nothing
-_err = Console(stderr=True)
 
 Model = Annotated[str | None, typer.Option(help="Served model to ask for. Default: the first of /v1/models.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as Bearer token.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same prompts, lengths and arrivals.")]
-JsonOut = Annotated[Path | None, typer.Option("--json", help="Write every record and the environment to this file.")]
 Url = Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:8000.")]
 
 
@@ -81,7 +79,7 @@ def serve(
 ) -> None:
     """Load test URL, open loop (--request-rate, or a trace with times) or closed loop (--concurrency)."""
     if plot is not None:
-        _friendly(require_matplotlib)
+        friendly(require_matplotlib)
     ends = num_requests is not None or duration_s is not None or trace is not None
     closed = request_rate is None and trace is None
     options = ServeOptions(
@@ -114,21 +112,21 @@ def serve(
     )
     environment = describe_environment()
     test = LoadTest(options)
-    interrupted = _run(test.run(_progress))
+    interrupted = run(test.run(progress))
     report = report_load(test.records, _slo(slo_ttft_ms, slo_itl_ms))
-    _out.print(load_tables(report))
+    out.print(load_tables(report))
     if not test.exact_lengths:
-        _note("the server has no /tokenize: prompt lengths are about one token a word; see the server's own counts")
+        note("the server has no /tokenize: prompt lengths are about one token a word; see the server's own counts")
     if report.generator_was_late:
         late_ms = report.lateness_p99_s * 1e3
-        _note(f"requests left up to {late_ms:.0f} ms late (p99): this machine is too busy to test from")
+        note(f"requests left up to {late_ms:.0f} ms late (p99): this machine is too busy to test from")
     start_ns = min((record.sent_at_ns for record in test.records if record.sent_at_ns), default=0)
     body = {"model": test.model, "exact_lengths": test.exact_lengths, "report": report.to_json()}
     requests = [record.to_json(start_ns) for record in test.records]
-    _write_json(json_out, environment, body | {"requests": requests})
+    write_json(json_out, environment, body | {"requests": requests})
     if plot is not None:
         plot_latencies(test.records, plot, f"{test.model} at {url}")
-    _exit(interrupted, failed=report.num_requests > 0 and report.num_completed == 0)
+    finish(interrupted, failed=report.num_requests > 0 and report.num_completed == 0)
 
 
 @app.command()
@@ -157,9 +155,9 @@ def interference(
     """Compare unified serving with disaggregation: decoding streams while long prompts arrive, on the same cores."""
     options = InterferenceOptions(
         model=model,
-        urls=dict(_named_url(entry) for entry in url or ()),
+        urls=dict(named_url(entry) for entry in url or ()),
         topology=topology,
-        chunk_sizes=_integers(chunk_sizes, "--chunk-sizes"),
+        chunk_sizes=integers(chunk_sizes, "--chunk-sizes"),
         prefill_chunk_size=prefill_chunk_size,
         serve_flags=tuple(shlex.split(serve_args)),
         load=load,
@@ -180,10 +178,10 @@ def interference(
     )
     environment = describe_environment()
     report = InterferenceReport()
-    interrupted = _run(compare_topologies(options, report, _progress))
-    _out.print(interference_tables(report))
-    _write_json(json_out, environment, {"report": report.to_json()})
-    _exit(interrupted)
+    interrupted = run(compare_topologies(options, report, progress))
+    out.print(interference_tables(report))
+    write_json(json_out, environment, {"report": report.to_json()})
+    finish(interrupted)
 
 
 @app.command()
@@ -202,19 +200,19 @@ def handoff(
         url=url,
         model=model,
         api_key=api_key,
-        prompt_lens=_integers(prompt_lens, "--prompt-lens"),
+        prompt_lens=integers(prompt_lens, "--prompt-lens"),
         num_repeats=num_repeats,
         max_tokens=output_len,
         seed=seed,
     )
     environment = describe_environment()
     costs: list[HandoffCost] = []
-    interrupted = _run(measure_handoffs(options, costs, _progress))
-    _out.print(handoff_table(costs))
+    interrupted = run(measure_handoffs(options, costs, progress))
+    out.print(handoff_table(costs))
     if costs and not any(cost.num_handoffs for cost in costs):
-        _note("the server counted no handoff: it is unified, or it kept these prompts local")
-    _write_json(json_out, environment, {"handoffs": [cost.to_json() for cost in costs]})
-    _exit(interrupted)
+        note("the server counted no handoff: it is unified, or it kept these prompts local")
+    write_json(json_out, environment, {"handoffs": [cost.to_json() for cost in costs]})
+    finish(interrupted)
 
 
 @app.command()
@@ -227,67 +225,9 @@ def transport(
     """How fast KV blocks change workers over each transport, without a model."""
     environment = describe_environment()
     kinds = transport or list(TransportKind)
-    costs = _friendly(lambda: [measure_transport(kind, parse_bytes(size), num_repeats) for kind in kinds])
-    _out.print(transport_table(costs))
-    _write_json(json_out, environment, {"transports": [cost.to_json() for cost in costs]})
-
-
-def _run(work: Coroutine[Any, Any, None]) -> bool:
-    """Run to the end; True if Ctrl-C ended it early."""
-    try:
-        _friendly(lambda: asyncio.run(work))
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
-def _friendly(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except RelevoError as error:
-        _fail(error.message)
-    except ExceptionGroup as group:
-        expected, unexpected = group.split(RelevoError)
-        if expected is None or unexpected is not None:
-            raise
-        _fail(_first_message(expected))
-
-
-def _first_message(group: BaseException) -> str:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return str(group)
-
-
-def _fail(message: str) -> NoReturn:
-    _err.print(f"relevo bench: {message}", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(EXIT_OPERATOR_ERROR)
-
-
-def _progress(message: str) -> None:
-    _err.print(message, markup=False, highlight=False, style="dim")
-
-
-def _note(message: str) -> None:
-    _err.print(f"note: {message}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _exit(interrupted: bool, failed: bool = False) -> None:
-    if interrupted:
-        _note("interrupted: the numbers above cover what had happened until then")
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if failed:
-        raise typer.Exit(1)
-
-
-def _write_json(path: Path | None, environment: dict[str, Any], body: dict[str, Any]) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(json.dumps({"environment": environment, **body}, indent=1) + "\n")
-    except OSError as error:
-        _fail(f"cannot write {path}: {error}")
-    _note(f"wrote {path}")
+    costs = friendly(lambda: [measure_transport(kind, parse_bytes(size), num_repeats) for kind in kinds])
+    out.print(transport_table(costs))
+    write_json(json_out, environment, {"transports": [cost.to_json() for cost in costs]})
 
 
 def _lengths(text: str) -> Lengths:
@@ -295,25 +235,6 @@ def _lengths(text: str) -> Lengths:
         return parse_lengths(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-
-
-def _integers(text: str, option: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise typer.BadParameter(
-            f"{text!r} is not a list of token counts; write 128,512 for example", param_hint=option
-        )
-    return numbers
-
-
-def _named_url(entry: str) -> tuple[str, str]:
-    name, equals, url = entry.partition("=")
-    if not equals or not name or not url:
-        raise typer.BadParameter(f"{entry!r} is not NAME=URL; write unified-256=http://127.0.0.1:8001 for example")
-    return name, url
 
 
 def _slo(ttft_ms: float | None, itl_ms: float | None) -> Slo | None:

@@ -1,0 +1,103 @@
+"""What the bench commands share at the terminal: consoles, notes, one sentence for a mistake, JSON, exit statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+
+from relevo.core.errors import RelevoError
+
+T = TypeVar("T")
+
+EXIT_OPERATOR_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+out = Console(width=None if sys.stdout.isatty() else 160)  # a file or pipe has no width: cut nothing
+err = Console(stderr=True)
+
+Seed = Annotated[int, typer.Option(help="Same seed, same prompts, lengths and arrivals.")]
+JsonOut = Annotated[Path | None, typer.Option("--json", help="Write every record and the environment to this file.")]
+
+
+def run(work: Coroutine[Any, Any, None]) -> bool:
+    """Run to the end; True if Ctrl-C ended it early."""
+    try:
+        friendly(lambda: asyncio.run(work))
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def friendly(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except RelevoError as error:
+        fail(error.message)
+    except ExceptionGroup as group:
+        expected, unexpected = group.split(RelevoError)
+        if expected is None or unexpected is not None:
+            raise
+        fail(_first_message(expected))
+
+
+def _first_message(group: BaseException) -> str:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return str(group)
+
+
+def fail(message: str) -> NoReturn:
+    err.print(f"relevo bench: {message}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(EXIT_OPERATOR_ERROR)
+
+
+def progress(message: str) -> None:
+    err.print(message, markup=False, highlight=False, style="dim")
+
+
+def note(message: str) -> None:
+    err.print(f"note: {message}", markup=False, highlight=False, soft_wrap=True)
+
+
+def finish(interrupted: bool, failed: bool = False) -> None:
+    if interrupted:
+        note("interrupted: the numbers above cover what had happened until then")
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if failed:
+        raise typer.Exit(1)
+
+
+def write_json(path: Path | None, environment: dict[str, Any], body: dict[str, Any]) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps({"environment": environment, **body}, indent=1) + "\n")
+    except OSError as error:
+        fail(f"cannot write {path}: {error}")
+    note(f"wrote {path}")
+
+
+def integers(text: str, option: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of token counts; write 128,512 for example", param_hint=option
+        )
+    return numbers
+
+
+def named_url(entry: str) -> tuple[str, str]:
+    name, equals, url = entry.partition("=")
+    if not equals or not name or not url:
+        raise typer.BadParameter(f"{entry!r} is not NAME=URL; write unified-256=http://127.0.0.1:8001 for example")
+    return name, url
