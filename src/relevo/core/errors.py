@@ -7,10 +7,13 @@ RelevoError
 │   ├── ModelNotFound
 │   ├── Unauthorized
 │   ├── RequestTooLarge
+│   ├── BudgetSpent
 │   └── UnsupportedMediaType
 ├── CapacityError             try again later
 │   ├── Overloaded
-│   └── NoWorker
+│   ├── NoWorker
+│   ├── KeyLimitReached
+│   └── LedgerUnavailable
 ├── WorkerError               a worker or the way to it failed
 │   ├── WorkerLost
 │   ├── StepFailed
@@ -71,6 +74,16 @@ class UnsupportedMediaType(RequestError):
     code = "unsupported_media_type"
 
 
+class BudgetSpent(RequestError):
+    """The API key has used its budget. `retry_after_s`: until the next budget period begins; None: there is none."""
+
+    code = "insufficient_quota"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class CapacityError(RelevoError):
     code = "overloaded"
     retryable = True
@@ -88,6 +101,18 @@ class NoWorker(CapacityError):
     """No worker is ready at present."""
 
     code = "no_worker"
+
+
+class KeyLimitReached(CapacityError):
+    """The API key has used the tokens that it may use per minute."""
+
+    code = "key_limit_reached"
+
+
+class LedgerUnavailable(CapacityError):
+    """What requests use cannot be recorded, so none is taken."""
+
+    code = "ledger_unavailable"
 
 
 class WorkerError(RelevoError):

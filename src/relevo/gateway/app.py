@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relevo.core.errors import RelevoError
-from relevo.gateway.auth import is_guarded
+from relevo.gateway.auth import Caller, is_guarded
 from relevo.gateway.call import Call, FieldWarnings
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.http_errors import MethodNotAllowed, UnknownPath, error_response
@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 _CLEAN_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 STATUS_CLIENT_GONE = 499  # only counted; there is nobody to send it to
+EXPOSED_HEADERS = (
+    *("x-request-id", "retry-after", "retry-after-ms"),
+    *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
+)
 UNKNOWN_HANDLER = "unknown"  # the metrics label of every path without a route
 
 
@@ -41,7 +45,7 @@ def create_app(context: GatewayContext, extra_routes: Sequence[Route] = ()) -> A
             allow_origins=list(context.allowed_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
+            expose_headers=EXPOSED_HEADERS,
         )
     return app
 
@@ -71,17 +75,19 @@ class RouteTable:
 
 @dataclass(slots=True)
 class Exchange:
-    """Passes messages to the server and remembers what went out; adds x-request-id."""
+    """Passes messages to the server and remembers what went out; adds x-request-id and what the call has to tell."""
 
     send_on: Send
     request_id: str
     status: int | None = None
+    reply_headers: dict[str, str] = field(default_factory=dict)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
-            message = {**message, "headers": headers}
+            added = {"x-request-id": self.request_id, **self.reply_headers}
+            encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in added.items()]
+            message = {**message, "headers": [*message.get("headers", ()), *encoded]}
         await self.send_on(message)
 
 
@@ -110,7 +116,7 @@ class Gateway:
         exchange = Exchange(send, _request_id(request))
         handler_name = UNKNOWN_HANDLER
         try:
-            tenant = self.context.api_keys.tenant(request.headers) if is_guarded(path) else ""
+            caller = self.context.api_keys.identify(request.headers) if is_guarded(path) else Caller()
             route, rest = self._table.find(scope["method"], path)
             handler_name = route.path
             call = Call(
@@ -118,7 +124,8 @@ class Gateway:
                 request=request,
                 send=exchange.send,
                 request_id=exchange.request_id,
-                tenant=tenant,
+                caller=caller,
+                reply_headers=exchange.reply_headers,
                 accepted_at_ns=accepted_at_ns,
                 field_warnings=self._field_warnings,
                 path_rest=rest,

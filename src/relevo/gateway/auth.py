@@ -1,6 +1,6 @@
 """API keys: who may use the guarded paths, and which tenant a request belongs to.
 
-Holds digests only, never a key. Does not know where keys come from.
+Holds digests only, never a key. Keys that are made at run time are `gateway.metering.key_ring`'s.
 """
 
 from __future__ import annotations
@@ -9,15 +9,32 @@ import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from relevo.core.errors import Unauthorized
 
 GUARDED_PATHS = ("/v1", "/tokenize", "/detokenize")
+UNKNOWN_KEY = "The API key is not valid here."
 
 
 def is_guarded(path: str) -> bool:
     """True for paths that need a key once keys are configured; health and metrics stay open to probes."""
     return any(path == guarded or path.startswith(guarded + "/") for guarded in GUARDED_PATHS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who a request is answered and billed to."""
+
+    tenant: str = ""  # empty without keys; keys of one tenant may share cached prefixes
+    key_id: str = ""  # empty without keys
+    is_admin: bool = False  # may see the usage of every key
+
+
+class Authenticator(Protocol):
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        """The caller behind `Authorization: Bearer KEY` or `x-api-key: KEY`. Raises Unauthorized."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +45,34 @@ class ApiKeys:
 
     @classmethod
     def of(cls, keys: Iterable[str]) -> ApiKeys:
-        return cls(tuple(hashlib.sha256(key.encode()).hexdigest() for key in keys if key))
+        return cls(tuple(digest_of(key) for key in keys if key))
 
-    def tenant(self, headers: Mapping[str, str]) -> str:
-        """The tenant a request belongs to: empty without keys, else named after the key's digest.
-
-        Accepts `Authorization: Bearer KEY` and `x-api-key: KEY`. Raises Unauthorized.
-        """
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        """Anonymous without keys; else tenant and key id are the beginning of the key's digest."""
         if not self.digests:
-            return ""
-        key = presented_key(headers)
-        if key is None:
-            raise Unauthorized("No API key was given; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
-        digest = hashlib.sha256(key.encode()).hexdigest()
+            return Caller()
+        caller = self.find(presented_digest(headers))
+        if caller is None:
+            raise Unauthorized(UNKNOWN_KEY)
+        return caller
+
+    def find(self, digest: str) -> Caller | None:
+        """None if no key has that SHA-256 digest (hex)."""
         matches = [known for known in self.digests if hmac.compare_digest(known, digest)]  # no early exit
-        if not matches:
-            raise Unauthorized("The API key is not valid here.")
-        return digest[:16]
+        return Caller(tenant=digest[:16], key_id=digest[:16]) if matches else None
+
+
+def digest_of(key: str) -> str:
+    """What is kept of a key. Keys are long and random, so a plain SHA-256 cannot be searched."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def presented_digest(headers: Mapping[str, str]) -> str:
+    """Raises Unauthorized when no key was sent."""
+    key = presented_key(headers)
+    if key is None:
+        raise Unauthorized("No API key was given; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
+    return digest_of(key)
 
 
 def presented_key(headers: Mapping[str, str]) -> str | None:

@@ -14,6 +14,7 @@ from starlette.types import Send
 
 from relevo import __version__
 from relevo.core.errors import ModelNotFound
+from relevo.gateway.auth import Caller
 from relevo.gateway.body import check_media_type, check_schema, parse_object, read_body
 from relevo.gateway.context import GatewayContext
 
@@ -42,10 +43,16 @@ class Call:
     request: Request
     send: Send
     request_id: str  # of this HTTP request, echoed in x-request-id
-    tenant: str  # empty without API keys
+    caller: Caller
+    reply_headers: dict[str, str]  # added to the response, until it begins
     accepted_at_ns: int
     field_warnings: FieldWarnings
     path_rest: str = ""  # what followed a route that takes the rest of the path
+
+    @property
+    def tenant(self) -> str:
+        """Empty without API keys."""
+        return self.caller.tenant
 
     async def read(self, schema: type[T], without_effect: frozenset[str] = frozenset()) -> tuple[T, int]:
         """The body as `schema`, and its size in bytes. Raises RequestError."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from relevo.core.ids import TokenId
 from relevo.core.ports import Clock
-from relevo.gateway.auth import ApiKeys
+from relevo.gateway.auth import ApiKeys, Authenticator
 from relevo.gateway.ports import EngineStatus, TokenGenerator
 from relevo.telemetry.latency import RequestRecord
 
@@ -89,7 +89,7 @@ class GatewayContext:
     max_model_len: int  # tokens, prompt and output together
     eos_token_ids: tuple[TokenId, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)  # as in generation_config.json
-    api_keys: ApiKeys = field(default_factory=ApiKeys)  # none: open to everybody who reaches the port
+    api_keys: Authenticator = field(default_factory=ApiKeys)  # none: open to everybody who reaches the port
     allowed_origins: tuple[str, ...] = ()  # none: no cross-origin access from browsers
     max_body_bytes: int = 32 * 1024 * 1024
     sse_keepalive_s: float | None = None  # None: no keep-alive comments

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from relevo.core.errors import CapacityError, RelevoError, RequestError
+from relevo.core.errors import BudgetSpent, CapacityError, RelevoError, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ HTTP_SHAPES: dict[str, HttpShape] = {
     "unknown_path": HttpShape(404, "not_found_error"),
     "method_not_allowed": HttpShape(405, "invalid_request_error"),
     "request_too_large": HttpShape(413, "invalid_request_error"),
+    "insufficient_quota": HttpShape(429, "insufficient_quota"),
+    "key_limit_reached": HttpShape(429, "key_limit_error", retry_after_s=1.0),
     "overloaded": HttpShape(429, "overloaded_error", retry_after_s=1.0),
     "internal_error": HttpShape(500, "server_error"),
     "step_failed": HttpShape(500, "server_error", retry_after_s=1.0),
@@ -52,6 +54,7 @@ HTTP_SHAPES: dict[str, HttpShape] = {
     "worker_lost": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
     "handoff_failed": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
     "no_worker": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
+    "ledger_unavailable": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
     "start_failed": HttpShape(503, "service_unavailable_error"),
 }
 
@@ -76,6 +79,8 @@ def error_headers(error: RelevoError) -> dict[str, str]:
         headers["Allow"] = ", ".join(error.allowed)
     if not error.retryable:
         headers["x-should-retry"] = "false"
+        if isinstance(error, BudgetSpent) and error.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         return headers
     retry_after_s = error.retry_after_s if isinstance(error, CapacityError) else shape.retry_after_s
     if retry_after_s is not None:
