@@ -67,6 +67,7 @@ SAMPLES = (
     wire.ReleaseOrphans(),
     wire.SetRole(0, 8),
     wire.Drain(),
+    wire.FollowCache(),
     wire.Ping(2**63),
     HELLO,
     wire.Reserved(RESERVATION),
@@ -78,5 +79,7 @@ SAMPLES = (
     wire.Dropped(RID),
     wire.Fenced(WID, 3),
     wire.LoadReport(LOAD, COUNTERS),
+    wire.CacheEvents(7, (b"\x00" * 16, b"\xff" * 16), (b"ab" * 8,)),
+    wire.CacheSnapshot(7, (b"\x00" * 16,)),
     wire.Pong(1),
 )

@@ -17,6 +17,7 @@ from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.plan import StepPlan
 from relevo.core.ports import Clock, KVTransport, ModelRunner
+from relevo.engine.cache_feed import CacheFeed
 from relevo.engine.legs import PrefillLeg
 from relevo.policy.perf_model import StepCostModel
 from relevo.policy.scheduler import Rejected, Scheduler, StepOutcome
@@ -50,6 +51,10 @@ class EngineLoop:
     _counters: StepCounters = field(default_factory=StepCounters)
     _load_changed: set[PeerId] = field(default_factory=set)
     _draining: bool = False
+    _cache_feed: CacheFeed = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._cache_feed = CacheFeed(self.scheduler.pool, self.server)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -65,6 +70,7 @@ class EngineLoop:
             self._send_grants()
             self._drop_withdrawn_legs()
             stepped = self._step()
+            self._cache_feed.publish()
             self._report_load()
             may_wait = not (stepped or self.scheduler.has_work())
 
@@ -98,6 +104,7 @@ class EngineLoop:
         outcome = self.scheduler.commit(plan, result, self.clock.now_ns())
         self._count_step(plan, outcome)
         self._push_prefixes(outcome)
+        self._cache_feed.publish()  # before the outputs: who hears that a request is over knows what it left behind
         self._send_outputs(outcome)  # before PrefillDone: the first token does not wait for the handoff
         self._end_sealed_legs()
         return True
@@ -137,9 +144,12 @@ class EngineLoop:
                 self.scheduler.set_role(message.max_prefill_tokens, message.max_running)
             case wire.Drain():
                 self._drain()
+            case wire.FollowCache():
+                self._cache_feed.follow(peer)
             case wire.Ping():
                 self.server.send(peer, wire.Pong(message.nonce))
             case PeerGone():
+                self._cache_feed.unfollow(peer)
                 for request_id in [r for r, owner in self._owners.items() if owner == peer]:
                     self._drop(request_id, writer_active=True)
         self._load_changed.add(peer)

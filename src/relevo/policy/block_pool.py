@@ -56,6 +56,15 @@ class BlockPool:
         """Blocks with the longest known prefix of `hashes`; valid until the next allocate unless shared."""
         return self._cache.match(hashes)
 
+    @property
+    def cached_hashes(self) -> tuple[BlockHash, ...]:
+        """The content that `match` can find now, in no order."""
+        return self._cache.hashes
+
+    def take_cache_changes(self) -> tuple[tuple[BlockHash, ...], tuple[BlockHash, ...]]:
+        """(stored, evicted) since the last call, each content once."""
+        return self._cache.take_changes()
+
     def allocate(self, num_blocks: int) -> list[BlockId] | None:
         """`num_blocks` blocks with unknown content, held once; None if they do not fit (nothing changes then)."""
         if num_blocks > self.num_available:

@@ -3,6 +3,8 @@
 Knows nothing of reference counts, free blocks or requests; `policy.block_pool` asks it. A block's hash covers its own
 tokens, every token before them and the salt, so equal hashes mean equal KV content (hash chaining as in vLLM's
 automatic prefix caching).
+
+What became findable and what was forgotten since the last `take_changes` is noted, so that others can follow.
 """
 
 from __future__ import annotations
@@ -45,6 +47,18 @@ class PrefixCache:
         self._block_of: dict[BlockHash, BlockId] = {}
         self._hash_of: dict[BlockId, BlockHash] = {}
         self._reusable: OrderedDict[BlockId, None] = OrderedDict()
+        self._changes: dict[BlockHash, bool] = {}  # True: findable now; at most one entry per content
+
+    @property
+    def hashes(self) -> tuple[BlockHash, ...]:
+        """Everything that can be found now."""
+        return tuple(self._block_of)
+
+    def take_changes(self) -> tuple[tuple[BlockHash, ...], tuple[BlockHash, ...]]:
+        """(stored, evicted) since the last call; content that came and went in between is in neither or one of them."""
+        changes, self._changes = self._changes, {}
+        stored = tuple(key for key, is_known in changes.items() if is_known)
+        return stored, tuple(key for key, is_known in changes.items() if not is_known)
 
     @property
     def num_reusable(self) -> int:
@@ -69,6 +83,7 @@ class PrefixCache:
             return False
         self._block_of[key] = block_id
         self._hash_of[block_id] = key
+        self._changes[key] = True
         return True
 
     def park(self, block_id: BlockId) -> None:
@@ -83,5 +98,7 @@ class PrefixCache:
     def evict(self) -> BlockId:
         """Forget the content of the oldest reusable block and give it up. Requires num_reusable > 0."""
         block_id, _ = self._reusable.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block_id)]
+        key = self._hash_of.pop(block_id)
+        del self._block_of[key]
+        self._changes[key] = False
         return block_id

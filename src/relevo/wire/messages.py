@@ -21,7 +21,7 @@ import msgspec
 
 from relevo.core.baton import Baton, SampleState
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
-from relevo.core.ids import RequestId, WorkerId
+from relevo.core.ids import BlockHash, RequestId, WorkerId
 from relevo.core.kv import KVLayout, Reservation
 from relevo.core.request import EngineRequest
 
@@ -108,6 +108,10 @@ class SetRole(Message, frozen=True, tag=True):
 
 class Drain(Message, frozen=True, tag=True):
     """Finish what runs, then exit with status 0."""
+
+
+class FollowCache(Message, frozen=True, tag=True):
+    """Answered with CacheSnapshot; CacheEvents follow. Sent again when events are missing."""
 
 
 class Ping(Message, frozen=True, tag=True):
@@ -199,6 +203,21 @@ class LoadReport(Message, frozen=True, tag=True):
     counters: StepCounters
 
 
+class CacheEvents(Message, frozen=True, tag=True):
+    """What became reusable by its content, and what was forgotten, since the batch numbered one less."""
+
+    sequence: int
+    stored: tuple[BlockHash, ...]
+    evicted: tuple[BlockHash, ...]
+
+
+class CacheSnapshot(Message, frozen=True, tag=True):
+    """All content that can be reused after batch `sequence`."""
+
+    sequence: int
+    hashes: tuple[BlockHash, ...]
+
+
 class Pong(Message, frozen=True, tag=True):
     nonce: int
 
@@ -215,6 +234,7 @@ ToWorker = (
     | ReleaseOrphans
     | SetRole
     | Drain
+    | FollowCache
     | Ping
 )
 ToGateway = (
@@ -228,5 +248,7 @@ ToGateway = (
     | Dropped
     | Fenced
     | LoadReport
+    | CacheEvents
+    | CacheSnapshot
     | Pong
 )

@@ -111,6 +111,11 @@ class WireServer:
         if peer.num_unsent_bytes > self._max_unsent_bytes:
             self._drop(peer, f"it left {peer.num_unsent_bytes} bytes unread")
 
+    def num_unsent_bytes(self, peer_id: PeerId) -> int:
+        """How far the peer is behind with reading; 0 for a peer that is gone."""
+        peer = self._peers.get(peer_id)
+        return peer.num_unsent_bytes if peer is not None else 0
+
     def wake(self) -> None:
         """Make `poll` return, now or when next called. From any thread or a signal handler."""
         with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake anyway; closed: nobody polls
