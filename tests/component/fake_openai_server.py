@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,6 +21,7 @@ class FakeOpenAI:
     """Set the attributes before the request; read `bodies` and `max_in_flight` after it."""
 
     model: str = "fake-model"
+    owned_by: str = "fake"
     api_key: str | None = None
     has_tokenize: bool = True
     send_usage: bool = True
@@ -28,6 +30,10 @@ class FakeOpenAI:
     reset_after: int | None = None  # tokens after which the connection is dropped
     error_event_after: int | None = None
     statuses: list[int] = field(default_factory=list)  # of the next requests, 200 when used up
+    takes_token_ids: bool = True
+    takes_completions: bool = True
+    num_missing_tokens: int = 0  # of every answer: the server ends it earlier than it was asked to
+    exits_at_request: int | None = None  # the whole process, when so many requests have come
     tokens_per_chunk: int = 1
     token_delay_s: float = 0.0
     hold_until_in_flight: int = 0  # nobody is answered before so many requests are there at once
@@ -51,7 +57,10 @@ class FakeOpenAI:
     async def _models(self, request: web.Request) -> web.Response:
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.json_response({"error": {"message": "bad key"}}, status=401)
-        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        return web.json_response({"object": "list", "data": [self._model_entry()]})
+
+    def _model_entry(self) -> dict[str, str]:
+        return {"id": self.model, "object": "model", "owned_by": self.owned_by}
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.json_response({})
@@ -69,6 +78,12 @@ class FakeOpenAI:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        if len(self.bodies) == self.exits_at_request:
+            os._exit(7)
+        if not self.takes_completions and "prompt" in body:
+            raise web.HTTPNotFound
+        if not self.takes_token_ids and isinstance(body.get("prompt"), list):
+            return web.json_response({"error": {"message": "prompt must be a string"}}, status=400)
         self.num_in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.num_in_flight)
         if self.num_in_flight >= self.hold_until_in_flight:
@@ -90,7 +105,7 @@ class FakeOpenAI:
         chat = "messages" in body
         if chat:
             await _send(response, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        num_tokens = body.get("max_completion_tokens") or body["max_tokens"]
+        num_tokens = (body.get("max_completion_tokens") or body["max_tokens"]) - self.num_missing_tokens
         for number in range(0, num_tokens, self.tokens_per_chunk):
             if self.reset_after == number and request.transport is not None:
                 request.transport.abort()
@@ -173,3 +188,8 @@ def served_in_thread(fake: FakeOpenAI) -> Iterator[str]:
         loop.call_soon_threadsafe(stop.set)
         thread.join(10)
         loop.close()
+
+
+def serve_for_ever(fake: FakeOpenAI, port: int) -> None:
+    """For a process of its own: until SIGINT."""
+    web.run_app(fake.app(), host="127.0.0.1", port=port, print=None, shutdown_timeout=0.1)

@@ -19,6 +19,7 @@ from relevo.bench.sse import SSEParser
 from relevo.core.errors import ModelNotFound, StartError, Unauthorized
 
 PATHS = {Endpoint.CHAT: "/v1/chat/completions", Endpoint.COMPLETIONS: "/v1/completions"}
+READY_PATHS = ("/ready", "/health", "/v1/models")  # ours; llama.cpp and vLLM; anybody
 MAX_ERROR_DETAIL = 300  # characters kept of an error body; arbitrary
 PROBE_TIMEOUT_S = 30.0  # for the calls around the load (models, tokenize, metrics); arbitrary
 
@@ -92,12 +93,26 @@ class OpenAIClient:
             raise self._unreachable(error) from error
 
     async def is_ready(self) -> bool:
-        """Whether GET /ready says that a request sent now would be served; False while nobody listens."""
+        """Whether a request sent now would be served; False while nobody listens.
+
+        The first of READY_PATHS that the server has decides: servers that only know /v1/models answer it when ready.
+        """
         try:
-            status, _ = await self._get_json("/ready")
+            for path in READY_PATHS:
+                status, _ = await self._get_json(path)
+                if status not in (404, 405):
+                    return status == 200
         except StartError:
             return False
-        return status == 200
+        return False
+
+    async def owner(self) -> str:
+        """`owned_by` of the first served model, which names the kind of server; empty if there is none."""
+        _, body = await self._get_json("/v1/models")
+        try:
+            return str(body["data"][0]["owned_by"])
+        except (KeyError, TypeError, IndexError):
+            return ""
 
     async def stream(
         self, planned: PlannedRequest, record: ClientRecord, *, model: str, endpoint: Endpoint, extra: dict[str, Any]

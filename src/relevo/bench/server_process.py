@@ -1,8 +1,8 @@
-"""A Relevo server of our own, as a child process, for measurements that compare several.
+"""A server as a child process, for measurements that compare several.
 
-Owns the child's life: it is started with the interpreter that runs this module, waited for until /ready, ended with
-SIGINT and waited for again. It signals its own child and nothing else; the server ends its own workers. Output goes to
-a log file whose end is shown when the start fails.
+Owns the child's life: it is started in a session of its own, waited for until it says that it is ready, ended with
+SIGINT and waited for again. It signals its own child, and with `ends_group` what that child left behind in its session;
+a Relevo server ends its own workers. Output goes to a log file whose end is shown when the start fails.
 """
 
 from __future__ import annotations
@@ -37,6 +37,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def is_port_taken(port: int) -> bool:
+    """Whether somebody accepts connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def serve_command(model: str | None, port: int, flags: Sequence[str] = ()) -> list[str]:
     """argv of `relevo serve` on the loopback."""
     named = [] if model is None else [model]
@@ -54,7 +61,11 @@ class ServerProcess:
     start_timeout_s: float = 300.0
     environment: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
     stop_timeout_s: float = STOP_TIMEOUT_S
+    poll_interval_s: float = POLL_INTERVAL_S
+    ends_group: bool = False  # for servers of others, which may leave children behind when they are killed
+    started_at_ns: int = 0  # monotonic clock, just before the command ran
     _process: Process | None = None
+    _has_ended: bool = False
 
     @property
     def url(self) -> str:
@@ -75,25 +86,42 @@ class ServerProcess:
 
     async def start(self) -> None:
         """Start and wait until ready. Raises StartError with the end of the log; nothing is left running then."""
-        with self.log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **self.environment},
-                start_new_session=True,  # Ctrl-C at the terminal reaches the load generator, which ends the server
-            )
+        if is_port_taken(self.port):
+            raise StartError(f"port {self.port} is taken: another server would be measured instead; end it first")
+        self.started_at_ns = time.monotonic_ns()
         try:
-            await self._wait_until_ready(self._process)
+            await self._spawn()
+            await self._wait_until_ready(self._running())
         except BaseException:
             await self.stop()
             raise
 
+    async def _spawn(self) -> None:
+        with self.log_path.open("ab") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self.command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **self.environment},
+                    start_new_session=True,  # Ctrl-C at the terminal reaches the load generator, which ends the server
+                )
+            except OSError as error:
+                raise StartError(f"cannot run {self.command[0]}: {error.strerror or error}") from error
+
     async def stop(self) -> None:
         """SIGINT, then SIGKILL if the server has not ended in time. Idempotent."""
-        process = self._process
-        if process is None or process.returncode is not None:
+        if self._process is None or self._has_ended:
+            return
+        await self._end(self._process)
+        self._has_ended = True
+        if self.ends_group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _end(self, process: Process) -> None:
+        if process.returncode is not None:
             return
         for number, timeout_s in ((signal.SIGINT, self.stop_timeout_s), (signal.SIGKILL, KILL_TIMEOUT_S)):
             with contextlib.suppress(ProcessLookupError):
@@ -113,7 +141,11 @@ class ServerProcess:
                     return
                 if time.monotonic() > deadline_s:
                     raise StartError(f"the server was not ready after {self.start_timeout_s:.0f} s: {self._log_tail()}")
-                await asyncio.sleep(POLL_INTERVAL_S)
+                await asyncio.sleep(self.poll_interval_s)
+
+    def _running(self) -> Process:
+        assert self._process is not None, "the server was never started"
+        return self._process
 
     def _log_tail(self) -> str:
         lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
