@@ -73,7 +73,7 @@ def test_loading_reports_what_it_did(saved: Path) -> None:
     assert report is not None
     assert report.file_bytes == files.file_bytes
     assert report.read_s > 0
-    assert "MB" in str(LoadReport(file_bytes=10**8, read_s=0.1, dequantise_s=0.2, total_s=0.3))
+    assert "MB" in str(LoadReport(file_bytes=10**8, mapped_bytes=0, read_s=0.1, dequantise_s=0.2, total_s=0.3))
 
 
 def test_a_consumer_that_stops_early_leaves_no_thread_waiting(saved: Path) -> None:

@@ -18,6 +18,8 @@ from tiny_decoders import PagedDecoder, hf_logits, hf_model, prompt, row, write_
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders import gguf as gguf_loader
+from relevo.engine.loaders import model_files
+from relevo.engine.loaders.gguf_metadata import GGML_TYPES, GgmlType
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.rope import rope_frequencies
 
@@ -96,8 +98,66 @@ def test_every_quantisation_is_read_in_runs(stored_as: GGMLQuantizationType, mon
     block_elements, block_bytes = GGML_QUANT_SIZES[stored_as]
     data = np.random.default_rng(0).integers(0, 256, (11, 768 // block_elements * block_bytes), dtype=np.uint8)
     with np.errstate(all="ignore"):
-        runs = gguf_loader._decode(data.reshape(-1), stored_as, (11, 768), "x").array
+        kind = GgmlType(stored_as.name, block_elements, block_bytes)
+        runs = gguf_loader._decode(data.reshape(-1), kind, (11, 768), "x").array
         np.testing.assert_array_equal(runs, dequantize(data, stored_as))
+
+
+RAW = frozenset({"q4_0", "q4_1", "q8_0"})
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("stored_as", [Q.Q4_0, Q.Q4_1, Q.Q8_0], ids=lambda q: q.name)
+def test_raw_rows_are_the_dequantised_rows(family: str, stored_as: GGMLQuantizationType, tmp_path: Path) -> None:
+    """The bytes of a file in the rows' right order (llama's q and k are stored in another). Norms stay floats."""
+    model, path = hf_model(family, hidden_size=96, num_attention_heads=6), tmp_path / "model.gguf"
+    write_gguf(model, path, matrices_as=stored_as)
+    files = load_model_files(str(path))
+    expected, raw = dict(files.tensors()), dict(files.tensors(raw_formats=RAW))
+    assert expected.keys() == raw.keys()
+    for name, tensor in raw.items():
+        assert tensor.shape == expected[name].shape, name
+        assert tensor.dtype == ("float32" if len(tensor.shape) == 1 else stored_as.name.lower()), name
+        values = tensor.array if tensor.dtype == "float32" else dequantize(tensor.array, stored_as)
+        np.testing.assert_array_equal(values, expected[name].array, err_msg=name)
+    assert files.load_report is not None and 0 < files.load_report.mapped_bytes < files.load_report.file_bytes
+
+
+def test_only_the_formats_asked_for_stay_raw(tmp_path: Path) -> None:
+    write_gguf(hf_model("qwen2"), tmp_path / "model.gguf", matrices_as=Q.Q4_1)
+    tensors = load_model_files(str(tmp_path / "model.gguf")).tensors(raw_formats=frozenset({"q8_0"}))
+    assert {tensor.dtype for _, tensor in tensors} == {"float32"}
+
+
+def test_mapped_pages_are_given_back_and_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the file's name is gone. Red if a pass gives back what it does not own, such as written pages."""
+    monkeypatch.setattr(model_files, "_KEPT_MAPPED_BYTES", 0)
+    path = tmp_path / "model.gguf"
+    write_gguf(hf_model("llama"), path, matrices_as=Q.Q8_0)
+    files = load_model_files(str(path))
+    expected = {name: tensor.array.copy() for name, tensor in files.tensors(raw_formats=RAW)}
+    kept = dict(files.tensors(raw_formats=RAW))
+    path.unlink()
+    for name, tensor in kept.items():
+        np.testing.assert_array_equal(tensor.array, expected[name], err_msg=name)
+
+
+def test_what_a_backend_cannot_multiply_may_come_as_bfloat16(tmp_path: Path) -> None:
+    """Rounded to nearest even, as torch does. Tensors stored as floats stay what they are."""
+    write_gguf(hf_model("llama"), tmp_path / "model.gguf", matrices_as=Q.Q5_1)
+    files = load_model_files(str(tmp_path / "model.gguf"))
+    for (name, exact), (_, rounded) in zip(files.tensors(), files.tensors(dequantised_as="bfloat16"), strict=True):
+        if exact.array.ndim == 1:
+            assert rounded.dtype == "float32"
+            continue
+        assert rounded.dtype == "bfloat16"
+        expected = torch.from_numpy(exact.array).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+        np.testing.assert_array_equal(rounded.array, expected, err_msg=name)
+
+
+def test_the_block_sizes_are_those_of_the_format() -> None:
+    for number, kind in GGML_TYPES.items():
+        assert (kind.block_elements, kind.block_bytes) == GGML_QUANT_SIZES[Q(number)] and kind.name == Q(number).name
 
 
 def test_a_half_precision_file_is_computed_in_single_precision(tmp_path: Path) -> None:
@@ -114,7 +174,7 @@ def test_a_half_precision_file_is_computed_in_single_precision(tmp_path: Path) -
 @pytest.fixture
 def gguf_path(tmp_path: Path) -> Path:
     path = tmp_path / "model.gguf"
-    write_gguf(hf_model("llama"), path)
+    write_gguf(hf_model("llama"), path, matrices_as=Q.Q8_0)
     return path
 
 
@@ -129,8 +189,9 @@ def test_a_file_that_ends_early_is_named(gguf_path: Path) -> None:
 def test_a_file_that_shrinks_after_it_was_opened_is_named(gguf_path: Path) -> None:
     files = load_model_files(str(gguf_path))
     gguf_path.write_bytes(gguf_path.read_bytes()[:-100])
-    with pytest.raises(ModelFileError, match=r"model\.gguf ends before"):
-        list(files.tensors())
+    for raw_formats in (frozenset(), frozenset({"q8_0"})):
+        with pytest.raises(ModelFileError, match=r"model\.gguf ends before"):
+            list(files.tensors(raw_formats=raw_formats))
 
 
 def test_another_kind_of_file_is_refused(gguf_path: Path) -> None:

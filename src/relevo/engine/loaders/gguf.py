@@ -1,8 +1,9 @@
 """A GGUF file as a model: keys become a ModelConfig, tensors get Hugging Face's names, order and dtype.
 
 Owns what llama.cpp's converter changed and this side must change back: names, the order of rows in the query and key
-projections of the llama architecture, rope factors as a tensor. The container is `gguf_metadata`'s, the arithmetic of
-the quantisations the `gguf` package's.
+projections of the llama architecture, rope factors as a tensor. Rows move whole, so this works on quantised bytes too.
+The container is `gguf_metadata`'s, the arithmetic of the quantisations the `gguf` package's, which is imported only for
+a tensor that has to be dequantised.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import ModelConfig
-from relevo.engine.loaders.gguf_metadata import GgufHead, GgufTensor, read_head
+from relevo.engine.loaders.gguf_metadata import GGML_TYPES, GgmlType, GgufHead, GgufTensor, read_head
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
-from relevo.engine.ops.protocol import HostTensor
+from relevo.engine.ops.protocol import BLOCK_BYTES, HostTensor
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral is stored as llama
 _TOP = {
@@ -43,6 +42,7 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _RUN_ELEMENTS = 131072  # measured on a core with 512 KB of cache; a multiple of every block size
+_FLOATS = {"F32": ("<f4", "float32"), "F16": ("<f2", "float16"), "BF16": ("<u2", "bfloat16")}  # numpy's word, ours
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -172,26 +172,40 @@ def _small(path: Path, tensor: GgufTensor) -> list[float]:
 
 
 def _stored(path: Path, tensor: GgufTensor, name: str, config: ModelConfig) -> StoredTensor:
-    try:
-        ggml_type = GGMLQuantizationType(tensor.ggml_type)
-    except ValueError:
-        raise UnsupportedModel(f"{path}: tensor {tensor.name} has the unknown type {tensor.ggml_type}") from None
-    block_elements, block_bytes = GGML_QUANT_SIZES[ggml_type]
+    ggml_type = GGML_TYPES.get(tensor.ggml_type) or _rare_type(path, tensor)
     num_heads = _permuted_heads(name, config)
 
     def decode(data: npt.NDArray[np.uint8]) -> HostTensor:
         decoded = _decode(data, ggml_type, tensor.shape, f"{path}: tensor {tensor.name}")
-        return decoded if num_heads is None else HostTensor(_unpermute(decoded.array, num_heads), decoded.dtype)
+        return HostTensor(_unpermute(decoded.array, num_heads), decoded.dtype)
 
+    def as_raw(data: npt.NDArray[np.uint8]) -> HostTensor:
+        return HostTensor(_unpermute(data.reshape(tensor.shape[0], -1), num_heads), ggml_type.name.lower())
+
+    is_raw = len(tensor.shape) == 2 and ggml_type.name.lower() in BLOCK_BYTES
     return StoredTensor(
         name=name,
         path=path,
         offset=tensor.offset,
-        num_bytes=tensor.num_elements // block_elements * block_bytes,
+        num_bytes=tensor.num_elements // ggml_type.block_elements * ggml_type.block_bytes,
         shape=tensor.shape,
         stored_as=ggml_type.name,
         decode=decode,
+        is_quantised=ggml_type.name not in _FLOATS,
+        raw_format=ggml_type.name.lower() if is_raw else None,
+        as_raw=as_raw if is_raw else None,
     )
+
+
+def _rare_type(path: Path, tensor: GgufTensor) -> GgmlType:
+    """Types that only the `gguf` package lists."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        found = GGMLQuantizationType(tensor.ggml_type)
+    except ValueError:
+        raise UnsupportedModel(f"{path}: tensor {tensor.name} has the unknown type {tensor.ggml_type}") from None
+    return GgmlType(found.name, *GGML_QUANT_SIZES[found])
 
 
 def _permuted_heads(name: str, config: ModelConfig) -> int | None:
@@ -203,34 +217,32 @@ def _permuted_heads(name: str, config: ModelConfig) -> int | None:
     return config.num_kv_heads if ".k_proj." in name else None
 
 
-def _unpermute(array: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
-    """GGUF pairs rows (2i, 2i + 1) for rotation, Hugging Face rows (i, i + D / 2)."""
+def _unpermute(array: npt.NDArray[Any], num_heads: int | None) -> npt.NDArray[Any]:
+    """GGUF pairs rows (2i, 2i + 1) for rotation, Hugging Face rows (i, i + D / 2). None: nothing was reordered."""
+    if num_heads is None:
+        return array
     paired = array.reshape(num_heads, len(array) // num_heads // 2, 2, *array.shape[1:])
     return paired.swapaxes(1, 2).reshape(array.shape)
 
 
-def _decode(
-    data: npt.NDArray[np.uint8], ggml_type: GGMLQuantizationType, shape: tuple[int, ...], what: str
-) -> HostTensor:
-    match ggml_type:
-        case GGMLQuantizationType.F32:
-            return HostTensor(data.view("<f4").reshape(shape), "float32")
-        case GGMLQuantizationType.F16:
-            return HostTensor(data.view("<f2").reshape(shape), "float16")
-        case GGMLQuantizationType.BF16:
-            return HostTensor(data.view("<u2").reshape(shape), "bfloat16")
+def _decode(data: npt.NDArray[np.uint8], ggml_type: GgmlType, shape: tuple[int, ...], what: str) -> HostTensor:
+    if ggml_type.name in _FLOATS:
+        numpy_type, dtype = _FLOATS[ggml_type.name]
+        return HostTensor(data.view(numpy_type).reshape(shape), dtype)
     try:
         return HostTensor(_dequantise(data, ggml_type).reshape(shape), "float32")
     except NotImplementedError as error:
         raise UnsupportedModel(f"{what} is stored as {ggml_type.name}, which cannot be dequantised") from error
 
 
-def _dequantise(data: npt.NDArray[np.uint8], ggml_type: GGMLQuantizationType) -> npt.NDArray[np.float32]:
+def _dequantise(data: npt.NDArray[np.uint8], ggml_type: GgmlType) -> npt.NDArray[np.float32]:
     """In runs that stay in the processor's cache: two to three times as fast as the whole tensor at once."""
-    block_elements, block_bytes = GGML_QUANT_SIZES[ggml_type]
-    run_bytes = _RUN_ELEMENTS // block_elements * block_bytes
-    values = np.empty(len(data) // block_bytes * block_elements, dtype=np.float32)
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    run_bytes = _RUN_ELEMENTS // ggml_type.block_elements * ggml_type.block_bytes
+    values = np.empty(len(data) // ggml_type.block_bytes * ggml_type.block_elements, dtype=np.float32)
     for index, start in enumerate(range(0, len(data), run_bytes)):
-        run = dequantize(data[start : start + run_bytes], ggml_type)
+        run = dequantize(data[start : start + run_bytes], GGMLQuantizationType[ggml_type.name])
         values[index * _RUN_ELEMENTS : index * _RUN_ELEMENTS + len(run)] = run
     return values

@@ -74,9 +74,9 @@ def _gather(groups: list[Shapes], tensors: Iterable[tuple[str, HostTensor]], ops
         group = group_of.get(name)
         if group is None:
             continue
-        if tensor.array.shape != group[name]:
+        if tensor.shape != group[name]:
             raise ModelFileError(
-                f"tensor {name} has shape {list(tensor.array.shape)}, the config asks for {list(group[name])}; "
+                f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(group[name])}; "
                 "weights and config do not belong together"
             )
         waiting[name] = tensor
