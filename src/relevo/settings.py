@@ -53,6 +53,7 @@ Length = Annotated[int | None, BeforeValidator(parse_length)]
 Bytes = Annotated[int | None, BeforeValidator(parse_bytes)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+KVDTypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 
 class Settings(BaseSettings):
@@ -71,9 +72,20 @@ class Settings(BaseSettings):
     revision: str | None = Field(None, description="Branch, tag or commit of a hub id.")
     download_dir: str | None = Field(None, description="Hub cache folder; default: HF_HUB_CACHE or HF_HOME.")
     chat_template: str | None = Field(None, description="Jinja file that replaces the model's own chat template.")
-    dtype: DTypeName = Field("auto", description="Compute dtype. auto: float32 on a CPU without bf16, else as stored.")
-    kv_cache_dtype: DTypeName = Field("auto", description="Dtype of the KV cache. auto: the compute dtype.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the engine computes.")
+    backend: Literal["auto", "native", "torch"] = Field(
+        "auto", description="What computes: native (own kernels, CPU only) or torch. auto: torch."
+    )
+    dtype: DTypeName = Field(
+        "auto",
+        description="Dtype of the weights. auto: as stored, quantised ones too (torch: float32 on a CPU without bf16).",
+    )
+    quantization: Literal["int8"] | None = Field(
+        None, description="int8: every matrix becomes 8-bit integers, one scale per output, at load (native)."
+    )
+    kv_cache_dtype: KVDTypeName = Field(
+        "auto", description="Dtype of the KV cache. auto: that of --dtype, and float16 where that is auto."
+    )
     max_model_len: Length = Field(None, description="Longest prompt + output in tokens: 8192, 8k, 8K or auto.")
     seed: int | None = Field(None, description="Seed for requests that bring none; default: drawn per request.")
 

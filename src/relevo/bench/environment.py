@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("relevo", "torch", "numpy", "aiohttp", "uvicorn")
+PACKAGES = ("relevo", "relevo-native", "torch", "numpy", "aiohttp", "uvicorn")
 
 
 def describe_environment() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from relevo.core.errors import SettingsError
-from relevo.core.kv import DTYPE_BYTES, KVGroup, KVLayout
+from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.model import ModelConfig
 from relevo.policy.topology import Topology, assign_cores, choose_topology, parse_topology
 from relevo.settings import Settings
@@ -23,6 +23,7 @@ _KV_MEMORY_MAX_BYTES = 4 * 2**30  # per worker, when nothing is asked for; arbit
 _MIN_BLOCKS = 4
 _CPU_BATCHED_TOKENS = 512  # upper bounds; `max_step_s` and the measured costs decide below them
 _GPU_BATCHED_TOKENS = 2048
+_FLOATS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None
     download_dir: str | None
     device: str
-    dtype: str
+    backend: str  # "native", "torch" or "fake"
+    dtype: str  # "auto" (as stored) for native only
+    quantization: str | None
     kv_cache_dtype: str
     block_size: int
     first_block_id: int
@@ -130,10 +133,11 @@ class ServePlan:
 def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: Hardware) -> ServePlan:
     """Raises SettingsError when the combination cannot work."""
     device = _device(settings, hardware)
-    dtype = _dtype(settings, model, device, hardware)
-    kv_dtype = dtype if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype
+    backend = _backend(settings, device)
+    dtype = _dtype(settings, model, device, backend, hardware)
+    kv_dtype = _kv_dtype(settings, dtype)
     if model.architecture == "fake":
-        dtype = kv_dtype = "uint64"
+        backend, dtype, kv_dtype = "fake", "uint64", "uint64"
     cores = _cores(settings, hardware)
     topology, topology_reason = _topology(settings, device, cores, hardware)
     layout = kv_layout(model, model_hash, kv_dtype, settings.block_size)
@@ -160,7 +164,9 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
             kv_cache_dtype=kv_dtype,
             block_size=settings.block_size,
             first_block_id=index * num_blocks if is_shared else 0,
+            backend=backend,
             num_blocks=num_blocks,
+            quantization=settings.quantization,
             num_arena_blocks=num_blocks * (num_workers if is_shared else 1),
             arena_fd=-1,
             transport="shm" if is_shared else "tcp",
@@ -186,7 +192,7 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
         layout=layout,
         workers=workers,
         gateway=_gateway(settings, topology, max_model_len, model_hash),
-        notes=(f"compute {dtype}, KV cache {kv_dtype}, on {device}", _kv_note(layout, num_blocks, num_workers)),
+        notes=(_compute_note(workers[0]), _kv_note(layout, num_blocks, num_workers)),
     )
 
 
@@ -203,12 +209,31 @@ def _device(settings: Settings, hardware: Hardware) -> str:
     return settings.device
 
 
-def _dtype(settings: Settings, model: ModelConfig, device: str, hardware: Hardware) -> str:
-    if settings.dtype != "auto":
+def _backend(settings: Settings, device: str) -> str:
+    backend = "torch" if settings.backend == "auto" else settings.backend
+    if backend == "native" and device != "cpu":
+        raise SettingsError(f"--backend native computes on CPUs, not on {device}; use --backend torch or --device cpu")
+    if backend == "torch":
+        for flag, value in (("quantization", settings.quantization), ("kv-cache-dtype", settings.kv_cache_dtype)):
+            if value == "int8":
+                raise SettingsError(
+                    f"--{flag} int8 needs --backend native, not torch; leave it out or change the backend"
+                )
+    return backend
+
+
+def _kv_dtype(settings: Settings, dtype: str) -> str:
+    if settings.kv_cache_dtype != "auto":
+        return settings.kv_cache_dtype
+    return "float16" if dtype == "auto" else dtype
+
+
+def _dtype(settings: Settings, model: ModelConfig, device: str, backend: str, hardware: Hardware) -> str:
+    if settings.dtype != "auto" or backend == "native":
         return settings.dtype
     if device == "cpu":
         return "bfloat16" if hardware.has_bf16 else "float32"
-    return model.dtype if model.dtype in DTYPE_BYTES else "bfloat16"
+    return model.dtype if model.dtype in _FLOATS else "bfloat16"
 
 
 def _cores(settings: Settings, hardware: Hardware) -> tuple[int, ...]:
@@ -322,3 +347,10 @@ def _kv_note(layout: KVLayout, num_blocks: int, num_workers: int) -> str:
     tokens = num_blocks * layout.block_size
     each = " each" if num_workers > 1 else ""
     return f"KV cache {num_blocks} blocks{each} ({gib:.2f} GiB, {tokens} tokens)"
+def _compute_note(worker: WorkerConfig) -> str:
+    weights = "as stored" if worker.dtype == "auto" else worker.dtype
+    if worker.quantization is not None:
+        weights = f"quantised to {worker.quantization} per output"
+    return f"{worker.backend} on {worker.device}, weights {weights}, KV cache {worker.kv_cache_dtype}"
+
+

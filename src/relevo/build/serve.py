@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from relevo.build.backend import check_installed
 from relevo.build.resolve import GatewayConfig, Hardware, ServePlan, WorkerConfig, resolve
-from relevo.core.errors import SettingsError, StartError
+from relevo.core.errors import SettingsError
 from relevo.core.model import ModelConfig
 from relevo.kv.arena import Arena
 from relevo.settings import Settings
@@ -22,10 +23,11 @@ from relevo.supervisor import ChildSpec, Status, Supervisor
 
 def plan_serving(settings: Settings) -> ServePlan:
     """Read the head of the model file, look at the machine, decide. Raises StartError; loads no weights."""
-    if settings.model != "fake" and importlib.util.find_spec("torch") is None:
-        raise StartError("the engine needs torch, which is not installed; run: pip install 'relevo[engine]'")
     model, model_hash = model_head(settings)
-    return resolve(settings, model, model_hash, detect_hardware(settings.device))
+    plan = resolve(settings, model, model_hash, detect_hardware(settings.device))
+    if settings.model != "fake":
+        check_installed(plan.workers[0].backend)
+    return plan
 
 
 def model_head(settings: Settings) -> tuple[ModelConfig, str]:
@@ -48,7 +50,7 @@ def detect_hardware(device: str) -> Hardware:
         else tuple(range(os.cpu_count() or 1))
     )
     num_devices, device_memory_bytes = 0, 0
-    if device != "cpu" and Path("/dev/nvidia0").exists():
+    if device != "cpu" and Path("/dev/nvidia0").exists() and importlib.util.find_spec("torch") is not None:
         from relevo.engine.ops.torch.device import cuda_devices
 
         num_devices, device_memory_bytes = cuda_devices()

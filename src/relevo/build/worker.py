@@ -88,9 +88,9 @@ def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]
 
 def build_model(config: WorkerConfig, report: Report) -> tuple[ModelRunner, Arena, StepCostModel]:
     """The real engine. Warm: lazy initialisation is done, step costs are measured."""
+    from relevo.build.backend import make_ops
     from relevo.engine.loaders.resolve import load_model_files
     from relevo.engine.models.decoder import Decoder
-    from relevo.engine.ops.torch.ops import TorchOps
     from relevo.engine.runner import DecoderRunner
     from relevo.engine.sampler import Sampler
 
@@ -99,8 +99,11 @@ def build_model(config: WorkerConfig, report: Report) -> tuple[ModelRunner, Aren
 
     files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
     arena = _arena(config, kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size))
-    ops = TorchOps(dtype=config.dtype, device=config.device, num_threads=len(config.cores))
-    decoder = Decoder.load(files.config, files.tensors(progress), ops, config.max_model_len)
+    ops = make_ops(config)
+    # What is stored in a format that the backend does not multiply grows no larger than it has to.
+    dequantised_as = "bfloat16" if config.dtype == "auto" else "float32"
+    tensors = files.tensors(progress, ops.native_formats, dequantised_as)
+    decoder = Decoder.load(files.config, tensors, ops, config.max_model_len)
     log.info("weights loaded: %s", files.load_report)
     runner = DecoderRunner(decoder, arena, Sampler(files.config.vocab_size), _own_block_ids(config))
     runner.warm_up()

@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from relevo.core.ids import BlockId, RequestId, WorkerId
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint64": 8}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint64": 8}
+_SCALE_BYTES = {"int8": 4}  # per token and head: what the stored integers are multiplied with, float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,10 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """How one block lies in memory: [L, 2 (K, V), K heads, S tokens, D], row-major, one contiguous run of bytes."""
+    """How one block lies in memory: [L, 2 (K, V), K heads, S tokens, D], row-major, one contiguous run of bytes.
+
+    With int8, the S * D integers of a head are followed by its S scales.
+    """
 
     model_hash: str
     dtype: str  # a key of DTYPE_BYTES
@@ -33,8 +37,8 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        elements = sum(g.num_layers * 2 * g.num_kv_heads * g.head_size for g in self.groups)
-        return elements * DTYPE_BYTES[self.dtype]
+        element_bytes, scale_bytes = DTYPE_BYTES[self.dtype], _SCALE_BYTES.get(self.dtype, 0)
+        return sum(g.num_layers * 2 * g.num_kv_heads * (g.head_size * element_bytes + scale_bytes) for g in self.groups)
 
     @property
     def bytes_per_block(self) -> int:

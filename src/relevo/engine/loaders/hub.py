@@ -22,7 +22,7 @@ def hub_folder(model_id: str, revision: str | None, download_dir: str | None) ->
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     except ImportError as error:
         raise HubUnavailable(
-            f"{model_id} is a hub id and huggingface_hub is not installed; pip install 'relevo[engine]', "
+            f"{model_id} is a hub id and huggingface_hub is not installed; pip install huggingface-hub, "
             "or give the path of a model"
         ) from error
     cache_dir = download_dir or constants.HF_HUB_CACHE

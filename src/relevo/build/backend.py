@@ -1,0 +1,56 @@
+"""Names the backends: which one a worker computes with, whether it is installed, and what it runs on here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from importlib import metadata
+
+from relevo.build.resolve import WorkerConfig
+from relevo.core.errors import StartError
+from relevo.engine.ops.protocol import Ops
+
+CPU_PATH_VARIABLE = "RELEVO_CPU_PATH"  # the name of an instruction path: take it instead of the best one
+_NO_NATIVE = (
+    "the CPU kernels are not installed; with a C++ compiler (apt-get install g++ python3-dev) run: "
+    "pip install ./native, or compute through torch: pip install '.[torch]' and --backend torch"
+)
+_NO_TORCH = "--backend torch needs torch, which is not installed; run: pip install '.[torch]'"
+
+
+def check_installed(backend: str) -> None:
+    """Raises StartError, with what to install. Imports nothing."""
+    if backend == "native" and importlib.util.find_spec("relevo_native") is None:
+        raise StartError(_NO_NATIVE)
+    if backend == "torch" and importlib.util.find_spec("torch") is None:
+        raise StartError(_NO_TORCH)
+
+
+def make_ops(config: WorkerConfig) -> Ops:
+    """The operations of a worker's backend. Raises StartError."""
+    if config.backend == "torch":
+        check_installed("torch")
+        from relevo.engine.ops.torch.ops import TorchOps
+
+        return TorchOps(dtype=config.dtype, device=config.device, num_threads=len(config.cores))
+    check_installed("native")
+    from relevo.engine.ops.native.ops import NativeOps
+
+    return NativeOps(dtype=config.dtype, cores=config.cores, quantization=config.quantization)
+
+
+def describe_cpu() -> str:
+    """Which instruction path runs here, why, and what else could; one line each. Raises StartError."""
+    check_installed("native")
+    from relevo_native import _native
+
+    try:
+        path, reason = _native.choose_path(os.environ.get(CPU_PATH_VARIABLE, ""))
+    except ValueError as error:
+        raise StartError(f"{CPU_PATH_VARIABLE}: {error}") from error
+    available = ", ".join(_native.available_paths())
+    return (
+        f"relevo-native {metadata.version('relevo-native')}\n"
+        f"path {path}: {reason}\n"
+        f"available: {available} ({CPU_PATH_VARIABLE}=... takes another)"
+    )
