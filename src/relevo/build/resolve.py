@@ -160,13 +160,13 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
             revision=settings.revision,
             download_dir=settings.download_dir,
             device=device,
+            backend=backend,
             dtype=dtype,
+            quantization=settings.quantization,
             kv_cache_dtype=kv_dtype,
             block_size=settings.block_size,
             first_block_id=index * num_blocks if is_shared else 0,
-            backend=backend,
             num_blocks=num_blocks,
-            quantization=settings.quantization,
             num_arena_blocks=num_blocks * (num_workers if is_shared else 1),
             arena_fd=-1,
             transport="shm" if is_shared else "tcp",
@@ -342,11 +342,6 @@ def default_model_name(model: str) -> str:
     return model
 
 
-def _kv_note(layout: KVLayout, num_blocks: int, num_workers: int) -> str:
-    gib = num_blocks * layout.bytes_per_block / 2**30
-    tokens = num_blocks * layout.block_size
-    each = " each" if num_workers > 1 else ""
-    return f"KV cache {num_blocks} blocks{each} ({gib:.2f} GiB, {tokens} tokens)"
 def _compute_note(worker: WorkerConfig) -> str:
     weights = "as stored" if worker.dtype == "auto" else worker.dtype
     if worker.quantization is not None:
@@ -354,3 +349,8 @@ def _compute_note(worker: WorkerConfig) -> str:
     return f"{worker.backend} on {worker.device}, weights {weights}, KV cache {worker.kv_cache_dtype}"
 
 
+def _kv_note(layout: KVLayout, num_blocks: int, num_workers: int) -> str:
+    gib = num_blocks * layout.bytes_per_block / 2**30
+    tokens = num_blocks * layout.block_size
+    each = " each" if num_workers > 1 else ""
+    return f"KV cache {num_blocks} blocks{each} ({gib:.2f} GiB, {tokens} tokens)"
