@@ -1,6 +1,7 @@
 """The thread team of the native step: barriers order memory, idle threads sleep, a fork or a throw ends well.
 
-Red when: a barrier is passed early, a wake-up is lost (the program hangs), workers poll while idle, a child of a fork joins threads it does not have.
+Red when: a barrier is passed early, a wake-up is lost (the program hangs), workers poll while idle, a child
+of a fork joins threads it does not have.
 """
 
 from __future__ import annotations
