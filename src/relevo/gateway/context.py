@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from relevo.core.ids import TokenId
 from relevo.core.ports import Clock
 from relevo.gateway.auth import ApiKeys, Authenticator
+from relevo.gateway.metering.meter import NoMeter, UsageMeter
+from relevo.gateway.metering.usage_query import NoUsage, UsageSource
 from relevo.gateway.ports import EngineStatus, TokenGenerator
 from relevo.telemetry.latency import RequestRecord
 
@@ -90,6 +92,8 @@ class GatewayContext:
     eos_token_ids: tuple[TokenId, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)  # as in generation_config.json
     api_keys: Authenticator = field(default_factory=ApiKeys)  # none: open to everybody who reaches the port
+    meter: UsageMeter = field(default_factory=NoMeter)
+    usage: UsageSource = field(default_factory=NoUsage)
     allowed_origins: tuple[str, ...] = ()  # none: no cross-origin access from browsers
     max_body_bytes: int = 32 * 1024 * 1024
     sse_keepalive_s: float | None = None  # None: no keep-alive comments

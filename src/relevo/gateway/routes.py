@@ -20,6 +20,7 @@ from relevo.gateway.openai.logprobs import token_text
 from relevo.gateway.openai.prompts import tokenize_token_ids
 from relevo.gateway.openai.sampling import check_token_ids
 from relevo.gateway.openai.schemas import DetokenizeFields, TokenizeFields
+from relevo.gateway.usage import show_usage
 
 Handler = Callable[[Call], Awaitable[Response | None]]
 
@@ -45,9 +46,14 @@ async def version(call: Call) -> Response:
 
 
 async def health(call: Call) -> Response:
-    """200 with an empty body while at least one worker lives."""
+    """200 while at least one worker lives, with an empty body unless something else keeps requests out.
+
+    A ledger that cannot be written does not make it 503: a restart would lose the rows that wait.
+    """
     status = call.context.generator.status()
     if any(worker.ready for worker in status.workers):
+        if call.context.meter.failure:
+            return json_response({"status": "degraded", "reason": call.context.meter.failure})
         return Response(status_code=200)
     return json_response({"status": "unavailable", "reason": status.reason or "no worker is alive"}, 503)
 
@@ -59,9 +65,10 @@ async def ready(call: Call) -> Response:
         {"worker_id": w.worker_id, "role": w.role, "ready": w.ready, "epoch": w.epoch, "pid": w.pid}
         for w in status.workers
     ]
-    if status.ready:
+    meter_failure = call.context.meter.failure
+    if status.ready and not meter_failure:
         return json_response({"ready": True, "workers": workers})
-    reason = status.reason or "no worker is ready"
+    reason = status.reason or meter_failure or "no worker is ready"
     return json_response({"ready": False, "reason": reason, "workers": workers}, 503)
 
 
@@ -120,6 +127,7 @@ ROUTES = (
     Route("POST", "/v1/completions", completions),
     Route("GET", "/v1/models", list_models),
     Route("GET", "/v1/models/*", show_model),
+    Route("GET", "/v1/usage", show_usage),
     Route("POST", "/tokenize", tokenize),
     Route("POST", "/detokenize", detokenize),
     Route("GET", "/health", health),

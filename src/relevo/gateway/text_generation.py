@@ -18,6 +18,7 @@ from relevo.core.ids import TokenId
 from relevo.core.request import EngineRequest, FinishReason
 from relevo.gateway.context import Detokenizer, GatewayContext
 from relevo.gateway.stop_strings import StopStringMatcher
+from relevo.policy.billing import Work
 from relevo.telemetry.latency import RequestRecord, RequestTimes
 
 
@@ -111,8 +112,10 @@ class TextGeneration:
         *,
         model: str,
         prompt_index: int = 0,
+        is_streamed: bool = False,
     ) -> None:
         self.request = request
+        self._is_streamed = is_streamed
         self._model = model
         self._prompt_index = prompt_index
         self._generator = context.generator
@@ -120,6 +123,7 @@ class TextGeneration:
         self._metrics = context.metrics
         self._choices = [_choice(context, options) for _ in range(request.sampling.n)]
         self._token_at_ns: list[int] = []  # of the first continuation
+        self._num_stamped_tokens = 0  # of all continuations
         self._outcome: str | None = None  # None: nothing to record (not started, or never admitted)
         self._facts: PrefillFacts | None = None
 
@@ -163,8 +167,21 @@ class TextGeneration:
 
     def stamp(self, delta: TextDelta) -> None:
         """Note that the delta has been written to the client (or kept, when the answer is not streamed)."""
+        self._num_stamped_tokens += len(delta.tokens)
         if delta.sample_index == 0:
             self._token_at_ns.extend([self._clock.now_ns()] * len(delta.tokens))
+
+    def work(self) -> Work | None:
+        """What was done up to now, for the bill; None if it was never admitted. To be asked before `record`."""
+        if self._outcome is None:
+            return None
+        return Work(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_delivered_tokens=self._num_stamped_tokens if self._is_streamed else 0,
+            is_prompt_computed=self._facts is not None,
+        )
 
     def record(self) -> None:
         """Hand the record of this request to the metrics, once."""

@@ -1,7 +1,8 @@
 """What the two generating endpoints share: the job that a request becomes, and the answer as a stream or as a whole.
 
-Owns the order of events: opening chunks, deltas, one finish chunk per choice, usage, `[DONE]`. Does not know the shape
-of a chunk; that is an `AnswerFormat`.
+Owns the order of events: opening chunks, deltas, one finish chunk per choice, usage, `[DONE]`; and the terminal event
+of a request: here, once, its tab is settled. Nothing that makes an answer complete (the body, or a stream's last finish
+chunk) is sent before the ledger has kept the row. Does not know the shape of a chunk; that is an `AnswerFormat`.
 
 A failure after the first chunk is one `data: {"error": ...}` event and the end of the body, without `[DONE]`: the
 OpenAI SDK raises APIError on the event, and no client can take the text for complete.
@@ -9,6 +10,8 @@ OpenAI SDK raises APIError on the event, and no client can take the text for com
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
@@ -19,12 +22,14 @@ import orjson
 from starlette.responses import Response
 
 from relevo.core.baton import SampledToken
-from relevo.core.errors import RelevoError
+from relevo.core.errors import LedgerUnavailable, RelevoError
 from relevo.gateway.call import Call
 from relevo.gateway.http_errors import error_body
 from relevo.gateway.merge import merged_deltas
-from relevo.gateway.sse import DONE_EVENT, EventStream, encode_event, run_while_connected
+from relevo.gateway.metering.meter import Tab
+from relevo.gateway.sse import DONE_EVENT, ClientGone, EventStream, encode_event, run_while_connected
 from relevo.gateway.text_generation import TextDelta, TextGeneration
+from relevo.policy.billing import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +59,11 @@ class FinishedChoice:
 class AnswerFormat(Protocol):
     """The JSON of one API. `index` is prompt_index * n + sample_index."""
 
+    @property
+    def id(self) -> str:
+        """Of the answer, as the client sees it."""
+        ...
+
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk that opens a choice, before any text."""
         ...
@@ -75,6 +85,7 @@ class AnswerFormat(Protocol):
 class Job:
     """A validated request, ready to run."""
 
+    model: str  # the served name that the client asked for
     generations: tuple[TextGeneration, ...]  # one per prompt
     num_choices_per_prompt: int
     answer_format: AnswerFormat
@@ -110,40 +121,48 @@ async def answer(call: Call, job: Job) -> Response | None:
     Raises RelevoError if nothing was sent yet; ClientGone.
     """
     response: Response | None = None
+    response_id = job.answer_format.id
+    tab = call.context.meter.open(call.caller, job.model, response_id, job.generations, call.reply_headers)
 
     async def work() -> None:
         nonlocal response
         if job.stream:
-            await _stream(call, job)
+            await _stream(call, job, tab)
         else:
-            response = await _whole(job)
+            response = await _whole(job, tab)
 
     try:
         await run_while_connected(call.request.receive, work())
+    except (ClientGone, asyncio.CancelledError):
+        tab.close(Outcome.ABORTED)
+        raise
     finally:
+        tab.close(Outcome.FAILED)  # without effect unless the answer failed before it began
         for generation in job.generations:
             generation.record()
     return response
 
 
-async def _whole(job: Job) -> Response:
+async def _whole(job: Job, tab: Tab) -> Response:
     choices = [FinishedChoice(index) for index in range(job.num_choices)]
     async with aclosing(merged_deltas(job.generations)) as deltas:
         async for delta in deltas:
             choices[job.index_of(delta)].add(delta)
             job.generations[delta.prompt_index].stamp(delta)
+    await tab.settle(Outcome.FINISHED)
     body = job.answer_format.whole(choices)
     body["usage"] = usage_of(job.generations)
     return Response(orjson.dumps(body), media_type="application/json")
 
 
-async def _stream(call: Call, job: Job) -> None:
+async def _stream(call: Call, job: Job, tab: Tab) -> None:
     stream = EventStream(call.send, call.context.sse_keepalive_s)
     try:
-        await _write_deltas(stream, job)
+        last = await _write_deltas(stream, job)
+        await tab.settle(Outcome.FINISHED)
         if job.include_usage:
-            await stream.write(encode_event(job.answer_format.usage_only() | {"usage": usage_of(job.generations)}))
-        await stream.write(DONE_EVENT)
+            last += encode_event(job.answer_format.usage_only() | {"usage": usage_of(job.generations)})
+        await stream.write(last + DONE_EVENT)
         await stream.end()
     except Exception as error:
         if not stream.started:
@@ -151,14 +170,19 @@ async def _stream(call: Call, job: Job) -> None:
         if not isinstance(error, RelevoError):
             logger.exception("a stream broke off request_id=%s", call.request_id)
             error = RelevoError("The server failed while it wrote this answer.")
+        with contextlib.suppress(LedgerUnavailable):  # nothing is billed for it anyway
+            await tab.settle(Outcome.FAILED)
         await stream.write(encode_event(error_body(error)))
         await stream.end()
     finally:
         stream.stop_keepalive()
 
 
-async def _write_deltas(stream: EventStream, job: Job) -> None:
+async def _write_deltas(stream: EventStream, job: Job) -> bytes:
+    """Write everything but the last finish chunk, which is returned: it makes the answer complete."""
     answer_format = job.answer_format
+    num_unfinished = job.num_choices
+    last = b""
     async with aclosing(merged_deltas(job.generations)) as deltas:
         async for delta in deltas:
             index = job.index_of(delta)
@@ -167,11 +191,17 @@ async def _write_deltas(stream: EventStream, job: Job) -> None:
                 chunks += [answer_format.opening(opened) for opened in range(job.num_choices)]
             chunks.append(answer_format.delta(index, delta))
             if delta.finish_reason is not None:
-                chunks.append(answer_format.finish(index, delta))
+                num_unfinished -= 1
+                finish = answer_format.finish(index, delta)
+                if num_unfinished:
+                    chunks.append(finish)
+                else:
+                    last = _encode(finish, job)
             data = b"".join(_encode(chunk, job) for chunk in chunks if chunk is not None)
             if data:
                 await stream.write(data)
             job.generations[delta.prompt_index].stamp(delta)
+    return last
 
 
 def _encode(chunk: dict[str, Any], job: Job) -> bytes:

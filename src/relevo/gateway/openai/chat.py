@@ -52,6 +52,7 @@ async def chat_completions(call: Call) -> Response | None:
     )
     options = fields.stream_options
     job = Job(
+        model=model,
         generations=(generation,),
         num_choices_per_prompt=fields.n,
         answer_format=answer_format,

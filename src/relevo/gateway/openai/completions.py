@@ -56,6 +56,7 @@ async def completions(call: Call) -> Response | None:
     )
     options = fields.stream_options
     job = Job(
+        model=model,
         generations=generations,
         num_choices_per_prompt=fields.n,
         answer_format=answer_format,

@@ -64,7 +64,7 @@ def new_generation(
         min_tokens=fields.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
     )
-    return TextGeneration(context, request, options, model=model, prompt_index=prompt_index)
+    return TextGeneration(context, request, options, model=model, prompt_index=prompt_index, is_streamed=fields.stream)
 
 
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:

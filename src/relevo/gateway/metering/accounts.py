@@ -1,0 +1,99 @@
+"""One `KeyAccount` per limited API key, and keeping what it has spent true to the ledger.
+
+Spent is the ledger's sum up to a moment a little ago plus what ended here since: our own rows are counted exactly once,
+and those of other gateways on the same database arrive with that delay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from relevo.gateway.metering.keys import KeyRecord
+from relevo.policy.key_limits import Charge, KeyAccount, KeyLimits, RateView, Refused, period_start_s
+from relevo.policy.pricing import exact_sum
+
+SETTLED_AFTER_MS = 15_000  # longer than a row may be replaced after it was written (meter.COMMIT_TIMEOUT_S)
+_UNLIMITED = KeyLimits()
+
+
+@dataclass(slots=True)
+class _Kept:
+    account: KeyAccount
+    recent: deque[tuple[int, Decimal]] = field(default_factory=deque)  # ended at ms, cost; of this gateway
+    is_corrected: bool = False  # the ledger has been asked at least once
+    was_used: bool = False  # since it was asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpentQuestion:
+    """What a key has spent in the ledger in [since_ms, until_ms)."""
+
+    key_id: str
+    since_ms: int
+    until_ms: int
+
+
+class Accounts:
+    def __init__(self) -> None:
+        self._by_key: dict[str, _Kept] = {}
+
+    def load(self, records: Iterable[KeyRecord], now_ns: int, now_ms: int) -> None:
+        """Take the limits of all keys as they are now."""
+        limited = {record.key_id: record.limits for record in records if record.limits != _UNLIMITED}
+        self._by_key = {key_id: kept for key_id, kept in self._by_key.items() if key_id in limited}
+        for key_id, limits in limited.items():
+            kept = self._by_key.get(key_id)
+            if kept is None:
+                self._by_key[key_id] = _Kept(KeyAccount(limits, now_ns, now_ms / 1000))
+            elif kept.account.limits != limits:
+                kept.account.change_limits(limits, now_ns, now_ms / 1000)
+                kept.is_corrected = False
+
+    def try_charge(
+        self, key_id: str, num_tokens: int, cost: Decimal, now_ns: int, now_ms: int
+    ) -> Charge | Refused | None:
+        """None: the key has no limits and there is nothing to settle."""
+        kept = self._by_key.get(key_id)
+        if kept is None:
+            return None
+        return kept.account.try_charge(num_tokens, cost, now_ns, now_ms / 1000)
+
+    def settle(
+        self, key_id: str, charge: Charge, num_tokens: int, cost: Decimal, now_ns: int, ended_at_ms: int
+    ) -> None:
+        kept = self._by_key.get(key_id)
+        if kept is not None:
+            kept.account.settle(charge, num_tokens, cost, now_ns, ended_at_ms / 1000)
+            kept.recent.append((ended_at_ms, cost))
+            kept.was_used = True
+
+    def rate(self, key_id: str, now_ns: int) -> RateView | None:
+        kept = self._by_key.get(key_id)
+        return None if kept is None else kept.account.rate(now_ns)
+
+    def questions(self, now_ms: int, oldest_pending_ms: int | None, *, only_new: bool) -> list[SpentQuestion]:
+        """What to ask the ledger. `only_new`: only for keys it was never asked about."""
+        until_ms = min(now_ms - SETTLED_AFTER_MS, now_ms if oldest_pending_ms is None else oldest_pending_ms)
+        asked = []
+        for key_id, kept in self._by_key.items():
+            limits = kept.account.limits
+            if limits.budget is not None and (not kept.is_corrected or (kept.was_used and not only_new)):
+                since_ms = period_start_s(limits.budget_period, now_ms / 1000) * 1000
+                is_new = not kept.is_corrected and not kept.recent  # all that ended before now is in the ledger
+                asked.append(SpentQuestion(key_id=key_id, since_ms=since_ms, until_ms=now_ms if is_new else until_ms))
+        return asked
+
+    def correct(self, questions: Sequence[SpentQuestion], answers: Sequence[Decimal], now_ms: int) -> None:
+        for question, answer in zip(questions, answers, strict=True):
+            kept = self._by_key.get(question.key_id)
+            if kept is None:
+                continue
+            while kept.recent and kept.recent[0][0] < min(question.until_ms, now_ms - SETTLED_AFTER_MS):
+                kept.recent.popleft()
+            since_ms = max(question.until_ms, question.since_ms)
+            own = exact_sum(cost for ended_at_ms, cost in kept.recent if ended_at_ms >= since_ms)
+            kept.account.correct(exact_sum((answer, own)), now_ms / 1000)
+            kept.is_corrected, kept.was_used = True, False

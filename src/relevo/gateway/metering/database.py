@@ -1,0 +1,122 @@
+"""The seam between metering and the database it keeps its rows in, and the implementation over SQLite.
+
+Statements are portable SQL with `:name` parameters; values are text and integers only, so that nothing is rounded on
+its way. A connection may be used by several threads, one at a time. Implementations: SQLite here, everything else in
+`sql_alchemy`; tests/contract runs one suite on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+Value = str | int | None
+Parameters = Mapping[str, Value]
+Statement = tuple[str, Sequence[Parameters]]  # SQL, carried out once per parameters; none of them: once
+Row = tuple[Value, ...]
+
+BUSY_TIMEOUT_S = 5.0  # how long SQLite waits for another process that writes; arbitrary
+
+
+class DatabaseError(Exception):
+    """A statement could not be carried out; nothing of its transaction was kept. The message is for the operator."""
+
+
+class Connection(Protocol):
+    def write(self, statements: Sequence[Statement]) -> None:
+        """All of them or none, kept when this returns. Raises DatabaseError; then it is unknown whether they were."""
+        ...
+
+    def read(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
+        """Raises DatabaseError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Database(Protocol):
+    name: str  # for people; without credentials
+
+    def connect(self) -> Connection:
+        """Raises DatabaseError."""
+        ...
+
+
+class SqliteDatabase:
+    """One file in WAL mode. A commit survives the death of every process; with `fsync` also a power cut."""
+
+    def __init__(self, path: Path, *, fsync: bool = False) -> None:
+        self.name = str(path)
+        self._path = path
+        self._fsync = fsync
+
+    def connect(self) -> SqliteConnection:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            connection = _open(str(self._path))
+            with contextlib.suppress(OSError):
+                self._path.chmod(0o600)  # who uses how much is nobody else's business
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
+        except (sqlite3.Error, OSError) as error:
+            raise DatabaseError(f"{self._path}: {error}") from error
+        return SqliteConnection(connection)
+
+
+class MemoryDatabase:
+    """Gone with the process. Every `connect` is the same connection."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self._connection = SqliteConnection(_open(":memory:"), keep_open=True)
+
+    def connect(self) -> SqliteConnection:
+        return self._connection
+
+
+class SqliteConnection:
+    def __init__(self, connection: sqlite3.Connection, *, keep_open: bool = False) -> None:
+        self._connection = connection
+        self._keep_open = keep_open
+        self._one_at_a_time = threading.Lock()
+
+    def write(self, statements: Sequence[Statement]) -> None:
+        with self._using():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                for sql, parameters in statements:
+                    if parameters:
+                        self._connection.executemany(sql, parameters)
+                    else:
+                        self._connection.execute(sql)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def read(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
+        with self._using():
+            return self._connection.execute(sql, parameters or {}).fetchall()
+
+    def close(self) -> None:
+        if not self._keep_open:
+            with self._using():
+                self._connection.close()
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._one_at_a_time:
+            try:
+                yield
+            except (sqlite3.Error, OverflowError) as error:
+                raise DatabaseError(str(error)) from error
+
+
+def _open(name: str) -> sqlite3.Connection:
+    return sqlite3.connect(name, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)

@@ -1,0 +1,45 @@
+"""The gateway's copy of the API keys, and who is behind a request.
+
+Keys come from the command line (they never change) and from the database (`load` replaces them all). As soon as there
+is any key, even one that is revoked or expired, every guarded path needs a valid one: revoking the last key must not
+open the server. Does not know the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from relevo.core.errors import Unauthorized
+from relevo.gateway.auth import UNKNOWN_KEY, ApiKeys, Caller, presented_digest
+from relevo.gateway.metering.keys import KeyRecord
+
+
+class KeyRing:
+    """An `Authenticator`. `now_ms`: Unix milliseconds."""
+
+    def __init__(self, fixed: ApiKeys, now_ms: Callable[[], int]) -> None:
+        self._fixed = fixed
+        self._now_ms = now_ms
+        self._by_digest: dict[str, KeyRecord] = {}
+
+    def load(self, records: Iterable[KeyRecord]) -> None:
+        self._by_digest = {record.digest: record for record in records}
+
+    @property
+    def records(self) -> Iterable[KeyRecord]:
+        return self._by_digest.values()
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        if not self._fixed.digests and not self._by_digest:
+            return Caller()
+        digest = presented_digest(headers)
+        fixed = self._fixed.find(digest)
+        if fixed is not None:
+            return fixed
+        record = self._by_digest.get(digest)
+        if record is None:
+            raise Unauthorized(UNKNOWN_KEY)
+        state = record.state(self._now_ms())
+        if state != "active":
+            raise Unauthorized(f"The API key {record.prefix}... is {state}.")
+        return Caller(tenant=record.tenant, key_id=record.key_id, is_admin=record.is_admin)

@@ -1,0 +1,240 @@
+"""What a request is charged, and the one row that says what it used: opened when it enters, closed when it ends.
+
+Owns the order: limits are asked before anything runs; the row is handed over at the request's single terminal event;
+an answer is completed only once its row is kept. Rules are `policy.billing`'s and `policy.key_limits`', rows are
+written by `metering.writer`. A row that is not kept in time is replaced by one that bills nothing, because the client
+is told that the request failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Protocol
+
+from relevo.core.errors import BudgetSpent, KeyLimitReached, LedgerUnavailable
+from relevo.core.ports import Clock
+from relevo.gateway.auth import Caller
+from relevo.gateway.metering.accounts import Accounts
+from relevo.gateway.metering.ledger import LedgerRow
+from relevo.gateway.metering.writer import LedgerWriter
+from relevo.policy.billing import Bill, Outcome, Work, bill_for
+from relevo.policy.key_limits import Charge, Refused
+from relevo.policy.pricing import BilledTokens, ModelPrice, cost_of, plain
+
+log = logging.getLogger("relevo.gateway.ledger")
+
+COMMIT_TIMEOUT_S = 10.0  # how long a complete answer waits for its row; arbitrary, far above any healthy disk
+MAX_PENDING_ROWS = 16_384  # arbitrary: some MB
+UNAVAILABLE = "What requests use cannot be recorded at present, so none is taken; try again shortly."
+
+
+class Metered(Protocol):
+    """One prompt of a request; `gateway.text_generation` has it."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    def work(self) -> Work | None:
+        """None: it never ran."""
+        ...
+
+
+class Tab(Protocol):
+    """One request's entry in the books. Whichever of `settle` and `close` comes first ends it."""
+
+    async def settle(self, outcome: Outcome) -> None:
+        """Return once the row is kept. Raises LedgerUnavailable: then nothing is billed."""
+        ...
+
+    def close(self, outcome: Outcome) -> None:
+        """Hand the row over and do not wait."""
+        ...
+
+
+class UsageMeter(Protocol):
+    @property
+    def failure(self) -> str:
+        """Why no request would be taken; empty if one would."""
+        ...
+
+    def open(
+        self,
+        caller: Caller,
+        model: str,
+        response_id: str,
+        runs: Sequence[Metered],
+        reply_headers: MutableMapping[str, str],
+    ) -> Tab:
+        """Before anything runs. Raises KeyLimitReached, BudgetSpent, LedgerUnavailable."""
+        ...
+
+
+class MeterMetrics(Protocol):
+    def admission_rejected(self, model: str, reason: str) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Meter:
+    """`now_ms`: Unix milliseconds."""
+
+    writer: LedgerWriter
+    accounts: Accounts
+    prices: Mapping[str, ModelPrice]  # of every served name
+    clock: Clock
+    now_ms: Callable[[], int]
+    metrics: MeterMetrics
+    commit_timeout_s: float = COMMIT_TIMEOUT_S
+    keys_failure: str = ""  # why API keys cannot be read; empty if they can
+
+    @property
+    def failure(self) -> str:
+        if self.writer.failure:
+            return "the usage ledger cannot be written"
+        if self.writer.num_pending >= MAX_PENDING_ROWS:
+            return "too many rows wait to be written to the usage ledger"
+        return self.keys_failure
+
+    def open(
+        self,
+        caller: Caller,
+        model: str,
+        response_id: str,
+        runs: Sequence[Metered],
+        reply_headers: MutableMapping[str, str],
+    ) -> Tab:
+        if self.failure:
+            self.metrics.admission_rejected(model, "ledger")
+            raise LedgerUnavailable(UNAVAILABLE, retry_after_s=1.0)
+        price = self.prices[model]
+        num_tokens = sum(run.num_prompt_tokens for run in runs)
+        cost = cost_of(price, BilledTokens(num_prompt=num_tokens))
+        now_ns, now_ms = self.clock.now_ns(), self.now_ms()
+        charge = self.accounts.try_charge(caller.key_id, num_tokens, cost, now_ns, now_ms)
+        self._tell_rate(caller, now_ns, reply_headers)
+        if isinstance(charge, Refused):
+            self.metrics.admission_rejected(model, charge.limit)
+            raise _refusal(charge)
+        return OpenTab(self, caller, model, response_id, runs, price, charge, now_ms)
+
+    def _tell_rate(self, caller: Caller, now_ns: int, reply_headers: MutableMapping[str, str]) -> None:
+        rate = self.accounts.rate(caller.key_id, now_ns)
+        if rate is not None:
+            reply_headers["x-ratelimit-limit-tokens"] = str(rate.limit_tokens)
+            reply_headers["x-ratelimit-remaining-tokens"] = str(rate.remaining_tokens)
+            reply_headers["x-ratelimit-reset-tokens"] = f"{math.ceil(rate.reset_s * 1000) / 1000}s"
+
+
+@dataclass(slots=True)
+class OpenTab:
+    meter: Meter
+    caller: Caller
+    model: str
+    response_id: str
+    runs: Sequence[Metered]
+    price: ModelPrice
+    charge: Charge | None  # None: the key has no limits
+    started_at_ms: int
+    _request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _is_closed: bool = False
+
+    async def settle(self, outcome: Outcome) -> None:
+        row = self._close(outcome)
+        if row is None:
+            return
+        kept = self.meter.writer.put_and_tell(row)
+        try:
+            async with asyncio.timeout(self.meter.commit_timeout_s):
+                await kept
+        except TimeoutError:
+            log.error(
+                "a row of the usage ledger was not kept in time, its request fails response_id=%s", row.response_id
+            )
+            self._take_back(row)
+            raise LedgerUnavailable("The use of this request could not be recorded; it is not billed.") from None
+
+    def close(self, outcome: Outcome) -> None:
+        row = self._close(outcome)
+        if row is not None:
+            self.meter.writer.put(row)
+
+    def _close(self, outcome: Outcome) -> LedgerRow | None:
+        """The row, once; None if it was closed before or nothing ever ran."""
+        if self._is_closed:
+            return None
+        self._is_closed = True
+        works = [work for run in self.runs if (work := run.work()) is not None]
+        bill = bill_for(outcome, works)
+        row = self._row(outcome, bill)
+        num_tokens = bill.billed.num_prompt - bill.billed.num_cached + bill.billed.num_output
+        self._settle_charge(self.charge, num_tokens, Decimal(row.cost), row.ended_at_ms)
+        return row if works else None
+
+    def _take_back(self, row: LedgerRow) -> None:
+        bill = bill_for(Outcome.FAILED, [work for run in self.runs if (work := run.work()) is not None])
+        self.meter.writer.put(
+            replace(self._row(Outcome.FAILED, bill), started_at_ms=row.started_at_ms, ended_at_ms=row.ended_at_ms)
+        )
+        if self.charge is not None:
+            nothing = Charge(num_tokens=0, cost=Decimal(0))
+            self._settle_charge(nothing, 0, Decimal(row.cost).copy_negate(), row.ended_at_ms)
+
+    def _settle_charge(self, charge: Charge | None, num_tokens: int, cost: Decimal, ended_at_ms: int) -> None:
+        if charge is not None:
+            now_ns = self.meter.clock.now_ns()
+            self.meter.accounts.settle(self.caller.key_id, charge, num_tokens, cost, now_ns, ended_at_ms)
+
+    def _row(self, outcome: Outcome, bill: Bill) -> LedgerRow:
+        price = self.price
+        return LedgerRow(
+            request_id=self._request_id,
+            response_id=self.response_id,
+            key_id=self.caller.key_id,
+            tenant=self.caller.tenant,
+            model=self.model,
+            outcome=str(outcome),
+            prompt_tokens=bill.billed.num_prompt,
+            cached_tokens=bill.billed.num_cached,
+            completion_tokens=bill.billed.num_output,
+            unbilled_prompt_tokens=bill.num_unbilled_prompt_tokens,
+            unbilled_completion_tokens=bill.num_unbilled_output_tokens,
+            input_cost_per_token=plain(price.input_cost_per_token),
+            cache_read_input_token_cost=plain(price.cache_read_input_token_cost),
+            output_cost_per_token=plain(price.output_cost_per_token),
+            cost=plain(cost_of(price, bill.billed)),
+            started_at_ms=self.started_at_ms,
+            ended_at_ms=self.meter.now_ms(),
+        )
+
+
+class NoMeter:
+    """Nobody is limited and nothing is written."""
+
+    failure = ""
+
+    def open(
+        self,
+        caller: Caller,
+        model: str,
+        response_id: str,
+        runs: Sequence[Metered],
+        reply_headers: MutableMapping[str, str],
+    ) -> Tab:
+        return self
+
+    async def settle(self, outcome: Outcome) -> None:
+        return
+
+    def close(self, outcome: Outcome) -> None:
+        return
+
+
+def _refusal(refused: Refused) -> KeyLimitReached | BudgetSpent:
+    if refused.limit == "budget":
+        return BudgetSpent(refused.reason, retry_after_s=refused.retry_after_s)
+    return KeyLimitReached(refused.reason, retry_after_s=refused.retry_after_s or 1.0)

@@ -1,0 +1,67 @@
+"""Tables of metering, made when a database is opened for the first time."""
+
+from __future__ import annotations
+
+from relevo.gateway.metering.database import Connection, DatabaseError, Statement
+
+SCHEMA_VERSION = 1
+
+# one row per admitted request; amounts of currency are text, exact
+_USAGE = """
+CREATE TABLE IF NOT EXISTS usage_ledger (
+    request_id TEXT PRIMARY KEY,
+    response_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    model TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    prompt_tokens BIGINT NOT NULL,
+    cached_tokens BIGINT NOT NULL,
+    completion_tokens BIGINT NOT NULL,
+    unbilled_prompt_tokens BIGINT NOT NULL,
+    unbilled_completion_tokens BIGINT NOT NULL,
+    input_cost_per_token TEXT NOT NULL,
+    cache_read_input_token_cost TEXT NOT NULL,
+    output_cost_per_token TEXT NOT NULL,
+    cost TEXT NOT NULL,
+    started_at_ms BIGINT NOT NULL,
+    ended_at_ms BIGINT NOT NULL
+)"""
+_KEYS = """
+CREATE TABLE IF NOT EXISTS api_keys (
+    key_id TEXT PRIMARY KEY,
+    digest TEXT NOT NULL UNIQUE,
+    prefix TEXT NOT NULL,
+    name TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    is_admin BIGINT NOT NULL,
+    tokens_per_minute BIGINT,
+    budget TEXT,
+    budget_period TEXT NOT NULL,
+    created_at_ms BIGINT NOT NULL,
+    expires_at_ms BIGINT,
+    revoked_at_ms BIGINT
+)"""
+_FACTS = "CREATE TABLE IF NOT EXISTS relevo_facts (name TEXT PRIMARY KEY, value BIGINT NOT NULL)"
+_CREATE: tuple[Statement, ...] = (
+    (_USAGE, ()),
+    ("CREATE INDEX IF NOT EXISTS usage_ledger_by_key ON usage_ledger (key_id, ended_at_ms)", ()),
+    ("CREATE INDEX IF NOT EXISTS usage_ledger_by_time ON usage_ledger (ended_at_ms)", ()),
+    (_KEYS, ()),
+    (_FACTS, ()),
+    (
+        "INSERT INTO relevo_facts (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING",
+        ({"name": "schema_version", "value": SCHEMA_VERSION}, {"name": "keys_revision", "value": 0}),
+    ),
+)
+
+
+def prepare(connection: Connection) -> None:
+    """Idempotent, also when several processes do it at once. Raises DatabaseError."""
+    try:
+        connection.write(_CREATE)
+    except DatabaseError:
+        connection.write(_CREATE)  # PostgreSQL: somebody else was making the same tables
+    ((version,),) = connection.read("SELECT value FROM relevo_facts WHERE name = 'schema_version'")
+    if version != SCHEMA_VERSION:
+        raise DatabaseError(f"its tables have version {version}, this Relevo writes version {SCHEMA_VERSION}")

@@ -1,0 +1,156 @@
+"""Writes ledger rows on a thread of its own: what waits is one transaction, and whoever wants to knows when it is kept.
+
+Group commit: while one transaction is under way new rows gather for the next one; nothing is delayed on purpose. A
+transaction that fails is repeated until it succeeds, in order; `failure` says so meanwhile, and the meter takes no new
+requests. So rows that wait are bounded by what was running. Rows that cannot be written until the process ends are
+logged one by one. Called from the event loop's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from relevo.gateway.metering.database import Connection, DatabaseError
+from relevo.gateway.metering.ledger import LedgerRow, put_rows
+
+log = logging.getLogger("relevo.gateway.ledger")
+
+MAX_ROWS_PER_COMMIT = 512  # arbitrary; bounds how long one transaction may take
+_RETRY_S = (0.05, 0.2, 0.5, 1.0, 2.0)  # arbitrary: quick first, then polite
+
+
+class LedgerMetrics(Protocol):
+    def ledger_kept(self, outcomes: Sequence[str], commit_s: float) -> None: ...
+
+    def ledger_failed(self) -> None: ...
+
+    def ledger_pending(self, num_rows: int, *, is_up: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    row: LedgerRow
+    kept: asyncio.Future[None] | None  # None: nobody waits
+
+
+class LedgerWriter:
+    """`start` it on the event loop, `close` it before the process ends."""
+
+    def __init__(self, connection: Connection, metrics: LedgerMetrics) -> None:
+        self._connection = connection
+        self._metrics = metrics
+        self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._pending: dict[str, _Entry] = {}  # by request id, oldest first
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._must_end = threading.Event()
+        self.failure = ""  # why the last transaction failed; empty: it did not
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @property
+    def num_pending(self) -> int:
+        """Rows handed over and not known to be kept."""
+        return len(self._pending)
+
+    @property
+    def oldest_pending_ms(self) -> int | None:
+        """When the request of the oldest such row ended."""
+        return min((entry.row.ended_at_ms for entry in self._pending.values()), default=None)
+
+    def put(self, row: LedgerRow) -> None:
+        """Hand over a row; nobody waits. A row with the same request id replaces an earlier one."""
+        self._hand_over(_Entry(row, None))
+
+    def put_and_tell(self, row: LedgerRow) -> asyncio.Future[None]:
+        """Hand over a row; the future is done once it is kept. Cancelling it only ends the waiting."""
+        assert self._loop is not None, "started"
+        kept = self._loop.create_future()
+        self._hand_over(_Entry(row, kept))
+        return kept
+
+    async def close(self, deadline_s: float) -> None:
+        """Write what waits, then end the thread. What cannot be written in time is logged, row by row."""
+        self._entries.put(None)
+        await asyncio.to_thread(self._thread.join, deadline_s)
+        self._must_end.set()
+        await asyncio.to_thread(self._thread.join)  # ends after the transaction under way, which has its own timeouts
+        await asyncio.sleep(0)  # what the thread has reported comes first
+        for entry in self._pending.values():
+            log.error("a ledger row was not written: %s", json.dumps(asdict(entry.row)))
+
+    def _hand_over(self, entry: _Entry) -> None:
+        self._pending.pop(entry.row.request_id, None)
+        self._pending[entry.row.request_id] = entry
+        self._entries.put(entry)
+        self._metrics.ledger_pending(len(self._pending), is_up=not self.failure)
+
+    # ---- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            batch: list[_Entry] = []
+            entry = self._entries.get()
+            with contextlib.suppress(queue.Empty):
+                while entry is not None and len(batch) < MAX_ROWS_PER_COMMIT:
+                    batch.append(entry)
+                    entry = self._entries.get_nowait() if len(batch) < MAX_ROWS_PER_COMMIT else entry
+            is_last = entry is None
+            if batch and not self._write_until_kept(batch):
+                return
+
+    def _write_until_kept(self, batch: list[_Entry]) -> bool:
+        """False: the process ends and the rows are not written."""
+        statements = [put_rows(entry.row for entry in batch)]
+        num_failures = 0
+        while True:
+            began_s = time.perf_counter()
+            try:
+                self._connection.write(statements)
+            except DatabaseError as error:
+                self._report(self._on_failure, str(error))
+                delay_s = _RETRY_S[min(num_failures, len(_RETRY_S) - 1)]
+                num_failures += 1
+                if self._must_end.wait(delay_s):
+                    return False
+            else:
+                self._report(self._on_kept, batch, time.perf_counter() - began_s)
+                return True
+
+    def _report(self, what: object, *arguments: object) -> None:
+        assert self._loop is not None, "started"
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(what, *arguments)  # type: ignore[arg-type]  # bound methods below
+
+    # ---- back on the event loop --------------------------------------------------------------------------------------
+
+    def _on_failure(self, reason: str) -> None:
+        if not self.failure:
+            log.error("the usage ledger cannot be written, no request is taken until it can: %s", reason)
+        self.failure = reason
+        self._metrics.ledger_failed()
+        self._metrics.ledger_pending(len(self._pending), is_up=False)
+
+    def _on_kept(self, batch: list[_Entry], commit_s: float) -> None:
+        if self.failure:
+            log.warning("the usage ledger can be written again")
+        self.failure = ""
+        for entry in batch:
+            if self._pending.get(entry.row.request_id) is entry:
+                del self._pending[entry.row.request_id]
+            if entry.kept is not None and not entry.kept.done():
+                entry.kept.set_result(None)
+        self._metrics.ledger_kept([entry.row.outcome for entry in batch], commit_s)
+        self._metrics.ledger_pending(len(self._pending), is_up=True)
