@@ -126,6 +126,18 @@ class Settings(BaseSettings):
     )
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prefixes.")
 
+    # routing
+    routing_policy: Literal["ttft", "round_robin", "least_requests", "prefix_only"] = Field(
+        "ttft", description="How workers are chosen. ttft: shortest estimated TTFT; the others are for comparison."
+    )
+    affinity_max_penalty_s: float = Field(
+        0.5, ge=0, description="Most TTFT that keeping a session or prefix on its worker may cost."
+    )
+    affinity_load_factor: float = Field(
+        1.25, ge=1, description="A preferred worker may have so many times the mean load."
+    )
+    affinity_header: Names = Field((), description="More request headers that name a session, asked after the known.")
+
     # limits
     max_num_queued_reqs: int = Field(256, ge=0, description="Requests that may wait; more are answered 429.")
     max_num_queued_tokens: int = Field(

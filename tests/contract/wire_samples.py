@@ -35,6 +35,7 @@ REQUEST = EngineRequest(
     salt=b"\x00\xff",
     priority=-1,
     arrived_at_ns=2**62,
+    session=b"s\x00",
 )
 SAMPLE = SampleState(sample_index=1, output_token_ids=[4, 5], finish_reason=FinishReason.STOP)
 RESERVATION = Reservation(

@@ -1,205 +1,125 @@
-"""Who is chosen, on costs one can compute by hand: base 10 ms, 1 ms per token, context for free."""
+"""The rules of the router on candidates one can add up by hand, and bursts through it with the ledger and the index."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relevo.core.events import StepCosts, WorkerLoad
-from relevo.core.ids import RequestId, WorkerId, WorkerRef
-from relevo.policy.in_flight import InFlight
-from relevo.policy.router import WorkerView, choose_decode, choose_prefill, estimated_ttft_s
+from relevo.policy.router import Candidate, Router, RouterLimits, RoutingPolicy
 
-COSTS = StepCosts(base_s=0.010, per_token_s=0.001, per_kv_token_s=0.0)
-RNG = Random(0)
+N = 1000  # prompt tokens
 
 
-def view(name: str, role: str = "decode", *, ready: bool = True, queued: int = 0, **load: int) -> WorkerView:
-    return WorkerView(
-        ref=WorkerRef(WorkerId(name), 1),
-        role=role,
-        ready=ready,
-        load=WorkerLoad(costs=COSTS, **load),
-        in_flight_prefill_tokens=queued,
+def candidate(name: str, cost_s: float = 1.0, *, hits: int = 0, load: int = 0, requests: int = 0) -> Candidate[str]:
+    return Candidate(
+        key=name, name=name, cost_s=cost_s, num_hit_tokens=hits, num_load_tokens=load, num_requests=requests
     )
 
 
-D, P, U = view("d"), view("p", "prefill"), view("u", "unified")
+def picked(candidates: list[Candidate[str]], session: bytes = b"", **limits: float) -> tuple[str, str]:
+    pick = Router[str](limits=RouterLimits(**limits)).pick(candidates, N, session, Random(0))
+    return pick.candidate.key, pick.reason.split(":")[0]
 
 
-def decode(views: list[WorkerView], exclude: tuple[WorkerRef, ...] = ()) -> str | None:
-    choice = choose_decode(views, 100, exclude, RNG)
-    return choice.worker.worker_id if choice else None
+def test_the_fastest_is_chosen_without_a_preference() -> None:
+    assert picked([candidate("a", 2.0), candidate("b", 1.0)]) == ("b", "fastest")
+    assert picked([candidate("a", 9.0)])[0] == "a"
 
 
-def prefill(decode_view: WorkerView, views: list[WorkerView], num_tokens: int, handoff_s: float) -> str | None:
-    choice = choose_prefill(decode_view, views, num_tokens, handoff_s, RNG)
-    return choice.worker.worker_id if choice.worker else None
+def test_a_warm_candidate_may_cost_the_penalty_and_no_more() -> None:
+    """Red when affinity pins, or when it is given up for less than it may cost."""
+    warm, other = candidate("warm", 1.4, hits=900), candidate("other", 1.0)
+    assert picked([warm, other]) == ("warm", "warm")
+    assert picked([warm, other], max_affinity_penalty_s=0.3) == ("other", "fastest")
 
 
-def test_decode_goes_to_its_role_and_to_anybody_if_that_is_not_there() -> None:
-    assert decode([P, D]) == "d"
-    assert decode([P, view("d", ready=False)]) == "p"
-    assert decode([P, D], exclude=(D.ref,)) == "p"
-    assert decode([view("d", ready=False)]) is None
-    assert decode([]) is None
+def test_a_loaded_warm_candidate_is_passed_over_unless_it_is_the_fastest() -> None:
+    loaded = candidate("warm", 1.4, hits=900, load=5000)
+    assert picked([loaded, candidate("other", 1.0, load=1000)])[0] == "other"
+    assert picked([loaded, candidate("other", 1.45, load=1000)])[0] == "warm"
 
 
-def test_decode_goes_where_a_step_is_shorter() -> None:
-    busy = view("busy", num_running=20)
-    assert decode([busy, D]) == "d"
-    assert decode([busy, view("computes a prompt", queued=1000)]) == "busy"
-    costs = replace(COSTS, per_kv_token_s=1e-5)
-    short, long = (
-        replace(v, load=replace(v.load, costs=costs, num_decode_kv_tokens=kv))
-        for v, kv in ((view("short"), 100), (view("long"), 9000))
-    )
-    assert decode([long, short]) == "short"
+def test_a_prefix_that_most_prompts_share_makes_nobody_warm() -> None:
+    """A system prompt cached on one worker must not draw every session there."""
+    assert picked([candidate("a", 1.2, hits=400), candidate("b", 1.0)]) == ("b", "fastest")
 
 
-def test_split_needs_somebody_else() -> None:
-    def split(views: list[WorkerView]) -> bool:
-        choice = choose_decode(views, 100, (), RNG)
-        assert choice is not None
-        return choice.split
-
-    assert split([P, D])
-    assert not split([D])
-    assert not split([D, view("p", "prefill", ready=False)])
-    assert not split([U, view("u2", "unified")])
+def test_a_new_session_has_a_home_that_does_not_depend_on_order_or_state() -> None:
+    three = [candidate(name) for name in "abc"]
+    homes = Counter(picked(three, bytes([i, j]))[0] for i in range(16) for j in range(16))
+    assert len(homes) == 3
+    assert min(homes.values()) > 256 / 3 * 0.6
+    for i in range(32):
+        assert picked(three, bytes([i, 1]))[0] == picked(three[::-1], bytes([i, 1]))[0]
 
 
-def test_near_ties_are_shared_out_and_the_less_busy_of_two_wins() -> None:
-    """Red when gateways that see the same reports all choose the same worker."""
-    rng = Random(1)
-    equal = [view(f"d{i}") for i in range(4)]
-    chosen = Counter(choose_decode(equal, 100, (), rng).worker for _ in range(400))  # type: ignore[union-attr]
-    assert len(chosen) == 4
-    assert max(chosen.values()) < 200
-    fuller = [replace(v, in_flight_decode_tokens=i) for i, v in enumerate(equal)]
-    chosen = Counter(choose_decode(fuller, 100, (), rng).worker for _ in range(400))  # type: ignore[union-attr]
-    assert fuller[3].ref not in chosen
+def test_only_the_sessions_of_a_lost_candidate_move() -> None:
+    three = [candidate(name) for name in "abc"]
+    for i in range(64):
+        before = picked(three, bytes([i, 7]))[0]
+        after = picked([c for c in three if c.name != "c"], bytes([i, 7]))[0]
+        assert after == before or before == "c"
 
 
-@pytest.mark.parametrize(("num_tokens", "is_local"), [(1, True), (20, True), (21, False), (500, False)])
-def test_idle_workers_keep_only_prompts_that_cost_less_than_a_handoff(num_tokens: int, is_local: bool) -> None:
-    """20 ms of handoff are worth 20 tokens of 1 ms."""
-    assert (prefill(D, [P], num_tokens, handoff_s=0.0201) is None) == is_local
+def test_an_overloaded_home_is_passed_over_for_the_next_of_the_session() -> None:
+    three = [candidate(name) for name in "abc"]
+    session = next(bytes([i, 1]) for i in range(64) if picked(three, bytes([i, 1]))[0] == "a")
+    full = [candidate("a", load=9000), candidate("b", load=100), candidate("c", load=100)]
+    assert picked(full, session)[1] == "home"
+    assert picked(full, session)[0] != "a"
+    slow = [candidate("a", 2.0), candidate("b"), candidate("c")]
+    assert picked(slow, session)[0] != "a"
 
 
-def test_running_streams_multiply_what_a_local_prompt_costs() -> None:
-    assert prefill(view("d", num_running=1), [P], 15, 0.020) is None
-    assert prefill(view("d", num_running=4), [P], 15, 0.020) == "p"
+def test_one_of_two_near_ties_is_the_less_busy() -> None:
+    """Red when gateways that see the same reports all choose the same candidate."""
+    router, rng = Router[str](), Random(1)
+    equal = [candidate(f"w{i}", 1.0 + i * 0.001, load=i) for i in range(4)]
+    chosen = Counter(router.pick(equal, N, b"", rng).candidate.key for _ in range(400))
+    assert set(chosen) == {"w0", "w1", "w2"}
 
 
-def test_a_badly_queued_prefill_worker_spills_over() -> None:
-    assert prefill(D, [view("p", "prefill", queued=90)], 100, 0.0) == "p"
-    assert prefill(D, [view("p", "prefill", queued=110)], 100, 0.0) is None
-    assert prefill(view("d", num_running=2), [view("p", "prefill", queued=110)], 100, 0.0) == "p"
+def test_baselines_do_what_they_are_called() -> None:
+    three = [candidate("a", 9.0, hits=10, load=9, requests=1), candidate("b", requests=2), candidate("c", requests=2)]
+
+    def run(policy: RoutingPolicy) -> list[str]:
+        router = Router[str](policy)
+        return [router.pick(three, N, b"s", Random(0)).candidate.key for _ in range(6)]
+
+    assert sorted(run(RoutingPolicy.ROUND_ROBIN)) == ["a", "a", "b", "b", "c", "c"]
+    assert run(RoutingPolicy.LEAST_REQUESTS) == ["a"] * 6
+    assert run(RoutingPolicy.PREFIX_ONLY) == ["a"] * 6
 
 
-def test_a_queue_on_the_decode_worker_counts_too() -> None:
-    queued = view("p", "prefill", num_waiting_prefill_tokens=110)
-    assert prefill(view("d", num_waiting_prefill_tokens=110), [queued], 100, 0.0) == "p"
-
-
-def test_prefill_goes_to_its_role_then_unified_then_anybody() -> None:
-    other = view("d2")
-    assert prefill(D, [other, U, P], 100, 0.0) == "p"
-    assert prefill(D, [other, U], 100, 0.0) == "u"
-    assert prefill(D, [D, other], 100, 0.0) == "d2"
-    assert prefill(D, [D, view("p", "prefill", ready=False)], 100, 0.0) is None
-
-
-def test_prefill_goes_to_the_shorter_queue() -> None:
-    assert prefill(D, [view("p", "prefill", queued=50), view("p2", "prefill", queued=10)], 100, 0.0) == "p2"
-
-
-def test_before_costs_are_measured_the_role_decides() -> None:
-    unmeasured = WorkerView(ref=D.ref, role="decode", ready=True, load=WorkerLoad())
-    assert prefill(unmeasured, [replace(P, load=WorkerLoad())], 1, 1.0) == "p"
-
-
-def test_estimates_are_told_with_the_choice() -> None:
-    choice = choose_prefill(view("d", num_running=3), [view("p", "prefill", queued=40)], 100, 0.020, RNG)
-    assert choice.ttft_remote_s == pytest.approx(0.040 + 0.110 + 0.020)
-    assert choice.ttft_local_s == pytest.approx(0.113)
-    assert choice.stall_s == pytest.approx(0.300)
-    assert "100 tokens" in choice.reason
-
-
-def test_the_estimate_for_admission_is_the_best_queue() -> None:
-    views = [view("p", "prefill", queued=50), view("p2", "prefill", queued=10), D]
-    assert estimated_ttft_s(views, 100) == pytest.approx(0.010 + 0.110)
-    assert estimated_ttft_s([], 100) == 0.0
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
-    num_tokens=st.integers(1, 4000),
-    queued=st.integers(0, 4000),
-    num_running=st.integers(0, 64),
-    handoff_s=st.floats(0.0, 1.0),
+    st.lists(st.tuples(st.floats(0.0, 5.0), st.integers(0, N), st.integers(0, 5000)), min_size=1, max_size=6),
+    st.binary(max_size=4),
+    st.floats(0.0, 1.0),
 )
-def test_a_longer_queue_elsewhere_never_sends_a_prompt_there(
-    num_tokens: int, queued: int, num_running: int, handoff_s: float
+def test_affinity_never_costs_more_than_it_may(
+    rows: list[tuple[float, int, int]], session: bytes, penalty_s: float
 ) -> None:
-    here = view("d", num_running=num_running)
-    before = prefill(here, [view("p", "prefill", queued=queued)], num_tokens, handoff_s)
-    after = prefill(here, [view("p", "prefill", queued=queued + 500)], num_tokens, handoff_s)
-    assert not (before is None and after is not None)
+    candidates = [candidate(f"w{i}", c, hits=h, load=n) for i, (c, h, n) in enumerate(rows)]
+    router = Router[str](limits=RouterLimits(max_affinity_penalty_s=penalty_s))
+    pick = router.pick(candidates, N, session, Random(0))
+    least_s = min(c.cost_s for c in candidates)
+    allowed_s = max(penalty_s, least_s * 0.0501, 0.000501)
+    assert pick.candidate.cost_s <= least_s + allowed_s
+    assert pick.reason
 
 
-# ---- the ledger ------------------------------------------------------------------------------------------------------
-
-REFS = tuple(WorkerRef(WorkerId(f"w{i}"), 1) for i in range(3))
-STEP = st.tuples(
-    st.sampled_from(
-        ["charge_prefill", "charge_decode", "prefill_progress", "decode_progress", "prefill_done", "end", "forget"]
-    ),
-    st.sampled_from("abcd"),
-    st.sampled_from(REFS),
-    st.integers(0, 50),
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(STEP, max_size=60))
-def test_charges_are_never_negative_and_return_to_zero(steps: list[tuple[str, str, WorkerRef, int]]) -> None:
-    """Red when progress, re-routing or a lost worker gives back more or less than was charged."""
-    ledger = InFlight()
-    for what, name, ref, num_tokens in steps:
-        request_id = RequestId(name)
-        match what:
-            case "charge_prefill" | "charge_decode":
-                getattr(ledger, what)(request_id, ref, num_tokens)
-            case "prefill_progress" | "decode_progress":
-                getattr(ledger, what)(request_id, num_tokens)
-            case "prefill_done" | "end":
-                getattr(ledger, what)(request_id)
-            case _:
-                ledger.forget(ref)
-        assert all(ledger.prefill_tokens(r) >= 0 and ledger.decode_tokens(r) >= 0 for r in REFS)
-    for name in "abcd":
-        ledger.end(RequestId(name))
-    assert ledger.is_empty
-    assert all(ledger.prefill_tokens(r) == 0 and ledger.decode_tokens(r) == 0 for r in REFS)
-
-
-def test_charges_are_seen_at_once_and_follow_progress() -> None:
-    ledger, r = InFlight(), RequestId("a")
-    ledger.charge_prefill(r, REFS[0], 100)
-    ledger.charge_decode(r, REFS[1], 120)
-    ledger.prefill_progress(r, 64)
-    ledger.decode_progress(r, 2)
-    assert (ledger.prefill_tokens(REFS[0]), ledger.decode_tokens(REFS[1])) == (36, 122)
-    ledger.charge_decode(r, REFS[2], 130)
-    assert (ledger.decode_tokens(REFS[1]), ledger.decode_tokens(REFS[2])) == (0, 130)
-    ledger.prefill_done(r)
-    ledger.forget(REFS[2])
-    assert ledger.is_empty
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_sessions_of_unequal_size_are_spread_evenly_over_time(num_workers: int) -> None:
+    """One request at a time, so nothing is ever queued: only the memory of past work can balance. Red without it."""
+    rng, router, work = Random(2), Router[str](), Counter[str]()
+    for number in range(300):
+        num_tokens = int(rng.paretovariate(1.5) * 500)
+        candidates = [candidate(f"w{i}", num_tokens * 1e-3) for i in range(num_workers)]
+        pick = router.pick(candidates, num_tokens, number.to_bytes(2, "little"), rng)
+        work[pick.candidate.key] += num_tokens
+    assert max(work.values()) / (sum(work.values()) / num_workers) < 1.25

@@ -32,6 +32,8 @@ from relevo.gateway.placement import Placement
 from relevo.gateway.tokenizer import Tokenizer
 from relevo.policy.admission import Admission, AdmissionLimits
 from relevo.policy.handoff import HandoffLimits
+from relevo.policy.router import RouterLimits, RoutingPolicy
+from relevo.policy.worker_choice import WorkerChooser
 from relevo.supervisor import Status
 from relevo.telemetry.log import configure
 from relevo.telemetry.metrics import GatewayMetrics
@@ -100,7 +102,7 @@ def build_dispatcher(
 
     return Dispatcher(
         membership=membership,
-        placement=Placement(membership, random.Random()),
+        placement=Placement(membership, build_chooser(config), config.block_size, random.Random()),
         admission=Admission(
             AdmissionLimits(
                 max_queued_requests=config.max_num_queued_reqs, max_queued_tokens=config.max_num_queued_tokens
@@ -118,6 +120,13 @@ def build_dispatcher(
         metrics=metrics,
         clock=MonotonicClock(),
         fence=fence,
+    )
+
+
+def build_chooser(config: GatewayConfig) -> WorkerChooser:
+    return WorkerChooser(
+        RoutingPolicy(config.routing_policy),
+        RouterLimits(load_factor=config.affinity_load_factor, max_affinity_penalty_s=config.affinity_max_penalty_s),
     )
 
 

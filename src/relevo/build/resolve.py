@@ -106,6 +106,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int
     shutdown_timeout_s: float
     log_level: str
+    routing_policy: str = "ttft"
+    affinity_load_factor: float = 1.25
+    affinity_max_penalty_s: float = 0.5
+    affinity_headers: tuple[str, ...] = ()
     epoch: int = 0
     status_fd: int = -1
 
@@ -332,6 +336,10 @@ def _gateway(settings: Settings, topology: Topology, max_model_len: int, model_h
         max_attempts=settings.max_attempts,
         shutdown_timeout_s=settings.shutdown_timeout_s,
         log_level=settings.log_level,
+        routing_policy=settings.routing_policy,
+        affinity_load_factor=settings.affinity_load_factor,
+        affinity_max_penalty_s=settings.affinity_max_penalty_s,
+        affinity_headers=settings.affinity_header,
     )
 
 

@@ -77,6 +77,7 @@ class Dispatcher:
         self._fence = fence
         self._flights: dict[RequestId, Flight] = {}
         self._parked: dict[RequestId, h.Route] = {}  # wait for a worker to become ready
+        self._unfollowed: set[WorkerRef] = set()  # whose cache reports have a gap; a snapshot is on its way
         self.ready = asyncio.Event()  # every configured worker has been there
 
     # ---- TokenGenerator ----------------------------------------------------------------------------------------------
@@ -154,10 +155,13 @@ class Dispatcher:
                 )
             case wire.Dropped():
                 self._on_event(message.request_id, h.Dropped(worker))
+            case wire.CacheEvents() | wire.CacheSnapshot():
+                self._on_cache_report(worker, message)
             case wire.RequestFailed() | wire.Refused():
                 self._on_event(message.request_id, h.Failed(worker, message.code, message.reason))
 
     def on_worker_ready(self, worker: WorkerRef) -> None:
+        self._membership.send(worker, wire.FollowCache())
         if self.status().ready:
             self.ready.set()
         parked, self._parked = self._parked, {}
@@ -166,8 +170,17 @@ class Dispatcher:
             if flight is not None:
                 self._carry_out(flight, (route,))
 
+    def _on_cache_report(self, worker: WorkerRef, report: wire.CacheEvents | wire.CacheSnapshot) -> None:
+        is_whole = self._placement.take_cache_report(worker, report)
+        if is_whole:
+            self._unfollowed.discard(worker)
+        elif worker not in self._unfollowed:  # asked once; until the snapshot comes nothing else is believed
+            self._unfollowed.add(worker)
+            self._membership.send(worker, wire.FollowCache())
+
     def on_worker_gone(self, worker: WorkerRef) -> None:
         self._placement.forget(worker)
+        self._unfollowed.discard(worker)
         for flight in list(self._flights.values()):
             self._advance(flight, h.WorkerDied(worker))
 

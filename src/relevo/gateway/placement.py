@@ -1,6 +1,8 @@
-"""What the router is shown and what it has decided: load reports of `membership`, joined with the ledger of charges.
+"""What the router is shown and what it has decided: load and cache reports of `membership`, the ledger of charges, and
+the prefix index.
 
-Owns the in-flight ledger and the measured cost of a handoff. Every choice is `policy.router`'s.
+Owns the ledger, the index, the block hashes of requests in flight and the measured cost of a handoff. Every choice is
+`policy.worker_choice`'s.
 """
 
 from __future__ import annotations
@@ -8,27 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from relevo.core.ids import RequestId, WorkerRef
+from relevo.core.ids import BlockHash, RequestId, WorkerRef
 from relevo.core.request import EngineRequest
 from relevo.gateway.membership import Member, Membership
 from relevo.policy import handoff as h
 from relevo.policy.in_flight import InFlight
 from relevo.policy.perf_model import HandoffCostModel
-from relevo.policy.router import (
-    Choice,
-    PrefillChoice,
-    WorkerView,
-    choose_decode,
-    choose_prefill,
-    estimated_ttft_s,
-)
+from relevo.policy.prefix_cache import chain
+from relevo.policy.prefix_index import PrefixIndex
+from relevo.policy.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView, estimated_ttft_s
+from relevo.wire import messages as wire
 
 
 class Placement:
-    def __init__(self, membership: Membership, rng: Random) -> None:
+    def __init__(self, membership: Membership, chooser: WorkerChooser, block_size: int, rng: Random) -> None:
         self._membership = membership
+        self._chooser = chooser
+        self._block_size = block_size
         self._rng = rng
         self._in_flight = InFlight()
+        self._index = PrefixIndex()
+        self._hashes: dict[RequestId, list[BlockHash]] = {}  # of the usable full blocks of prompts in flight
+        self._num_prompt_tokens: dict[RequestId, int] = {}
         self._handoff = HandoffCostModel()
 
     def estimated_ttft_s(self, num_tokens: int) -> float:
@@ -36,25 +39,30 @@ class Placement:
 
     def choose_decode(self, request: EngineRequest, exclude: Iterable[WorkerRef]) -> Choice | None:
         """The decode worker, charged; None if nobody is ready."""
-        num_tokens = len(request.prompt_token_ids)
-        choice = choose_decode(self._views(), num_tokens, exclude, self._rng)
+        request_id, ask = request.request_id, self._ask(request)
+        choice = self._chooser.choose_decode(self._views(), ask, self._handoff.handoff_s, exclude, self._rng)
         if choice is not None:
-            self._in_flight.charge_decode(request.request_id, choice.worker, num_tokens)
+            self._in_flight.charge_decode(request_id, choice.worker, ask.num_tokens)
+            self._index.expect(request_id, "decode", choice.worker, self._hashes[request_id])
             if not choice.split:
-                self._in_flight.charge_prefill(request.request_id, choice.worker, num_tokens)
+                self._in_flight.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
         return choice
 
     def choose_prefill(
         self, request: EngineRequest, decode: WorkerRef, num_uncached_tokens: int, exclude: Iterable[WorkerRef]
     ) -> PrefillChoice:
         """Who computes the prompt, charged."""
-        excluded = frozenset(exclude)
+        request_id, excluded = request.request_id, frozenset(exclude)
         views = [view for view in self._views() if view.ref not in excluded]
         decode_view = next((view for view in views if view.ref == decode), None)
         if decode_view is None:
             return PrefillChoice(worker=None, reason="the decode worker is gone")
-        choice = choose_prefill(decode_view, views, num_uncached_tokens, self._handoff.handoff_s, self._rng)
-        self._in_flight.charge_prefill(request.request_id, choice.worker or decode, num_uncached_tokens)
+        choice = self._chooser.choose_prefill(
+            decode_view, views, self._ask(request), num_uncached_tokens, self._handoff.handoff_s, self._rng
+        )
+        self._in_flight.charge_prefill(request_id, choice.worker or decode, choice.num_uncached_tokens)
+        if choice.worker is not None and not decode_view.shares_blocks:
+            self._index.expect(request_id, "prefill", choice.worker, self._hashes[request_id])
         return choice
 
     def observe(self, request_id: RequestId, event: h.Event) -> None:
@@ -63,6 +71,16 @@ class Placement:
             case h.Tokens(output=output):
                 self._in_flight.prefill_done(request_id)
                 self._in_flight.decode_progress(request_id, len(output.tokens))
+            case h.Sealed(num_tokens=num_tokens):
+                num_left = self._num_prompt_tokens.get(request_id, 0) - num_tokens
+                self._in_flight.prefill_left(request_id, max(1, num_left))
+
+    def take_cache_report(self, worker: WorkerRef, report: wire.CacheEvents | wire.CacheSnapshot) -> bool:
+        """False: events are missing and a snapshot is needed."""
+        if isinstance(report, wire.CacheSnapshot):
+            self._index.restore(worker, report.sequence, report.hashes)
+            return True
+        return self._index.apply(worker, report.sequence, report.stored, report.evicted)
 
     def handoff_took(self, waited_s: float, decode: WorkerRef) -> None:
         """Seconds from the first token of the prefill worker to the first of the decode worker, one step included."""
@@ -72,15 +90,30 @@ class Placement:
             self._handoff.observe(waited_s, step_s)
 
     def end(self, request_id: RequestId) -> None:
+        """The request is over: charges and expectations go. What its workers said they cached stays."""
         self._in_flight.end(request_id)
+        self._index.withdraw(request_id)
+        self._hashes.pop(request_id, None)
+        self._num_prompt_tokens.pop(request_id, None)
 
     def forget(self, worker: WorkerRef) -> None:
         self._in_flight.forget(worker)
+        self._index.forget(worker)
 
     @property
     def is_idle(self) -> bool:
-        """Everything that was charged was given back."""
-        return self._in_flight.is_empty
+        """Everything that was charged was given back, nothing is expected any more."""
+        return self._in_flight.is_empty and not self._index.has_expectations and not self._hashes
+
+    def _ask(self, request: EngineRequest) -> Ask:
+        """With the hits that are known now. The prompt is hashed once, up to the last block that may be a hit."""
+        request_id, prompt = request.request_id, request.prompt_token_ids
+        hashes = self._hashes.get(request_id)
+        if hashes is None:
+            hashes = self._hashes[request_id] = chain(prompt[: len(prompt) - 1], self._block_size, request.salt)
+            self._num_prompt_tokens[request_id] = len(prompt)
+        hits = {worker: count * self._block_size for worker, count in self._index.matches(hashes).items()}
+        return Ask(num_tokens=len(prompt), hit_tokens=hits, session=request.session)
 
     def _views(self) -> list[WorkerView]:
         return [self._view(member) for member in self._membership.members]
@@ -91,6 +124,9 @@ class Placement:
             role=member.role,
             ready=member.is_ready,
             load=member.load,
+            shares_blocks=member.hello is None or member.hello.transport == "shm",
             in_flight_prefill_tokens=self._in_flight.prefill_tokens(member.ref),
             in_flight_decode_tokens=self._in_flight.decode_tokens(member.ref),
+            num_in_flight_prefills=self._in_flight.num_prefills(member.ref),
+            num_in_flight_decodes=self._in_flight.num_decodes(member.ref),
         )

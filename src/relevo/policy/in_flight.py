@@ -23,15 +23,24 @@ class _Account:
     def __init__(self) -> None:
         self._charges: dict[RequestId, _Charge] = {}
         self._totals: dict[WorkerRef, int] = {}
+        self._counts: dict[WorkerRef, int] = {}
 
     def total(self, worker: WorkerRef) -> int:
         return self._totals.get(worker, 0)
+
+    def count(self, worker: WorkerRef) -> int:
+        return self._counts.get(worker, 0)
+
+    def charged(self, request_id: RequestId) -> int:
+        charge = self._charges.get(request_id)
+        return charge.num_tokens if charge is not None else 0
 
     def set(self, request_id: RequestId, worker: WorkerRef, num_tokens: int) -> None:
         self.clear(request_id)
         if num_tokens > 0:
             self._charges[request_id] = _Charge(worker, num_tokens)
             self._totals[worker] = self.total(worker) + num_tokens
+            self._counts[worker] = self.count(worker) + 1
 
     def change(self, request_id: RequestId, num_tokens: int) -> None:
         """Add (or take, never below zero) tokens; without a charge: no effect."""
@@ -46,16 +55,19 @@ class _Account:
         left = self._totals[charge.worker] - charge.num_tokens
         if left:
             self._totals[charge.worker] = left
+            self._counts[charge.worker] -= 1
         else:
             del self._totals[charge.worker]
+            del self._counts[charge.worker]
 
     def forget(self, worker: WorkerRef) -> None:
         self._charges = {r: charge for r, charge in self._charges.items() if charge.worker != worker}
         self._totals.pop(worker, None)
+        self._counts.pop(worker, None)
 
     @property
     def is_empty(self) -> bool:
-        return not self._charges and not self._totals
+        return not self._charges and not self._totals and not self._counts
 
 
 class InFlight:
@@ -70,6 +82,14 @@ class InFlight:
 
     def decode_tokens(self, worker: WorkerRef) -> int:
         return self._decode.total(worker)
+
+    def num_prefills(self, worker: WorkerRef) -> int:
+        """Requests whose prompts are not computed yet."""
+        return self._prefill.count(worker)
+
+    def num_decodes(self, worker: WorkerRef) -> int:
+        """Requests that decode there or will."""
+        return self._decode.count(worker)
 
     @property
     def is_empty(self) -> bool:
@@ -86,6 +106,10 @@ class InFlight:
     def prefill_progress(self, request_id: RequestId, num_computed_tokens: int) -> None:
         """So many more prompt tokens are computed."""
         self._prefill.change(request_id, -num_computed_tokens)
+
+    def prefill_left(self, request_id: RequestId, num_left_tokens: int) -> None:
+        """At most so many prompt tokens are still to be computed."""
+        self._prefill.change(request_id, min(0, num_left_tokens - self._prefill.charged(request_id)))
 
     def prefill_done(self, request_id: RequestId) -> None:
         self._prefill.clear(request_id)

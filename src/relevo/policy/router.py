@@ -1,167 +1,162 @@
-"""Who decodes, and who computes the prompt. Pure; randomness is an argument.
+"""Where a request goes, of several candidates: one object for workers inside a region and for regions above them.
 
-Decode is chosen first, by the step time a request would find there. Then the prompt: a prefill worker adds its queue
-and a handoff, the decode worker makes its running streams wait. The prompt stays on the decode worker if the waiting
-it imposes on those streams is not more than the time it saves its own client. All of it from measured costs, so there
-is no prompt length at which disaggregation starts: that follows from the machine and from what runs on it.
+A candidate comes with an estimate: seconds to the first token there (queue, prefill of what is not cached, transfer),
+tokens of the prompt that are cached there, and its load. By default (`ttft`) the shortest time wins, with two
+preferences that may cost a bounded amount of it:
 
-A role is a preference. Does not know prefixes, sessions or connections. Source: docs/architecture.md, section 6.
+1. **warm**: the candidate that holds most of the prompt. Moving on would compute again, and evict elsewhere.
+2. **home**: the first candidate in the session's own order (highest random weight hashing, the same in every gateway
+   without any talk between them), for a session that nobody knows yet.
+
+A preference is taken only if it costs at most `max_affinity_penalty_s`, and if the candidate's share of the work, in
+flight and of late, stays within `load_factor` of the mean (consistent hashing with bounded loads). So affinity never
+pins: a busy home is passed over, and a prefix that is hot ends up on several candidates, because each time the queue
+at its holder costs more than computing it elsewhere, another one gets it too. Near ties are decided by the less busy
+of two at random, so that gateways that see the same reports do not herd.
+
+Does not know what a candidate is, nor where its estimate comes from. Sources: Mooncake (FAST 2025, algorithm 1), Preble
+(ICLR 2025), Mirrokni, Thorup, Zadimoghaddam (consistent hashing with bounded loads, 2016).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
 from random import Random
+from typing import Generic, TypeVar
 
-from relevo.core.events import WorkerLoad
-from relevo.core.ids import WorkerRef
-from relevo.policy.in_flight import InFlight as InFlight
+K = TypeVar("K", bound=Hashable)
 
-_NEAR_TIE = 1.05  # arbitrary: estimates are hardly better than this
+NEAR_TIE = 1.05  # arbitrary: estimates are hardly better than this
+NEAR_TIE_S = 0.0005  # arbitrary: below it, costs are noise
+MEMORY = 0.98  # of past work with each decision: the last fifty or so count. Arbitrary.
 
-_DECODE_ROLES = (("decode", "unified"), ("prefill",))  # best first
-_PREFILL_ROLES = (("prefill",), ("unified",), ("decode",))
+
+class RoutingPolicy(StrEnum):
+    TTFT = "ttft"  # the shortest estimated time to first token, with bounded affinity
+    ROUND_ROBIN = "round_robin"
+    LEAST_REQUESTS = "least_requests"
+    PREFIX_ONLY = "prefix_only"  # the longest cached prefix, whatever the load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerView:
-    """What is known of a worker when a choice is made: its last report, and what was sent there since."""
+class RouterLimits:
+    load_factor: float = 1.25  # a preferred candidate may have so many times the mean load
+    max_affinity_penalty_s: float = 0.5  # what a preference may add to the time to first token
 
-    ref: WorkerRef
-    role: str  # "prefill", "decode" or "unified"
-    ready: bool
-    load: WorkerLoad
-    in_flight_prefill_tokens: int = 0  # see policy.in_flight
-    in_flight_decode_tokens: int = 0
 
-    @property
-    def num_queued_prefill_tokens(self) -> int:
-        """A report lags behind, the ledger knows only this gateway's requests: the larger one is nearer to it."""
-        return max(self.load.num_waiting_prefill_tokens, self.in_flight_prefill_tokens)
-
-    @property
-    def num_decode_kv_tokens(self) -> int:
-        return max(self.load.num_decode_kv_tokens, self.in_flight_decode_tokens)
-
-    @property
-    def has_measured_costs(self) -> bool:
-        costs = self.load.costs
-        return costs.base_s + costs.per_token_s + costs.per_kv_token_s > 0.0
-
-    @property
-    def prefill_queue_s(self) -> float:
-        return self.load.costs.per_token_s * self.num_queued_prefill_tokens
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate(Generic[K]):
+    key: K
+    name: str  # outlives restarts; hashed for the session's order
+    cost_s: float  # estimated time to the first token if it goes there
+    num_hit_tokens: int = 0  # of the prompt
+    num_load_tokens: int = 0  # in flight there, this request not included
+    num_requests: int = 0  # running or waiting there
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    worker: WorkerRef
-    split: bool  # somebody else is there to compute the prompt: reserve first, then `choose_prefill`
-    reason: str
+class Pick(Generic[K]):
+    candidate: Candidate[K]
+    reason: str  # begins with the rule that decided: only, warm, home, fastest, or a baseline's name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillChoice:
-    worker: WorkerRef | None  # None: the decode worker itself
-    reason: str
-    ttft_remote_s: float = 0.0  # 0 if there is nobody to ask
-    ttft_local_s: float = 0.0
-    stall_s: float = 0.0  # waiting of running streams, summed, if the prompt is computed on the decode worker
+@dataclass(slots=True)
+class Router(Generic[K]):
+    """`pick` remembers what it gave to whom; nothing else is kept between calls."""
 
+    policy: RoutingPolicy = RoutingPolicy.TTFT
+    limits: RouterLimits = RouterLimits()
+    _num_picks: int = 0
+    _recent_tokens: dict[str, float] = field(default_factory=dict)  # uncached tokens given, fading
 
-def choose_decode(
-    views: Sequence[WorkerView], num_prompt_tokens: int, exclude: Iterable[WorkerRef], rng: Random
-) -> Choice | None:
-    """The worker on which the request would decode fastest; None if nobody is ready."""
-    excluded = frozenset(exclude)
-    able = [view for view in views if view.ready and view.ref not in excluded]
-    candidates = _preferred(able, _DECODE_ROLES)
-    if not candidates:
+    def pick(self, candidates: Sequence[Candidate[K]], num_tokens: int, session: bytes, rng: Random) -> Pick[K]:
+        """One of `candidates` (at least one) for a prompt of `num_tokens`. `session`: empty if there is none."""
+        self._num_picks += 1
+        pick = self._pick(candidates, num_tokens, session, rng)
+        self._remember(pick.candidate, num_tokens)
+        return pick
+
+    def _pick(self, candidates: Sequence[Candidate[K]], num_tokens: int, session: bytes, rng: Random) -> Pick[K]:
+        if len(candidates) == 1:
+            return Pick(candidates[0], "only one is able")
+        match self.policy:
+            case RoutingPolicy.ROUND_ROBIN:
+                in_order = sorted(candidates, key=lambda c: c.name)
+                return Pick(in_order[self._num_picks % len(in_order)], "round_robin")
+            case RoutingPolicy.LEAST_REQUESTS:
+                least = min(c.num_requests for c in candidates)
+                return Pick(rng.choice([c for c in candidates if c.num_requests == least]), f"least_requests: {least}")
+            case RoutingPolicy.PREFIX_ONLY:
+                most = max(c.num_hit_tokens for c in candidates)
+                ties = [c for c in candidates if c.num_hit_tokens == most]
+                return Pick(less_busy_of_two(ties, rng), f"prefix_only: {most} of {num_tokens} tokens cached")
+            case RoutingPolicy.TTFT:
+                return self._by_ttft(candidates, num_tokens, session, rng)
+
+    def _by_ttft(self, candidates: Sequence[Candidate[K]], num_tokens: int, session: bytes, rng: Random) -> Pick[K]:
+        least_s = min(c.cost_s for c in candidates)
+        fastest = [c for c in candidates if c.cost_s <= max(least_s * NEAR_TIE, least_s + NEAR_TIE_S)]
+        most = max(c.num_hit_tokens for c in candidates)
+        why_not = ""
+        if most > num_tokens - most:
+            warm = min((c for c in candidates if c.num_hit_tokens == most), key=lambda c: c.cost_s)
+            if warm in fastest:
+                return Pick(warm, f"warm: {most} of {num_tokens} tokens cached there, and fastest")
+            if self._may_prefer(warm, candidates, num_tokens, least_s):
+                return Pick(
+                    warm, f"warm: {most} of {num_tokens} tokens cached there, {_ms(warm.cost_s - least_s)} late"
+                )
+            why_not = f"; {warm.name} holds {most} tokens but is {_ms(warm.cost_s - least_s)} slower or overloaded"
+        elif session:
+            home = self._home(candidates, num_tokens, session, least_s)
+            if home is not None:
+                return Pick(home, f"home: of its session, {_ms(home.cost_s - least_s)} late")
+            why_not = "; every home of its session is overloaded"
+        best = less_busy_of_two(fastest, rng)
+        return Pick(
+            best, f"fastest: {_ms(best.cost_s)} to the first token, {best.num_hit_tokens} tokens cached{why_not}"
+        )
+
+    def _home(
+        self, candidates: Sequence[Candidate[K]], num_tokens: int, session: bytes, least_s: float
+    ) -> Candidate[K] | None:
+        for candidate in sorted(candidates, key=lambda c: _weight(session, c.name), reverse=True):
+            if self._may_prefer(candidate, candidates, num_tokens, least_s):
+                return candidate
         return None
-    view = _best(candidates, lambda v: _decode_s(v, num_prompt_tokens), rng)
-    split = view.role != "unified" and any(v.ref != view.ref for v in able)
-    reason = f"{len(candidates)} able, a step there takes {_decode_s(view, num_prompt_tokens) * 1e3:.1f} ms with it"
-    return Choice(view.ref, split, reason)
+
+    def _may_prefer(
+        self, candidate: Candidate[K], candidates: Sequence[Candidate[K]], num_tokens: int, least_s: float
+    ) -> bool:
+        """Bounded in time and in load. With the request, the loads' mean grows too, so somebody is always within."""
+        if candidate.cost_s > least_s + self.limits.max_affinity_penalty_s:
+            return False
+        num_new = num_tokens - candidate.num_hit_tokens
+        total = sum(self._load(c) for c in candidates) + num_new
+        return self._load(candidate) + num_new <= self.limits.load_factor * max(total / len(candidates), num_new)
+
+    def _load(self, candidate: Candidate[K]) -> float:
+        return candidate.num_load_tokens + self._recent_tokens.get(candidate.name, 0.0)
+
+    def _remember(self, chosen: Candidate[K], num_tokens: int) -> None:
+        faded = {name: MEMORY * tokens for name, tokens in self._recent_tokens.items()}
+        self._recent_tokens = {name: tokens for name, tokens in faded.items() if tokens >= 1.0}
+        num_new = max(0, num_tokens - chosen.num_hit_tokens)
+        self._recent_tokens[chosen.name] = self._recent_tokens.get(chosen.name, 0.0) + num_new
 
 
-def choose_prefill(
-    decode_view: WorkerView,
-    prefill_views: Sequence[WorkerView],
-    num_uncached_tokens: int,
-    handoff_s: float,
-    rng: Random,
-) -> PrefillChoice:
-    """The worker with the earliest first token, or the decode worker if that is the better deal for all.
-
-    `num_uncached_tokens` of the prompt are neither a hit nor sealed on the decode worker; a handoff adds `handoff_s`.
-    Workers that must not be chosen are left out by the caller; the decode worker itself may be among them.
-    """
-    able = [view for view in prefill_views if view.ready and view.ref != decode_view.ref]
-    candidates = _preferred(able, _PREFILL_ROLES)
-    local_s = _local_ttft_s(decode_view, num_uncached_tokens)
-    running = max(1, decode_view.load.num_running)
-    stall_s = decode_view.load.costs.per_token_s * num_uncached_tokens * running
-    if not candidates:
-        return PrefillChoice(worker=None, reason="nobody else is ready", ttft_local_s=local_s, stall_s=stall_s)
-    view = _best(candidates, lambda v: _prefill_ttft_s(v, num_uncached_tokens), rng)
-    remote_s = _prefill_ttft_s(view, num_uncached_tokens) + handoff_s
-    saved_s = max(0.0, remote_s - local_s)
-    is_local = decode_view.has_measured_costs and stall_s <= saved_s
-    reason = (
-        f"{num_uncached_tokens} tokens: here they save {saved_s * 1e3:.1f} ms and make {running} streams wait "
-        f"{stall_s * 1e3:.1f} ms in all"
-    )
-    return PrefillChoice(
-        worker=None if is_local else view.ref,
-        reason=reason if decode_view.has_measured_costs else "no costs measured yet, so by role",
-        ttft_remote_s=remote_s,
-        ttft_local_s=local_s,
-        stall_s=stall_s,
-    )
+def less_busy_of_two(candidates: Sequence[Candidate[K]], rng: Random) -> Candidate[K]:
+    """Two at random, and of these the one with less in flight (power of two choices)."""
+    two = rng.sample(list(candidates), min(2, len(candidates)))
+    return min(two, key=lambda c: (c.num_load_tokens, c.num_requests))
 
 
-def estimated_ttft_s(views: Sequence[WorkerView], num_uncached_tokens: int) -> float:
-    """Seconds to the first token of a request that enters now, on the best worker for it; 0 if nobody is ready."""
-    candidates = _preferred([view for view in views if view.ready], _PREFILL_ROLES)
-    return min((_prefill_ttft_s(view, num_uncached_tokens) for view in candidates), default=0.0)
+def _weight(session: bytes, name: str) -> bytes:
+    return blake2b(name.encode(), key=session[:64], digest_size=8).digest()
 
 
-def _decode_s(view: WorkerView, num_prompt_tokens: int) -> float:
-    """A step with the request in it, and the prompts that will be computed there before or between."""
-    load = view.load
-    num_streams = load.num_running + load.num_waiting + load.num_reserved + 1
-    return view.prefill_queue_s + load.costs.step_s(num_streams, view.num_decode_kv_tokens + num_prompt_tokens)
-
-
-def _prefill_ttft_s(view: WorkerView, num_uncached_tokens: int) -> float:
-    return view.prefill_queue_s + view.load.costs.step_s(num_uncached_tokens, num_uncached_tokens)
-
-
-def _local_ttft_s(view: WorkerView, num_uncached_tokens: int) -> float:
-    """The prompt shares its step with the streams that decode there."""
-    num_tokens = view.load.num_running + num_uncached_tokens
-    num_kv_tokens = view.load.num_decode_kv_tokens + num_uncached_tokens
-    return view.prefill_queue_s + view.load.costs.step_s(num_tokens, num_kv_tokens)
-
-
-def _preferred(views: list[WorkerView], roles: tuple[tuple[str, ...], ...]) -> list[WorkerView]:
-    """Those of the best role that anybody has."""
-    for group in roles:
-        found = [view for view in views if view.role in group]
-        if found:
-            return found
-    return []
-
-
-def _best(views: list[WorkerView], cost_s: Callable[[WorkerView], float], rng: Random) -> WorkerView:
-    """The cheapest; of near ties two at random and the less busy of them, so that gateways do not herd."""
-    costs = [cost_s(view) for view in views]
-    ties = [view for view, cost in zip(views, costs, strict=True) if cost <= min(costs) * _NEAR_TIE]
-    return min(rng.sample(ties, min(2, len(ties))), key=_busyness)
-
-
-def _busyness(view: WorkerView) -> tuple[int, int]:
-    load = view.load
-    num_tokens = view.num_queued_prefill_tokens + view.num_decode_kv_tokens
-    return num_tokens, load.num_running + load.num_waiting + load.num_reserved
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms"
