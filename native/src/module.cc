@@ -9,6 +9,7 @@ void bind_attention(nanobind::module_& module);
 void bind_elementwise(nanobind::module_& module);
 void bind_sampling(nanobind::module_& module);
 void bind_program(nanobind::module_& module);
+void bind_machine_limits(nanobind::module_& module);
 
 }  // namespace relevo
 
@@ -19,4 +20,5 @@ NB_MODULE(_native, module) {
   relevo::bind_elementwise(module);
   relevo::bind_sampling(module);
   relevo::bind_program(module);
+  relevo::bind_machine_limits(module);
 }
