@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.plan import ScheduledRow
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import StepInputs, pack_rows
-from relevo.engine.ops.protocol import Buffer, HostTensor, Ops
+from relevo.engine.ops.protocol import Buffer, HostTensor, Operations, Ops
 from relevo.engine.ops.torch.ops import TorchOps
 
 BACKENDS: dict[str, Callable[[], Ops]] = {
@@ -29,12 +29,12 @@ TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 6e-2}
 VOCAB, LAYERS, KV_HEADS, GROUP, HEAD_SIZE, BLOCK_SIZE, NUM_BLOCKS = 11, 2, 2, 3, 8, 4, 9
 HEADS = KV_HEADS * GROUP
 
+Body = Callable[[Operations], Buffer]
+
 
 @pytest.fixture(params=BACKENDS)
-def ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
-    backend = BACKENDS[request.param]()
-    with backend.computing():
-        yield backend
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return BACKENDS[request.param]()
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
@@ -42,13 +42,7 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def host(array: np.ndarray) -> HostTensor:
-    return HostTensor(array.copy(), "float32")
-
-
-def read_back(ops: Ops, x: Buffer, width: int) -> np.ndarray:
-    """Values of [T, width], the one way the Protocol offers: logits against the identity."""
-    identity = ops.weight([host(np.eye(width, dtype=np.float32))])
-    return ops.logits(x, identity, range(len(x)))
+    return HostTensor(array.astype(np.float32), "float32")
 
 
 def close(ops: Ops, actual: np.ndarray, expected: np.ndarray) -> None:
@@ -80,6 +74,15 @@ class Cache:
         )
 
 
+def run(
+    ops: Ops, body: Body, width: int, step: StepInputs, cache: Cache | None = None, window: int | None = None
+) -> np.ndarray:
+    """What `body` computes, [T, width], read the one way there is: as logits against the identity."""
+    identity = ops.weight([host(np.eye(width, dtype=np.float32))])
+    program = ops.program(lambda operations: operations.logits(body(operations), identity), window)
+    return program.run(step, (cache or Cache(ops)).buffer, range(step.num_tokens)).values.copy()
+
+
 def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> np.ndarray:
     """One row: q [Q, H, D] are the last queries over k, v [C, K, D] -> [Q, H * D]."""
     k, v = k.repeat(GROUP, axis=1), v.repeat(GROUP, axis=1)
@@ -97,25 +100,42 @@ def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | N
 
 def test_linear_norm_activation_and_embedding(ops: Ops) -> None:
     table, matrix, bias, gain = values(VOCAB, 6), values(10, 6, seed=1), values(10, seed=2), 1 + values(6, seed=3)
-    step = ops.begin_step(inputs(([3, 0, 7], 0, [1])), Cache(ops).buffer, None)
+    step = inputs(([3, 0, 7], 0, [1]))
     x, ids = table[[3, 0, 7]], ops.weight([host(table)])
-    close(ops, read_back(ops, ops.embed(ids, step), 6), x)
-    with_bias = ops.linear(ops.embed(ids, step), ops.weight([host(matrix)]), ops.weight([host(bias)]))
-    close(ops, read_back(ops, with_bias, 10), x @ matrix.T + bias)
-    normed = ops.rms_norm(ops.embed(ids, step), ops.weight([host(gain)]), 1e-5)
-    close(ops, read_back(ops, normed, 6), x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain)
+    by, plus, times = ops.weight([host(matrix)]), ops.weight([host(bias)]), ops.weight([host(gain)])
+    close(ops, run(ops, lambda o: o.embed(ids), 6, step), x)
+    close(ops, run(ops, lambda o: o.linear(o.embed(ids), by, plus), 10, step), x @ matrix.T + bias)
+    normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain
+    close(ops, run(ops, lambda o: o.rms_norm(o.embed(ids), times, 1e-5), 6, step), normed)
+    close(
+        ops, run(ops, lambda o: o.linear(o.rms_norm(o.embed(ids), times, 1e-5), by, None), 10, step), normed @ matrix.T
+    )
     gate, up = x[:, :3], x[:, 3:]
-    close(ops, read_back(ops, ops.silu_mul(ops.embed(ids, step)), 3), gate / (1 + np.exp(-gate)) * up)
-    close(ops, read_back(ops, ops.add(ops.embed(ids, step), ops.embed(ids, step)), 6), 2 * x)
+    close(ops, run(ops, lambda o: o.silu_mul(o.embed(ids)), 3, step), gate / (1 + np.exp(-gate)) * up)
+    close(ops, run(ops, lambda o: o.add(o.embed(ids), o.embed(ids)), 6, step), 2 * x)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_a_residual_takes_a_product_of_itself(ops: Ops, num_tokens: int) -> None:
+    """x + W x: red if a backend overwrites x while it is still read."""
+    table, matrix = values(VOCAB, 48), values(48, 48, seed=1)
+    ids, by = ops.weight([host(table)]), ops.weight([host(matrix)])
+
+    def body(o: Operations) -> Buffer:
+        x = o.embed(ids)
+        return o.add(x, o.linear(x, by, None))
+
+    x = table[[3, 0, 7][:num_tokens]]
+    close(ops, run(ops, body, 48, inputs(([3, 0, 7][:num_tokens], 0, [1]))), x + x @ matrix.T)
 
 
 def test_parts_are_stacked_in_order(ops: Ops) -> None:
     """q, k and v are one matrix; a swapped pair would still have the right shape."""
     parts = [values(4, 6), values(2, 6, seed=1), values(2, 6, seed=2)]
     table = values(VOCAB, 6, seed=3)
-    step = ops.begin_step(inputs(([3, 5], 0, [1])), Cache(ops).buffer, None)
-    out = ops.linear(ops.embed(ops.weight([host(table)]), step), ops.weight([host(part) for part in parts]), None)
-    close(ops, read_back(ops, out, 8), table[[3, 5]] @ np.concatenate(parts).T)
+    ids, stacked = ops.weight([host(table)]), ops.weight([host(part) for part in parts])
+    out = run(ops, lambda o: o.linear(o.embed(ids), stacked, None), 8, inputs(([3, 5], 0, [1])))
+    close(ops, out, table[[3, 5]] @ np.concatenate(parts).T)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -127,23 +147,37 @@ def test_weights_of_any_stored_type(ops: Ops, dtype: str) -> None:
         "bfloat16": (exact.view(np.uint32) >> 16).astype(np.uint16),
     }[dtype]
     stored.flags.writeable = False  # as from a mapped file
-    step = ops.begin_step(inputs(([0], 0, [1])), Cache(ops).buffer, None)
     weight = ops.weight([HostTensor(stored, dtype)])
-    np.testing.assert_array_equal(read_back(ops, ops.embed(weight, step), 4), exact)
+    np.testing.assert_array_equal(run(ops, lambda o: o.embed(weight), 4, inputs(([0], 0, [1]))), exact)
 
 
 def test_rope_rotates_pairs_by_position(ops: Ops) -> None:
     inv_freq, scale = np.array([1.0, 0.5, 0.1, 0.02], dtype=np.float32), 1.25
     table = values(VOCAB, 2 * HEAD_SIZE)
-    step = ops.begin_step(inputs(([3, 5], 6, [1, 2]), ([8], 0, [3])), Cache(ops).buffer, None)
-    (heads,) = ops.split_heads(ops.embed(ops.weight([host(table)]), step), (2,), HEAD_SIZE)
-    rotated = ops.rope(heads, ops.rope_angles(inv_freq, scale, step))
+    ids = ops.weight([host(table)])
+
+    def body(o: Operations) -> Buffer:
+        (heads,) = o.split_heads(o.embed(ids), (2,), HEAD_SIZE)
+        return o.rope(heads, o.rope_angles(inv_freq, scale))
+
+    rotated = run(ops, body, 2 * HEAD_SIZE, inputs(([3, 5], 6, [1, 2]), ([8], 0, [3])))
     x = table[[3, 5, 8]].reshape(3, 2, HEAD_SIZE)
     pair = x[..., : HEAD_SIZE // 2] + 1j * x[..., HEAD_SIZE // 2 :]
     turned = pair * scale * np.exp(1j * np.array([6, 7, 0])[:, None, None] * inv_freq)
-    expected = np.concatenate((turned.real, turned.imag), axis=-1)
-    for head in range(2):
-        close(ops, read_back(ops, rotated[:, head], HEAD_SIZE), expected[:, head])
+    close(ops, rotated, np.concatenate((turned.real, turned.imag), axis=-1).reshape(3, -1))
+
+
+def test_heads_are_normed_each_by_itself(ops: Ops) -> None:
+    table, gain = values(VOCAB, 3 * HEAD_SIZE), 1 + values(HEAD_SIZE, seed=1)
+    ids, times = ops.weight([host(table)]), ops.weight([host(gain)])
+
+    def body(o: Operations) -> Buffer:
+        _, heads = o.split_heads(o.embed(ids), (1, 2), HEAD_SIZE)
+        return o.rms_norm(heads, times, 1e-5)
+
+    x = table[[3, 5]].reshape(2, 3, HEAD_SIZE)[:, 1:]
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain
+    close(ops, run(ops, body, 2 * HEAD_SIZE, inputs(([3, 5], 0, [1]))), expected.reshape(2, -1))
 
 
 @pytest.mark.parametrize("window", [None, 3, 5])
@@ -177,19 +211,22 @@ def run_rows(
 ) -> np.ndarray:
     """Attention of the tokens in `spans`, [T, H * D]. Activations come in as an embedding of token 0, 1, 2 ..."""
     activations = np.concatenate([qkv[name][start:stop] for name, (start, stop) in spans.items()])
-    ids = iter(range(len(activations)))
-    rows = [([next(ids) for _ in range(start, stop)], start, tables[name]) for name, (start, stop) in spans.items()]
-    step = ops.begin_step(inputs(*rows), cache.buffer, window)
-    x = ops.embed(ops.weight([host(activations)]), step)
-    q, k, v = ops.split_heads(x, (HEADS, KV_HEADS, KV_HEADS), HEAD_SIZE)
-    plain = ops.rope_angles(np.zeros(HEAD_SIZE // 2, dtype=np.float32), 1.0, step)  # turns by nothing
-    out = ops.attention(ops.rope(q, plain), ops.rope(k, plain), v, cache.buffer, layer, step)
-    return read_back(ops, out, HEADS * HEAD_SIZE)
+    tokens = iter(range(len(activations)))
+    rows = [([next(tokens) for _ in range(start, stop)], start, tables[name]) for name, (start, stop) in spans.items()]
+    ids = ops.weight([host(activations)])
+
+    def body(o: Operations) -> Buffer:
+        q, k, v = o.split_heads(o.embed(ids), (HEADS, KV_HEADS, KV_HEADS), HEAD_SIZE)
+        plain = o.rope_angles(np.zeros(HEAD_SIZE // 2, dtype=np.float32), 1.0)  # turns by nothing
+        return o.attention(o.rope(q, plain), o.rope(k, plain), v, layer)
+
+    return run(ops, body, HEADS * HEAD_SIZE, inputs(*rows), cache, window)
 
 
-def test_blocks_lie_in_memory_as_the_layout_says() -> None:
+def test_blocks_lie_in_memory_as_the_layout_says(ops: Ops) -> None:
     """[N, L, 2, K, S, D]: what transports move and peers read. Red if a backend keeps an order of its own."""
-    ops = TorchOps()
+    if ops.dtype != "float32" or not ops.kv_in_host_memory:
+        pytest.skip("read as float32 from host memory")
     cache = Cache(ops)
     qkv = values(6, (HEADS + 2 * KV_HEADS) * HEAD_SIZE)
     run_rows(ops, cache, 1, {"a": [7, 2]}, {"a": qkv}, {"a": (0, 6)}, None)
@@ -204,8 +241,9 @@ def test_blocks_lie_in_memory_as_the_layout_says() -> None:
     assert not array.any(), "a write outside the row's blocks"
 
 
-def test_a_cache_of_fewer_bits_than_the_activations() -> None:
-    ops = TorchOps("float32")
+def test_a_cache_of_fewer_bits_than_the_activations(ops: Ops) -> None:
+    if ops.dtype != "float32" or not ops.kv_in_host_memory:
+        pytest.skip("a cache of the same type is every other test's")
     cache = Cache(ops)
     cache.buffer = ops.kv_cache(layout("float16"), NUM_BLOCKS, memoryview(cache.memory))
     qkv = values(6, (HEADS + 2 * KV_HEADS) * HEAD_SIZE)
@@ -226,14 +264,33 @@ def test_copy_blocks_copies_every_layer(ops: Ops) -> None:
         np.testing.assert_array_equal(original, copied)
 
 
-def test_logits_come_in_the_order_asked_for(ops: Ops) -> None:
-    table, head = values(VOCAB, 6), values(5, 6, seed=1)
-    step = ops.begin_step(inputs(([3, 0, 7], 0, [1])), Cache(ops).buffer, None)
-    x = ops.embed(ops.weight([host(table)]), step)
-    actual = ops.logits(x, ops.weight([host(head)]), [2, 0])
-    assert actual.dtype == np.float32
-    close(ops, actual, table[[7, 3]] @ head.T)
-    assert ops.logits(x, ops.weight([host(head)]), []).shape == (0, 5)
+@pytest.mark.parametrize("asked", [[2, 0], [], [1], [0, 1, 2], [2, 2, 1]])
+def test_logits_come_in_the_order_asked_for(ops: Ops, asked: Sequence[int]) -> None:
+    table, head, matrix = values(VOCAB, 6), values(5, 6, seed=1), values(6, 6, seed=2)
+    ids, rows, by = ops.weight([host(table)]), ops.weight([host(head)]), ops.weight([host(matrix)])
+    program = ops.program(lambda o: o.logits(o.linear(o.embed(ids), by, None), rows), None)
+    for _ in range(2):
+        out = program.run(inputs(([3, 0, 7], 0, [1])), Cache(ops).buffer, asked)
+        assert out.values.dtype == np.float32
+        assert out.values.shape == (len(asked), 5)
+        if not asked:
+            continue
+        close(ops, out.values, (table[[3, 0, 7]] @ matrix.T @ head.T)[list(asked)])
+        if out.summaries is not None:
+            np.testing.assert_array_equal(out.summaries.best, out.values.argmax(axis=1))
+            assert out.summaries.finite.all()
+
+
+def test_steps_of_any_size_run_one_program(ops: Ops) -> None:
+    """Red if buffers that grew for a large step are misread by a small one, or the other way round."""
+    table, matrix = values(VOCAB, 6), values(10, 6, seed=1)
+    ids, by, identity = ops.weight([host(table)]), ops.weight([host(matrix)]), ops.weight([host(np.eye(10))])
+    program = ops.program(lambda o: o.logits(o.linear(o.embed(ids), by, None), identity), None)
+    cache = Cache(ops)
+    for length in (1, 2, 9, 36, 3, 1, 17):
+        tokens = [index % VOCAB for index in range(length)]
+        out = program.run(inputs((tokens, 0, list(range(9)))), cache.buffer, range(length))
+        close(ops, out.values, table[tokens] @ matrix.T)
 
 
 def test_settings_that_torch_cannot_follow_are_refused() -> None:

@@ -21,6 +21,7 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.decoder import Decoder
 from relevo.engine.ops.torch.ops import TorchOps
+from relevo.engine.row_math import RowSummaries
 from relevo.engine.runner import DecoderRunner, SampleSpec
 from relevo.engine.sampler import Sampler
 
@@ -50,9 +51,11 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[np.ndarray, list[SampleSpec]]] = []
 
-    def sample(self, logits: np.ndarray, specs: Sequence[SampleSpec]) -> list[SampledToken]:
+    def sample(
+        self, logits: np.ndarray, specs: Sequence[SampleSpec], summaries: RowSummaries | None
+    ) -> list[SampledToken]:
         self.calls.append((logits.copy(), list(specs)))
-        return Sampler(logits.shape[1]).sample(logits, specs)
+        return Sampler(logits.shape[1]).sample(logits, specs, summaries)
 
 
 def make_runner(folder: Path, memory: Memory | None = None) -> tuple[DecoderRunner, Recorder, Memory]:

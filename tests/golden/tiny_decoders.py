@@ -89,7 +89,7 @@ class PagedDecoder:
     def step(self, *rows: ScheduledRow) -> np.ndarray:
         """Logits after every token of the step, [T, V]."""
         inputs = pack_rows(rows, BLOCK_SIZE)
-        return self.decoder.forward(inputs, self.kv, range(inputs.num_tokens))
+        return self.decoder.forward(inputs, self.kv, range(inputs.num_tokens)).values.copy()
 
 
 _GGUF_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}

@@ -20,6 +20,7 @@ from relevo.core.plan import ScheduledRow, StepPlan, StepResult
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import pack_rows
 from relevo.engine.models.decoder import Decoder
+from relevo.engine.row_math import RowSummaries
 
 SampleSpec = tuple[int, EngineRequest, SampleState]  # row of the logits, and who draws from it
 
@@ -38,7 +39,9 @@ class KVArena(Protocol):
 
 
 class TokenSampler(Protocol):
-    def sample(self, logits: npt.NDArray[np.float32], specs: Sequence[SampleSpec]) -> list[SampledToken]: ...
+    def sample(
+        self, logits: npt.NDArray[np.float32], specs: Sequence[SampleSpec], summaries: RowSummaries | None
+    ) -> list[SampledToken]: ...
 
 
 class DecoderRunner:
@@ -67,13 +70,13 @@ class DecoderRunner:
         inputs = pack_rows(rows, self.layout.block_size)
         drawing = [index for index, row in enumerate(rows) if row.samples]
         last_tokens = [int(inputs.row_first_token[index + 1]) - 1 for index in drawing]
-        logits = self._decoder.forward(inputs, self._kv, last_tokens)  # [len(drawing), V]
+        logits = self._decoder.forward(inputs, self._kv, last_tokens)
         specs = [
             (place, rows[index].request, sample)
             for place, index in enumerate(drawing)
             for sample in rows[index].samples
         ]
-        tokens = iter(self._sampler.sample(logits, specs) if specs else ())
+        tokens = iter(self._sampler.sample(logits.values, specs, logits.summaries) if specs else ())
         return tuple(tuple(next(tokens) for _ in row.samples) for row in rows)
 
     def warm_up(self) -> None:

@@ -1,6 +1,7 @@
 """Logits in, tokens out: one draw for each continuation that ends a row of the step.
 
-Owns the order of the operations and the fast paths; the arithmetic is in `sampling_math`. Holds no state: a draw
+Owns the order of the operations and the fast paths; the arithmetic is in `sampling_math` and, for rows without edits
+and log-probabilities, the backend's `RowMath`. Holds no state: a draw
 depends on the row, the request and the continuation's tokens, so a row alone, a row in a batch and the same row on
 another worker give one token. Does not know when a continuation ends: `ignore_eos` and stop tokens are the
 scheduler's, here end-of-sequence is masked until `min_tokens` and may be drawn afterwards.
@@ -24,79 +25,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from relevo.core.baton import SampledToken, SampleState
 from relevo.core.errors import StepFailed
 from relevo.core.ids import TokenId
 from relevo.core.request import EngineRequest
-from relevo.engine.sampling_math import (
-    Logits,
-    TokenIds,
-    best_logprobs,
-    candidates,
-    draw,
-    edited,
-    is_edited,
-    is_greedy,
-    log_normaliser,
-    waits,
-)
+from relevo.engine.row_math import NumpyRowMath, RowDraw, RowMath, RowSummaries, draw_from
+from relevo.engine.sampling_math import Logits, best_logprobs, edited, is_edited, is_greedy, log_normaliser
 
 SampleSpec = tuple[int, EngineRequest, SampleState]  # (row in logits, request, continuation)
 
 
 class Sampler:
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, row_math: RowMath | None = None) -> None:
+        """`row_math`: of the backend that computes the logits; default: numpy's."""
         self.vocab_size = vocab_size
+        self._math = row_math or NumpyRowMath()
 
-    def sample(self, logits: Logits, specs: Sequence[SampleSpec]) -> list[SampledToken]:
+    def sample(
+        self, logits: Logits, specs: Sequence[SampleSpec], summaries: RowSummaries | None = None
+    ) -> list[SampledToken]:
         """Draw one token per entry of `specs`, in their order; several may name one row. `logits` is only read.
 
-        logits: [R, >= V] float32; columns from V on are padding of the output layer and never drawn.
+        logits: [R, >= V] float32; columns from V on are padding of the output layer and never drawn. `summaries`: of
+        these logits, if the backend made them while it computed.
         Raises StepFailed, with the request's id in the message, if a named row holds NaN or infinity.
         """
         if not specs:
             return []
-        logits = logits[:, : self.vocab_size]
-        _check_finite(logits, specs)
-        best: TokenIds | None = None  # of every row, [R]; computed once if any draw needs it
-        sampled = []
-        for row_index, request, sample in specs:
-            sampling, num_output_tokens = request.sampling, len(sample.output_token_ids)
-            if is_greedy(sampling) and not is_edited(sampling, num_output_tokens):
-                best = logits.argmax(axis=1) if best is None else best
-                token_id = int(best[row_index])
+        if summaries is None or logits.shape[1] != self.vocab_size:
+            logits = logits[:, : self.vocab_size]
+            summaries = self._math.summarise(logits)
+        _check_finite(summaries, specs)
+        token_ids = self._token_ids(logits, specs, summaries)
+        return [
+            _with_logprobs(logits[row], token_id, request.sampling.num_logprobs)
+            if request.sampling.num_logprobs is not None
+            else SampledToken(token_id)
+            for (row, request, _), token_id in zip(specs, token_ids, strict=True)
+        ]
+
+    def _token_ids(self, logits: Logits, specs: Sequence[SampleSpec], summaries: RowSummaries) -> list[TokenId]:
+        token_ids = [0] * len(specs)
+        places, draws = [], []  # of rows without edits, drawn together
+        for place, (row, request, sample) in enumerate(specs):
+            sampling, position = request.sampling, len(sample.output_token_ids)
+            if is_edited(sampling, position):
+                token_ids[place] = _draw_edited(logits[row], request, sample)
+            elif is_greedy(sampling):
+                token_ids[place] = int(summaries.best[row])
             else:
-                token_id = _draw(logits[row_index], request, sample)
-            sampled.append(_with_logprobs(logits[row_index], token_id, sampling.num_logprobs))
-        return sampled
+                places.append(place)
+                draws.append(RowDraw(row, sampling, sample.sample_index, position))
+        if draws:
+            for place, token_id in zip(places, self._math.draw(logits, draws), strict=True):
+                token_ids[place] = token_id
+        return token_ids
 
 
-def _check_finite(logits: Logits, specs: Sequence[SampleSpec]) -> None:
-    finite = np.isfinite(logits.max(axis=1)) & np.isfinite(logits.min(axis=1))  # NaN wins both
-    for row_index, request, _ in specs:
-        if not finite[row_index]:
+def _check_finite(summaries: RowSummaries, specs: Sequence[SampleSpec]) -> None:
+    for row, request, _ in specs:
+        if not summaries.finite[row]:
             raise StepFailed(
                 f"the model computed NaN or infinity for request {request.request_id}; "
                 "check the dtype of the weights and whether the file is damaged"
             )
 
 
-def _draw(row: Logits, request: EngineRequest, sample: SampleState) -> TokenId:
-    sampling, num_output_tokens = request.sampling, len(sample.output_token_ids)
-    logits = edited(row, request, sample) if is_edited(sampling, num_output_tokens) else row
-    if is_greedy(sampling):
+def _draw_edited(row: Logits, request: EngineRequest, sample: SampleState) -> TokenId:
+    logits = edited(row, request, sample)
+    if is_greedy(request.sampling):
         return int(logits.argmax())
-    token_ids, weights = candidates(logits, sampling)
-    token_waits = waits(sampling.seed, sample.sample_index, num_output_tokens, len(logits))
-    index = draw(weights, token_waits if token_ids is None else token_waits[token_ids])
-    return index if token_ids is None else int(token_ids[index])
+    return draw_from(logits, request.sampling, sample.sample_index, len(sample.output_token_ids))
 
 
-def _with_logprobs(row: Logits, token_id: TokenId, num_logprobs: int | None) -> SampledToken:
-    if num_logprobs is None:
-        return SampledToken(token_id)
+def _with_logprobs(row: Logits, token_id: TokenId, num_logprobs: int) -> SampledToken:
     normaliser = log_normaliser(row)
     return SampledToken(
         token_id,

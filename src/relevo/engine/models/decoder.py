@@ -8,24 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from relevo.core.model import ModelConfig
 from relevo.engine.inputs import StepInputs
 from relevo.engine.models.rope import rope_frequencies
 from relevo.engine.models.weights import DecoderWeights, LayerWeights, load_weights
-from relevo.engine.ops.protocol import Buffer, HostTensor, Ops
+from relevo.engine.ops.protocol import Buffer, HostTensor, Operations, Ops, StepLogits
 
 
 class Decoder:
     def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: Ops, max_model_len: int) -> None:
-        """`max_model_len`, tokens, fixes the frequencies of length-dependent rope scalings."""
+        """`max_model_len`, tokens, fixes the frequencies of length-dependent rope scalings. Raises UnsupportedModel."""
         self.config = config
         self.ops = ops
         self.max_model_len = max_model_len
         self._weights = weights
         self._inv_freq, self._rope_scale = rope_frequencies(config, max_model_len)
+        self._program = ops.program(self._trace, config.sliding_window)
 
     @classmethod
     def load(
@@ -34,26 +32,21 @@ class Decoder:
         """Raises ModelFileError, UnsupportedModel."""
         return cls(config, load_weights(config, tensors, ops), ops, max_model_len)
 
-    def forward(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Compute a step, writing its KV; next-token logits [len(logit_tokens), V] after these tokens of the step."""
-        with self.ops.computing():
-            return self._forward(inputs, kv, logit_tokens)
+    def forward(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> StepLogits:
+        """Compute a step, writing its KV; next-token logits after these tokens of the step, valid until the next."""
+        return self._program.run(inputs, kv, logit_tokens)
 
-    def _forward(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        ops = self.ops
-        step = ops.begin_step(inputs, kv, self.config.sliding_window)
-        angles = ops.rope_angles(self._inv_freq, self._rope_scale, step)
-        x = ops.embed(self._weights.embedding, step)
+    def _trace(self, ops: Operations) -> Buffer:
+        angles = ops.rope_angles(self._inv_freq, self._rope_scale)
+        x = ops.embed(self._weights.embedding)
         for index, layer in enumerate(self._weights.layers):
-            x = ops.add(x, self._attention(x, layer, index, angles, kv, step))
-            x = ops.add(x, self._mlp(x, layer))
+            x = ops.add(x, self._attention(ops, x, layer, index, angles))
+            x = ops.add(x, self._mlp(ops, x, layer))
         x = ops.rms_norm(x, self._weights.final_norm, self.config.rms_norm_eps)
-        return ops.logits(x, self._weights.head, logit_tokens)
+        return ops.logits(x, self._weights.head)
 
-    def _attention(
-        self, x: Buffer, layer: LayerWeights, index: int, angles: Buffer, kv: Buffer, step: Buffer
-    ) -> Buffer:
-        ops, config = self.ops, self.config
+    def _attention(self, ops: Operations, x: Buffer, layer: LayerWeights, index: int, angles: Buffer) -> Buffer:
+        config = self.config
         x = ops.rms_norm(x, layer.input_norm, config.rms_norm_eps)
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
@@ -62,11 +55,10 @@ class Decoder:
             q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
             k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
         q, k = ops.rope(q, angles), ops.rope(k, angles)
-        attended = ops.attention(q, k, v, kv, index, step)  # [T, H * D]
+        attended = ops.attention(q, k, v, index)  # [T, H * D]
         return ops.linear(attended, layer.output, layer.output_bias)
 
-    def _mlp(self, x: Buffer, layer: LayerWeights) -> Buffer:
-        ops = self.ops
+    def _mlp(self, ops: Operations, x: Buffer, layer: LayerWeights) -> Buffer:
         x = ops.rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps)
         x = ops.silu_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias))
         return ops.linear(x, layer.down, layer.down_bias)

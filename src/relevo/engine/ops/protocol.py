@@ -1,17 +1,16 @@
-"""The operations a decoder is written against. Each backend gives them its own buffers.
+"""What a backend is, and the operations a decoder is written against.
 
-Owns the words only. Buffers are opaque: a model passes them from one operation to the next and never looks inside, so a
-backend may run each call at once, or note the calls of a step and run them later. A model is therefore a pure sequence
-of calls: no values are read back before `logits`.
+Owns the words only. A model is a trace: a function that calls operations on opaque buffers and returns next-token
+logits. It passes buffers from one operation to the next and never looks inside, and no value is read back before the
+end. So a backend may run the trace in every step, or record its operations once and replay them.
 
-Shapes: T tokens in the step, B rows, H query heads, K KV heads, D head size, E hidden size, V vocabulary, N blocks,
-S block size, L layers.
+Shapes: T tokens in the step, B rows, R rows of logits, H query heads, K KV heads, D head size, E hidden size,
+V vocabulary, N blocks, S block size, L layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
+from relevo.engine.row_math import RowMath, RowSummaries
 
 Buffer = Any
 
@@ -47,39 +47,22 @@ class HostTensor:
         return rows, row_bytes // BLOCK_BYTES[self.dtype] * BLOCK_ELEMENTS
 
 
-class Ops(Protocol):
-    dtype: str  # of activations and weights, a key of core.kv.DTYPE_BYTES
-    native_formats: frozenset[str]  # keys of BLOCK_BYTES that `weight` takes as the file's bytes
-    kv_in_host_memory: bool  # False: the cache lies on a device, and a transport over host memory cannot move it
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """Next-token logits of a step. `values` may be the backend's own memory: read it before the program runs again."""
 
-    def weight(self, parts: Sequence[HostTensor]) -> Buffer:
-        """A weight in `dtype`; parts are stacked along their first dimension. May keep (not copy) the parts' memory."""
-        ...
+    values: npt.NDArray[np.float32]  # [R, V]
+    summaries: RowSummaries | None  # None: the backend made none
+    kernel_s: float  # time spent in operations; the rest of a step is inputs, sampling and the interpreter
 
-    def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> Buffer:
-        """A cache of num_blocks blocks, each laid out as KVLayout says: [N, L, 2, K, S, D].
 
-        With `kv_in_host_memory` it is a view over `host_memory` (num_blocks * layout.bytes_per_block bytes, writable).
-        """
-        ...
+class Operations(Protocol):
+    """What a trace calls. A buffer passed to `add`, `rope` or `split_heads` is used up.
 
-    def computing(self) -> AbstractContextManager[None]:
-        """Around a whole forward pass: what a backend sets up once for all of its operations."""
-        ...
+    Heads [T, n, D] may be passed where [T, n * D] is asked for.
+    """
 
-    def begin_step(self, inputs: StepInputs, kv: Buffer, sliding_window: int | None) -> Buffer:
-        """Place a step's indices and masks where the other operations need them. Valid until the next begin_step.
-
-        Clears `inputs.fresh_tail_blocks()`: attention reads whole blocks and gives unused slots the weight 0, which
-        leaves nothing of a former owner's numbers only if they are finite (0 * inf is not a number).
-        """
-        ...
-
-    def copy_blocks(self, kv: Buffer, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        """Copy whole blocks, (source, target), in order."""
-        ...
-
-    def embed(self, weight: Buffer, step: Buffer) -> Buffer:
+    def embed(self, weight: Buffer) -> Buffer:
         """[V, E] -> [T, E]"""
         ...
 
@@ -92,7 +75,7 @@ class Ops(Protocol):
         ...
 
     def add(self, x: Buffer, y: Buffer) -> Buffer:
-        """May write into x, which is not used afterwards."""
+        """May write into x."""
         ...
 
     def silu_mul(self, x: Buffer) -> Buffer:
@@ -103,7 +86,7 @@ class Ops(Protocol):
         """[T, sum(num_heads) * D] -> one [T, n, D] for each n in num_heads"""
         ...
 
-    def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float, step: Buffer) -> Buffer:
+    def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float) -> Buffer:
         """Cosines and sines for the positions of the step, times `scale`; inv_freq is [D / 2], radians per position."""
         ...
 
@@ -111,13 +94,59 @@ class Ops(Protocol):
         """Rotate [T, n, D]; dimension i is paired with i + D / 2 (the order of Hugging Face checkpoints)."""
         ...
 
-    def attention(self, q: Buffer, k: Buffer, v: Buffer, kv: Buffer, layer: int, step: Buffer) -> Buffer:
+    def attention(self, q: Buffer, k: Buffer, v: Buffer, layer: int) -> Buffer:
         """Write k and v [T, K, D] into the step's slots, then attend: q [T, H, D] -> [T, H * D].
 
-        Causal, scaled by D ** -0.5, each row over its own block table and within the step's sliding window.
+        Causal, scaled by D ** -0.5, each row over its own block table and within the sliding window.
         """
         ...
 
-    def logits(self, x: Buffer, weight: Buffer, token_indices: Sequence[int]) -> npt.NDArray[np.float32]:
-        """x [T, E], weight [V, E] -> [len(token_indices), V]; reads the values back."""
+    def logits(self, x: Buffer, weight: Buffer) -> Buffer:
+        """x [T, E], weight [V, E] -> [R, V] for the tokens that the step asks for. The last operation of a trace."""
+        ...
+
+
+Trace = Callable[[Operations], Buffer]
+
+
+class Program(Protocol):
+    """A trace, ready to be run once per step."""
+
+    def run(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> StepLogits:
+        """Compute a step: write its KV, return logits after these tokens of the step.
+
+        Clears `inputs.fresh_tail_blocks()` first: nothing of a former owner's numbers may reach the next, not even as
+        0 * NaN in slots that are not used yet.
+        """
+        ...
+
+
+class Ops(Protocol):
+    """A backend."""
+
+    dtype: str  # of activations, a key of core.kv.DTYPE_BYTES
+    native_formats: frozenset[str]  # keys of BLOCK_BYTES that `weight` takes as the file's bytes
+    kv_in_host_memory: bool  # False: the cache lies on a device, and a transport over host memory cannot move it
+    row_math: RowMath  # for the logits of its programs
+
+    def weight(self, parts: Sequence[HostTensor]) -> Buffer:
+        """A weight as operations take it; parts are stacked along their first dimension. May keep the parts' memory."""
+        ...
+
+    def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> Buffer:
+        """A cache of num_blocks blocks, each laid out as KVLayout says: [N, L, 2, K, S, D].
+
+        With `kv_in_host_memory` it is a view over `host_memory` (num_blocks * layout.bytes_per_block bytes, writable).
+        """
+        ...
+
+    def copy_blocks(self, kv: Buffer, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        """Copy whole blocks, (source, target), in order."""
+        ...
+
+    def program(self, trace: Trace, sliding_window: int | None) -> Program:
+        """`sliding_window`: tokens a query sees, its own included; None: all.
+
+        Raises UnsupportedModel if the backend cannot carry out an operation or a combination of them.
+        """
         ...

@@ -1,0 +1,114 @@
+"""Each operation as torch calls, and a program that runs its trace in every step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from relevo.engine.inputs import StepInputs
+from relevo.engine.ops.protocol import StepLogits, Trace
+from relevo.engine.ops.torch.kv_cache import TorchKVCache
+from relevo.engine.ops.torch.step import AttentionBatch, TorchStep, place_step
+
+Angles = tuple[torch.Tensor, torch.Tensor]
+
+
+class TorchOperations:
+    """Of one step. Runs every call at once."""
+
+    def __init__(self, step: TorchStep, kv: TorchKVCache, dtype: torch.dtype, logit_tokens: Sequence[int]) -> None:
+        self._step = step
+        self._kv = kv
+        self._dtype = dtype
+        self._logit_tokens = torch.tensor(logit_tokens, dtype=torch.int64, device=kv.device)
+
+    def embed(self, weight: torch.Tensor) -> torch.Tensor:
+        return F.embedding(self._step.token_ids, weight)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x.flatten(1), weight, bias)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.add_(y)
+
+    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def split_heads(self, x: torch.Tensor, num_heads: Sequence[int], head_size: int) -> tuple[torch.Tensor, ...]:
+        return torch.split(x.view(len(x), -1, head_size), list(num_heads), dim=1)
+
+    def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float) -> Angles:
+        """[T, 1, D] each; the sines of the first half are negated, as `rope` wants them."""
+        angles = self._step.positions[:, None] * torch.from_numpy(inv_freq).to(self._kv.device)
+        cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
+        both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return both[0].to(self._dtype)[:, None], both[1].to(self._dtype)[:, None]
+
+    def rope(self, x: torch.Tensor, angles: Angles) -> torch.Tensor:
+        cos, signed_sin = angles
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), signed_sin)
+
+    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+        kv, step = self._kv, self._step
+        kv.write(layer, step.slots, k, v)
+        if len(step.batches) == 1 and step.batches[0].token_indices is None:
+            return _attend(q, kv, layer, step.batches[0])
+        attended = q.new_empty(len(q), q.shape[1] * q.shape[2])
+        for batch in step.batches:
+            if batch.token_indices is not None:
+                rows = q.index_select(0, batch.token_indices)
+                attended.index_copy_(0, batch.token_indices, _attend(rows, kv, layer, batch))
+            else:
+                span = slice(batch.first_token, batch.first_token + batch.num_rows * batch.num_queries)
+                attended[span] = _attend(q[span], kv, layer, batch)
+        return attended
+
+    def logits(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.flatten(1).index_select(0, self._logit_tokens), weight)
+
+
+class TorchProgram:
+    def __init__(self, trace: Trace, dtype: torch.dtype, sliding_window: int | None) -> None:
+        self._trace = trace
+        self._dtype = dtype
+        self._sliding_window = sliding_window
+
+    def run(self, inputs: StepInputs, kv: TorchKVCache, logit_tokens: Sequence[int]) -> StepLogits:
+        started = time.perf_counter()
+        with torch.inference_mode():  # no bookkeeping for gradients: a tenth of the cost of small operations
+            kv.clear(inputs.fresh_tail_blocks())
+            step = place_step(inputs, kv, self._dtype, self._sliding_window)
+            operations = TorchOperations(step, kv, self._dtype, logit_tokens)
+            values: npt.NDArray[np.float32] = self._trace(operations).float().cpu().numpy()
+        return StepLogits(values, summaries=None, kernel_s=time.perf_counter() - started)
+
+
+def _attend(q: torch.Tensor, kv: TorchKVCache, layer: int, batch: AttentionBatch) -> torch.Tensor:
+    """q [R * Q, H, D] -> [R * Q, H * D].
+
+    Query heads that share a KV head are told apart without copying keys: as more queries when each row has one token,
+    as heads of a batch of KV heads when one row has many.
+    """
+    num_tokens, num_heads, head_size = q.shape
+    k, v = kv.read(layer, batch.key_runs, batch.num_rows, q.dtype)  # [R, K, C, D]
+    num_kv_heads = k.shape[1]
+    shared_by = num_heads // num_kv_heads  # G
+    if batch.num_queries == 1:
+        q = q.reshape(num_tokens, num_kv_heads, shared_by, head_size)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=batch.mask)  # [R, K, G, D]
+        return out.reshape(num_tokens, num_heads * head_size)
+    q = q.view(num_tokens, num_kv_heads, shared_by, head_size).permute(1, 2, 0, 3)  # [K, G, Q, D]
+    shape = (num_kv_heads, shared_by, k.shape[2], head_size)
+    out = F.scaled_dot_product_attention(
+        q, k.transpose(0, 1).expand(shape), v.transpose(0, 1).expand(shape), attn_mask=batch.mask
+    )
+    return out.permute(2, 0, 1, 3).reshape(num_tokens, num_heads * head_size)
