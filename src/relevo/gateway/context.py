@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from relevo.core.ids import TokenId
+from relevo.core.ids import RequestId, TokenId
 from relevo.core.ports import Clock
 from relevo.gateway.auth import ApiKeys, Authenticator
 from relevo.gateway.metering.meter import NoMeter, UsageMeter
@@ -98,5 +98,7 @@ class GatewayContext:
     max_body_bytes: int = 32 * 1024 * 1024
     sse_keepalive_s: float | None = None  # None: no keep-alive comments
     started_at_unix_s: int = 0  # `created` of the models listed
+    affinity_headers: tuple[str, ...] = ()  # more headers that name a session
+    explain_route: Callable[[RequestId], str] | None = None  # why a request went where it went
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)  # for requests that bring none
     model_hash: str = ""  # goes into `system_fingerprint`

@@ -7,7 +7,7 @@ the end-of-sequence token counts.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -113,8 +113,10 @@ class TextGeneration:
         model: str,
         prompt_index: int = 0,
         is_streamed: bool = False,
+        on_first_output: Callable[[], None] | None = None,
     ) -> None:
         self.request = request
+        self._on_first_output = on_first_output
         self._is_streamed = is_streamed
         self._model = model
         self._prompt_index = prompt_index
@@ -205,6 +207,9 @@ class TextGeneration:
         self._metrics.request_finished(record)
 
     def _delta(self, output: TokenOutput) -> TextDelta | None:
+        if self._on_first_output is not None:
+            self._on_first_output()
+            self._on_first_output = None
         self._facts = self._facts or output.facts
         choice = self._choices[output.sample_index]
         if choice.finish_reason is not None:

@@ -15,6 +15,7 @@ from relevo.gateway.context import GatewayContext
 from relevo.gateway.http_errors import context_overflow_message
 from relevo.gateway.openai.sampling import check_token_ids
 from relevo.gateway.openai.schemas import MAX_PROMPTS, ChatFields, CompletionFields, TokenizeFields
+from relevo.policy.affinity import without_markers
 
 _ROLES_THAT_NEED_CONTENT = frozenset(("system", "developer", "user", "tool"))
 
@@ -98,8 +99,8 @@ def render_messages(
             param="chat_template_kwargs",
         )
     return context.chat_template.render(
-        messages,
-        tools=tools or None,
+        without_markers(messages),
+        tools=without_markers(tools) if tools else None,
         add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
         continue_final_message=continue_final_message,
         **template_kwargs,

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 from relevo.core.ids import RequestId, TokenId
 from relevo.core.request import EngineRequest
 from relevo.gateway.call import Call
 from relevo.gateway.openai.sampling import resolve_sampling
-from relevo.gateway.openai.schemas import GenerationFields
+from relevo.gateway.openai.schemas import ChatFields, GenerationFields
 from relevo.gateway.text_generation import TextGeneration, TextOptions
+from relevo.policy.affinity import affinity_of
+
+EXPLAIN_HEADER = "x-relevo-explain"  # of a request: any value asks for
+ROUTE_HEADER = "x-relevo-route"  # of its response: who decodes, who computed the prompt, and why
+SESSION_FIELDS = ("session_id", "prompt_cache_key", "promptCacheKey", "metadata")
 
 
 def response_id(call: Call, fields: GenerationFields, prefix: str) -> str:
@@ -55,6 +62,7 @@ def new_generation(
         salt=cache_salt(call.tenant, fields.cache_salt),
         priority=fields.priority,
         arrived_at_ns=call.accepted_at_ns,
+        session=_session(call, fields, token_ids, model),
     )
     options = TextOptions(
         stop_strings=_stop_strings(fields.stop),
@@ -64,7 +72,46 @@ def new_generation(
         min_tokens=fields.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
     )
-    return TextGeneration(context, request, options, model=model, prompt_index=prompt_index, is_streamed=fields.stream)
+    return TextGeneration(
+        context,
+        request,
+        options,
+        model=model,
+        prompt_index=prompt_index,
+        is_streamed=fields.stream,
+        on_first_output=_explainer(call, request.request_id),
+    )
+
+
+def _session(call: Call, fields: GenerationFields, token_ids: list[TokenId], model: str) -> bytes:
+    """What the router knows the conversation by."""
+    body: dict[str, Any] = {name: getattr(fields, name) for name in SESSION_FIELDS}
+    if isinstance(fields, ChatFields):
+        body |= {"messages": fields.messages, "tools": fields.tools}
+    else:
+        body |= {"prompt": token_ids}
+    affinity = affinity_of(
+        call.request.headers,
+        body,
+        tenant=call.tenant,
+        model=model,
+        extra_headers=call.context.affinity_headers,
+    )
+    return affinity.key
+
+
+def _explainer(call: Call, request_id: RequestId) -> Callable[[], None] | None:
+    """Adds the router's reasons to the response, for a client that asks for them."""
+    explain = call.context.explain_route
+    if explain is None or not call.request.headers.get(EXPLAIN_HEADER):
+        return None
+
+    def note() -> None:
+        earlier = call.reply_headers.get(ROUTE_HEADER)
+        here = explain(request_id)
+        call.reply_headers[ROUTE_HEADER] = f"{earlier} || {here}" if earlier else here
+
+    return note
 
 
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -90,6 +90,10 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     response_format: dict[str, Any] | None = None
     structured_outputs: Any = None
     use_beam_search: bool = False
+    session_id: Any = None  # these four may name a session, see policy.affinity
+    prompt_cache_key: Any = None
+    promptCacheKey: Any = None  # noqa: N815  # as some clients spell it
+    metadata: Any = None
 
 
 class ChatFields(GenerationFields, kw_only=True):
