@@ -97,6 +97,23 @@ class Settings(BaseSettings):
     max_body_bytes: Bytes = Field(8 * 2**20, description="Longest accepted request body.")
     root_path: str = Field("", description="Path prefix when a proxy strips one.")
 
+    # metering
+    data_dir: str | None = Field(
+        None,
+        description="Folder of the usage ledger and API keys (relevo.db). Default: $XDG_STATE_HOME/relevo, which is "
+        "~/.local/state/relevo where that is not set.",
+    )
+    database_url: str | None = Field(
+        None,
+        description="PostgreSQL instead of the file (postgresql://user:password@host/name), or `memory`: gone at the end.",
+    )
+    ledger_fsync: bool = Field(
+        False, description="Ledger rows in the file survive a power cut too, not only kill -9; each commit waits for the disk."
+    )
+    prices: str | None = Field(
+        None, description="JSON or TOML file with prices per model under LiteLLM's names. Default: everything costs 0."
+    )
+
     # topology
     topology: str = Field(
         "auto", description="auto, unified, or NpMd: N prefill and M decode workers, for example 1p1d."

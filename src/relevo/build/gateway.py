@@ -16,13 +16,13 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from relevo.build.metering import Metering, build_metering
 from relevo.build.resolve import GatewayConfig
 from relevo.build.worker import MonotonicClock
 from relevo.core.errors import StartError
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
 from relevo.gateway.app import create_app
-from relevo.gateway.auth import ApiKeys
 from relevo.gateway.chat_template import ChatTemplate
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.detokenizer import IncrementalDetokenizer
@@ -52,14 +52,16 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     )
     metrics = GatewayMetrics(model_name=config.served_model_names[0])
     dispatcher = build_dispatcher(config, membership, metrics, report)
-    app = create_app(build_context(config, files, dispatcher, metrics))
+    metering = build_metering(config, metrics, MonotonicClock())
+    app = create_app(build_context(config, files, dispatcher, metrics, metering))
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[None]:
         membership_task = asyncio.create_task(membership.run(dispatcher), name="membership")
         ready_task = asyncio.create_task(_report_ready(dispatcher, report), name="ready")
         try:
-            yield
+            async with metering.running():
+                yield
         finally:
             for task in (membership_task, ready_task):
                 task.cancel()
@@ -131,7 +133,7 @@ def build_chooser(config: GatewayConfig) -> WorkerChooser:
 
 
 def build_context(
-    config: GatewayConfig, files: TokenizerFiles, dispatcher: Dispatcher, metrics: GatewayMetrics
+    config: GatewayConfig, files: TokenizerFiles, dispatcher: Dispatcher, metrics: GatewayMetrics, metering: Metering
 ) -> GatewayContext:
     tokenizer = Tokenizer(files)
     return GatewayContext(
@@ -147,7 +149,9 @@ def build_context(
         max_model_len=config.max_model_len,
         eos_token_ids=files.eos_token_ids,
         generation_defaults=files.generation_defaults,
-        api_keys=ApiKeys(config.api_key_hashes),
+        api_keys=metering.key_ring,
+        meter=metering.meter,
+        usage=metering.refresh,
         allowed_origins=config.allowed_origins,
         max_body_bytes=config.max_body_bytes,
         started_at_unix_s=int(time.time()),

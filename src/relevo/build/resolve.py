@@ -78,6 +78,14 @@ class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
+class PriceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Currency units per token as decimal text; see policy.pricing."""
+
+    input_cost_per_token: str
+    cache_read_input_token_cost: str
+    output_cost_per_token: str
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the gateway process needs."""
 
@@ -106,6 +114,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int
     shutdown_timeout_s: float
     log_level: str
+    database: str = "memory"  # or a URL, or the path of an SQLite file; filled in by build.metering, like the prices
+    ledger_fsync: bool = False
+    prices: dict[str, PriceConfig] = {}  # none: everything is free
     routing_policy: str = "ttft"
     affinity_load_factor: float = 1.25
     affinity_max_penalty_s: float = 0.5

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from relevo.build.backend import check_installed
+from relevo.build.metering import with_metering
 from relevo.build.resolve import GatewayConfig, Hardware, ServePlan, WorkerConfig, resolve
 from relevo.core.errors import SettingsError
 from relevo.core.model import ModelConfig
@@ -22,12 +23,12 @@ from relevo.supervisor import ChildSpec, Status, Supervisor
 
 
 def plan_serving(settings: Settings) -> ServePlan:
-    """Read the head of the model file, look at the machine, decide. Raises StartError; loads no weights."""
+    """Read the head of the model file, look at the machine, decide, try the database. Raises StartError; no weights."""
     model, model_hash = model_head(settings)
     plan = resolve(settings, model, model_hash, detect_hardware(settings.device))
     if settings.model != "fake":
         check_installed(plan.workers[0].backend)
-    return plan
+    return with_metering(plan, settings)
 
 
 def model_head(settings: Settings) -> tuple[ModelConfig, str]:

@@ -22,6 +22,7 @@ class Origin(StrEnum):
     """Who measures."""
 
     REQUESTS = "requests"  # the gateway, as requests, handoffs and responses end
+    LEDGER = "ledger"  # the gateway, as ledger rows are written
     WORKERS = "workers"  # reports of the workers, as of the scrape
 
 
@@ -59,6 +60,10 @@ N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 # arbitrary: from a short prompt on one box to a long one over a slow link
 HANDOFF_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TRANSFER_BUCKETS_BYTES = tuple(float(1 << exponent) for exponent in range(16, 36, 2))
+
+# a commit without fsync takes less than a millisecond, one that waits for a busy disk or another process much more
+COMMIT_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+OUTCOMES = ("finished", "aborted", "failed")
 
 HANDOFF_OUTCOMES = ("completed", "local", "failed", "aborted", "replayed")
 BLOCK_STATES = ("free", "reusable", "held", "quarantined")
@@ -164,6 +169,43 @@ TABLE: tuple[Metric, ...] = (
     ),
     _of_requests(
         "relevo:handoff_transfer_bytes", TRANSFER_BUCKETS_BYTES, "Completed handoffs: KV handed over.", labels=()
+    ),
+    Metric(
+        name="relevo:ledger_rows_total",
+        kind=Kind.COUNTER,
+        origin=Origin.LEDGER,
+        labels=("outcome",),
+        help="Rows kept in the usage ledger, one per admitted request, by how the request ended.",
+        label_values=OUTCOMES,
+    ),
+    Metric(
+        name="relevo:ledger_write_failures_total",
+        kind=Kind.COUNTER,
+        origin=Origin.LEDGER,
+        labels=(),
+        help="Transactions that failed and were repeated.",
+    ),
+    Metric(
+        name="relevo:ledger_commit_seconds",
+        kind=Kind.HISTOGRAM,
+        origin=Origin.LEDGER,
+        labels=(),
+        help="Duration of a transaction, one or many rows.",
+        buckets=COMMIT_BUCKETS_S,
+    ),
+    Metric(
+        name="relevo:ledger_pending_rows",
+        kind=Kind.GAUGE,
+        origin=Origin.LEDGER,
+        labels=(),
+        help="Rows that are not known to be kept yet.",
+    ),
+    Metric(
+        name="relevo:ledger_up",
+        kind=Kind.GAUGE,
+        origin=Origin.LEDGER,
+        labels=(),
+        help="0 while the last transaction failed; then no request is taken.",
     ),
     _worker_gauge("vllm:num_requests_running", "Continuations that decode."),
     _worker_gauge(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
 from relevo.core.request import FinishReason
@@ -32,11 +32,13 @@ class GatewayMetrics:
         self._registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._gauges: dict[str, Gauge] = {}
         for metric in TABLE:
-            if metric.origin is Origin.REQUESTS:
+            if metric.origin is not Origin.WORKERS:
                 self._register(metric, model_name)
         self._workers = WorkerSeries(model_name)
         self._registry.register(self._workers)
+        self._gauges["relevo:ledger_up"].set(1)
 
     def request_finished(self, record: RequestRecord) -> None:
         """Count an admitted request that has ended, however it ended. Call once per request."""
@@ -63,6 +65,19 @@ class GatewayMetrics:
             self._observe("relevo:handoff_transfer_seconds", {}, transfer_s)
             self._observe("relevo:handoff_transfer_bytes", {}, transferred_bytes)
 
+    def ledger_kept(self, outcomes: Sequence[str], commit_s: float) -> None:
+        """One transaction of the usage ledger: the outcome of each row (one of metric_table.OUTCOMES)."""
+        for outcome in outcomes:
+            self._counters["relevo:ledger_rows_total"].labels(outcome=outcome).inc()
+        self._observe("relevo:ledger_commit_seconds", {}, commit_s)
+
+    def ledger_failed(self) -> None:
+        self._counters["relevo:ledger_write_failures_total"].inc()
+
+    def ledger_pending(self, num_rows: int, *, is_up: bool) -> None:
+        self._gauges["relevo:ledger_pending_rows"].set(num_rows)
+        self._gauges["relevo:ledger_up"].set(is_up)
+
     def http_response(self, handler: str, method: str, status: int) -> None:
         """`handler`: the route's pattern, not the path that the client sent. `status`: the code, e.g. 200."""
         method = method if method in _METHODS else "OTHER"
@@ -74,12 +89,15 @@ class GatewayMetrics:
         return generate_latest(self._registry), CONTENT_TYPE
 
     def _register(self, metric: Metric, model_name: str) -> None:
-        collector: Counter | Histogram
+        collector: Counter | Histogram | Gauge
         if metric.kind is Kind.HISTOGRAM:
             collector = Histogram(
                 metric.name, metric.help, metric.labels, registry=self._registry, buckets=metric.buckets
             )
             self._histograms[metric.name] = collector
+        elif metric.kind is Kind.GAUGE:
+            collector = Gauge(metric.name, metric.help, metric.labels, registry=self._registry)
+            self._gauges[metric.name] = collector
         else:
             collector = Counter(metric.name, metric.help, metric.labels, registry=self._registry)
             self._counters[metric.name] = collector
@@ -130,6 +148,7 @@ def metrics_markdown() -> str:
     ]
     titles = {
         Origin.REQUESTS: "Measured by the gateway, when a request, handoff or response ends",
+        Origin.LEDGER: "Measured by the gateway, when rows of the usage ledger are written",
         Origin.WORKERS: "Reported by the workers",
     }
     for origin, title in titles.items():

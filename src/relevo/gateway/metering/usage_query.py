@@ -45,7 +45,7 @@ def parse_moment(text: str, now_ms: int, param: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
-            f"'{param}' is {text[:40]!r}; write 2026-11-30, 2026-11-30T08:00, Unix seconds, or 24h or 7d for so long ago.",
+            f"'{param}' is {text[:40]!r}; write 2026-11-30, 2026-11-30T08:00, Unix seconds, or 24h, 7d (so long ago).",
             param=param,
         ) from None
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -10,7 +10,6 @@ OpenAI SDK raises APIError on the event, and no client can take the text for com
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
@@ -133,11 +132,11 @@ async def answer(call: Call, job: Job) -> Response | None:
 
     try:
         await run_while_connected(call.request.receive, work())
-    except (ClientGone, asyncio.CancelledError):
+    except ClientGone:
         tab.close(Outcome.ABORTED)
         raise
     finally:
-        tab.close(Outcome.FAILED)  # without effect unless the answer failed before it began
+        tab.close(Outcome.FAILED)  # an error before the answer began, or the server stops; else it is closed
         for generation in job.generations:
             generation.record()
     return response
