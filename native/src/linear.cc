@@ -1,0 +1,19 @@
+// Which kernels a path uses for matrix products: its own, or those of the next lower path that has some.
+#include "linear.h"
+
+namespace relevo {
+
+extern const LinearKernels kLinearPortable;
+#if defined(__x86_64__)
+extern const LinearKernels kLinearAvx2;
+#endif
+
+const LinearKernels& linear_kernels(Path path) {
+#if defined(__x86_64__)
+  if (path >= Path::avx2) return kLinearAvx2;
+#endif
+  (void)path;
+  return kLinearPortable;
+}
+
+}  // namespace relevo

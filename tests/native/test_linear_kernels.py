@@ -1,0 +1,247 @@
+"""Matrix products on every path against numpy, and their headline property: a row's result depends on that row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+native = pytest.importorskip("relevo_native._native")
+
+Floats = npt.NDArray[np.float32]
+
+PATHS = native.available_paths()
+BLOCK_FORMATS = {
+    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
+    "q4_1": gguf.GGMLQuantizationType.Q4_1,
+}
+FLOAT_FORMATS = ("float32", "float16", "bfloat16")
+FORMATS = (*FLOAT_FORMATS, *BLOCK_FORMATS, "q8_channel")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A random weight as a file stores it, and the numbers it stands for."""
+
+    format: str
+    raw: npt.NDArray[np.uint8]  # [n, bytes]
+    values: Floats  # [n, k]
+
+    def packed(self, path: str) -> Any:
+        return native.PackedLinear(path, self.format, self.raw, self.values.shape[1])
+
+
+def make_weight(format: str, n: int, k: int, seed: int) -> Weight:
+    values = np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32) / np.float32(k**0.5)
+    if format in BLOCK_FORMATS:
+        raw = gguf.quantize(values, BLOCK_FORMATS[format])
+        return Weight(format, raw, gguf.dequantize(raw, BLOCK_FORMATS[format]))
+    if format == "q8_channel":
+        scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+        return Weight(format, values.view(np.uint8), np.rint(values / scales) * scales)
+    if format == "float16":
+        halves = values.astype(np.float16)
+        return Weight(format, halves.view(np.uint8), halves.astype(np.float32))
+    if format == "bfloat16":
+        high = (values.view(np.uint32) >> 16).astype(np.uint16)
+        return Weight(format, high.view(np.uint8), (high.astype(np.uint32) << 16).view(np.float32))
+    return Weight(format, values.view(np.uint8), values)
+
+
+def quantised_inputs(x: Floats, block: int) -> Floats:
+    """What the integer formats multiply: int8 per block, scale = max |x| / 127, rounded half to even."""
+    m, k = x.shape
+    padded = np.zeros((m, -(-k // block) * block), np.float32)
+    padded[:, :k] = x
+    blocks = padded.reshape(m, -1, block)
+    largest = np.abs(blocks).max(axis=2, keepdims=True)
+    inverse = np.where(largest > 0, np.float32(127) / np.where(largest > 0, largest, np.float32(1)), np.float32(0))
+    q = np.rint(blocks * inverse.astype(np.float32))
+    return (q * (largest / np.float32(127))).reshape(m, -1)[:, :k]
+
+
+def inputs(m: int, k: int, seed: int) -> Floats:
+    return np.random.default_rng(seed + 1).standard_normal((m, k)).astype(np.float32)
+
+
+def multiply(linear: Any, x: Floats, **options: Any) -> Floats:
+    y = np.full((len(x), linear.n), np.nan, np.float32)
+    linear.multiply(x, y, **options)
+    return y
+
+
+def lengths(format: str) -> st.SearchStrategy[int]:
+    return st.integers(1, 8).map(lambda n: 32 * n) if format in BLOCK_FORMATS else st.integers(1, 200)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
+    format = draw(st.sampled_from(FORMATS))
+    return format, draw(st.integers(1, 70)), draw(lengths(format)), draw(st.integers(1, 40)), draw(st.integers(0, 99))
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes())
+def test_products_equal_numpy_on_the_same_quantised_inputs(path: str, shape: tuple[str, int, int, int, int]) -> None:
+    """The integer part is exact, so only float32 rounding of the sum over blocks (or over k) is left."""
+    format, n, k, m, seed = shape
+    weight, x = make_weight(format, n, k, seed), inputs(m, k, seed)
+    seen = x if format in FLOAT_FORMATS else quantised_inputs(x, 64 if format == "q8_channel" else 32)
+    expected = seen.astype(np.float64) @ weight.values.T.astype(np.float64)
+    np.testing.assert_allclose(multiply(weight.packed(path), x), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=25, deadline=None)
+@given(shape=shapes())
+def test_unpacking_a_row_gives_its_dequantised_numbers(path: str, shape: tuple[str, int, int, int, int]) -> None:
+    format, n, k, _, seed = shape
+    weight = make_weight(format, n, k, seed)
+    linear = weight.packed(path)
+    rows = np.empty((n, k), np.float32)
+    for row in range(n):
+        linear.unpack_row(row, rows[row])
+    np.testing.assert_array_equal(rows, weight.values)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes(), data=st.data())
+def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_any_part_of_the_panels(
+    path: str, shape: tuple[str, int, int, int, int], data: st.DataObject
+) -> None:
+    """Red when a kernel for many rows accumulates in another order than the one for few."""
+    format, n, k, m, seed = shape
+    linear, x = make_weight(format, n, k, seed).packed(path), inputs(m, k, seed)
+    whole = multiply(linear, x)
+    row = data.draw(st.integers(0, m - 1))
+    np.testing.assert_array_equal(multiply(linear, x[row : row + 1]), whole[row : row + 1])
+    cut = data.draw(st.integers(0, m))
+    parts = [multiply(linear, part) for part in (x[:cut], x[cut:]) if len(part)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    panel = data.draw(st.integers(0, linear.num_panels))
+    y = np.full((m, n), np.nan, np.float32)
+    linear.multiply(x, y, end_panel=panel)
+    untouched = y[:, panel * linear.panel_rows :]
+    assert np.isnan(untouched).all()
+    linear.multiply(x, y, first_panel=panel, prepare_groups=1)
+    np.testing.assert_array_equal(y, whole)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_many_rows_and_a_long_k_have_the_bits_of_one_row(path: str, format: str) -> None:
+    """Long enough that a fast path works in stretches of k and in several passes over the rows."""
+    k, n, m = (1216, 40, 150) if path != "portable" else (1216, 24, 30)
+    linear, x = make_weight(format, n, k, 5).packed(path), inputs(m, k, 5)
+    alone = np.concatenate([multiply(linear, x[row : row + 1]) for row in range(m)])
+    np.testing.assert_array_equal(multiply(linear, x), alone)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=shapes())
+def test_all_paths_agree_to_the_bit(shape: tuple[str, int, int, int, int]) -> None:
+    """A request may move between workers on different processors without a changed token."""
+    format, n, k, m, seed = shape
+    weight, x = make_weight(format, n, k, seed), inputs(m, k, seed)
+    results = [multiply(weight.packed(path), x) for path in PATHS]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=25, deadline=None)
+@given(shape=shapes(), slack=st.integers(0, 9))
+def test_bias_accumulation_and_strides(path: str, shape: tuple[str, int, int, int, int], slack: int) -> None:
+    format, n, k, m, seed = shape
+    linear, rng = make_weight(format, n, k, seed).packed(path), np.random.default_rng(seed)
+    wide = rng.standard_normal((m, k + slack)).astype(np.float32)
+    bias = rng.standard_normal(n).astype(np.float32)
+    before = rng.standard_normal((m, n + slack)).astype(np.float32)
+    plain = multiply(linear, np.ascontiguousarray(wide[:, :k]))
+    for options, expected in (
+        ({}, plain),
+        ({"bias": bias}, plain + bias),
+        ({"accumulate": True}, before[:, :n] + plain),
+        ({"bias": bias, "accumulate": True}, before[:, :n] + (plain + bias)),
+    ):
+        y = before.copy()
+        linear.multiply(wide[:, :k], y[:, :n], **options)
+        np.testing.assert_array_equal(y[:, :n], expected)
+        np.testing.assert_array_equal(y[:, n:], before[:, n:])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_extreme_inputs(path: str, format: str) -> None:
+    """Zeros and tiny blocks give zero, the largest nibbles and inputs do not overflow, and a NaN is not lost."""
+    linear = make_weight(format, 16, 64, 3).packed(path)
+    np.testing.assert_array_equal(multiply(linear, np.zeros((1, 64), np.float32)), 0)
+    assert np.isfinite(multiply(linear, np.full((3, 64), 1e-40, np.float32))).all()
+    large = Weight(format, *_largest(format, 16, 64))
+    y = multiply(large.packed(path), np.full((5, 64), 3.0, np.float32))
+    np.testing.assert_allclose(y, np.broadcast_to(3.0 * large.values.sum(axis=1), (5, 16)), rtol=1e-5)
+    for bad in (np.nan, np.inf, -np.inf):
+        x = np.ones((2, 64), np.float32)
+        x[1, 37] = bad
+        y = multiply(linear, x)
+        assert np.isfinite(y[0]).all()
+        assert not np.isfinite(y[1]).any()
+
+
+def _largest(format: str, n: int, k: int) -> tuple[npt.NDArray[np.uint8], Floats]:
+    """Rows whose stored integers all have the largest magnitude: 15, -8 and -128 (-127 per channel)."""
+    scale = np.float16(0.5).tobytes()
+    blocks = {
+        "q4_1": scale + np.float16(-1).tobytes() + b"\xff" * 16,
+        "q4_0": scale + b"\x00" * 16,
+        "q8_0": scale + b"\x80" * 32,
+    }
+    if format not in blocks:
+        weight = make_weight(format, n, k, 0)
+        values = np.full((n, k), -2.0, np.float32)
+        if format in ("float32", "q8_channel"):
+            return values.view(np.uint8), values
+        return weight.raw, weight.values
+    raw = np.tile(np.frombuffer(blocks[format], np.uint8), (n, k // 32))
+    return raw, gguf.dequantize(raw, BLOCK_FORMATS[format])
+
+
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_packing_keeps_the_stored_size(path: str, format: str) -> None:
+    weight = make_weight(format, 32, 576, 1)
+    assert weight.packed(path).packed_bytes == weight.raw.nbytes
+
+
+def test_what_does_not_fit_is_refused(path: str) -> None:
+    weight = make_weight("q4_1", 20, 64, 1)
+    linear = weight.packed(path)
+    x, y = np.ones((2, 64), np.float32), np.ones((2, 20), np.float32)
+    for call in (
+        lambda: native.PackedLinear(path, "q5_0", weight.raw, 64),
+        lambda: native.PackedLinear(path, "q4_1", weight.raw, 96),
+        lambda: native.PackedLinear(path, "q4_1", weight.raw, 63),
+        lambda: native.PackedLinear("mmx", "q4_1", weight.raw, 64),
+        lambda: linear.multiply(x[:, :32], y),
+        lambda: linear.multiply(x, y[:1]),
+        lambda: linear.multiply(x, np.ones((20, 2), np.float32).T),
+        lambda: linear.multiply(x, y, end_panel=3),
+        lambda: linear.multiply(x, y, first_panel=2, end_panel=1),
+        lambda: linear.multiply(x, y, bias=np.ones(19, np.float32)),
+        lambda: linear.unpack_row(20, np.ones(64, np.float32)),
+        lambda: linear.unpack_row(0, np.ones(63, np.float32)),
+    ):
+        with pytest.raises(ValueError):
+            call()
