@@ -116,7 +116,7 @@ def stack(model: str, *flags: str, env: dict[str, str] | None = None) -> Iterato
         [sys.executable, "-m", "relevo", "serve", model, "--port", "0", *flags],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, "RELEVO_DATABASE_URL": "memory", **(env or {})},
     )
     assert process.stderr is not None
     lines: list[str] = []

@@ -90,7 +90,11 @@ def _cmdline(pid: int) -> bytes:
 
 def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "relevo", "serve", *arguments], capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "relevo", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, "RELEVO_DATABASE_URL": "memory"},
     )
 
 

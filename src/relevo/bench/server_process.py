@@ -104,7 +104,7 @@ class ServerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **self.environment},
+                    env={**os.environ, "RELEVO_DATABASE_URL": "memory", **self.environment},  # nobody's usage, nobody's keys
                     start_new_session=True,  # Ctrl-C at the terminal reaches the load generator, which ends the server
                 )
             except OSError as error:
