@@ -105,11 +105,11 @@ class Settings(BaseSettings):
     )
     database_url: str | None = Field(
         None,
-        description="PostgreSQL instead of the file (postgresql://user:password@host/name), or `memory`: nothing is kept.",
+        description="PostgreSQL instead of the file: postgresql://user:password@host/name. `memory`: nothing is kept.",
     )
     ledger_fsync: bool = Field(
         False,
-        description="Rows in the ledger file survive a power cut too, not only kill -9; each commit waits for the disk.",
+        description="Rows in the ledger file survive a power cut too, not only kill -9; commits wait for the disk.",
     )
     prices: str | None = Field(
         None, description="JSON or TOML file with prices per model under LiteLLM's names. Default: everything costs 0."

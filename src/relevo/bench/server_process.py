@@ -104,7 +104,8 @@ class ServerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, "RELEVO_DATABASE_URL": "memory", **self.environment},  # nobody's usage, nobody's keys
+                    # no usage of anybody's is written down, and no key is asked for
+                env={**os.environ, "RELEVO_DATABASE_URL": "memory", **self.environment},
                     start_new_session=True,  # Ctrl-C at the terminal reaches the load generator, which ends the server
                 )
             except OSError as error:
