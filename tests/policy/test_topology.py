@@ -89,3 +89,8 @@ def test_too_few_cores_names_both_numbers_and_the_way_out() -> None:
         assign_cores([0, 1, 2], parse_topology("2p2d"))
     with pytest.raises(SettingsError, match=r"only 1 core and .* --topology unified"):
         assign_cores([0], parse_topology("1p1d"))
+
+
+def test_workers_may_share_cores_if_asked() -> None:
+    assert assign_cores([3, 5], parse_topology("2p1d"), may_share=True) == [[3], [5], [3]]
+    assert assign_cores([3, 5], parse_topology("1p1d"), may_share=True) == [[3], [5]]

@@ -8,8 +8,9 @@ preferences that may cost a bounded amount of it:
 2. **home**: the first candidate in the session's own order (highest random weight hashing, the same in every gateway
    without any talk between them), for a session that nobody knows yet.
 
-A preference is taken only if it costs at most `max_affinity_penalty_s`, and if the candidate's share of the work, in
-flight and of late, stays within `load_factor` of the mean (consistent hashing with bounded loads). So affinity never
+A preference is taken only if it costs at most `max_affinity_penalty_s`, and if the candidate's share of the work in
+flight stays within `load_factor` of the mean (consistent hashing with bounded loads); a home is also bounded in its
+share of the work of late, so that new sessions even out what old ones need. So affinity never
 pins: a busy home is passed over, and a prefix that is hot ends up on several candidates, because each time the queue
 at its holder costs more than computing it elsewhere, another one gets it too. Near ties are decided by the less busy
 of two at random, so that gateways that see the same reports do not herd.
@@ -20,7 +21,7 @@ Does not know what a candidate is, nor where its estimate comes from. Sources: M
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -105,7 +106,7 @@ class Router(Generic[K]):
             warm = min((c for c in candidates if c.num_hit_tokens == most), key=lambda c: c.cost_s)
             if warm in fastest:
                 return Pick(warm, f"warm: {most} of {num_tokens} tokens cached there, and fastest")
-            if self._may_prefer(warm, candidates, num_tokens, least_s):
+            if self._may_prefer(warm, candidates, num_tokens, least_s, _in_flight):
                 return Pick(
                     warm, f"warm: {most} of {num_tokens} tokens cached there, {_ms(warm.cost_s - least_s)} late"
                 )
@@ -124,21 +125,26 @@ class Router(Generic[K]):
         self, candidates: Sequence[Candidate[K]], num_tokens: int, session: bytes, least_s: float
     ) -> Candidate[K] | None:
         for candidate in sorted(candidates, key=lambda c: _weight(session, c.name), reverse=True):
-            if self._may_prefer(candidate, candidates, num_tokens, least_s):
+            if self._may_prefer(candidate, candidates, num_tokens, least_s, self._in_flight_and_of_late):
                 return candidate
         return None
 
     def _may_prefer(
-        self, candidate: Candidate[K], candidates: Sequence[Candidate[K]], num_tokens: int, least_s: float
+        self,
+        candidate: Candidate[K],
+        candidates: Sequence[Candidate[K]],
+        num_tokens: int,
+        least_s: float,
+        load: Callable[[Candidate[K]], float],
     ) -> bool:
         """Bounded in time and in load. With the request, the loads' mean grows too, so somebody is always within."""
         if candidate.cost_s > least_s + self.limits.max_affinity_penalty_s:
             return False
         num_new = num_tokens - candidate.num_hit_tokens
-        total = sum(self._load(c) for c in candidates) + num_new
-        return self._load(candidate) + num_new <= self.limits.load_factor * max(total / len(candidates), num_new)
+        total = sum(load(c) for c in candidates) + num_new
+        return load(candidate) + num_new <= self.limits.load_factor * max(total / len(candidates), num_new)
 
-    def _load(self, candidate: Candidate[K]) -> float:
+    def _in_flight_and_of_late(self, candidate: Candidate[K]) -> float:
         return candidate.num_load_tokens + self._recent_tokens.get(candidate.name, 0.0)
 
     def _remember(self, chosen: Candidate[K], num_tokens: int) -> None:
@@ -152,6 +158,10 @@ def less_busy_of_two(candidates: Sequence[Candidate[K]], rng: Random) -> Candida
     """Two at random, and of these the one with less in flight (power of two choices)."""
     two = rng.sample(list(candidates), min(2, len(candidates)))
     return min(two, key=lambda c: (c.num_load_tokens, c.num_requests))
+
+
+def _in_flight(candidate: Candidate[K]) -> float:
+    return candidate.num_load_tokens
 
 
 def _weight(session: bytes, name: str) -> bytes:

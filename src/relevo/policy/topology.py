@@ -70,18 +70,20 @@ def choose_topology(num_cores: int, num_devices: int = 0) -> tuple[Topology, str
     )
 
 
-def assign_cores(cores: Sequence[int], topology: Topology) -> list[list[int]]:
+def assign_cores(cores: Sequence[int], topology: Topology, *, may_share: bool = False) -> list[list[int]]:
     """Disjoint runs of cores in the order of `worker_roles`, all of them used, each worker at least one.
 
     What does not divide evenly goes to prefill workers, whose work grows with cores; decode waits for memory.
-    Raises SettingsError if there are fewer cores than workers.
+    Raises SettingsError if there are fewer cores than workers, unless they `may_share` them in turn.
     """
     num_workers = topology.num_workers
+    if len(cores) < num_workers and may_share:
+        return [[cores[index % len(cores)]] for index in range(num_workers)]
     if len(cores) < num_workers:
         raise SettingsError(
             f"--topology {topology} starts {num_workers} workers, but they may use only {len(cores)} "
-            f"core{'s' if len(cores) != 1 else ''} and each needs one of its own; allow more with --cores or use "
-            f"--topology {choose_topology(len(cores))[0]}"
+            f"core{'s' if len(cores) != 1 else ''} and each needs one of its own; allow more with --cores or let "
+            f"them share with --share-cores, or use --topology {choose_topology(len(cores))[0]}"
         )
     share, num_left = divmod(len(cores), num_workers)
     num_takers = topology.num_prefill or num_workers

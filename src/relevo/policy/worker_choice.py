@@ -18,7 +18,7 @@ A role is a preference. Does not know connections. Source: docs/architecture.md,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from relevo.core.events import WorkerLoad
@@ -112,7 +112,7 @@ class WorkerChooser:
         self, views: Sequence[WorkerView], ask: Ask, handoff_s: float, exclude: Iterable[WorkerRef], rng: Random
     ) -> Choice | None:
         """The worker that decodes; None if nobody is ready."""
-        excluded = frozenset(exclude)
+        excluded, views = frozenset(exclude), _with_costs(views)
         able = [view for view in views if view.ready and view.ref not in excluded]
         by_ref = {view.ref: view for view in _preferred(able, _DECODE_ROLES)}
         if not by_ref:
@@ -148,6 +148,8 @@ class WorkerChooser:
         `handoff_s`. Workers that must not be chosen are left out by the caller; the decode worker itself may be among
         them.
         """
+        has_costs = decode_view.has_measured_costs
+        decode_view, *prefill_views = _with_costs([decode_view, *prefill_views])
         able = [view for view in prefill_views if view.ready and view.ref != decode_view.ref]
         views = _preferred(able, _PREFILL_ROLES)
         local_s = _local_ttft_s(decode_view, num_uncached_tokens)
@@ -164,7 +166,7 @@ class WorkerChooser:
         pick, num_uncached = self._pick_prefill(views, ask, num_uncached_tokens, handoff_s, rng)
         remote_s = pick.candidate.cost_s
         saved_s = max(0.0, remote_s - local_s)
-        is_local = decode_view.has_measured_costs and stall_s <= saved_s
+        is_local = has_costs and stall_s <= saved_s
         reason = f"{pick.reason}; {num_uncached} tokens to compute"
         if is_local:
             reason = (
@@ -208,6 +210,15 @@ def estimated_ttft_s(views: Sequence[WorkerView], num_uncached_tokens: int) -> f
     """Seconds to the first token of a request that enters now, on the best worker for it; 0 if nobody is ready."""
     candidates = _preferred([view for view in views if view.ready], _PREFILL_ROLES)
     return min((_prefill_ttft_s(view, num_uncached_tokens) for view in candidates), default=0.0)
+
+
+def _with_costs(views: Sequence[WorkerView]) -> list[WorkerView]:
+    """Workers that have measured nothing yet are taken for as slow as the slowest: free work would draw everything."""
+    measured = [view.load.costs for view in views if view.has_measured_costs]
+    if not measured or len(measured) == len(views):
+        return list(views)
+    slowest = max(measured, key=lambda costs: costs.per_token_s)
+    return [v if v.has_measured_costs else replace(v, load=replace(v.load, costs=slowest)) for v in views]
 
 
 def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask, handoff_s: float) -> float:
