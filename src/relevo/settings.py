@@ -168,6 +168,9 @@ class Settings(BaseSettings):
         5.0, ge=0.5, description="How long a prefill worker may take to let go of blocks before it is ended."
     )
     max_attempts: int = Field(3, ge=1, description="How often a request is tried when workers fail.")
+    heartbeat_timeout_s: float = Field(
+        8.0, ge=2.0, description="A worker whose step loop does not answer for so long is ended and started again."
+    )
     shutdown_timeout_s: float = Field(30.0, ge=0, description="How long Ctrl-C waits for running requests.")
 
     # operation

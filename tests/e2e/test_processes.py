@@ -46,6 +46,23 @@ def test_a_killed_worker_loses_no_request(victim: str) -> None:
         running.wait_idle()
 
 
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+def test_a_stopped_worker_is_replaced_and_loses_no_request(victim: str) -> None:
+    """Its connection stays open, so only its silence tells; it comes back as a new process, its streams go on."""
+    prompts = [[(i * 17 + j) % 256 for j in range(60)] for i in range(8)]
+    with stack("fake", "--topology", "1p1d", "--heartbeat-timeout-s", "2", *SLOW_STEPS) as running:
+        expected = [running.complete(p, max_tokens=30, ignore_eos=True)["choices"] for p in prompts]
+        pid = running.pids()[victim]
+        with ThreadPoolExecutor(8) as pool:
+            again = [pool.submit(running.complete, p, max_tokens=30, ignore_eos=True) for p in prompts]
+            wait_until(lambda: running.metric("vllm:num_requests_running") > 0, 10, "nothing ran")
+            os.kill(pid, signal.SIGSTOP)
+            assert [future.result()["choices"] for future in again] == expected
+        wait_until(lambda: running.pids().get(victim) not in (pid, 0), 30, "the worker did not come back")
+        assert not is_alive(pid)
+        running.wait_idle(30)
+
+
 def test_a_killed_gateway_comes_back_and_workers_forget_its_requests() -> None:
     with stack("fake", "--topology", "1p1d", *SLOW_STEPS) as running:
         gateway = next(pid for pid in descendants(running.process.pid) if b"gateway" in _cmdline(pid))

@@ -48,7 +48,8 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     configure(config.log_level, "gateway")
     files = tokenizer_files(config)
     membership = Membership(
-        [Member(WorkerId(worker.worker_id), worker.role, worker.address) for worker in config.workers]
+        [Member(WorkerId(worker.worker_id), worker.role, worker.address) for worker in config.workers],
+        heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
     metrics = GatewayMetrics(model_name=config.served_model_names[0])
     dispatcher = build_dispatcher(config, membership, metrics, report)

@@ -112,6 +112,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     transfer_timeout_s: float
     drain_lease_s: float
     max_attempts: int
+    heartbeat_timeout_s: float
     shutdown_timeout_s: float
     log_level: str
     database: str = "memory"  # or a URL, or the path of an SQLite file; filled in by build.metering, like the prices
@@ -348,6 +349,7 @@ def _gateway(settings: Settings, topology: Topology, max_model_len: int, model_h
         shutdown_timeout_s=settings.shutdown_timeout_s,
         log_level=settings.log_level,
         routing_policy=settings.routing_policy,
+        heartbeat_timeout_s=settings.heartbeat_timeout_s,
         affinity_load_factor=settings.affinity_load_factor,
         affinity_max_penalty_s=settings.affinity_max_penalty_s,
         affinity_headers=settings.affinity_header,

@@ -187,6 +187,9 @@ class Dispatcher:
     def _on_event(self, request_id: RequestId, event: h.Event) -> None:
         flight = self._flights.get(request_id)
         if flight is not None:
+    def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
+        self._fence(worker, reason)
+
             self._advance(flight, event)
 
     # ---- the state machine's driver ----------------------------------------------------------------------------------

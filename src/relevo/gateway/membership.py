@@ -4,6 +4,10 @@ Owns connections and the rule by which a worker is let in. A worker that joins m
 died while another worker was still writing into its blocks. It gets traffic only when every other worker has
 acknowledged a fence, or is gone: then nobody writes under the old incarnation any more (docs/architecture.md, 4).
 
+A worker is alive while its step loop answers. One that is stopped or wedged keeps its connection but says nothing: it
+is out of rotation then, and the supervisor is asked to end it. Its requests move on when it is gone, not before: until
+then it might still write.
+
 Does not know requests: messages about them go to the `MessageSink`.
 """
 
@@ -25,6 +29,7 @@ log = logging.getLogger("relevo.gateway")
 
 _CONNECT_RETRY_S = 0.05  # arbitrary: a worker that starts is found quickly, at little cost
 _CONNECT_RETRY_MAX_S = 0.5
+_PING_INTERVAL_S = 1.0  # arbitrary: a worker that is idle wakes once a second, for microseconds
 
 
 class MessageSink(Protocol):
@@ -35,6 +40,10 @@ class MessageSink(Protocol):
     def on_worker_ready(self, worker: WorkerRef) -> None: ...
 
     def on_worker_gone(self, worker: WorkerRef) -> None: ...
+
+    def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
+        """It must be ended; `on_worker_gone` follows when it is."""
+        ...
 
 
 @dataclass(slots=True)
@@ -51,6 +60,8 @@ class Member:
     is_ready: bool = False
     why_not_ready: str = "starting"
     unfenced: set[WorkerId] = field(default_factory=set)  # workers that may still write into its blocks
+    num_unanswered: int = 0  # intervals without a word from it
+    is_silent: bool = False
 
     @property
     def ref(self) -> WorkerRef:
@@ -60,8 +71,10 @@ class Member:
 class Membership:
     """Keeps a connection to every configured worker. `run` until cancelled."""
 
-    def __init__(self, members: list[Member]) -> None:
+    def __init__(self, members: list[Member], *, heartbeat_timeout_s: float = 8.0) -> None:
+        """`heartbeat_timeout_s` is counted in whole intervals in which this process was awake and heard nothing."""
         self._members = {member.worker_id: member for member in members}
+        self._max_unanswered = max(2, round(heartbeat_timeout_s / _PING_INTERVAL_S))
         self._sink: MessageSink | None = None
 
     async def run(self, sink: MessageSink) -> None:
@@ -128,6 +141,7 @@ class Membership:
 
     async def _serve(self, member: Member, connection: WorkerConnection) -> None:
         """From Hello to the end of the connection."""
+        pinging = asyncio.create_task(self._ping(member, connection))
         try:
             self._join(member, connection)
             while True:
@@ -139,8 +153,30 @@ class Membership:
         except (WorkerLost, ProtocolError) as error:
             log.warning("%s (epoch %d) is gone: %s", member.worker_id, member.ref.epoch, error.message)
         finally:
+            pinging.cancel()
             connection.close()
             self._leave(member)
+
+    async def _ping(self, member: Member, connection: WorkerConnection) -> None:
+        """Until it is silent or gone. Every interval gives the event loop the chance to read what has arrived."""
+        while not member.is_silent:
+            await asyncio.sleep(_PING_INTERVAL_S)
+            if member.num_unanswered >= self._max_unanswered:
+                self._silent(member)
+                return
+            member.num_unanswered += 1
+            try:
+                connection.send(wire.Ping(member.num_unanswered))
+            except WorkerLost:
+                return
+
+    def _silent(self, member: Member) -> None:
+        silent_s = member.num_unanswered * _PING_INTERVAL_S
+        member.is_silent, member.is_ready = True, False
+        member.why_not_ready = f"its step loop has not answered for {silent_s:.0f} s"
+        log.error("%s (epoch %d): %s", member.worker_id, member.ref.epoch, member.why_not_ready)
+        assert self._sink is not None
+        self._sink.on_worker_silent(member.ref, member.why_not_ready)
 
     def _join(self, member: Member, connection: WorkerConnection) -> None:
         hello = connection.hello
@@ -151,6 +187,7 @@ class Membership:
                     raise LayoutMismatch(f"{member.worker_id} does not fit {other.worker_id}: {mismatch}")
         member.hello, member.connection, member.load = hello, connection, hello.load
         member.counters = StepCounters()
+        member.num_unanswered, member.is_silent = 0, False
         member.why_not_ready = "waiting for the other workers to let go of its former blocks"
         member.unfenced = {worker_id for worker_id in self._members if worker_id != member.worker_id}
         log.info("%s joined (epoch %d, pid %d, %s)", member.worker_id, hello.epoch, hello.pid, hello.role)
@@ -162,7 +199,10 @@ class Membership:
 
     def _receive(self, member: Member, message: wire.ToGateway) -> None:
         assert self._sink is not None
+        member.num_unanswered = 0
         match message:
+            case wire.Pong():
+                return
             case wire.Fenced():
                 owner = self._members.get(message.worker_id)
                 if owner is not None and owner.connection is not None and owner.ref.epoch == message.epoch:
@@ -174,7 +214,7 @@ class Membership:
         self._sink.on_message(member.ref, message)
 
     def _let_in(self, member: Member) -> None:
-        if member.is_ready or member.unfenced or member.connection is None:
+        if member.is_ready or member.is_silent or member.unfenced or member.connection is None:
             return
         self.send(member.ref, wire.ReleaseOrphans())
         member.is_ready, member.why_not_ready = True, ""
