@@ -7,7 +7,9 @@ import sys
 import typer
 
 from relevo.cli.bench import app as bench_app
+from relevo.cli.keys import app as keys_app
 from relevo.cli.serve import serve_command
+from relevo.cli.usage import usage
 from relevo.cli.version import version
 from relevo.core.errors import RelevoError
 
@@ -20,6 +22,8 @@ app = typer.Typer(
 )
 app.command("serve")(serve_command())
 app.command("version")(version)
+app.command("usage")(usage)
+app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
 
 
