@@ -171,6 +171,10 @@ class Settings(BaseSettings):
     heartbeat_timeout_s: float = Field(
         8.0, ge=2.0, description="A worker whose step loop does not answer for so long is ended and started again."
     )
+    max_attempts: int = Field(3, ge=1, description="How often a request is tried when workers fail.")
+    drain_timeout_s: float = Field(
+        30.0, ge=0, description="How long a worker that leaves waits for what it runs; the rest continues elsewhere."
+    )
     shutdown_timeout_s: float = Field(30.0, ge=0, description="How long Ctrl-C waits for running requests.")
 
     # operation

@@ -121,6 +121,8 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     def _restart_delay_s(self, child: Child) -> float:
+        if child.was_ready and child.process is not None and child.process.returncode == 0:
+            return 0.0  # it was asked to leave
         if time.monotonic() - child.started_at_s > _HEALTHY_AFTER_S:
             child.num_fast_deaths = 0
         child.num_fast_deaths += 1

@@ -82,5 +82,6 @@ SAMPLES = (
     wire.LoadReport(LOAD, COUNTERS),
     wire.CacheEvents(7, (b"\x00" * 16, b"\xff" * 16), (b"ab" * 8,)),
     wire.CacheSnapshot(7, (b"\x00" * 16,)),
+    wire.Leaving(),
     wire.Pong(1),
 )

@@ -63,6 +63,44 @@ def test_a_stopped_worker_is_replaced_and_loses_no_request(victim: str) -> None:
         running.wait_idle(30)
 
 
+@pytest.mark.parametrize("drain_timeout_s", ["30", "0"])
+def test_draining_every_worker_under_load_fails_no_request(drain_timeout_s: str) -> None:
+    """With patience requests finish where they are, without any they move; the tokens are the same."""
+    prompts = [[(i * 29 + j) % 256 for j in range(40)] for i in range(24)]
+    with stack("fake", "--topology", "1p1d", "--drain-timeout-s", drain_timeout_s, *SLOW_STEPS) as running:
+        expected = [running.complete(p, max_tokens=40, ignore_eos=True)["choices"] for p in prompts]
+        before = running.pids()
+        with ThreadPoolExecutor(6) as pool:
+            rounds = [pool.submit(running.complete, p, max_tokens=40, ignore_eos=True) for p in prompts * 3]
+            drained = subprocess.run(
+                [sys.executable, "-m", "relevo", "drain", "--all", "--url", running.url], capture_output=True, text=True
+            )
+            assert drained.returncode == 0, drained.stderr
+            assert [future.result()["choices"] for future in rounds] == expected * 3
+        after = running.pids()
+        assert after.keys() == before.keys() and not set(after.values()) & set(before.values())
+        running.wait_idle(30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "http://127.0.0.1:9"], "--url"),
+        (["decode-7"], "no worker decode-7"),
+        ([], "--all"),
+    ],
+)
+def test_drain_says_what_is_wrong(arguments: list[str], said: str) -> None:
+    with stack("fake", "--topology", "1p1d", *SLOW_STEPS) as running:
+        where = [] if "--url" in arguments else ["--url", running.url]
+        done = subprocess.run(
+            [sys.executable, "-m", "relevo", "drain", *arguments, *where], capture_output=True, text=True
+        )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_killed_gateway_comes_back_and_workers_forget_its_requests() -> None:
     with stack("fake", "--topology", "1p1d", *SLOW_STEPS) as running:
         gateway = next(pid for pid in descendants(running.process.pid) if b"gateway" in _cmdline(pid))

@@ -65,6 +65,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_step_s: float  # 0: the budgets are as asked for; otherwise they are cut to steps of that length
     enable_prefix_caching: bool
     drain_lease_s: float
+    drain_timeout_s: float
     fake_base_s: float
     fake_per_token_s: float
     log_level: str
@@ -197,6 +198,7 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
             fake_base_s=settings.fake_base_s,
             fake_per_token_s=settings.fake_per_token_s,
             log_level=settings.log_level,
+            drain_timeout_s=settings.drain_timeout_s,
         )
         for index, ((worker_id, role), worker_cores) in enumerate(
             zip(topology.worker_roles(), assign_cores(list(cores), topology), strict=True)

@@ -63,6 +63,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
         server=server,
         costs=costs,
         clock=MonotonicClock(),
+        drain_timeout_s=config.drain_timeout_s,
     )
     server.on_connect = loop.hello
     server.listen(config.address)

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from relevo.cli.bench import app as bench_app
+from relevo.cli.drain import drain
 from relevo.cli.keys import app as keys_app
 from relevo.cli.serve import serve_command
 from relevo.cli.usage import usage
@@ -21,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("serve")(serve_command())
+app.command("drain")(drain)
 app.command("version")(version)
 app.command("usage")(usage)
 app.add_typer(keys_app, name="keys")

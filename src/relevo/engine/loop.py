@@ -45,12 +45,14 @@ class EngineLoop:
     server: WireServer
     costs: StepCostModel
     clock: Clock
+    drain_timeout_s: float = 30.0  # how long a drain waits for what runs
     _owners: dict[RequestId, PeerId] = field(default_factory=dict)
     _legs: dict[RequestId, PrefillLeg] = field(default_factory=dict)  # prompts computed here for another worker
     _reservations: dict[RequestId, Reservation] = field(default_factory=dict)  # room granted here, still writable
     _counters: StepCounters = field(default_factory=StepCounters)
     _load_changed: set[PeerId] = field(default_factory=set)
-    _draining: bool = False
+    _is_draining: bool = False
+    _leaves_at_ns: int | None = None  # set when the drain was announced
     _cache_feed: CacheFeed = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,11 +61,11 @@ class EngineLoop:
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until drained. SIGTERM drains."""
+        """Until drained: everything ended, or the time for it is over. SIGTERM drains."""
         signal.signal(signal.SIGTERM, lambda *_: self._drain())
         may_wait = True
-        while not (self._draining and not self._owners):
-            for peer, message in self.server.poll(None if may_wait else 0.0):
+        while not self._may_leave():
+            for peer, message in self.server.poll(self._patience_s() if may_wait else 0.0):
                 self._handle(peer, message)
             self._take_transfer_events()
             self._end_sealed_legs()
@@ -186,8 +188,28 @@ class EngineLoop:
             self._load_changed.add(owner)
 
     def _drain(self) -> None:
-        self._draining = True
+        """Called from a signal handler too: only notes it and wakes the loop."""
+        self._is_draining = True
         self.server.wake()
+
+    def _may_leave(self) -> bool:
+        if not self._is_draining:
+            return False
+        if self._leaves_at_ns is None:
+            log.info("draining: %d requests may finish for %.0f s", len(self._owners), self.drain_timeout_s)
+            self._leaves_at_ns = self.clock.now_ns() + round(self.drain_timeout_s * 1e9)
+            for peer in self.server.peer_ids:
+                self.server.send(peer, wire.Leaving())
+        if self._owners and self.clock.now_ns() >= self._leaves_at_ns:
+            log.warning("leaving %d requests to be continued elsewhere", len(self._owners))
+            return True
+        return not self._owners
+
+    def _patience_s(self) -> float | None:
+        """How long the loop may sleep when there is nothing to do."""
+        if self._leaves_at_ns is None:
+            return None
+        return max(0.0, (self._leaves_at_ns - self.clock.now_ns()) / 1e9)
 
     # ---- room for others ---------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class Member:
     unfenced: set[WorkerId] = field(default_factory=set)  # workers that may still write into its blocks
     num_unanswered: int = 0  # intervals without a word from it
     is_silent: bool = False
+    is_leaving: bool = False  # finishes what it has, takes nothing new
 
     @property
     def ref(self) -> WorkerRef:
@@ -187,7 +188,7 @@ class Membership:
                     raise LayoutMismatch(f"{member.worker_id} does not fit {other.worker_id}: {mismatch}")
         member.hello, member.connection, member.load = hello, connection, hello.load
         member.counters = StepCounters()
-        member.num_unanswered, member.is_silent = 0, False
+        member.num_unanswered, member.is_silent, member.is_leaving = 0, False, False
         member.why_not_ready = "waiting for the other workers to let go of its former blocks"
         member.unfenced = {worker_id for worker_id in self._members if worker_id != member.worker_id}
         log.info("%s joined (epoch %d, pid %d, %s)", member.worker_id, hello.epoch, hello.pid, hello.role)
@@ -203,6 +204,10 @@ class Membership:
         match message:
             case wire.Pong():
                 return
+            case wire.Leaving():
+                log.info("%s (epoch %d) is leaving", member.worker_id, member.ref.epoch)
+                member.is_leaving, member.is_ready, member.why_not_ready = True, False, "draining"
+                return
             case wire.Fenced():
                 owner = self._members.get(message.worker_id)
                 if owner is not None and owner.connection is not None and owner.ref.epoch == message.epoch:
@@ -214,7 +219,9 @@ class Membership:
         self._sink.on_message(member.ref, message)
 
     def _let_in(self, member: Member) -> None:
-        if member.is_ready or member.is_silent or member.unfenced or member.connection is None:
+        if member.is_ready or member.is_silent or member.is_leaving:
+            return
+        if member.unfenced or member.connection is None:
             return
         self.send(member.ref, wire.ReleaseOrphans())
         member.is_ready, member.why_not_ready = True, ""

@@ -107,7 +107,7 @@ class SetRole(Message, frozen=True, tag=True):
 
 
 class Drain(Message, frozen=True, tag=True):
-    """Finish what runs, then exit with status 0."""
+    """Finish what runs, for as long as the worker's drain time, then exit with status 0. Answered with Leaving."""
 
 
 class FollowCache(Message, frozen=True, tag=True):
@@ -218,6 +218,11 @@ class CacheSnapshot(Message, frozen=True, tag=True):
     hashes: tuple[BlockHash, ...]
 
 
+class Leaving(Message, frozen=True, tag=True):
+    """To every gateway: send nothing new. The connection ends when the worker has finished or its drain time is over;
+    what then still runs is continued elsewhere."""
+
+
 class Pong(Message, frozen=True, tag=True):
     nonce: int
 
@@ -250,5 +255,6 @@ ToGateway = (
     | LoadReport
     | CacheEvents
     | CacheSnapshot
+    | Leaving
     | Pong
 )

@@ -111,6 +111,11 @@ class WireServer:
         if peer.num_unsent_bytes > self._max_unsent_bytes:
             self._drop(peer, f"it left {peer.num_unsent_bytes} bytes unread")
 
+    @property
+    def peer_ids(self) -> tuple[PeerId, ...]:
+        """Of those that are connected now."""
+        return tuple(self._peers)
+
     def num_unsent_bytes(self, peer_id: PeerId) -> int:
         """How far the peer is behind with reading; 0 for a peer that is gone."""
         peer = self._peers.get(peer_id)
