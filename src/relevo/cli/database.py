@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from relevo.build.metering import database_location, open_prepared
 from relevo.core.errors import SettingsError
@@ -18,6 +20,14 @@ DatabaseUrl = Annotated[
     str | None,
     typer.Option("--database-url", envvar="RELEVO_DATABASE_URL", help="PostgreSQL, as given to relevo serve."),
 ]
+
+
+_LEAST_WIDTH = 200  # characters; a figure that is cut off is no figure, so narrow terminals wrap lines
+
+
+def print_table(table: Table) -> None:
+    console = Console(highlight=False)
+    Console(highlight=False, width=max(console.width, _LEAST_WIDTH)).print(table, markup=False, soft_wrap=True)
 
 
 def connect(data_dir: str | None, database_url: str | None) -> Connection:

@@ -11,11 +11,10 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from relevo.build.metering import unix_ms
-from relevo.cli.database import DatabaseUrl, DataDir, connect
+from relevo.cli.database import DatabaseUrl, DataDir, connect, print_table
 from relevo.core.errors import SettingsError
 from relevo.gateway.metering.keys import KeyRecord, create_key, list_keys, revoke_key
 from relevo.policy.key_limits import KeyLimits, Period
@@ -88,7 +87,7 @@ def list_all(
         budget = record["budget"] and f"{record['budget']} {record['budget_period']}"
         cells = [budget if column == "budget" else record[column] for column in columns]
         table.add_row(*("" if cell is None else str(cell) for cell in cells))
-    Console(highlight=False, soft_wrap=True).print(table, markup=False)
+    print_table(table)
 
 
 @app.command()

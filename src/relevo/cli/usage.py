@@ -10,11 +10,10 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from relevo.build.metering import unix_ms
-from relevo.cli.database import DatabaseUrl, DataDir, connect
+from relevo.cli.database import DatabaseUrl, DataDir, connect, print_table
 from relevo.core.errors import StartError
 from relevo.gateway.metering.database import DatabaseError
 from relevo.gateway.metering.ledger import UsageFilter, usage_sums
@@ -69,7 +68,7 @@ def _print_table(columns: Sequence[str], num_groups: int, rows: list[dict[str, A
     table.add_section()
     named = ["total" if number == 0 else "" for number in range(num_groups)]
     table.add_row(*named, *(_cell(total[column]) for column in columns[num_groups:]))
-    Console(highlight=False, soft_wrap=True).print(table, markup=False)
+    print_table(table)
 
 
 def _cell(value: str | int) -> str:
