@@ -7,6 +7,7 @@ import sys
 import typer
 
 from relevo.cli.bench import app as bench_app
+from relevo.cli.check import check
 from relevo.cli.drain import drain
 from relevo.cli.keys import app as keys_app
 from relevo.cli.serve import serve_command
@@ -22,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("serve")(serve_command())
+app.command("check")(check)
 app.command("drain")(drain)
 app.command("version")(version)
 app.command("usage")(usage)

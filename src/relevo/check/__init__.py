@@ -1,0 +1,1 @@
+"""Conformance and chaos as a product: checks that any OpenAI-compatible server can be held against."""

@@ -1,0 +1,1 @@
+"""Checks that need nothing but a URL. One module per group."""

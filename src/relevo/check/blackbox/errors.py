@@ -1,0 +1,264 @@
+"""Requests that are wrong. The answer is a 4xx status with an error object, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+
+from relevo.check.exchange import Answer
+from relevo.check.sources import HTTP, JSON, OPENAI_CHAT, OPENAI_ERRORS, VLLM
+from relevo.check.texts import QUESTION
+from relevo.check.trial import CHAT, Trial
+from relevo.check.words import Level, Need, check
+
+_CHAT = (Need.CHAT,)
+_NUM_BAD = 60
+_NUM_GOOD = 6
+
+
+def _check_refused(answer: Answer, *statuses: int) -> None:
+    allowed = answer.status in statuses if statuses else 400 <= answer.status < 500
+    if not allowed:
+        wanted = " or ".join(map(str, statuses)) if statuses else "a 4xx status"
+        raise answer.fail(f"HTTP {answer.status}: {answer.error_message}", wanted)
+
+
+async def _refused_chat(t: Trial, **fields: Any) -> None:
+    _check_refused(await t.chat(QUESTION, **({"max_tokens": 1} | fields)))
+
+
+@check(
+    "errors.object",
+    "An error's body is {'error': {'message', 'type', ...}} with a message that says something.",
+    why="SDKs show error.message; with another shape people see nothing but a status.",
+    source=OPENAI_ERRORS,
+    needs=_CHAT,
+)
+async def object_(t: Trial) -> None:
+    answer = await t.chat(temperature="hot")
+    _check_refused(answer)
+    if not answer.at(str, "error", "message") or not answer.at(str, "error", "type"):
+        raise answer.fail("message or type is empty", "a message and a type")
+
+
+@check(
+    "errors.param_and_code",
+    "The error object also has param and code, null where there is nothing to say.",
+    why="Typed clients require them.",
+    source=OPENAI_ERRORS,
+    needs=_CHAT,
+    level=Level.SHOULD,
+)
+async def param_and_code(t: Trial) -> None:
+    answer = await t.chat(temperature="hot")
+    _check_refused(answer)
+    answer.at(object, "error", "param")
+    answer.at(object, "error", "code")
+
+
+@check(
+    "errors.not_json",
+    "A body that is not JSON is a 400.",
+    why="It is the client's mistake; a 5xx makes SDKs repeat it.",
+    source=JSON,
+    needs=_CHAT,
+)
+async def not_json(t: Trial) -> None:
+    _check_refused(await t.post(CHAT, b'{"model": "m", "messages": ['), 400, 422)
+
+
+@check(
+    "errors.not_an_object",
+    "A body that is JSON but no object is a 400.",
+    why="As for a body that is not JSON.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def not_an_object(t: Trial) -> None:
+    _check_refused(await t.post(CHAT, b"[1, 2, 3]"), 400, 422)
+
+
+@check(
+    "errors.nan",
+    "NaN and Infinity in a body are a 400: JSON has no such numbers.",
+    why="Taken over, they reach the sampler and poison a batch.",
+    source=JSON,
+    needs=_CHAT,
+)
+async def nan(t: Trial) -> None:
+    body = b'{"model":"%s","max_tokens":1,"temperature":NaN,"messages":[{"role":"user","content":"hi"}]}'
+    _check_refused(await t.post(CHAT, body % t.facts.model.encode()))
+
+
+@check(
+    "errors.invalid_utf8",
+    "A body that is not UTF-8 is a 4xx error.",
+    why="JSON is UTF-8; what is made of other bytes is anybody's guess.",
+    source=JSON,
+    needs=_CHAT,
+)
+async def invalid_utf8(t: Trial) -> None:
+    body = b'{"model":"%s","max_tokens":1,"messages":[{"role":"user","content":"\xff\xfe\x80"}]}'
+    _check_refused(await t.post(CHAT, body % t.facts.model.encode()))
+
+
+@check(
+    "errors.deep_nesting",
+    "A body nested 100,000 deep is a 4xx error.",
+    why="Recursive parsers end with the process.",
+    source=JSON,
+    needs=_CHAT,
+)
+async def deep_nesting(t: Trial) -> None:
+    _check_refused(await t.post(CHAT, b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
+    (await t.chat(max_tokens=1)).ok()
+
+
+@check(
+    "errors.no_messages",
+    "A chat without messages, or with none in the list, is a 4xx error.",
+    why="Generated from nothing, the answer looks like one.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def no_messages(t: Trial) -> None:
+    await _refused_chat(t, messages=...)
+    await _refused_chat(t, messages=[])
+
+
+@check(
+    "errors.wrong_type",
+    "A field of the wrong type is a 4xx error.",
+    why="Ignored, it changes the meaning of the request.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def wrong_type(t: Trial) -> None:
+    await _refused_chat(t, temperature="hot")
+    await _refused_chat(t, messages="hello")
+    await _refused_chat(t, max_tokens="many")
+
+
+@check(
+    "errors.wrong_message",
+    "A message whose content is a number, or that has no role, is a 4xx error.",
+    why="It reaches the chat template otherwise and fails there in words nobody understands.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def wrong_message(t: Trial) -> None:
+    await _refused_chat(t, messages=[{"role": "user", "content": 7}])
+    await _refused_chat(t, messages=[{"content": "hello"}])
+
+
+@check(
+    "errors.unknown_model",
+    "A model that is not served is a 404.",
+    why="Another model's answer under that name goes unnoticed until somebody compares quality or price.",
+    source=OPENAI_ERRORS,
+    needs=_CHAT,
+    level=Level.SHOULD,
+)
+async def unknown_model(t: Trial) -> None:
+    _check_refused(await t.chat(model="no-such-model", max_tokens=1), 404)
+
+
+@check(
+    "errors.unknown_model_path",
+    "GET /v1/models/{id} of a model that is not served is a 404.",
+    why="Clients look there whether a model exists.",
+    source=OPENAI_ERRORS,
+)
+async def unknown_model_path(t: Trial) -> None:
+    _check_refused(await t.send("GET", "/v1/models/no-such-model"), 404)
+
+
+@check(
+    "errors.unknown_path",
+    "An unknown path is a 404.",
+    why="Clients find out by it what a server offers.",
+    source=HTTP,
+)
+async def unknown_path(t: Trial) -> None:
+    _check_refused(await t.send("POST", "/v1/no-such-endpoint", b"{}"), 404)
+
+
+@check(
+    "errors.wrong_method",
+    "GET where only POST is served is a 405 (or 404).",
+    why="Status codes are how tools tell a wrong address from a wrong request.",
+    source=HTTP,
+    needs=_CHAT,
+)
+async def wrong_method(t: Trial) -> None:
+    _check_refused(await t.send("GET", CHAT), 404, 405)
+
+
+@check(
+    "errors.content_type",
+    "A body declared as text/plain is a 4xx error.",
+    why="Browsers send text/plain across origins without asking; a server that takes it can be driven by any web page.",
+    source=VLLM,
+    needs=_CHAT,
+    level=Level.SHOULD,
+)
+async def content_type(t: Trial) -> None:
+    body = orjson.dumps(t.chat_body(max_tokens=1))
+    _check_refused(await t.send("POST", CHAT, body, Content_Type="text/plain"))
+
+
+@check(
+    "errors.internal_fields",
+    "Fields that stacks use between their own processes are ignored or refused when a client sends them.",
+    why="Half-filled handoff parameters have taken engines down and can name another request's blocks.",
+    source="public reports on kv_transfer_params and bootstrap fields; see the guide",
+    needs=_CHAT,
+)
+async def internal_fields(t: Trial) -> None:
+    fields = {
+        "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [0, 1, 2], "remote_engine_id": "x"},
+        "bootstrap_host": "127.0.0.1",
+        "bootstrap_port": 1,
+        "bootstrap_room": 1,
+        "routed_dp_rank": 99,
+    }
+    answer = await t.chat(**fields)
+    if answer.status != 200:
+        _check_refused(answer)
+    else:
+        t.same_text(answer, (await t.chat()).ok(), "with and without internal fields")
+
+
+@check(
+    "errors.authentication",
+    "A wrong key is a 401 with an error object, and so is none.",
+    why="SDKs raise AuthenticationError by the status.",
+    source=OPENAI_ERRORS,
+    needs=(Need.CHAT, Need.API_KEY),
+)
+async def authentication(t: Trial) -> None:
+    body = orjson.dumps(t.chat_body(max_tokens=1))
+    for value in ("Bearer wrong-key", ""):
+        answer = await t.send("POST", CHAT, body, Content_Type="application/json", Authorization=value)
+        _check_refused(answer, 401)
+        answer.at(str, "error", "message")
+
+
+@check(
+    "errors.good_beside_bad",
+    "Good requests are answered while sixty malformed ones arrive beside them.",
+    why="Circuit breakers that count client errors take healthy workers out.",
+    source="public reports on circuit breakers; see the guide",
+    needs=_CHAT,
+)
+async def good_beside_bad(t: Trial) -> None:
+    bad_bodies = (b"{", b"[]", b'{"messages": 3}', b'{"messages": [], "max_tokens": "x"}', b"\xff")
+    bad = [t.post(CHAT, bad_bodies[number % len(bad_bodies)]) for number in range(_NUM_BAD)]
+    good = [t.chat(max_tokens=4) for _ in range(_NUM_GOOD)]
+    answers = await asyncio.gather(*bad, *good)
+    for answer in answers[:_NUM_BAD]:
+        _check_refused(answer)
+    for answer in answers[_NUM_BAD:]:
+        answer.ok()

@@ -1,0 +1,386 @@
+"""The shape of answers that are not streamed, and the paths that every client touches first."""
+
+from __future__ import annotations
+
+import json
+
+from relevo.check.exchange import Answer
+from relevo.check.sources import OPENAI_CHAT, OPENAI_COMPLETIONS, OPENAI_DEBUGGING, OPENAI_MODELS, VLLM
+from relevo.check.texts import OPENING, QUESTION, SECOND_OPENING
+from relevo.check.trial import Trial
+from relevo.check.words import Level, Mismatch, Need, check
+
+_FIRST_UNIX_S = 1_500_000_000  # mid 2017; an older `created` is not a time
+_CHAT = (Need.CHAT,)
+_COMPLETIONS = (Need.COMPLETIONS,)
+_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
+
+
+@check(
+    "shape.models",
+    "GET /v1/models is a list of objects of type 'model', each with an id.",
+    why="Clients fill their model menus from it, and probe with it whether the server is there.",
+    source=OPENAI_MODELS,
+)
+async def models(t: Trial) -> None:
+    answer = (await t.send("GET", "/v1/models")).ok()
+    if answer.at(str, "object") != "list":
+        raise answer.fail(f"object is {answer.at(str, 'object')!r}", "object 'list'")
+    for number, _ in enumerate(answer.at(list, "data")):
+        answer.at(str, "data", number, "id")
+        if answer.at(str, "data", number, "object") != "model":
+            raise answer.fail("an entry's object is not 'model'", "object 'model'")
+
+
+@check(
+    "shape.model",
+    "GET /v1/models/{id} describes one served model.",
+    why="SDKs retrieve a model before they use it.",
+    source=OPENAI_MODELS,
+)
+async def model(t: Trial) -> None:
+    answer = (await t.send("GET", f"/v1/models/{t.facts.model}")).ok()
+    if answer.at(str, "id") != t.facts.model or answer.at(str, "object") != "model":
+        raise answer.fail("another id or object", f"id {t.facts.model!r}, object 'model'")
+
+
+@check(
+    "shape.health",
+    "GET /health answers 200 while requests are served.",
+    why="Load balancers and orchestrators send traffic by it.",
+    source=VLLM,
+    level=Level.SHOULD,
+)
+async def health(t: Trial) -> None:
+    (await t.send("GET", "/health")).ok()
+
+
+def _check_envelope(answer: Answer, kind: str) -> None:
+    answer.ok()
+    if answer.at(str, "object") != kind:
+        raise answer.fail(f"object is {answer.at(str, 'object')!r}", f"object {kind!r}")
+    if not answer.at(str, "id"):
+        raise answer.fail("id is empty", "an id")
+    if answer.at(int, "created") < _FIRST_UNIX_S:
+        raise answer.fail(f"created is {answer.at(int, 'created')}", "created in Unix seconds")
+    answer.at(str, "model")
+    if answer.num_choices != 1 or answer.at(int, "choices", 0, "index") != 0:
+        raise answer.fail(f"{answer.num_choices} choices", "one choice with index 0")
+    if answer.finish_reason() not in _FINISH_REASONS:
+        raise answer.fail(f"finish_reason is {answer.finish_reason()!r}", f"one of {', '.join(_FINISH_REASONS)}")
+
+
+@check(
+    "shape.chat",
+    "A chat completion has id, object, created, model, and one choice with index and finish_reason.",
+    why="SDKs build typed objects from these members; a missing one raises in the client.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def chat(t: Trial) -> None:
+    _check_envelope(await t.chat(), "chat.completion")
+
+
+@check(
+    "shape.chat_message",
+    "The message of a chat completion has the role 'assistant' and its text in content.",
+    why="Clients append the message to the conversation as it is.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def chat_message(t: Trial) -> None:
+    answer = (await t.chat()).ok()
+    if answer.at(str, "choices", 0, "message", "role") != "assistant":
+        raise answer.fail("another role", "role 'assistant'")
+    if not answer.at(str, "choices", 0, "message", "content"):
+        raise answer.fail("content is empty", "text")
+
+
+@check(
+    "shape.chat_nullable",
+    "Members that the reference requires but allows to be null are there: logprobs, message.refusal.",
+    why="Clients generated from the OpenAPI description reject an answer without them.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+    level=Level.SHOULD,
+)
+async def chat_nullable(t: Trial) -> None:
+    answer = (await t.chat()).ok()
+    answer.at(object, "choices", 0, "logprobs")
+    answer.at(object, "choices", 0, "message", "refusal")
+
+
+@check(
+    "shape.chat_usage",
+    "A chat completion has usage with prompt_tokens, completion_tokens and total_tokens.",
+    why="Bills and context budgets are computed from it.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def chat_usage(t: Trial) -> None:
+    answer = (await t.chat()).ok()
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        if answer.usage(name) < 1:
+            raise answer.fail(f"usage.{name} is {answer.usage(name)}", "at least 1")
+
+
+@check(
+    "shape.ids_differ",
+    "Two answers have different ids.",
+    why="Logs and traces are joined by them.",
+    source=OPENAI_CHAT,
+)
+async def ids_differ(t: Trial) -> None:
+    first, second = (await t.ask(QUESTION)).ok(), (await t.ask(QUESTION)).ok()
+    if first.at(str, "id") == second.at(str, "id"):
+        raise second.fail(f"both have the id {second.at(str, 'id')!r}")
+
+
+@check(
+    "shape.model_named",
+    "The answer names the model that was asked for.",
+    why="Clients that use several models tell answers apart by it.",
+    source=OPENAI_CHAT,
+    level=Level.SHOULD,
+)
+async def model_named(t: Trial) -> None:
+    answer = (await t.ask(QUESTION)).ok()
+    if answer.at(str, "model") != t.facts.model:
+        raise answer.fail(f"model is {answer.at(str, 'model')!r}", f"model {t.facts.model!r}")
+
+
+@check(
+    "shape.content_parts",
+    "Content as a list of text parts means the same as one string.",
+    why="Several clients always send parts.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def content_parts(t: Trial) -> None:
+    plain = (await t.chat(QUESTION)).ok()
+    parts = (await t.chat([{"type": "text", "text": QUESTION}])).ok()
+    if parts.usage("prompt_tokens") != plain.usage("prompt_tokens"):
+        raise parts.fail(f"{parts.usage('prompt_tokens')} prompt tokens", f"{plain.usage('prompt_tokens')} as a string")
+    t.same_text(parts, plain, "parts and string")
+
+
+@check(
+    "shape.max_completion_tokens",
+    "max_completion_tokens bounds the answer of a chat.",
+    why="It replaces max_tokens in the reference; a client that relies on it must not get an endless answer.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def max_completion_tokens(t: Trial) -> None:
+    # with room to spare, a server that ignores the field runs into the guard
+    answer = (await t.chat(max_tokens=..., max_completion_tokens=4, stop=["\n\n\n\n\n"])).ok()
+    if answer.usage("completion_tokens") > 4:
+        raise answer.fail(f"{answer.usage('completion_tokens')} completion tokens", "at most 4")
+
+
+@check(
+    "shape.null_fields",
+    "Optional fields that are null mean the same as absent ones.",
+    why="The reference declares them nullable and typed clients send them so.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def null_fields(t: Trial) -> None:
+    names = ("stop", "seed", "n", "logit_bias", "presence_penalty", "top_p", "stream", "stream_options", "logprobs")
+    answer = (await t.chat(**dict.fromkeys(names))).ok()
+    t.same_text(answer, (await t.chat()).ok(), "with nulls and without")
+
+
+@check(
+    "shape.unknown_fields",
+    "A field that the server does not know is no error.",
+    why="Clients send vendor extensions to every server; an error locks them out.",
+    source=VLLM,
+    level=Level.SHOULD,
+)
+async def unknown_fields(t: Trial) -> None:
+    (await t.ask(QUESTION, x_unknown_field={"a": [1, 2]}, store=False, metadata={"k": "v"})).ok()
+
+
+@check(
+    "shape.history",
+    "A conversation with a system message and an assistant's turn is answered.",
+    why="It is what every chat client sends from the second turn on.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def history(t: Trial) -> None:
+    messages = [
+        {"role": "system", "content": "You answer briefly."},
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "And of Italy? Say it in one sentence."},
+    ]
+    answer = (await t.chat(messages=messages)).ok()
+    single = (await t.chat(messages=messages[-1:])).ok()
+    if answer.usage("prompt_tokens") <= single.usage("prompt_tokens"):
+        raise answer.fail(
+            f"{answer.usage('prompt_tokens')} prompt tokens with the history, "
+            f"{single.usage('prompt_tokens')} for its last message alone",
+            "the whole conversation is the prompt",
+        )
+
+
+@check(
+    "shape.developer_role",
+    "A message with the role 'developer' is accepted.",
+    why="Newer clients send instructions under it instead of 'system'.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+    level=Level.SHOULD,
+)
+async def developer_role(t: Trial) -> None:
+    messages = [{"role": "developer", "content": "Answer briefly."}, {"role": "user", "content": QUESTION}]
+    (await t.chat(messages=messages)).ok()
+
+
+@check(
+    "shape.tool_choice_none",
+    "With tool_choice 'none' the answer is text, and tools are never called.",
+    why="Agents use it for a final answer; a call there loops.",
+    source=OPENAI_CHAT,
+    needs=(Need.CHAT, Need.TOOLS),
+)
+async def tool_choice_none(t: Trial) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    answer = (await t.chat("What is the weather in Rome?", tools=[tool], tool_choice="none")).ok()
+    if answer.at(dict, "choices", 0, "message").get("tool_calls"):
+        raise answer.fail("the message has tool_calls", "text")
+
+
+@check(
+    "shape.json_schema",
+    "An answer under a strict json_schema is JSON of that schema.",
+    why="Programs parse it without a second look.",
+    source=OPENAI_CHAT,
+    needs=(Need.CHAT, Need.JSON_SCHEMA),
+)
+async def json_schema(t: Trial) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
+    answer = (await t.chat("Is water wet?", response_format=wanted, max_tokens=64)).ok()
+    try:
+        value = json.loads(answer.text())
+    except ValueError:
+        raise answer.fail("content is not JSON", "JSON of the schema") from None
+    if not isinstance(value, dict) or value.get("answer") not in ("yes", "no") or len(value) != 1:
+        raise answer.fail(f"content is {answer.text()!r}", "JSON of the schema")
+
+
+@check(
+    "shape.completion",
+    "A completion has id, object 'text_completion', created, model, and one choice with text.",
+    why="SDKs build typed objects from these members.",
+    source=OPENAI_COMPLETIONS,
+    needs=_COMPLETIONS,
+)
+async def completion(t: Trial) -> None:
+    answer = await t.complete()
+    _check_envelope(answer, "text_completion")
+    if not answer.text():
+        raise answer.fail("text is empty", "text")
+
+
+@check(
+    "shape.completion_default_length",
+    "Without max_tokens a completion has at most 16 tokens.",
+    why="It is the documented default; without it an unattended request runs to the end of the context.",
+    source=OPENAI_COMPLETIONS,
+    needs=_COMPLETIONS,
+    level=Level.SHOULD,
+)
+async def completion_default_length(t: Trial) -> None:
+    # read as a stream and left early, so that a server without the default does not write for minutes
+    body = t.completion_body(max_tokens=..., stop=["\n\n\n\n\n"])
+    answer = await t.stream_at_most("/v1/completions", body, num_events=60)
+    if answer is None:
+        raise Mismatch("a stream of 60 events and more", expected="at most 16 tokens", exchange=t.last)
+    if len(answer.ok().pieces_of_text()) > 18:
+        raise answer.fail(f"{len(answer.pieces_of_text())} chunks of text", "at most 16 tokens")
+
+
+@check(
+    "shape.completion_prompts",
+    "A list of prompts gives one choice per prompt, in order, each as if asked alone.",
+    why="Batch jobs assign results by index.",
+    source=OPENAI_COMPLETIONS,
+    needs=_COMPLETIONS,
+)
+async def completion_prompts(t: Trial) -> None:
+    alone = [(await t.complete(prompt)).ok() for prompt in (OPENING, SECOND_OPENING)]
+    both = (await t.complete([OPENING, SECOND_OPENING])).ok()
+    if both.num_choices != 2:
+        raise both.fail(f"{both.num_choices} choices", "two")
+    for index, reference in enumerate(alone):
+        if both.at(int, "choices", index, "index") != index:
+            raise both.fail(f"choice {index} has another index", f"index {index}")
+        if both.text(index) != reference.text():
+            raise both.fail(f"choice {index} is {both.text(index)!r}", f"{reference.text()!r}, as asked alone")
+
+
+@check(
+    "shape.completion_token_ids",
+    "A prompt of token ids means the same as the text they stand for.",
+    why="Evaluation suites and routers send token ids.",
+    source=OPENAI_COMPLETIONS,
+    needs=(Need.COMPLETIONS, Need.TOKENIZE),
+)
+async def completion_token_ids(t: Trial) -> None:
+    as_text = (await t.complete()).ok()
+    as_ids = (await t.complete(await t.tokenize(OPENING))).ok()
+    if as_ids.usage("prompt_tokens") != as_text.usage("prompt_tokens"):
+        raise as_ids.fail(
+            f"{as_ids.usage('prompt_tokens')} prompt tokens", f"{as_text.usage('prompt_tokens')} as for the text"
+        )
+    t.same_text(as_ids, as_text, "ids and text")
+
+
+@check(
+    "shape.completion_echo",
+    "With echo the text begins with the prompt.",
+    why="Scoring scripts cut the prompt off by its length.",
+    source=OPENAI_COMPLETIONS,
+    needs=(Need.COMPLETIONS, Need.ECHO),
+)
+async def completion_echo(t: Trial) -> None:
+    plain, echoed = (await t.complete()).ok(), (await t.complete(echo=True)).ok()
+    if not echoed.text().startswith(OPENING):
+        raise echoed.fail(f"text is {echoed.text()!r}", "text that begins with the prompt")
+    if echoed.text() != OPENING + plain.text():
+        raise echoed.fail(f"after the prompt: {echoed.text()[len(OPENING) :]!r}", repr(plain.text()))
+
+
+@check(
+    "shape.content_type",
+    "Answers that are not streamed are application/json.",
+    why="Clients choose their parser by it.",
+    source=OPENAI_CHAT,
+)
+async def content_type(t: Trial) -> None:
+    answer = (await t.ask(QUESTION)).ok()
+    if not answer.headers.get("content-type", "").startswith("application/json"):
+        raise answer.fail(f"content-type is {answer.headers.get('content-type')!r}", "application/json")
+
+
+@check(
+    "shape.request_id",
+    "Every answer carries an x-request-id header.",
+    why="It is what a person quotes when something went wrong.",
+    source=OPENAI_DEBUGGING,
+    level=Level.SHOULD,
+)
+async def request_id(t: Trial) -> None:
+    answer = (await t.ask(QUESTION)).ok()
+    if not answer.headers.get("x-request-id"):
+        raise answer.fail("no x-request-id header", "an x-request-id header")

@@ -1,0 +1,98 @@
+"""Slow readers, slow links, full disks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from relevo.check.chaos.recovery import disturber_of, some_target, watched_requests
+from relevo.check.disturber import Action
+from relevo.check.sources import RECOVERY
+from relevo.check.texts import QUESTION
+from relevo.check.trial import CLIENT_ERRORS, Trial
+from relevo.check.words import Mismatch, Need, Skip, check
+
+_NEEDS = (Need.PROCESSES,)
+_READ_PAUSE_S = 0.2
+
+
+@check(
+    "chaos.slow_reader",
+    "Clients that hardly read their streams do not keep others waiting, and leave nothing behind.",
+    why="One reader on a bad line must not hold up a batch.",
+    source=RECOVERY,
+)
+async def slow_reader(t: Trial) -> None:
+    baseline, reference = await t.quiet_baseline()
+    path, body = t.prompt_body(QUESTION, max_tokens=300, ignore_eos=True, n=1)
+    slow = [asyncio.create_task(_read_slowly(t, path, body)) for _ in range(4)]
+    try:
+        await asyncio.sleep(_READ_PAUSE_S)
+        answer = await t.ask_again(reference)
+        t.same_text(answer.ok(), reference, "beside slow readers and alone")
+    except CLIENT_ERRORS as error:
+        raise Mismatch(
+            f"no answer beside slow readers ({type(error).__name__})", expected="an answer", exchange=t.last
+        ) from error
+    finally:
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+    await t.closing_probe(baseline, reference)
+
+
+async def _read_slowly(t: Trial, path: str, body: dict[str, object]) -> None:
+    exchange = t.stream_exchange(path, body)
+    async with t.server.session.request(
+        exchange.method, exchange.url, data=exchange.body, headers=exchange.headers
+    ) as response:
+        async for _ in response.content.iter_chunked(8):
+            await asyncio.sleep(_READ_PAUSE_S)
+
+
+async def _disturbed(t: Trial, begin: Action, end: Action, why_skipped: str) -> None:
+    """Requests under a disturbance that lasts, with their right answers; then the closing probe."""
+    baseline, reference = await t.quiet_baseline()
+    requests = await watched_requests(t, 4)
+    target, _ = await some_target(t)
+    if not await disturber_of(t).do(begin, target):
+        raise Skip(why_skipped)
+    try:
+        answers = await asyncio.gather(*(t.post(request.path, request.body) for request in requests))
+    finally:
+        await disturber_of(t).do(end, target)
+    for answer, request in zip(answers, requests, strict=True):
+        if answer.status == 200:
+            t.same_text(answer, request.reference, "disturbed and undisturbed")
+        elif answer.status < 500 and answer.status != 429:
+            raise answer.fail(f"HTTP {answer.status}", "the right answer, or an error of the server")
+    await t.closing_probe(baseline, reference)
+
+
+@check(
+    "chaos.slow_link",
+    "Over a slow link between processes answers stay right.",
+    why="Transfers that outlast a timer are where blocks are freed under a writer.",
+    source=RECOVERY,
+    needs=_NEEDS,
+)
+async def slow_link(t: Trial) -> None:
+    reason = (
+        "slowing a link down would reach beyond the named processes; "
+        "give a --chaos-command that does slow-link and normal-link inside a network namespace"
+    )
+    await _disturbed(t, Action.SLOW_LINK, Action.NORMAL_LINK, reason)
+
+
+@check(
+    "chaos.disk_full",
+    "With a full disk under the cache tiers answers stay right.",
+    why="A cache may forget; it may not fail requests or give back half-written blocks.",
+    source=RECOVERY,
+    needs=_NEEDS,
+)
+async def disk_full(t: Trial) -> None:
+    reason = (
+        "filling a disk would reach beyond the named processes; "
+        "give a --chaos-command that does fill-disk and free-disk on a file system of its own"
+    )
+    await _disturbed(t, Action.FILL_DISK, Action.FREE_DISK, reason)

@@ -1,0 +1,114 @@
+"""What chaos checks share: open streams with known answers, how each may end, and waiting for a stack to heal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from relevo.check.disturber import Disturber
+from relevo.check.exchange import Answer, StreamAnswer
+from relevo.check.texts import TOPICS
+from relevo.check.trial import CLIENT_ERRORS, Trial
+from relevo.check.words import Mismatch, Skip
+
+RECOVERY_S = 60.0  # arbitrary: a model has to be loaded again
+POLL_S = 0.1
+STREAM_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A request whose right answer is known."""
+
+    path: str
+    body: dict[str, Any]
+    reference: Answer
+
+
+def disturber_of(t: Trial) -> Disturber:
+    assert t.disturber is not None, "checks that need processes run with a disturber only"
+    return t.disturber
+
+
+async def some_target(t: Trial) -> tuple[str, int]:
+    """A process to disturb, drawn, and how many there are. Raises Skip if there is none."""
+    targets = await disturber_of(t).targets()
+    if not targets:
+        raise Skip("no process fits --processes at present")
+    return t.rng.choice(targets), len(targets)
+
+
+async def watched_requests(t: Trial, count: int) -> list[Watched]:
+    """Greedy and seeded requests with their answers of a quiet server."""
+    found = []
+    for number in range(count):
+        path, body = t.prompt_body(f"Here is a text about {TOPICS[number % len(TOPICS)]}:", max_tokens=STREAM_TOKENS)
+        if number % 3 == 2:
+            body |= {"temperature": 0.8, "seed": 100 + number}
+        body |= t.logprob_fields(path)
+        found.append(Watched(path, body, (await t.post(path, body)).ok()))
+    return found
+
+
+async def open_streams(t: Trial, requests: list[Watched]) -> list[asyncio.Task[StreamAnswer | None]]:
+    """All of them running, each with some text already received (or ended early)."""
+    heard = [asyncio.Event() for _ in requests]
+    tasks = [asyncio.create_task(_stream(t, request, event)) for request, event in zip(requests, heard, strict=True)]
+    waits = [asyncio.create_task(event.wait()) for event in heard]
+    for task, wait in zip(tasks, waits, strict=True):
+        await asyncio.wait((task, wait), return_when=asyncio.FIRST_COMPLETED)
+        wait.cancel()
+    return tasks
+
+
+async def _stream(t: Trial, request: Watched, heard: asyncio.Event) -> StreamAnswer | None:
+    """None: the connection broke without any answer."""
+    try:
+        return await t.stream(request.path, request.body, heard)
+    except CLIENT_ERRORS:
+        return None
+
+
+def judge_stream(t: Trial, answer: StreamAnswer | None, request: Watched, *, may_fail: bool) -> bool:
+    """Whether it is whole. Raises Mismatch unless it equals its reference, or (`may_fail`) ended with one error."""
+    if answer is None:
+        raise Mismatch("the connection broke without an answer", expected="the whole answer, or one error")
+    if answer.status != 200 or answer.error_events:
+        if may_fail and (answer.status >= 500 or answer.status == 429 or _ends_with_one_error(answer)):
+            return False
+        raise answer.fail(
+            f"HTTP {answer.status}, {len(answer.error_events)} error events",
+            "one error at the end, without [DONE]" if may_fail else "the whole answer",
+        )
+    if answer.was_cut or answer.num_done != 1:
+        raise answer.fail("the stream ends without [DONE] and without an error", "the whole answer, or one error event")
+    t.same_text(answer, request.reference, "disturbed and undisturbed")
+    if answer.finish_reason() != request.reference.finish_reason():
+        raise answer.fail(f"finish_reason is {answer.finish_reason()!r}", repr(request.reference.finish_reason()))
+    return True
+
+
+def _ends_with_one_error(answer: StreamAnswer) -> bool:
+    is_object = all(isinstance(error, dict) and error.get("message") for error in answer.error_events)
+    return len(answer.error_events) == 1 and is_object and "error" in answer.chunks[-1] and answer.num_done == 0
+
+
+async def wait_until_healed(t: Trial, num_targets: int, kv_before: float | None, reference: Answer) -> None:
+    """As many processes as before, and the closing probe. Raises Mismatch after RECOVERY_S."""
+    deadline_s = time.monotonic() + RECOVERY_S
+    while True:
+        try:
+            answer = await t.ask_again(reference)
+            if answer.status == 200 and len(await disturber_of(t).targets()) >= num_targets:
+                break
+            told = f"HTTP {answer.status}, {len(await disturber_of(t).targets())} processes"
+        except CLIENT_ERRORS as error:
+            told = f"{type(error).__name__}: {error}"
+        if time.monotonic() > deadline_s:
+            raise Mismatch(
+                f"{told} after {RECOVERY_S:.0f} s", expected=f"an answer and {num_targets} processes", exchange=t.last
+            )
+        await asyncio.sleep(POLL_S)
+    await t.closing_probe(kv_before, reference)

@@ -1,0 +1,137 @@
+"""SIGSTOP: a process that is there and does nothing, which is worse than one that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from relevo.check.chaos.recovery import (
+    disturber_of,
+    judge_stream,
+    open_streams,
+    some_target,
+    wait_until_healed,
+    watched_requests,
+)
+from relevo.check.disturber import Action
+from relevo.check.sources import RECOVERY
+from relevo.check.texts import OPENING
+from relevo.check.trial import CLIENT_ERRORS, POLL_S, Trial
+from relevo.check.words import Mismatch, Need, Skip, check
+
+_NEEDS = (Need.PROCESSES,)
+_SHORT_PAUSE_S = 0.5
+NOTICE_S = 10.0  # within which a stopped process must be noticed
+
+
+@asynccontextmanager
+async def stopped(t: Trial, target: str) -> AsyncIterator[None]:
+    """The process does nothing inside, and runs again afterwards whatever happens."""
+    if not await disturber_of(t).do(Action.STOP, target):
+        raise Skip("the chaos command cannot stop processes")
+    try:
+        yield
+    finally:
+        await disturber_of(t).do(Action.CONTINUE, target)
+
+
+@check(
+    "chaos.short_pause",
+    "When a process pauses for half a second, every open stream goes on to its right end.",
+    why="Garbage collectors, page faults and busy machines pause processes all the time.",
+    source=RECOVERY,
+    needs=_NEEDS,
+)
+async def short_pause(t: Trial) -> None:
+    baseline, reference = await t.quiet_baseline()
+    requests = await watched_requests(t, 6)
+    target, num_targets = await some_target(t)
+    tasks = await open_streams(t, requests)
+    async with stopped(t, target):
+        await asyncio.sleep(_SHORT_PAUSE_S)
+    for answer, request in zip(await asyncio.gather(*tasks), requests, strict=True):
+        judge_stream(t, answer, request, may_fail=False)
+    await wait_until_healed(t, num_targets, baseline, reference)
+
+
+@check(
+    "chaos.stopped_is_noticed",
+    "While a process is stopped, requests are answered within 10 s, or /ready (or /health) says no by then.",
+    why="Health that stays green over a wedged worker sends every request into it.",
+    source=RECOVERY,
+    needs=_NEEDS,
+)
+async def stopped_is_noticed(t: Trial) -> None:
+    baseline, reference = await t.quiet_baseline()
+    target, num_targets = await some_target(t)
+    async with stopped(t, target):
+        if not await _is_noticed(t):
+            raise Mismatch(
+                f"no answer and ready after {NOTICE_S:.0f} s with a stopped process",
+                expected="an answer, or a readiness that says no",
+                exchange=t.last,
+            )
+    await wait_until_healed(t, num_targets, baseline, reference)
+
+
+async def _is_noticed(t: Trial) -> bool:
+    deadline_s = time.monotonic() + NOTICE_S
+    asking = asyncio.create_task(_is_answered(t))
+    try:
+        while time.monotonic() < deadline_s:
+            if asking.done() and asking.result():
+                return True
+            if not await _says_ready(t):
+                return True
+            if asking.done():
+                asking = asyncio.create_task(_is_answered(t))
+            await asyncio.sleep(4 * POLL_S)
+        return False
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def _is_answered(t: Trial) -> bool:
+    path, body = t.prompt_body(OPENING, max_tokens=2)
+    try:
+        return (await t.post(path, body)).status == 200
+    except CLIENT_ERRORS:
+        return False
+
+
+async def _says_ready(t: Trial) -> bool:
+    """The most telling of the usual paths that is there; one that does not answer does not say yes."""
+    for path in ("/ready", "/health"):
+        try:
+            async with asyncio.timeout(NOTICE_S / 2):
+                answer = await t.server.send(t.server.exchange("GET", path))
+        except CLIENT_ERRORS:
+            return False
+        if answer.status != 404:
+            return answer.status == 200
+    return True
+
+
+@check(
+    "chaos.long_pause",
+    "After a process was stopped for 12 s with streams open, each stream is whole or has one error, and all is well.",
+    why="A process that wakes up believes that nothing has happened; what it then writes belongs to others.",
+    source=RECOVERY,
+    needs=_NEEDS,
+)
+async def long_pause(t: Trial) -> None:
+    baseline, reference = await t.quiet_baseline()
+    requests = await watched_requests(t, 6)
+    target, num_targets = await some_target(t)
+    tasks = await open_streams(t, requests)
+    async with stopped(t, target):
+        await asyncio.sleep(t.pause_s)
+    num_whole = sum(
+        judge_stream(t, answer, request, may_fail=True)
+        for answer, request in zip(await asyncio.gather(*tasks), requests, strict=True)
+    )
+    t.notes.append(f"{num_whole} of {len(requests)} streams whole")
+    await wait_until_healed(t, num_targets, baseline, reference)

@@ -1,0 +1,118 @@
+"""kill -9: what open streams see of it, and whether the stack is whole again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from relevo.check.chaos.recovery import (
+    disturber_of,
+    judge_stream,
+    open_streams,
+    some_target,
+    wait_until_healed,
+    watched_requests,
+)
+from relevo.check.disturber import Action
+from relevo.check.exchange import StreamAnswer
+from relevo.check.sources import RECOVERY
+from relevo.check.texts import fresh_words
+from relevo.check.trial import CLIENT_ERRORS, Trial
+from relevo.check.words import Level, Mismatch, Need, check
+
+_NEEDS = (Need.PROCESSES,)
+_NUM_STREAMS = 8
+_ERROR_WITHIN_S = 10.0
+
+
+async def _kill_under_streams(t: Trial, *, may_fail: bool) -> None:
+    baseline, reference = await t.quiet_baseline()
+    requests = await watched_requests(t, _NUM_STREAMS)
+    target, num_targets = await some_target(t)
+    tasks = await open_streams(t, requests)
+    await disturber_of(t).do(Action.KILL, target)
+    answers = await asyncio.gather(*tasks)
+    num_whole = sum(
+        judge_stream(t, answer, request, may_fail=may_fail) for answer, request in zip(answers, requests, strict=True)
+    )
+    t.notes.append(f"{num_whole} of {len(requests)} streams whole")
+    await wait_until_healed(t, num_targets, baseline, reference)
+
+
+@check(
+    "chaos.kill_no_silent_end",
+    "When a process is killed, each open stream goes on as if nothing had happened or ends with one error event.",
+    why="A stream that just ends, repeats or skips looks like an answer.",
+    source=RECOVERY,
+    needs=_NEEDS,
+)
+async def kill_no_silent_end(t: Trial) -> None:
+    await _kill_under_streams(t, may_fail=True)
+
+
+@check(
+    "chaos.kill_streams_survive",
+    "When a process is killed, every open stream goes on to its right end.",
+    why="Prompt and emitted tokens are known; another process can continue from them.",
+    source=RECOVERY,
+    needs=_NEEDS,
+    level=Level.SHOULD,
+)
+async def kill_streams_survive(t: Trial) -> None:
+    await _kill_under_streams(t, may_fail=False)
+
+
+@check(
+    "chaos.kill_in_prefill",
+    "When a process is killed while prompts are computed, each request is answered or gets an error within 10 s.",
+    why="A request that waits for a dead worker waits for ever.",
+    source=RECOVERY,
+    needs=_NEEDS,
+)
+async def kill_in_prefill(t: Trial) -> None:
+    baseline, reference = await t.quiet_baseline()
+    target, num_targets = await some_target(t)
+    bodies = [t.prompt_body(fresh_words(t.rng, 300), max_tokens=4) for _ in range(6)]
+    tasks = [asyncio.create_task(_ended(t, path, body)) for path, body in bodies]
+    await asyncio.sleep(t.rng.uniform(0.0, 0.3))
+    killed_at_s = time.monotonic()
+    await disturber_of(t).do(Action.KILL, target)
+    for status, ended_at_s, told in await asyncio.gather(*tasks):
+        if status != 200 and ended_at_s - killed_at_s > _ERROR_WITHIN_S:
+            raise Mismatch(
+                f"{told} {ended_at_s - killed_at_s:.1f} s after the kill",
+                expected="an error within 10 s",
+                exchange=t.last,
+            )
+        if status is None:
+            raise Mismatch(told, expected="an answer or an error status", exchange=t.last)
+    await wait_until_healed(t, num_targets, baseline, reference)
+
+
+async def _ended(t: Trial, path: str, body: dict[str, object]) -> tuple[int | None, float, str]:
+    try:
+        answer = await t.post(path, body)
+        return answer.status, time.monotonic(), f"HTTP {answer.status}"
+    except CLIENT_ERRORS as error:
+        return None, time.monotonic(), f"no answer ({type(error).__name__})"
+
+
+@check(
+    "chaos.restart_each",
+    "Each process is killed once in turn under load; all come back, and all requests are answered or get an error.",
+    why="Workers that cannot rejoin, or of which others keep stale state, show at the second kill.",
+    source=RECOVERY,
+    needs=_NEEDS,
+)
+async def restart_each(t: Trial) -> None:
+    baseline, reference = await t.quiet_baseline()
+    requests = await watched_requests(t, 3)
+    num_targets = len(await disturber_of(t).targets())
+    for number in range(num_targets):
+        targets = await disturber_of(t).targets()
+        tasks = await open_streams(t, requests)
+        await disturber_of(t).do(Action.KILL, targets[number % len(targets)])
+        answers: list[StreamAnswer | None] = list(await asyncio.gather(*tasks))
+        for answer, request in zip(answers, requests, strict=True):
+            judge_stream(t, answer, request, may_fail=True)
+        await wait_until_healed(t, num_targets, baseline, reference)

@@ -1,0 +1,297 @@
+"""One request and what came back: the record that a failing check shows, and typed looks into JSON answers.
+
+Does not send anything. A look at a member that is not there, or of another type, is a `Mismatch`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self, TypeVar
+
+from relevo.check.sse import SseBody, parse_sse
+from relevo.check.words import Mismatch, Skip
+
+T = TypeVar("T")
+SHOWN_CHARS = 2_000  # of a body in a report; arbitrary
+KEY_PLACEHOLDER = "$OPENAI_API_KEY"  # keys are never written into reports
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def sent(self) -> str:
+        """One line and the body, shortened."""
+        path = "/" + self.url.partition("://")[2].partition("/")[2]
+        return f"{self.method} {path} {shortened(self.body.decode(errors='backslashreplace'))}".rstrip()
+
+    @property
+    def curl(self) -> str:
+        """A command that repeats the request; bodies that a shell cannot take come from a pipe."""
+        words = ["curl", "-sS", "-i", "-N", "-X", self.method, shlex.quote(self.url)]
+        for name, value in self.headers.items():
+            if name.lower() == "authorization":
+                words += ["-H", f'"Authorization: Bearer {KEY_PLACEHOLDER}"']
+            else:
+                words += ["-H", shlex.quote(f"{name}: {value}")]
+        if not self.body:
+            return " ".join(words)
+        try:
+            text = self.body.decode()
+        except UnicodeDecodeError:
+            text = ""
+        if not text or "\0" in text or len(text) > 20_000:
+            return f"python3 -c {shlex.quote(_writer(self.body))} | " + " ".join([*words, "--data-binary", "@-"])
+        return " ".join([*words, "--data-binary", shlex.quote(text)])
+
+
+def _writer(body: bytes) -> str:
+    """A program that writes `body`; long runs of one unit are written as a product."""
+    half = len(body) // 2
+    for size in range(1, 16):
+        start = next((i for i in range(0, 512) if body[i : i + half] and _is_run(body, i, size, half)), None)
+        if start is not None and len(body) > 4_000:
+            unit = body[start : start + size]
+            count = 0
+            while body.startswith(unit, start + count * size):
+                count += 1
+            tail = body[start + count * size :]
+            if len(tail) < 4_000:
+                return f"import sys; sys.stdout.buffer.write({body[:start]!r} + {unit!r} * {count} + {tail!r})"
+    return f"import sys; sys.stdout.buffer.write({body!r})"
+
+
+def _is_run(body: bytes, start: int, size: int, length: int) -> bool:
+    return body[start : start + length] == body[start + size : start + size + length]
+
+
+def shortened(text: str, limit: int = SHOWN_CHARS) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+    data: bytes | None = None
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """A whole response. `raw` is the body."""
+
+    exchange: Exchange
+    status: int
+    headers: Mapping[str, str]
+    raw: bytes
+    duration_s: float
+    shown: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shown = f"HTTP {self.status}\n{shortened(self.raw.decode(errors='backslashreplace'))}"
+
+    def fail(self, got: str, expected: str = "") -> Mismatch:
+        """To be raised."""
+        return Mismatch(got, expected=expected, exchange=self.exchange, answer=self.shown)
+
+    @cached_property
+    def json(self) -> Any:
+        try:
+            return json.loads(self.raw)
+        except ValueError:
+            raise self.fail("the body is not JSON", "a JSON body") from None
+
+    @property
+    def is_refusal(self) -> bool:
+        return 400 <= self.status < 500 or self.status == 501
+
+    def ok(self) -> Self:
+        """Itself if the status is 200. A refusal for want of room cannot be judged."""
+        if self.status in (429, 503) and "retry-after" in self.headers:
+            raise Skip(f"the server refused for want of room (HTTP {self.status}); run against an idle server")
+        if self.status != 200:
+            raise self.fail(f"HTTP {self.status}: {self.error_message}", "HTTP 200")
+        return self
+
+    @property
+    def error_message(self) -> str:
+        """What the body says, whatever its shape."""
+        try:
+            body = json.loads(self.raw)
+        except ValueError:
+            return shortened(self.raw.decode(errors="replace"), 200)
+        error = body.get("error", body) if isinstance(body, dict) else body
+        message = error.get("message", error) if isinstance(error, dict) else error
+        return shortened(str(message), 300)
+
+    def at(self, kind: type[T], *path: str | int) -> T:
+        """The member at `path`. `int` does not take booleans; `float` takes integers too."""
+        value = self.json
+        for step in path:
+            try:
+                value = value[step]
+            except (KeyError, IndexError, TypeError):
+                raise self.fail(f"the answer has no {dotted(path)}", f"{dotted(path)} is there") from None
+        return self.typed(value, kind, dotted(path))
+
+    def typed(self, value: Any, kind: type[T], name: str) -> T:
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            raise self.fail(f"{name} is {shortened(repr(value), 100)}", f"{name} of type {kind.__name__}")
+        return value  # type: ignore[no-any-return]
+
+    # ---- what generating endpoints answer ----------------------------------------------------------------------------
+
+    @property
+    def is_chat(self) -> bool:
+        return self.exchange.url.endswith("/chat/completions")
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.at(list, "choices"))
+
+    def text(self, index: int = 0) -> str:
+        if not self.is_chat:
+            return self.at(str, "choices", index, "text")
+        if self.at(dict, "choices", index, "message").get("content") is None:
+            return ""
+        return self.at(str, "choices", index, "message", "content")
+
+    def finish_reason(self, index: int = 0) -> str:
+        return self.at(str, "choices", index, "finish_reason")
+
+    def usage(self, name: str) -> int:
+        return self.at(int, "usage", name)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.at(int, "usage", "prompt_tokens_details", "cached_tokens")
+
+    def logprobs(self, index: int = 0) -> list[TokenLogprob]:
+        told = self.at(dict, "choices", index, "logprobs")
+        return read_logprobs(self, told)
+
+
+def read_logprobs(answer: Answer, told: Mapping[str, Any]) -> list[TokenLogprob]:
+    """Either format as one list. Raises Mismatch where it is neither."""
+    if answer.is_chat:
+        entries = answer.typed(told.get("content"), list, "logprobs.content")
+        return [_chat_entry(answer, entry) for entry in entries]
+    tokens = answer.typed(told.get("tokens"), list, "logprobs.tokens")
+    values = answer.typed(told.get("token_logprobs"), list, "logprobs.token_logprobs")
+    tops = told.get("top_logprobs") or [None] * len(tokens)
+    if not len(tokens) == len(values) == len(tops):
+        raise answer.fail(
+            f"{len(tokens)} tokens, {len(values)} token_logprobs, {len(tops)} top_logprobs", "equal lengths"
+        )
+    return [
+        TokenLogprob(
+            answer.typed(token, str, "logprobs.tokens[]"),
+            0.0 if value is None else answer.typed(value, float, "logprobs.token_logprobs[]"),
+            tuple(top.items()) if isinstance(top, dict) else (),
+        )
+        for token, value, top in zip(tokens, values, tops, strict=True)
+    ]
+
+
+def _chat_entry(answer: Answer, entry: Any) -> TokenLogprob:
+    name = "logprobs.content[]"
+    fields = answer.typed(entry, dict, name)
+    token = answer.typed(fields.get("token"), str, f"{name}.token")
+    value = answer.typed(fields.get("logprob"), float, f"{name}.logprob")
+    top = answer.typed(fields.get("top_logprobs", []), list, f"{name}.top_logprobs")
+    pairs = tuple((str(one.get("token")), float(one.get("logprob", 0.0))) for one in top if isinstance(one, dict))
+    listed = fields.get("bytes")
+    return TokenLogprob(token, value, pairs, bytes(listed) if isinstance(listed, list) else None)
+
+
+@dataclass(kw_only=True)
+class StreamAnswer(Answer):
+    """A streamed response. `pieces` are the sizes in which the body arrived, each with its time."""
+
+    piece_ends: tuple[int, ...]  # offset of the end of each piece
+    piece_at_s: tuple[float, ...]  # after the request was sent
+    was_cut: bool = False  # the connection broke before the body's end
+
+    @cached_property
+    def sse(self) -> SseBody:
+        return parse_sse(self.raw)
+
+    @cached_property
+    def chunks(self) -> list[dict[str, Any]]:
+        """The JSON of every event but `[DONE]`."""
+        found: list[dict[str, Any]] = []
+        for event in self.sse.events:
+            if event.data.strip() == "[DONE]":
+                continue
+            try:
+                chunk = json.loads(event.data)
+            except ValueError:
+                raise self.fail(f"an event is not JSON: {shortened(event.data, 100)!r}", "JSON events") from None
+            found.append(self.typed(chunk, dict, "an event"))
+        return found
+
+    @property
+    def num_done(self) -> int:
+        return sum(event.data.strip() == "[DONE]" for event in self.sse.events)
+
+    @cached_property
+    def error_events(self) -> list[Any]:
+        return [chunk["error"] for chunk in self.chunks if "error" in chunk]
+
+    def choice_parts(self, index: int = 0) -> list[dict[str, Any]]:
+        """The parts of one choice, in order."""
+        choices = [choice for chunk in self.chunks for choice in chunk.get("choices") or ()]
+        return [choice for choice in choices if isinstance(choice, dict) and choice.get("index", 0) == index]
+
+    def pieces_of_text(self, index: int = 0) -> list[str]:
+        parts = self.choice_parts(index)
+        told = [(part.get("delta") or {}).get("content") if self.is_chat else part.get("text") for part in parts]
+        return [text for text in told if isinstance(text, str)]
+
+    def text(self, index: int = 0) -> str:
+        return "".join(self.pieces_of_text(index))
+
+    def finish_reasons(self, index: int = 0) -> list[str]:
+        return [part["finish_reason"] for part in self.choice_parts(index) if part.get("finish_reason") is not None]
+
+    def finish_reason(self, index: int = 0) -> str:
+        reasons = self.finish_reasons(index)
+        if len(reasons) != 1:
+            raise self.fail(f"choice {index} has {len(reasons)} finish reasons", "one finish_reason per choice")
+        return self.typed(reasons[0], str, "finish_reason")
+
+    def usage(self, name: str) -> int:
+        told = [chunk["usage"] for chunk in self.chunks if chunk.get("usage")]
+        if not told:
+            raise self.fail("no chunk has usage", "usage in the last chunk")
+        return self.typed(self.typed(told[-1], dict, "usage").get(name), int, f"usage.{name}")
+
+    def logprobs(self, index: int = 0) -> list[TokenLogprob]:
+        told = [part["logprobs"] for part in self.choice_parts(index) if part.get("logprobs")]
+        return [entry for one in told for entry in read_logprobs(self, self.typed(one, dict, "logprobs"))]
+
+    def event_at_s(self, number: int) -> float:
+        """When event `number` had arrived."""
+        piece = bisect_left(self.piece_ends, self.sse.events[number].end)
+        return self.piece_at_s[min(piece, len(self.piece_at_s) - 1)]
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text.removeprefix(".") or "the body"

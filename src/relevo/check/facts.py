@@ -1,0 +1,160 @@
+"""What a server offers: asked once, before the checks, with the smallest requests that can tell.
+
+A feature counts as lacking only where the server says so with an error. One that is accepted and ignored is there, and
+its checks will fail: an answer that silently means something else is worse than a refusal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+from relevo.check.exchange import Answer
+from relevo.check.gauges import KV_USAGE, RUNNING, reading
+from relevo.check.server import Server
+from relevo.check.texts import OPENING, QUESTION
+from relevo.check.words import Need
+from relevo.core.errors import ModelNotFound, StartError, Unauthorized
+
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@dataclass(slots=True)
+class Facts:
+    model: str
+    max_model_len: int | None = None
+    version: str = ""
+    lacking: dict[Need, str] = field(default_factory=dict)  # why, in the server's words where it had any
+
+    def has(self, need: Need) -> bool:
+        return need not in self.lacking
+
+
+async def pick_model(server: Server, wanted: str | None) -> tuple[str, dict[str, Any]]:
+    """The model to ask for and its card. Raises StartError, Unauthorized, ModelNotFound, each one sentence."""
+    try:
+        answer = await server.send(server.exchange("GET", "/v1/models"))
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise StartError(f"cannot reach {server.url}: {reason}; is the server running there?") from error
+    if answer.status in (401, 403):
+        raise Unauthorized(
+            f"{server.url} refused the API key (HTTP {answer.status}); pass the right one with --api-key"
+        )
+    cards = _cards(answer)
+    if wanted is not None and cards and wanted not in cards:
+        raise ModelNotFound(f"{server.url} does not serve {wanted!r}; it serves {', '.join(cards)}")
+    if wanted is None and not cards:
+        raise StartError(f"{server.url}/v1/models names no model (HTTP {answer.status}); name one with --model")
+    name = wanted or next(iter(cards))
+    return name, cards.get(name, {})
+
+
+def _cards(answer: Answer) -> dict[str, dict[str, Any]]:
+    try:
+        return {str(card["id"]): card for card in orjson.loads(answer.raw)["data"]}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _context_length(card: dict[str, Any]) -> int | None:
+    meta = card.get("meta") or {}
+    for value in (card.get("max_model_len"), meta.get("n_ctx"), meta.get("n_ctx_train")):
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+async def find_facts(server: Server, wanted_model: str | None, *, has_oracle: bool, has_processes: bool) -> Facts:
+    """Ask. Raises what `pick_model` raises, and StartError if neither generating endpoint is there."""
+    model, card = await pick_model(server, wanted_model)
+    facts = Facts(model, _context_length(card))
+    if facts.max_model_len is None:
+        facts.lacking[Need.CONTEXT_LENGTH] = "/v1/models tells no context length"
+    if server.api_key is None:
+        facts.lacking[Need.API_KEY] = "no --api-key was given"
+    if not has_oracle:
+        facts.lacking[Need.ORACLE] = "no --oracle was given"
+    if not has_processes:
+        facts.lacking[Need.PROCESSES] = "neither --processes nor --chaos-command was given"
+    facts.version = await _version(server)
+    try:
+        await _ask_about_generation(server, facts)
+        await _ask_about_surroundings(server, facts)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise StartError(f"{server.url} stopped answering: {str(error) or type(error).__name__}") from error
+    return facts
+
+
+async def _ask_about_generation(server: Server, facts: Facts) -> None:
+    chat = {"model": facts.model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 1}
+    plain = {"model": facts.model, "prompt": OPENING, "max_tokens": 1}
+    await _ask(server, facts, Need.CHAT, chat)
+    answer = await _ask(server, facts, Need.COMPLETIONS, plain)
+    if not facts.has(Need.CHAT) and not facts.has(Need.COMPLETIONS):
+        reasons = f"{facts.lacking[Need.CHAT]}; {facts.lacking[Need.COMPLETIONS]}"
+        raise StartError(f"{server.url} generates nothing that can be checked: {reasons}")
+    base = chat if facts.has(Need.CHAT) else plain
+    schema = {"type": "json_schema", "json_schema": {"name": "probe", "strict": True, "schema": _SCHEMA}}
+    tool = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
+    for need, body in (
+        (Need.CHAT_LOGPROBS, chat | {"logprobs": True, "top_logprobs": 2}),
+        (Need.COMPLETION_LOGPROBS, plain | {"logprobs": 2}),
+        (Need.CHOICES, base | {"n": 2}),
+        (Need.ECHO, plain | {"echo": True}),
+        (Need.TOOLS, chat | {"tools": [tool]}),
+        (Need.JSON_SCHEMA, chat | {"response_format": schema}),
+        (Need.LOGIT_BIAS, base | {"logit_bias": {"1": -100}}),
+    ):
+        answer = await _ask(server, facts, need, body) or answer
+    if answer is None or answer.status != 200 or "cached_tokens" not in answer.raw.decode(errors="replace"):
+        facts.lacking[Need.CACHED_TOKENS] = "usage tells no cached tokens"
+
+
+async def _ask(server: Server, facts: Facts, need: Need, body: dict[str, Any]) -> Answer | None:
+    """The answer if it was not a refusal."""
+    endpoint = Need.CHAT if "messages" in body else Need.COMPLETIONS
+    if not facts.has(endpoint):
+        facts.lacking[need] = facts.lacking[endpoint]
+        return None
+    answer = await server.send(server.exchange("POST", str(endpoint), orjson.dumps(body)))
+    if answer.is_refusal and answer.status != 429:
+        facts.lacking[need] = f"refused with HTTP {answer.status}: {answer.error_message}"
+        return None
+    return answer
+
+
+async def _ask_about_surroundings(server: Server, facts: Facts) -> None:
+    if await tokenize(server, facts.model, "hello") is None:
+        facts.lacking[Need.TOKENIZE] = "no /tokenize that answers with token ids"
+    answer = await server.send(server.exchange("GET", "/metrics"))
+    text = answer.raw.decode(errors="replace") if answer.status == 200 else ""
+    if reading(text, RUNNING) is None:
+        facts.lacking[Need.RUNNING_METRIC] = "/metrics has no known gauge of running requests"
+    if reading(text, KV_USAGE) is None:
+        facts.lacking[Need.KV_METRIC] = "/metrics has no known gauge of KV cache usage"
+
+
+async def tokenize(server: Server, model: str, text: str, *, special: bool = True) -> list[int] | None:
+    """Token ids of `text`, in the dialects of vLLM (`prompt`) and llama.cpp (`content`)."""
+    flags = {"add_special_tokens": special, "add_special": special}
+    body = {"model": model, "prompt": text, "content": text, **flags}
+    answer = await server.send(server.exchange("POST", "/tokenize", orjson.dumps(body)))
+    try:
+        tokens = orjson.loads(answer.raw)["tokens"] if answer.status == 200 else None
+    except (ValueError, KeyError, TypeError):
+        return None
+    is_list = isinstance(tokens, list) and all(isinstance(token, int) for token in tokens)
+    return tokens if is_list else None
+
+
+async def _version(server: Server) -> str:
+    """What /version says, if anything."""
+    try:
+        answer = await server.send(server.exchange("GET", "/version"))
+        return str(orjson.loads(answer.raw)["version"]) if answer.status == 200 else ""
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+        return ""

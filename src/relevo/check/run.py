@@ -1,0 +1,121 @@
+"""Runs chosen checks one after the other against one server and gathers results.
+
+Owns the rule what an exception means: `Mismatch` is a failure, `Skip` a skip, a broken connection or a missed deadline
+a failure of the check that was waiting. A fault in a check itself is not caught: it ends the run with a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from relevo.check.disturber import Disturber
+from relevo.check.exchange import Exchange, shortened
+from relevo.check.facts import Facts, find_facts, pick_model
+from relevo.check.server import Server
+from relevo.check.trial import CLIENT_ERRORS, Trial
+from relevo.check.words import Check, Level, Mismatch, Result, Skip, Status
+
+SHOWN_ANSWER_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    url: str
+    model: str | None = None
+    api_key: str | None = None
+    oracle: str | None = None
+    oracle_model: str | None = None
+    timeout_s: float = 120.0  # per request
+    check_timeout_s: float = 600.0  # per check; no check waits longer, whatever the server does
+    settle_s: float = 5.0  # how long abandoned requests may stay
+    pause_s: float = 12.0
+    seed: int = 0
+    disturber: Disturber | None = None
+
+
+@dataclass(slots=True)
+class CheckRun:
+    """Iterate `results` once. `facts` are there from the first result on."""
+
+    options: CheckOptions
+    checks: Sequence[Check]
+    facts: Facts | None = field(default=None, init=False)
+
+    async def results(self) -> AsyncIterator[Result]:
+        """One per check. Raises RelevoError for what the person at the terminal can mend."""
+        options = self.options
+        async with (
+            Server(options.url, options.api_key, options.timeout_s) as server,
+            Server(options.oracle or options.url, options.api_key, options.timeout_s) as oracle,
+        ):
+            self.facts = facts = await find_facts(
+                server,
+                options.model,
+                has_oracle=options.oracle is not None,
+                has_processes=options.disturber is not None,
+            )
+            oracle_model = ""
+            if options.oracle is not None:
+                oracle_model, _ = await pick_model(oracle, options.oracle_model)
+            for one in self.checks:
+                trial = Trial(
+                    server,
+                    facts,
+                    Random(f"{options.seed} {one.id}"),
+                    options.settle_s,
+                    oracle if options.oracle is not None else None,
+                    oracle_model,
+                    options.disturber,
+                    options.pause_s,
+                )
+                yield await run_one(one, trial, options.check_timeout_s)
+
+
+async def run_one(one: Check, trial: Trial, check_timeout_s: float) -> Result:
+    lacking = [need for need in one.needs if not trial.facts.has(need)]
+    if lacking:
+        reason = "; ".join(f"needs {need}: {trial.facts.lacking[need]}" for need in lacking)
+        return Result(check=one, status=Status.SKIPPED, duration_s=0.0, reason=reason)
+    started_s = time.monotonic()
+    try:
+        async with asyncio.timeout(check_timeout_s):
+            await one.run(trial)
+    except Skip as skip:
+        return Result(
+            check=one, status=Status.SKIPPED, duration_s=time.monotonic() - started_s, reason=str(skip),
+            notes=tuple(trial.notes),
+        )  # fmt: skip
+    except Mismatch as mismatch:
+        told = mismatch
+    except CLIENT_ERRORS as error:
+        told = Mismatch(_no_answer(error, trial), expected="an answer", exchange=trial.last)
+    else:
+        duration_s = time.monotonic() - started_s
+        return Result(check=one, status=Status.PASSED, duration_s=duration_s, notes=tuple(trial.notes))
+    return _failed(one, trial, told, time.monotonic() - started_s)
+
+
+def _no_answer(error: BaseException, trial: Trial) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {trial.server.timeout_s:g} s"
+    return f"the connection broke: {str(error) or type(error).__name__}"
+
+
+def _failed(one: Check, trial: Trial, told: Mismatch, duration_s: float) -> Result:
+    exchange: Exchange | None = told.exchange
+    status = Status.FAILED if one.level is Level.MUST else Status.ADVICE
+    return Result(
+        check=one,
+        status=status,
+        duration_s=duration_s,
+        notes=tuple(trial.notes),
+        expected=told.expected or one.expects,
+        sent=exchange.sent if exchange else "",
+        got=told.got,
+        answer=shortened(told.answer, SHOWN_ANSWER_CHARS),
+        curl=exchange.curl if exchange else "",
+    )

@@ -1,0 +1,135 @@
+"""The HTTP side: sends one request, reads the whole answer, and can go away in the middle.
+
+Knows nothing about checks. Bodies may be any bytes, since some checks send what no client library would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import aiohttp
+
+from relevo.check.exchange import Answer, Exchange, StreamAnswer
+
+JSON_HEADERS = {"Content-Type": "application/json"}
+
+
+def normalise_url(url: str) -> str:
+    """`host:port`, `http://host:port/` and `http://host:port/v1` all name the same server."""
+    with_scheme = url if "://" in url else f"http://{url}"
+    return with_scheme.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+@dataclass(slots=True)
+class Server:
+    """As an async context manager. `timeout_s` bounds every request as a whole."""
+
+    url: str
+    api_key: str | None = None
+    timeout_s: float = 120.0
+    _session: aiohttp.ClientSession | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.url = normalise_url(self.url)
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a request never meets another's connection
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=10.0)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True)
+        return self
+
+    async def __aexit__(self, *unused: object) -> None:
+        await self.session.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "use Server as an async context manager"
+        return self._session
+
+    def exchange(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Exchange:
+        """What a request will be: JSON unless `headers` say otherwise, with the key if there is one."""
+        chosen = dict(JSON_HEADERS if body else {}) | dict(headers or {})
+        if self.api_key is not None and "Authorization" not in chosen:
+            chosen["Authorization"] = f"Bearer {self.api_key}"
+        return Exchange(method=method, url=self.url + path, headers=chosen, body=body)
+
+    async def send(self, exchange: Exchange) -> Answer:
+        """The answer, whatever its status. Raises aiohttp.ClientError, TimeoutError."""
+        started_s = time.monotonic()
+        async with self._open(exchange) as response:
+            raw = await response.read()
+            return Answer(
+                exchange=exchange,
+                status=response.status,
+                headers={name.lower(): value for name, value in response.headers.items()},
+                raw=raw,
+                duration_s=time.monotonic() - started_s,
+            )
+
+    async def stream(
+        self, exchange: Exchange, heard: asyncio.Event | None = None, max_events: int | None = None
+    ) -> StreamAnswer | None:
+        """As `send`, keeping arrival times; a broken connection ends the answer. `heard` is set by the first text.
+
+        None: there were `max_events` events, and the connection was closed.
+        """
+        started_s = time.monotonic()
+        pieces: list[bytes] = []
+        ends: list[int] = []
+        at_s: list[float] = []
+        was_cut = False
+        num_events = 0  # about; only where it is enough to know that something came
+        async with self._open(exchange) as response:
+            try:
+                async for piece in response.content.iter_any():
+                    pieces.append(piece)
+                    ends.append(len(piece) + (ends[-1] if ends else 0))
+                    at_s.append(time.monotonic() - started_s)
+                    num_events += piece.count(b"data:")
+                    if heard is not None and num_events > 1:
+                        heard.set()
+                    if max_events is not None and num_events >= max_events:
+                        response.close()
+                        return None
+            except (aiohttp.ClientPayloadError, ConnectionError):
+                was_cut = True
+            return StreamAnswer(
+                exchange=exchange,
+                status=response.status,
+                headers={name.lower(): value for name, value in response.headers.items()},
+                raw=b"".join(pieces),
+                duration_s=time.monotonic() - started_s,
+                piece_ends=tuple(ends),
+                piece_at_s=tuple(at_s),
+                was_cut=was_cut,
+            )
+
+    async def abandon_after_events(self, exchange: Exchange, num_events: int) -> None:
+        """Read a stream up to an event, then close the connection."""
+        seen = b""
+        async with self._open(exchange) as response:
+            async for piece in response.content.iter_any():
+                seen += piece
+                if seen.count(b"data:") >= num_events:
+                    break
+            response.close()
+
+    async def abandon_after_s(self, exchange: Exchange, delay_s: float) -> bool:
+        """Close the connection after a time; False if the whole answer had come before."""
+        try:
+            async with asyncio.timeout(delay_s):
+                await self.send(exchange)
+        except TimeoutError:
+            return True
+        except (aiohttp.ClientError, ConnectionError):
+            return False
+        return False
+
+    def _open(self, exchange: Exchange) -> aiohttp.client._RequestContextManager:
+        return self.session.request(
+            exchange.method, exchange.url, data=exchange.body or None, headers=exchange.headers, allow_redirects=False
+        )
