@@ -29,6 +29,8 @@ struct KVCache {
   int64_t block_size;  // S
   int64_t head_size;   // D, a multiple of 8
   size_t block_bytes() const;
+  size_t row_bytes() const;  // the D numbers of one token and head, without an i8 row's scale
+  size_t run_bytes() const;  // one [layer, K or V, head]
   // First byte of [block, layer, 0 = K or 1 = V, head].
   uint8_t* run(int64_t block, int64_t layer, int64_t which, int64_t head) const;
 };
@@ -54,15 +56,19 @@ struct AttentionPlan {
     int64_t row, first_query, end_query;  // queries are counted within the row
     int64_t kv_head;
     int64_t first_key, end_key;  // multiples of SPLIT_TOKENS (the end: or the end of the context)
-    int64_t partial;             // where the unmerged result goes, or -1: the task covers its whole context
+    int64_t partial;             // where the unmerged results go, or -1: the task covers its whole context
   };
   std::vector<Task> tasks;
+  // Partials are numbered records of `partial_floats`: [splits][queries of the row][query heads of the KV head].
   struct Merge {
-    int64_t row, kv_head, first_partial, num_partials;
+    int64_t row, kv_head, first_partial, num_partials;  // num_partials: splits
   };
   std::vector<Merge> merges;  // to be run when all tasks are done; empty for most steps
   size_t scratch_floats = 0;  // size of the area for partial results
 };
+
+// Floats of one partial record: the weighted sum of values [D], then the largest score and the sum of weights.
+int64_t partial_floats(int64_t head_size);
 
 AttentionPlan plan_attention(const AttentionStep& step, int64_t num_kv_heads, int64_t head_size, int num_threads);
 
