@@ -123,6 +123,7 @@ class Settings(BaseSettings):
         "shm", description="How KV blocks change worker: shm (one shared arena, nothing is copied) or tcp."
     )
     cores: Names = Field((), description="CPU cores the workers may use, for example 0,1. Default: all allowed ones.")
+    share_cores: bool = Field(False, description="Let workers share cores if there are fewer cores than workers.")
 
     # engine
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
@@ -167,7 +168,6 @@ class Settings(BaseSettings):
     drain_lease_s: float = Field(
         5.0, ge=0.5, description="How long a prefill worker may take to let go of blocks before it is ended."
     )
-    max_attempts: int = Field(3, ge=1, description="How often a request is tried when workers fail.")
     heartbeat_timeout_s: float = Field(
         8.0, ge=2.0, description="A worker whose step loop does not answer for so long is ended and started again."
     )
@@ -185,6 +185,7 @@ class Settings(BaseSettings):
     # fake engine (model `fake`): for tests of everything around an engine
     fake_base_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per step.")
     fake_per_token_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per computed token.")
+    fake_per_kv_token_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per token of context read.")
 
 
 def settings_markdown() -> str:

@@ -29,6 +29,7 @@ from relevo.gateway.detokenizer import IncrementalDetokenizer
 from relevo.gateway.dispatch import Dispatcher
 from relevo.gateway.membership import Member, Membership
 from relevo.gateway.placement import Placement
+from relevo.gateway.route_notes import RouteNotes
 from relevo.gateway.tokenizer import Tokenizer
 from relevo.policy.admission import Admission, AdmissionLimits
 from relevo.policy.handoff import HandoffLimits
@@ -52,9 +53,10 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
         heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
     metrics = GatewayMetrics(model_name=config.served_model_names[0])
-    dispatcher = build_dispatcher(config, membership, metrics, report)
+    notes = RouteNotes()
+    dispatcher = build_dispatcher(config, membership, metrics, notes, report)
     metering = build_metering(config, metrics, MonotonicClock())
-    app = create_app(build_context(config, files, dispatcher, metrics, metering))
+    app = create_app(build_context(config, files, dispatcher, metrics, notes, metering))
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[None]:
@@ -98,7 +100,7 @@ async def _report_ready(dispatcher: Dispatcher, report: Report) -> None:
 
 
 def build_dispatcher(
-    config: GatewayConfig, membership: Membership, metrics: GatewayMetrics, report: Report
+    config: GatewayConfig, membership: Membership, metrics: GatewayMetrics, notes: RouteNotes, report: Report
 ) -> Dispatcher:
     def fence(worker: WorkerRef, reason: str) -> None:
         report(Status(kind="fence", worker_id=worker.worker_id, epoch=worker.epoch, message=reason))
@@ -122,6 +124,7 @@ def build_dispatcher(
         model_name=config.served_model_names[0],
         metrics=metrics,
         clock=MonotonicClock(),
+        notes=notes,
         fence=fence,
     )
 
@@ -134,7 +137,12 @@ def build_chooser(config: GatewayConfig) -> WorkerChooser:
 
 
 def build_context(
-    config: GatewayConfig, files: TokenizerFiles, dispatcher: Dispatcher, metrics: GatewayMetrics, metering: Metering
+    config: GatewayConfig,
+    files: TokenizerFiles,
+    dispatcher: Dispatcher,
+    metrics: GatewayMetrics,
+    notes: RouteNotes,
+    metering: Metering,
 ) -> GatewayContext:
     tokenizer = Tokenizer(files)
     return GatewayContext(
@@ -158,6 +166,8 @@ def build_context(
         started_at_unix_s=int(time.time()),
         draw_seed=(lambda: secrets.randbits(64)) if config.seed is None else (lambda: config.seed or 0),
         model_hash=config.model_hash,
+        affinity_headers=config.affinity_headers,
+        explain_route=notes.explain,
     )
 
 

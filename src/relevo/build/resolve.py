@@ -68,6 +68,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float
     fake_base_s: float
     fake_per_token_s: float
+    fake_per_kv_token_s: float
     log_level: str
     epoch: int = 0
     status_fd: int = -1
@@ -112,8 +113,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_timeout_s: float
     transfer_timeout_s: float
     drain_lease_s: float
-    max_attempts: int
     heartbeat_timeout_s: float
+    max_attempts: int
     shutdown_timeout_s: float
     log_level: str
     database: str = "memory"  # or a URL, or the path of an SQLite file; filled in by build.metering, like the prices
@@ -168,6 +169,8 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
             f"request needs one token per step; raise the first or lower the second"
         )
     is_shared = settings.kv_transport == "shm" and device == "cpu"
+    may_share = settings.share_cores or settings.model == "fake"  # which computes nothing
+    assigned_cores = assign_cores(list(cores), topology, may_share=may_share)
     workers = tuple(
         WorkerConfig(
             worker_id=worker_id,
@@ -195,13 +198,14 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
             max_step_s=settings.max_step_s if settings.max_num_batched_tokens is None else 0.0,
             enable_prefix_caching=settings.enable_prefix_caching,
             drain_lease_s=settings.drain_lease_s,
+            drain_timeout_s=settings.drain_timeout_s,
             fake_base_s=settings.fake_base_s,
             fake_per_token_s=settings.fake_per_token_s,
+            fake_per_kv_token_s=settings.fake_per_kv_token_s,
             log_level=settings.log_level,
-            drain_timeout_s=settings.drain_timeout_s,
         )
         for index, ((worker_id, role), worker_cores) in enumerate(
-            zip(topology.worker_roles(), assign_cores(list(cores), topology), strict=True)
+            zip(topology.worker_roles(), assigned_cores, strict=True)
         )
     )
     return ServePlan(
@@ -347,11 +351,11 @@ def _gateway(settings: Settings, topology: Topology, max_model_len: int, model_h
         prefill_timeout_s=settings.prefill_timeout_s,
         transfer_timeout_s=settings.transfer_timeout_s,
         drain_lease_s=settings.drain_lease_s,
+        heartbeat_timeout_s=settings.heartbeat_timeout_s,
         max_attempts=settings.max_attempts,
         shutdown_timeout_s=settings.shutdown_timeout_s,
         log_level=settings.log_level,
         routing_policy=settings.routing_policy,
-        heartbeat_timeout_s=settings.heartbeat_timeout_s,
         affinity_load_factor=settings.affinity_load_factor,
         affinity_max_penalty_s=settings.affinity_max_penalty_s,
         affinity_headers=settings.affinity_header,

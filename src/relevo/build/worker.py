@@ -82,9 +82,14 @@ def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]
 
     layout = kv_layout(FAKE_MODEL, "fake", "uint64", config.block_size)
     arena = _arena(config, layout)
-    costs = StepCosts(base_s=config.fake_base_s, per_token_s=config.fake_per_token_s, per_kv_token_s=0.0)
+    costs = StepCosts(
+        base_s=config.fake_base_s, per_token_s=config.fake_per_token_s, per_kv_token_s=config.fake_per_kv_token_s
+    )
+    measured = StepCostModel()
+    for num_tokens, num_kv_tokens in _CALIBRATION:
+        measured.observe(num_tokens, num_kv_tokens, costs.step_s(num_tokens, num_kv_tokens))
     runner = FakeRunner(arena, costs=costs, vocab_size=FAKE_MODEL.vocab_size, max_model_len=config.max_model_len)
-    return runner, arena, StepCostModel()
+    return runner, arena, measured
 
 
 def build_model(config: WorkerConfig, report: Report) -> tuple[ModelRunner, Arena, StepCostModel]:

@@ -24,6 +24,7 @@ from relevo.gateway.errors_by_code import error_for
 from relevo.gateway.membership import Membership
 from relevo.gateway.placement import Placement
 from relevo.gateway.ports import EngineStatus
+from relevo.gateway.route_notes import RouteNotes
 from relevo.policy import handoff as h
 from relevo.policy.admission import Admission, Rejected
 from relevo.wire import messages as wire
@@ -64,6 +65,7 @@ class Dispatcher:
         model_name: str,
         metrics: HandoffMetrics,
         clock: Clock,
+        notes: RouteNotes,
         fence: Callable[[WorkerRef, str], None],
     ) -> None:
         self._membership = membership
@@ -74,6 +76,7 @@ class Dispatcher:
         self._model_name = model_name
         self._metrics = metrics
         self._clock = clock
+        self._notes = notes
         self._fence = fence
         self._flights: dict[RequestId, Flight] = {}
         self._parked: dict[RequestId, h.Route] = {}  # wait for a worker to become ready
@@ -184,12 +187,12 @@ class Dispatcher:
         for flight in list(self._flights.values()):
             self._advance(flight, h.WorkerDied(worker))
 
-    def _on_event(self, request_id: RequestId, event: h.Event) -> None:
-        flight = self._flights.get(request_id)
-        if flight is not None:
     def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
         self._fence(worker, reason)
 
+    def _on_event(self, request_id: RequestId, event: h.Event) -> None:
+        flight = self._flights.get(request_id)
+        if flight is not None:
             self._advance(flight, event)
 
     # ---- the state machine's driver ----------------------------------------------------------------------------------
@@ -257,7 +260,9 @@ class Dispatcher:
         choice = self._placement.choose_decode(flight.request, route.exclude)
         if choice is None:
             return self._park(flight, route)
-        log.debug("%s: decode on %s: %s", flight.request.request_id, choice.worker.worker_id, choice.reason)
+        request_id = flight.request.request_id
+        log.debug("%s: decode on %s: %s", request_id, choice.worker.worker_id, choice.reason)
+        self._notes.add(request_id, f"decode {choice.worker.worker_id}: {choice.reason}")
         flight.is_split = flight.is_handoff_open = choice.split and not route.resume
         flight.first_token_at_ns = None
         return h.Routed(choice.worker, flight.is_split)
@@ -280,9 +285,9 @@ class Dispatcher:
     def _choose_prefill(self, flight: Flight, effect: h.ChoosePrefill) -> h.Event:
         decode = WorkerRef(effect.reservation.worker_id, effect.reservation.epoch)
         choice = self._placement.choose_prefill(flight.request, decode, effect.num_uncached_tokens, effect.exclude)
-        log.debug(
-            "%s: prompt on %s: %s", flight.request.request_id, choice.worker or "the decode worker", choice.reason
-        )
+        request_id, worker_id = flight.request.request_id, (choice.worker or decode).worker_id
+        log.debug("%s: prompt on %s: %s", request_id, worker_id, choice.reason)
+        self._notes.add(request_id, f"prompt {worker_id}: {choice.reason}")
         if choice.worker is None:
             self._metrics.handoff_finished("local", 0.0, 0, 0.0)
             flight.is_split = flight.is_handoff_open = False
