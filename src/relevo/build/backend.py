@@ -36,7 +36,8 @@ def make_ops(config: WorkerConfig) -> Ops:
     check_installed("native")
     from relevo.engine.ops.native.ops import NativeOps
 
-    return NativeOps(dtype=config.dtype, cores=config.cores, quantization=config.quantization)
+    path = os.environ.get(CPU_PATH_VARIABLE, "")
+    return NativeOps(dtype=config.dtype, cores=config.cores, quantization=config.quantization, path=path)
 
 
 def describe_cpu() -> str:

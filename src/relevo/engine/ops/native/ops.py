@@ -1,0 +1,172 @@
+"""`Ops` on the CPU kernels of relevo_native.
+
+Owns the choice of formats and the way into the native module. Activations are float32; weights stay in the format they
+are stored in unless another is asked for. A model's operations are recorded once (recorder) and replayed in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from relevo_native import _native
+
+from relevo.core.errors import SettingsError, UnsupportedModel
+from relevo.core.ids import BlockId, TokenId
+from relevo.core.kv import KVLayout
+from relevo.engine.inputs import StepInputs
+from relevo.engine.ops.native.recorder import Recorder
+from relevo.engine.ops.protocol import BLOCK_BYTES, HostTensor, StepLogits, Trace
+from relevo.engine.row_math import RowDraw, RowMath, RowSummaries
+from relevo.engine.sampling_math import Logits
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = {"int8": "q8_channel"}
+_MASK = (1 << 64) - 1
+
+
+class NativeOps:
+    def __init__(
+        self, dtype: str = "auto", cores: Sequence[int] = (), quantization: str | None = None, path: str = ""
+    ) -> None:
+        """Compute on one thread per core of `cores`; the caller's thread is the first (none given: the only one).
+
+        `dtype`, of matrices: "auto" keeps what is stored. `quantization` "int8": every matrix in int8 with a scale per
+        row. `path`: an instruction path instead of the best one. Raises SettingsError.
+        """
+        if dtype not in DTYPES:
+            raise SettingsError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}; choose one of them")
+        if quantization is not None and quantization not in QUANTIZATIONS:
+            known = ", ".join(QUANTIZATIONS)
+            raise SettingsError(f"quantization {quantization!r} is not implemented on a CPU; {known} is")
+        try:
+            self._engine = _native.Engine(path, list(cores) or [0])
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
+        self.dtype = "float32"
+        self.native_formats = frozenset(BLOCK_BYTES) if dtype == "auto" and quantization is None else frozenset()
+        self.kv_in_host_memory = True
+        self.row_math: RowMath = NativeRowMath(self._engine)
+        self._packed_as = QUANTIZATIONS[quantization] if quantization else None if dtype == "auto" else dtype
+
+    @property
+    def path(self) -> str:
+        """The instruction path in use."""
+        name: str = self._engine.path
+        return name
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of all packed matrices."""
+        num_bytes: int = self._engine.weight_bytes
+        return num_bytes
+
+    def weight(self, parts: Sequence[HostTensor]) -> Any:
+        """Packed at once, on all threads; the parts' memory is not kept."""
+        if len(parts[0].shape) == 1:
+            values = np.concatenate([_as_float32(part) for part in parts])
+            return _native.Vector("float32", values.view(np.uint8))
+        stacked = [(part.dtype, self._format(part.dtype), _rows_of_bytes(part)) for part in parts]
+        return self._engine.matrix(stacked, parts[0].shape[1])
+
+    def _format(self, stored_as: str) -> str:
+        return stored_as if stored_as in BLOCK_BYTES or self._packed_as is None else self._packed_as
+
+    def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> Any:
+        if len(layout.groups) != 1 or layout.groups[0].kind != "full":
+            raise UnsupportedModel("only a cache of one group of full attention is implemented")
+        group = layout.groups[0]
+        if host_memory is None:
+            memory = np.zeros(num_blocks * layout.bytes_per_block, dtype=np.uint8)
+        else:
+            memory = np.frombuffer(host_memory, dtype=np.uint8)
+        try:
+            return _native.KVCache(
+                memory,
+                layout.dtype,
+                num_blocks,
+                group.num_layers,
+                group.num_kv_heads,
+                layout.block_size,
+                group.head_size,
+            )
+        except ValueError as error:
+            raise UnsupportedModel(f"this cache cannot be used: {error}") from error
+
+    def copy_blocks(self, kv: Any, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+        kv.copy(list(copies))
+
+    def program(self, trace: Trace, sliding_window: int | None) -> NativeProgram:
+        program = _native.Program(self._engine)
+        recorder = Recorder(program)
+        recorder.finish(trace(recorder))
+        return NativeProgram(program, sliding_window or 0)
+
+
+class NativeProgram:
+    """Replays a recorded trace. Logits lie in native memory and are overwritten by the next step."""
+
+    def __init__(self, program: Any, sliding_window: int) -> None:
+        self.native = program
+        self._sliding_window = sliding_window
+
+    def run(self, inputs: StepInputs, kv: Any, logit_tokens: Sequence[int]) -> StepLogits:
+        asked = np.asarray(logit_tokens, dtype=np.int64)
+        is_ascending = bool(np.all(asked[1:] > asked[:-1]))
+        tokens, places = (asked, None) if is_ascending else np.unique(asked, return_inverse=True)
+        values, best, finite, kernel_s = self.native.run(
+            kv,
+            inputs.token_ids,
+            inputs.positions,
+            inputs.block_of_token,
+            inputs.offset_of_token,
+            inputs.row_first_token,
+            inputs.context_lengths,
+            inputs.block_tables,
+            self._sliding_window,
+            tokens,
+        )
+        if places is not None:
+            values, best, finite = values[places], best[places], finite[places]
+        return StepLogits(values, RowSummaries(best, finite), kernel_s)
+
+
+class NativeRowMath:
+    """The sampler's arithmetic on the engine's threads."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def summarise(self, logits: Logits) -> RowSummaries:
+        best, finite = _native.row_summaries(self._engine.path, np.ascontiguousarray(logits))
+        return RowSummaries(best, finite)
+
+    def draw(self, logits: Logits, draws: Sequence[RowDraw]) -> list[TokenId]:
+        wanted = [
+            (
+                one.row,
+                one.sampling.temperature,
+                one.sampling.min_p,
+                one.sampling.top_p,
+                one.sampling.top_k,
+                one.sampling.seed & _MASK,
+                one.sample_index,
+                one.position,
+            )
+            for one in draws
+        ]
+        token_ids: list[TokenId] = self._engine.draw(np.ascontiguousarray(logits), wanted)
+        return token_ids
+
+
+def _as_float32(tensor: HostTensor) -> npt.NDArray[np.float32]:
+    if tensor.dtype == "bfloat16":
+        return (tensor.array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return tensor.array.astype(np.float32)
+
+
+def _rows_of_bytes(tensor: HostTensor) -> npt.NDArray[np.uint8]:
+    array = np.ascontiguousarray(tensor.array)
+    return array.view(np.uint8).reshape(len(array), -1)

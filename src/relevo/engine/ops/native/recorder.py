@@ -1,0 +1,245 @@
+"""Records a trace as a list of the program's operations, and gives its values places in few buffers.
+
+Owns the fusions (values), the checks of shapes, and the reuse of buffers. What is not implemented is refused when a
+model is loaded, in a sentence, never computed wrongly. It does not compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relevo.core.errors import UnsupportedModel
+from relevo.engine.ops.native.values import Activated, Buffer, Columns, Heads, Normed, Product, RecordedLogits, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """A call of the native program's method `name`; columns become (slot, offset)."""
+
+    name: str
+    columns: dict[str, Columns]
+    arguments: dict[str, Any]
+    reads: tuple[str, ...]  # of the columns; written ones may be read too
+    needs_place: bool = False  # a token's position or blocks matter: it cannot run on chosen rows only
+
+
+class Recorder:
+    """`Operations` of one trace."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program  # the native one; knows angles at once, operations when all are recorded
+        self._instructions: list[Instruction] = []
+        self._logits: RecordedLogits | None = None
+
+    # ---- operations --------------------------------------------------------------------------------------------------
+
+    def embed(self, weight: Any) -> Columns:
+        out = _new(weight.shape[1])
+        self._add(Instruction("embed", {"out": out}, {"table": weight}, (), needs_place=True))
+        return out
+
+    def linear(self, x: Value, weight: Any, bias: Any) -> Product:
+        source, columns, gain, eps = self._source(x)
+        if weight.shape[1] != x.width or (bias is not None and bias.size != weight.shape[0]):
+            raise UnsupportedModel(f"a matrix of shape {list(weight.shape)} cannot take {x.width} inputs with its bias")
+        return Product(source, columns, gain, eps, weight, bias)
+
+    def rms_norm(self, x: Value, weight: Any, eps: float) -> Normed | Heads:
+        if isinstance(x, Heads) and weight.size == x.size:
+            if x.gain is not None or x.angles is not None:
+                x = Heads(self._columns(x), x.num_heads, x.size)
+            return Heads(x.x, x.num_heads, x.size, weight, eps)
+        if weight.size != x.width:
+            raise UnsupportedModel(f"a norm of {weight.size} cannot take {x.width} columns")
+        return Normed(self._columns(x), weight, eps)
+
+    def add(self, x: Value, y: Value) -> Columns:
+        if x.width != y.width:
+            raise UnsupportedModel(f"{x.width} columns cannot be added to {y.width}")
+        target = self._columns(x)
+        if isinstance(y, Product) and y.done is None:
+            self._multiply(y, target, accumulate=True)
+        else:
+            source = self._columns(y)
+            self._add(Instruction("add_into", {"x": target, "y": source}, {"width": x.width}, ("x", "y")))
+        target.spend()
+        return Columns(target.buffer, target.offset, target.width)
+
+    def silu_mul(self, x: Value) -> Activated:
+        if x.width % 2 != 0:
+            raise UnsupportedModel(f"{x.width} columns are not a gate and as many values")
+        return Activated(self._columns(x))
+
+    def split_heads(self, x: Value, num_heads: Sequence[int], head_size: int) -> tuple[Heads, ...]:
+        if x.width != sum(num_heads) * head_size:
+            raise UnsupportedModel(f"{x.width} columns are not {sum(num_heads)} heads of {head_size}")
+        columns = self._columns(x)
+        columns.spend()
+        heads, offset = [], columns.offset
+        for count in num_heads:
+            heads.append(Heads(Columns(columns.buffer, offset, count * head_size), count, head_size))
+            offset += count * head_size
+        return tuple(heads)
+
+    def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float) -> int:
+        number: int = self._program.add_angles(np.ascontiguousarray(inv_freq, dtype=np.float32), scale)
+        return number
+
+    def rope(self, x: Heads, angles: int) -> Heads:
+        if x.angles is not None:
+            x = Heads(self._columns(x), x.num_heads, x.size)
+        return Heads(x.x, x.num_heads, x.size, x.gain, x.eps, angles)
+
+    def attention(self, q: Heads, k: Heads, v: Heads, layer: int) -> Columns:
+        if v.gain is not None or v.angles is not None or (q.angles, q.eps) != (k.angles, k.eps):
+            q, k, v = (Heads(self._columns(heads), heads.num_heads, heads.size) for heads in (q, k, v))
+        if k.x.buffer is not v.x.buffer:
+            raise UnsupportedModel("keys and values that are not parts of one product are not implemented")
+        if not q.size == k.size == v.size or k.num_heads != v.num_heads:
+            raise UnsupportedModel("queries, keys and values with heads of different size or number do not attend")
+        out = _new(q.width)
+        columns = {"q": q.x, "k": k.x, "v": v.x, "out": out}
+        arguments = {
+            "num_heads": q.num_heads,
+            "num_kv_heads": k.num_heads,
+            "head_size": q.size,
+            "layer": layer,
+            "q_gain": q.gain,
+            "k_gain": k.gain,
+            "eps": q.eps,
+            "angles": -1 if q.angles is None else q.angles,
+        }
+        self._add(Instruction("attend", columns, arguments, ("q", "k", "v"), needs_place=True))
+        for heads in (q, k, v):
+            heads.x.spend()
+        return out
+
+    def logits(self, x: Value, weight: Any) -> RecordedLogits:
+        source, columns, gain, eps = self._source(x)
+        if weight.shape[1] != x.width:
+            raise UnsupportedModel(f"an output layer of shape {list(weight.shape)} cannot take {x.width} inputs")
+        arguments = {"source": source, "gain": gain, "eps": eps, "head": weight}
+        self._add(Instruction("logits", {"in_": columns}, arguments, ("in_",)))
+        self._logits = RecordedLogits(weight.shape[0])
+        return self._logits
+
+    # ---- carrying out what waits -------------------------------------------------------------------------------------
+
+    def _add(self, instruction: Instruction) -> None:
+        if self._logits is not None:
+            raise UnsupportedModel("operations after the logits are not implemented")
+        for name in instruction.reads:
+            instruction.columns[name].require()
+        self._instructions.append(instruction)
+
+    def _source(self, x: Value) -> tuple[str, Columns, Any, float]:
+        """What a product does to its input first, and to which columns."""
+        if isinstance(x, Normed) and x.done is None:
+            return "norm", x.x, x.gain, x.eps
+        if isinstance(x, Activated) and x.done is None:
+            return "silu", x.x, None, 0.0
+        return "plain", self._columns(x), None, 0.0
+
+    def _columns(self, x: Value) -> Columns:
+        """Have the value in a buffer."""
+        if isinstance(x, Columns):
+            return x
+        if isinstance(x, Heads):
+            return self._heads(x)
+        if x.done is None:
+            out = _new(x.width)
+            match x:
+                case Product():
+                    self._multiply(x, out, accumulate=False)
+                case Normed():
+                    arguments = {"num_groups": 1, "gain": x.gain, "eps": x.eps}
+                    self._add(Instruction("rms_norm", {"in_": x.x, "out": out}, arguments, ("in_",)))
+                case Activated():
+                    self._add(Instruction("silu_mul", {"in_": x.x, "out": out}, {"width": x.width}, ("in_",)))
+            x.done = out
+        return x.done
+
+    def _heads(self, heads: Heads) -> Columns:
+        """Norm and rotate in place."""
+        columns = heads.x
+        if heads.gain is not None:
+            arguments = {"num_groups": heads.num_heads, "gain": heads.gain, "eps": heads.eps}
+            self._add(Instruction("rms_norm", {"in_": columns, "out": columns}, arguments, ("in_",)))
+        if heads.angles is not None:
+            sizes = {"num_heads": heads.num_heads, "head_size": heads.size, "angles": heads.angles}
+            self._add(Instruction("rope", {"x": columns}, sizes, ("x",), needs_place=True))
+        if heads.gain is None and heads.angles is None:
+            return columns
+        columns.spend()
+        return Columns(columns.buffer, columns.offset, columns.width)
+
+    def _multiply(self, product: Product, out: Columns, accumulate: bool) -> None:
+        arguments = {
+            "source": product.source,
+            "gain": product.gain,
+            "eps": product.eps,
+            "matrix": product.matrix,
+            "bias": product.bias,
+            "accumulate": accumulate,
+        }
+        reads = ("in_", "out") if accumulate else ("in_",)
+        self._add(Instruction("multiply", {"in_": product.x, "out": out}, arguments, reads))
+        product.done = out
+
+    # ---- the program -------------------------------------------------------------------------------------------------
+
+    def finish(self, result: object) -> None:
+        """Give every value its place and hand the list to the native program."""
+        if result is not self._logits or self._logits is None:
+            raise UnsupportedModel("a trace must end with its logits")
+        slot_widths, last_use = self._place_buffers()
+        for width in slot_widths:
+            self._program.add_buffer(width)
+        chosen_from = 1 + max((i for i, op in enumerate(self._instructions) if op.needs_place), default=-1)
+        try:
+            for index, op in enumerate(self._instructions):
+                if index == chosen_from:
+                    self._program.compact(self._kept(chosen_from, last_use))
+                places = {name: (columns.buffer.slot, columns.offset) for name, columns in op.columns.items()}
+                getattr(self._program, op.name)(**places, **op.arguments)
+        except ValueError as error:
+            raise UnsupportedModel(f"this model cannot be computed: {error}") from error
+
+    def _place_buffers(self) -> tuple[list[int], dict[Buffer, int]]:
+        """Widths of the program's buffers, and the last instruction that uses each value's."""
+        last_use = {c.buffer: index for index, op in enumerate(self._instructions) for c in op.columns.values()}
+        widths: list[int] = []
+        free: list[int] = []
+        for index, op in enumerate(self._instructions):
+            used = {columns.buffer: None for columns in op.columns.values()}  # each once, in order
+            for buffer in used:
+                if buffer.slot < 0:
+                    buffer.slot = _take_slot(buffer.width, widths, free)
+            free.extend(buffer.slot for buffer in used if last_use[buffer] == index)
+        return widths, last_use
+
+    def _kept(self, chosen_from: int, last_use: dict[Buffer, int]) -> list[int]:
+        """Slots whose rows are still needed by the instructions from `chosen_from` on."""
+        before = {c.buffer for op in self._instructions[:chosen_from] for c in op.columns.values()}
+        return sorted(buffer.slot for buffer in before if last_use[buffer] >= chosen_from)
+
+
+def _new(width: int) -> Columns:
+    return Columns(Buffer(width), 0, width)
+
+
+def _take_slot(width: int, widths: list[int], free: list[int]) -> int:
+    """The tightest free slot that is wide enough, else the widest one made wider, else a new one."""
+    wide_enough = [slot for slot in free if widths[slot] >= width]
+    if not free:
+        widths.append(width)
+        return len(widths) - 1
+    slot = min(wide_enough, key=lambda s: widths[s]) if wide_enough else max(free, key=lambda s: widths[s])
+    widths[slot] = max(widths[slot], width)
+    free.remove(slot)
+    return slot
