@@ -33,6 +33,7 @@ from relevo.settings import Settings
 from relevo.telemetry.metrics import GatewayMetrics
 
 DATABASE_FILE = "relevo.db"
+LAST_TABS_S = 1.0  # for requests that were cut off to hand their rows over; arbitrary
 CLOSE_S = 3.0  # for rows that wait when the gateway ends; the supervisor kills it after 5 s
 
 
@@ -116,6 +117,9 @@ class Metering:
                 refreshing.cancel()
                 await asyncio.gather(refreshing, return_exceptions=True)
         finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_TABS_S):
+                    await self.meter.all_closed.wait()  # of requests that were cut off
             await self.writer.close(CLOSE_S)
             for connection in self.connections:
                 connection.close()

@@ -79,6 +79,12 @@ class MeterMetrics(Protocol):
     def admission_rejected(self, model: str, reason: str) -> None: ...
 
 
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True, kw_only=True)
 class Meter:
     """`now_ms`: Unix milliseconds."""
@@ -91,6 +97,8 @@ class Meter:
     metrics: MeterMetrics
     commit_timeout_s: float = COMMIT_TIMEOUT_S
     keys_failure: str = ""  # why API keys cannot be read; empty if they can
+    all_closed: asyncio.Event = field(default_factory=_set_event)  # no tab is open
+    _num_open: int = 0
 
     @property
     def failure(self) -> str:
@@ -120,7 +128,14 @@ class Meter:
         if isinstance(charge, Refused):
             self.metrics.admission_rejected(model, charge.limit)
             raise _refusal(charge)
+        self._num_open += 1
+        self.all_closed.clear()
         return OpenTab(self, caller, model, response_id, runs, price, charge, now_ms)
+
+    def tab_closed(self) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self.all_closed.set()
 
     def _tell_rate(self, caller: Caller, now_ns: int, reply_headers: MutableMapping[str, str]) -> None:
         rate = self.accounts.rate(caller.key_id, now_ns)
@@ -168,6 +183,7 @@ class OpenTab:
         if self._is_closed:
             return None
         self._is_closed = True
+        self.meter.tab_closed()
         works = [work for run in self.runs if (work := run.work()) is not None]
         bill = bill_for(outcome, works)
         row = self._row(outcome, bill)

@@ -53,6 +53,7 @@ class LedgerWriter:
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._must_end = threading.Event()
+        self._is_closed = False
         self.failure = ""  # why the last transaction failed; empty: it did not
 
     def start(self) -> None:
@@ -87,10 +88,13 @@ class LedgerWriter:
         self._must_end.set()
         await asyncio.to_thread(self._thread.join)  # ends after the transaction under way, which has its own timeouts
         await asyncio.sleep(0)  # what the thread has reported comes first
+        self._is_closed = True
         for entry in self._pending.values():
-            log.error("a ledger row was not written: %s", json.dumps(asdict(entry.row)))
+            _log_lost(entry.row)
 
     def _hand_over(self, entry: _Entry) -> None:
+        if self._is_closed:
+            _log_lost(entry.row)
         self._pending.pop(entry.row.request_id, None)
         self._pending[entry.row.request_id] = entry
         self._entries.put(entry)
@@ -154,3 +158,7 @@ class LedgerWriter:
                 entry.kept.set_result(None)
         self._metrics.ledger_kept([entry.row.outcome for entry in batch], commit_s)
         self._metrics.ledger_pending(len(self._pending), is_up=True)
+
+
+def _log_lost(row: LedgerRow) -> None:
+    log.error("a ledger row was not written: %s", json.dumps(asdict(row)))
