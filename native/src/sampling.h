@@ -16,6 +16,11 @@ struct RowSummary {
 struct SamplingKernels {
   Path path;
   RowSummary (*summary)(const float* logits, int64_t vocab_size);
+  // weights[i] = exp((logits[i] - peak) * scale), for finite logits <= peak: correctly rounded but for about one in 10^4,
+  // and the same bits on every path.
+  void (*weights)(const float* logits, int64_t size, float peak, float scale, float* weights);
+  // A number at least as large as weights[i], at most 7 % larger where it is above 1e-37; costs a fraction of it.
+  void (*bounds)(const float* logits, int64_t size, float peak, float scale, float* bounds);
 };
 
 const SamplingKernels& sampling_kernels(Path path);
