@@ -9,6 +9,7 @@ import typer
 from relevo.cli.bench import app as bench_app
 from relevo.cli.check import check
 from relevo.cli.drain import drain
+from relevo.cli.edge import edge
 from relevo.cli.keys import app as keys_app
 from relevo.cli.serve import serve_command
 from relevo.cli.usage import usage
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve_command())
 app.command("check")(check)
+app.command("edge")(edge)
 app.command("drain")(drain)
 app.command("version")(version)
 app.command("usage")(usage)

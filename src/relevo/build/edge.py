@@ -1,0 +1,59 @@
+"""Composition root of the edge process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from relevo.core.errors import SettingsError
+from relevo.gateway.edge.app import edge_app
+from relevo.gateway.edge.metrics import EdgeMetrics
+from relevo.gateway.edge.regions import Region, Regions
+from relevo.policy.region_choice import RegionChoice
+
+MAX_BODY_BYTES = 32 * 2**20  # the regions have limits of their own, with their own words
+
+
+def parse_regions(given: list[str]) -> dict[str, str]:
+    """`NAME=URL` each. Raises SettingsError."""
+    regions: dict[str, str] = {}
+    for text in given:
+        name, _, url = text.partition("=")
+        parts = urlsplit(url)
+        if not name or parts.scheme not in ("http", "https") or not parts.netloc:
+            raise SettingsError(f"--region {text}: write it as NAME=URL, for example eu=http://10.0.0.5:8000")
+        if parts.path.strip("/"):
+            raise SettingsError(f"--region {text}: leave the path {parts.path} away, the edge adds the request's own")
+        if name in regions:
+            raise SettingsError(f"--region {name} is there twice; give each region a name of its own")
+        regions[name] = url.rstrip("/")
+    if not regions:
+        raise SettingsError("an edge needs at least one --region NAME=URL")
+    return regions
+
+
+def run_edge(regions: Mapping[str, str], listener: socket.socket, log_level: str) -> None:
+    """Serve on `listener` until SIGTERM or SIGINT; requests that run may finish."""
+    asyncio.run(_run(regions, listener, log_level))
+
+
+async def _run(regions: Mapping[str, str], listener: socket.socket, log_level: str) -> None:
+    choice = RegionChoice()
+    known = Regions([Region(name, url) for name, url in regions.items()], choice.lost)
+    async with edge_app(known, choice, EdgeMetrics(), MAX_BODY_BYTES) as app:
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            log_level=log_level,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=30,
+        )
+        await uvicorn.Server(config).serve(sockets=[listener])

@@ -1,0 +1,31 @@
+"""`relevo edge`: one address in front of several regional gateways."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from relevo.build.edge import parse_regions, run_edge
+from relevo.build.serve import open_listener
+from relevo.telemetry.log import configure
+
+
+def edge(
+    region: Annotated[
+        list[str] | None, typer.Option(help="NAME=URL of a region's gateway; give one for each region.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.", min=0, max=65535)] = 8080,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Send each session to the region that holds its KV cache; balance, shed and fail over the rest.
+
+    Keys, errors, usage and streams pass through untouched: clients use it as they use a gateway.
+    """
+    regions = parse_regions(region or [])
+    configure(log_level, "edge")
+    listener = open_listener(host, port)
+    bound_host, bound_port = listener.getsockname()[:2]
+    typer.echo(f"edge before {', '.join(regions)}, ready: http://{bound_host}:{bound_port}/v1", err=True)
+    run_edge(regions, listener, log_level)

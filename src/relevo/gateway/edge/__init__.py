@@ -1,0 +1,1 @@
+"""The edge: one address in front of several regional gateways."""

@@ -1,0 +1,288 @@
+"""The edge's ASGI application: every request goes to one region, and comes back as the region said it.
+
+Owns forwarding and what may be tried again. Until the first byte of an answer's body nothing has reached the client, so
+a region that fails before is replaced by the next one; afterwards the client sees what happened. 429 and 503 mean that
+a region is busy: the next one is asked, and when all are busy the client gets the last one's own words. Does not parse
+answers; of a request it reads only what names its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from relevo.core.errors import NoWorker, RelevoError, WorkerLost
+from relevo.core.ids import RequestId
+from relevo.gateway.auth import presented_key
+from relevo.gateway.body import read_body
+from relevo.gateway.edge.metrics import EdgeMetrics
+from relevo.gateway.edge.regions import Regions
+from relevo.gateway.http_errors import error_body, error_response
+from relevo.gateway.sse import ClientGone, encode_event
+from relevo.policy.affinity import affinity_of
+from relevo.policy.region_choice import BYTES_PER_TOKEN, RegionChoice
+
+log = logging.getLogger("relevo.edge")
+
+REGION_HEADER = "x-relevo-region"  # of every forwarded answer
+BUSY = (429, 503)
+_SESSION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+_HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade host".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """One request as every region gets it."""
+
+    request_id: RequestId
+    method: str
+    path_and_query: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    session: bytes
+    num_tokens: int  # estimated
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An answer whose first byte is here, or that has no body."""
+
+    region: str
+    answer: aiohttp.ClientResponse
+    first_chunk: bytes
+
+
+class RegionFailed(Exception):
+    """Before the first byte: somebody else may be asked."""
+
+
+@dataclass(slots=True)
+class Edge:
+    regions: Regions
+    choice: RegionChoice
+    metrics: EdgeMetrics
+    client: aiohttp.ClientSession
+    max_body_bytes: int
+    rng: random.Random = field(default_factory=random.Random)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        response = self._own(request)
+        if response is not None:
+            await response(scope, receive, send)
+            return
+        try:
+            await self._forward(request, receive, send)
+        except ClientGone:
+            self.metrics.ended("client_gone")
+        except RelevoError as error:
+            self.metrics.ended(error.code)
+            await error_response(error)(scope, receive, send)
+
+    # ---- what the edge says itself -----------------------------------------------------------------------------------
+
+    def _own(self, request: Request) -> Response | None:
+        match request.url.path:
+            case "/health" | "/ready":
+                regions = [{"region": r.name, "ready": r.is_up, "reason": r.why_down} for r in self.regions.all]
+                is_ready = bool(self.regions.up())
+                body = {"ready": is_ready, "regions": regions}
+                return Response(orjson.dumps(body), 200 if is_ready else 503, media_type="application/json")
+            case "/metrics":
+                body_bytes, content_type = self.metrics.render(
+                    {r.name: (r.is_up, self.choice.num_open(r.name)) for r in self.regions.all}
+                )
+                return Response(body_bytes, headers={"content-type": content_type})
+        return None
+
+    # ---- forwarding --------------------------------------------------------------------------------------------------
+
+    async def _forward(self, request: Request, receive: Receive, send: Send) -> None:
+        forwarded = await self._read(request)
+        working = asyncio.create_task(self._serve(forwarded, send))
+        leaving = asyncio.create_task(_disconnect(receive))
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientGone
+            await working
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+            self.choice.end(forwarded.request_id)
+
+    async def _read(self, request: Request) -> Forwarded:
+        body = await read_body(request, self.max_body_bytes)
+        path = request.url.path
+        return Forwarded(
+            request_id=RequestId(uuid.uuid4().hex),
+            method=request.method,
+            path_and_query=path + (f"?{request.url.query}" if request.url.query else ""),
+            headers=[
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in request.headers.raw
+                if name.lower() not in _HOP_BY_HOP and name.lower() != b"content-length"
+            ],
+            body=body,
+            session=_session(request.headers, body) if path in _SESSION_PATHS else b"",
+            num_tokens=max(1, len(body) // BYTES_PER_TOKEN),
+        )
+
+    async def _serve(self, forwarded: Forwarded, send: Send) -> None:
+        attempt = await self._first_answer(forwarded)
+        try:
+            await self._pass_on(attempt, send)
+        finally:
+            attempt.answer.close()
+
+    async def _first_answer(self, forwarded: Forwarded) -> Attempt:
+        """From the best region that answers; raises NoWorker when none does."""
+        tried: list[str] = []
+        busy: Attempt | None = None
+        while able := [name for name in self.regions.up() if name not in tried]:
+            pick = self.choice.choose(forwarded.request_id, forwarded.session, forwarded.num_tokens, able, self.rng)
+            name = pick.candidate.key
+            log.debug("%s to %s: %s", forwarded.request_id, name, pick.reason)
+            tried.append(name)
+            started_s = time.monotonic()
+            try:
+                attempt = await self._ask(name, forwarded)
+            except RegionFailed as failure:
+                self.metrics.retried("failed")
+                log.warning("region %s failed before its first byte: %s", name, failure)
+                continue
+            if attempt.answer.status in BUSY:
+                if busy is not None:
+                    busy.answer.close()
+                busy = attempt
+                self.metrics.retried("busy")
+                continue
+            if busy is not None:
+                busy.answer.close()
+            ttft_s = time.monotonic() - started_s
+            if attempt.answer.status < 400:
+                self.choice.answered(forwarded.request_id, forwarded.session, forwarded.num_tokens, name, ttft_s)
+            return attempt
+        if busy is not None:
+            return busy
+        reasons = "; ".join(f"{region.name}: {region.why_down or 'failed'}" for region in self.regions.all)
+        raise NoWorker(f"No region can take the request now ({reasons}).", retry_after_s=1.0)
+
+    async def _ask(self, name: str, forwarded: Forwarded) -> Attempt:
+        """Until the first byte of the body. Raises RegionFailed."""
+        region = self.regions[name]
+        asking = asyncio.create_task(self._open(region.url, forwarded))
+        down = asyncio.create_task(region.went_down.wait())
+        try:
+            await asyncio.wait((asking, down), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise RegionFailed(region.why_down)
+            answer, first_chunk = await asking
+        except asyncio.CancelledError:
+            if asking.done() and not asking.cancelled() and asking.exception() is None:
+                asking.result()[0].close()  # so that the region hears that nobody waits
+            raise
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, aiohttp.ClientConnectorError):
+                self.regions.lost(name, f"{type(error).__name__}: {error}")
+            raise RegionFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            for task in (asking, down):
+                task.cancel()
+            await asyncio.gather(asking, down, return_exceptions=True)
+        return Attempt(name, answer, first_chunk)
+
+    async def _open(self, url: str, forwarded: Forwarded) -> tuple[aiohttp.ClientResponse, bytes]:
+        answer = await self.client.request(
+            forwarded.method,
+            url + forwarded.path_and_query,
+            data=forwarded.body if forwarded.body or forwarded.method == "POST" else None,
+            headers=forwarded.headers,
+            allow_redirects=False,
+        )
+        try:
+            return answer, await answer.content.readany()
+        except BaseException:
+            answer.close()
+            raise
+
+    async def _pass_on(self, attempt: Attempt, send: Send) -> None:
+        answer = attempt.answer
+        headers = [(name.lower(), value) for name, value in answer.raw_headers if name.lower() not in _HOP_BY_HOP]
+        headers.append((REGION_HEADER.encode(), attempt.region.encode()))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        try:
+            if attempt.first_chunk:
+                await send(_chunk(attempt.first_chunk))
+                async for chunk in answer.content.iter_any():
+                    await send(_chunk(chunk))
+        except (aiohttp.ClientError, OSError) as error:
+            await self._break_off(attempt, error, send)
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self.metrics.answered(attempt.region, answer.status)
+
+    async def _break_off(self, attempt: Attempt, error: Exception, send: Send) -> None:
+        """A region died within an answer: a stream ends with one error event, anything else is cut."""
+        self.metrics.ended("region_lost")
+        log.warning("region %s died within an answer: %s", attempt.region, error)
+        if attempt.answer.content_type != "text/event-stream":
+            raise ConnectionError("the region died within its answer") from error
+        lost = WorkerLost(f"Region {attempt.region} was lost within the answer; send the request again.")
+        await send(_chunk(b"\n\n" + encode_event(error_body(lost))))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _chunk(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+def _session(headers: Mapping[str, str], body: bytes) -> bytes:
+    """Scoped by the caller's key, which only regions can check."""
+    try:
+        parsed: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return b""  # the region will say what is wrong with it
+    if not isinstance(parsed, dict):
+        return b""
+    tenant = presented_key(headers) or ""
+    return affinity_of(headers, parsed, tenant=tenant, model=str(parsed.get("model", ""))).key
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@asynccontextmanager
+async def edge_app(
+    regions: Regions, choice: RegionChoice, metrics: EdgeMetrics, max_body_bytes: int
+) -> AsyncIterator[Edge]:
+    """The application, with probes running and connections open."""
+    timeout = aiohttp.ClientTimeout(total=None, connect=2.0, sock_connect=2.0)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as client:
+        probing = asyncio.create_task(regions.probe(client))
+        try:
+            yield Edge(regions, choice, metrics, client, max_body_bytes)
+        finally:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)

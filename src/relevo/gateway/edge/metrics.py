@@ -1,0 +1,45 @@
+"""The edge's Prometheus metrics, on a registry of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.exposition import generate_latest
+
+from relevo.telemetry.metrics import CONTENT_TYPE
+
+
+class EdgeMetrics:
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._answers = Counter(
+            "relevo:edge_answers", "Answers passed on whole.", ("region", "status"), registry=self._registry
+        )
+        self._retries = Counter(
+            "relevo:edge_retries", "Requests sent to another region before their first byte.", ("reason",),
+            registry=self._registry,
+        )  # fmt: skip
+        self._ended = Counter(
+            "relevo:edge_failures", "Requests that ended without a whole answer.", ("reason",), registry=self._registry
+        )
+        self._up = Gauge("relevo:edge_region_up", "1 while the region serves.", ("region",), registry=self._registry)
+        self._open = Gauge(
+            "relevo:edge_requests_in_flight", "Requests open in a region.", ("region",), registry=self._registry
+        )
+
+    def answered(self, region: str, status: int) -> None:
+        self._answers.labels(region, str(status)).inc()
+
+    def retried(self, reason: str) -> None:
+        self._retries.labels(reason).inc()
+
+    def ended(self, reason: str) -> None:
+        self._ended.labels(reason).inc()
+
+    def render(self, regions: Mapping[str, tuple[bool, int]]) -> tuple[bytes, str]:
+        """`regions`: whether each is up, and its open requests."""
+        for name, (is_up, num_open) in regions.items():
+            self._up.labels(name).set(is_up)
+            self._open.labels(name).set(num_open)
+        return generate_latest(self._registry), CONTENT_TYPE
