@@ -16,10 +16,13 @@ _NEVER = "\u0001\u0002never\u0003"  # no model writes this
 def stop_inside(text: str, length: int, start: int | None = None) -> str:
     """A piece of `text`, from about its middle, without replacement characters. Raises Skip if there is none."""
     begin = len(text) // 2 if start is None else start
-    for at in range(begin, len(text) - length + 1):
+    last = len(text) - length
+    for at in (*range(begin, last + 1), *range(min(begin, last + 1))):
         piece = text[at : at + length]
         if "\ufffd" not in piece and piece.strip() == piece:
             return piece
+    if length > 1:
+        return stop_inside(text, length - 1, start)
     raise Skip("the model's answer has no piece that could be a stop string")
 
 

@@ -24,9 +24,13 @@ _READ_PAUSE_S = 0.2
 async def slow_reader(t: Trial) -> None:
     baseline, reference = await t.quiet_baseline()
     path, body = t.prompt_body(QUESTION, max_tokens=300, ignore_eos=True, n=1)
-    slow = [asyncio.create_task(_read_slowly(t, path, body)) for _ in range(4)]
+    begun = [asyncio.Event() for _ in range(4)]
+    slow = [asyncio.create_task(_read_slowly(t, path, body, event)) for event in begun]
     try:
-        await asyncio.sleep(_READ_PAUSE_S)
+        for event, task in zip(begun, slow, strict=True):
+            waiting = asyncio.create_task(event.wait())
+            await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
         answer = await t.ask_again(reference)
         t.same_text(answer.ok(), reference, "beside slow readers and alone")
     except CLIENT_ERRORS as error:
@@ -40,12 +44,13 @@ async def slow_reader(t: Trial) -> None:
     await t.closing_probe(baseline, reference)
 
 
-async def _read_slowly(t: Trial, path: str, body: dict[str, object]) -> None:
+async def _read_slowly(t: Trial, path: str, body: dict[str, object], begun: asyncio.Event) -> None:
     exchange = t.stream_exchange(path, body)
     async with t.server.session.request(
         exchange.method, exchange.url, data=exchange.body, headers=exchange.headers
     ) as response:
         async for _ in response.content.iter_chunked(8):
+            begun.set()
             await asyncio.sleep(_READ_PAUSE_S)
 
 

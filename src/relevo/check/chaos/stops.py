@@ -106,7 +106,7 @@ async def _says_ready(t: Trial) -> bool:
     """The most telling of the usual paths that is there; one that does not answer does not say yes."""
     for path in ("/ready", "/health"):
         try:
-            async with asyncio.timeout(NOTICE_S / 2):
+            async with asyncio.timeout(NOTICE_S):
                 answer = await t.server.send(t.server.exchange("GET", path))
         except CLIENT_ERRORS:
             return False

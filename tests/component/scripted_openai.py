@@ -1,0 +1,454 @@
+"""A small OpenAI-compatible server that does everything right, and takes one fault at a time.
+
+Its model is a hash: the next token follows from the text before it. A `Fault` edits requests before they are looked at
+or replies before they are sent, so that one line is enough for most ways to be wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from aiohttp import web
+
+MODEL = "scripted"
+MAX_MODEL_LEN = 2_000
+BLOCK = 16
+WORDS = [f" {a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in ("", "r", "st")]
+WIDE = ["🎉", "🐢", "é", "日"]
+PROBABILITIES = (0.5, 0.2, 0.1, 0.05, 0.05)
+LONG = 100  # tokens; longer answers are asked for only to be left
+WATCHED = 64  # tokens of the streams that are open while processes are disturbed
+
+
+@dataclass
+class Call:
+    method: str
+    path: str
+    headers: dict[str, str]
+    raw: bytes
+    body: Any = None
+
+
+@dataclass
+class Reply:
+    body: Any = None  # JSON; bytes are sent as they are
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: list[Any] | None = None  # of a stream; bytes are sent as they are
+    num_done: int = 1
+    cut: bool = False  # the connection breaks instead of ending
+    burst: bool = False  # all chunks at the end
+    num_held: int = 0  # tokens in the KV cache meanwhile
+
+
+@dataclass
+class Fault:
+    """`request` and `reply` edit in place; the others are switches that the server looks at."""
+
+    request: Callable[[Call], None] | None = None
+    reply: Callable[[Call, Reply], None] | None = None
+    ignores_clients_that_left: bool = False
+    leaks_kv: bool = False
+    blocks_behind: bool = False  # long work of clients that left delays others
+    hangs_beside: int = 0  # no short answers once so many long streams have begun
+    at_disturbance: Callable[[ScriptedOpenAI, str], None] | None = None
+
+
+@dataclass
+class ScriptedOpenAI:
+    fault: Fault = field(default_factory=Fault)
+    api_key: str | None = None
+    token_delay_s: float = 0.001
+    running: int = 0
+    num_long: int = 0  # requests for more than LONG tokens so far
+    leaked_tokens: int = 0
+    held_tokens: int = 0
+    seen: list[list[str]] = field(default_factory=list)
+    ids: dict[str, int] = field(default_factory=dict)
+    names: list[str] = field(default_factory=lambda: ["1", "2"])  # of the processes
+    broken: str = ""  # how open and new requests behave: "", cut, error, hang, wrong, refuse
+    error_chunks: int = 1
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    disturbed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # ---- text --------------------------------------------------------------------------------------------------------
+
+    def pieces(self, text: str) -> list[str]:
+        found = re.findall(r"\s?[^\s]{1,4}|\s", text)
+        for piece in found:
+            self.ids.setdefault(piece, len(self.ids))
+        return found
+
+    def from_ids(self, tokens: list[int]) -> str:
+        by_id = {number: piece for piece, number in self.ids.items()}
+        return "".join(by_id[token] for token in tokens)
+
+    def generate(self, prompt: str, body: dict[str, Any], index: int) -> Generation:
+        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        limit = 16 if limit is None else limit
+        vocabulary = WORDS + (8 * WIDE if any(ord(letter) > 0x2000 for letter in prompt) else [])
+        forced = [int(token) for token, bias in (body.get("logit_bias") or {}).items() if bias > 50]
+        stops = body.get("stop") or []
+        stops = [stops] if isinstance(stops, str) else stops
+        seed = body.get("seed")
+        dice = Random(f"{uuid.uuid4() if seed is None else seed} {index}")
+        made = Generation()
+        for position in range(min(limit, MAX_MODEL_LEN)):
+            start = int.from_bytes(hashlib.sha256(f"{prompt}|{made.full}".encode()).digest()[:4], "big")
+            top = [vocabulary[(start + 7 * rank) % len(vocabulary)] for rank in range(5)]
+            top = [piece.lstrip() if position == 0 else piece for piece in top]
+            rank = 0
+            if body.get("temperature", 1) != 0 and body.get("top_p") != 1e-6:
+                rank = dice.choices(range(5), PROBABILITIES)[0]
+            piece = self.from_ids(forced[:1]) if forced else top[rank]
+            made.tokens.append(piece)
+            made.tops.append([(name, math.log(p)) for name, p in zip(top, PROBABILITIES, strict=True)])
+            made.logprobs.append(math.log(PROBABILITIES[rank]))
+            made.full += piece
+            ends = [(made.full.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in made.full]
+            if ends:
+                end, length, _ = min(ends)
+                made.text, made.finish_reason = made.full[: end + length], "stop"
+                return made
+        made.text = made.full
+        return made
+
+    # ---- answers -----------------------------------------------------------------------------------------------------
+
+    def answer(self, call: Call) -> Reply:
+        if call.path == "/v1/models":
+            return Reply({"object": "list", "data": [self._card()]})
+        if call.path.startswith("/v1/models/"):
+            wanted = call.path.removeprefix("/v1/models/")
+            return Reply(self._card()) if wanted == MODEL else error(404, f"The model `{wanted}` does not exist.")
+        if call.path in ("/health", "/ready"):
+            return Reply({})
+        if call.path == "/metrics":
+            kv = (self.held_tokens + self.leaked_tokens) / 10_000
+            return Reply(f"vllm:num_requests_running {self.running}\nvllm:kv_cache_usage_perc {kv}\n".encode())
+        if call.path not in ("/tokenize", "/v1/chat/completions", "/v1/completions"):
+            return error(404, "no such path")
+        if call.method != "POST":
+            return error(405, "use POST")
+        if self.api_key and call.headers.get("Authorization") != f"Bearer {self.api_key}":
+            return error(401, "wrong key")
+        if "json" not in call.headers.get("Content-Type", "json"):
+            return error(400, "only JSON")
+        if not isinstance(call.body, dict):
+            return error(400, "not a JSON object")
+        if call.path == "/tokenize":
+            return Reply({"tokens": [self.ids[piece] for piece in self.pieces(call.body["prompt"])]})
+        wrong = why_wrong(call)
+        if wrong is not None:
+            return wrong
+        return self._generated(call)
+
+    def _card(self) -> dict[str, Any]:
+        return {"id": MODEL, "object": "model", "created": 1_700_000_000, "max_model_len": MAX_MODEL_LEN}
+
+    def _generated(self, call: Call) -> Reply:
+        body, chat = call.body, "messages" in call.body
+        if chat:
+            prompts = ["".join(f"{m['role']}: {said(m)}\n" for m in body["messages"]) + "assistant: "]
+        else:
+            given = body["prompt"]
+            prompts = (
+                [given] if isinstance(given, str) else given if isinstance(given[0], str) else [self.from_ids(given)]
+            )
+        prompt_pieces = [self.pieces(prompt) for prompt in prompts]
+        if any(len(pieces) >= MAX_MODEL_LEN for pieces in prompt_pieces):
+            return error(
+                400, f"This model's maximum context length is {MAX_MODEL_LEN} tokens.", "context_length_exceeded"
+            )
+        n = body.get("n") or 1
+        made = [self.generate(prompt, body, index) for prompt in prompts for index in range(n)]
+        usage = self._usage(prompt_pieces, made)
+        envelope = {
+            "id": f"id-{uuid.uuid4().hex}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": body["model"],
+        }
+        echoes = [prompt if body.get("echo") else "" for prompt in prompts for _ in range(n)]
+        reply = Reply(num_held=usage["total_tokens"])
+        if body.get("stream"):
+            wants_usage = (body.get("stream_options") or {}).get("include_usage")
+            envelope["object"] += ".chunk" if chat else ""
+            reply.chunks = stream_chunks(envelope, made, body, chat, usage if wants_usage else None)
+        else:
+            choices = [whole_choice(index, one, body, chat, echoes[index]) for index, one in enumerate(made)]
+            reply.body = {**envelope, "choices": choices, "usage": usage}
+        return reply
+
+    def _usage(self, prompts: list[list[str]], made: list[Generation]) -> dict[str, Any]:
+        cached = 0
+        for prompt in prompts:
+            shared = max((common(prompt, old) for old in self.seen), default=0)
+            cached += min(shared, len(prompt) - 1) // BLOCK * BLOCK
+            self.seen.append(prompt)
+        num_prompt, num_made = sum(map(len, prompts)), sum(len(one.tokens) for one in made)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_made,
+            "total_tokens": num_prompt + num_made,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    # ---- HTTP --------------------------------------------------------------------------------------------------------
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        call = Call(request.method, request.path, dict(request.headers), await request.read())
+        try:
+            call.body = json.loads(call.raw.decode(), parse_constant=lambda name: json.loads("}"))
+        except (ValueError, RecursionError):
+            call.body = None
+        if self.fault.request is not None and call.method == "POST":
+            self.fault.request(call)
+        generates = "completions" in call.path
+        if generates and self.broken == "hang":
+            await asyncio.Event().wait()
+        reply = self.answer(call)
+        if self.fault.reply is not None:
+            self.fault.reply(call, reply)
+        if generates and self.broken == "refuse":
+            reply = error(400, "broken")
+        reply.headers.setdefault("x-request-id", uuid.uuid4().hex)
+        if not generates or reply.status != 200:
+            return self._whole(reply)
+        work = asyncio.create_task(self._work(request, call, reply))
+        if self.fault.ignores_clients_that_left:
+            return await asyncio.shield(work)
+        try:
+            return await work
+        finally:
+            work.cancel()
+
+    async def _work(self, request: web.Request, call: Call, reply: Reply) -> web.StreamResponse:
+        self.running += 1
+        self.held_tokens += reply.num_held
+        try:
+            is_long = call.body.get("max_tokens", 0) > LONG
+            self.num_long += is_long
+            if self.fault.hangs_beside and not is_long and self.num_long >= self.fault.hangs_beside:
+                await asyncio.Event().wait()
+            if self.fault.blocks_behind and is_long:
+                await self.lock.acquire()  # for ever: nobody notices that its client has left
+            if self.fault.blocks_behind:
+                async with self.lock:
+                    pass
+            if self.fault.ignores_clients_that_left and is_long:
+                return await self._stream_for_ever(request)
+            if reply.chunks is not None:
+                awaits_disturbance = self.fault.at_disturbance is not None and call.body.get("max_tokens") == WATCHED
+                return await self._stream(request, reply, awaits_disturbance)
+            for _ in range(max(1, reply.num_held // 4 if is_long else 1)):
+                await asyncio.sleep(4 * self.token_delay_s)
+                self._break_if_told(request)
+            return self._whole(reply)
+        finally:
+            self.running -= 1
+            self.held_tokens -= reply.num_held
+            self.leaked_tokens += reply.num_held if self.fault.leaks_kv else 0
+
+    def _break_if_told(self, request: web.Request) -> None:
+        if self.broken == "cut" and request.transport is not None:
+            request.transport.abort()
+
+    def _whole(self, reply: Reply) -> web.Response:
+        body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+        headers = {"Content-Type": "application/json", **reply.headers}
+        return web.Response(body=body, status=reply.status, headers=headers)
+
+    async def _stream_for_ever(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(5):
+            await response.write(framed({"choices": []}))
+        await asyncio.Event().wait()
+        return response
+
+    async def _stream(self, request: web.Request, reply: Reply, awaits_disturbance: bool) -> web.StreamResponse:
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **reply.headers}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        assert reply.chunks is not None
+        events = [framed(chunk) for chunk in reply.chunks]
+        for number, event in enumerate(events):
+            if number == 5 and awaits_disturbance:
+                await self.disturbed.wait()
+            await asyncio.sleep(self.token_delay_s)
+            if not reply.burst:
+                await response.write(event)
+            self._break_if_told(request)
+            if self.broken in ("error", "end"):
+                for _ in range(self.error_chunks if self.broken == "error" else 0):
+                    await response.write(framed({"error": {"message": "a worker died", "type": "server_error"}}))
+                return response
+            if self.broken == "wrong":
+                await response.write(framed({"choices": [{"index": 0, "text": " stray", "delta": {"content": "?"}}]}))
+        if reply.burst:
+            await response.write(b"".join(events))
+        if reply.cut and request.transport is not None:
+            request.transport.abort()
+            return response
+        for _ in range(reply.num_done):
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@dataclass
+class Generation:
+    tokens: list[str] = field(default_factory=list)
+    tops: list[list[tuple[str, float]]] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    full: str = ""
+    text: str = ""  # up to a stop string
+    finish_reason: str = "length"
+
+
+def error(status: int, message: str, code: str | None = None) -> Reply:
+    return Reply({"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}, status)
+
+
+def said(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def why_wrong(call: Call) -> Reply | None:
+    body = call.body
+    if body.get("model") != MODEL:
+        return error(404, "no such model")
+    rules: list[tuple[str, Callable[[Any], bool]]] = [
+        ("temperature", lambda value: isinstance(value, int | float) and value >= 0),
+        ("max_tokens", lambda value: isinstance(value, int) and value > 0),
+        ("n", lambda value: isinstance(value, int) and 1 <= value <= 128),
+        ("top_logprobs", lambda value: 0 <= value <= 20),
+        ("stop", lambda value: isinstance(value, str) or len(value) <= 64),
+    ]
+    for name, is_right in rules:
+        if body.get(name) is not None and not is_right(body[name]):
+            return error(400, f"{name} is wrong")
+    if "chat" not in call.path:
+        return None if body.get("prompt") else error(400, "no prompt")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return error(400, "messages is wrong")
+    for message in messages:
+        if not message.get("role") or not isinstance(message.get("content"), str | list):
+            return error(400, "a message is wrong")
+        if any(0xD800 <= ord(letter) < 0xE000 for letter in said(message)):
+            return error(400, "half a surrogate pair")
+    return None
+
+
+def common(a: list[str], b: list[str]) -> int:
+    return next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def whole_choice(index: int, one: Generation, body: dict[str, Any], chat: bool, echo: str) -> dict[str, Any]:
+    if chat and (body.get("response_format") or {}).get("type") == "json_schema":
+        one.text = '{"answer": "yes"}'
+    logprobs = told_logprobs(one, body, chat, 0, len(one.tokens), 0)
+    choice = {"index": index, "finish_reason": one.finish_reason, "logprobs": logprobs}
+    if chat:
+        return choice | {"message": {"role": "assistant", "content": one.text, "refusal": None}}
+    return choice | {"text": echo + one.text}
+
+
+def told_logprobs(one: Generation, body: dict[str, Any], chat: bool, start: int, end: int, offset: int) -> Any:
+    asked = body.get("logprobs")
+    if asked is None or asked is False:
+        return None
+    rows = list(zip(one.tokens, one.logprobs, one.tops, strict=True))[start:end]
+    if chat:
+        entry = lambda token, value: {"token": token, "logprob": value, "bytes": list(token.encode())}  # noqa: E731
+        num_top = body.get("top_logprobs") or 0
+        content = [
+            entry(token, value) | {"top_logprobs": [entry(*t) for t in top[:num_top]]} for token, value, top in rows
+        ]
+        return {"content": content}
+    offsets = []
+    for token, _, _ in rows:
+        offsets.append(offset)
+        offset += len(token)
+    return {
+        "tokens": [token for token, _, _ in rows],
+        "token_logprobs": [value for _, value, _ in rows],
+        "top_logprobs": [dict(top[:asked]) for _, _, top in rows],
+        "text_offset": offsets,
+    }
+
+
+def stream_chunks(
+    envelope: dict[str, Any], made: list[Generation], body: dict[str, Any], chat: bool, usage: Any
+) -> list[dict[str, Any]]:
+    def chunk(index: int, **choice: Any) -> dict[str, Any]:
+        return {**envelope, "choices": [{"index": index, "finish_reason": None, "logprobs": None, **choice}]}
+
+    text = (lambda piece: {"delta": {"content": piece}}) if chat else (lambda piece: {"text": piece})
+    chunks = [chunk(i, delta={"role": "assistant", "content": ""}) for i in range(len(made))] if chat else []
+    for index, one in enumerate(made):
+        shown = 0
+        for number, token in enumerate(one.tokens):
+            piece = one.text[shown : shown + len(token)]
+            logprobs = told_logprobs(one, body, chat, number, number + 1, shown)
+            shown += len(token)
+            chunks.append(chunk(index, **text(piece), logprobs=logprobs))
+    for index, one in enumerate(made):
+        chunks.append(chunk(index, **({"delta": {}} if chat else {"text": ""}), finish_reason=one.finish_reason))
+    if usage is not None:
+        chunks.append({**envelope, "choices": [], "usage": usage})
+    return chunks
+
+
+def framed(chunk: Any) -> bytes:
+    return chunk if isinstance(chunk, bytes) else b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+
+
+@asynccontextmanager
+async def scripted(server: ScriptedOpenAI) -> AsyncIterator[str]:
+    app = web.Application(client_max_size=2**26)
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.05, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@dataclass
+class ScriptedDisturber:
+    """Processes that are only names. A killed one comes back under another name, unless the fault says otherwise."""
+
+    server: ScriptedOpenAI
+    can: tuple[str, ...] = ("kill", "stop", "continue", "slow-link", "normal-link", "fill-disk", "free-disk")
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    async def targets(self) -> list[str]:
+        return list(self.server.names)
+
+    async def do(self, action: str, target: str) -> bool:
+        self.told.append((str(action), target))
+        if action not in self.can:
+            return False
+        if action == "kill":
+            self.server.names = [name for name in self.server.names if name != target] + [f"{int(target) + 10}"]
+        if self.server.fault.at_disturbance is not None:
+            self.server.fault.at_disturbance(self.server, str(action))
+        self.server.disturbed.set()
+        return True

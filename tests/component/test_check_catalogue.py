@@ -1,0 +1,141 @@
+"""Every check passes on a server that does all right, and fails on one with exactly the fault it is there to find."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+from check_faults import FAULTS
+from scripted_openai import (
+    MAX_MODEL_LEN,
+    MODEL,
+    Call,
+    Fault,
+    Reply,
+    ScriptedDisturber,
+    ScriptedOpenAI,
+    error,
+    scripted,
+)
+
+from relevo.check.blackbox import cancel
+from relevo.check.catalogue import CHECKS, chosen
+from relevo.check.chaos import aborts, recovery, stops
+from relevo.check.facts import Facts, find_facts
+from relevo.check.run import run_one
+from relevo.check.server import Server
+from relevo.check.trial import Trial
+from relevo.check.words import Check, Level, Need, Result, Status
+from relevo.core.errors import SettingsError
+
+KEY = "right-key"
+BY_ID = {one.id: one for one in CHECKS}
+
+
+@asynccontextmanager
+async def trials(fault: Fault, *, timeout_s: float, settle_s: float) -> AsyncIterator[Trial]:
+    """A trial against a server with `fault`, with a faultless oracle and processes to disturb."""
+    broken, right = ScriptedOpenAI(api_key=KEY), ScriptedOpenAI(api_key=KEY)
+    broken.fault = fault
+    async with (
+        scripted(broken) as url,
+        scripted(right) as oracle_url,
+        Server(url, KEY, timeout_s) as server,
+        Server(oracle_url, KEY, 60.0) as oracle,
+    ):
+        yield Trial(
+            server,
+            Facts(MODEL, MAX_MODEL_LEN),
+            Random(1),
+            settle_s,
+            oracle,
+            MODEL,
+            disturber=ScriptedDisturber(broken),
+            pause_s=0.02,
+        )
+
+
+@pytest.fixture(autouse=True)
+def small_storms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aborts, "_NUM_ABORTS", 64)
+    monkeypatch.setattr(cancel, "_NUM_RANDOM", 8)
+
+
+def told(result: Result) -> str:
+    return f"{result.status}: {result.got}{result.reason} {result.notes}"
+
+
+@pytest.mark.parametrize("one", CHECKS, ids=lambda one: one.id)
+async def test_passes_where_all_is_right(one: Check) -> None:
+    """Red when a check demands more than a right server does."""
+    async with trials(Fault(), timeout_s=60.0, settle_s=30.0) as trial:
+        result = await run_one(one, trial, 60.0)
+    assert result.status is Status.PASSED, told(result)
+
+
+@pytest.mark.parametrize("one", CHECKS, ids=lambda one: one.id)
+async def test_fails_on_its_fault(one: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a check stops seeing what it is there for."""
+    monkeypatch.setattr(recovery, "RECOVERY_S", 0.2)
+    monkeypatch.setattr(stops, "NOTICE_S", 1.0)
+    async with trials(FAULTS[one.id], timeout_s=1.0, settle_s=0.1) as trial:
+        result = await run_one(one, trial, 60.0)
+    wanted = Status.FAILED if one.level is Level.MUST else Status.ADVICE
+    assert result.status is wanted, told(result)
+    assert result.expected and result.got
+
+
+def test_there_are_enough_and_each_has_its_fault() -> None:
+    assert set(FAULTS) == set(BY_ID)
+    blackbox = [one for one in CHECKS if Need.PROCESSES not in one.needs]
+    assert len(blackbox) >= 60
+    for one in CHECKS:
+        assert one.expects.endswith(".") and one.why.endswith(".") and one.source
+
+
+def test_patterns_choose_by_id_group_and_glob() -> None:
+    assert [one.id for one in chosen(["stop.string"], [])] == ["stop.string"]
+    assert {str(one.group) for one in chosen(["sse", "stop.*"], [])} == {"sse", "stop"}
+    assert chosen([], ["*"]) == ()
+    with pytest.raises(SettingsError, match="names no check"):
+        chosen(["no.such"], [])
+
+
+async def test_a_server_that_offers_everything_lacks_nothing() -> None:
+    async with scripted(ScriptedOpenAI(api_key=KEY)) as url, Server(url, KEY, 60.0) as server:
+        facts = await find_facts(server, None, has_oracle=True, has_processes=True)
+    assert (facts.model, facts.max_model_len, facts.lacking) == (MODEL, MAX_MODEL_LEN, {})
+
+
+REFUSALS = {
+    Need.COMPLETIONS: lambda call: call.path == "/v1/completions",
+    Need.CHAT_LOGPROBS: lambda call: b"top_logprobs" in call.raw,
+    Need.COMPLETION_LOGPROBS: lambda call: b'"logprobs":2' in call.raw and b"prompt" in call.raw,
+    Need.CHOICES: lambda call: b'"n":2' in call.raw,
+    Need.ECHO: lambda call: b'"echo"' in call.raw,
+    Need.TOOLS: lambda call: b'"tools"' in call.raw,
+    Need.JSON_SCHEMA: lambda call: b"json_schema" in call.raw,
+    Need.LOGIT_BIAS: lambda call: b"logit_bias" in call.raw,
+    Need.TOKENIZE: lambda call: call.path == "/tokenize",
+    Need.RUNNING_METRIC: lambda call: call.path == "/metrics",
+}
+
+
+@pytest.mark.parametrize("need", REFUSALS, ids=lambda need: need.name)
+async def test_what_a_server_refuses_is_skipped_with_its_reason(need: Need) -> None:
+    """Red when a refusal counts as a failure, or an ignored field as a refusal."""
+
+    def refuse(call: Call, answer: Reply) -> None:
+        if REFUSALS[need](call):
+            answer.status, answer.chunks, answer.body = 400, None, error(400, "not offered here").body
+
+    one = next(one for one in CHECKS if need in one.needs)
+    async with scripted(ScriptedOpenAI(Fault(reply=refuse))) as url, Server(url, None, 60.0) as server:
+        facts = await find_facts(server, None, has_oracle=True, has_processes=True)
+        assert need in facts.lacking
+        result = await run_one(one, Trial(server, facts, Random(1), 1.0), 60.0)
+    assert result.status is Status.SKIPPED
+    if need not in (Need.TOKENIZE, Need.RUNNING_METRIC):
+        assert "not offered here" in result.reason
