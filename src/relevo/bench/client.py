@@ -8,6 +8,7 @@ vLLM defines it.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -115,15 +116,22 @@ class OpenAIClient:
             return ""
 
     async def stream(
-        self, planned: PlannedRequest, record: ClientRecord, *, model: str, endpoint: Endpoint, extra: dict[str, Any]
+        self,
+        planned: PlannedRequest,
+        record: ClientRecord,
+        *,
+        model: str,
+        endpoint: Endpoint,
+        extra: dict[str, Any],
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Send one streaming request and fill `record`; errors are recorded, never raised (cancellation passes)."""
         payload = orjson.dumps(request_body(planned, model, endpoint, extra))
-        headers = {"Content-Type": "application/json"}
+        all_headers = {"Content-Type": "application/json", **(headers or {})}
         record.sent_at_ns = time.monotonic_ns()
         try:
             url = self.url + PATHS[endpoint]
-            async with self._open_session().post(url, data=payload, headers=headers) as response:
+            async with self._open_session().post(url, data=payload, headers=all_headers) as response:
                 if response.status != 200:
                     detail = (await response.text())[:MAX_ERROR_DETAIL]
                     _fail(record, f"http_{response.status}", detail)

@@ -30,6 +30,11 @@ class PromptSource:
         self._rng = random.Random(f"prompts:{seed}")
         self._token_ids = token_ids
 
+    @property
+    def token_ids(self) -> Sequence[int] | None:
+        """Ids of ordinary words; None if the server does not tell."""
+        return self._token_ids
+
     @classmethod
     async def open(cls, client: OpenAIClient, model: str, endpoint: Endpoint, *, seed: int) -> PromptSource:
         """Ask the server for the ids of ordinary words; they are the vocabulary of token-id prompts."""

@@ -25,6 +25,7 @@ from relevo.bench.serve import LoadTest, ServeOptions, TraceOptions
 from relevo.bench.tables import load_tables
 from relevo.bench.transport import TransportKind, measure_transport, parse_bytes, transport_table
 from relevo.cli.bench_peers import peers
+from relevo.cli.bench_sessions import sessions
 from relevo.cli.bench_terminal import (
     JsonOut,
     Seed,
@@ -44,6 +45,7 @@ from relevo.workload.traces import TraceFormat
 
 app = typer.Typer(name="bench", help="Measure: load tests, interference, handoff and transport costs, peers.")
 app.command()(peers)
+app.command()(sessions)
 
 Model = Annotated[str | None, typer.Option(help="Served model to ask for. Default: the first of /v1/models.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as Bearer token.")]
