@@ -53,7 +53,7 @@ def sessions(
     json_out: JsonOut = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the comparison into this PNG.")] = None,
 ) -> None:
-    """Multi-turn sessions under several routing policies, one server each, in turns: hit ratio, TTFT, load per worker."""
+    """Multi-turn sessions under several routing policies, in turns: hit ratio, TTFT, load per worker."""
     if plot is not None:
         friendly(require_matplotlib)
     shape = friendly(
