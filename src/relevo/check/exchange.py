@@ -6,6 +6,7 @@ Does not send anything. A look at a member that is not there, or of another type
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from relevo.check.sse import SseBody, parse_sse
 from relevo.check.words import Mismatch, Skip
 
 T = TypeVar("T")
+MAX_ARGUMENT_CHARS = 4_000  # longer bodies come from a program; arbitrary
 SHOWN_CHARS = 2_000  # of a body in a report; arbitrary
+_REPETITION = re.compile(rb"(.{1,15}?)\1{63,}", re.DOTALL)
 KEY_PLACEHOLDER = "$OPENAI_API_KEY"  # keys are never written into reports
 
 
@@ -49,29 +52,20 @@ class Exchange:
             text = self.body.decode()
         except UnicodeDecodeError:
             text = ""
-        if not text or "\0" in text or len(text) > 20_000:
+        if not text or "\0" in text or len(text) > MAX_ARGUMENT_CHARS:
             return f"python3 -c {shlex.quote(_writer(self.body))} | " + " ".join([*words, "--data-binary", "@-"])
         return " ".join([*words, "--data-binary", shlex.quote(text)])
 
 
 def _writer(body: bytes) -> str:
-    """A program that writes `body`; long runs of one unit are written as a product."""
-    half = len(body) // 2
-    for size in range(1, 16):
-        start = next((i for i in range(0, 512) if body[i : i + half] and _is_run(body, i, size, half)), None)
-        if start is not None and len(body) > 4_000:
-            unit = body[start : start + size]
-            count = 0
-            while body.startswith(unit, start + count * size):
-                count += 1
-            tail = body[start + count * size :]
-            if len(tail) < 4_000:
-                return f"import sys; sys.stdout.buffer.write({body[:start]!r} + {unit!r} * {count} + {tail!r})"
-    return f"import sys; sys.stdout.buffer.write({body!r})"
-
-
-def _is_run(body: bytes, start: int, size: int, length: int) -> bool:
-    return body[start : start + length] == body[start + size : start + size + length]
+    """A program that writes `body`; long repetitions are written as products."""
+    parts, start = [], 0
+    for run in _REPETITION.finditer(body):
+        unit = run.group(1)
+        parts += [repr(body[start : run.start()]), f"{unit!r} * {len(run.group()) // len(unit)}"]
+        start = run.end()
+    parts.append(repr(body[start:]))
+    return f"import sys; sys.stdout.buffer.write({' + '.join(part for part in parts if part != repr(b''))})"
 
 
 def shortened(text: str, limit: int = SHOWN_CHARS) -> str:

@@ -45,7 +45,10 @@ def result_table(results: Sequence[Result]) -> Table:
         told = result.reason if result.status is Status.SKIPPED else result.check.expects
         notes = "".join(f" ({note})" for note in result.notes)
         table.add_row(
-            result.check.id, Text(result.status, style=_STYLES[result.status]), f"{result.duration_s:.1f}", told + notes
+            result.check.id,
+            Text(result.status, style=_STYLES[result.status]),
+            f"{result.duration_s:.1f}",
+            Text(told + notes),  # as it is: a server's words are no markup
         )
     return table
 

@@ -114,8 +114,9 @@ def _run(run: CheckRun) -> tuple[list[Result], bool]:
     async def collect() -> None:
         async for result in run.results():
             results.append(result)
-            if result.status in (Status.FAILED, Status.ADVICE):
-                _err.print(f"{result.check.id}: {result.status}: {result.got[:200]}", markup=False, highlight=False)
+            told = f": {result.got[:200]}" if result.status in (Status.FAILED, Status.ADVICE) else ""
+            line = f"{result.check.id}: {result.status}, {result.duration_s:.1f} s{told}"
+            _err.print(line, markup=False, highlight=False, style="" if told else "dim")
 
     try:
         asyncio.run(collect())
