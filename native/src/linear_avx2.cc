@@ -271,7 +271,7 @@ struct Floats {
 
 // Adds `blocks` blocks to the accumulators [R][16] of a tile.
 template <class F, class Weights, int R>
-void add_tile(const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
+__attribute__((noinline)) void add_tile(const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
   __m256 acc[R][2];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r)

@@ -1,4 +1,4 @@
-"""Matrix products on every path against numpy, and their headline property: a row's result depends on that row alone."""
+"""Matrix products on every path against numpy, and the headline: the result for a row depends on that row alone."""
 
 from __future__ import annotations
 
