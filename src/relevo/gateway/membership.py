@@ -117,6 +117,7 @@ class Membership:
                 load=member.load,
                 counters=member.counters,
                 layout=member.hello.layout if member.hello is not None else None,
+                address=member.address,
             )
             for member in self._members.values()
         )

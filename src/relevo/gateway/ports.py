@@ -23,6 +23,7 @@ class WorkerStatus:
     load: WorkerLoad
     counters: StepCounters
     layout: KVLayout | None = None
+    address: str = ""  # where gateways reach it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,14 @@ async def ready(call: Call) -> Response:
     """200 exactly when a request sent now would be served."""
     status = call.context.generator.status()
     workers = [
-        {"worker_id": w.worker_id, "role": w.role, "ready": w.ready, "epoch": w.epoch, "pid": w.pid}
+        {
+            "worker_id": w.worker_id,
+            "role": w.role,
+            "ready": w.ready,
+            "epoch": w.epoch,
+            "pid": w.pid,
+            "address": w.address,
+        }
         for w in status.workers
     ]
     meter_failure = call.context.meter.failure
