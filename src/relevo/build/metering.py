@@ -38,8 +38,13 @@ CLOSE_S = 3.0  # for rows that wait when the gateway ends; the supervisor kills 
 
 
 def database_location(data_dir: str | None, database_url: str | None) -> str:
-    """`memory`, the URL, or the path of the SQLite file."""
+    """`memory`, the URL, or the path of the SQLite file. Raises SettingsError."""
     if database_url:
+        if database_url != "memory" and "://" not in database_url:
+            raise SettingsError(
+                f"--database-url {database_url} is neither `memory` nor a URL such as postgresql://user@host/name; a "
+                f"folder for the SQLite file is named with --data-dir"
+            )
         return database_url
     return str(_data_folder(data_dir) / DATABASE_FILE)
 
