@@ -278,6 +278,7 @@ std::vector<int64_t> draw_tokens(Engine& engine, const Array2<float>& logits, co
   std::vector<DrawParams> params;
   for (const auto& [row, temperature, min_p, top_p, top_k, seed, sample_index, position] : draws) {
     require(row >= 0 && row < static_cast<int64_t>(logits.shape(0)), "a draw names a row that is not there");
+    require(temperature > 0.0, "temperature must be above 0; the best token needs no draw");
     rows.push_back(row);
     params.push_back({temperature, min_p, top_p, top_k, seed, sample_index, position});
   }

@@ -13,6 +13,7 @@ from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.plan import ScheduledRow
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import StepInputs, pack_rows
+from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.ops.protocol import Buffer, HostTensor, Operations, Ops
 from relevo.engine.ops.torch.ops import TorchOps
 
@@ -20,6 +21,8 @@ BACKENDS: dict[str, Callable[[], Ops]] = {
     "torch-cpu-float32": lambda: TorchOps("float32"),
     "torch-cpu-bfloat16": lambda: TorchOps("bfloat16"),
     "torch-cpu-float16": lambda: TorchOps("float16"),
+    "native-float32": lambda: NativeOps("float32", (0, 1)),
+    "native-portable-float32": lambda: NativeOps("float32", (0,), path="portable"),
 }
 if torch.cuda.is_available():
     BACKENDS["torch-cuda-float32"] = lambda: TorchOps("float32", "cuda")
@@ -291,6 +294,15 @@ def test_steps_of_any_size_run_one_program(ops: Ops) -> None:
         tokens = [index % VOCAB for index in range(length)]
         out = program.run(inputs((tokens, 0, list(range(9)))), cache.buffer, range(length))
         close(ops, out.values, table[tokens] @ matrix.T)
+
+
+def test_settings_that_the_native_backend_cannot_follow_are_refused() -> None:
+    with pytest.raises(SettingsError, match="int4"):
+        NativeOps("int4")
+    with pytest.raises(SettingsError, match="int2"):
+        NativeOps(quantization="int2")
+    with pytest.raises(SettingsError, match="sse9"):
+        NativeOps(path="sse9")
 
 
 def test_settings_that_torch_cannot_follow_are_refused() -> None:

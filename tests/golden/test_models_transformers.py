@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_decoders import PagedDecoder, hf_logits, hf_model, prompt, row
+from tiny_decoders import BACKENDS, PagedDecoder, hf_logits, hf_model, prompt, row
 
 from relevo.core.errors import UnsupportedModel
 from relevo.engine.loaders.resolve import load_model_files
@@ -65,14 +65,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(case: str, backend: str, tmp_path: Path) -> None:
     family, changes = CASES[case]
     model = hf_model(family, **changes)
     model.save_pretrained(tmp_path)
     files = load_model_files(str(tmp_path))
     tokens = prompt(48 if case.endswith("short") else 60)  # a longrope sequence is "long" when it is longer than 48
-    paged = PagedDecoder(files)
+    paged = PagedDecoder(files, backend=backend)
     logits = paged.step(row(tokens, 0, list(range(20))))
     np.testing.assert_allclose(logits, hf_logits(model, tokens), atol=1e-4, rtol=1e-4)
 
@@ -89,13 +90,15 @@ def test_dynamic_scaling_follows_the_context_length_served(tmp_path: Path) -> No
     np.testing.assert_allclose(logits, hf_logits(model, tokens), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.15), ("float16", 0.02)])
-def test_half_precision_stays_close(dtype: str, tolerance: float, tmp_path: Path) -> None:
+def test_half_precision_stays_close(dtype: str, tolerance: float, backend: str, tmp_path: Path) -> None:
     """The average error over the logits' spread; a wrong cast (of a mask, of the angles) makes it a multiple."""
     model = hf_model("qwen3", head_dim=16)
     model.save_pretrained(tmp_path)
     tokens = prompt(40)
-    logits = PagedDecoder(load_model_files(str(tmp_path)), dtype=dtype).step(row(tokens, 0, list(range(10))))
+    paged = PagedDecoder(load_model_files(str(tmp_path)), dtype=dtype, backend=backend)
+    logits = paged.step(row(tokens, 0, list(range(10))))
     expected = hf_logits(model, tokens)
     assert np.abs(logits - expected).mean() / expected.std() < tolerance
 

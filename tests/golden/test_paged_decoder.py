@@ -1,7 +1,7 @@
 """One number, however it was computed: chunked = whole, batched = alone, prefix hit = miss, split = together.
 
 The cache starts full of NaN, so a read of a slot that the row does not own shows. Red if block tables, slots, masks,
-windows or the grouping of rows mix anything up.
+windows or the grouping of rows mix anything up. The native backend owes more than closeness: the same bits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_decoders import BLOCK_SIZE, PagedDecoder, hf_logits, hf_model, prompt, row
+from tiny_decoders import BACKENDS, BLOCK_SIZE, PagedDecoder, hf_logits, hf_model, prompt, row
 
 from relevo.core.plan import ScheduledRow
 from relevo.engine.inputs import pack_rows
@@ -20,7 +20,11 @@ from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.loaders.resolve import load_model_files
 
 NUM_BLOCKS = 40
-TOLERANCE = {"atol": 2e-5, "rtol": 2e-5}
+TOLERANCE = {"torch": {"atol": 2e-5, "rtol": 2e-5}, "native": {"atol": 0.0, "rtol": 0.0}}
+
+
+def equal(backend: str, actual: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual, expected, **TOLERANCE[backend])
 
 
 @dataclass
@@ -48,20 +52,26 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return load_model_files(str(folder))
 
 
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def wholes(files: ModelFiles) -> list[tuple[list[int], np.ndarray]]:
+def wholes(files: ModelFiles, backend: str) -> list[tuple[list[int], np.ndarray]]:
     """Prompts of different lengths, each with the logits of a run alone and in one piece."""
     runs = []
     for seed, length in enumerate((1, 3, 4, 9, 18, 33)):
         tokens = prompt(length, seed)
-        runs.append((tokens, PagedDecoder(files).step(row(tokens, 0, list(range(NUM_BLOCKS))))))
+        runs.append((tokens, PagedDecoder(files, backend=backend).step(row(tokens, 0, list(range(NUM_BLOCKS))))))
     return runs
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_schedule_gives_the_logits_of_each_sequence_alone(
-    files: ModelFiles, wholes: list[tuple[list[int], np.ndarray]], data: st.DataObject
+    files: ModelFiles, backend: str, wholes: list[tuple[list[int], np.ndarray]], data: st.DataObject
 ) -> None:
     """Chunks of any size, rows in any order and company, blocks anywhere in the arena."""
     pool = data.draw(st.permutations(range(NUM_BLOCKS)))
@@ -71,7 +81,7 @@ def test_any_schedule_gives_the_logits_of_each_sequence_alone(
         count = -(-len(tokens) // BLOCK_SIZE)
         sequences.append(Sequence(tokens, pool[:count], whole))
         pool = pool[count:]
-    paged = PagedDecoder(files, NUM_BLOCKS)
+    paged = PagedDecoder(files, NUM_BLOCKS, backend=backend)
     while unfinished := [sequence for sequence in sequences if sequence.done < len(sequence.tokens)]:
         company = data.draw(st.lists(st.sampled_from(unfinished), min_size=1, unique_by=id))
         rows = [sequence.next_row(data.draw(st.sampled_from((1, 1, 2, 5, 16)))) for sequence in company]
@@ -81,12 +91,12 @@ def test_any_schedule_gives_the_logits_of_each_sequence_alone(
         ):
             sequence.took(part)
     for sequence in sequences:
-        np.testing.assert_allclose(np.concatenate(sequence.logits), sequence.whole, **TOLERANCE)
+        equal(backend, np.concatenate(sequence.logits), sequence.whole)
 
 
-def test_many_decodes_of_different_lengths_in_one_step(files: ModelFiles) -> None:
+def test_many_decodes_of_different_lengths_in_one_step(files: ModelFiles, backend: str) -> None:
     """Nine rows over several powers of two of blocks, and a chunk between them."""
-    paged = PagedDecoder(files, 128)
+    paged = PagedDecoder(files, 128, backend=backend)
     sequences, free = [], iter(range(1, 128))
     for seed in range(9):
         tokens = prompt(2 + 5 * seed, 100 + seed)
@@ -99,25 +109,25 @@ def test_many_decodes_of_different_lengths_in_one_step(files: ModelFiles) -> Non
     together = paged.step(*decodes[:4], chunk_row, *decodes[4:])
     last = np.concatenate((together[:4], together[14:]))
     for sequence, logits in zip(sequences, last, strict=True):
-        alone = PagedDecoder(files).step(row(sequence.tokens, 0, list(range(20))))
-        np.testing.assert_allclose(logits, alone[-1], **TOLERANCE)
-    np.testing.assert_allclose(together[4:14], PagedDecoder(files).step(row(chunk, 0, list(range(3)))), **TOLERANCE)
+        alone = PagedDecoder(files, backend=backend).step(row(sequence.tokens, 0, list(range(20))))
+        equal(backend, logits, alone[-1])
+    equal(backend, together[4:14], PagedDecoder(files, backend=backend).step(row(chunk, 0, list(range(3)))))
 
 
-def test_prefix_hit_equals_miss(files: ModelFiles) -> None:
+def test_prefix_hit_equals_miss(files: ModelFiles, backend: str) -> None:
     """Two requests share the blocks of a common prefix; the second computes its own tail only."""
     prefix, first, second = prompt(3 * BLOCK_SIZE, 1), prompt(5, 2), prompt(6, 3)
-    paged = PagedDecoder(files)
+    paged = PagedDecoder(files, backend=backend)
     paged.step(row(prefix + first, 0, [5, 9, 2, 7, 8]))
     hit = paged.step(row(second, len(prefix), [5, 9, 2, 11, 12]))
-    miss = PagedDecoder(files).step(row(prefix + second, 0, [0, 1, 2, 3, 4]))
-    np.testing.assert_allclose(hit, miss[len(prefix) :], **TOLERANCE)
+    miss = PagedDecoder(files, backend=backend).step(row(prefix + second, 0, [0, 1, 2, 3, 4]))
+    equal(backend, hit, miss[len(prefix) :])
 
 
-def test_blocks_moved_to_another_worker_continue_there(files: ModelFiles) -> None:
+def test_blocks_moved_to_another_worker_continue_there(files: ModelFiles, backend: str) -> None:
     """Prefill on one worker, bytes of its blocks copied elsewhere, decode there."""
     tokens = prompt(15, 4)
-    sender, receiver = PagedDecoder(files), PagedDecoder(files)
+    sender, receiver = PagedDecoder(files, backend=backend), PagedDecoder(files, backend=backend)
     sender.step(row(tokens[:-1], 0, [3, 4, 5, 6]))
     block_bytes = len(sender.memory) // 64
     for source, target in zip([3, 4, 5, 6], [10, 2, 30, 7], strict=True):
@@ -125,24 +135,24 @@ def test_blocks_moved_to_another_worker_continue_there(files: ModelFiles) -> Non
             source * block_bytes : (source + 1) * block_bytes
         ]
     split = receiver.step(row(tokens[-1:], 14, [10, 2, 30, 7]))
-    together = PagedDecoder(files).step(row(tokens, 0, [0, 1, 2, 3]))
-    np.testing.assert_allclose(split[0], together[-1], **TOLERANCE)
+    together = PagedDecoder(files, backend=backend).step(row(tokens, 0, [0, 1, 2, 3]))
+    equal(backend, split[0], together[-1])
 
 
-def test_a_former_owners_infinities_do_not_reach_the_next(files: ModelFiles) -> None:
+def test_a_former_owners_infinities_do_not_reach_the_next(files: ModelFiles, backend: str) -> None:
     """Decoding into fresh blocks one by one: unused slots of each were NaN, and count for nothing."""
     tokens = prompt(2 * BLOCK_SIZE + 1, 5)
-    paged = PagedDecoder(files)
+    paged = PagedDecoder(files, backend=backend)
     logits = np.concatenate([paged.step(row([token], index, [1, 2, 3])) for index, token in enumerate(tokens)])
     assert np.isfinite(logits).all()
 
 
-def test_paged_equals_naive(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_paged_equals_naive(backend: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Token by token through scattered blocks against `transformers` without any cache."""
     folder = tmp_path_factory.mktemp("naive")
     model = hf_model("qwen3", head_dim=16)
     model.save_pretrained(folder)
-    paged, tokens = PagedDecoder(load_model_files(str(folder))), prompt(14, 6)
+    paged, tokens = PagedDecoder(load_model_files(str(folder)), backend=backend), prompt(14, 6)
     logits = np.concatenate([paged.step(row([token], at, [9, 3, 20, 1])) for at, token in enumerate(tokens)])
     np.testing.assert_allclose(logits, hf_logits(model, tokens), atol=1e-4, rtol=1e-4)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_decoders import BLOCK_SIZE, VOCAB, hf_logits, hf_model, prompt, small_layout
+from tiny_decoders import BACKENDS, BLOCK_SIZE, VOCAB, hf_logits, hf_model, make_ops, prompt, small_layout
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -58,9 +58,15 @@ class Recorder:
         return Sampler(logits.shape[1]).sample(logits, specs, summaries)
 
 
-def make_runner(folder: Path, memory: Memory | None = None) -> tuple[DecoderRunner, Recorder, Memory]:
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def make_runner(folder: Path, backend: str, memory: Memory | None = None) -> tuple[DecoderRunner, Recorder, Memory]:
     files = load_model_files(str(folder))
-    decoder = Decoder.load(files.config, files.tensors(), TorchOps(), max_model_len=64)
+    decoder = Decoder.load(files.config, files.tensors(), make_ops(backend), max_model_len=64)
     layout = small_layout(files.config)
     memory = memory or Memory(layout, NUM_BLOCKS, memoryview(bytearray(NUM_BLOCKS * layout.bytes_per_block)))
     recorder = Recorder()
@@ -93,15 +99,15 @@ def generate(
     return tokens[len(token_ids) :]
 
 
-def test_is_a_model_runner(folder: Path) -> None:
-    runner, _, memory = make_runner(folder)
+def test_is_a_model_runner(folder: Path, backend: str) -> None:
+    runner, _, memory = make_runner(folder, backend)
     assert isinstance(runner, ModelRunner)
     assert runner.layout is memory.layout
     assert (runner.vocab_size, runner.max_model_len) == (VOCAB, 64)
 
 
-def test_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
-    runner, _, _ = make_runner(folder)
+def test_greedy_tokens_are_those_of_transformers(folder: Path, backend: str) -> None:
+    runner, _, _ = make_runner(folder, backend)
     token_ids, model = prompt(10), hf_model("llama")
     expected = list(token_ids)
     for _ in range(6):
@@ -110,19 +116,19 @@ def test_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_split_equals_together(folder: Path, temperature: float) -> None:
+def test_split_equals_together(folder: Path, backend: str, temperature: float) -> None:
     """Two runners over one memory: the second continues in blocks that the first computed."""
-    prefill, _, memory = make_runner(folder)
-    decode, _, _ = make_runner(folder, memory)
-    together, _, _ = make_runner(folder)
+    prefill, _, memory = make_runner(folder, backend)
+    decode, _, _ = make_runner(folder, backend, memory)
+    together, _, _ = make_runner(folder, backend)
     token_ids = prompt(13, 3)
     split = generate(prefill, decode, token_ids, [4, 9, 1, 16, 2], 6, temperature)
     assert split == generate(together, together, token_ids, [0, 1, 2, 3, 4], 6, temperature)
 
 
-def test_only_rows_with_samples_are_drawn_from(folder: Path) -> None:
+def test_only_rows_with_samples_are_drawn_from(folder: Path, backend: str) -> None:
     """A chunk in mid-prompt between two rows that end; the second with three continuations."""
-    runner, recorder, _ = make_runner(folder)
+    runner, recorder, _ = make_runner(folder, backend)
     states = tuple(SampleState(index) for index in range(4))
     first, middle, last = prompt(5, 1), prompt(4, 2), prompt(6, 3)
     result = runner.execute(
@@ -141,9 +147,9 @@ def test_only_rows_with_samples_are_drawn_from(folder: Path) -> None:
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_copies_come_before_rows(folder: Path) -> None:
+def test_copies_come_before_rows(folder: Path, backend: str) -> None:
     """A fork: the copied block is written on by the copy's owner in the very same step."""
-    runner, recorder, memory = make_runner(folder)
+    runner, recorder, memory = make_runner(folder, backend)
     token_ids = prompt(6, 4)
     runner.execute(plan(ScheduledRow(request(token_ids), token_ids, 0, [0, 1], (), True)))
     before = bytes(memory.buffer)
@@ -155,8 +161,8 @@ def test_copies_come_before_rows(folder: Path) -> None:
     assert bytes(memory.buffer[: 2 * size]) == before[: 2 * size], "the source belongs to somebody else"
 
 
-def test_a_chain_of_copies_is_carried_out_in_order(folder: Path) -> None:
-    runner, recorder, memory = make_runner(folder)
+def test_a_chain_of_copies_is_carried_out_in_order(folder: Path, backend: str) -> None:
+    runner, recorder, memory = make_runner(folder, backend)
     size = memory.layout.bytes_per_block
     memory.buffer[0:size] = b"\x01" * size
     result = runner.execute(plan(copies=((0, 5), (5, 6))))
@@ -165,9 +171,9 @@ def test_a_chain_of_copies_is_carried_out_in_order(folder: Path) -> None:
     assert bytes(memory.buffer[6 * size : 7 * size]) == b"\x01" * size
 
 
-def test_warm_up_and_calibration_touch_scratch_blocks_only(folder: Path) -> None:
+def test_warm_up_and_calibration_touch_scratch_blocks_only(folder: Path, backend: str) -> None:
     """Red if a row of theirs ever lands in a block that a request may hold."""
-    runner, recorder, memory = make_runner(folder)
+    runner, recorder, memory = make_runner(folder, backend)
     size = memory.layout.bytes_per_block
     memory.buffer[: SCRATCH[0] * size] = b"\x07" * (SCRATCH[0] * size)
     runner.warm_up()
@@ -178,9 +184,9 @@ def test_warm_up_and_calibration_touch_scratch_blocks_only(folder: Path) -> None
     assert not recorder.calls
 
 
-def test_block_tables_may_be_longer_than_the_context(folder: Path) -> None:
+def test_block_tables_may_be_longer_than_the_context(folder: Path, backend: str) -> None:
     """Room that was taken for later must not be read."""
-    runner, recorder, memory = make_runner(folder)
+    runner, recorder, memory = make_runner(folder, backend)
     np.frombuffer(memory.buffer, dtype=np.float32)[:] = np.nan
     token_ids = prompt(BLOCK_SIZE, 5)
     runner.execute(plan(ScheduledRow(request(token_ids), token_ids, 0, [0, 1, 2], (SampleState(0),), True)))

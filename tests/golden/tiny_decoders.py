@@ -18,6 +18,8 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.models.decoder import Decoder
+from relevo.engine.ops.native.ops import NativeOps
+from relevo.engine.ops.protocol import Ops
 from relevo.engine.ops.torch.ops import TorchOps
 
 torch.set_num_threads(1)
@@ -67,6 +69,13 @@ def small_layout(config: ModelConfig, dtype: str = "float32") -> KVLayout:
     return KVLayout(model_hash="tiny", dtype=dtype, block_size=BLOCK_SIZE, groups=(group,))
 
 
+BACKENDS = ("torch", "native")
+
+
+def make_ops(backend: str = "torch", dtype: str = "float32") -> Ops:
+    return TorchOps(dtype=dtype) if backend == "torch" else NativeOps(dtype=dtype, cores=(0, 1))
+
+
 class PagedDecoder:
     """A decoder with a small cache of its own. `noise` fills the cache first: nobody may depend on what was there."""
 
@@ -77,8 +86,9 @@ class PagedDecoder:
         max_model_len: int = 0,
         dtype: str = "float32",
         noise: bool = True,
+        backend: str = "torch",
     ) -> None:
-        ops = TorchOps(dtype=dtype)
+        ops = make_ops(backend, dtype)
         self.decoder = Decoder.load(files.config, files.tensors(), ops, max_model_len or files.config.max_position)
         layout = small_layout(files.config, dtype)
         self.memory = bytearray(num_blocks * layout.bytes_per_block)
