@@ -95,6 +95,22 @@ def test_baselines_do_what_they_are_called() -> None:
     assert run(RoutingPolicy.PREFIX_ONLY) == ["a"] * 6
 
 
+def test_a_prefix_that_many_share_is_copied_but_not_at_any_price() -> None:
+    """Red when one holder keeps a hot prefix for ever, or when every turn of a session is copied around."""
+
+    def picks(cost_s: float, prefixes: list[bytes]) -> list[str]:
+        router, rng = Router[str](), Random(0)
+        chosen = []
+        for prefix in prefixes:
+            holder = Candidate(key="a", name="a", cost_s=1.0, num_hit_tokens=900, prefix=prefix)
+            chosen.append(router.pick([holder, candidate("b", cost_s)], N, b"", rng).candidate.key)
+        return chosen
+
+    assert "b" in picks(1.7, [b"hot"] * 20)
+    assert "b" not in picks(1.8, [b"hot"] * 20)
+    assert "b" not in picks(1.7, [bytes([i]) for i in range(20)])
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.0, 5.0), st.integers(0, N), st.integers(0, 5000)), min_size=1, max_size=6),

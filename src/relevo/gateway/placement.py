@@ -112,8 +112,13 @@ class Placement:
         if hashes is None:
             hashes = self._hashes[request_id] = chain(prompt[: len(prompt) - 1], self._block_size, request.salt)
             self._num_prompt_tokens[request_id] = len(prompt)
-        hits = {worker: count * self._block_size for worker, count in self._index.matches(hashes).items()}
-        return Ask(num_tokens=len(prompt), hit_tokens=hits, session=request.session)
+        matches = self._index.matches(hashes)
+        return Ask(
+            num_tokens=len(prompt),
+            hit_tokens={worker: count * self._block_size for worker, count in matches.items()},
+            prefixes={worker: hashes[count - 1] for worker, count in matches.items()},
+            session=request.session,
+        )
 
     def _views(self) -> list[WorkerView]:
         return [self._view(member) for member in self._membership.members]

@@ -10,9 +10,9 @@ preferences that may cost a bounded amount of it:
 
 A preference is taken only if it costs at most `max_affinity_penalty_s`, and if the candidate's share of the work in
 flight stays within `load_factor` of the mean (consistent hashing with bounded loads); a home is also bounded in its
-share of the work of late, so that new sessions even out what old ones need. So affinity never
-pins: a busy home is passed over, and a prefix that is hot ends up on several candidates, because each time the queue
-at its holder costs more than computing it elsewhere, another one gets it too. Near ties are decided by the less busy
+share of the work of late, so that new sessions even out what old ones need. So affinity never pins: a busy home is
+passed over. A prefix that many requests share is **hot** and gets copied: it goes to one more candidate for every few
+uses, as soon as computing it there is bearable beside the queue at its holder. Near ties are decided by the less busy
 of two at random, so that gateways that see the same reports do not herd.
 
 Does not know what a candidate is, nor where its estimate comes from. Sources: Mooncake (FAST 2025, algorithm 1), Preble
@@ -21,6 +21,7 @@ Does not know what a candidate is, nor where its estimate comes from. Sources: M
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,6 +33,8 @@ K = TypeVar("K", bound=Hashable)
 
 NEAR_TIE = 1.05  # arbitrary: estimates are hardly better than this
 NEAR_TIE_S = 0.0005  # arbitrary: below it, costs are noise
+HOT_AFTER = 8  # so many uses of one prefix of late, per candidate that holds it, call for another copy. Arbitrary.
+MAX_PREFIXES = 512  # whose uses are counted; the longest unused is forgotten
 MEMORY = 0.98  # of past work with each decision: the last fifty or so count. Arbitrary.
 
 
@@ -54,6 +57,7 @@ class Candidate(Generic[K]):
     name: str  # outlives restarts; hashed for the session's order
     cost_s: float  # estimated time to the first token if it goes there
     num_hit_tokens: int = 0  # of the prompt
+    prefix: bytes = b""  # names these tokens; equal for all requests that share exactly them
     num_load_tokens: int = 0  # in flight there, this request not included
     num_requests: int = 0  # running or waiting there
 
@@ -61,7 +65,7 @@ class Candidate(Generic[K]):
 @dataclass(frozen=True, slots=True)
 class Pick(Generic[K]):
     candidate: Candidate[K]
-    reason: str  # begins with the rule that decided: only, warm, home, fastest, or a baseline's name
+    reason: str  # begins with the rule that decided: only, warm, hot, home, fastest, or a baseline's name
 
 
 @dataclass(slots=True)
@@ -72,6 +76,7 @@ class Router(Generic[K]):
     limits: RouterLimits = RouterLimits()
     _num_picks: int = 0
     _recent_tokens: dict[str, float] = field(default_factory=dict)  # uncached tokens given, fading
+    _uses: OrderedDict[bytes, tuple[float, int]] = field(default_factory=OrderedDict)  # fading count, as of which pick
 
     def pick(self, candidates: Sequence[Candidate[K]], num_tokens: int, session: bytes, rng: Random) -> Pick[K]:
         """One of `candidates` (at least one) for a prompt of `num_tokens`. `session`: empty if there is none."""
@@ -104,6 +109,9 @@ class Router(Generic[K]):
         why_not = ""
         if most > num_tokens - most:
             warm = min((c for c in candidates if c.num_hit_tokens == most), key=lambda c: c.cost_s)
+            another = self._another_holder(warm, candidates)
+            if another is not None:
+                return Pick(another, f"hot: a copy of {most} tokens, {_ms(another.cost_s - warm.cost_s)} late")
             if warm in fastest:
                 return Pick(warm, f"warm: {most} of {num_tokens} tokens cached there, and fastest")
             if self._may_prefer(warm, candidates, num_tokens, least_s, _in_flight):
@@ -120,6 +128,22 @@ class Router(Generic[K]):
         return Pick(
             best, f"fastest: {_ms(best.cost_s)} to the first token, {best.num_hit_tokens} tokens cached{why_not}"
         )
+
+    def _another_holder(self, warm: Candidate[K], candidates: Sequence[Candidate[K]]) -> Candidate[K] | None:
+        """Who should hold the prefix too, now that many use it: whoever would have it soonest, if that is bearable."""
+        if not warm.prefix:
+            return None
+        count, as_of = self._uses.pop(warm.prefix, (0.0, self._num_picks))
+        count = count * MEMORY ** (self._num_picks - as_of) + 1
+        self._uses[warm.prefix] = (count, self._num_picks)
+        if len(self._uses) > MAX_PREFIXES:
+            self._uses.popitem(last=False)
+        others = [c for c in candidates if c.num_hit_tokens < warm.num_hit_tokens]
+        if not others or count <= HOT_AFTER * (len(candidates) - len(others)):
+            return None
+        soonest = min(others, key=lambda c: c.cost_s)
+        bearable_s = warm.cost_s * self.limits.load_factor + self.limits.max_affinity_penalty_s
+        return soonest if soonest.cost_s <= bearable_s else None
 
     def _home(
         self, candidates: Sequence[Candidate[K]], num_tokens: int, session: bytes, least_s: float

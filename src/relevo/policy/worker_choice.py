@@ -75,6 +75,7 @@ class Ask:
 
     num_tokens: int  # of the prompt
     hit_tokens: Mapping[WorkerRef, int] = field(default_factory=dict)  # of them, believed to be cached there
+    prefixes: Mapping[WorkerRef, bytes] = field(default_factory=dict)  # hash of the last block of the hit there
     session: bytes = b""  # empty: belongs to none
 
     def num_uncached(self, ref: WorkerRef) -> int:
@@ -123,6 +124,7 @@ class WorkerChooser:
                 name=view.ref.worker_id,
                 cost_s=_way_to_first_token_s(view, able, ask, handoff_s) + _decode_s(view, ask),
                 num_hit_tokens=ask.hit_tokens.get(view.ref, 0),
+                prefix=ask.prefixes.get(view.ref, b""),
                 num_load_tokens=view.num_decode_kv_tokens + view.num_queued_prefill_tokens,
                 num_requests=view.num_requests,
             )
@@ -195,6 +197,7 @@ class WorkerChooser:
                 name=view.ref.worker_id,
                 cost_s=_prefill_ttft_s(view, num_uncached[view.ref]) + handoff_s,
                 num_hit_tokens=0 if view.shares_blocks else ask.hit_tokens.get(view.ref, 0),
+                prefix=b"" if view.shares_blocks else ask.prefixes.get(view.ref, b""),
                 num_load_tokens=view.num_queued_prefill_tokens,
                 num_requests=view.num_requests,
             )

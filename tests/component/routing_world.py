@@ -1,0 +1,194 @@
+"""Prefill workers on virtual time: real schedulers and caches, step times from a formula, routed by the gateway's own
+`Placement`. The decode side is idealised: it always has room and never computes prompts."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from random import Random
+from typing import Any, cast
+
+from relevo.core.baton import SampledToken
+from relevo.core.events import StepCosts, WorkerLoad
+from relevo.core.ids import RequestId, WorkerId, WorkerRef
+from relevo.core.kv import KVGroup, KVLayout, Reservation
+from relevo.core.plan import StepPlan, StepResult
+from relevo.core.request import EngineRequest, SamplingParams
+from relevo.gateway.membership import Member
+from relevo.gateway.placement import Placement
+from relevo.policy.prefix_cache import chain
+from relevo.policy.router import RoutingPolicy
+from relevo.policy.scheduler import Scheduler, SchedulerConfig
+from relevo.policy.worker_choice import WorkerChooser
+from relevo.wire import messages as wire
+
+BLOCK_SIZE = 16
+ONE_CORE = StepCosts(base_s=0.05, per_token_s=0.005, per_kv_token_s=2.5e-5)  # SmolLM2-135M in float32, docs/lab-log.md
+LAYOUT = KVLayout("fake", "uint64", BLOCK_SIZE, (KVGroup("full", "full", 1, 1, 1),))
+DECODE = WorkerRef(WorkerId("decode-0"), 1)
+
+
+@dataclass
+class FakeMembership:
+    members: list[Member]
+
+    def get(self, worker: WorkerRef) -> Member | None:
+        return next((member for member in self.members if member.ref == worker), None)
+
+
+def member(worker_id: str, role: str, load: WorkerLoad, transport: str = "tcp") -> Member:
+    hello = wire.Hello(
+        1, WorkerId(worker_id), 1, 1, role, LAYOUT, "fake", 2**32, 2**20, transport, f"{transport}:x", load
+    )
+    return Member(WorkerId(worker_id), role, "", hello=hello, load=load, is_ready=True)
+
+
+def placement_of(members: list[Member], policy: RoutingPolicy = RoutingPolicy.TTFT, seed: int = 0) -> Placement:
+    placement = Placement(cast(Any, FakeMembership(members)), WorkerChooser(policy), BLOCK_SIZE, Random(seed))
+    for each in members:
+        placement.take_cache_report(each.ref, wire.CacheSnapshot(0, ()))
+    return placement
+
+
+def request_of(number: int, prompt: Sequence[int], session: bytes = b"") -> EngineRequest:
+    return EngineRequest(
+        request_id=RequestId(f"r{number}"),
+        prompt_token_ids=tuple(prompt),
+        sampling=SamplingParams(max_tokens=1, seed=0),
+        session=session,
+    )
+
+
+@dataclass
+class PrefillWorker:
+    member: Member
+    scheduler: Scheduler
+    step: StepPlan | None = None
+    num_batches: int = 0
+    num_computed_tokens: int = 0
+
+    def reservation(self, request: EngineRequest) -> Reservation:
+        num_blocks = -(-len(request.prompt_token_ids) // BLOCK_SIZE)
+        return Reservation(
+            request_id=request.request_id,
+            worker_id=DECODE.worker_id,
+            epoch=1,
+            block_ids=tuple(range(num_blocks)),
+            generations=(0,) * num_blocks,
+            num_hit_tokens=0,
+            lease_s=5.0,
+        )
+
+
+@dataclass
+class RoutingWorld:
+    """`run` replays arrivals (time in seconds, prompt, session) and keeps the time to first token of each."""
+
+    policy: RoutingPolicy
+    num_workers: int = 4
+    num_blocks: int = 1000
+    costs: StepCosts = ONE_CORE
+    abort_fraction: float = 0.0
+    seed: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    num_input_tokens: int = 0
+    num_cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._rng = Random(self.seed)
+        self.workers = [self._worker(index) for index in range(self.num_workers)]
+        decode = member("decode-0", "decode", WorkerLoad(num_running=10**6, costs=self.costs))
+        self.placement = placement_of([*(w.member for w in self.workers), decode], self.policy, self.seed)
+        self._events: list[tuple[float, int, str, Any]] = []
+        self._order = count()
+        self._open: dict[RequestId, tuple[PrefillWorker, float]] = {}
+
+    def _worker(self, index: int) -> PrefillWorker:
+        config = SchedulerConfig(
+            worker_id=WorkerId(f"prefill-{index}"),
+            epoch=1,
+            first_block_id=0,
+            num_blocks=self.num_blocks,
+            block_size=BLOCK_SIZE,
+            max_batched_tokens=512,
+            max_prefill_tokens=512,
+            max_running=64,
+            max_model_len=self.num_blocks * BLOCK_SIZE,
+            lease_s=5.0,
+            zero_copy=False,
+        )
+        return PrefillWorker(member(config.worker_id, "prefill", WorkerLoad(costs=self.costs)), Scheduler(config))
+
+    def run(self, arrivals: Sequence[tuple[float, Sequence[int], bytes]]) -> None:
+        for number, (at_s, prompt, session) in enumerate(arrivals):
+            self._at(at_s, "arrive", request_of(number, prompt, session))
+        while self._events:
+            now_s, _, kind, what = heapq.heappop(self._events)
+            getattr(self, f"_{kind}")(now_s, what)
+
+    def _at(self, at_s: float, kind: str, what: Any) -> None:
+        heapq.heappush(self._events, (at_s, next(self._order), kind, what))
+
+    def _arrive(self, now_s: float, request: EngineRequest) -> None:
+        choice = self.placement.choose_decode(request, ())
+        assert choice is not None
+        chosen = self.placement.choose_prefill(request, choice.worker, len(request.prompt_token_ids), ())
+        assert chosen.worker is not None
+        self.reasons[chosen.reason.split(":")[0]] += 1
+        worker = next(w for w in self.workers if w.member.ref == chosen.worker)
+        rejected = worker.scheduler.prefill_into(request, worker.reservation(request), int(now_s * 1e9))
+        assert rejected is None, rejected
+        self._open[request.request_id] = (worker, now_s)
+        self.num_input_tokens += len(request.prompt_token_ids)
+        if self._rng.random() < self.abort_fraction:
+            self._at(now_s + self._rng.expovariate(0.5), "abort", request.request_id)
+        self._start_step(now_s, worker)
+
+    def _abort(self, now_s: float, request_id: RequestId) -> None:
+        found = self._open.pop(request_id, None)
+        if found is not None:
+            found[0].scheduler.abort(request_id, writer_active=False)
+            self._publish(found[0])
+            self.placement.end(request_id)
+            self._start_step(now_s, found[0])
+
+    def _start_step(self, now_s: float, worker: PrefillWorker) -> None:
+        if worker.step is None:
+            worker.step = worker.scheduler.plan(int(now_s * 1e9))
+            if worker.step is not None:
+                step_s = self.costs.step_s(worker.step.num_tokens, worker.step.num_kv_tokens)
+                self._at(now_s + step_s, "commit", worker)
+        self._publish(worker)
+
+    def _commit(self, now_s: float, worker: PrefillWorker) -> None:
+        plan, worker.step = worker.step, None
+        assert plan is not None
+        worker.num_computed_tokens += plan.num_tokens
+        sampled = tuple(tuple(SampledToken(1) for _ in row.samples) for row in plan.rows)
+        outcome = worker.scheduler.commit(plan, StepResult(plan.step_id, sampled, 0.0), int(now_s * 1e9))
+        self._publish(worker)
+        for output in outcome.outputs:
+            worker.scheduler.finish_transfer(output.request_id)
+            _, arrived_at_s = self._open.pop(output.request_id)
+            assert output.facts is not None
+            self.num_cached_tokens += output.facts.num_cached_tokens
+            self.ttft_s.append(now_s - arrived_at_s)
+            self.placement.end(output.request_id)
+        self._start_step(now_s, worker)
+
+    def _publish(self, worker: PrefillWorker) -> None:
+        """What the worker would send: its load, and what its cache gained and lost."""
+        worker.member.load = replace(worker.scheduler.load(), costs=self.costs)
+        stored, evicted = worker.scheduler.pool.take_cache_changes()
+        if stored or evicted:
+            worker.num_batches += 1
+            batch = wire.CacheEvents(worker.num_batches, stored, evicted)
+            assert self.placement.take_cache_report(worker.member.ref, batch)
+
+
+def hot_hashes(prompt: Sequence[int]) -> list[bytes]:
+    return chain(prompt, BLOCK_SIZE, b"")
