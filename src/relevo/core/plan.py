@@ -46,7 +46,17 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class StepClocks:
+    """Where the time of a step went, in seconds. What is missing to `step_s` is the interpreter between the parts."""
+
+    inputs_s: float  # packing rows into arrays
+    kernels_s: float  # the backend's operations
+    sampling_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     step_id: int
     sampled: tuple[tuple[SampledToken, ...], ...]  # per row, one per entry of row.samples
     step_s: float  # wall time of the step, sampling included
+    clocks: StepClocks | None = None  # None: the runner does not tell them apart

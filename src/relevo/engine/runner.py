@@ -16,7 +16,7 @@ import numpy.typing as npt
 from relevo.core.baton import SampledToken, SampleState
 from relevo.core.ids import BlockId, RequestId
 from relevo.core.kv import KVLayout
-from relevo.core.plan import ScheduledRow, StepPlan, StepResult
+from relevo.core.plan import ScheduledRow, StepClocks, StepPlan, StepResult
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import pack_rows
 from relevo.engine.models.decoder import Decoder
@@ -63,21 +63,25 @@ class DecoderRunner:
         started = time.perf_counter()
         if plan.block_copies:
             self._decoder.ops.copy_blocks(self._kv, plan.block_copies)
-        sampled = self._run(plan.rows) if plan.rows else ()
-        return StepResult(plan.step_id, sampled, time.perf_counter() - started)
+        sampled, clocks = self._run(plan.rows) if plan.rows else ((), None)
+        return StepResult(plan.step_id, sampled, time.perf_counter() - started, clocks)
 
-    def _run(self, rows: Sequence[ScheduledRow]) -> tuple[tuple[SampledToken, ...], ...]:
+    def _run(self, rows: Sequence[ScheduledRow]) -> tuple[tuple[tuple[SampledToken, ...], ...], StepClocks]:
+        started = time.perf_counter()
         inputs = pack_rows(rows, self.layout.block_size)
+        packed = time.perf_counter()
         drawing = [index for index, row in enumerate(rows) if row.samples]
         last_tokens = [int(inputs.row_first_token[index + 1]) - 1 for index in drawing]
         logits = self._decoder.forward(inputs, self._kv, last_tokens)
+        computed = time.perf_counter()
         specs = [
             (place, rows[index].request, sample)
             for place, index in enumerate(drawing)
             for sample in rows[index].samples
         ]
         tokens = iter(self._sampler.sample(logits.values, specs, logits.summaries) if specs else ())
-        return tuple(tuple(next(tokens) for _ in row.samples) for row in rows)
+        sampled = tuple(tuple(next(tokens) for _ in row.samples) for row in rows)
+        return sampled, StepClocks(packed - started, logits.kernel_s, time.perf_counter() - computed)
 
     def warm_up(self) -> None:
         """One chunk, one batch of decodes, one single decode."""
