@@ -19,22 +19,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from relevo.wire.status import Status
+
 log = logging.getLogger("relevo.supervisor")
 
-EXIT_START_ERROR = 3  # a child that cannot start for a reason the operator can mend
 _RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # arbitrary: quick first, then polite
 _HEALTHY_AFTER_S = 60.0  # a child that lived this long starts the delays anew
-
-
-class Status(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line on a child's status pipe."""
-
-    kind: str  # "progress", "ready", "failed", "fence", "note"
-    message: str = ""
-    num_done: int = 0
-    num_total: int = 0
-    worker_id: str = ""
-    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

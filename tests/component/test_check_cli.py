@@ -15,9 +15,10 @@ from check_faults import FAULTS
 from scripted_openai import MODEL, Fault, ScriptedOpenAI, scripted
 from typer.testing import CliRunner
 
-from relevo.cli.main import app
+from relevo.cli.main import make_app
 
 runner = CliRunner()
+app = make_app("check")
 
 
 @contextmanager

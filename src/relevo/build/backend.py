@@ -6,7 +6,7 @@ import importlib.util
 import os
 from importlib import metadata
 
-from relevo.build.resolve import WorkerConfig
+from relevo.build.configs import WorkerConfig
 from relevo.core.errors import StartError
 from relevo.engine.ops.protocol import Ops
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from relevo.build.clock import MonotonicClock
+from relevo.build.configs import GatewayConfig
 from relevo.build.metering import Metering, build_metering
-from relevo.build.resolve import GatewayConfig
-from relevo.build.worker import MonotonicClock
 from relevo.core.errors import StartError
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
@@ -35,9 +35,9 @@ from relevo.policy.admission import Admission, AdmissionLimits
 from relevo.policy.handoff import HandoffLimits
 from relevo.policy.router import RouterLimits, RoutingPolicy
 from relevo.policy.worker_choice import WorkerChooser
-from relevo.supervisor import Status
 from relevo.telemetry.log import configure
 from relevo.telemetry.metrics import GatewayMetrics
+from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.gateway")
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from relevo.build.resolve import GatewayConfig, PriceConfig, ServePlan
+from relevo.build.configs import GatewayConfig, PriceConfig
+from relevo.build.resolve import ServePlan
 from relevo.core.errors import SettingsError, StartError
 from relevo.core.ports import Clock
 from relevo.gateway.auth import ApiKeys

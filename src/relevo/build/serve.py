@@ -13,13 +13,15 @@ from pathlib import Path
 import msgspec
 
 from relevo.build.backend import check_installed
+from relevo.build.configs import GatewayConfig, WorkerConfig
 from relevo.build.metering import with_metering
-from relevo.build.resolve import GatewayConfig, Hardware, ServePlan, WorkerConfig, resolve
+from relevo.build.resolve import Hardware, ServePlan, resolve
 from relevo.core.errors import SettingsError
 from relevo.core.model import ModelConfig
 from relevo.kv.arena import Arena
 from relevo.settings import Settings
-from relevo.supervisor import ChildSpec, Status, Supervisor
+from relevo.supervisor import ChildSpec, Supervisor
+from relevo.wire.status import Status
 
 
 def plan_serving(settings: Settings) -> ServePlan:

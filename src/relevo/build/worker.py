@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 
-from relevo.build.resolve import WorkerConfig, kv_layout
+from relevo.build.clock import MonotonicClock
+from relevo.build.configs import WorkerConfig, kv_layout
 from relevo.core.errors import SettingsError
 from relevo.core.events import StepCosts
 from relevo.core.ids import WorkerId
@@ -20,22 +20,15 @@ from relevo.kv.transports.tcp import TcpTransport
 from relevo.policy.chunking import token_budget
 from relevo.policy.perf_model import StepCostModel
 from relevo.policy.scheduler import Scheduler, SchedulerConfig
-from relevo.supervisor import Status
 from relevo.telemetry.log import configure
 from relevo.wire.server import WireServer
+from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.engine")
 
 _CALIBRATION = ((1, 1), (1, 256), (16, 16), (64, 64), (64, 256))  # (tokens, context), about half a second on one core
 
 Report = Callable[[Status], None]
-
-
-class MonotonicClock:
-    """CLOCK_MONOTONIC: one time for all processes of a box."""
-
-    def now_ns(self) -> int:
-        return time.monotonic_ns()
 
 
 def run_worker(config: WorkerConfig, report: Report) -> None:

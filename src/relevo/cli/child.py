@@ -12,9 +12,9 @@ import sys
 
 import msgspec
 
-from relevo.build.resolve import GatewayConfig, WorkerConfig
+from relevo.build.configs import GatewayConfig, WorkerConfig
 from relevo.core.errors import StartError
-from relevo.supervisor import EXIT_START_ERROR, Status
+from relevo.wire.status import EXIT_START_ERROR, Status
 
 _PR_SET_PDEATHSIG = 1
 

@@ -1,42 +1,56 @@
-"""`relevo`: one file per command, mounted here."""
+"""`relevo`: one file per command, mounted here. Only the command asked for is imported: starting a server is quick."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 
 import typer
 
-from relevo.cli.bench import app as bench_app
-from relevo.cli.check import check
-from relevo.cli.drain import drain
-from relevo.cli.edge import edge
-from relevo.cli.keys import app as keys_app
-from relevo.cli.serve import serve_command
-from relevo.cli.usage import usage
-from relevo.cli.version import version
 from relevo.core.errors import RelevoError
 
-app = typer.Typer(
-    name="relevo",
-    help="Prefill/decode-disaggregated LLM serving that starts with one command.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command("serve")(serve_command())
-app.command("check")(check)
-app.command("edge")(edge)
-app.command("drain")(drain)
-app.command("version")(version)
-app.command("usage")(usage)
-app.add_typer(keys_app, name="keys")
-app.add_typer(bench_app, name="bench")
+# Command: its module, and what is mounted of it (a function, or a Typer with commands of its own).
+_COMMANDS = {
+    "serve": ("relevo.cli.serve", "command"),
+    "check": ("relevo.cli.check", "check"),
+    "edge": ("relevo.cli.edge", "edge"),
+    "drain": ("relevo.cli.drain", "drain"),
+    "version": ("relevo.cli.version", "version"),
+    "usage": ("relevo.cli.usage", "usage"),
+    "keys": ("relevo.cli.keys", "app"),
+    "bench": ("relevo.cli.bench", "app"),
+}
+
+
+def make_app(wanted: str | None = None) -> typer.Typer:
+    """The command line with `wanted` mounted, or with every command if there is no such one."""
+    app = typer.Typer(
+        name="relevo",
+        help="Prefill/decode-disaggregated LLM serving that starts with one command.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_relevo)
+    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
+        module, attribute = _COMMANDS[name]
+        mounted: typer.Typer | Callable[..., None] = getattr(import_module(module), attribute)
+        if isinstance(mounted, typer.Typer):
+            app.add_typer(mounted, name=name)
+        else:
+            app.command(name)(mounted)
+    return app
+
+
+def _relevo() -> None:
+    """Prefill/decode-disaggregated LLM serving that starts with one command."""
 
 
 def main() -> None:
     """Run a command; an error a person can mend is one sentence on stderr and exit status 2."""
     try:
-        app()
+        make_app(sys.argv[1] if len(sys.argv) > 1 else None)()
     except RelevoError as error:
         sys.stderr.write(f"relevo: {error.message}\n")
         sys.exit(2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
@@ -15,12 +14,9 @@ from relevo.build.serve import open_listener, plan_serving, serving
 from relevo.cli.options import with_settings_flags
 from relevo.core.errors import StartError
 from relevo.settings import Settings
-from relevo.supervisor import StartFailed, Status
+from relevo.supervisor import StartFailed
 from relevo.telemetry.log import configure
-
-
-def serve_command() -> Callable[..., None]:
-    return with_settings_flags(serve)
+from relevo.wire.status import Status
 
 
 def serve(settings: Settings) -> None:
@@ -39,6 +35,9 @@ def serve(settings: Settings) -> None:
         finally:
             view.close()
             listener.close()
+
+
+command = with_settings_flags(serve)
 
 
 class StartView:

@@ -1,0 +1,107 @@
+"""What the supervisor tells its children: frozen configurations without Optionals that mean "decide yourself".
+
+Kept apart from the settings they come from, so that a child imports what it needs and nothing of how that was decided.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from relevo.core.kv import KVGroup, KVLayout
+from relevo.core.model import ModelConfig
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a worker process needs. `epoch` and `status_fd` are filled in by the supervisor."""
+
+    worker_id: str
+    role: str
+    address: str
+    model: str
+    revision: str | None
+    download_dir: str | None
+    device: str
+    backend: str  # "native", "torch" or "fake"
+    dtype: str  # "auto" (as stored) for native only
+    quantization: str | None
+    kv_cache_dtype: str
+    block_size: int
+    first_block_id: int
+    num_blocks: int
+    num_arena_blocks: int
+    arena_fd: int  # -1: a private arena
+    transport: str
+    cores: tuple[int, ...]
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_tokens: int
+    max_step_s: float  # 0: the budgets are as asked for; otherwise they are cut to steps of that length
+    enable_prefix_caching: bool
+    drain_lease_s: float
+    drain_timeout_s: float
+    fake_base_s: float
+    fake_per_token_s: float
+    fake_per_kv_token_s: float
+    log_level: str
+    epoch: int = 0
+    status_fd: int = -1
+
+
+class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    worker_id: str
+    role: str
+    address: str
+
+
+class PriceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Currency units per token as decimal text; see policy.pricing."""
+
+    input_cost_per_token: str
+    cache_read_input_token_cost: str
+    output_cost_per_token: str
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the gateway process needs."""
+
+    listen_fd: int
+    root_path: str
+    workers: tuple[WorkerAddress, ...]
+    topology: str
+    model: str
+    revision: str | None
+    download_dir: str | None
+    chat_template: str | None
+    model_hash: str
+    served_model_names: tuple[str, ...]
+    max_model_len: int
+    block_size: int
+    api_key_hashes: tuple[str, ...]
+    allowed_origins: tuple[str, ...]
+    max_body_bytes: int
+    seed: int | None
+    max_num_queued_reqs: int
+    max_num_queued_tokens: int
+    queue_timeout_s: float
+    prefill_timeout_s: float
+    transfer_timeout_s: float
+    drain_lease_s: float
+    heartbeat_timeout_s: float
+    max_attempts: int
+    shutdown_timeout_s: float
+    log_level: str
+    database: str = "memory"  # or a URL, or the path of an SQLite file; filled in by build.metering, like the prices
+    ledger_fsync: bool = False
+    prices: dict[str, PriceConfig] = {}  # none: everything is free
+    routing_policy: str = "ttft"
+    affinity_load_factor: float = 1.25
+    affinity_max_penalty_s: float = 0.5
+    affinity_headers: tuple[str, ...] = ()
+    epoch: int = 0
+    status_fd: int = -1
+
+
+def kv_layout(model: ModelConfig, model_hash: str, dtype: str, block_size: int) -> KVLayout:
+    group = KVGroup("full", "full", model.num_layers, model.num_kv_heads, model.head_size)
+    return KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=(group,))
