@@ -307,7 +307,7 @@ FAULTS: dict[str, Fault] = {
     "sse.framing": chunks(lambda found: found.insert(1, b"content: x\n\n")),
     "sse.one_line_json": chunks(lambda found: found.insert(1, b'data: {"choices":\ndata: []}\n\n')),
     "sse.not_cached": reply(lambda call, answer: answer.headers.update({"Cache-Control": "max-age=60"})),
-    "sse.whole_characters": chunks(every_text(lambda text: text.encode()[:-1].decode(errors="replace"))),
+    "sse.whole_characters": chunks(every_text(lambda text: text.encode()[:-1].decode(errors="replace") + " ")),
     "sse.own_chunks": chunks(lambda found: [one.update(id="one") for one in found]),
     # stop
     "stop.string": reply(_kept_when_stopped),

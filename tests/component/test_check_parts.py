@@ -173,6 +173,8 @@ async def test_local_processes_are_found_stopped_continued_and_killed() -> None:
     async with sleeper(mark) as process:
         assert await disturber.targets() == [str(process.pid)]
         assert await LocalProcesses.of([str(process.pid)]).targets() == [str(process.pid)]
+        assert await LocalProcesses.of([f"{os.getpid()}/mark-of"]).targets() == [str(process.pid)]
+        assert await LocalProcesses.of([f"{process.pid}/mark-of"]).targets() == [], "it is not below itself"
         assert await disturber.do(Action.STOP, str(process.pid))
         while state_of(process.pid) != "T":  # noqa: ASYNC110  # the kernel sets no event
             await asyncio.sleep(0)

@@ -43,9 +43,16 @@ class Disturber(Protocol):
         ...
 
 
+_BELOW = re.compile(r"(\d+)/(.*)")
+
+
 @dataclass(frozen=True, slots=True)
 class LocalProcesses:
-    """Processes of this machine by pid or by a regular expression over their command line."""
+    """Processes of this machine, by specifications of three kinds.
+
+    `1234`: that process. `1234/EXPRESSION`: those below it whose command line the regular expression fits.
+    `EXPRESSION`: all of the machine that it fits, other people's too.
+    """
 
     specs: tuple[str, ...]
 
@@ -54,7 +61,7 @@ class LocalProcesses:
         """Raises SettingsError for an expression that is none."""
         for spec in specs:
             try:
-                re.compile(spec)
+                re.compile(_expression(spec))
             except re.error as error:
                 raise SettingsError(
                     f"--processes {spec!r} is neither a pid nor a regular expression: {error}"
@@ -66,8 +73,7 @@ class LocalProcesses:
         return [str(pid) for pid in sorted(_living()) if pid not in spared and self._names(pid)]
 
     def _names(self, pid: int) -> bool:
-        command = _command_line(pid)
-        return any(int(spec) == pid if spec.isdigit() else bool(re.search(spec, command)) for spec in self.specs)
+        return any(_fits(spec, pid) for spec in self.specs)
 
     async def do(self, action: Action, target: str) -> bool:
         number = {Action.KILL: signal.SIGKILL, Action.STOP: signal.SIGSTOP, Action.CONTINUE: signal.SIGCONT}.get(action)
@@ -117,10 +123,27 @@ class ChaosCommand:
         return process.returncode or 0, output.decode(errors="replace")
 
 
+def _expression(spec: str) -> str:
+    below = _BELOW.fullmatch(spec)
+    return below.group(2) if below else spec
+
+
+def _fits(spec: str, pid: int) -> bool:
+    if spec.isdigit():
+        return int(spec) == pid
+    below = _BELOW.fullmatch(spec)
+    if below and int(below.group(1)) not in lineage(pid) - {pid}:
+        return False
+    return bool(re.search(_expression(spec), _command_line(pid)))
+
+
 def own_lineage() -> set[int]:
-    """This process and its ancestors."""
+    return lineage(os.getpid())
+
+
+def lineage(pid: int) -> set[int]:
+    """A process and its ancestors."""
     found: set[int] = set()
-    pid = os.getpid()
     while pid > 0 and pid not in found:
         found.add(pid)
         pid = _parent(pid)

@@ -13,9 +13,13 @@ from relevo.check.words import Mismatch
 NEAR_TIE_NATS = 0.05  # arbitrary: well above float32 and bf16 rounding of logits, well below a meaningful preference
 
 
-def difference(first: Answer, second: Answer, index: int = 0) -> str | None:
-    """None if the texts of choice `index` are equal, else what differs."""
-    a, b = first.text(index), second.text(index)
+def difference(first: Answer, second: Answer, index: int = 0, second_index: int | None = None) -> str | None:
+    """None if the texts of choice `index` are equal, else what differs.
+
+    A character that max_tokens cut in half at the very end may be shown as U+FFFD or left out.
+    """
+    a = first.text(index).rstrip("\ufffd")
+    b = second.text(index if second_index is None else second_index).rstrip("\ufffd")
     if a == b:
         return None
     at = next((place for place, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -23,10 +27,10 @@ def difference(first: Answer, second: Answer, index: int = 0) -> str | None:
     return f"texts part at character {at}: {shortened(a[start : at + 60])!r} and {shortened(b[start : at + 60])!r}"
 
 
-def is_near_tie(first: Answer, second: Answer, index: int = 0) -> bool:
+def is_near_tie(first: Answer, second: Answer, index: int = 0, second_index: int | None = None) -> bool:
     """Whether the first different token was a choice between two that were nearly equally likely."""
     try:
-        a, b = first.logprobs(index), second.logprobs(index)
+        a, b = first.logprobs(index), second.logprobs(index if second_index is None else second_index)
     except Mismatch:
         return False
     for one, other in zip(a, b, strict=False):

@@ -180,8 +180,8 @@ class Answer:
 
 
 def read_logprobs(answer: Answer, told: Mapping[str, Any]) -> list[TokenLogprob]:
-    """Either format as one list. Raises Mismatch where it is neither."""
-    if answer.is_chat:
+    """Either format as one list, whichever endpoint it comes from. Raises Mismatch where it is neither."""
+    if "content" in told:
         entries = answer.typed(told.get("content"), list, "logprobs.content")
         return [_chat_entry(answer, entry) for entry in entries]
     tokens = answer.typed(told.get("tokens"), list, "logprobs.tokens")

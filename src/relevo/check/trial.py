@@ -119,12 +119,14 @@ class Trial:
             return {"logprobs": True, "top_logprobs": 5} if self.facts.has(Need.CHAT_LOGPROBS) else {}
         return {"logprobs": 5} if self.facts.has(Need.COMPLETION_LOGPROBS) else {}
 
-    def same_text(self, answer: Answer, reference: Answer, what: str, index: int = 0) -> None:
+    def same_text(
+        self, answer: Answer, reference: Answer, what: str, index: int = 0, reference_index: int | None = None
+    ) -> None:
         """Raises Mismatch unless the texts are equal or part at a near tie, which is noted."""
-        told = difference(answer, reference, index)
+        told = difference(answer, reference, index, reference_index)
         if told is None:
             return
-        if is_near_tie(answer, reference, index):
+        if is_near_tie(answer, reference, index, reference_index):
             self.notes.append(f"{what}: equal up to a near tie")
             return
         raise answer.fail(f"{what}: {told}", "equal texts")

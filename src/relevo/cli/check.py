@@ -52,7 +52,9 @@ def check(
     list_checks: Annotated[bool, typer.Option("--list", help="Show the checks and end.")] = False,
     processes: Annotated[
         list[str] | None,
-        typer.Option(help="Chaos: pids, or regular expressions over command lines, of processes that may be killed."),
+        typer.Option(
+            help="Chaos: which processes may be killed: a pid, PID/REGEX (below it) or REGEX (command lines); repeat."
+        ),
     ] = None,
     chaos_command: Annotated[
         str | None, typer.Option(help="Chaos: a command that is called with list, or an action and a target.")

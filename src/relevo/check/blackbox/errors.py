@@ -224,11 +224,12 @@ async def internal_fields(t: Trial) -> None:
         "bootstrap_room": 1,
         "routed_dp_rank": 99,
     }
-    answer = await t.chat(**fields)
+    told = t.logprob_fields(CHAT)
+    answer = await t.chat(**fields, **told)
     if answer.status != 200:
         _check_refused(answer)
     else:
-        t.same_text(answer, (await t.chat()).ok(), "with and without internal fields")
+        t.same_text(answer, (await t.chat(**told)).ok(), "with and without internal fields")
 
 
 @check(

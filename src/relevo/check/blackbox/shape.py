@@ -7,12 +7,12 @@ import json
 from relevo.check.exchange import Answer
 from relevo.check.sources import OPENAI_CHAT, OPENAI_COMPLETIONS, OPENAI_DEBUGGING, OPENAI_MODELS, VLLM
 from relevo.check.texts import OPENING, QUESTION, SECOND_OPENING
-from relevo.check.trial import Trial
+from relevo.check.trial import CHAT, COMPLETIONS, Trial
 from relevo.check.words import Level, Mismatch, Need, check
 
 _FIRST_UNIX_S = 1_500_000_000  # mid 2017; an older `created` is not a time
-_CHAT = (Need.CHAT,)
-_COMPLETIONS = (Need.COMPLETIONS,)
+_NEEDS_CHAT = (Need.CHAT,)
+_NEEDS_COMPLETIONS = (Need.COMPLETIONS,)
 _FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
 
 
@@ -75,7 +75,7 @@ def _check_envelope(answer: Answer, kind: str) -> None:
     "A chat completion has id, object, created, model, and one choice with index and finish_reason.",
     why="SDKs build typed objects from these members; a missing one raises in the client.",
     source=OPENAI_CHAT,
-    needs=_CHAT,
+    needs=_NEEDS_CHAT,
 )
 async def chat(t: Trial) -> None:
     _check_envelope(await t.chat(), "chat.completion")
@@ -86,7 +86,7 @@ async def chat(t: Trial) -> None:
     "The message of a chat completion has the role 'assistant' and its text in content.",
     why="Clients append the message to the conversation as it is.",
     source=OPENAI_CHAT,
-    needs=_CHAT,
+    needs=_NEEDS_CHAT,
 )
 async def chat_message(t: Trial) -> None:
     answer = (await t.chat()).ok()
@@ -101,7 +101,7 @@ async def chat_message(t: Trial) -> None:
     "Members that the reference requires but allows to be null are there: logprobs, message.refusal.",
     why="Clients generated from the OpenAPI description reject an answer without them.",
     source=OPENAI_CHAT,
-    needs=_CHAT,
+    needs=_NEEDS_CHAT,
     level=Level.SHOULD,
 )
 async def chat_nullable(t: Trial) -> None:
@@ -115,7 +115,7 @@ async def chat_nullable(t: Trial) -> None:
     "A chat completion has usage with prompt_tokens, completion_tokens and total_tokens.",
     why="Bills and context budgets are computed from it.",
     source=OPENAI_CHAT,
-    needs=_CHAT,
+    needs=_NEEDS_CHAT,
 )
 async def chat_usage(t: Trial) -> None:
     answer = (await t.chat()).ok()
@@ -154,11 +154,12 @@ async def model_named(t: Trial) -> None:
     "Content as a list of text parts means the same as one string.",
     why="Several clients always send parts.",
     source=OPENAI_CHAT,
-    needs=_CHAT,
+    needs=_NEEDS_CHAT,
 )
 async def content_parts(t: Trial) -> None:
-    plain = (await t.chat(QUESTION)).ok()
-    parts = (await t.chat([{"type": "text", "text": QUESTION}])).ok()
+    fields = t.logprob_fields(CHAT)
+    plain = (await t.chat(QUESTION, **fields)).ok()
+    parts = (await t.chat([{"type": "text", "text": QUESTION}], **fields)).ok()
     if parts.usage("prompt_tokens") != plain.usage("prompt_tokens"):
         raise parts.fail(f"{parts.usage('prompt_tokens')} prompt tokens", f"{plain.usage('prompt_tokens')} as a string")
     t.same_text(parts, plain, "parts and string")
@@ -169,7 +170,7 @@ async def content_parts(t: Trial) -> None:
     "max_completion_tokens bounds the answer of a chat.",
     why="It replaces max_tokens in the reference; a client that relies on it must not get an endless answer.",
     source=OPENAI_CHAT,
-    needs=_CHAT,
+    needs=_NEEDS_CHAT,
 )
 async def max_completion_tokens(t: Trial) -> None:
     # with room to spare, a server that ignores the field runs into the guard
@@ -183,12 +184,13 @@ async def max_completion_tokens(t: Trial) -> None:
     "Optional fields that are null mean the same as absent ones.",
     why="The reference declares them nullable and typed clients send them so.",
     source=OPENAI_CHAT,
-    needs=_CHAT,
+    needs=_NEEDS_CHAT,
 )
 async def null_fields(t: Trial) -> None:
-    names = ("stop", "seed", "n", "logit_bias", "presence_penalty", "top_p", "stream", "stream_options", "logprobs")
-    answer = (await t.chat(**dict.fromkeys(names))).ok()
-    t.same_text(answer, (await t.chat()).ok(), "with nulls and without")
+    names = ("stop", "seed", "n", "logit_bias", "presence_penalty", "top_p", "stream", "stream_options", "user")
+    fields = t.logprob_fields(CHAT)
+    answer = (await t.chat(**dict.fromkeys(names), **fields)).ok()
+    t.same_text(answer, (await t.chat(**fields)).ok(), "with nulls and without")
 
 
 @check(
@@ -207,7 +209,7 @@ async def unknown_fields(t: Trial) -> None:
     "A conversation with a system message and an assistant's turn is answered.",
     why="It is what every chat client sends from the second turn on.",
     source=OPENAI_CHAT,
-    needs=_CHAT,
+    needs=_NEEDS_CHAT,
 )
 async def history(t: Trial) -> None:
     messages = [
@@ -231,7 +233,7 @@ async def history(t: Trial) -> None:
     "A message with the role 'developer' is accepted.",
     why="Newer clients send instructions under it instead of 'system'.",
     source=OPENAI_CHAT,
-    needs=_CHAT,
+    needs=_NEEDS_CHAT,
     level=Level.SHOULD,
 )
 async def developer_role(t: Trial) -> None:
@@ -283,7 +285,7 @@ async def json_schema(t: Trial) -> None:
     "A completion has id, object 'text_completion', created, model, and one choice with text.",
     why="SDKs build typed objects from these members.",
     source=OPENAI_COMPLETIONS,
-    needs=_COMPLETIONS,
+    needs=_NEEDS_COMPLETIONS,
 )
 async def completion(t: Trial) -> None:
     answer = await t.complete()
@@ -297,13 +299,13 @@ async def completion(t: Trial) -> None:
     "Without max_tokens a completion has at most 16 tokens.",
     why="It is the documented default; without it an unattended request runs to the end of the context.",
     source=OPENAI_COMPLETIONS,
-    needs=_COMPLETIONS,
+    needs=_NEEDS_COMPLETIONS,
     level=Level.SHOULD,
 )
 async def completion_default_length(t: Trial) -> None:
     # read as a stream and left early, so that a server without the default does not write for minutes
     body = t.completion_body(max_tokens=..., stop=["\n\n\n\n\n"])
-    answer = await t.stream_at_most("/v1/completions", body, num_events=60)
+    answer = await t.stream_at_most(COMPLETIONS, body, num_events=60)
     if answer is None:
         raise Mismatch("a stream of 60 events and more", expected="at most 16 tokens", exchange=t.last)
     if len(answer.ok().pieces_of_text()) > 18:
@@ -315,18 +317,18 @@ async def completion_default_length(t: Trial) -> None:
     "A list of prompts gives one choice per prompt, in order, each as if asked alone.",
     why="Batch jobs assign results by index.",
     source=OPENAI_COMPLETIONS,
-    needs=_COMPLETIONS,
+    needs=_NEEDS_COMPLETIONS,
 )
 async def completion_prompts(t: Trial) -> None:
-    alone = [(await t.complete(prompt)).ok() for prompt in (OPENING, SECOND_OPENING)]
-    both = (await t.complete([OPENING, SECOND_OPENING])).ok()
+    fields = t.logprob_fields(COMPLETIONS)
+    alone = [(await t.complete(prompt, **fields)).ok() for prompt in (OPENING, SECOND_OPENING)]
+    both = (await t.complete([OPENING, SECOND_OPENING], **fields)).ok()
     if both.num_choices != 2:
         raise both.fail(f"{both.num_choices} choices", "two")
     for index, reference in enumerate(alone):
         if both.at(int, "choices", index, "index") != index:
             raise both.fail(f"choice {index} has another index", f"index {index}")
-        if both.text(index) != reference.text():
-            raise both.fail(f"choice {index} is {both.text(index)!r}", f"{reference.text()!r}, as asked alone")
+        t.same_text(both, reference, f"prompt {index} in a list and alone", index, 0)
 
 
 @check(
@@ -337,8 +339,9 @@ async def completion_prompts(t: Trial) -> None:
     needs=(Need.COMPLETIONS, Need.TOKENIZE),
 )
 async def completion_token_ids(t: Trial) -> None:
-    as_text = (await t.complete()).ok()
-    as_ids = (await t.complete(await t.tokenize(OPENING))).ok()
+    fields = t.logprob_fields(COMPLETIONS)
+    as_text = (await t.complete(**fields)).ok()
+    as_ids = (await t.complete(await t.tokenize(OPENING), **fields)).ok()
     if as_ids.usage("prompt_tokens") != as_text.usage("prompt_tokens"):
         raise as_ids.fail(
             f"{as_ids.usage('prompt_tokens')} prompt tokens", f"{as_text.usage('prompt_tokens')} as for the text"

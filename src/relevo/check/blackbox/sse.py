@@ -71,6 +71,7 @@ async def not_cached(t: Trial) -> None:
 )
 async def whole_characters(t: Trial) -> None:
     path, body = t.prompt_body(EMOJI_OPENING)
+    body |= t.logprob_fields(path)
     whole, streamed = (await t.post(path, body)).ok(), (await t.stream(path, body)).ok()
     if streamed.text().count("\ufffd") > whole.text().count("\ufffd"):
         raise streamed.fail(f"the stream's text is {streamed.text()!r}", repr(whole.text()))

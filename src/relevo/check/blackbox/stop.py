@@ -26,8 +26,8 @@ def stop_inside(text: str, length: int, start: int | None = None) -> str:
     raise Skip("the model's answer has no piece that could be a stop string")
 
 
-async def _plain(t: Trial, path: str = CHAT) -> Answer:
-    return (await t.chat()).ok() if path == CHAT else (await t.complete()).ok()
+async def _plain(t: Trial, path: str = CHAT, **fields: Any) -> Answer:
+    return (await t.chat(**fields)).ok() if path == CHAT else (await t.complete(**fields)).ok()
 
 
 def _check_stopped(answer: Answer, full_text: str, *stops: str) -> None:
@@ -129,8 +129,9 @@ async def held_back_text_comes(t: Trial) -> None:
     needs=_CHAT,
 )
 async def no_match(t: Trial) -> None:
-    plain = await _plain(t)
-    answer = (await t.chat(stop=_NEVER)).ok()
+    fields = t.logprob_fields(CHAT)
+    plain = await _plain(t, **fields)
+    answer = (await t.chat(stop=_NEVER, **fields)).ok()
     t.same_text(answer, plain, "with and without a stop string that does not occur")
     if answer.finish_reason() != plain.finish_reason():
         raise answer.fail(f"finish_reason is {answer.finish_reason()!r}", repr(plain.finish_reason()))
@@ -144,7 +145,8 @@ async def no_match(t: Trial) -> None:
     needs=_CHAT,
 )
 async def empty_list(t: Trial) -> None:
-    t.same_text((await t.chat(stop=[])).ok(), await _plain(t), "with stop [] and without")
+    fields = t.logprob_fields(CHAT)
+    t.same_text((await t.chat(stop=[], **fields)).ok(), await _plain(t, **fields), "with stop [] and without")
 
 
 @check(

@@ -36,7 +36,7 @@ async def echo(t: Trial) -> None:
     needs=_CHAT,
 )
 async def escapes(t: Trial) -> None:
-    body = t.chat_body(MANY_SCRIPTS)
+    body = t.chat_body(MANY_SCRIPTS, **t.logprob_fields(CHAT))
     plain = (await t.post(CHAT, orjson.dumps(body))).ok()
     escaped = (await t.post(CHAT, json.dumps(body).encode())).ok()
     if plain.usage("prompt_tokens") != escaped.usage("prompt_tokens"):

@@ -107,11 +107,11 @@ async def _ended(t: Trial, path: str, body: dict[str, object]) -> tuple[int | No
 async def restart_each(t: Trial) -> None:
     baseline, reference = await t.quiet_baseline()
     requests = await watched_requests(t, 3)
-    num_targets = len(await disturber_of(t).targets())
-    for number in range(num_targets):
-        targets = await disturber_of(t).targets()
+    targets = await disturber_of(t).targets()  # those that come back have other names
+    num_targets = len(targets)
+    for target in targets:
         tasks = await open_streams(t, requests)
-        await disturber_of(t).do(Action.KILL, targets[number % len(targets)])
+        await disturber_of(t).do(Action.KILL, target)
         answers: list[StreamAnswer | None] = list(await asyncio.gather(*tasks))
         for answer, request in zip(answers, requests, strict=True):
             judge_stream(t, answer, request, may_fail=True)
