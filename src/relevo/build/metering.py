@@ -1,100 +1,31 @@
-"""Composition of metering: where the database is, what prices hold, and the parts of the gateway that use them."""
+"""Composition of metering in a gateway: the parts that count, check and write."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import time
-import tomllib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from relevo.build.configs import GatewayConfig, PriceConfig
-from relevo.build.resolve import ServePlan
-from relevo.core.errors import SettingsError, StartError
+from relevo.build.configs import GatewayConfig
+from relevo.build.ledger import open_database
+from relevo.core.errors import StartError
 from relevo.core.ports import Clock
 from relevo.gateway.auth import ApiKeys
 from relevo.gateway.metering.accounts import Accounts
-from relevo.gateway.metering.database import Connection, Database, DatabaseError, MemoryDatabase, SqliteDatabase
+from relevo.gateway.metering.database import Connection, DatabaseError
 from relevo.gateway.metering.key_ring import KeyRing
 from relevo.gateway.metering.meter import Meter
 from relevo.gateway.metering.refresh import MeteringRefresh
 from relevo.gateway.metering.schema import prepare
-from relevo.gateway.metering.sql_alchemy import SqlAlchemyDatabase
 from relevo.gateway.metering.writer import LedgerWriter
-from relevo.policy.pricing import FREE, ModelPrice, parse_prices, plain
-from relevo.settings import Settings
+from relevo.policy.pricing import FREE, ModelPrice
 from relevo.telemetry.metrics import GatewayMetrics
 
-DATABASE_FILE = "relevo.db"
 LAST_TABS_S = 1.0  # for requests that were cut off to hand their rows over; arbitrary
 CLOSE_S = 3.0  # for rows that wait when the gateway ends; the supervisor kills it after 5 s
-
-
-def database_location(data_dir: str | None, database_url: str | None) -> str:
-    """`memory`, the URL, or the path of the SQLite file. Raises SettingsError."""
-    if database_url:
-        if database_url != "memory" and "://" not in database_url:
-            raise SettingsError(
-                f"--database-url {database_url} is neither `memory` nor a URL such as postgresql://user@host/name; a "
-                f"folder for the SQLite file is named with --data-dir"
-            )
-        return database_url
-    return str(_data_folder(data_dir) / DATABASE_FILE)
-
-
-def open_database(location: str, *, fsync: bool = False) -> Database:
-    """Raises DatabaseError."""
-    if location == "memory":
-        return MemoryDatabase()
-    if "://" in location:
-        return SqlAlchemyDatabase(location)
-    return SqliteDatabase(Path(location), fsync=fsync)
-
-
-def open_prepared(location: str) -> Connection:
-    """A connection to a database that has its tables. Raises StartError in one sentence with the way out."""
-    try:
-        connection = open_database(location).connect()
-        prepare(connection)
-    except DatabaseError as error:
-        raise StartError(
-            f"the usage database cannot be used: {error}; choose another --data-dir or --database-url, or "
-            f"--database-url memory to keep nothing"
-        ) from error
-    return connection
-
-
-def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
-    """The plan with prices read and the database tried. Raises StartError, SettingsError."""
-    location = database_location(settings.data_dir, settings.database_url)
-    open_prepared(location).close()
-    gateway = msgspec.structs.replace(
-        plan.gateway,
-        database=location,
-        ledger_fsync=settings.ledger_fsync,
-        prices=_prices(settings.prices, plan.gateway.served_model_names),
-    )
-    note = "usage is kept in memory only" if location == "memory" else f"usage and API keys: {location_name(location)}"
-    return replace(plan, gateway=gateway, notes=(*plan.notes, note))
-
-
-def read_prices(path: str) -> Any:
-    """A JSON or TOML file with every number as it was written. Raises SettingsError."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        if path.endswith(".toml"):
-            return tomllib.loads(text, parse_float=Decimal)
-        return json.loads(text, parse_float=Decimal)
-    except (OSError, ValueError) as error:  # both formats' errors are ValueErrors
-        raise SettingsError(f"--prices {path} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,36 +91,6 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
 
 def unix_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def location_name(location: str) -> str:
-    """For people: a URL without what follows the scheme's user and password."""
-    scheme, separator, rest = location.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else location
-
-
-def _data_folder(data_dir: str | None) -> Path:
-    if data_dir:
-        return Path(data_dir).expanduser().absolute()
-    state = os.environ.get("XDG_STATE_HOME") or ""  # only absolute paths are valid there
-    try:
-        home = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    except RuntimeError as error:
-        raise SettingsError("there is no home folder for the usage database; name one with --data-dir") from error
-    return home / "relevo"
-
-
-def _prices(path: str | None, model_names: tuple[str, ...]) -> dict[str, PriceConfig]:
-    if path is None:
-        return {}
-    return {
-        name: PriceConfig(
-            input_cost_per_token=plain(price.input_cost_per_token),
-            cache_read_input_token_cost=plain(price.cache_read_input_token_cost),
-            output_cost_per_token=plain(price.output_cost_per_token),
-        )
-        for name, price in parse_prices(read_prices(path), model_names).items()
-    }
 
 
 def _model_prices(config: GatewayConfig) -> dict[str, ModelPrice]:

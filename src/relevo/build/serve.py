@@ -14,7 +14,7 @@ import msgspec
 
 from relevo.build.backend import check_installed
 from relevo.build.configs import GatewayConfig, WorkerConfig
-from relevo.build.metering import with_metering
+from relevo.build.ledger import with_metering
 from relevo.build.resolve import Hardware, ServePlan, resolve
 from relevo.core.errors import SettingsError
 from relevo.core.model import ModelConfig

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from relevo.build.metering import database_location, open_prepared
+from relevo.build.ledger import database_location, open_prepared
 from relevo.core.errors import SettingsError
 from relevo.gateway.metering.database import Connection
 
