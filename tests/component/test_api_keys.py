@@ -200,3 +200,47 @@ async def test_many_requests_at_once_cannot_pass_a_budget_together() -> None:
         m.connection.gate.set()
         statuses = sorted([(await answer).status_code for answer in answers])
         assert statuses.count(429) >= 7
+
+
+async def test_what_was_spent_is_counted_once_as_time_goes_by_and_not_in_the_next_period() -> None:
+    """Rows move from "ended here lately" to "in the ledger"; at midnight of UTC neither counts any more."""
+    async with metered(says("abc")) as m:
+        midnight_ms = NOW_MS + 23 * 3_600_000
+        m.meter.now_ms = lambda: midnight_ms - 5_000
+        key, record = await m.make_key(budget=Decimal(1), budget_period=Period.DAY)
+        await m.rig.post("/v1/completions", BODY, **bearer(key))
+        account = m.meter.accounts._by_key[record.key_id].account
+        for later_ms, expected in ((0, "0.086"), (4_000, "0.086"), (6_000, "0"), (60_000, "0")):
+            m.meter.now_ms = lambda later_ms=later_ms: midnight_ms - 5_000 + later_ms
+            m.meter.accounts._by_key[record.key_id].was_used = True
+            await m.refresh.refresh(only_new=False)
+            assert account.committed == Decimal(expected), later_ms
+
+
+async def test_a_row_that_leaves_the_recent_ones_is_still_counted_once() -> None:
+    async with metered(says("abc")) as m:
+        key, record = await m.make_key(budget=Decimal(1))
+        account = m.meter.accounts._by_key[record.key_id].account
+        for seconds in range(0, 61, 5):
+            m.meter.now_ms = lambda seconds=seconds: NOW_MS + seconds * 1000
+            if seconds in (0, 20):
+                await m.rig.post("/v1/completions", BODY, **bearer(key))
+            m.meter.accounts._by_key[record.key_id].was_used = True
+            await m.refresh.refresh(only_new=False)
+            assert account.committed == (Decimal("0.086") if seconds < 20 else Decimal("0.172")), seconds
+
+
+async def test_a_row_that_waits_to_be_written_is_counted() -> None:
+    async with metered(says("abc")) as m:
+        key, record = await m.make_key(budget=Decimal(1))
+        await m.refresh.refresh(only_new=False)
+        m.connection.gate.clear()
+        answering = asyncio.create_task(m.rig.post("/v1/completions", BODY, **bearer(key)))
+        await until(lambda: m.meter.writer.num_pending == 1)
+        for seconds in (1, 20):
+            m.meter.now_ms = lambda seconds=seconds: NOW_MS + seconds * 1000
+            m.meter.accounts._by_key[record.key_id].was_used = True
+            await m.refresh.refresh(only_new=False)
+            assert m.meter.accounts._by_key[record.key_id].account.committed == Decimal("0.086")
+        m.connection.gate.set()
+        assert (await answering).status_code == 200

@@ -86,7 +86,7 @@ def read_prices(path: str) -> Any:
 
 
 def location_name(location: str) -> str:
-    """For people: a URL without what follows the scheme's user and password."""
+    """For people: a URL without user and password."""
     scheme, separator, rest = location.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}" if separator else location
 
