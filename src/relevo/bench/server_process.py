@@ -105,7 +105,7 @@ class ServerProcess:
                     stdout=log,
                     stderr=log,
                     # no usage of anybody's is written down, and no key is asked for
-                env={**os.environ, "RELEVO_DATABASE_URL": "memory", **self.environment},
+                    env={**os.environ, "RELEVO_DATABASE_URL": "memory", **self.environment},
                     start_new_session=True,  # Ctrl-C at the terminal reaches the load generator, which ends the server
                 )
             except OSError as error:
