@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2
 ARGS ?=
 # What computes: native (kernels compiled here, for CPUs) or torch (CUDA, and CPUs without a compiler).
-BACKEND ?= torch
+BACKEND ?= $(if $(wildcard /dev/nvidia0),torch,native)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NATIVE := $(wildcard native/src/*.cc native/src/*.h native/relevo_native/*) native/CMakeLists.txt native/pyproject.toml
 SANITIZE := build/native-sanitize

@@ -74,7 +74,7 @@ class Settings(BaseSettings):
     chat_template: str | None = Field(None, description="Jinja file that replaces the model's own chat template.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the engine computes.")
     backend: Literal["auto", "native", "torch"] = Field(
-        "auto", description="What computes: native (own kernels, CPU only) or torch. auto: torch."
+        "auto", description="What computes: native (own kernels) or torch. auto: native on CPUs, torch on CUDA."
     )
     dtype: DTypeName = Field(
         "auto",

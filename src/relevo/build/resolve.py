@@ -135,7 +135,9 @@ def _device(settings: Settings, hardware: Hardware) -> str:
 
 
 def _backend(settings: Settings, device: str) -> str:
-    backend = "torch" if settings.backend == "auto" else settings.backend
+    backend = settings.backend
+    if backend == "auto":
+        backend = "native" if device == "cpu" else "torch"
     if backend == "native" and device != "cpu":
         raise SettingsError(f"--backend native computes on CPUs, not on {device}; use --backend torch or --device cpu")
     if backend == "torch":

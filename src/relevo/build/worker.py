@@ -26,7 +26,7 @@ from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.engine")
 
-_CALIBRATION = ((1, 1), (1, 256), (16, 16), (64, 64), (64, 256))  # (tokens, context), about half a second on one core
+_CALIBRATION = ((1, 1), (1, 256), (16, 16), (32, 256))  # (tokens, context), about a tenth of a second on one core
 
 Report = Callable[[Status], None]
 
