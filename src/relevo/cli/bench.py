@@ -24,6 +24,7 @@ from relevo.bench.report import Slo, report_load
 from relevo.bench.serve import LoadTest, ServeOptions, TraceOptions
 from relevo.bench.tables import load_tables
 from relevo.bench.transport import TransportKind, measure_transport, parse_bytes, transport_table
+from relevo.cli.bench_engine import engine
 from relevo.cli.bench_gateway import gateway
 from relevo.cli.bench_peers import peers
 from relevo.cli.bench_sessions import sessions
@@ -45,6 +46,7 @@ from relevo.workload.lengths import Lengths, parse_lengths
 from relevo.workload.traces import TraceFormat
 
 app = typer.Typer(name="bench", help="Measure: load tests, interference, handoff and transport costs, peers.")
+app.command()(engine)
 app.command()(gateway)
 app.command()(peers)
 app.command()(sessions)
