@@ -29,6 +29,8 @@ FLAGS = ("fake", "--topology", "1p1d", "--num-kv-blocks", "1024", "--max-model-l
 
 NUM_AT_ONCE = 24
 
+pytestmark = pytest.mark.timeout(400)  # several starts and hundreds of requests: on a busy machine, minutes
+
 
 def metered(folder: Path) -> tuple[tuple[str, ...], dict[str, str]]:
     """Flags and environment of a server whose ledger lies in `folder`."""
@@ -69,9 +71,9 @@ def run_and_compare(folder: Path, num_requests: int, kill_after: tuple[int, ...]
                 os.kill(gateway_pid(running), signal.SIGKILL)
 
         asyncio.run(run_traffic(running.url, traffic, num_at_once=NUM_AT_ONCE, after_each=maybe_kill))
-        running.wait_ready(30)
+        running.wait_ready()
         total = running.get("/v1/usage?group_by=")["total"]
-        running.wait_idle(30)
+        running.wait_idle(60)
     rows = read_rows(folder / "relevo.db")
     seen = compare(traffic, rows, max_num_lost=NUM_AT_ONCE * len(kill_after))
     assert total["requests"] <= len(rows)  # rows of clients that left just now may have come later
@@ -114,7 +116,7 @@ def ask(running: Stack, key: str | None, path: str = "/v1/completions", **fields
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30  # far beyond the second it should take; only a broken refresh reaches it
+    deadline = time.monotonic() + 60  # far beyond the second it should take; only a broken refresh reaches it
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
@@ -152,7 +154,7 @@ def test_keys_are_made_limited_and_revoked_while_the_server_runs(tmp_path: Path)
         relevo("keys", "revoke", slow["key_id"], "--data-dir", str(tmp_path))
         wait_until(lambda: ask(running, slow["key"])[0] == 401, "the revoked key still works")
         os.kill(gateway_pid(running), signal.SIGKILL)  # what was spent and revoked is not forgotten with the gateway
-        running.wait_ready(30)
+        running.wait_ready()
         assert ask(running, poor["key"])[0] == 429
         assert ask(running, slow["key"])[0] == 401
     listed = json.loads(relevo("keys", "list", "--format", "json", "--data-dir", str(tmp_path)))
