@@ -59,7 +59,7 @@ HELLO = wire.Hello(wire.PROTOCOL_VERSION, WID, 3, 1234, "decode", LAYOUT, "m", 2
 SAMPLES = (
     wire.Submit(REQUEST, (SAMPLE,), True),
     wire.Reserve(REQUEST),
-    wire.Prefill(REQUEST, RESERVATION, "tcp:h:1"),
+    wire.Prefill(REQUEST, RESERVATION, "tcp:h:1", 16),
     wire.SealBlocks(RID, 16),
     wire.StartDecode(Baton(request=REQUEST, samples=(SAMPLE,), num_sealed_tokens=3)),
     wire.Abort(RID, True),

@@ -110,6 +110,7 @@ def test_a_prefill_worker_that_fails_leaves_sealed_blocks_to_the_next() -> None:
     effects = driver.tell(h.Failed(P, "step_failed", "boom"))
     assert isinstance(effects[0], h.ChoosePrefill)
     assert effects[0].reservation.num_hit_tokens == 8
+    assert driver.state.num_found_tokens == 4  # the rest was computed for this request: no hit
     assert (effects[0].num_uncached_tokens, effects[0].exclude) == (2, (P,))
     assert driver.tell(h.PrefillChosen(X)) == (h.SendPrefill(X, effects[0].reservation),)
     assert driver.tell(h.Sealed(X, 9)) == ()

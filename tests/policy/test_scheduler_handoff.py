@@ -63,6 +63,17 @@ def test_zero_copy_computes_into_foreign_blocks_and_needs_no_room():
     assert decode.is_clean()
 
 
+def test_what_a_failed_attempt_computed_is_no_hit():
+    """The second prefill worker starts after what the first one sealed; somebody did compute that for this request."""
+    prefill, decode = pair()
+    request = make_request("a", PROMPT)
+    reservation = replace(grant(decode, request), num_hit_tokens=4)
+    prefill.scheduler.prefill_into(request, reservation, 0, num_found_tokens=2)
+    plan = prefill.scheduler.plan(0)
+    assert [(row.start, len(row.token_ids)) for row in plan.rows] == [(4, 1)]
+    assert prefill.scheduler._lineup.legs["a"].num_cached_tokens == 2
+
+
 def test_with_copies_own_blocks_stay_until_the_transfer_is_done():
     prefill, decode = pair(zero_copy=False)
     request = make_request("a", PROMPT)

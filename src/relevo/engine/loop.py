@@ -124,7 +124,7 @@ class EngineLoop:
             case wire.Reserve(request=request):
                 self._accept(peer, request.request_id, self.scheduler.reserve(request, now_ns))
             case wire.Prefill(request=request, reservation=reservation):
-                rejected = self.scheduler.prefill_into(request, reservation, now_ns)
+                rejected = self.scheduler.prefill_into(request, reservation, now_ns, message.num_found_tokens)
                 if rejected is None:
                     self._legs[request.request_id] = PrefillLeg(reservation, message.address)
                 self._accept(peer, request.request_id, rejected)

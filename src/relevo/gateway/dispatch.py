@@ -237,7 +237,8 @@ class Dispatcher:
                 decode = self._membership.get(WorkerRef(effect.reservation.worker_id, effect.reservation.epoch))
                 if decode is None or decode.hello is None:
                     return h.WorkerDied(WorkerRef(effect.reservation.worker_id, effect.reservation.epoch))
-                return self._send(worker, wire.Prefill(request, effect.reservation, decode.hello.address))
+                num_found = flight.state.num_found_tokens
+                return self._send(worker, wire.Prefill(request, effect.reservation, decode.hello.address, num_found))
             case h.SendSeal(worker=worker):
                 return self._send(worker, wire.SealBlocks(request.request_id, effect.num_tokens))
             case h.SendStartDecode(worker=worker):

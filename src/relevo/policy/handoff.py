@@ -213,6 +213,7 @@ def _on_granted(state: HandoffState, event: Granted, out: list[Effect]) -> Hando
         phase=Phase.CHOOSING,
         reservation=reservation,
         num_sealed_tokens=reservation.num_hit_tokens,
+        num_found_tokens=reservation.num_hit_tokens,
         deadline_at_ns=None,
     )
 

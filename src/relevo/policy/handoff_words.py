@@ -309,6 +309,7 @@ class HandoffState:
     prefill: Leg | None = None
     reservation: Reservation | None = None  # of `decode`
     num_sealed_tokens: int = 0  # in the reservation, hits included
+    num_found_tokens: int = 0  # hits when the reservation was granted: nobody had to compute them for this request
     excluded: tuple[WorkerRef, ...] = ()  # incarnations that failed this request
     num_failures: int = 0
     failure: tuple[str, str] | None = None  # code and reason of the last one

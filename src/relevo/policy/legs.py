@@ -34,6 +34,7 @@ class Leg:
     is_foreign: bool = False  # computes straight into the receiver's blocks
     first_scheduled_at_ns: int | None = None
     num_cached_tokens: int = 0
+    num_found_tokens: int = 0  # foreign legs: what of the receiver's hits nobody computed for this request
     num_reported_blocks: int = 0  # prefill legs: full blocks announced as computed
     branches: list[Branch] = field(default_factory=list)  # running, waiting or held for a transfer
 

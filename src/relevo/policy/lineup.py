@@ -130,7 +130,7 @@ class Lineup:
         branch.block_ids = list(reservation.block_ids)
         branch.num_computed = min(reservation.num_hit_tokens, leg.num_prompt_tokens - 1)
         leg.num_reported_blocks = branch.num_computed // self._config.block_size
-        leg.num_cached_tokens = branch.num_computed
+        leg.num_cached_tokens = min(branch.num_computed, leg.num_found_tokens)
         self.waiting.remove(branch)
         self.run(branch)
 

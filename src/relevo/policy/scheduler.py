@@ -134,17 +134,21 @@ class Scheduler:
         self._lineup.may_plan = self._lineup.may_plan or bool(granted)
         return granted
 
-    def prefill_into(self, request: EngineRequest, reservation: Reservation, now_ns: int) -> Rejected | None:
+    def prefill_into(
+        self, request: EngineRequest, reservation: Reservation, now_ns: int, num_found_tokens: int | None = None
+    ) -> Rejected | None:
         """Compute the prompt for the worker that granted `reservation` and draw the first token(s).
 
         Zero-copy: straight into the reserved blocks, from `num_hit_tokens` on (a caller who knows that more is sealed
         passes a reservation that says so). Otherwise into own blocks, held until `finish_transfer` or `abort`; before
-        an abort the caller makes sure that no block of it is being sent any more.
+        an abort the caller makes sure that no block of it is being sent any more. `num_found_tokens`: those hits that
+        count as cached, because no earlier attempt at this request computed them; None: all of them.
         """
         rejected = self._check_new(request) or intake.check_prefill(request, reservation, self.config)
         if rejected is None:
             leg = self._lineup.accept(request, LegKind.PREFILL, now_ns)
             leg.reservation, leg.is_foreign = reservation, self.config.zero_copy
+            leg.num_found_tokens = reservation.num_hit_tokens if num_found_tokens is None else num_found_tokens
             self._lineup.wait(self._lineup.branch_out(leg, ())[0])
         return rejected
 

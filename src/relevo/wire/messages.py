@@ -59,6 +59,7 @@ class Prefill(Message, frozen=True, tag=True):
     request: EngineRequest
     reservation: Reservation
     address: str  # of the receiver's transport
+    num_found_tokens: int = 0  # of the reservation's hits, those that nobody had to compute for this request
 
 
 class SealBlocks(Message, frozen=True, tag=True):
