@@ -1,0 +1,141 @@
+"""Which backend, dtypes and extras follow from settings, and what is said when a part is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from relevo.build import backend
+from relevo.build.configs import WorkerConfig, kv_layout
+from relevo.build.resolve import Hardware, ServePlan, resolve
+from relevo.cli.main import make_app
+from relevo.core.errors import SettingsError, StartError
+from relevo.core.model import ModelConfig
+from relevo.settings import Settings
+
+MODEL = ModelConfig(
+    architecture="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
+    num_kv_heads=2, head_size=16, rms_norm_eps=1e-5, rope_theta=1e4, max_position=128, rope_scaling={},
+    tie_word_embeddings=True, qkv_bias=False, attention_bias=False, mlp_bias=False, qk_norm=False, sliding_window=None,
+)  # fmt: skip
+
+
+def plan(num_cuda_devices: int = 0, **asked: Any) -> ServePlan:
+    hardware = Hardware(
+        cores=(0, 1), available_memory_bytes=2**34, has_bf16=False, num_cuda_devices=num_cuda_devices,
+        cuda_memory_bytes=2**34,
+    )  # fmt: skip
+    return resolve(Settings(model="x.gguf", **asked), MODEL, "hash", hardware)
+
+
+def worker(num_cuda_devices: int = 0, **asked: Any) -> WorkerConfig:
+    return plan(num_cuda_devices, **asked).workers[0]
+
+
+def test_cpus_compute_natively_and_cuda_devices_through_torch() -> None:
+    assert worker().backend == "native"
+    assert worker(num_cuda_devices=1).backend == "torch"
+    assert worker(backend="torch").backend == "torch"
+    with pytest.raises(SettingsError, match="--backend native computes on CPUs"):
+        plan(num_cuda_devices=1, backend="native")
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "kv_dtype"),
+    [
+        ({}, "auto", "float16"),
+        ({"dtype": "float32"}, "float32", "float32"),
+        ({"dtype": "bfloat16"}, "bfloat16", "bfloat16"),
+        ({"kv_cache_dtype": "int8"}, "auto", "int8"),
+        ({"backend": "torch"}, "float32", "float32"),
+        ({"backend": "torch", "kv_cache_dtype": "bfloat16"}, "float32", "bfloat16"),
+    ],
+)
+def test_dtypes_follow_from_the_backend(asked: dict[str, Any], dtype: str, kv_dtype: str) -> None:
+    made = worker(**asked)
+    assert (made.dtype, made.kv_cache_dtype) == (dtype, kv_dtype)
+    assert plan(**asked).layout.dtype == kv_dtype
+
+
+@pytest.mark.parametrize("asked", [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}])
+def test_what_only_the_native_backend_does_is_refused_elsewhere(asked: dict[str, Any]) -> None:
+    assert worker(**asked).backend == "native"
+    with pytest.raises(SettingsError, match="int8 needs --backend native"):
+        plan(backend="torch", **asked)
+
+
+@given(st.sampled_from(["float32", "float16", "bfloat16", "int8"]), st.integers(1, 64), st.integers(1, 8))
+def test_a_block_has_room_for_its_numbers_and_scales(dtype: str, block_size: int, num_kv_heads: int) -> None:
+    """int8 has one float32 scale per token and head beside its D integers."""
+    layout = kv_layout(MODEL, "hash", dtype, block_size)
+    per_head = {"float32": 64, "float16": 32, "bfloat16": 32, "int8": 16 + 4}[dtype]
+    assert layout.bytes_per_block == block_size * 2 * 2 * 2 * per_head
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "way_out"),
+    [("native", "relevo_native", r"pip install \./native.*--backend torch"), ("torch", "torch", r"\.\[torch\]")],
+)
+def test_a_backend_that_is_not_installed_is_one_sentence(
+    name: str, module: str, way_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        backend.importlib.util, "find_spec", lambda asked, *rest: None if asked == module else found(asked, *rest)
+    )
+    with pytest.raises(StartError, match=way_out):
+        backend.make_ops(worker(backend=name))
+
+
+def test_the_makefile_has_installed_the_kernels() -> None:
+    """The native tests skip without the package; this one does not."""
+    assert importlib.util.find_spec("relevo_native") is not None
+
+
+def test_version_says_which_path_runs_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, app = CliRunner(), make_app("version")
+    monkeypatch.setenv("RELEVO_CPU_PATH", "portable")
+    forced = runner.invoke(app, ["version", "--cpu"])
+    assert forced.exit_code == 0 and "path portable: " in forced.output
+    monkeypatch.setenv("RELEVO_CPU_PATH", "avx9")
+    refused = runner.invoke(app, ["version", "--cpu"])
+    assert isinstance(refused.exception, StartError) and "avx9" in refused.exception.message
+
+
+def test_a_cpu_worker_needs_neither_torch_nor_gguf() -> None:
+    """Every module of a native worker is importable where both are missing. Red when an import drags one in."""
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = sys.modules['gguf'] = None\n"
+        "import relevo.cli.child, relevo.build.worker, relevo.build.gateway, relevo.build.backend\n"
+        "import relevo.engine.runner, relevo.engine.sampler, relevo.engine.models.decoder\n"
+        "from relevo.engine.loaders.resolve import load_model_files\n"
+        "from relevo.engine.ops.native.ops import NativeOps\n"
+        "files, ops = load_model_files(), NativeOps()\n"
+        "name, tensor = next(iter(files.tensors(raw_formats=ops.native_formats)))\n"
+        "print(name, tensor.dtype)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, env=os.environ.copy()
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1] in ("q4_0", "q4_1", "q8_0", "float32")
+
+
+def test_children_do_not_load_what_only_the_command_line_needs() -> None:
+    """A worker starts in well under two seconds because of this list, the gateway too."""
+    code = (
+        "import sys, relevo.cli.child, relevo.build.worker\n"
+        "heavy = {'pydantic', 'pydantic_settings', 'typer', 'rich', 'starlette', 'uvicorn', 'aiohttp', 'torch',\n"
+        "         'gguf', 'prometheus_client', 'tokenizers', 'jinja2'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
