@@ -27,6 +27,7 @@ from relevo.bench.transport import TransportKind, measure_transport, parse_bytes
 from relevo.cli.bench_engine import engine
 from relevo.cli.bench_gateway import gateway
 from relevo.cli.bench_peers import peers
+from relevo.cli.bench_quality import quality
 from relevo.cli.bench_sessions import sessions
 from relevo.cli.bench_terminal import (
     JsonOut,
@@ -49,6 +50,7 @@ app = typer.Typer(name="bench", help="Measure: load tests, interference, handoff
 app.command()(engine)
 app.command()(gateway)
 app.command()(peers)
+app.command()(quality)
 app.command()(sessions)
 
 Model = Annotated[str | None, typer.Option(help="Served model to ask for. Default: the first of /v1/models.")]

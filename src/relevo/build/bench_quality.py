@@ -1,0 +1,85 @@
+"""Composition root of `relevo bench quality`: forwards of whole windows, for each engine that is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from relevo.bench.quality import Forward, Logits
+from relevo.build.backend import make_ops
+from relevo.build.configs import WorkerConfig, kv_layout
+from relevo.build.serve import plan_serving
+from relevo.core.errors import SettingsError
+from relevo.core.ids import RequestId, TokenId
+from relevo.core.plan import ScheduledRow
+from relevo.core.request import EngineRequest, SamplingParams
+from relevo.engine.inputs import pack_rows
+from relevo.engine.loaders.resolve import load_model_files
+from relevo.engine.loaders.tokenizer_files import tokenizer_files_from_folder, tokenizer_files_from_gguf
+from relevo.engine.models.decoder import Decoder
+from relevo.settings import Settings
+
+CORPUS = Path(__file__).parents[1] / "bench" / "data" / "varied.txt"
+
+
+def tokens_of(settings: Settings, text: Path) -> tuple[list[TokenId], TokenId | None]:
+    """The model's tokens of a text without special ones, and the begin-of-sequence token if the model wants one.
+
+    Raises StartError.
+    """
+    try:
+        content = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read the text {text}: {error}") from error
+    model = load_model_files(settings.model, revision=settings.revision, download_dir=settings.download_dir)
+    metadata = model.gguf_metadata
+    files = tokenizer_files_from_folder(model.path) if metadata is None else tokenizer_files_from_gguf(metadata)
+    tokenizer = Tokenizer.from_str(files.tokenizer_json)
+    begin = tokenizer.token_to_id(files.bos_token) if files.add_bos_token and files.bos_token else None
+    return list(tokenizer.encode(content, add_special_tokens=False).ids), begin
+
+
+def make_forward(settings: Settings, context: int) -> tuple[str, Forward]:
+    """What it is, and a function from a window of at most `context` tokens to logits. Raises StartError."""
+    blocks = -(-context // settings.block_size)
+    config = plan_serving(settings.model_copy(update={"topology": "unified", "num_kv_blocks": blocks})).workers[0]
+    return _name(config), PagedForward(config)
+
+
+class PagedForward:
+    """One window at a time in its own cache of one row, in chunks of the worker's longest step."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
+        layout = kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size)
+        ops = make_ops(config)
+        dequantised_as = "bfloat16" if config.dtype == "auto" else "float32"
+        tensors = files.tensors(None, ops.native_formats, dequantised_as)
+        self._decoder = Decoder.load(files.config, tensors, ops, config.max_model_len)
+        self._block_size, self._chunk_size = config.block_size, config.max_num_batched_tokens
+        self._block_ids = list(range(config.num_blocks))
+        self._memory = bytearray(config.num_blocks * layout.bytes_per_block)
+        self._kv = ops.kv_cache(layout, config.num_blocks, memoryview(self._memory))
+
+    def __call__(self, token_ids: Sequence[TokenId], positions: Sequence[int]) -> Logits:
+        parts = []
+        for start in range(0, len(token_ids), self._chunk_size):
+            chunk = list(token_ids[start : start + self._chunk_size])
+            asked = [position - start for position in positions if start <= position < start + len(chunk)]
+            logits = self._decoder.forward(pack_rows([self._row(chunk, start)], self._block_size), self._kv, asked)
+            parts.append(np.array(logits.values))  # the backend's own memory until the next chunk
+        return np.concatenate([part[:, : self._decoder.config.vocab_size] for part in parts if len(part)])
+
+    def _row(self, token_ids: list[TokenId], start: int) -> ScheduledRow:
+        request = EngineRequest(
+            request_id=RequestId("window"), prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0)
+        )
+        return ScheduledRow(request, token_ids, start, self._block_ids, (), is_prefill=True)
+
+
+def _name(config: WorkerConfig) -> str:
+    weights = " ".join(filter(None, (config.dtype, config.quantization)))
+    return f"{config.backend} {weights}, KV {config.kv_cache_dtype}"
