@@ -35,7 +35,7 @@ NEAR_TIE = 1.05  # arbitrary: estimates are hardly better than this
 NEAR_TIE_S = 0.0005  # arbitrary: below it, costs are noise
 HOT_AFTER = 8  # so many uses of one prefix of late, per candidate that holds it, call for another copy. Arbitrary.
 MAX_PREFIXES = 512  # whose uses are counted; the longest unused is forgotten
-MEMORY = 0.98  # of past work with each decision: the last fifty or so count. Arbitrary.
+MEMORY = 0.995  # of past work with each decision: the last two hundred or so count. Arbitrary.
 
 
 class RoutingPolicy(StrEnum):
