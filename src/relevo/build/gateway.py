@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig
 from relevo.build.metering import Metering, build_metering
+from relevo.build.start_phases import StartPhases
 from relevo.core.errors import StartError
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
@@ -47,7 +48,9 @@ Report = Callable[[Status], None]
 def run_gateway(config: GatewayConfig, report: Report) -> None:
     """Serve HTTP on the inherited socket until SIGTERM, then let running requests finish."""
     configure(config.log_level, "gateway")
+    phases = StartPhases()
     files = tokenizer_files(config)
+    phases.done("tokenizer of the model file")
     membership = Membership(
         [Member(WorkerId(worker.worker_id), worker.role, worker.address) for worker in config.workers],
         heartbeat_timeout_s=config.heartbeat_timeout_s,
@@ -56,7 +59,10 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     notes = RouteNotes()
     dispatcher = build_dispatcher(config, membership, metrics, notes, report)
     metering = build_metering(config, metrics, MonotonicClock())
+    phases.done("dispatcher and ledger")
     app = create_app(build_context(config, files, dispatcher, metrics, notes, metering))
+    phases.done("application and tokenizer")
+    log.info("%s", phases)
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import WorkerConfig, kv_layout
+from relevo.build.start_phases import StartPhases
 from relevo.core.errors import SettingsError
 from relevo.core.events import StepCosts
 from relevo.core.ids import WorkerId
@@ -39,7 +40,8 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     # slower steps on two cores with one busy neighbour. Read when torch loads its OpenMP library.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure(config.log_level, config.worker_id)
-    runner, arena, costs = build_fake(config) if config.model == "fake" else build_model(config, report)
+    phases = StartPhases()
+    runner, arena, costs = build_fake(config) if config.model == "fake" else build_model(config, report, phases)
     server = WireServer()
     transport = _transport(config, arena, server.wake)
     loop = EngineLoop(
@@ -61,6 +63,8 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     server.on_connect = loop.hello
     server.listen(config.address)
     report(Status(kind="ready", worker_id=config.worker_id))
+    phases.done("listening")
+    log.info("%s", phases)
     try:
         loop.run()
     finally:
@@ -85,8 +89,11 @@ def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]
     return runner, arena, measured
 
 
-def build_model(config: WorkerConfig, report: Report) -> tuple[ModelRunner, Arena, StepCostModel]:
+def build_model(
+    config: WorkerConfig, report: Report, phases: StartPhases | None = None
+) -> tuple[ModelRunner, Arena, StepCostModel]:
     """The real engine. Warm: lazy initialisation is done, step costs are measured."""
+    phases = phases or StartPhases()
     from relevo.build.backend import make_ops
     from relevo.engine.loaders.resolve import load_model_files
     from relevo.engine.models.decoder import Decoder
@@ -98,17 +105,21 @@ def build_model(config: WorkerConfig, report: Report) -> tuple[ModelRunner, Aren
 
     files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
     arena = _arena(config, kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size))
+    phases.done("engine imports, model file's head, arena")
     ops = make_ops(config)
+    phases.done("backend")
     # What is stored in a format that the backend does not multiply grows no larger than it has to.
     dequantised_as = "bfloat16" if config.dtype == "auto" else "float32"
     tensors = files.tensors(progress, ops.native_formats, dequantised_as)
     decoder = Decoder.load(files.config, tensors, ops, config.max_model_len)
+    phases.done("weights")
     log.info("weights loaded: %s", files.load_report)
     runner = DecoderRunner(decoder, arena, Sampler(files.config.vocab_size), _own_block_ids(config))
     runner.warm_up()
     costs = StepCostModel()
     for num_tokens, num_kv_tokens, step_s in runner.measure(_CALIBRATION):
         costs.observe(num_tokens, num_kv_tokens, step_s)
+    phases.done("warm-up and step costs")
     return runner, arena, costs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from relevo import __version__
 from relevo.build.resolve import ServePlan
 from relevo.build.serve import open_listener, plan_serving, serving
+from relevo.build.start_phases import StartPhases
 from relevo.cli.options import with_settings_flags
 from relevo.core.errors import StartError
 from relevo.settings import Settings
@@ -22,10 +24,12 @@ from relevo.wire.status import Status
 def serve(settings: Settings) -> None:
     """Serve a model over an OpenAI-compatible API, prefill and decode on separate workers."""
     configure(settings.log_level, "relevo")
+    phases = StartPhases()
     listener = open_listener(settings.host, settings.port)
     plan = plan_serving(settings)
+    phases.done("model file's head, plan")
     host, port = listener.getsockname()[:2]
-    view = StartView(plan, f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}")
+    view = StartView(plan, f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}", phases)
     with serving(settings, plan, listener, view.on_status) as supervisor:
         view.show_plan()
         try:
@@ -43,9 +47,10 @@ command = with_settings_flags(serve)
 class StartView:
     """What a person sees while the server starts: the choices and why, loading, and then one URL."""
 
-    def __init__(self, plan: ServePlan, url: str) -> None:
+    def __init__(self, plan: ServePlan, url: str, phases: StartPhases) -> None:
         self._plan = plan
         self._url = url
+        self._phases = phases
         self._console = Console(stderr=True, highlight=False)
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
@@ -76,6 +81,8 @@ class StartView:
         elif status.kind == "ready" and name == "gateway" and not self._has_been_ready:
             self._has_been_ready = True
             self.close()
+            self._phases.done("workers and gateway")
+            logging.getLogger("relevo").info("%s", self._phases)
             self._console.print(f"ready: {self._url}/v1  (Ctrl-C stops)")
 
     def close(self) -> None:
