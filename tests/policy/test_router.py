@@ -45,7 +45,8 @@ def test_a_loaded_warm_candidate_is_passed_over_unless_it_is_the_fastest() -> No
 
 def test_a_prefix_that_most_prompts_share_makes_nobody_warm() -> None:
     """A system prompt cached on one worker must not draw every session there."""
-    assert picked([candidate("a", 1.2, hits=400), candidate("b", 1.0)]) == ("b", "fastest")
+    assert picked([candidate("a", 1.2, hits=499), candidate("b", 1.0)]) == ("b", "fastest")
+    assert picked([candidate("a", 1.2, hits=500), candidate("b", 1.0)]) == ("a", "warm")
 
 
 def test_a_new_session_has_a_home_that_does_not_depend_on_order_or_state() -> None:

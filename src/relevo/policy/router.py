@@ -4,7 +4,7 @@ A candidate comes with an estimate: seconds to the first token there (queue, pre
 tokens of the prompt that are cached there, and its load. By default (`ttft`) the shortest time wins, with two
 preferences that may cost a bounded amount of it:
 
-1. **warm**: the candidate that holds most of the prompt. Moving on would compute again, and evict elsewhere.
+1. **warm**: the candidate that holds at least half of the prompt. Moving on would compute again, and evict elsewhere.
 2. **home**: the first candidate in the session's own order (highest random weight hashing, the same in every gateway
    without any talk between them), for a session that nobody knows yet.
 
@@ -107,7 +107,7 @@ class Router(Generic[K]):
         fastest = [c for c in candidates if c.cost_s <= max(least_s * NEAR_TIE, least_s + NEAR_TIE_S)]
         most = max(c.num_hit_tokens for c in candidates)
         why_not = ""
-        if most > num_tokens - most:
+        if most >= num_tokens - most:
             warm = min((c for c in candidates if c.num_hit_tokens == most), key=lambda c: c.cost_s)
             another = self._another_holder(warm, candidates)
             if another is not None:
