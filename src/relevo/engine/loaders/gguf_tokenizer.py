@@ -8,9 +8,10 @@ tokenizer.json of Llama 2 and Mistral, in which every run of text between specia
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import orjson
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -41,7 +42,7 @@ def tokenizer_json_from_gguf(fields: Mapping[str, Any]) -> str:
             f"the GGUF file has a tokenizer of kind {kind!r}, and only 'gpt2' and 'llama' can be rebuilt from GGUF; "
             "serve the model's Hugging Face folder instead"
         )
-    return json.dumps(document, ensure_ascii=False)
+    return orjson.dumps(document).decode()
 
 
 def pre_tokenizer_of(fields: Mapping[str, Any]) -> PreTokenizer:
