@@ -83,12 +83,13 @@ template <class V, class KV>
 struct Attention {
   using F = typename V::F;
   static constexpr int64_t W = V::W;
-  static constexpr int64_t AHEAD = 24;  // rows prefetched ahead of use; measured, flat from 16 to 48
+  static constexpr int64_t AHEAD = 64;  // rows prefetched ahead of use; measured, flat from 48 to 96
   static constexpr int64_t SCORES = SPLIT_TOKENS + 16;  // between the scores of two queries
   static constexpr int64_t MAX_HEADS = 3;               // of one pass over the keys: 12 accumulators
   static constexpr int64_t TILE = 6;                    // queries of one pass over transposed keys: 12 accumulators
   static constexpr int64_t STRIP = 2 * W;               // keys of one pass
-  static constexpr int64_t CHUNK = 64;                  // values that stay in the first-level cache
+  static constexpr int64_t TILES = 8;                   // that use a strip or chunk while it is in the nearest cache
+  static constexpr int64_t CHUNK = 64;                  // values that stay there
 
   // Where the visible rows of one split lie: keys, then values, then some of the keys that are wanted next.
   struct Split {
@@ -214,7 +215,7 @@ struct Attention {
     const F shift = V::set1(most);
     F total = V::zero();
     for (int64_t i = first; i < end; i += W) {
-      const F weight = vector_exp<V>(V::sub(V::load(scores + i), shift));
+      const F weight = vector_exp_of_negative<V>(V::sub(V::load(scores + i), shift));
       total = V::add(total, weight);
       V::store(scores + i, KV::SCALED ? V::mul(weight, V::load(split.value_scales + i)) : weight);
     }
@@ -222,9 +223,10 @@ struct Attention {
   }
 
   // Adds weight * value for keys [low, high) to columns [first, first + M) (in vectors) of N results, key by key.
-  template <int N, int M, bool HALF, class Load>
+  // `row_of(i)` points to the numbers of key i, stored as From says.
+  template <class From, int N, int M, bool HALF, class RowOf>
   static void add_values(const float* weights, Range keys, int64_t column, bool fresh, float* results, int64_t record,
-                         const Load& load) {
+                         const RowOf& row_of) {
     F sums[N][M];
     for (int n = 0; n < N; ++n) {
       for (int m = 0; m < M; ++m) sums[n][m] = fresh ? V::zero() : V::load(results + n * record + (column + m) * W);
@@ -232,8 +234,9 @@ struct Attention {
     for (int64_t i = keys.low; i < keys.high; ++i) {
       F weight[N];
       for (int n = 0; n < N; ++n) weight[n] = V::set1(weights[n * SCORES + i]);
+      const uint8_t* row = row_of(i) + column * W * From::BYTES;
       for (int m = 0; m < M; ++m) {
-        const F value = load(i, column + m, HALF);
+        const F value = HALF ? From::load_8(row) : From::load(row + m * W * From::BYTES);
         for (int n = 0; n < N; ++n) sums[n][m] = V::fma(weight[n], value, sums[n][m]);
       }
     }
@@ -242,22 +245,17 @@ struct Attention {
     }
   }
 
-  template <int N, class Load, class Ahead>
-  void sum_values(const float* weights, Range range, float* results, const Load& load, const Ahead& ahead) const {
+  template <class From, int N, class RowOf>
+  void sum_values(const float* weights, Range keys, bool fresh, float* results, const RowOf& row_of) const {
     const int64_t whole = chunks() - (has_half_chunk() ? 1 : 0);
-    for (int64_t low = range.low; low < range.high; low += CHUNK) {
-      const Range keys{low, smaller(low + CHUNK, range.high)};
-      const bool fresh = low == range.low;
-      ahead(keys);
-      int64_t c = 0;
-      if constexpr (N == 1) {
-        for (; c + 8 <= whole; c += 8) add_values<N, 8, false>(weights, keys, c, fresh, results, record, load);
-      }
-      for (; c + 4 <= whole; c += 4) add_values<N, 4, false>(weights, keys, c, fresh, results, record, load);
-      for (; c + 2 <= whole; c += 2) add_values<N, 2, false>(weights, keys, c, fresh, results, record, load);
-      for (; c < whole; ++c) add_values<N, 1, false>(weights, keys, c, fresh, results, record, load);
-      if (c < chunks()) add_values<N, 1, true>(weights, keys, c, fresh, results, record, load);
+    int64_t c = 0;
+    if constexpr (N == 1) {
+      for (; c + 8 <= whole; c += 8) add_values<From, N, 8, false>(weights, keys, c, fresh, results, record, row_of);
     }
+    for (; c + 4 <= whole; c += 4) add_values<From, N, 4, false>(weights, keys, c, fresh, results, record, row_of);
+    for (; c + 2 <= whole; c += 2) add_values<From, N, 2, false>(weights, keys, c, fresh, results, record, row_of);
+    for (; c < whole; ++c) add_values<From, N, 1, false>(weights, keys, c, fresh, results, record, row_of);
+    if (c < chunks()) add_values<From, N, 1, true>(weights, keys, c, fresh, results, record, row_of);
   }
 
   // One split for N heads of one query: N results.
@@ -268,12 +266,12 @@ struct Attention {
       float* result = results + n * record;
       weigh(split, split.range, scores + n * SCORES, largest(result), weight_sum(result));
     }
-    const auto load = [values = split.values(), low = split.range.low](int64_t i, int64_t chunk, bool half) {
-      return load_chunk(values[i - low], chunk, half);
-    };
-    sum_values<N>(scores, split.range, results, load, [&](Range keys) {
+    const auto row_of = [values = split.values(), low = split.range.low](int64_t i) { return values[i - low]; };
+    for (int64_t low = split.range.low; low < split.range.high; low += CHUNK) {
+      const Range keys{low, smaller(low + CHUNK, split.range.high)};
       for (int64_t i = keys.low; i < keys.high; ++i) prefetch_row(split.values()[i - split.range.low + AHEAD]);
-    });
+      sum_values<KV, N>(scores, keys, low == split.range.low, results, row_of);
+    }
   }
 
   void split_of_query(const Split& split, const float* q, float* scores, float* results) const {
@@ -297,8 +295,8 @@ struct Attention {
       return;
     }
     const float most = larger_of(largest(result), largest(more));
-    const F keep = vector_exp<V>(V::set1(largest(result) - most));
-    const F take = vector_exp<V>(V::set1(largest(more) - most));
+    const F keep = vector_exp_of_negative<V>(V::set1(largest(result) - most));
+    const F take = vector_exp_of_negative<V>(V::set1(largest(more) - most));
     for (int64_t i = 0; i < padded; i += W) {
       V::store(result + i, V::fma(V::load(result + i), keep, V::mul(V::load(more + i), take)));
     }
@@ -473,83 +471,119 @@ struct Attention {
     for (int64_t i = (own.high + W - 1) / W * W; i < tile.high; ++i) scores[i] = 0.0f;
   }
 
-  // One split for a tile of queries with ranges `own`, `tile` spanning them all: TILE results.
-  void split_of_tile(const Split& split, const Range (&own)[TILE], Range tile, const float* q,
-                     const float* strips, const float* values, float* scores, float* results) const {
-    for (int64_t i = tile.low / STRIP * STRIP; i < tile.high; i += STRIP) {
-      scores_of_strip(q, strips + i * padded, scores + i);
+  // Which keys of a split the rows of a tile see, and the range that spans them.
+  struct TileRanges {
+    Range own[TILE];
+    Range all;
+  };
+
+  TileRanges ranges_of(const AttentionPlan::Task& task, int64_t first_row, int64_t start) const {
+    const int64_t end_row = (task.end_query - task.first_query) * group.num_heads;
+    TileRanges ranges;
+    ranges.all = {SPLIT_TOKENS, 0};
+    for (int64_t r = 0; r < TILE; ++r) {
+      Range& own = ranges.own[r];
+      own = {0, 0};
+      if (first_row + r >= end_row) continue;
+      const int64_t query = task.first_query + (first_row + r) / group.num_heads;
+      own = in_split(group.first_visible(query), group.end_visible(query), start);
+      if (own.empty()) continue;
+      ranges.all = {smaller(ranges.all.low, own.low), larger(ranges.all.high, own.high)};
     }
-    for (int r = 0; r < TILE; ++r) weigh_row(split, tile, own[r], scores + r * SCORES, results + r * record);
-    const auto load = [values, width = padded](int64_t i, int64_t chunk, bool) {
-      return V::load(values + i * width + chunk * W);
+    return ranges;
+  }
+
+  // One split for `num_tiles` tiles: TILE results for each.
+  void split_of_tiles(const Split& split, const TileRanges* tiles, int64_t num_tiles, const float* q,
+                      const float* strips, const float* values, float* scores, float* results) const {
+    for (int64_t i = split.range.low / STRIP * STRIP; i < split.range.high; i += STRIP) {
+      for (int64_t t = 0; t < num_tiles; ++t) {
+        if (i + STRIP <= tiles[t].all.low || i >= tiles[t].all.high) continue;
+        scores_of_strip(q + t * TILE * padded, strips + i * padded, scores + t * TILE * SCORES + i);
+      }
+    }
+    for (int64_t r = 0; r < num_tiles * TILE; ++r) {
+      const TileRanges& tile = tiles[r / TILE];
+      weigh_row(split, tile.all, tile.own[r % TILE], scores + r * SCORES, results + r * record);
+    }
+    const auto row_of = [values, width = padded](int64_t i) {
+      return reinterpret_cast<const uint8_t*>(values + i * width);
     };
-    for (int64_t r = 0; r < TILE; r += 3) {
-      sum_values<3>(scores + r * SCORES, tile, results + r * record, load, [](Range) {});
+    for (int64_t low = split.range.low; low < split.range.high; low += CHUNK) {
+      for (int64_t r = 0; r < num_tiles * TILE; r += 3) {
+        const Range all = tiles[r / TILE].all;
+        const Range keys{larger(low, all.low), smaller(low + CHUNK, all.high)};
+        if (keys.empty()) continue;
+        sum_values<F32Cache<V>, 3>(scores + r * SCORES, keys, low <= all.low, results + r * record, row_of);
+      }
     }
   }
 
-  void attend_queries(const AttentionPlan::Task& task, const float* q, int64_t q_stride, float* out,
-                      int64_t out_stride, float* scratch) const {
-    const int64_t heads = group.num_heads;
-    const int64_t num_rows = (task.end_query - task.first_query) * heads;
-    const int64_t num_padded = (num_rows + TILE - 1) / TILE * TILE;
-    const int64_t num_floats =
-        num_padded * (padded + record) + (2 * SPLIT_TOKENS + 1) * padded + TILE * (SCORES + record);
-    float* queries = attention_scratch(static_cast<size_t>(num_floats));
-    float* strips = queries + num_padded * padded;
-    float* values = strips + SPLIT_TOKENS * padded;
-    float* scaled = values + SPLIT_TOKENS * padded;
-    float* results = scaled + padded;
-    float* fresh = results + num_padded * record;
-    float* scores = fresh + TILE * record;
-    for (int64_t r = 0; r < num_padded; ++r) {
-      clear(results + r * record);
+  // The queries of a task, scaled and interleaved by tiles; the last tile is filled up with zeros.
+  void interleave_queries(const AttentionPlan::Task& task, const float* q, int64_t q_stride, float* scaled,
+                          float* queries) const {
+    const int64_t num_rows = (task.end_query - task.first_query) * group.num_heads;
+    for (int64_t r = 0; r < (num_rows + TILE - 1) / TILE * TILE; ++r) {
       if (r < num_rows) {
-        const int64_t query = task.first_query + r / heads, head = group.first_head + r % heads;
+        const int64_t query = task.first_query + r / group.num_heads, head = group.first_head + r % group.num_heads;
         scaled_query(q + group.token(query) * q_stride + head * cache.head_size, scaled);
       } else {
         std::memset(scaled, 0, sizeof(float) * static_cast<size_t>(padded));
       }
       interleave_query(scaled, queries + r / TILE * TILE * padded, r % TILE);
     }
+  }
+
+  // Takes the result of row r of a task, of the split at `start`, to where it belongs.
+  void take_result(const AttentionPlan::Task& task, int64_t start, int64_t r, float* fresh, float* results,
+                   float* scratch) const {
+    if (task.partial < 0) {
+      merge_into(results + r * record, fresh);
+      return;
+    }
+    const int64_t query = task.first_query + r / group.num_heads;
+    float* target = partial_of(task, start, query, scratch) + r % group.num_heads * record;
+    std::memcpy(target, fresh, sizeof(float) * static_cast<size_t>(record));
+  }
+
+  void attend_queries(const AttentionPlan::Task& task, const float* q, int64_t q_stride, float* out,
+                      int64_t out_stride, float* scratch) const {
+    constexpr int64_t BLOCK = TILES * TILE;
+    const int64_t num_rows = (task.end_query - task.first_query) * group.num_heads;
+    const int64_t num_tiles = (num_rows + TILE - 1) / TILE;
+    const int64_t num_floats = num_tiles * TILE * (padded + record) + (2 * SPLIT_TOKENS + 1) * padded +
+                               BLOCK * (SCORES + record);
+    float* queries = attention_scratch(static_cast<size_t>(num_floats));
+    float* strips = queries + num_tiles * TILE * padded;
+    float* values = strips + SPLIT_TOKENS * padded;
+    float* scaled = values + SPLIT_TOKENS * padded;
+    float* results = scaled + padded;
+    float* fresh = results + num_tiles * TILE * record;
+    float* scores = fresh + BLOCK * record;
+    interleave_queries(task, q, q_stride, scaled, queries);
+    for (int64_t r = 0; r < num_rows; ++r) clear(results + r * record);
     Split split;
     for (int64_t start = task.first_key; start < task.end_key; start += SPLIT_TOKENS) {
-      const Range all =
-          in_split(group.first_visible(task.first_query), group.end_visible(task.end_query - 1), start);
-      if (!all.empty()) {
-        place(start, all, start + all.high, split);
+      split.range = in_split(group.first_visible(task.first_query), group.end_visible(task.end_query - 1), start);
+      if (!split.range.empty()) {
+        place(start, split.range, start + split.range.high, split);
         transpose_keys(split, strips);
         copy_values(split, values);
       }
-      for (int64_t first = 0; first < num_rows; first += TILE) {
-        Range own[TILE];
-        Range tile{SPLIT_TOKENS, 0};
-        for (int64_t r = 0; r < TILE; ++r) {
-          const int64_t query = task.first_query + (first + r) / heads;
-          own[r] = Range{0, 0};
-          if (first + r < num_rows) own[r] = in_split(group.first_visible(query), group.end_visible(query), start);
-          if (own[r].empty()) continue;
-          tile = {smaller(tile.low, own[r].low), larger(tile.high, own[r].high)};
-        }
-        if (tile.empty()) {
-          for (int64_t r = 0; r < TILE; ++r) clear(fresh + r * record);
-        } else {
-          split_of_tile(split, own, tile, queries + first * padded, strips, values, scores, fresh);
-        }
-        for (int64_t r = 0; r < TILE && first + r < num_rows; ++r) {
-          if (task.partial < 0) {
-            merge_into(results + (first + r) * record, fresh + r * record);
-          } else {
-            const int64_t query = task.first_query + (first + r) / heads;
-            float* target = partial_of(task, start, query, scratch) + (first + r) % heads * record;
-            std::memcpy(target, fresh + r * record, sizeof(float) * static_cast<size_t>(record));
-          }
+      for (int64_t first = 0; first < num_tiles; first += TILES) {
+        const int64_t count = smaller(TILES, num_tiles - first);
+        TileRanges tiles[TILES];
+        for (int64_t t = 0; t < count; ++t) tiles[t] = ranges_of(task, (first + t) * TILE, start);
+        split_of_tiles(split, tiles, count, queries + first * TILE * padded, strips, values, scores, fresh);
+        const int64_t end = smaller(num_rows - first * TILE, count * TILE);
+        for (int64_t r = 0; r < end; ++r) {
+          take_result(task, start, first * TILE + r, fresh + r * record, results, scratch);
         }
       }
     }
     if (task.partial >= 0) return;
     for (int64_t r = 0; r < num_rows; ++r) {
-      finish(results + r * record, out_of(out, out_stride, task.first_query + r / heads, r % heads));
+      finish(results + r * record, out_of(out, out_stride, task.first_query + r / group.num_heads, r % group.num_heads));
     }
   }
 

@@ -75,7 +75,7 @@ struct PortableVec {
     constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: the sum has no fraction bits left
     return each([&](int i) { return (x.lane[i] + SHIFT) - SHIFT; });
   }
-  // 2^n for an integer n in [-126, 127].
+  // 2^n for an integer n in [-126, 127]; 0 for -127.
   static F pow2(F n) {
     return each([&](int i) {
       const int32_t bits = (static_cast<int32_t>(n.lane[i]) + 127) * (1 << 23);
