@@ -20,7 +20,7 @@ from scripted_openai import (
     scripted,
 )
 
-from relevo.check.blackbox import cancel
+from relevo.check.blackbox import cancel, stream
 from relevo.check.catalogue import CHECKS, chosen
 from relevo.check.chaos import aborts, recovery, stops
 from relevo.check.facts import Facts, find_facts
@@ -68,8 +68,9 @@ def told(result: Result) -> str:
 
 
 @pytest.mark.parametrize("one", CHECKS, ids=lambda one: one.id)
-async def test_passes_where_all_is_right(one: Check) -> None:
+async def test_passes_where_all_is_right(one: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when a check demands more than a right server does."""
+    monkeypatch.setattr(stream, "_SLOW_S", float("inf"))  # how busy this machine is says nothing about a server
     async with trials(Fault(), timeout_s=60.0, settle_s=30.0) as trial:
         result = await run_one(one, trial, 60.0)
     assert result.status is Status.PASSED, told(result)
@@ -85,6 +86,18 @@ async def test_fails_on_its_fault(one: Check, monkeypatch: pytest.MonkeyPatch) -
     wanted = Status.FAILED if one.level is Level.MUST else Status.ADVICE
     assert result.status is wanted, told(result)
     assert result.expected and result.got
+
+
+async def test_a_stream_that_comes_all_at_once_at_the_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when arrival times are no longer those of the text."""
+    monkeypatch.setattr(stream, "_SLOW_S", 0.0)
+
+    def hold_back(call: Call, answer: Reply) -> None:
+        answer.burst = True
+
+    async with trials(Fault(reply=hold_back), timeout_s=60.0, settle_s=1.0) as trial:
+        result = await run_one(BY_ID["stream.incremental"], trial, 60.0)
+    assert result.status is Status.FAILED and "had come only after" in result.got
 
 
 def test_there_are_enough_and_each_has_its_fault() -> None:

@@ -82,7 +82,7 @@ async def run_one(one: Check, trial: Trial, check_timeout_s: float) -> Result:
         return Result(check=one, status=Status.SKIPPED, duration_s=0.0, reason=reason)
     started_s = time.monotonic()
     try:
-        async with asyncio.timeout(check_timeout_s):
+        async with asyncio.timeout(check_timeout_s) as limit:
             await one.run(trial)
     except Skip as skip:
         return Result(
@@ -92,16 +92,17 @@ async def run_one(one: Check, trial: Trial, check_timeout_s: float) -> Result:
     except Mismatch as mismatch:
         told = mismatch
     except CLIENT_ERRORS as error:
-        told = Mismatch(_no_answer(error, trial), expected="an answer", exchange=trial.last)
+        waited_s = check_timeout_s if limit.expired() else trial.server.timeout_s
+        told = Mismatch(_no_answer(error, waited_s), expected="an answer", exchange=trial.last)
     else:
         duration_s = time.monotonic() - started_s
         return Result(check=one, status=Status.PASSED, duration_s=duration_s, notes=tuple(trial.notes))
     return _failed(one, trial, told, time.monotonic() - started_s)
 
 
-def _no_answer(error: BaseException, trial: Trial) -> str:
+def _no_answer(error: BaseException, waited_s: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer within {trial.server.timeout_s:g} s"
+        return f"no answer within {waited_s:g} s"
     return f"the connection broke: {str(error) or type(error).__name__}"
 
 
