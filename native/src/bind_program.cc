@@ -24,7 +24,9 @@ template <class T>
 using Array1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Array2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Output = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = Output<uint8_t>;
 using Columns = std::pair<int, int64_t>;  // buffer, offset
 
 // A weight of one dimension: a norm's or a bias.
@@ -218,19 +220,22 @@ void bind_operations(nb::class_<Program>& program) {
 
 // ---- a step -------------------------------------------------------------------------------------------------------
 
-// An array over memory that stays alive as long as the array does.
-template <class T, class Owner>
-nb::ndarray<nb::numpy, T> array_over(T* data, std::initializer_list<size_t> shape, Owner owner) {
-  auto* kept = new Owner(std::move(owner));
-  nb::capsule capsule(kept, [](void* raw) noexcept { delete static_cast<Owner*>(raw); });
-  return nb::ndarray<nb::numpy, T>(data, shape, capsule);
+// The memory for logits as an array [rows, V], which keeps the memory alive.
+nb::ndarray<nb::numpy, float> logit_array(Program& program, int64_t num_rows) {
+  require(num_rows >= 0 && program.vocab_size() > 0, "a program without logits has no memory for them");
+  LogitMemory memory = program.logit_memory(num_rows);
+  float* data = memory.values.get();
+  auto* owner = new std::shared_ptr<float[]>(std::move(memory.values));
+  nb::capsule capsule(owner, [](void* raw) noexcept { delete static_cast<std::shared_ptr<float[]>*>(raw); });
+  return nb::ndarray<nb::numpy, float>(
+      data, {static_cast<size_t>(memory.num_rows), static_cast<size_t>(program.vocab_size())}, capsule);
 }
 
-nb::tuple run(Program& program, const BoundCache& cache, const Array1<int64_t>& token_ids,
-              const Array1<int64_t>& positions, const Array1<int64_t>& block_of_token,
+double run(Program& program, const BoundCache& cache, const Array1<int64_t>& token_ids,
+           const Array1<int64_t>& positions, const Array1<int64_t>& block_of_token,
               const Array1<int64_t>& offset_of_token, const Array1<int64_t>& row_first_token,
               const Array1<int64_t>& context_lengths, const Array2<int64_t>& block_tables, int64_t sliding_window,
-              const Array1<int64_t>& logit_tokens) {
+              const Array1<int64_t>& logit_tokens, Output<int64_t> best, Output<bool> finite) {
   const size_t num_tokens = token_ids.shape(0), num_rows = context_lengths.shape(0);
   require(positions.shape(0) == num_tokens && block_of_token.shape(0) == num_tokens &&
               offset_of_token.shape(0) == num_tokens,
@@ -253,19 +258,12 @@ nb::tuple run(Program& program, const BoundCache& cache, const Array1<int64_t>& 
   inputs.positions = positions.data();
   inputs.logit_tokens = logit_tokens.data();
   inputs.num_logit_tokens = static_cast<int64_t>(logit_tokens.shape(0));
-  StepLogits logits;
-  {
-    nb::gil_scoped_release released;
-    Turn turn(program.engine());
-    logits = program.run(cache.cache, inputs);
-  }
-  const size_t count = logits.best.size();
-  auto best = std::make_shared<std::vector<int64_t>>(std::move(logits.best));
-  auto finite = std::make_shared<std::vector<uint8_t>>(std::move(logits.finite));
-  return nb::make_tuple(
-      array_over(logits.values.get(), {count, static_cast<size_t>(program.vocab_size())}, logits.values),
-      array_over(best->data(), {count}, best), array_over(reinterpret_cast<bool*>(finite->data()), {count}, finite),
-      logits.kernel_s);
+  require(best.shape(0) >= logit_tokens.shape(0) && finite.shape(0) >= logit_tokens.shape(0),
+          "every row of logits needs room for its summary");
+  const StepSummaries summaries{best.data(), finite.data()};
+  nb::gil_scoped_release released;
+  Turn turn(program.engine());
+  return program.run(cache.cache, inputs, summaries);
 }
 
 // ---- draws --------------------------------------------------------------------------------------------------------
@@ -325,8 +323,10 @@ void bind_program(nb::module_& module) {
   bind_operations(program);
   program.def("run", &run, "cache"_a, "token_ids"_a, "positions"_a, "block_of_token"_a,
               "offset_of_token"_a, "row_first_token"_a, "context_lengths"_a, "block_tables"_a, "sliding_window"_a,
-              "logit_tokens"_a,
-              "(logits [R, V], best [R], finite [R], kernel_s). The logits are valid until the next run.");
+              "logit_tokens"_a, "best"_a, "finite"_a,
+              "Compute a step into the first rows of logit_memory, best and finite; the seconds its operations took.");
+  program.def("logit_memory", &logit_array, "num_rows"_a,
+              "Where steps leave their logits: [at least num_rows, V], until a step needs more rows.");
   program.def_prop_rw(
       "profiling", [](const Program& self) { return self.is_profiling(); },
       [](Program& self, bool on) { self.set_profiling(on); });

@@ -74,8 +74,7 @@ int Program::add_angles(Vector inv_freq, float scale) {
 void Program::add(Operation operation) {
   if (vocab_size_ > 0) refuse("nothing can follow the logits");
   std::visit([this](const auto& kind) { check(kind); }, operation);
-  entries_.emplace_back();
-  entries_.back().operation = std::move(operation);
+  operations_.push_back(std::move(operation));
   row_capacity_ = 0;
 }
 
@@ -229,14 +228,18 @@ void Program::check_tokens(const KVCache& cache, const StepInputs& inputs) const
 
 // ---- memory -------------------------------------------------------------------------------------------------------
 
-void Program::make_room(int64_t num_tokens, int64_t num_logit_tokens) {
-  if (num_logit_tokens > logit_capacity_ || logits_ == nullptr) {
-    logit_capacity_ = grown(logit_capacity_, num_logit_tokens);
+LogitMemory Program::logit_memory(int64_t num_rows) {
+  if (num_rows > logit_capacity_ || logits_ == nullptr) {
+    logit_capacity_ = grown(logit_capacity_, num_rows);
     const size_t size = static_cast<size_t>(logit_capacity_ * vocab_size_);
     logits_ = std::shared_ptr<float[]>(
         static_cast<float*>(::operator new[](size * sizeof(float), std::align_val_t(LINE_BYTES))),
         [](float* values) { ::operator delete[](values, std::align_val_t(LINE_BYTES)); });
   }
+  return {logits_, logit_capacity_};
+}
+
+void Program::make_room(int64_t num_tokens) {
   if (num_tokens <= row_capacity_) return;
   row_capacity_ = grown(row_capacity_, num_tokens);
   const size_t rows = static_cast<size_t>(row_capacity_);

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <variant>
@@ -106,12 +105,16 @@ struct StepInputs {
   int64_t num_logit_tokens;
 };
 
-// Next-token logits of a step. The memory lives as long as somebody holds it, its content until the next step.
-struct StepLogits {
-  std::shared_ptr<float[]> values;  // [R, V]
-  std::vector<int64_t> best;        // [R]
-  std::vector<uint8_t> finite;      // [R]
-  double kernel_s;                  // time between entering and leaving the list
+// Where a step leaves the summaries of its logits.
+struct StepSummaries {
+  int64_t* best;  // [R]
+  bool* finite;   // [R]
+};
+
+// Memory for logits, as long as somebody holds it; its content lasts until the next step.
+struct LogitMemory {
+  std::shared_ptr<float[]> values;  // [num_rows, V]
+  int64_t num_rows;
 };
 
 // Memory that only grows, 64-byte aligned, with huge pages where it is large. Growing loses the content.
@@ -140,8 +143,12 @@ class Program {
   // Checks buffers, columns and shapes; throws std::invalid_argument with a sentence.
   void add(Operation operation);
 
-  // Throws std::invalid_argument if a token, position, block or shape is out of range.
-  StepLogits run(const KVCache& cache, const StepInputs& inputs);
+  // Where logits go, with room for `num_rows` at least. Every call may replace the memory by a larger one.
+  LogitMemory logit_memory(int64_t num_rows);
+
+  // Compute a step; its logits are the first rows of the logit memory. Returns the seconds between entering and leaving
+  // the list. Throws std::invalid_argument if a token, position, block or shape is out of range.
+  double run(const KVCache& cache, const StepInputs& inputs, const StepSummaries& summaries);
 
   // Seconds per kind of operation (index in Operation) on the calling thread, barriers included, of all steps while
   // profiling was on.
@@ -155,8 +162,6 @@ class Program {
 
  private:
   friend class Walker;
-  static constexpr int COUNTERS = 3;
-
   struct Buffer {
     int64_t width;
     std::unique_ptr<Area> area;
@@ -168,11 +173,6 @@ class Program {
     Vector cos_table, sin_table;
     Vector cos, sin;  // [T, half], of the step's tokens
   };
-  struct Entry {
-    Operation operation;
-    Tasks counters[COUNTERS];
-  };
-
   void check_view(View view, int64_t width) const;
   void check_input(const Input& input, const Matrix& matrix) const;
   void check_angles(int angles, int64_t head_size) const;
@@ -187,13 +187,14 @@ class Program {
   void check(const op::Logits& logits);
   void check_cache(const KVCache& cache, const AttentionStep& step) const;
   void check_tokens(const KVCache& cache, const StepInputs& inputs) const;
-  void make_room(int64_t num_tokens, int64_t num_logit_tokens);
+  void make_room(int64_t num_tokens);
   void place_angles(const StepInputs& inputs);
   float* column(View view) const { return buffers_[static_cast<size_t>(view.buffer)].area->floats() + view.offset; }
   int64_t stride(View view) const { return buffers_[static_cast<size_t>(view.buffer)].width; }
 
   Engine& engine_;
-  std::deque<Entry> entries_;
+  std::vector<Operation> operations_;
+  Tasks counters_[2];  // of this phase and the next; a phase is what happens between two barriers
   std::vector<Buffer> buffers_;
   std::vector<Angles> angles_;
   std::vector<const Matrix*> matrices_;

@@ -35,7 +35,8 @@ struct StepInProgress {
   const KVCache& cache;
   const StepInputs& inputs;
   AttentionPlan plan;
-  StepLogits& result;
+  float* logits;
+  const StepSummaries& summaries;
 };
 
 // One thread's way through the list.
@@ -51,27 +52,32 @@ class Walker {
 
   void walk() {
     const bool profiling = program_.profiling_ && thread_ == 0;
-    for (Program::Entry& entry : program_.entries_) {
+    for (const Operation& operation : program_.operations_) {
       if (num_rows_ == 0) break;
-      counters_ = entry.counters;
       const Clock::time_point start = profiling ? Clock::now() : Clock::time_point();
-      std::visit([this](const auto& operation) { carry_out(operation); }, entry.operation);
-      if (profiling) program_.seconds_by_kind_[entry.operation.index()] += seconds_since(start);
+      std::visit([this](const auto& kind) { carry_out(kind); }, operation);
+      if (profiling) program_.seconds_by_kind_[operation.index()] += seconds_since(start);
     }
   }
 
  private:
+  // Ends a phase. The counter that the phase before used is the next one's: nobody takes from it any more.
   void barrier() {
     if (num_threads_ > 1) engine_.pool.barrier();
+    ++phase_;
+    if (thread_ == 0) program_.counters_[(phase_ + 1) % 2].reset();
   }
+
+  // The next of `count` pieces of this phase's work, or -1. A phase shares one thing only.
+  int64_t take(int64_t count) { return program_.counters_[phase_ % 2].take(count); }
 
   // Calls body(first, end) on this thread's pieces of the rows; `first` is a multiple of `multiple`.
   template <class Body>
-  void share_rows(int counter, int64_t multiple, Body body) {
+  void share_rows(int64_t multiple, Body body) {
     int64_t piece = num_threads_ == 1 ? num_rows_ : num_rows_ / (num_threads_ * PIECES_PER_THREAD) + 1;
     piece = (piece + multiple - 1) / multiple * multiple;
     const int64_t count = (num_rows_ + piece - 1) / piece;
-    for (int64_t i; (i = counters_[counter].take(count)) >= 0;) {
+    for (int64_t i; (i = take(count)) >= 0;) {
       body(i * piece, std::min(num_rows_, (i + 1) * piece));
     }
   }
@@ -79,7 +85,7 @@ class Walker {
   void carry_out(const op::Embed& embed) {
     float* out = program_.column(embed.out);
     const int64_t stride = program_.stride(embed.out);
-    share_rows(0, 1, [&](int64_t first, int64_t end) {
+    share_rows(1, [&](int64_t first, int64_t end) {
       for (int64_t row = first; row < end; ++row) {
         unpack_row(*embed.table, step_.inputs.token_ids[row], engine_.linear, out + row * stride);
       }
@@ -90,7 +96,7 @@ class Walker {
   void carry_out(const op::RmsNorm& norm) {
     const float* in = program_.column(norm.in);
     float* out = program_.column(norm.out);
-    share_rows(0, 1, [&](int64_t first, int64_t end) {
+    share_rows(1, [&](int64_t first, int64_t end) {
       for (int64_t row = first; row < end; ++row) {
         engine_.elementwise.rms_norm(in + row * program_.stride(norm.in), norm.size, norm.gain, norm.size, norm.eps,
                                      out + row * program_.stride(norm.out), norm.size, 0, norm.num_groups);
@@ -100,7 +106,7 @@ class Walker {
   }
 
   void carry_out(const op::Add& add) {
-    share_rows(0, 1, [&](int64_t first, int64_t end) {
+    share_rows(1, [&](int64_t first, int64_t end) {
       engine_.elementwise.add(program_.column(add.x), program_.stride(add.x), program_.column(add.y),
                               program_.stride(add.y), add.width, first, end);
     });
@@ -108,7 +114,7 @@ class Walker {
   }
 
   void carry_out(const op::SiluMul& silu) {
-    share_rows(0, 1, [&](int64_t first, int64_t end) {
+    share_rows(1, [&](int64_t first, int64_t end) {
       engine_.elementwise.silu_mul(program_.column(silu.in), program_.stride(silu.in), silu.width,
                                    program_.column(silu.out), program_.stride(silu.out), first, end);
     });
@@ -124,12 +130,12 @@ class Walker {
   }
 
   void carry_out(const op::Rope& rope) {
-    share_rows(0, 1, [&](int64_t first, int64_t end) { rotate(rope, first, end); });
+    share_rows(1, [&](int64_t first, int64_t end) { rotate(rope, first, end); });
     barrier();
   }
 
   void carry_out(const op::Attend& attend) {
-    share_rows(0, 1, [&](int64_t first, int64_t end) { place(attend, first, end); });
+    share_rows(1, [&](int64_t first, int64_t end) { place(attend, first, end); });
     barrier();
     const AttentionStep& step = step_.inputs.attention;
     const float* q = program_.column(attend.q);
@@ -137,14 +143,14 @@ class Walker {
     const int64_t q_stride = program_.stride(attend.q), out_stride = program_.stride(attend.out);
     float* partials = program_.partials_.floats();
     const auto& tasks = step_.plan.tasks;
-    for (int64_t i; (i = counters_[1].take(static_cast<int64_t>(tasks.size()))) >= 0;) {
+    for (int64_t i; (i = take(static_cast<int64_t>(tasks.size()))) >= 0;) {
       engine_.attention.attend(step_.cache, attend.layer, step, tasks[static_cast<size_t>(i)], q, q_stride, out,
                                out_stride, partials);
     }
     barrier();
     const auto& merges = step_.plan.merges;
     if (merges.empty()) return;
-    for (int64_t i; (i = counters_[2].take(static_cast<int64_t>(merges.size()))) >= 0;) {
+    for (int64_t i; (i = take(static_cast<int64_t>(merges.size()))) >= 0;) {
       engine_.attention.merge(step_.cache, step, merges[static_cast<size_t>(i)], partials, out, out_stride);
     }
     barrier();
@@ -168,14 +174,14 @@ class Walker {
 
   void carry_out(const op::Logits& logits) {
     const uint8_t* inputs = prepare(logits.in, *logits.head, false);
-    float* values = step_.result.values.get();
+    float* values = step_.logits;
     const int64_t vocab_size = logits.head->n;
     product(*logits.head, inputs, nullptr, false, values, vocab_size);
     barrier();
-    for (int64_t row; (row = counters_[2].take(num_rows_)) >= 0;) {
+    for (int64_t row; (row = take(num_rows_)) >= 0;) {
       const RowSummary summary = engine_.sampling.summary(values + row * vocab_size, vocab_size);
-      step_.result.best[static_cast<size_t>(row)] = summary.best;
-      step_.result.finite[static_cast<size_t>(row)] = summary.finite;
+      step_.summaries.best[row] = summary.best;
+      step_.summaries.finite[row] = summary.finite;
     }
   }
 
@@ -193,7 +199,7 @@ class Walker {
     }
     int64_t group = 1;
     for (const Format format : matrix.formats) group = std::max(group, engine_.linear.input_group(format));
-    share_rows(0, group, [&](int64_t first, int64_t end) {
+    share_rows(group, [&](int64_t first, int64_t end) {
       prepare_rows(input, matrix, transformed, inputs, first, end);
     });
     barrier();
@@ -243,7 +249,7 @@ class Walker {
       const uint8_t* prepared = inputs + input_offset(matrix, format_index(matrix, segment.linear.format));
       const float* segment_bias = bias == nullptr ? nullptr : bias + segment.first_output;
       while (true) {
-        if (taken < first_piece) taken = take_any();
+        if (taken < first_piece) taken = take(INT64_MAX);
         if (taken >= first_piece + count) break;
         const int64_t panel = (taken - first_piece) * piece;
         engine_.linear.multiply(segment.linear, prepared, num_rows_, panel, std::min(num_panels, panel + piece),
@@ -253,8 +259,6 @@ class Walker {
       first_piece += count;
     }
   }
-
-  int64_t take_any() { return counters_[1].take(INT64_MAX); }
 
   static size_t format_index(const Matrix& matrix, Format format) {
     return static_cast<size_t>(std::find(matrix.formats.begin(), matrix.formats.end(), format) -
@@ -300,23 +304,17 @@ class Walker {
   const int thread_;
   const int num_threads_;
   int64_t num_rows_;
-  Tasks* counters_ = nullptr;
+  unsigned phase_ = 0;
 };
 
-StepLogits Program::run(const KVCache& cache, const StepInputs& inputs) {
+double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSummaries& summaries) {
   check_cache(cache, inputs.attention);
   check_tokens(cache, inputs);
-  make_room(inputs.attention.num_tokens, inputs.num_logit_tokens);
+  make_room(inputs.attention.num_tokens);
   place_angles(inputs);
   clear_fresh_tails(cache, inputs.attention);
-  for (Entry& entry : entries_) {
-    for (Tasks& counter : entry.counters) counter.reset();
-  }
-  StepLogits result;
-  result.values = logits_;
-  result.best.resize(static_cast<size_t>(inputs.num_logit_tokens));
-  result.finite.resize(static_cast<size_t>(inputs.num_logit_tokens));
-  StepInProgress step{cache, inputs, {}, result};
+  for (Tasks& counter : counters_) counter.reset();
+  StepInProgress step{cache, inputs, {}, logit_memory(inputs.num_logit_tokens).values.get(), summaries};
   if (num_heads_ > 0) {
     step.plan = plan_attention(inputs.attention, num_kv_heads_, head_size_, engine_.pool.size());
     partials_.reserve(step.plan.scratch_floats * sizeof(float));
@@ -332,8 +330,7 @@ StepLogits Program::run(const KVCache& cache, const StepInputs& inputs) {
         Walker(*own->program, *own->step, thread).walk();
       },
       &context);
-  result.kernel_s = seconds_since(start);
-  return result;
+  return seconds_since(start);
 }
 
 void draw_rows(Engine& engine, const float* logits, int64_t vocab_size, const std::vector<int64_t>& rows,

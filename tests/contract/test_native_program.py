@@ -130,7 +130,7 @@ class Counting:
         return len(self.widths) - 1
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: self.calls.append(name)
+        return lambda *_args, **_kwargs: self.calls.append(name)
 
 
 def test_buffers_are_reused_and_operations_fused(weights: Weights) -> None:
@@ -194,14 +194,11 @@ def test_steps_that_point_outside_are_refused(
         "block_tables",
     )
     arrays = {name: np.array(change.get(name, getattr(inputs, name)), dtype=np.int64) for name in names}
+    arrays["logit_tokens"] = np.array(change.get("logit_tokens", [1]), dtype=np.int64)
     program = ops.program(layers(weights, 1), None).native
+    summaries = {"best": np.zeros(1, np.int64), "finite": np.zeros(1, np.bool_)}
     with pytest.raises(ValueError, match=sentence):
-        program.run(
-            cache(ops),
-            **arrays,
-            sliding_window=0,
-            logit_tokens=np.array(change.get("logit_tokens", [1]), dtype=np.int64),
-        )
+        program.run(cache(ops), **arrays, sliding_window=0, **summaries)
 
 
 def test_a_cache_of_another_model_is_refused(ops: NativeOps, weights: Weights) -> None:

@@ -49,6 +49,8 @@ class StepInputs:
 
 def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:
     """Flatten at least one row. A row whose block table is shorter than its context is a scheduler's mistake."""
+    if all(len(row.token_ids) == 1 for row in rows):
+        return _pack_single_tokens(rows, block_size)
     lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
     starts = np.array([row.start for row in rows], dtype=np.int64)
     context_lengths = starts + lengths
@@ -68,6 +70,36 @@ def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:
         offset_of_token=positions % block_size,
         row_first_token=row_first_token,
         context_lengths=context_lengths,
+        block_tables=block_tables,
+        block_size=block_size,
+    )
+
+
+def _pack_single_tokens(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:
+    """A step of decodes only: nothing is repeated or summed, so one array is filled from plain integers."""
+    counts = [row.start // block_size + 1 for row in rows]
+    for row, count in zip(rows, counts, strict=True):
+        assert len(row.block_ids) >= count, f"{row.request_id}: {len(row.block_ids)} blocks for {count} needed"
+    block_tables = np.zeros((len(rows), max(counts)), dtype=np.int64)
+    for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        block_tables[index, :count] = row.block_ids[:count]
+    columns = np.array(
+        [
+            [row.token_ids[0] for row in rows],
+            [row.start for row in rows],
+            [row.block_ids[row.start // block_size] for row in rows],
+            [row.start % block_size for row in rows],
+            [row.start + 1 for row in rows],
+        ],
+        dtype=np.int64,
+    )
+    return StepInputs(
+        token_ids=columns[0],
+        positions=columns[1],
+        block_of_token=columns[2],
+        offset_of_token=columns[3],
+        row_first_token=np.arange(len(rows) + 1),
+        context_lengths=columns[4],
         block_tables=block_tables,
         block_size=block_size,
     )

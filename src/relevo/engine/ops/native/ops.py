@@ -7,6 +7,7 @@ are stored in unless another is asked for. A model's operations are recorded onc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -111,12 +112,17 @@ class NativeProgram:
     def __init__(self, program: Any, sliding_window: int) -> None:
         self.native = program
         self._sliding_window = sliding_window
+        self._logits: npt.NDArray[np.float32] = program.logit_memory(1)
 
     def run(self, inputs: StepInputs, kv: Any, logit_tokens: Sequence[int]) -> StepLogits:
-        asked = np.asarray(logit_tokens, dtype=np.int64)
-        is_ascending = bool(np.all(asked[1:] > asked[:-1]))
-        tokens, places = (asked, None) if is_ascending else np.unique(asked, return_inverse=True)
-        values, best, finite, kernel_s = self.native.run(
+        tokens, places = logit_tokens, None
+        if any(after <= before for before, after in pairwise(logit_tokens)):
+            tokens, places = np.unique(logit_tokens, return_inverse=True)
+        count = len(tokens)
+        if count > len(self._logits):
+            self._logits = self.native.logit_memory(count)
+        summaries = RowSummaries(np.empty(count, dtype=np.int64), np.empty(count, dtype=np.bool_))
+        kernel_s = self.native.run(
             kv,
             inputs.token_ids,
             inputs.positions,
@@ -126,11 +132,14 @@ class NativeProgram:
             inputs.context_lengths,
             inputs.block_tables,
             self._sliding_window,
-            tokens,
+            np.array(tokens, dtype=np.int64),
+            summaries.best,
+            summaries.finite,
         )
+        values = self._logits[:count]
         if places is not None:
-            values, best, finite = values[places], best[places], finite[places]
-        return StepLogits(values, RowSummaries(best, finite), kernel_s)
+            values, summaries = values[places], RowSummaries(summaries.best[places], summaries.finite[places])
+        return StepLogits(values, summaries, kernel_s)
 
 
 class NativeRowMath:
