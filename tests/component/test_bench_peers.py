@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -309,3 +311,18 @@ def test_mistakes_of_the_command_are_one_sentence(arguments: tuple[str, ...], wo
     assert result.exit_code == 2
     assert "Traceback" not in result.output
     assert words in result.output
+
+
+def test_a_terminated_comparison_leaves_no_server_behind(tmp_path: Path) -> None:
+    """The peer never answers; red when SIGTERM ends the command and leaves the peer running."""
+    started = tmp_path / "pid"
+    lines = ("import os, sys, signal", f"open({str(started)!r}, 'w').write(str(os.getpid()))", "signal.pause()")
+    peer = shlex.join([sys.executable, "-c", "; ".join(lines), "{port}"])
+    command = [sys.executable, "-m", "relevo", "bench", "peers", "--relevo-command", peer, "--peer", "b=http://x"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (started.exists() and started.read_text()):
+        assert process.poll() is None
+    process.terminate()
+    assert process.wait(60) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)

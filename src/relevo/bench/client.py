@@ -34,14 +34,23 @@ def normalise_url(url: str) -> str:
 class OpenAIClient:
     """One server, as an async context manager. Connections are unlimited, so that the load is not throttled here."""
 
-    def __init__(self, url: str, *, api_key: str | None = None, request_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        request_timeout_s: float | None = None,
+        reuse_connections: bool = True,
+    ) -> None:
+        """Without `reuse_connections` every request connects anew: some servers close a connection that looks open."""
+        self._reuse_connections = reuse_connections
         self.url = normalise_url(url)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=request_timeout_s, sock_connect=10.0)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, force_close=not self._reuse_connections)
         self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
         return self
 

@@ -138,7 +138,7 @@ async def _serving(
 ) -> AsyncIterator[tuple[OpenAIClient, str]]:
     """A client of the running server and the model to ask for; a server that was started is gone afterwards."""
     if target.url is not None:
-        async with OpenAIClient(target.url) as client:
+        async with OpenAIClient(target.url, reuse_connections=False) as client:
             yield client, await client.pick_model(options.model)
         return
     port = free_port()
@@ -150,7 +150,7 @@ async def _serving(
         poll_interval_s=FINE_POLL_S,
         ends_group=target.name != OURS,
     )
-    async with process, OpenAIClient(process.url) as client:
+    async with process, OpenAIClient(process.url, reuse_connections=False) as client:
         model = await client.pick_model(options.model)
         await _time_first_token(client, model, process.started_at_ns, result)
         yield client, model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -27,11 +28,14 @@ JsonOut = Annotated[Path | None, typer.Option("--json", help="Write every record
 
 
 def run(work: Coroutine[Any, Any, None]) -> bool:
-    """Run to the end; True if Ctrl-C ended it early."""
+    """Run to the end; True if Ctrl-C or SIGTERM ended it early. Either way servers that it started are ended."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         friendly(lambda: asyncio.run(work))
     except KeyboardInterrupt:
         return True
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return False
 
 
