@@ -115,9 +115,9 @@ class NativeProgram:
         self._logits: npt.NDArray[np.float32] = program.logit_memory(1)
 
     def run(self, inputs: StepInputs, kv: Any, logit_tokens: Sequence[int]) -> StepLogits:
-        tokens, places = logit_tokens, None
+        tokens, places = np.array(logit_tokens, dtype=np.int64), None
         if any(after <= before for before, after in pairwise(logit_tokens)):
-            tokens, places = np.unique(logit_tokens, return_inverse=True)
+            tokens, places = np.unique(tokens, return_inverse=True)
         count = len(tokens)
         if count > len(self._logits):
             self._logits = self.native.logit_memory(count)
@@ -132,7 +132,7 @@ class NativeProgram:
             inputs.context_lengths,
             inputs.block_tables,
             self._sliding_window,
-            np.array(tokens, dtype=np.int64),
+            tokens,
             summaries.best,
             summaries.finite,
         )
