@@ -79,7 +79,11 @@ class SessionsReport:
                 for s in self.summaries()
             ],
             "runs": [
-                {"variant": run.variant, "requests": [r.to_json(_start_ns(run.records)) for r in run.records]}
+                {
+                    "variant": run.variant,
+                    "prefill_tokens": dict(run.prefill_tokens),
+                    "requests": [r.to_json(_start_ns(run.records)) for r in run.records],
+                }
                 for run in self.runs
             ],
         }
