@@ -102,7 +102,7 @@ std::vector<Candidate> candidates() { return {{Path::portable, ""}}; }
 #endif
 
 // Paths for which this build has kernels of its own.
-bool compiled(Path path) { return path == Path::portable || path == Path::avx2; }
+bool compiled(Path path) { return path == Path::portable || path == Path::avx2 || path == Path::avx512; }
 
 // Compiled candidates, and what is missing for each. Detected once.
 const std::vector<Candidate>& known_paths() {

@@ -6,18 +6,15 @@
 #include <immintrin.h>
 
 #include <cstring>
-#include <type_traits>
 
-#include "linear_layout.h"
+#include "linear_inputs_avx2.h"
+#include "linear_tiles.h"
 
 namespace relevo {
 namespace {
 
 constexpr size_t kVector = 32;              // bytes
-constexpr size_t kStretchBytes = 18 * 1024;  // expanded weights: half of a first-level cache
-constexpr size_t kInputsBytes = 288 * 1024;  // inputs of one pass over the panels: half of a second-level cache
 constexpr size_t kPrefetchBytes = 1024;
-constexpr int64_t kMostRowsPerPass = 512;
 
 __m256 load(const float* from) { return _mm256_loadu_ps(from); }
 __m256i load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
@@ -49,13 +46,40 @@ void prefetch(const uint8_t* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T0);
 }
 
+struct Avx2 {
+  static constexpr size_t kStretchBytes = 18 * 1024;  // half of a first-level cache
+  static constexpr size_t kInputsBytes = 288 * 1024;  // half of a second-level cache
+
+  // Its own function, so that the compiler gives the accumulators the registers.
+  template <class F, class Weights, int R>
+  __attribute__((noinline)) static void add_tile(const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
+    __m256 acc[R][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) acc[r][v] = load(sums + r * kPanelRows + v * 8);
+    for (int64_t b = 0; b < blocks; ++b) {
+      if (Weights::kPrefetch) prefetch(w, Weights::kBytes);
+      F::template add_block<Weights, R>(w, x, acc);
+      w += Weights::kBytes;
+      x += R * F::kInputBlockBytes;
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) _mm256_storeu_ps(sums + r * kPanelRows + v * 8, acc[r][v]);
+  }
+};
+
 // ---- q4_0, q4_1: unsigned nibbles times int8. Eight products of pairs fit into 16 bits: 8 * 2 * 15 * 127 = 30480.
 // Inputs of a block, R rows: int8 [R][32], scales [R], then [R] x_scale * sum (q4_1) or int32 8 * sum (q4_0).
 
 template <bool kHasMinimum>
 struct Nibbles {
+  using Machine = Avx2;
   static constexpr Format kFormat = kHasMinimum ? Format::q4_1 : Format::q4_0;
   static constexpr int64_t kGroup = 4;
+  static constexpr int64_t kInputBlock = kBlock;
   static constexpr int64_t kInputBlockBytes = 40;  // of one row
   static constexpr bool kExpands = true;
   static constexpr bool kScalesAtEnd = false;
@@ -99,6 +123,18 @@ struct Nibbles {
     }
   }
 
+  static void prepare_block(const float* x, int64_t, int64_t rows, int64_t r, uint8_t* out) {
+    const BlockScale s = scale_of(largest_lane(magnitudes(x)));
+    const __m256i q = quantised(x, s.inverse);
+    const int32_t sum = sum_of_bytes(q);
+    uint8_t* ends = out + rows * 32;
+    store_bytes(out + r * 32, q);
+    std::memcpy(ends + r * 4, &s.scale, 4);
+    const float scaled_sum = s.scale * static_cast<float>(sum);
+    const int32_t offset = 8 * sum;
+    std::memcpy(ends + (rows + r) * 4, kHasMinimum ? static_cast<const void*>(&scaled_sum) : &offset, 4);
+  }
+
   template <class Weights, int R>
   static void add_block(const uint8_t* w, const uint8_t* x, __m256 (*acc)[2]) {
     __m256i sums[R][2];
@@ -140,9 +176,11 @@ struct Nibbles {
 
 template <bool kPerChannel>
 struct Bytes {
+  using Machine = Avx2;
   static constexpr Format kFormat = kPerChannel ? Format::q8_channel : Format::q8_0;
   static constexpr int64_t kGroup = 4;
   static constexpr int kSteps = kPerChannel ? 16 : 8;
+  static constexpr int64_t kInputBlock = kSteps * 4;
   static constexpr int64_t kInputBlockBytes = kSteps * 8 + 4;
   static constexpr bool kExpands = true;
   static constexpr bool kScalesAtEnd = kPerChannel;
@@ -189,6 +227,28 @@ struct Bytes {
     }
   }
 
+  static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
+    float filled[kChannelBlock];
+    if (k_left < kSteps * 4) {
+      std::memset(filled, 0, sizeof filled);
+      std::memcpy(filled, x, k_left * sizeof(float));
+      x = filled;
+    }
+    __m256i largest = magnitudes(x);
+    if (kPerChannel) largest = _mm256_max_epi32(largest, magnitudes(x + kSteps * 2));
+    const BlockScale s = scale_of(largest_lane(largest));
+    for (int i = 0; i < kSteps; i += 8) {
+      // Even bytes of each 4 as the first pair of int16, odd ones as the second.
+      const __m256i q = quantised(x + i * 4, s.inverse);
+      const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8), odd = _mm256_srai_epi16(q, 8);
+      const __m256i low = _mm256_unpacklo_epi32(even, odd), high = _mm256_unpackhi_epi32(even, odd);
+      uint8_t* to = out + (r * kSteps + i) * 8;
+      store_bytes(to, _mm256_permute2x128_si256(low, high, 0x20));
+      store_bytes(to + kVector, _mm256_permute2x128_si256(low, high, 0x31));
+    }
+    std::memcpy(out + rows * kSteps * 8 + r * 4, &s.scale, 4);
+  }
+
   template <class Weights, int R>
   static void add_block(const uint8_t* w, const uint8_t* x, __m256 (*acc)[2]) {
     __m256i sums[R][2];
@@ -227,8 +287,10 @@ struct Bytes {
 
 template <Format kStored>
 struct Floats {
+  using Machine = Avx2;
   static constexpr Format kFormat = kStored;
   static constexpr int64_t kGroup = 6;
+  static constexpr int64_t kInputBlock = 1;
   static constexpr int64_t kInputBlockBytes = 4;
   static constexpr bool kExpands = kStored != Format::f32;
   static constexpr bool kScalesAtEnd = false;
@@ -255,6 +317,10 @@ struct Floats {
     store_floats(out + kVector, Packed::weights(block, 1));
   }
 
+  static void prepare_block(const float* x, int64_t, int64_t, int64_t r, uint8_t* out) {
+    std::memcpy(out + r * 4, x, 4);
+  }
+
   template <class Weights, int R>
   static void add_block(const uint8_t* w, const uint8_t* x, __m256 (*acc)[2]) {
     const __m256 w0 = Weights::weights(w, 0), w1 = Weights::weights(w, 1);
@@ -267,293 +333,19 @@ struct Floats {
   }
 };
 
-// ---- What all formats share.
-
-// Adds `blocks` blocks to the accumulators [R][16] of a tile.
-template <class F, class Weights, int R>
-__attribute__((noinline)) void add_tile(const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
-  __m256 acc[R][2];
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) acc[r][v] = load(sums + r * kPanelRows + v * 8);
-  for (int64_t b = 0; b < blocks; ++b) {
-    if (Weights::kPrefetch) prefetch(w, Weights::kBytes);
-    F::template add_block<Weights, R>(w, x, acc);
-    w += Weights::kBytes;
-    x += R * F::kInputBlockBytes;
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) _mm256_storeu_ps(sums + r * kPanelRows + v * 8, acc[r][v]);
-}
-
-template <class F, class Weights>
-void add_tile_of(int64_t rows, const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
-  switch (rows) {
-    case 1:
-      return add_tile<F, Weights, 1>(w, x, blocks, sums);
-    case 2:
-      return add_tile<F, Weights, 2>(w, x, blocks, sums);
-    case 3:
-      return add_tile<F, Weights, 3>(w, x, blocks, sums);
-    case 4:
-      return add_tile<F, Weights, 4>(w, x, blocks, sums);
-    case 5:
-      if constexpr (F::kGroup >= 5) return add_tile<F, Weights, 5>(w, x, blocks, sums);
-      return;
-    case 6:
-      if constexpr (F::kGroup >= 6) return add_tile<F, Weights, 6>(w, x, blocks, sums);
-      return;
-  }
-}
-
-struct Output {
-  const float* bias;
-  bool accumulate;
-  float* y;
-  int64_t y_stride;
+struct Avx2Path {
+  static constexpr Path kPath = Path::avx2;
+  template <Format kStored>
+  using Floats = relevo::Floats<kStored>;
+  template <bool kPerChannel>
+  using Bytes = relevo::Bytes<kPerChannel>;
+  template <bool kHasMinimum>
+  using Nibbles = relevo::Nibbles<kHasMinimum>;
 };
-
-// One row of a tile: 16 outputs, fewer in the last panel.
-void store_row(const float* sums, const float* scales, const Output& output, int64_t row, int64_t first, int64_t count) {
-  float* to = output.y + row * output.y_stride + first;
-  for (int64_t i = 0; i < count; ++i) {
-    float value = scales ? sums[i] * scales[i] : sums[i];
-    if (output.bias) value += output.bias[first + i];
-    to[i] = output.accumulate ? to[i] + value : value;
-  }
-}
-
-template <class F>
-void store_tile(const Linear& w, int64_t panel, const float* sums, int64_t first_row, int64_t rows, const Output& output) {
-  const int64_t first = panel * kPanelRows;
-  const int64_t count = w.n - first < kPanelRows ? w.n - first : kPanelRows;
-  float scales[kPanelRows];
-  if (F::kScalesAtEnd) {
-    const size_t bytes = panel_bytes(F::kFormat, w.k);
-    std::memcpy(scales, w.packed + (panel + 1) * bytes - sizeof scales, sizeof scales);
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* row_sums = sums + r * kPanelRows;
-    const float* row_scales = F::kScalesAtEnd ? scales : nullptr;
-    if (count == kPanelRows)
-      store_row(row_sums, row_scales, output, first_row + r, first, kPanelRows);
-    else
-      store_row(row_sums, row_scales, output, first_row + r, first, count);
-  }
-}
-
-template <class F>
-void multiply_few(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
-                  const Output& output) {
-  const int64_t blocks = num_blocks(F::kFormat, w.k);
-  const size_t bytes = panel_bytes(F::kFormat, w.k);
-  for (int64_t panel = first_panel; panel < end_panel; ++panel)
-    for (int64_t row = 0; row < m; row += F::kGroup) {
-      const int64_t rows = m - row < F::kGroup ? m - row : F::kGroup;
-      float sums[F::kGroup * kPanelRows] = {};
-      add_tile_of<F, typename F::Packed>(rows, w.packed + panel * bytes, inputs + row * blocks * F::kInputBlockBytes, blocks,
-                                         sums);
-      store_tile<F>(w, panel, sums, row, rows, output);
-    }
-}
-
-// Rows of inputs that one pass over the panels uses.
-template <class F>
-int64_t rows_per_pass(int64_t blocks) {
-  const int64_t fitting = static_cast<int64_t>(kInputsBytes) / (blocks * F::kInputBlockBytes) / F::kGroup * F::kGroup;
-  const int64_t least = 8 * F::kGroup, most = kMostRowsPerPass / F::kGroup * F::kGroup;
-  return fitting < least ? least : fitting > most ? most : fitting;
-}
-
-template <class F>
-void multiply_panel(const Linear& w, const uint8_t* inputs, int64_t first_row, int64_t end_row, int64_t panel,
-                    const Output& output) {
-  using Weights = typename std::conditional<F::kExpands, typename F::Expanded, typename F::Packed>::type;
-  constexpr int64_t kStretch = kStretchBytes / Weights::kBytes;
-  const int64_t blocks = num_blocks(F::kFormat, w.k);
-  const uint8_t* packed = w.packed + panel * panel_bytes(F::kFormat, w.k);
-  alignas(64) uint8_t expanded[F::kExpands ? kStretch * Weights::kBytes : 1];
-  alignas(64) float sums[kMostRowsPerPass * kPanelRows];
-  std::memset(sums, 0, (end_row - first_row) * kPanelRows * sizeof(float));
-  for (int64_t first = 0; first < blocks; first += kStretch) {
-    const int64_t count = blocks - first < kStretch ? blocks - first : kStretch;
-    const uint8_t* weights = packed + first * F::Packed::kBytes;
-    if (F::kExpands) {
-      for (int64_t b = 0; b < count; ++b) F::expand(weights + b * F::Packed::kBytes, expanded + b * Weights::kBytes);
-      weights = expanded;
-    }
-    for (int64_t row = first_row; row < end_row; row += F::kGroup) {
-      const int64_t rows = end_row - row < F::kGroup ? end_row - row : F::kGroup;
-      const uint8_t* x = inputs + (row * blocks + first * rows) * F::kInputBlockBytes;
-      add_tile_of<F, Weights>(rows, weights, x, count, sums + (row - first_row) * kPanelRows);
-    }
-  }
-  store_tile<F>(w, panel, sums, first_row, end_row - first_row, output);
-}
-
-template <class F>
-void multiply_format(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
-                     const Output& output) {
-  if (m <= 2 * F::kGroup) return multiply_few<F>(w, inputs, m, first_panel, end_panel, output);
-  const int64_t step = rows_per_pass<F>(num_blocks(F::kFormat, w.k));
-  for (int64_t row = 0; row < m; row += step)
-    for (int64_t panel = first_panel; panel < end_panel; ++panel)
-      multiply_panel<F>(w, inputs, row, m - row < step ? m : row + step, panel, output);
-}
-
-// ---- Preparation of inputs.
-
-// The largest magnitude of 32 values, compared as bits, so that a NaN among them is the result.
-__m256i magnitudes(const float* x) {
-  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
-  __m256i largest = _mm256_setzero_si256();
-  for (int i = 0; i < 4; ++i)
-    largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(load(x + i * 8)), mask));
-  return largest;
-}
-
-float largest_lane(__m256i bits) {
-  __m128i v = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
-  v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0x4e));
-  v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0xb1));
-  return _mm_cvtss_f32(_mm_castsi128_ps(v));
-}
-
-// 32 values times `inverse`, rounded to int8 in order.
-__m256i quantised(const float* x, float inverse) {
-  const __m256 factor = _mm256_set1_ps(inverse);
-  __m256i q[4];
-  for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(load(x + i * 8), factor));
-  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-  return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-}
-
-int32_t sum_of_bytes(__m256i bytes) {
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-  const __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  __m128i v = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-  v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
-  v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1));
-  return _mm_cvtsi128_si32(v);
-}
-
-struct BlockScale {
-  float scale, inverse;
-};
-
-BlockScale scale_of(float largest) {
-  if (largest < kLeastMagnitude) return {0.0f, 0.0f};
-  return {largest / 127.0f, 127.0f / largest};
-}
-
-// Block `x` of row `r` of a group of `rows`.
-template <bool kHasMinimum>
-void prepare_block(Nibbles<kHasMinimum>, const float* x, int64_t, int64_t rows, int64_t r, uint8_t* out) {
-  const BlockScale s = scale_of(largest_lane(magnitudes(x)));
-  const __m256i q = quantised(x, s.inverse);
-  const int32_t sum = sum_of_bytes(q);
-  uint8_t* ends = out + rows * 32;
-  store_bytes(out + r * 32, q);
-  std::memcpy(ends + r * 4, &s.scale, 4);
-  const float scaled_sum = s.scale * static_cast<float>(sum);
-  const int32_t offset = 8 * sum;
-  std::memcpy(ends + (rows + r) * 4, kHasMinimum ? static_cast<const void*>(&scaled_sum) : &offset, 4);
-}
-
-template <bool kPerChannel>
-void prepare_block(Bytes<kPerChannel>, const float* x, int64_t size, int64_t rows, int64_t r, uint8_t* out) {
-  constexpr int kSteps = Bytes<kPerChannel>::kSteps;
-  float filled[kChannelBlock];
-  if (size < kSteps * 4) {
-    std::memset(filled, 0, sizeof filled);
-    std::memcpy(filled, x, size * sizeof(float));
-    x = filled;
-  }
-  __m256i largest = magnitudes(x);
-  if (kPerChannel) largest = _mm256_max_epi32(largest, magnitudes(x + kSteps * 2));
-  const BlockScale s = scale_of(largest_lane(largest));
-  for (int i = 0; i < kSteps; i += 8) {
-    // Even bytes of each 4 as the first pair of int16, odd ones as the second.
-    const __m256i q = quantised(x + i * 4, s.inverse);
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8), odd = _mm256_srai_epi16(q, 8);
-    const __m256i low = _mm256_unpacklo_epi32(even, odd), high = _mm256_unpackhi_epi32(even, odd);
-    uint8_t* to = out + (r * kSteps + i) * 8;
-    store_bytes(to, _mm256_permute2x128_si256(low, high, 0x20));
-    store_bytes(to + kVector, _mm256_permute2x128_si256(low, high, 0x31));
-  }
-  std::memcpy(out + rows * kSteps * 8 + r * 4, &s.scale, 4);
-}
-
-template <Format kStored>
-void prepare_block(Floats<kStored>, const float* x, int64_t, int64_t, int64_t r, uint8_t* out) {
-  std::memcpy(out + r * 4, x, 4);
-}
-
-template <class F>
-void prepare_format(const float* x, int64_t x_stride, int64_t m, int64_t k, int64_t first, int64_t end, uint8_t* inputs) {
-  const int64_t blocks = num_blocks(F::kFormat, k), size = k / blocks == 1 ? 1 : input_block(F::kFormat);
-  for (int64_t row = first; row < end; row += F::kGroup) {
-    const int64_t rows = m - row < F::kGroup ? m - row : F::kGroup;
-    uint8_t* out = inputs + row * blocks * F::kInputBlockBytes;
-    for (int64_t r = 0; r < rows && row + r < end; ++r)
-      for (int64_t b = 0; b < blocks; ++b)
-        prepare_block(F{}, x + (row + r) * x_stride + b * size, k - b * size < size ? k - b * size : size, rows, r,
-                      out + b * rows * F::kInputBlockBytes);
-  }
-}
-
-// Calls `call` with the kernel of `format`.
-template <class Call>
-auto with_format(Format format, const Call& call) {
-  switch (format) {
-    case Format::f32:
-      return call(Floats<Format::f32>{});
-    case Format::f16:
-      return call(Floats<Format::f16>{});
-    case Format::bf16:
-      return call(Floats<Format::bf16>{});
-    case Format::q8_0:
-      return call(Bytes<false>{});
-    case Format::q8_channel:
-      return call(Bytes<true>{});
-    case Format::q4_0:
-      return call(Nibbles<false>{});
-    case Format::q4_1:
-      break;
-  }
-  return call(Nibbles<true>{});
-}
-
-int64_t panel_rows(Format) { return kPanelRows; }
-
-int64_t input_group(Format format) {
-  return with_format(format, [](auto f) { return decltype(f)::kGroup; });
-}
-
-size_t input_bytes(Format format, int64_t m, int64_t k) {
-  const int64_t block = with_format(format, [](auto f) { return decltype(f)::kInputBlockBytes; });
-  return static_cast<size_t>(m * num_blocks(format, k) * block);
-}
-
-void prepare(Format format, const float* x, int64_t x_stride, int64_t m, int64_t k, int64_t first, int64_t end,
-             uint8_t* inputs) {
-  with_format(format, [&](auto f) { prepare_format<decltype(f)>(x, x_stride, m, k, first, end, inputs); });
-}
-
-void multiply(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
-              const float* bias, bool accumulate, float* y, int64_t y_stride) {
-  const Output output{bias, accumulate, y, y_stride};
-  with_format(w.format,
-              [&](auto f) { multiply_format<decltype(f)>(w, inputs, m, first_panel, end_panel, output); });
-}
 
 }  // namespace
 
 extern const LinearKernels kLinearAvx2;
-const LinearKernels kLinearAvx2 = {Path::avx2,  panel_rows,  panel_bytes, pack_panel, unpack_packed_row,
-                                   input_group, input_bytes, prepare,     multiply};
+const LinearKernels kLinearAvx2 = kernels_of<Avx2Path>();
 
 }  // namespace relevo

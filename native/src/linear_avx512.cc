@@ -1,0 +1,238 @@
+// Matrix products with AVX-512 and VNNI: the arithmetic of linear_portable.cc, to the bit, with the 16 output rows of a
+// panel in one vector.
+//
+// One tile is a panel by up to 8 input rows. Unpacking weights costs little beside 8 rows of products, so every tile reads
+// the packed panel.
+#include <immintrin.h>
+
+#include <cstring>
+
+// gcc 12 takes the undefined pass-through operands of its own intrinsics for uninitialised variables.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+#include "linear_inputs_avx2.h"
+#include "linear_tiles.h"
+
+namespace relevo {
+namespace {
+
+constexpr size_t kPrefetchBytes = 1024;
+
+__m512i load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
+__m256i load_32_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+__m512 load_halves(const uint8_t* from) { return _mm512_cvtph_ps(load_32_bytes(from)); }
+void store_32_bytes(uint8_t* to, __m256i value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
+
+// The 4 bytes at `from` in every lane.
+__m512i every_lane(const uint8_t* from) {
+  int32_t bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return _mm512_set1_epi32(bytes);
+}
+__m512 every_lane_float(const uint8_t* from) {
+  float value;
+  std::memcpy(&value, from, sizeof value);
+  return _mm512_set1_ps(value);
+}
+
+// Prefetching past the end of a weight is harmless: it is not an access.
+void prefetch(const uint8_t* from, size_t bytes) {
+  const uintptr_t start = reinterpret_cast<uintptr_t>(from) + kPrefetchBytes;
+  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T0);
+}
+
+struct Avx512 {
+  static constexpr size_t kStretchBytes = 32 * 1024;   // weights that stay in a first-level cache
+  static constexpr size_t kInputsBytes = 768 * 1024;  // inputs that stay in a second-level cache
+
+  template <class F, class Weights, int R>
+  __attribute__((noinline)) static void add_tile(const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
+    __m512 acc[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r] = _mm512_loadu_ps(sums + r * kPanelRows);
+    for (int64_t b = 0; b < blocks; ++b) {
+      prefetch(w, Weights::kBytes);
+      F::template add_block<R>(w, x, acc);
+      w += Weights::kBytes;
+      x += R * F::kInputBlockBytes;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) _mm512_storeu_ps(sums + r * kPanelRows, acc[r]);
+  }
+};
+
+// What the integer formats share. Inputs of a block, R rows: int8 [R][k], scales [R], terms [R]: x_scale * sum (q4_1) or
+// int32 sum times minus what the weights were raised by to be unsigned.
+template <int kStoredInputBlock, int kRaised>
+struct Integers {
+  using Machine = Avx512;
+  static constexpr int64_t kGroup = 8;
+  static constexpr int64_t kInputBlock = kStoredInputBlock;
+  static constexpr int64_t kInputBlockBytes = kInputBlock + 8;
+  static constexpr bool kExpands = false;
+
+  static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
+    float filled[kInputBlock];
+    if (k_left < kInputBlock) {
+      std::memset(filled, 0, sizeof filled);
+      std::memcpy(filled, x, k_left * sizeof(float));
+      x = filled;
+    }
+    __m256i largest = magnitudes(x);
+    for (int i = 32; i < kInputBlock; i += 32) largest = _mm256_max_epi32(largest, magnitudes(x + i));
+    const BlockScale s = scale_of(largest_lane(largest));
+    int32_t sum = 0;
+    for (int i = 0; i < kInputBlock; i += 32) {
+      const __m256i q = quantised(x + i, s.inverse);
+      sum += sum_of_bytes(q);
+      store_32_bytes(out + r * kInputBlock + i, q);
+    }
+    uint8_t* ends = out + rows * kInputBlock;
+    std::memcpy(ends + r * 4, &s.scale, 4);
+    const float scaled_sum = s.scale * static_cast<float>(sum);
+    const int32_t offset = -kRaised * sum;
+    std::memcpy(ends + (rows + r) * 4, kRaised ? &offset : static_cast<const void*>(&scaled_sum), 4);
+  }
+
+  template <int R>
+  static __m512i first_sum(const uint8_t* x, int r) {
+    return kRaised ? every_lane(x + R * kInputBlock + (R + r) * 4) : _mm512_setzero_si512();
+  }
+  template <int R>
+  static __m512 input_scale(const uint8_t* x, int r) {
+    return every_lane_float(x + R * kInputBlock + r * 4);
+  }
+};
+
+// ---- q4_0, q4_1: unsigned nibbles times int8.
+
+template <bool kHasMinimum>
+struct Nibbles : Integers<kBlock, kHasMinimum ? 0 : 8> {
+  using Shared = Integers<kBlock, kHasMinimum ? 0 : 8>;
+  static constexpr Format kFormat = kHasMinimum ? Format::q4_1 : Format::q4_0;
+  static constexpr bool kScalesAtEnd = false;
+  static constexpr size_t kScalesAt = 4 * kGroupBytes;
+
+  struct Packed {
+    static constexpr size_t kBytes = kScalesAt + (kHasMinimum ? 64 : 32);
+  };
+  using Expanded = Packed;
+
+  template <int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m512* acc) {
+    const __m512i low = _mm512_set1_epi32(0x0f0f0f0f);
+    __m512i sums[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sums[r] = Shared::template first_sum<R>(x, r);
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; ++g) {
+      const __m512i bytes = load_bytes(w + g * kGroupBytes);
+      const __m512i first = _mm512_and_si512(bytes, low);
+      const __m512i second = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        sums[r] = _mm512_dpbusd_epi32(sums[r], first, every_lane(x + r * 32 + g * 4));
+        sums[r] = _mm512_dpbusd_epi32(sums[r], second, every_lane(x + r * 32 + 16 + g * 4));
+      }
+    }
+    const __m512 scale = load_halves(w + kScalesAt);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m512 product = _mm512_mul_ps(scale, Shared::template input_scale<R>(x, r));
+      acc[r] = _mm512_fmadd_ps(product, _mm512_cvtepi32_ps(sums[r]), acc[r]);
+    }
+    if (!kHasMinimum) return;
+    const __m512 minimum = load_halves(w + kScalesAt + (kHasMinimum ? 32 : 0));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r] = _mm512_fmadd_ps(minimum, every_lane_float(x + R * 32 + (R + r) * 4), acc[r]);
+  }
+};
+
+// ---- q8_0, q8_channel: weights raised by 128 to be unsigned, times int8.
+
+template <bool kPerChannel>
+struct Bytes : Integers<kPerChannel ? kChannelBlock : kBlock, 128> {
+  using Shared = Integers<kPerChannel ? kChannelBlock : kBlock, 128>;
+  static constexpr Format kFormat = kPerChannel ? Format::q8_channel : Format::q8_0;
+  static constexpr bool kScalesAtEnd = kPerChannel;
+  static constexpr int kSteps = kPerChannel ? 16 : 8;
+
+  struct Packed {
+    static constexpr size_t kBytes = kSteps * kGroupBytes + (kPerChannel ? 0 : 32);
+  };
+  using Expanded = Packed;
+
+  template <int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m512* acc) {
+    const __m512i sign_bits = _mm512_set1_epi32(static_cast<int>(0x80808080u));
+    __m512i sums[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sums[r] = Shared::template first_sum<R>(x, r);
+#pragma GCC unroll 16
+    for (int step = 0; step < kSteps; ++step) {
+      const __m512i raised = _mm512_xor_si512(load_bytes(w + step * kGroupBytes), sign_bits);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r)
+        sums[r] = _mm512_dpbusd_epi32(sums[r], raised, every_lane(x + (r * kSteps + step) * 4));
+    }
+    const __m512 w_scale = kPerChannel ? _mm512_set1_ps(1.0f) : load_halves(w + (kPerChannel ? 0 : kSteps * kGroupBytes));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      __m512 scale = Shared::template input_scale<R>(x, r);
+      if (!kPerChannel) scale = _mm512_mul_ps(w_scale, scale);
+      acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[r]), acc[r]);
+    }
+  }
+};
+
+// ---- f32, f16, bf16: a block is one k. Inputs, R rows: [k][R] float32.
+
+template <Format kStored>
+struct Floats {
+  using Machine = Avx512;
+  static constexpr Format kFormat = kStored;
+  static constexpr int64_t kGroup = 8;
+  static constexpr int64_t kInputBlock = 1;
+  static constexpr int64_t kInputBlockBytes = 4;
+  static constexpr bool kExpands = false;
+  static constexpr bool kScalesAtEnd = false;
+
+  struct Packed {
+    static constexpr size_t kBytes = kPanelRows * (kStored == Format::f32 ? 4 : 2);
+  };
+  using Expanded = Packed;
+
+  static void prepare_block(const float* x, int64_t, int64_t, int64_t r, uint8_t* out) {
+    std::memcpy(out + r * 4, x, 4);
+  }
+
+  static __m512 weights(const uint8_t* block) {
+    if constexpr (kStored == Format::f32) return _mm512_castsi512_ps(load_bytes(block));
+    if constexpr (kStored == Format::f16) return load_halves(block);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_32_bytes(block)), 16));
+  }
+
+  template <int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m512* acc) {
+    const __m512 row_weights = weights(w);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) acc[r] = _mm512_fmadd_ps(row_weights, every_lane_float(x + r * 4), acc[r]);
+  }
+};
+
+struct Avx512Path {
+  static constexpr Path kPath = Path::avx512;
+  template <Format kStored>
+  using Floats = relevo::Floats<kStored>;
+  template <bool kPerChannel>
+  using Bytes = relevo::Bytes<kPerChannel>;
+  template <bool kHasMinimum>
+  using Nibbles = relevo::Nibbles<kHasMinimum>;
+};
+
+}  // namespace
+
+extern const LinearKernels kLinearAvx512;
+const LinearKernels kLinearAvx512 = kernels_of<Avx512Path>();
+
+}  // namespace relevo

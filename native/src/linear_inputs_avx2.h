@@ -1,0 +1,56 @@
+// Rounding inputs to int8 with AVX2, the same on every path that has it.
+// Included by sources compiled for such a path: everything here has internal linkage.
+#pragma once
+
+#include <immintrin.h>
+
+#include "linear_layout.h"
+
+namespace relevo {
+namespace {
+
+// The largest magnitude of 32 values, compared as bits, so that a NaN among them is the result.
+__m256i magnitudes(const float* x) {
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+  __m256i largest = _mm256_setzero_si256();
+  for (int i = 0; i < 4; ++i)
+    largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + i * 8)), mask));
+  return largest;
+}
+
+float largest_lane(__m256i bits) {
+  __m128i v = _mm_max_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+  v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+  v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(v));
+}
+
+// 32 values times `inverse`, rounded to int8 in order.
+__m256i quantised(const float* x, float inverse) {
+  const __m256 factor = _mm256_set1_ps(inverse);
+  __m256i q[4];
+  for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i * 8), factor));
+  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+  return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+int32_t sum_of_bytes(__m256i bytes) {
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+  const __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  __m128i v = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+  v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1));
+  return _mm_cvtsi128_si32(v);
+}
+
+struct BlockScale {
+  float scale, inverse;
+};
+
+BlockScale scale_of(float largest) {
+  if (largest < kLeastMagnitude) return {0.0f, 0.0f};
+  return {largest / 127.0f, 127.0f / largest};
+}
+
+}  // namespace
+}  // namespace relevo

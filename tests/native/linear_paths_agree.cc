@@ -1,0 +1,127 @@
+// Compares the AVX-512 kernels with the portable ones bit for bit: every format, short and long k, a last panel that is not
+// full, one to many rows, parts of the panels, bias, accumulation. Prints the first difference and exits with 1.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "linear.h"
+
+namespace relevo {
+extern const LinearKernels kLinearPortable;
+extern const LinearKernels kLinearAvx512;
+}  // namespace relevo
+
+namespace {
+
+using namespace relevo;
+
+struct Case {
+  Format format;
+  int64_t n, k, m;
+};
+
+struct Aligned {
+  explicit Aligned(size_t size) : data(static_cast<uint8_t*>(::operator new(size, std::align_val_t{64}))) {}
+  ~Aligned() { ::operator delete(data, std::align_val_t{64}); }
+  Aligned(const Aligned&) = delete;
+  uint8_t* data;
+};
+
+// Rows of random bytes, with scales (and whole elements) that are finite and of ordinary size.
+std::vector<uint8_t> random_rows(const Case& c, std::mt19937& random) {
+  const size_t row_bytes = raw_row_bytes(c.format, c.k);
+  std::vector<uint8_t> raw(c.n * row_bytes);
+  for (uint8_t& byte : raw) byte = static_cast<uint8_t>(random());
+  std::normal_distribution<float> normal;
+  const auto put_half = [&](size_t at) {
+    const uint16_t half = static_cast<uint16_t>(0x2000 + random() % 0x1000 + (random() % 2 << 15));
+    std::memcpy(raw.data() + at, &half, 2);
+  };
+  if (c.format == Format::f32 || c.format == Format::q8_channel) {
+    for (size_t at = 0; at < raw.size(); at += 4) {
+      const float value = normal(random);
+      std::memcpy(raw.data() + at, &value, 4);
+    }
+  } else if (c.format == Format::f16) {
+    for (size_t at = 0; at < raw.size(); at += 2) put_half(at);
+  } else if (c.format == Format::bf16) {
+    for (size_t at = 0; at < raw.size(); at += 2) {
+      const uint16_t bits = static_cast<uint16_t>(0x3e00 + random() % 0x200 + (random() % 2 << 15));
+      std::memcpy(raw.data() + at, &bits, 2);
+    }
+  } else {
+    const size_t block = row_bytes / (c.k / 32);
+    for (size_t at = 0; at < raw.size(); at += block) {
+      put_half(at);
+      if (c.format == Format::q4_1) put_half(at + 2);
+    }
+  }
+  return raw;
+}
+
+std::vector<float> random_floats(size_t count, std::mt19937& random) {
+  std::vector<float> values(count);
+  std::normal_distribution<float> normal;
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+std::vector<float> product(const LinearKernels& kernels, const Case& c, const std::vector<uint8_t>& raw,
+                           const std::vector<float>& x, const float* bias, bool accumulate, std::vector<float> y) {
+  const int64_t panels = (c.n + kernels.panel_rows(c.format) - 1) / kernels.panel_rows(c.format);
+  const Aligned packed(panels * kernels.panel_bytes(c.format, c.k));
+  const Aligned inputs(kernels.input_bytes(c.format, c.m, c.k));
+  const Linear w{c.format, c.n, c.k, packed.data};
+  const size_t row_bytes = raw_row_bytes(c.format, c.k);
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    std::vector<const uint8_t*> rows;
+    for (int64_t row = panel * kernels.panel_rows(c.format); row < c.n && rows.size() < 16; ++row)
+      rows.push_back(raw.data() + row * row_bytes);
+    kernels.pack(w, panel, rows.data(), static_cast<int64_t>(rows.size()));
+  }
+  const int64_t group = kernels.input_group(c.format);
+  for (int64_t first = 0; first < c.m; first += group)
+    kernels.prepare(c.format, x.data(), c.k, c.m, c.k, first, std::min(first + group, c.m), inputs.data);
+  const int64_t half = panels / 2;
+  kernels.multiply(w, inputs.data, c.m, 0, half, bias, accumulate, y.data(), c.n);
+  kernels.multiply(w, inputs.data, c.m, half, panels, bias, accumulate, y.data(), c.n);
+  return y;
+}
+
+bool agree(const Case& c, std::mt19937& random) {
+  const std::vector<uint8_t> raw = random_rows(c, random);
+  std::vector<float> x = random_floats(c.m * c.k, random);
+  for (int64_t i = 0; i < std::min<int64_t>(c.k, 32); ++i) x[i] = 0.0f;
+  const std::vector<float> bias = random_floats(c.n, random), y = random_floats(c.m * c.n, random);
+  const bool accumulate = random() % 2;
+  const float* bias_data = random() % 2 ? bias.data() : nullptr;
+  const std::vector<float> expected = product(kLinearPortable, c, raw, x, bias_data, accumulate, y);
+  const std::vector<float> found = product(kLinearAvx512, c, raw, x, bias_data, accumulate, y);
+  for (size_t i = 0; i < found.size(); ++i)
+    if (!std::isfinite(expected[i]) || std::memcmp(&found[i], &expected[i], sizeof(float)) != 0) {
+      std::printf("format %d n=%ld k=%ld m=%ld: y[%zu] is %.9g, not %.9g\n", static_cast<int>(c.format), long(c.n),
+                  long(c.k), long(c.m), i, found[i], expected[i]);
+      return false;
+    }
+  return true;
+}
+
+}  // namespace
+
+int main() {
+  std::mt19937 random(7);
+  int compared = 0;
+  for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8_0, Format::q4_0, Format::q4_1,
+                              Format::q8_channel}) {
+    const bool has_blocks = format == Format::q8_0 || format == Format::q4_0 || format == Format::q4_1;
+    for (const int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 29})
+      for (const int64_t k : {32, 96, has_blocks ? 704 : 709}) {
+        if (!agree({format, 1 + static_cast<int64_t>(random() % 50), k, m}, random)) return 1;
+        ++compared;
+      }
+  }
+  std::printf("%d products agree\n", compared);
+  return 0;
+}
