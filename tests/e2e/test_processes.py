@@ -157,7 +157,7 @@ def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "said"),
     [
         (("fake", "--topology", "3x"), "topology"),
-        (("fake", "--topology", "9p9d"), "cores"),
+        pytest.param(("smollm2", "--topology", "9p9d"), "cores", marks=pytest.mark.model),
         (("fake", "--port", "99999"), "--port"),
         (("fake", "--port", "many"), "--port"),
         (("fake", "--dtype", "int3"), "--dtype"),
