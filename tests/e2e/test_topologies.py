@@ -89,7 +89,7 @@ def test_sessions_in_turn_find_all_that_they_said_before(running: Stack) -> None
     _, route = send(running, numbers(4242, 64))
     assert route.startswith("decode decode-")
     assert "prompt " in route
-    running.wait_idle()
+    running.wait_idle(deadline_s=30.0)
 
 
 def test_a_killed_worker_of_each_role_comes_back_and_loses_only_its_cache(running: Stack) -> None:
@@ -103,7 +103,7 @@ def test_a_killed_worker_of_each_role_comes_back_and_loses_only_its_cache(runnin
         with ThreadPoolExecutor(4) as pool:
             texts = list(pool.map(lambda _: send(running, prompt)[0]["choices"][0]["text"], range(4)))
         assert set(texts) == {expected}
-    running.wait_idle()
+    running.wait_idle(deadline_s=30.0)
 
 
 def test_a_baseline_can_be_served() -> None:
