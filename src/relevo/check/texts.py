@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from random import Random
 
 QUESTION = "Tell me a long story about a fox who wants to cross a river."
@@ -23,5 +24,5 @@ _WORDS = (
 
 
 def fresh_words(rng: Random, num_words: int) -> str:
-    """Text that was never sent before, about 1.3 tokens a word for most models."""
-    return " ".join([f"{rng.getrandbits(40):x}", *(rng.choice(_WORDS) for _ in range(num_words - 1))])
+    """Text that was never sent before, not by an earlier run with the same seed either; about 1.3 tokens a word."""
+    return " ".join([secrets.token_hex(5), *(rng.choice(_WORDS) for _ in range(num_words - 1))])

@@ -62,7 +62,7 @@ def check(
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Longest wait for one answer.")] = 120.0,
     settle_s: Annotated[float, typer.Option(min=0.0, help="How long abandoned requests may stay.")] = 5.0,
     pause_s: Annotated[float, typer.Option(min=0.0, help="Chaos: how long a process is stopped.")] = 12.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same prompts, moments and targets.")] = 0,
+    seed: Annotated[int, typer.Option(help="Same seed, same moments and targets.")] = 0,
     strict: Annotated[bool, typer.Option(help="Fail for advice (SHOULD) too.")] = False,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write every result to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit XML report to this file.")] = None,
