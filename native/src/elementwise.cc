@@ -26,9 +26,9 @@ const ElementwiseKernels& elementwise_kernels(Path path) {
 void rope_angles(const int64_t* positions, int64_t num_tokens, const float* inv_freq, int64_t half, float scale,
                  float* cos, float* sin) {
   for (int64_t t = 0; t < num_tokens; ++t) {
-    const double position = static_cast<double>(positions[t]);
+    const float position = static_cast<float>(positions[t]);
     for (int64_t i = 0; i < half; ++i) {
-      const double angle = position * static_cast<double>(inv_freq[i]);
+      const double angle = static_cast<double>(position * inv_freq[i]);  // float32, as checkpoints were trained
       cos[t * half + i] = static_cast<float>(std::cos(angle) * static_cast<double>(scale));
       sin[t * half + i] = static_cast<float>(std::sin(angle) * static_cast<double>(scale));
     }

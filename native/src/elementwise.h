@@ -26,7 +26,8 @@ struct ElementwiseKernels {
 
 const ElementwiseKernels& elementwise_kernels(Path path);
 
-// cos/sin [T, half] of position * inv_freq, times scale, computed in double and rounded once.
+// cos/sin [T, half] of position * inv_freq, times scale. The angle is a float32 product, as in the implementations that
+// models are trained with: a more exact one would be another model at large positions. The rest is rounded once.
 void rope_angles(const int64_t* positions, int64_t num_tokens, const float* inv_freq, int64_t half, float scale,
                  float* cos, float* sin);
 

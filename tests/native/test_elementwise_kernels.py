@@ -139,12 +139,12 @@ def test_rope(path: str, seed: int, num_rows: int, num_heads: int, half: int, ex
     assert _only(x, before, slice(first, end), slice(0, num_heads * 2 * half))
 
 
-def test_rope_angles_are_rounded_once() -> None:
+def test_rope_angles_are_float32_products() -> None:
     positions = np.array([0, 1, 7, 2047, 8191, 131071], dtype=np.int64)
     inv_freq = (10000.0 ** (-np.arange(32) / 32)).astype(np.float32)
     cos, sin = (np.empty((len(positions), 32), dtype=np.float32) for _ in range(2))
     native.rope_angles(positions, inv_freq, 1.25, cos, sin)
-    angle = positions[:, None].astype(np.float64) * inv_freq.astype(np.float64)
+    angle = (positions[:, None].astype(np.float32) * inv_freq).astype(np.float64)
     assert np.array_equal(cos, (np.cos(angle) * 1.25).astype(np.float32))
     assert np.array_equal(sin, (np.sin(angle) * 1.25).astype(np.float32))
 
