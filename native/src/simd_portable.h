@@ -75,10 +75,11 @@ struct PortableVec {
     constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: the sum has no fraction bits left
     return each([&](int i) { return (x.lane[i] + SHIFT) - SHIFT; });
   }
-  // 2^n for an integer n in [-126, 127]; 0 for -127.
+  // 2^n for an integer n in [-126, 127]; 0 for -127. Any number for what is not a number.
   static F pow2(F n) {
     return each([&](int i) {
-      const int32_t bits = (static_cast<int32_t>(n.lane[i]) + 127) * (1 << 23);
+      const bool inside = n.lane[i] >= -127.0f && n.lane[i] <= 127.0f;
+      const uint32_t bits = static_cast<uint32_t>((inside ? static_cast<int32_t>(n.lane[i]) : 0) + 127) << 23;
       float out;
       std::memcpy(&out, &bits, sizeof out);
       return out;
