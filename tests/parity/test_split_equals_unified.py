@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(3000)]
 NUM_REQUESTS = 300
 NUM_REPEATS = 20
 FLAGS = (
-    *("smollm2", "--dtype", "float32", "--max-model-len", "2048", "--num-kv-blocks", "2048"),
+    *("smollm2", "--dtype", "float32", "--max-model-len", "2048", "--num-kv-blocks", "4096"),  # nothing is evicted
     *("--max-num-batched-tokens", str(STEP_TOKENS)),
 )
 
