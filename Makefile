@@ -6,6 +6,8 @@ MODEL ?= smollm2
 ARGS ?=
 # What computes: native (kernels compiled here, for CPUs) or torch (CUDA, and CPUs without a compiler).
 BACKEND ?= $(if $(wildcard /dev/nvidia0),torch,native)
+# The packaged model answers worse with inputs rounded to int8, which 4-bit weights are multiplied with: see the lab log.
+DTYPE ?= $(if $(filter native,$(BACKEND)),bfloat16,auto)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NATIVE := $(wildcard native/src/*.cc native/src/*.h native/relevo_native/*) native/CMakeLists.txt native/pyproject.toml
 SANITIZE := build/native-sanitize
@@ -13,7 +15,7 @@ SANITIZE := build/native-sanitize
 .PHONY: serve test parity check bench docs setup native native-sanitize clean
 
 serve: $(VENV)/.serve-$(BACKEND)  ## install into .venv and serve the embedded model (MODEL=..., BACKEND=torch, ARGS="--port 8001 ...")
-	$(BIN)/relevo serve $(MODEL) --backend $(BACKEND) $(ARGS)
+	$(BIN)/relevo serve $(MODEL) --backend $(BACKEND) --dtype $(DTYPE) $(ARGS)
 
 test: $(VENV)/.dev  ## install what the tests need and run them
 	$(BIN)/python -m pytest -m "not slow"
