@@ -15,7 +15,7 @@ from relevo.bench.engine_words import EngineFacts, EngineUnderTest, MachineLimit
 from relevo.build.backend import CPU_PATH_VARIABLE
 from relevo.build.configs import WorkerConfig
 from relevo.build.serve import plan_serving
-from relevo.build.worker import _scheduler_config, build_fake, build_model
+from relevo.build.worker import build_fake, build_model, scheduler_config
 from relevo.core.kv import DTYPE_BYTES, KVLayout
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.loaders.resolve import load_model_files
@@ -69,12 +69,12 @@ def engine_under_test(settings: Settings, num_kv_tokens: int) -> Iterator[Engine
         runner, arena, costs = build_fake(config) if is_fake else build_model(config, lambda status: None)
         if not is_fake:
             fill(arena.buffer)
-        scheduler_config = _scheduler_config(config, False, costs.costs)
+        scheduling = scheduler_config(config, False, costs.costs)
         limits = _limits(config)
         yield EngineUnderTest(
             facts=_facts(config, arena.layout, limits),
             runner=runner,
-            new_scheduler=lambda: Scheduler(scheduler_config),
+            new_scheduler=lambda: Scheduler(scheduling),
             limits=limits,
         )
 

@@ -52,7 +52,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
             role=config.role,
             model_name=config.model,
         ),
-        scheduler=Scheduler(_scheduler_config(config, transport.zero_copy, costs.costs)),
+        scheduler=Scheduler(scheduler_config(config, transport.zero_copy, costs.costs)),
         runner=runner,
         transport=transport,
         server=server,
@@ -139,7 +139,8 @@ def _transport(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> 
     return TcpTransport(arena, on_wake=wake)
 
 
-def _scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts) -> SchedulerConfig:
+def scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts) -> SchedulerConfig:
+    """Budgets cut to the measured costs. Raises SettingsError when a step would outlast the drain lease."""
     budget = config.max_num_batched_tokens
     if config.max_step_s > 0.0:
         budget = token_budget(costs, config.max_step_s, 2 * config.max_num_seqs, budget)
