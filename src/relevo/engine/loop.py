@@ -65,16 +65,21 @@ class EngineLoop:
         signal.signal(signal.SIGTERM, lambda *_: self._drain())
         may_wait = True
         while not self._may_leave():
-            for peer, message in self.server.poll(self._patience_s() if may_wait else 0.0):
-                self._handle(peer, message)
-            self._take_transfer_events()
-            self._end_sealed_legs()
-            self._send_grants()
-            self._drop_withdrawn_legs()
-            stepped = self._step()
-            self._cache_feed.publish()
-            self._report_load()
-            may_wait = not (stepped or self.scheduler.has_work())
+            may_wait = not self.turn(self._patience_s() if may_wait else 0.0)
+
+    def turn(self, patience_s: float | None) -> bool:
+        """Messages, what follows from them, at most one step. `patience_s`: how long to wait for a message, None: for
+        ever. True if the next turn may find something to do without one."""
+        for peer, message in self.server.poll(patience_s):
+            self._handle(peer, message)
+        self._take_transfer_events()
+        self._end_sealed_legs()
+        self._send_grants()
+        self._drop_withdrawn_legs()
+        stepped = self._step()
+        self._cache_feed.publish()
+        self._report_load()
+        return stepped or self.scheduler.has_work()
 
     def hello(self) -> wire.Hello:
         return wire.Hello(
