@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -72,8 +73,15 @@ class Member:
 class Membership:
     """Keeps a connection to every configured worker. `run` until cancelled."""
 
-    def __init__(self, members: list[Member], *, heartbeat_timeout_s: float = 8.0) -> None:
+    def __init__(
+        self,
+        members: list[Member],
+        *,
+        heartbeat_timeout_s: float = 8.0,
+        connect: Callable[[str], Awaitable[WorkerConnection]] = WorkerConnection.open,
+    ) -> None:
         """`heartbeat_timeout_s` is counted in whole intervals in which this process was awake and heard nothing."""
+        self._connect = connect
         self._members = {member.worker_id: member for member in members}
         self._max_unanswered = max(2, round(heartbeat_timeout_s / _PING_INTERVAL_S))
         self._sink: MessageSink | None = None
@@ -128,7 +136,7 @@ class Membership:
         retry_s = _CONNECT_RETRY_S
         while True:
             try:
-                connection = await WorkerConnection.open(member.address)
+                connection = await self._connect(member.address)
             except (OSError, WorkerLost):
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _CONNECT_RETRY_MAX_S)
