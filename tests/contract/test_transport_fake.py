@@ -116,3 +116,35 @@ def test_time_between_chunks_is_not_transfer_time() -> None:
             event = rig.next_event(sender)  # a millisecond passes
             assert isinstance(event, TransferSealed)
             assert event.transfer_s == pytest.approx((index + 1) * 1e-6)  # there and back
+
+
+HAUNTED = Faults(ghost_probability=1.0, ghost_delay_ns=(1000, 2000))
+
+
+def test_a_ghost_of_a_dead_sender_does_not_reach_the_next_owner_of_a_block() -> None:
+    """Red if rights to write are checked by block only, or end with the sender instead of the reservation."""
+    with closing(Rig("fake", faults=HAUNTED)) as rig:
+        sender, first = rig.join(), make_reservation(BLOCKS)
+        rig.receiver.transport.reserve(first)
+        sender.compute(first, rig.address, 0, [b"old....." * (rig.layout.bytes_per_block // 8)])
+        rig.hub.kill(sender.transport.address())
+        rig.receiver.transport.release(first)
+        rig.receiver.transport.reserve(make_reservation(BLOCKS, name="next", generation=1))
+        rig.receiver.arena.block(BLOCKS[0])[:] = b"new....." * (rig.layout.bytes_per_block // 8)
+        rig.hub.advance(5000)
+        assert rig.hub.num_faults["haunted"] == 1
+        assert bytes(rig.receiver.arena.block(BLOCKS[0])).startswith(b"new")
+        assert rig.receiver.transport.num_refused_writes == 1
+
+
+def test_a_ghost_of_an_open_reservation_changes_nothing() -> None:
+    """It brings the bytes of the moment it was sent; the sender's block has other content by then."""
+    with closing(Rig("fake", faults=HAUNTED)) as rig:
+        sender, mine = rig.join(), make_reservation(BLOCKS)
+        rig.receiver.transport.reserve(mine)
+        sender.compute(mine, rig.address, 0, [b"first..." * (rig.layout.bytes_per_block // 8)])
+        rig.hub.advance(500)
+        sender.arena.block(0)[:] = b"second.." * (rig.layout.bytes_per_block // 8)
+        rig.hub.advance(5000)
+        assert bytes(rig.receiver.arena.block(BLOCKS[0])).startswith(b"first")
+        assert rig.receiver.transport.num_refused_writes == 0

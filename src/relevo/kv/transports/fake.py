@@ -37,6 +37,8 @@ class Faults:
     duplicate_probability: float = 0.0  # a second copy, delayed anew
     reorder_probability: float = 0.0  # may overtake and be overtaken
     corrupt_probability: float = 0.0  # flips one bit of one written block
+    ghost_probability: float = 0.0  # a write's bytes come once more, `ghost_delay_ns` later; nothing calls them back
+    ghost_delay_ns: tuple[int, int] = (0, 0)  # uniform, both ends included
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +56,7 @@ class _Message:
     is_answer: bool = False
     refusal: str = ""  # in an answer; empty: applied
     stale: bool = False
+    ghost: tuple[bytes, ...] = ()  # the blocks as they were when sent; cancelled or not, its sender alive or not
 
 
 @dataclass(slots=True)
@@ -78,7 +81,7 @@ class FakeHub:
         self.faults = faults or Faults()
         self.checksum = checksum
         self.now_ns = 0
-        self.num_faults: Counter[str] = Counter()  # dropped, duplicated, reordered, corrupted
+        self.num_faults: Counter[str] = Counter()  # dropped, duplicated, reordered, corrupted, haunted
         self.lock = threading.RLock()
         self._rng = random.Random(seed)
         self._order = itertools.count()
@@ -101,6 +104,9 @@ class FakeHub:
             while self._under_way and self._under_way[0][0] <= now_ns:
                 due_ns, _, message = heapq.heappop(self._under_way)
                 self.now_ns = max(self.now_ns, due_ns)
+                if message.ghost:
+                    self._haunt(message)
+                    continue
                 (message.sender if message.is_answer else message.receiver).deliver(message)
                 woken[message.sender] = None
             self.now_ns = max(self.now_ns, now_ns)
@@ -113,13 +119,18 @@ class FakeHub:
             dead = self._endpoints.pop(address, None)
             if dead is None:
                 return
-            self._under_way = [e for e in self._under_way if dead not in (e[2].sender, e[2].receiver)]
+            self._under_way = [e for e in self._under_way if e[2].ghost or dead not in (e[2].sender, e[2].receiver)]
             heapq.heapify(self._under_way)
             others = list(self._endpoints.values())
             for endpoint in others:
                 endpoint.peer_died(address)
         for endpoint in others:
             endpoint.events.wake()
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When `advance` next has something to deliver; None: nothing is under way."""
+        return self._under_way[0][0] if self._under_way else None
 
     def find(self, address: str) -> FakeTransport | None:
         return self._endpoints.get(address)
@@ -133,12 +144,16 @@ class FakeHub:
         self._post(message)
         if self._strikes(self.faults.duplicate_probability, "duplicated"):
             self._post(message)
+        if message.block_ids and not message.is_answer and self._strikes(self.faults.ghost_probability, "haunted"):
+            ghost = replace(message, ghost=message.sender.content(message.block_ids))
+            due_ns = self.now_ns + self._rng.randint(*self.faults.ghost_delay_ns)
+            heapq.heappush(self._under_way, (due_ns, next(self._order), ghost))
 
     def forget(self, transfer: Transfer) -> None:
         """Nothing of the transfer is under way any more, and nobody waits for it. Lock held."""
         for endpoint in self._endpoints.values():
             endpoint.forget_inbox(transfer)
-        self._under_way = [entry for entry in self._under_way if entry[2].transfer is not transfer]
+        self._under_way = [e for e in self._under_way if e[2].ghost or e[2].transfer is not transfer]
         heapq.heapify(self._under_way)
 
     def flip_bit(self, block: memoryview) -> None:
@@ -151,6 +166,12 @@ class FakeHub:
             lane = (ends[1], ends[0]) if message.is_answer else ends
             due_ns = self._last_due_ns[lane] = max(due_ns, self._last_due_ns.get(lane, 0))
         heapq.heappush(self._under_way, (due_ns, next(self._order), message))
+
+    def _haunt(self, ghost: _Message) -> None:
+        """Whoever listens at the address now gets the bytes, and nobody an answer. Lock held."""
+        receiver = self.find(ghost.receiver.address())
+        if receiver is not None:
+            receiver.take_ghost(ghost)
 
     def _strikes(self, probability: float, fault: str) -> bool:
         hit = probability > 0 and self._rng.random() < probability
@@ -247,6 +268,16 @@ class FakeTransport:
                 inbox.seals.remove(seal)
                 self._answer(seal, "", False)
 
+    def content(self, block_ids: Sequence[BlockId]) -> tuple[bytes, ...]:
+        return tuple(bytes(self._arena.block(block_id)) for block_id in block_ids)
+
+    def take_ghost(self, ghost: _Message) -> None:
+        """Called by the hub, its lock held."""
+        targets = self._targets(ghost)
+        if targets is not None:
+            for target, content in zip(targets, ghost.ghost, strict=True):
+                self._arena.block(target)[:] = content
+
     def peer_died(self, address: str) -> None:
         """Called by the hub, its lock held: fail what was under way to that endpoint."""
         for transfer, outgoing in list(self._outgoing.items()):
@@ -294,11 +325,8 @@ class FakeTransport:
 
     def _store(self, message: _Message) -> tuple[str, bool]:
         """Copy the blocks if the right still stands. Returns (why not, whether for want of the right)."""
-        mine, first = message.transfer.reservation, message.first_index
-        last = first + len(message.block_ids)
-        targets = mine.block_ids[first:last]
-        if self._grants.find(mine.request_id, mine.epoch, first, targets, mine.generations[first:last]) is None:
-            self.num_refused_writes += 1
+        targets = self._targets(message)
+        if targets is None:
             return "the receiver has withdrawn the blocks", True
         sources = [message.sender._arena.block(b) for b in message.block_ids]
         checksums = [zlib.crc32(source) for source in sources]
@@ -310,6 +338,16 @@ class FakeTransport:
             self.num_refused_writes += 1
             return f"block {targets[-1]} arrived with a wrong checksum", False
         return "", False
+
+    def _targets(self, message: _Message) -> tuple[BlockId, ...] | None:
+        """The blocks that a write means; None, and counted, if the right to write them has ended."""
+        mine, first = message.transfer.reservation, message.first_index
+        last = first + len(message.block_ids)
+        targets = mine.block_ids[first:last]
+        if self._grants.find(mine.request_id, mine.epoch, first, targets, mine.generations[first:last]) is None:
+            self.num_refused_writes += 1
+            return None
+        return targets
 
     def _is_withdrawn(self, seal: _Message) -> bool:
         mine = seal.transfer.reservation
