@@ -49,6 +49,11 @@ class KVTransport(Protocol):
     name: str
     zero_copy: bool  # True: the sender computes straight into the receiver's blocks, `write` moves nothing
 
+    @property
+    def num_refused_writes(self) -> int:
+        """Writes under an ended right, since the start, counted where they were refused."""
+        ...
+
     def address(self) -> str:
         """Where senders reach this receiver; opaque to everybody else."""
         ...

@@ -259,7 +259,6 @@ class EngineLoop:
                 case TransferSealed():
                     self._sealed(leg, event)
                 case TransferFailed():
-                    self._count(num_refused_writes=int(event.stale))
                     self._fail(event.reservation.request_id, "handoff_failed", event.reason)
 
     def _sealed(self, leg: PrefillLeg, event: TransferSealed) -> None:
@@ -292,9 +291,9 @@ class EngineLoop:
             owner = self._owners.get(output.request_id)
             if owner is not None:
                 by_peer.setdefault(owner, []).append(output)
-        load = self._load()
+        load, counters = self._load(), self._counts()
         for peer, outputs in by_peer.items():
-            self.server.send(peer, wire.StepOutputs(tuple(outputs), load, self._counters))
+            self.server.send(peer, wire.StepOutputs(tuple(outputs), load, counters))
             self._load_changed.discard(peer)
         for output in outcome.outputs:
             if output.finish_reason is not None and not self._holds(output.request_id):
@@ -305,7 +304,7 @@ class EngineLoop:
 
     def _report_load(self) -> None:
         if self._load_changed:
-            report = wire.LoadReport(self._load(), self._counters)
+            report = wire.LoadReport(self._load(), self._counts())
             for peer in self._load_changed:
                 self.server.send(peer, report)
             self._load_changed.clear()
@@ -321,6 +320,11 @@ class EngineLoop:
 
     def _load(self) -> WorkerLoad:
         return replace(self.scheduler.load(), costs=self.costs.costs)
+
+    def _counts(self) -> StepCounters:
+        """With what the transport has refused in its own threads: also writes of senders that are dead by now."""
+        num_refused = self._counters.num_refused_writes + self.transport.num_refused_writes
+        return replace(self._counters, num_refused_writes=num_refused)
 
     def _count_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
         self._counters = replace(

@@ -227,7 +227,11 @@ TABLE: tuple[Metric, ...] = (
     _worker_count("relevo:steps_total", "Forward passes.", _OWN),
     _worker_count("relevo:kv_transfer_bytes_total", "KV handed to other workers, by the worker that sent it.", _OWN),
     _worker_count("relevo:kv_transfer_seconds_total", "Time in which KV was on its way to other workers.", _OWN),
-    _worker_count("relevo:refused_writes_total", "Writes refused because the block had a new owner.", ("worker",)),
+    _worker_count(
+        "relevo:refused_writes_total",
+        "KV writes refused because their right had ended: of aborted requests, and of former incarnations of a worker.",
+        ("worker",),
+    ),
     _worker_count("relevo:worker_restarts_total", "Incarnations after the first.", ("worker",)),
     _worker_gauge("relevo:blocks", "KV blocks by state; the states add up to the pool.", ("worker", "state")),
     _worker_gauge("relevo:worker_up", "1 if requests can be sent to the worker, else 0.", _OWN),
