@@ -248,6 +248,16 @@ def _first_word_only(body: dict[str, Any]) -> None:
         body["messages"] = body["messages"][-1:]
 
 
+def _drop_images(body: dict[str, Any]) -> None:
+    for message in body.get("messages", ()):
+        if isinstance(message["content"], list):
+            message["content"] = [part for part in message["content"] if part["type"] == "text"]
+
+
+def _drop_tool_results(body: dict[str, Any]) -> None:
+    body["messages"] = [message for message in body["messages"] if message["role"] != "tool"]
+
+
 FAULTS: dict[str, Fault] = {
     # shape
     "shape.models": whole(put("page", "object"), "/v1/models", when=lambda body: True),
@@ -271,6 +281,9 @@ FAULTS: dict[str, Fault] = {
         lambda body: body["choices"][0]["message"].update(tool_calls=[{"id": "1"}]), when=lambda body: "tools" in body
     ),
     "shape.json_schema": whole(retext(lambda text: "Yes, it is."), when=lambda body: "response_format" in body),
+    "shape.participant_name": status(lambda call: b'"name":"ada"' in call.raw, 400),
+    "shape.image_part": request(_drop_images),
+    "shape.json_object": whole(retext(lambda text: "Blue."), when=lambda body: "response_format" in body),
     "shape.completion": whole(put("completion", "object")),
     "shape.completion_default_length": request(lambda body: body.setdefault("max_tokens", 200)),
     "shape.completion_prompts": whole(
@@ -282,6 +295,14 @@ FAULTS: dict[str, Fault] = {
     "shape.completion_echo": request(lambda body: body.pop("echo", None)),
     "shape.content_type": reply(lambda call, answer: answer.headers.update({"Content-Type": "text/plain"})),
     "shape.request_id": reply(lambda call, answer: answer.headers.update({"x-request-id": ""})),
+    # tools
+    "tools.reach_the_model": request(lambda body: body.pop("tools", None)),
+    "tools.forced": whole(
+        lambda body: body["choices"][0]["message"]["tool_calls"][0]["function"].update(arguments="{}"),
+        when=lambda body: "tool_choice" in body,
+    ),
+    "tools.history": request(_drop_tool_results),
+    "tools.unknown_choice": status(_is("tool_choice", "sometimes")),
     # stream
     "stream.content_type": reply(lambda call, answer: answer.headers.update({"Content-Type": "text/plain"})),
     "stream.chunks": chunks(lambda found: found[3].update(id="other")),
@@ -416,6 +437,7 @@ FAULTS: dict[str, Fault] = {
     "errors.wrong_type": request(
         lambda body: body.update(temperature=0) if isinstance(body.get("temperature"), str) else None
     ),
+    "errors.response_format": status(lambda call: b"no_such_format" in call.raw),
     "errors.wrong_message": status(lambda call: b'"content":7' in call.raw, 500),
     "errors.unknown_model": request(lambda body: body.update(model="scripted")),
     "errors.unknown_model_path": status(lambda call: call.path == "/v1/models/no-such-model"),

@@ -160,7 +160,8 @@ class ScriptedOpenAI:
     def _generated(self, call: Call) -> Reply:
         body, chat = call.body, "messages" in call.body
         if chat:
-            prompts = ["".join(f"{m['role']}: {said(m)}\n" for m in body["messages"]) + "assistant: "]
+            tools = json.dumps(body["tools"]) if body.get("tools") and body.get("tool_choice") != "none" else ""
+            prompts = [tools + "".join(f"{m['role']}: {said(m)}\n" for m in body["messages"]) + "assistant: "]
         else:
             given = body["prompt"]
             prompts = (
@@ -323,6 +324,8 @@ def error(status: int, message: str, code: str | None = None) -> Reply:
 
 def said(message: dict[str, Any]) -> str:
     content = message["content"]
+    if content is None:
+        return json.dumps(message["tool_calls"])
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
@@ -336,6 +339,8 @@ def why_wrong(call: Call) -> Reply | None:
         ("n", lambda value: isinstance(value, int) and 1 <= value <= 128),
         ("top_logprobs", lambda value: 0 <= value <= 20),
         ("stop", lambda value: isinstance(value, str) or len(value) <= 64),
+        ("tool_choice", lambda value: isinstance(value, dict) or value in ("none", "auto", "required")),
+        ("response_format", lambda value: value["type"] in ("text", "json_object", "json_schema")),
     ]
     for name, is_right in rules:
         if body.get(name) is not None and not is_right(body[name]):
@@ -346,8 +351,10 @@ def why_wrong(call: Call) -> Reply | None:
     if not isinstance(messages, list) or not messages:
         return error(400, "messages is wrong")
     for message in messages:
-        if not message.get("role") or not isinstance(message.get("content"), str | list):
+        if not message.get("role") or not (isinstance(message.get("content"), str | list) or "tool_calls" in message):
             return error(400, "a message is wrong")
+        if isinstance(message["content"], list) and any(part["type"] != "text" for part in message["content"]):
+            return error(400, "only text")
         if any(0xD800 <= ord(letter) < 0xE000 for letter in said(message)):
             return error(400, "half a surrogate pair")
     return None
@@ -358,12 +365,16 @@ def common(a: list[str], b: list[str]) -> int:
 
 
 def whole_choice(index: int, one: Generation, body: dict[str, Any], chat: bool, echo: str) -> dict[str, Any]:
-    if chat and (body.get("response_format") or {}).get("type") == "json_schema":
+    if chat and (body.get("response_format") or {}).get("type", "text") != "text":
         one.text = '{"answer": "yes"}'
     logprobs = told_logprobs(one, body, chat, 0, len(one.tokens), 0)
     choice = {"index": index, "finish_reason": one.finish_reason, "logprobs": logprobs}
     if chat:
-        return choice | {"message": {"role": "assistant", "content": one.text, "refusal": None}}
+        message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
+        if isinstance(body.get("tool_choice"), dict):
+            called = {"name": body["tool_choice"]["function"]["name"], "arguments": '{"unit": "celsius"}'}
+            message |= {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": called}]}
+        return choice | {"message": message}
     return choice | {"text": echo + one.text}
 
 

@@ -129,6 +129,8 @@ REFUSALS = {
     Need.CHOICES: lambda call: b'"n":2' in call.raw,
     Need.ECHO: lambda call: b'"echo"' in call.raw,
     Need.TOOLS: lambda call: b'"tools"' in call.raw,
+    Need.FORCED_TOOL: lambda call: b'"tool_choice":{' in call.raw,
+    Need.JSON_OBJECT: lambda call: b"json_object" in call.raw,
     Need.JSON_SCHEMA: lambda call: b"json_schema" in call.raw,
     Need.LOGIT_BIAS: lambda call: b"logit_bias" in call.raw,
     Need.TOKENIZE: lambda call: call.path == "/tokenize",

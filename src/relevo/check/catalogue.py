@@ -9,6 +9,7 @@ from types import ModuleType
 from relevo.check.blackbox import (
     cancel,
     choices,
+    completions,
     concurrency,
     errors,
     limits,
@@ -19,6 +20,7 @@ from relevo.check.blackbox import (
     sse,
     stop,
     stream,
+    tools,
     unicode,
     usage,
 )
@@ -27,7 +29,7 @@ from relevo.check.words import Check
 from relevo.core.errors import SettingsError
 
 _MODULES: tuple[ModuleType, ...] = (
-    *(shape, stream, sse, stop, logprobs, choices, sampling, usage, limits, errors, unicode),
+    *(shape, completions, tools, stream, sse, stop, logprobs, choices, sampling, usage, limits, errors, unicode),
     *(concurrency, oracle, cancel, aborts, workers, stops, links),
 )
 

@@ -100,12 +100,15 @@ async def _ask_about_generation(server: Server, facts: Facts) -> None:
     base = chat if facts.has(Need.CHAT) else plain
     schema = {"type": "json_schema", "json_schema": {"name": "probe", "strict": True, "schema": _SCHEMA}}
     tool = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
+    forced = {"type": "function", "function": {"name": "probe"}}
     for need, body in (
         (Need.CHAT_LOGPROBS, chat | {"logprobs": True, "top_logprobs": 2}),
         (Need.COMPLETION_LOGPROBS, plain | {"logprobs": 2}),
         (Need.CHOICES, base | {"n": 2}),
         (Need.ECHO, plain | {"echo": True}),
         (Need.TOOLS, chat | {"tools": [tool]}),
+        (Need.FORCED_TOOL, chat | {"tools": [tool], "tool_choice": forced}),
+        (Need.JSON_OBJECT, chat | {"response_format": {"type": "json_object"}}),
         (Need.JSON_SCHEMA, chat | {"response_format": schema}),
         (Need.LOGIT_BIAS, base | {"logit_bias": {"1": -100}}),
     ):

@@ -25,6 +25,7 @@ class Level(StrEnum):
 
 class Group(StrEnum):
     SHAPE = "shape"
+    TOOLS = "tools"
     STREAM = "stream"
     SSE = "sse"
     STOP = "stop"
@@ -51,6 +52,8 @@ class Need(StrEnum):
     CHOICES = "several choices (n > 1)"
     ECHO = "echo"
     TOOLS = "tools"
+    FORCED_TOOL = "a forced tool call"
+    JSON_OBJECT = "response_format json_object"
     JSON_SCHEMA = "response_format json_schema"
     LOGIT_BIAS = "logit_bias"
     TOKENIZE = "/tokenize"

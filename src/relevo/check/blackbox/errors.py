@@ -142,6 +142,17 @@ async def wrong_type(t: Trial) -> None:
 
 
 @check(
+    "errors.response_format",
+    "A response_format of a type that does not exist is a 4xx error.",
+    why="Ignored, prose comes where a program waits for a structure.",
+    source=OPENAI_CHAT,
+    needs=_CHAT,
+)
+async def response_format(t: Trial) -> None:
+    await _refused_chat(t, response_format={"type": "no_such_format"})
+
+
+@check(
     "errors.wrong_message",
     "A message whose content is a number, or that has no role, is a 4xx error.",
     why="It reaches the chat template otherwise and fails there in words nobody understands.",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 
 from relevo.check.exchange import Answer
-from relevo.check.sources import OPENAI_CHAT, OPENAI_COMPLETIONS, OPENAI_DEBUGGING, OPENAI_MODELS, VLLM
-from relevo.check.texts import OPENING, QUESTION, SECOND_OPENING
-from relevo.check.trial import CHAT, COMPLETIONS, Trial
-from relevo.check.words import Level, Mismatch, Need, check
+from relevo.check.sources import OPENAI_CHAT, OPENAI_DEBUGGING, OPENAI_MODELS, VLLM
+from relevo.check.texts import QUESTION
+from relevo.check.trial import CHAT, Trial
+from relevo.check.words import Level, Need, check
 
+_ONE_PIXEL = (  # a PNG
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
+)
 _FIRST_UNIX_S = 1_500_000_000  # mid 2017; an older `created` is not a time
 _NEEDS_CHAT = (Need.CHAT,)
-_NEEDS_COMPLETIONS = (Need.COMPLETIONS,)
 _FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_call")
 
 
@@ -55,7 +57,8 @@ async def health(t: Trial) -> None:
     (await t.send("GET", "/health")).ok()
 
 
-def _check_envelope(answer: Answer, kind: str) -> None:
+def check_envelope(answer: Answer, kind: str) -> None:
+    """The members that chats and completions have in common. Raises Mismatch."""
     answer.ok()
     if answer.at(str, "object") != kind:
         raise answer.fail(f"object is {answer.at(str, 'object')!r}", f"object {kind!r}")
@@ -78,7 +81,7 @@ def _check_envelope(answer: Answer, kind: str) -> None:
     needs=_NEEDS_CHAT,
 )
 async def chat(t: Trial) -> None:
-    _check_envelope(await t.chat(), "chat.completion")
+    check_envelope(await t.chat(), "chat.completion")
 
 
 @check(
@@ -242,6 +245,39 @@ async def developer_role(t: Trial) -> None:
 
 
 @check(
+    "shape.participant_name",
+    "A message with a participant's name is accepted.",
+    why="Frameworks that run several agents name the speaker of every message.",
+    source=OPENAI_CHAT,
+    needs=_NEEDS_CHAT,
+    level=Level.SHOULD,
+)
+async def participant_name(t: Trial) -> None:
+    (await t.chat(messages=[{"role": "user", "name": "ada", "content": QUESTION}], max_tokens=1)).ok()
+
+
+@check(
+    "shape.image_part",
+    "An image in a message is taken into the prompt or refused with a 4xx status, never left out.",
+    why="An answer about an image that the model never saw looks like any other.",
+    source=OPENAI_CHAT,
+    needs=_NEEDS_CHAT,
+)
+async def image_part(t: Trial) -> None:
+    text = {"type": "text", "text": "What is in this image?"}
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_ONE_PIXEL}"}}
+    answer = await t.chat([text, image], max_tokens=1)
+    if answer.is_refusal:
+        return
+    plain = (await t.chat([text], max_tokens=1)).ok()
+    if answer.ok().usage("prompt_tokens") <= plain.usage("prompt_tokens"):
+        raise answer.fail(
+            f"{answer.usage('prompt_tokens')} prompt tokens, as many as without the image",
+            "more prompt tokens, or a 4xx status",
+        )
+
+
+@check(
     "shape.tool_choice_none",
     "With tool_choice 'none' the answer is text, and tools are never called.",
     why="Agents use it for a final answer; a call there loops.",
@@ -254,6 +290,25 @@ async def tool_choice_none(t: Trial) -> None:
     answer = (await t.chat("What is the weather in Rome?", tools=[tool], tool_choice="none")).ok()
     if answer.at(dict, "choices", 0, "message").get("tool_calls"):
         raise answer.fail("the message has tool_calls", "text")
+
+
+@check(
+    "shape.json_object",
+    "An answer under response_format json_object is a JSON object, as far as max_tokens let it come.",
+    why="Programs parse it without a second look.",
+    source=OPENAI_CHAT,
+    needs=(Need.CHAT, Need.JSON_OBJECT),
+)
+async def json_object(t: Trial) -> None:
+    wanted = {"type": "json_object"}
+    answer = (await t.chat("Name a colour, as JSON.", response_format=wanted, max_tokens=64)).ok()
+    text = answer.text().lstrip()
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except ValueError:
+        is_object = answer.finish_reason() == "length" and (text.startswith("{") or not text)
+    if not is_object:
+        raise answer.fail(f"content is {answer.text()!r}", "a JSON object")
 
 
 @check(
@@ -278,90 +333,6 @@ async def json_schema(t: Trial) -> None:
         raise answer.fail("content is not JSON", "JSON of the schema") from None
     if not isinstance(value, dict) or value.get("answer") not in ("yes", "no") or len(value) != 1:
         raise answer.fail(f"content is {answer.text()!r}", "JSON of the schema")
-
-
-@check(
-    "shape.completion",
-    "A completion has id, object 'text_completion', created, model, and one choice with text.",
-    why="SDKs build typed objects from these members.",
-    source=OPENAI_COMPLETIONS,
-    needs=_NEEDS_COMPLETIONS,
-)
-async def completion(t: Trial) -> None:
-    answer = await t.complete()
-    _check_envelope(answer, "text_completion")
-    if not answer.text():
-        raise answer.fail("text is empty", "text")
-
-
-@check(
-    "shape.completion_default_length",
-    "Without max_tokens a completion has at most 16 tokens.",
-    why="It is the documented default; without it an unattended request runs to the end of the context.",
-    source=OPENAI_COMPLETIONS,
-    needs=_NEEDS_COMPLETIONS,
-    level=Level.SHOULD,
-)
-async def completion_default_length(t: Trial) -> None:
-    # read as a stream and left early, so that a server without the default does not write for minutes
-    body = t.completion_body(max_tokens=..., stop=["\n\n\n\n\n"])
-    answer = await t.stream_at_most(COMPLETIONS, body, num_events=60)
-    if answer is None:
-        raise Mismatch("a stream of 60 events and more", expected="at most 16 tokens", exchange=t.last)
-    if len(answer.ok().pieces_of_text()) > 18:
-        raise answer.fail(f"{len(answer.pieces_of_text())} chunks of text", "at most 16 tokens")
-
-
-@check(
-    "shape.completion_prompts",
-    "A list of prompts gives one choice per prompt, in order, each as if asked alone.",
-    why="Batch jobs assign results by index.",
-    source=OPENAI_COMPLETIONS,
-    needs=_NEEDS_COMPLETIONS,
-)
-async def completion_prompts(t: Trial) -> None:
-    fields = t.logprob_fields(COMPLETIONS)
-    alone = [(await t.complete(prompt, **fields)).ok() for prompt in (OPENING, SECOND_OPENING)]
-    both = (await t.complete([OPENING, SECOND_OPENING], **fields)).ok()
-    if both.num_choices != 2:
-        raise both.fail(f"{both.num_choices} choices", "two")
-    for index, reference in enumerate(alone):
-        if both.at(int, "choices", index, "index") != index:
-            raise both.fail(f"choice {index} has another index", f"index {index}")
-        t.same_text(both, reference, f"prompt {index} in a list and alone", index, 0)
-
-
-@check(
-    "shape.completion_token_ids",
-    "A prompt of token ids means the same as the text they stand for.",
-    why="Evaluation suites and routers send token ids.",
-    source=OPENAI_COMPLETIONS,
-    needs=(Need.COMPLETIONS, Need.TOKENIZE),
-)
-async def completion_token_ids(t: Trial) -> None:
-    fields = t.logprob_fields(COMPLETIONS)
-    as_text = (await t.complete(**fields)).ok()
-    as_ids = (await t.complete(await t.tokenize(OPENING), **fields)).ok()
-    if as_ids.usage("prompt_tokens") != as_text.usage("prompt_tokens"):
-        raise as_ids.fail(
-            f"{as_ids.usage('prompt_tokens')} prompt tokens", f"{as_text.usage('prompt_tokens')} as for the text"
-        )
-    t.same_text(as_ids, as_text, "ids and text")
-
-
-@check(
-    "shape.completion_echo",
-    "With echo the text begins with the prompt.",
-    why="Scoring scripts cut the prompt off by its length.",
-    source=OPENAI_COMPLETIONS,
-    needs=(Need.COMPLETIONS, Need.ECHO),
-)
-async def completion_echo(t: Trial) -> None:
-    plain, echoed = (await t.complete()).ok(), (await t.complete(echo=True)).ok()
-    if not echoed.text().startswith(OPENING):
-        raise echoed.fail(f"text is {echoed.text()!r}", "text that begins with the prompt")
-    if echoed.text() != OPENING + plain.text():
-        raise echoed.fail(f"after the prompt: {echoed.text()[len(OPENING) :]!r}", repr(plain.text()))
 
 
 @check(
