@@ -32,7 +32,8 @@ EOS = 256
 VOCAB_SIZE = 257
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
-    "{% if tools %}tools:{{ tools | length }}\n{% endif %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if tools %}tools:{{ tools | map(attribute='function.name') | join }}\n{% endif %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
 

@@ -10,7 +10,9 @@ from scripted_gateway import MAX_MODEL_LEN, VOCAB_SIZE, Rig, events, ids, rig, s
 
 from relevo.core import errors
 from relevo.core.request import FinishReason
+from relevo.gateway.chat_template import ChatTemplate
 from relevo.gateway.http_errors import HTTP_SHAPES
+from relevo.gateway.openai.unsupported import REFUSED_FIELDS
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -88,7 +90,10 @@ REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, chat(request_id="a\nb"), "request_id"),
     (CHAT, chat(response_format=SCHEMA_FORMAT), "response_format"),
     (CHAT, chat(response_format={"type": "json_object"}), "response_format"),
-    (CHAT, chat(structured_outputs={"regex": "a"}), "structured_outputs"),
+    *((CHAT, chat(**{name: {"a": 1}}), name) for name in REFUSED_FIELDS),
+    (TEXT, text(guided_choice=["a", "b"]), "guided_choice"),
+    (CHAT, chat(web_search_options={}), "web_search_options"),
+    (CHAT, chat(modalities=["text", "audio"]), "modalities"),
     (CHAT, chat(chat_template="{{ 1 }}"), "chat_template"),
     (CHAT, chat(chat_template_kwargs={"messages": []}), "chat_template_kwargs"),
     (CHAT, chat(add_generation_prompt=True, continue_final_message=True), "continue_final_message"),
@@ -138,7 +143,8 @@ ACCEPTED: list[dict[str, Any]] = [
     chat(top_logprobs=0),
     chat(stop=[]),
     chat(response_format={"type": "text"}),
-    chat(guided_json={"type": "object"}, unknown_field=[1], kv_transfer_params={"do_remote_decode": True}),
+    chat(bad_words=[], functions=[], grammar="", modalities=["text"], guided_json=None),
+    chat(unknown_field=[1], kv_transfer_params={"do_remote_decode": True}),
     chat(bootstrap_host="h", bootstrap_port=1, bootstrap_room=2, store=False, metadata={}, promptCacheKey="k"),
     chat(seed=2**70, user="u", priority=-3, request_id="r-1", reasoning_effort="low"),
     chat(messages=[{"role": "developer", "content": [{"type": "text", "text": "hi"}]}]),
@@ -156,12 +162,22 @@ async def test_what_real_clients_send_is_accepted(body: dict[str, Any]) -> None:
     assert response.status_code == 200, response.text
 
 
+async def test_tools_that_a_template_leaves_out_are_refused_unless_none_is_to_be_called() -> None:
+    """Red if tools were dropped in silence: an agent would wait for calls from a model that was told of no tools."""
+    r = rig(says("x"), chat_template=ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}"))
+    refused = await r.chat(tools=[NAMED_TOOL])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+    assert "tool_choice" in refused.json()["error"]["message"]
+    assert (await r.chat(tools=[NAMED_TOOL], tool_choice="none")).status_code == 200
+    assert (await r.chat(tools=[])).status_code == 200
+
+
 async def test_fields_without_effect_are_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     r = rig(says("x"))
     for _ in range(2):
-        await r.chat(guided_json={}, prompt_logprobs=1)
+        await r.chat(verbosity="low", prediction={"type": "content", "content": "x"})
     assert [record.getMessage() for record in caplog.records] == [
-        "request fields without effect fields=guided_json,prompt_logprobs"
+        "request fields without effect fields=prediction,verbosity"
     ]
 
 

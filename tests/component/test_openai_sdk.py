@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import openai
+import pydantic
 import pytest
 import uvicorn
-from scripted_gateway import MODEL, Hang, Rig, ids, rig, says
+from scripted_gateway import MODEL, TOKENIZER, Hang, Rig, ids, rig, says
 
 from relevo.core import errors
 from relevo.gateway.auth import ApiKeys
@@ -59,6 +60,47 @@ async def test_the_stream_accumulator_of_the_sdk_takes_our_chunks() -> None:
         final = await stream.get_final_completion()
     assert final.choices[0].message.content == "Hello"
     assert final.choices[0].logprobs is not None and len(final.choices[0].logprobs.content or ()) == 6
+
+
+async def test_every_form_of_message_that_the_sdk_can_send() -> None:
+    """Red when a typed message of the SDK is refused, or loses text on the way to the template."""
+    r = rig(says("ok"))
+    messages = [
+        {"role": "developer", "content": "be brief", "name": "boss"},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "name": "ada"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "refusal": None},
+        {"role": "user", "content": "again"},
+    ]
+    async with served(r) as client:
+        answer = await client.chat.completions.create(  # type: ignore[call-overload]
+            model=MODEL, messages=messages, max_completion_tokens=3, user="u", store=False, metadata={"k": "v"},
+            parallel_tool_calls=False, service_tier="auto", reasoning_effort="low", verbosity="low", seed=-1,
+            response_format={"type": "text"}, stop=None, logit_bias={}, extra_body={"top_k": 5, "x_unknown": [1]},
+            prompt_cache_key="k", safety_identifier="s", modalities=["text"],
+        )  # fmt: skip
+    assert answer.choices[0].message.content == "ok"
+    prompt = TOKENIZER.decode(r.generator.requests[0].prompt_token_ids)
+    assert prompt == "developer:be brief\nuser:one\ntwo\nassistant:no\nuser:again\nassistant:"
+    assert (r.generator.requests[0].sampling.max_tokens, r.generator.requests[0].sampling.top_k) == (3, 5)
+
+
+async def test_a_schema_of_the_sdk_is_refused_and_never_answered_with_prose() -> None:
+    class Verdict(pydantic.BaseModel):
+        answer: str
+
+    async with served(rig(says("prose"))) as client:
+        with pytest.raises(openai.BadRequestError, match="'response_format' of type 'json_schema'"):
+            await client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Verdict)  # type: ignore[arg-type]
+
+
+async def test_what_is_not_served_is_not_found() -> None:
+    async with served(rig()) as client:
+        for ask in (
+            client.responses.create(model=MODEL, input="hi"),
+            client.embeddings.create(model=MODEL, input="hi"),
+        ):
+            with pytest.raises(openai.NotFoundError, match="There is nothing at"):
+                await ask
 
 
 async def test_completions_with_several_prompts() -> None:

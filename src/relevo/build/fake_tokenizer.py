@@ -8,6 +8,7 @@ from relevo.core.model import TokenizerFiles
 
 _EOS = "<|end|>"
 _TEMPLATE = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )

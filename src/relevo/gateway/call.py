@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Send
@@ -54,12 +54,19 @@ class Call:
         """Empty without API keys."""
         return self.caller.tenant
 
-    async def read(self, schema: type[T], without_effect: frozenset[str] = frozenset()) -> tuple[T, int]:
-        """The body as `schema`, and its size in bytes. Raises RequestError."""
+    async def read(
+        self,
+        schema: type[T],
+        without_effect: frozenset[str] = frozenset(),
+        refuse: Callable[[dict[str, Any]], None] | None = None,
+    ) -> tuple[T, int]:
+        """The body as `schema`, and its size in bytes. Raises RequestError, also what `refuse` raises for a member."""
         check_media_type(self.request.headers.get("content-type"))
         body = await read_body(self.request, self.context.max_body_bytes)
         members = parse_object(body)
         self.field_warnings.note(name for name in members if name in without_effect)
+        if refuse is not None:
+            refuse(members)
         return check_schema(members, schema), len(body)
 
     def model_name(self, requested: str | None) -> str:

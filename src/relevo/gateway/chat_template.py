@@ -27,6 +27,7 @@ from relevo.gateway.chat_messages import ContentForm, fit_messages
 Message = Mapping[str, Any]
 
 _PROBE = "relevo-probe"
+_PROBE_TOOL = "relevo_probe_tool"
 _PROBE_AS_VALUE = re.compile(rf"""['"]text['"]: ['"]{_PROBE}""")
 _CONTINUE = "RELEVO_CONTINUES_HERE "  # the space shows whether the template trims what follows a message
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
@@ -64,6 +65,7 @@ class ChatTemplate:
         self._special_tokens = {name: token for name, token in given.items() if token is not None}
         self._content_form = self._probe_content_form()
         self._knows_developer = self._shows([{"role": "developer", "content": _PROBE}, {"role": "user", "content": ""}])
+        self.knows_tools = self._shows_tools()
 
     @classmethod
     def from_files(cls, files: TokenizerFiles) -> ChatTemplate | None:
@@ -157,6 +159,15 @@ class ChatTemplate:
         except InvalidRequest:
             return False
         return _PROBE in rendered and not _PROBE_AS_VALUE.search(rendered)
+
+    def _shows_tools(self) -> bool:
+        """Whether the template writes what a tool is called, so that the model can know of it."""
+        function = {"name": _PROBE_TOOL, "description": "", "parameters": {"type": "object", "properties": {}}}
+        messages = fit_messages([{"role": "user", "content": ""}], self._content_form, rename_developer=False)
+        try:
+            return _PROBE_TOOL in self._render(messages, [{"type": "function", "function": function}], True, {})
+        except InvalidRequest:
+            return False
 
     def _probe_content_form(self) -> ContentForm:
         """Ask the template itself which form of `content` it takes."""

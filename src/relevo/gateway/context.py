@@ -38,6 +38,11 @@ class TextTokenizer(Protocol):
 class PromptTemplate(Protocol):
     """Messages to prompt text. Raises InvalidRequest where the template refuses the messages."""
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether tools that are given to `render` are in the prompt."""
+        ...
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

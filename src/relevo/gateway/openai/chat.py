@@ -17,18 +17,23 @@ from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import chat_logprobs
 from relevo.gateway.openai.prompts import chat_token_ids
 from relevo.gateway.openai.requests import new_generation, response_id
-from relevo.gateway.openai.sampling import refuse_forced_tool, refuse_unsupported
-from relevo.gateway.openai.schemas import FIELDS_WITHOUT_EFFECT, ChatFields
+from relevo.gateway.openai.schemas import ChatFields
+from relevo.gateway.openai.unsupported import (
+    FIELDS_WITHOUT_EFFECT,
+    refuse_fields,
+    refuse_tools,
+    refuse_unsupported,
+)
 from relevo.gateway.text_generation import TextDelta
 
 
 async def chat_completions(call: Call) -> Response | None:
     """Answer one chat completion request. Raises RelevoError, ClientGone."""
-    fields, num_bytes = await call.read(ChatFields, FIELDS_WITHOUT_EFFECT)
+    fields, num_bytes = await call.read(ChatFields, FIELDS_WITHOUT_EFFECT, refuse_fields)
     model = call.model_name(fields.model)
     num_logprobs = _num_logprobs(fields)
     refuse_unsupported(fields)
-    refuse_forced_tool(fields)
+    refuse_tools(call.context, fields)
     if fields.echo:
         raise InvalidRequest("'echo' is only supported by /v1/completions.", param="echo")
     token_ids = await run_text_work(num_bytes, lambda: chat_token_ids(call.context, fields))

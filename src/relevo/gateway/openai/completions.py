@@ -16,8 +16,8 @@ from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import completion_logprobs
 from relevo.gateway.openai.prompts import Prompt, completion_prompts
 from relevo.gateway.openai.requests import new_generation, response_id
-from relevo.gateway.openai.sampling import refuse_unsupported
-from relevo.gateway.openai.schemas import FIELDS_WITHOUT_EFFECT, CompletionFields
+from relevo.gateway.openai.schemas import CompletionFields
+from relevo.gateway.openai.unsupported import FIELDS_WITHOUT_EFFECT, refuse_fields, refuse_unsupported
 from relevo.gateway.text_generation import TextDelta
 
 DEFAULT_MAX_TOKENS = 16  # required by the API reference
@@ -25,7 +25,7 @@ DEFAULT_MAX_TOKENS = 16  # required by the API reference
 
 async def completions(call: Call) -> Response | None:
     """Answer one completion request, of one or several prompts. Raises RelevoError, ClientGone."""
-    fields, num_bytes = await call.read(CompletionFields, FIELDS_WITHOUT_EFFECT)
+    fields, num_bytes = await call.read(CompletionFields, FIELDS_WITHOUT_EFFECT, refuse_fields)
     model = call.model_name(fields.model)
     refuse_unsupported(fields)
     _refuse_unsupported_here(fields)

@@ -1,4 +1,4 @@
-"""Request fields to resolved sampling parameters: defaults, cross-field rules, what this server does not offer.
+"""Request fields to resolved sampling parameters: defaults and cross-field rules.
 
 Pure but for the seed, which is drawn by the caller. Does not know prompts or HTTP.
 """
@@ -63,30 +63,6 @@ def resolve_sampling(
         min_tokens=fields.min_tokens,
         ignore_eos=fields.ignore_eos,
     )
-
-
-def refuse_unsupported(fields: GenerationFields) -> None:
-    """Raises InvalidRequest for whatever would change the meaning of the answer if it were ignored."""
-    response_format = fields.response_format or {}
-    if response_format.get("type", "text") != "text":
-        raise InvalidRequest(
-            f"'response_format' of type {response_format['type']!r} is not supported yet; use 'text'.",
-            param="response_format",
-        )
-    if fields.structured_outputs is not None:
-        raise InvalidRequest("'structured_outputs' is not supported yet.", param="structured_outputs")
-    if fields.use_beam_search:
-        raise InvalidRequest("Beam search is not supported.", param="use_beam_search")
-
-
-def refuse_forced_tool(fields: ChatFields) -> None:
-    """A forced tool call would need constrained output. Raises InvalidRequest."""
-    choice = fields.tool_choice
-    if choice in (None, "auto", "none"):
-        return
-    if choice == "required" or isinstance(choice, dict):
-        raise InvalidRequest("Forced tool calls are not supported yet; use 'auto' or 'none'.", param="tool_choice")
-    raise InvalidRequest(f"'tool_choice' must be 'auto' or 'none', got {choice!r}.", param="tool_choice")
 
 
 def check_token_ids(token_ids: list[TokenId], vocab_size: int, param: str) -> list[TokenId]:

@@ -23,35 +23,6 @@ Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 StopString = Annotated[str, Meta(min_length=1)]
 
-# Accepted without effect; each is named once in the log, so that nobody believes that it works.
-FIELDS_WITHOUT_EFFECT = frozenset(
-    (
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "guided_decoding_backend",
-        "guided_whitespace_pattern",
-        "prompt_logprobs",
-        "truncate_prompt_tokens",
-        "thinking_token_budget",
-        "length_penalty",
-        "spaces_between_special_tokens",
-        "allowed_token_ids",
-        "bad_words",
-        "logits_processors",
-        "typical_p",
-        "mirostat",
-        "functions",
-        "function_call",
-        "modalities",
-        "audio",
-        "prediction",
-        "web_search_options",
-        "verbosity",
-    )
-)
-
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
@@ -88,7 +59,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+\Z")] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+\Z")] | None = None
     response_format: dict[str, Any] | None = None
-    structured_outputs: Any = None
     use_beam_search: bool = False
     session_id: Any = None  # these four may name a session, see policy.affinity
     prompt_cache_key: Any = None

@@ -1,0 +1,88 @@
+"""What clients ask for and this server does not offer: refused if ignoring it would change what the answer means.
+
+Fields that merely tune or hint are accepted without effect and named in the log; fields that nobody knows are ignored.
+Sources: OpenAI API reference; the documentation of vLLM's, SGLang's and llama.cpp's servers, for their extensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from relevo.core.errors import InvalidRequest
+from relevo.gateway.context import GatewayContext
+from relevo.gateway.openai.schemas import ChatFields, GenerationFields
+
+# Accepted without effect; each is named once in the log, so that nobody believes that it works.
+FIELDS_WITHOUT_EFFECT = frozenset(
+    (
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "thinking_token_budget",
+        "length_penalty",
+        "spaces_between_special_tokens",
+        "typical_p",
+        "mirostat",
+        "function_call",
+        "prediction",
+        "verbosity",
+    )
+)
+
+_UNCONSTRAINED = "output cannot be constrained yet; leave the field out"
+REFUSED_FIELDS: Mapping[str, str] = {  # field -> the rest of the sentence
+    **dict.fromkeys(
+        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), _UNCONSTRAINED
+    ),
+    **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), _UNCONSTRAINED),
+    "allowed_token_ids": "use 'logit_bias'",
+    "bad_words": "use 'logit_bias'",
+    "logits_processors": "use 'logit_bias'",
+    "prompt_logprobs": "prompt tokens have no log probabilities here",
+    "truncate_prompt_tokens": "shorten the prompt before it is sent",
+    "functions": "use 'tools'",
+    "audio": "answers are text only",
+    "web_search_options": "nothing is searched here",
+}
+_NOT_GIVEN: tuple[Any, ...] = ([], "", False)  # as some clients write what they do not want
+
+
+def refuse_fields(members: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest for a field of the body that would change the meaning of the answer if it were ignored."""
+    for name, value in members.items():
+        if name in REFUSED_FIELDS and value not in _NOT_GIVEN:
+            raise InvalidRequest(f"'{name}' is not supported: {REFUSED_FIELDS[name]}.", param=name)
+    modalities = members.get("modalities", ["text"])
+    if modalities != ["text"]:
+        raise InvalidRequest(f"'modalities' must be ['text'], got {modalities!r}.", param="modalities")
+
+
+def refuse_unsupported(fields: GenerationFields) -> None:
+    """As `refuse_fields`, for fields that may have some values. Raises InvalidRequest."""
+    response_format = fields.response_format or {}
+    if response_format.get("type", "text") != "text":
+        raise InvalidRequest(
+            f"'response_format' of type {response_format['type']!r} is not supported yet; use 'text'.",
+            param="response_format",
+        )
+    if fields.use_beam_search:
+        raise InvalidRequest("Beam search is not supported.", param="use_beam_search")
+
+
+def refuse_tools(context: GatewayContext, fields: ChatFields) -> None:
+    """A forced call needs constrained output, and a model knows nothing of tools that its template leaves out.
+
+    Raises InvalidRequest.
+    """
+    choice = fields.tool_choice
+    if choice == "required" or isinstance(choice, dict):
+        raise InvalidRequest("Forced tool calls are not supported yet; use 'auto' or 'none'.", param="tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise InvalidRequest(f"'tool_choice' must be 'auto' or 'none', got {choice!r}.", param="tool_choice")
+    template = context.chat_template
+    if fields.tools and choice != "none" and template is not None and not template.knows_tools:
+        raise InvalidRequest(
+            "This model's chat template has no place for tools, so the model would not know of them; leave 'tools' out "
+            "or send 'tool_choice': 'none'.",
+            param="tools",
+        )
