@@ -96,11 +96,13 @@ def test_rights_of_a_dropped_grant_are_stale(room, pool):
         assert pool.generation(block_id) > generation
 
 
-def test_release_all_ends_every_quarantine(room, pool):
+def test_a_quarantine_is_told_and_ends_with_its_release(room, pool):
     for request_id in ("a", "b"):
         grant(room, request_id)
-        room.drop(request_id, writer_active=True)
-    room.release_all()
+        room.drop(request_id, writer_active=request_id == "a")
+    assert room.is_quarantined("a") and not room.is_quarantined("b")
+    room.release("a")
+    assert not room.is_quarantined("a")
     assert pool.num_free == 8 and pool.num_quarantined == 0
 
 

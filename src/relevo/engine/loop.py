@@ -19,6 +19,7 @@ from relevo.core.plan import StepPlan
 from relevo.core.ports import Clock, KVTransport, ModelRunner
 from relevo.engine.cache_feed import CacheFeed
 from relevo.engine.legs import PrefillLeg
+from relevo.engine.orphans import Orphans
 from relevo.policy.perf_model import StepCostModel
 from relevo.policy.scheduler import Rejected, Scheduler, StepOutcome
 from relevo.wire import messages as wire
@@ -49,8 +50,11 @@ class EngineLoop:
     _owners: dict[RequestId, PeerId] = field(default_factory=dict)
     _legs: dict[RequestId, PrefillLeg] = field(default_factory=dict)  # prompts computed here for another worker
     _reservations: dict[RequestId, Reservation] = field(default_factory=dict)  # room granted here, still writable
+    _orphans: Orphans = field(default_factory=Orphans)
+    _fenced_epochs: dict[WorkerId, int] = field(default_factory=dict)  # of peers: nothing older is written to
     _counters: StepCounters = field(default_factory=StepCounters)
-    _load_changed: set[PeerId] = field(default_factory=set)
+    _load_changed: bool = False
+    _told_load: set[PeerId] = field(default_factory=set)  # with the outputs of this turn's step
     _is_draining: bool = False
     _leaves_at_ns: int | None = None  # set when the drain was announced
     _cache_feed: CacheFeed = field(init=False)
@@ -95,6 +99,7 @@ class EngineLoop:
             transport=self.transport.name,
             address=self.transport.address(),
             load=self._load(),
+            orphans=self._orphans.request_ids,
         )
 
     def _step(self) -> bool:
@@ -129,7 +134,9 @@ class EngineLoop:
             case wire.Reserve(request=request):
                 self._accept(peer, request.request_id, self.scheduler.reserve(request, now_ns))
             case wire.Prefill(request=request, reservation=reservation):
-                rejected = self.scheduler.prefill_into(request, reservation, now_ns, message.num_found_tokens)
+                rejected = self._outdated(reservation)
+                if rejected is None:
+                    rejected = self.scheduler.prefill_into(request, reservation, now_ns, message.num_found_tokens)
                 if rejected is None:
                     self._legs[request.request_id] = PrefillLeg(reservation, message.address)
                 self._accept(peer, request.request_id, rejected)
@@ -140,11 +147,11 @@ class EngineLoop:
                 self._accept(peer, baton.request_id, self.scheduler.start_decode(baton, now_ns))
             case wire.Abort(request_id=request_id):
                 self._drop(request_id, message.writer_active)
+                self._note_quarantine(request_id, peer)
                 self.server.send(peer, wire.Dropped(request_id))
             case wire.Release():
                 self.scheduler.release(message.request_id)
-            case wire.ReleaseOrphans():
-                self.scheduler.release_orphans()
+                self._orphans.released(message.request_id)
             case wire.Fence():
                 self._fence(peer, message)
             case wire.SetRole():
@@ -156,10 +163,8 @@ class EngineLoop:
             case wire.Ping():
                 self.server.send(peer, wire.Pong(message.nonce))
             case PeerGone():
-                self._cache_feed.unfollow(peer)
-                for request_id in [r for r, owner in self._owners.items() if owner == peer]:
-                    self._drop(request_id, writer_active=True)
-        self._load_changed.add(peer)
+                self._lose_gateway(peer)
+        self._load_moved()
 
     def _accept(self, peer: PeerId, request_id: RequestId, rejected: Rejected | None) -> None:
         if rejected is None:
@@ -167,6 +172,26 @@ class EngineLoop:
         else:
             self._owners.pop(request_id, None)
             self.server.send(peer, wire.Refused(request_id, rejected.code, rejected.reason))
+
+    def _lose_gateway(self, peer: PeerId) -> None:
+        """Its requests go; rooms into which somebody may still write are the other gateways' to release."""
+        self._cache_feed.unfollow(peer)
+        for request_id in [r for r, owner in self._owners.items() if owner == peer]:
+            self._drop(request_id, writer_active=True)
+            self._note_quarantine(request_id, peer)
+        if self._orphans.lose(peer):
+            for other in self.server.peer_ids:
+                self.server.send(other, wire.Orphans(self._orphans.request_ids))
+
+    def _note_quarantine(self, request_id: RequestId, keeper: PeerId) -> None:
+        if self.scheduler.reservations.is_quarantined(request_id):
+            self._orphans.quarantined(request_id, keeper)
+
+    def _outdated(self, reservation: Reservation) -> Rejected | None:
+        """A gateway that has not heard yet that the receiver was replaced."""
+        if reservation.epoch >= self._fenced_epochs.get(reservation.worker_id, 0):
+            return None
+        return Rejected("worker_lost", f"{reservation.worker_id} was replaced")
 
     def _drop(self, request_id: RequestId, writer_active: bool) -> None:
         """Let go of a request in whatever phase it is. Idempotent."""
@@ -178,19 +203,22 @@ class EngineLoop:
         self._owners.pop(request_id, None)
 
     def _fence(self, peer: PeerId, fence: wire.Fence) -> None:
-        for request_id in self.scheduler.fence(fence.worker_id, fence.epoch):
+        newest = max(fence.epoch, self._fenced_epochs.get(fence.worker_id, 0))
+        self._fenced_epochs[fence.worker_id] = newest
+        for request_id in self.scheduler.fence(fence.worker_id, newest):
             self._fail(request_id, "worker_lost", f"{fence.worker_id} was replaced")
         for request_id, leg in list(self._legs.items()):  # computed, but not yet sealed
-            if leg.reservation.worker_id == fence.worker_id and leg.reservation.epoch <= fence.epoch:
+            if leg.reservation.worker_id == fence.worker_id and leg.reservation.epoch < newest:
                 self._fail(request_id, "worker_lost", f"{fence.worker_id} was replaced")
-        self.server.send(peer, wire.Fenced(fence.worker_id, fence.epoch))
+        self._drop_withdrawn_legs()
+        self.server.send(peer, wire.Fenced(fence.worker_id, fence.epoch, fence.nonce))
 
     def _fail(self, request_id: RequestId, code: str, reason: str) -> None:
         owner = self._owners.get(request_id)
         self._drop(request_id, writer_active=False)
         if owner is not None:
             self.server.send(owner, wire.RequestFailed(request_id, code, reason))
-            self._load_changed.add(owner)
+        self._load_moved()
 
     def _drain(self) -> None:
         """Called from a signal handler too: only notes it and wakes the loop."""
@@ -224,7 +252,7 @@ class EngineLoop:
             self.transport.reserve(reservation)
             owner = self._owners[reservation.request_id]
             self.server.send(owner, wire.Reserved(reservation))
-            self._load_changed.add(owner)
+            self._load_moved()
 
     def _end_reservation(self, request_id: RequestId) -> None:
         """Nobody may write these blocks from here on."""
@@ -280,7 +308,7 @@ class EngineLoop:
             num_bytes = leg.num_handed_tokens * self.runner.layout.bytes_per_token
             done = wire.PrefillDone(request_id, leg.num_sealed_tokens, num_bytes, leg.transfer_s)
             self.server.send(owner, done)
-            self._load_changed.add(owner)
+            self._load_moved()
 
     # ---- after a step ------------------------------------------------------------------------------------------------
 
@@ -294,7 +322,7 @@ class EngineLoop:
         load, counters = self._load(), self._counts()
         for peer, outputs in by_peer.items():
             self.server.send(peer, wire.StepOutputs(tuple(outputs), load, counters))
-            self._load_changed.discard(peer)
+        self._told_load, self._load_changed = set(by_peer), True
         for output in outcome.outputs:
             if output.finish_reason is not None and not self._holds(output.request_id):
                 self._owners.pop(output.request_id, None)
@@ -302,12 +330,18 @@ class EngineLoop:
     def _holds(self, request_id: RequestId) -> bool:
         return request_id in self._legs or self.scheduler.holds(request_id)
 
+    def _load_moved(self) -> None:
+        self._load_changed = True
+        self._told_load.clear()
+
     def _report_load(self) -> None:
+        """To every gateway that the outputs of this turn did not tell: loads are everybody's business."""
         if self._load_changed:
             report = wire.LoadReport(self._load(), self._counts())
-            for peer in self._load_changed:
-                self.server.send(peer, report)
-            self._load_changed.clear()
+            for peer in self.server.peer_ids:
+                if peer not in self._told_load:
+                    self.server.send(peer, report)
+        self._load_changed, self._told_load = False, set()
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
         """A step raised: its requests end with an error, the worker goes on."""

@@ -2,7 +2,9 @@
 
 Owns connections and the rule by which a worker is let in. A worker that joins may be a new incarnation of one that
 died while another worker was still writing into its blocks. It gets traffic only when every other worker has
-acknowledged a fence, or is gone: then nobody writes under the old incarnation any more (docs/architecture.md, 4).
+acknowledged a fence, or is gone: then nobody writes under the old incarnation any more (docs/architecture.md, 4). The
+same fence frees the rooms that a gateway left behind when it died: every gateway that lives asks, whoever is answered
+by all releases them.
 
 A worker is alive while its step loop answers. One that is stopped or wedged keeps its connection but says nothing: it
 is out of rotation then, and the supervisor is asked to end it. Its requests move on when it is gone, not before: until
@@ -15,13 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from relevo.core.errors import LayoutMismatch, ProtocolError, WorkerLost
 from relevo.core.events import StepCounters, WorkerLoad
-from relevo.core.ids import WorkerId, WorkerRef
+from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.gateway.ports import WorkerStatus
 from relevo.wire import messages as wire
 from relevo.wire.client import WorkerConnection
@@ -60,7 +62,9 @@ class Member:
     counters: StepCounters = field(default_factory=StepCounters)
     is_ready: bool = False
     why_not_ready: str = "starting"
-    unfenced: set[WorkerId] = field(default_factory=set)  # workers that may still write into its blocks
+    unfenced: set[WorkerId] = field(default_factory=set)  # workers that may still write into its former blocks
+    fence_nonce: int = 0  # of the fences that `unfenced` waits for
+    orphans: set[RequestId] = field(default_factory=set)  # rooms to release when nobody is unfenced
     num_unanswered: int = 0  # intervals without a word from it
     is_silent: bool = False
     is_leaving: bool = False  # finishes what it has, takes nothing new
@@ -199,13 +203,22 @@ class Membership:
         member.counters = StepCounters()
         member.num_unanswered, member.is_silent, member.is_leaving = 0, False, False
         member.why_not_ready = "waiting for the other workers to let go of its former blocks"
-        member.unfenced = {worker_id for worker_id in self._members if worker_id != member.worker_id}
+        member.orphans = set()
         log.info("%s joined (epoch %d, pid %d, %s)", member.worker_id, hello.epoch, hello.pid, hello.role)
         for other in self._members.values():
             if other is not member and other.connection is not None:
-                self.send(other.ref, wire.Fence(member.worker_id, hello.epoch))
-                connection.send(wire.Fence(other.worker_id, other.ref.epoch))
-        self._let_in(member)
+                connection.send(wire.Fence(other.worker_id, other.ref.epoch, other.fence_nonce))
+        self._fence(member, hello.orphans)
+        self._all_fenced(member)
+
+    def _fence(self, member: Member, orphans: Iterable[RequestId]) -> None:
+        """Every other worker has to answer once more. Those that are not there are asked when they join."""
+        member.fence_nonce += 1
+        member.orphans.update(orphans)
+        member.unfenced = {worker_id for worker_id in self._members if worker_id != member.worker_id}
+        for other in self._members.values():
+            if other is not member and other.connection is not None:
+                self.send(other.ref, wire.Fence(member.worker_id, member.ref.epoch, member.fence_nonce))
 
     def _receive(self, member: Member, message: wire.ToGateway) -> None:
         assert self._sink is not None
@@ -219,20 +232,29 @@ class Membership:
                 return
             case wire.Fenced():
                 owner = self._members.get(message.worker_id)
-                if owner is not None and owner.connection is not None and owner.ref.epoch == message.epoch:
+                if owner is None or owner.connection is None or owner.ref.epoch != message.epoch:
+                    return
+                if owner.fence_nonce == message.nonce:
                     owner.unfenced.discard(member.worker_id)
-                    self._let_in(owner)
+                    self._all_fenced(owner)
+                return
+            case wire.Orphans():
+                self._fence(member, message.request_ids)
+                self._all_fenced(member)
                 return
             case wire.StepOutputs() | wire.LoadReport():
                 member.load, member.counters = message.load, message.counters
         self._sink.on_message(member.ref, message)
 
-    def _let_in(self, member: Member) -> None:
-        if member.is_ready or member.is_silent or member.is_leaving:
-            return
+    def _all_fenced(self, member: Member) -> None:
+        """If so, what was left in its quarantine goes back, and it gets traffic."""
         if member.unfenced or member.connection is None:
             return
-        self.send(member.ref, wire.ReleaseOrphans())
+        for request_id in member.orphans:
+            self.send(member.ref, wire.Release(request_id))
+        member.orphans.clear()
+        if member.is_ready or member.is_silent or member.is_leaving:
+            return
         member.is_ready, member.why_not_ready = True, ""
         assert self._sink is not None
         self._sink.on_worker_ready(member.ref)
@@ -248,4 +270,4 @@ class Membership:
         for other in self._members.values():  # the process is gone, it writes nothing any more
             if member.worker_id in other.unfenced:
                 other.unfenced.discard(member.worker_id)
-                self._let_in(other)
+                self._all_fenced(other)

@@ -120,10 +120,9 @@ class Reservations:
         """The writer has let go: its quarantined blocks are free. Unknown request: no-op."""
         self._pool.release_quarantined(self._quarantine.pop(request_id, []))
 
-    def release_all(self) -> None:
-        """As `release`, for every request."""
-        for request_id in tuple(self._quarantine):
-            self.release(request_id)
+    def is_quarantined(self, request_id: RequestId) -> bool:
+        """Blocks of the request wait for `release`."""
+        return request_id in self._quarantine
 
     def states(self, request_id: RequestId) -> tuple[BlockState, ...]:
         """State of each prompt block of a grant, or of each quarantined block; empty: nothing is here."""

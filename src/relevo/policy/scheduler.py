@@ -212,17 +212,12 @@ class Scheduler:
         self.reservations.release(request_id)
         self._lineup.changed()
 
-    def release_orphans(self) -> None:
-        """No writer is left for any aborted reservation: nothing needs quarantine any more."""
-        self.reservations.release_all()
-        self._lineup.changed()
-
     def fence(self, worker_id: WorkerId, epoch: int) -> list[RequestId]:
-        """Drop every prefill leg for this or an earlier incarnation of a worker; returns their requests."""
+        """Drop every prefill leg for an earlier incarnation of a worker; returns their requests."""
         fenced = [
             leg
             for leg in self._lineup.legs.values()
-            if (room := leg.reservation) is not None and room.worker_id == worker_id and room.epoch <= epoch
+            if (room := leg.reservation) is not None and room.worker_id == worker_id and room.epoch < epoch
         ]
         for leg in fenced:
             self._lineup.drop(leg)

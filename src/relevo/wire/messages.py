@@ -88,16 +88,12 @@ class Release(Message, frozen=True, tag=True):
 
 
 class Fence(Message, frozen=True, tag=True):
-    """Let go of every block of that peer, of this incarnation or an earlier one; answered with Fenced before the next
-    step."""
+    """Let go of every block of that peer that an earlier incarnation of it reserved, or that it has withdrawn; answered
+    with Fenced before the next step. What other gateways have under way into the present incarnation goes on."""
 
     worker_id: WorkerId
     epoch: int
-
-
-class ReleaseOrphans(Message, frozen=True, tag=True):
-    """From a gateway that joins, after every worker answered its fences: nobody writes for the requests of gateways
-    that are gone, so what is quarantined for them may be reused."""
+    nonce: int = 0  # comes back with the answer
 
 
 class SetRole(Message, frozen=True, tag=True):
@@ -139,6 +135,7 @@ class Hello(Message, frozen=True, tag=True):
     transport: str
     address: str  # of its transport, for senders
     load: WorkerLoad
+    orphans: tuple[RequestId, ...] = ()  # see Orphans
 
 
 class Reserved(Message, frozen=True, tag=True):
@@ -195,10 +192,19 @@ class Dropped(Message, frozen=True, tag=True):
 class Fenced(Message, frozen=True, tag=True):
     worker_id: WorkerId
     epoch: int
+    nonce: int = 0
+
+
+class Orphans(Message, frozen=True, tag=True):
+    """To every gateway (one that joins has them from Hello): rooms here whose gateway is gone, withdrawn and in
+    quarantine. Whoever has an answer to a Fence from every other worker, sent after this came, says Release for each.
+    """
+
+    request_ids: tuple[RequestId, ...]
 
 
 class LoadReport(Message, frozen=True, tag=True):
-    """Sent when load changed without a step (reservation granted, abort, release)."""
+    """Sent when load changed and no StepOutputs says so: to every gateway, whosever request changed it."""
 
     load: WorkerLoad
     counters: StepCounters
@@ -237,7 +243,6 @@ ToWorker = (
     | Abort
     | Release
     | Fence
-    | ReleaseOrphans
     | SetRole
     | Drain
     | FollowCache
@@ -253,6 +258,7 @@ ToGateway = (
     | RequestFailed
     | Dropped
     | Fenced
+    | Orphans
     | LoadReport
     | CacheEvents
     | CacheSnapshot

@@ -1,0 +1,281 @@
+"""Several gateways over several workers in one process: real dispatchers, memberships, placements and step loops over
+the fake engine and one shared arena; only sockets are replaced. Nothing waits for time: workers take a turn whenever
+they have a message or a step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, cast
+
+from relevo.build.clock import MonotonicClock
+from relevo.core.errors import WorkerLost
+from relevo.core.events import StepCosts
+from relevo.core.ids import RequestId, WorkerId
+from relevo.core.plan import StepPlan
+from relevo.core.request import EngineRequest, SamplingParams
+from relevo.engine.fake_runner import FakeRunner, fake_layout
+from relevo.engine.loop import EngineLoop, WorkerIdentity
+from relevo.gateway.dispatch import Dispatcher
+from relevo.gateway.membership import Member, Membership
+from relevo.gateway.placement import Placement
+from relevo.gateway.route_notes import RouteNotes
+from relevo.kv.arena import Arena
+from relevo.kv.transports.shm import ShmTransport
+from relevo.policy.admission import Admission, AdmissionLimits
+from relevo.policy.handoff import HandoffLimits
+from relevo.policy.perf_model import StepCostModel
+from relevo.policy.scheduler import Scheduler, SchedulerConfig
+from relevo.policy.worker_choice import WorkerChooser
+from relevo.wire import messages as wire
+from relevo.wire.server import PeerGone, PeerId
+
+BLOCK_SIZE = 4
+STEP_S = StepCosts(base_s=0.01, per_token_s=0.001, per_kv_token_s=1e-6)
+
+
+class InProcessServer:
+    """The part of WireServer that a step loop uses."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[tuple[PeerId, Any]] = deque()
+        self.peers: dict[PeerId, InProcessConnection] = {}
+        self.has_message = asyncio.Event()
+        self._next_id = 0
+
+    def connect(self, hello: wire.Hello) -> InProcessConnection:
+        peer = PeerId(self._next_id)
+        self._next_id += 1
+        connection = self.peers[peer] = InProcessConnection(self, peer, hello)
+        return connection
+
+    def put(self, peer: PeerId, message: Any) -> None:
+        self.inbox.append((peer, message))
+        self.has_message.set()
+
+    def poll(self, timeout_s: float | None) -> list[tuple[PeerId, Any]]:
+        arrived = list(self.inbox)
+        self.inbox.clear()
+        self.has_message.clear()
+        return arrived
+
+    def send(self, peer: PeerId, message: wire.ToGateway) -> None:
+        if peer in self.peers:
+            self.peers[peer].incoming.put_nowait(message)
+
+    @property
+    def peer_ids(self) -> tuple[PeerId, ...]:
+        return tuple(self.peers)
+
+    def num_unsent_bytes(self, peer: PeerId) -> int:
+        return 0
+
+    def wake(self) -> None:
+        self.has_message.set()
+
+
+class InProcessConnection:
+    def __init__(self, server: InProcessServer, peer: PeerId, hello: wire.Hello) -> None:
+        self.hello = hello
+        self.incoming: asyncio.Queue[wire.ToGateway | None] = asyncio.Queue()
+        self._server, self._peer = server, peer
+
+    def send(self, message: wire.ToWorker) -> None:
+        if self._peer not in self._server.peers:
+            raise WorkerLost("closed")
+        self._server.put(self._peer, message)
+
+    async def receive(self) -> wire.ToGateway:
+        message = await self.incoming.get()
+        if message is None:
+            raise WorkerLost("closed")
+        return message
+
+    def close(self) -> None:
+        if self._server.peers.pop(self._peer, None) is not None:
+            self._server.put(self._peer, PeerGone("closed"))
+            self.incoming.put_nowait(None)
+
+
+class HeldScheduler(Scheduler):
+    is_held = False  # True: messages are handled, nothing is computed
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        return None if self.is_held else super().plan(now_ns)
+
+
+@dataclass
+class Worker:
+    loop: EngineLoop
+    server: InProcessServer
+    scheduler: HeldScheduler
+    hears: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: as if within a long step
+
+    def __post_init__(self) -> None:
+        self.hears.set()
+
+    async def run(self) -> None:
+        while True:
+            await self.server.has_message.wait()
+            await self.hears.wait()
+            while self.loop.turn(0.0) and not self.scheduler.is_held and self.hears.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    def hold(self) -> None:
+        self.scheduler.is_held = True
+
+    def go_on(self) -> None:
+        self.scheduler.is_held = False
+        self.server.wake()
+
+    @property
+    def is_clean(self) -> bool:
+        load = self.loop.scheduler.load()
+        return not (load.num_held_blocks or load.num_quarantined_blocks or self.loop._owners)
+
+
+@dataclass
+class Gateway:
+    name: str
+    membership: Membership
+    placement: Placement
+    dispatcher: Dispatcher
+    connections: list[InProcessConnection]
+    is_dead: list[bool]
+    task: asyncio.Task[None] = field(init=False)
+
+    async def die(self) -> None:
+        """As by kill -9: its connections end, nothing more is said on them."""
+        self.is_dead.append(True)
+        for connection in self.connections:
+            connection.close()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def tokens(self, request: EngineRequest) -> tuple[list[int], int]:
+        """Output tokens, and how many prompt tokens were cached."""
+        tokens, num_cached = [], 0
+        async for output in self.dispatcher.generate(request):
+            tokens += [token.token_id for token in output.tokens]
+            num_cached += output.facts.num_cached_tokens if output.facts is not None else 0
+        return tokens, num_cached
+
+
+class Silent:
+    """No metrics."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+@dataclass
+class InProcessStack:
+    workers: dict[str, Worker]
+    gateways: list[Gateway] = field(default_factory=list)
+
+    async def add_gateway(self) -> Gateway:
+        """Connected to every worker, and let in by all."""
+
+        connections: list[InProcessConnection] = []
+        is_dead: list[bool] = []
+
+        async def connect(address: str) -> InProcessConnection:
+            if is_dead:
+                raise ConnectionRefusedError
+            worker = self.workers[address]
+            connections.append(worker.server.connect(worker.loop.hello()))
+            return connections[-1]
+
+        members = [Member(WorkerId(w), worker.loop.identity.role, w) for w, worker in self.workers.items()]
+        membership = Membership(members, connect=cast(Any, connect))
+        placement = Placement(membership, WorkerChooser(), BLOCK_SIZE, Random(len(self.gateways)))
+        dispatcher = Dispatcher(
+            membership=membership,
+            placement=placement,
+            admission=Admission(AdmissionLimits()),
+            limits=HandoffLimits(),
+            block_size=BLOCK_SIZE,
+            model_name="fake",
+            metrics=Silent(),
+            clock=MonotonicClock(),
+            notes=RouteNotes(),
+            fence=lambda worker, reason: None,
+        )
+        gateway = Gateway(f"gateway-{len(self.gateways)}", membership, placement, dispatcher, connections, is_dead)
+        gateway.task = asyncio.create_task(membership.run(dispatcher))
+        await dispatcher.ready.wait()
+        self.gateways.append(gateway)
+        return gateway
+
+
+def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, num_blocks: int) -> Worker:
+    server, costs = InProcessServer(), StepCostModel()
+    for num_tokens, num_kv_tokens in ((1, 1), (1, 64), (16, 16)):
+        costs.observe(num_tokens, num_kv_tokens, STEP_S.step_s(num_tokens, num_kv_tokens))
+    scheduler = HeldScheduler(
+        SchedulerConfig(
+            worker_id=WorkerId(worker_id),
+            epoch=1,
+            first_block_id=first_block_id,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_batched_tokens=16,
+            max_prefill_tokens=16,
+            max_running=8,
+            max_model_len=num_blocks * BLOCK_SIZE,
+            lease_s=5.0,
+            zero_copy=True,
+        )
+    )
+    loop = EngineLoop(
+        identity=WorkerIdentity(worker_id=WorkerId(worker_id), epoch=1, pid=1, role=role, model_name="fake"),
+        scheduler=scheduler,
+        runner=FakeRunner(arena, max_model_len=num_blocks * BLOCK_SIZE),
+        transport=ShmTransport(arena, own_block_ids=range(first_block_id, first_block_id + num_blocks)),
+        server=cast(Any, server),
+        costs=costs,
+        clock=MonotonicClock(),
+    )
+    return Worker(loop, server, scheduler)
+
+
+@contextlib.asynccontextmanager
+async def in_process_stack(
+    roles: dict[str, str], num_gateways: int = 2, num_blocks: int = 64
+) -> AsyncIterator[InProcessStack]:
+    """`roles` by worker id."""
+    arena = Arena.create(fake_layout(BLOCK_SIZE), num_blocks * len(roles), shared=False)
+    workers = {
+        worker_id: make_worker(worker_id, role, arena, index * num_blocks, num_blocks)
+        for index, (worker_id, role) in enumerate(roles.items())
+    }
+    running = [asyncio.create_task(worker.run()) for worker in workers.values()]
+    stack = InProcessStack(workers)
+    try:
+        for _ in range(num_gateways):
+            await stack.add_gateway()
+        yield stack
+    finally:
+        tasks = [*running, *(gateway.task for gateway in stack.gateways)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Turns of the event loop until it holds; a test that hangs here is red by its own time limit."""
+    while not condition():  # noqa: ASYNC110  # any task may bring it about
+        await asyncio.sleep(0)
+
+
+def request_for(number: int, prompt: list[int], max_tokens: int = 8, session: bytes = b"") -> EngineRequest:
+    return EngineRequest(
+        request_id=RequestId(f"r{number}"),
+        prompt_token_ids=tuple(prompt),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0, ignore_eos=True),
+        session=session,
+    )
