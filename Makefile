@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2
 ARGS ?=
+# Test files that run at the same time: much of a test run is waiting for processes.
+JOBS ?= 2
 # What computes: native (kernels compiled here, for CPUs) or torch (CUDA, and CPUs without a compiler).
 BACKEND ?= $(if $(wildcard /dev/nvidia0),torch,native)
 # The packaged model answers worse with inputs rounded to int8, which 4-bit weights are multiplied with: see the lab log.
@@ -18,7 +20,7 @@ serve: $(VENV)/.serve-$(BACKEND)  ## install into .venv and serve the embedded m
 	$(BIN)/relevo serve $(MODEL) --backend $(BACKEND) --dtype $(DTYPE) $(ARGS)
 
 test: $(VENV)/.dev  ## install what the tests need and run them
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
 
 parity: $(VENV)/.dev  ## the slow equality and fault runs, with the real model
 	$(BIN)/python -m pytest -m slow -s
@@ -28,7 +30,7 @@ check: $(VENV)/.dev  ## format, lint, types, import contracts, structure and pol
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/arch tests/policy -m "not slow"
+	$(BIN)/python -m pytest tests/arch tests/policy -m "not slow" -n $(JOBS) --dist loadfile
 
 bench: $(VENV)/.dev  ## the comparison of prefill/decode split and unified serving
 	$(BIN)/relevo bench interference --json bench-results/interference.json

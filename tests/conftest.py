@@ -1,0 +1,8 @@
+"""What all tests share: properties are searched for on machines of any speed, so no example fails for being slow."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
