@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <new>
 #include <optional>
@@ -28,18 +29,30 @@ void require(bool holds, const std::string& otherwise) {
 }
 
 Format format_named(const std::string& name) {
-  if (name == "float32") return Format::f32;
-  if (name == "float16") return Format::f16;
-  if (name == "bfloat16") return Format::bf16;
-  if (name == "q8_0") return Format::q8_0;
-  if (name == "q4_0") return Format::q4_0;
-  if (name == "q4_1") return Format::q4_1;
-  if (name == "q8_channel") return Format::q8_channel;
-  throw std::invalid_argument("no format '" + name +
-                              "'; there are float32, float16, bfloat16, q8_0, q4_0, q4_1 and q8_channel");
+  static const std::map<std::string, Format> formats = {
+      {"float32", Format::f32},
+      {"float16", Format::f16},
+      {"bfloat16", Format::bf16},
+      {"q8_0", Format::q8_0},
+      {"q4_0", Format::q4_0},
+      {"q4_1", Format::q4_1},
+      {"q8_channel", Format::q8_channel},
+      {"q8_0_wide", Format::q8_0_wide},
+      {"q4_0_wide", Format::q4_0_wide},
+      {"q4_1_wide", Format::q4_1_wide},
+      {"q8_channel_wide", Format::q8_channel_wide},
+  };
+  const auto found = formats.find(name);
+  if (found != formats.end()) return found->second;
+  std::string names;
+  for (const auto& [known, format] : formats) names += (names.empty() ? "" : ", ") + known;
+  throw std::invalid_argument("no format '" + name + "'; there are " + names);
 }
 
-bool has_blocks(Format format) { return format == Format::q8_0 || format == Format::q4_0 || format == Format::q4_1; }
+bool has_blocks(Format format) {
+  const Format stored = narrowed(format);
+  return stored == Format::q8_0 || stored == Format::q4_0 || stored == Format::q4_1;
+}
 
 void require_k(Format format, int64_t k) {
   require(k > 0, "k must be positive");

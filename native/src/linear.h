@@ -17,8 +17,43 @@
 namespace relevo {
 
 // Stored formats. q8_0, q4_0 and q4_1 are GGUF's: blocks of 32 along k with a float16 scale (and minimum). q8_channel:
-// int8 with one float32 scale per output row, made at load.
-enum class Format { f32, f16, bf16, q8_0, q4_0, q4_1, q8_channel };
+// int8 with one float32 scale per output row, made at load. These four round a product's inputs to 8 bits; their wide twins
+// are the same weights, packed alike, whose products round inputs to 16 bits.
+enum class Format { f32, f16, bf16, q8_0, q4_0, q4_1, q8_channel, q8_0_wide, q4_0_wide, q4_1_wide, q8_channel_wide };
+
+// The twin whose products round inputs to 16 bits; a float format is its own.
+constexpr Format widened(Format format) {
+  switch (format) {
+    case Format::q8_0:
+      return Format::q8_0_wide;
+    case Format::q4_0:
+      return Format::q4_0_wide;
+    case Format::q4_1:
+      return Format::q4_1_wide;
+    case Format::q8_channel:
+      return Format::q8_channel_wide;
+    default:
+      return format;
+  }
+}
+
+// The twin that says how weights are stored, whatever inputs are rounded to.
+constexpr Format narrowed(Format format) {
+  switch (format) {
+    case Format::q8_0_wide:
+      return Format::q8_0;
+    case Format::q4_0_wide:
+      return Format::q4_0;
+    case Format::q4_1_wide:
+      return Format::q4_1;
+    case Format::q8_channel_wide:
+      return Format::q8_channel;
+    default:
+      return format;
+  }
+}
+
+constexpr bool is_wide(Format format) { return narrowed(format) != format; }
 
 // Bytes of one row of k weights as it comes from the file (for q8_channel: float32, quantised while packing).
 size_t raw_row_bytes(Format format, int64_t k);

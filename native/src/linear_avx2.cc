@@ -74,10 +74,11 @@ struct Avx2 {
 // ---- q4_0, q4_1: unsigned nibbles times int8. Eight products of pairs fit into 16 bits: 8 * 2 * 15 * 127 = 30480.
 // Inputs of a block, R rows: int8 [R][32], scales [R], then [R] x_scale * sum (q4_1) or int32 8 * sum (q4_0).
 
-template <bool kHasMinimum>
+template <Format kOne>
 struct Nibbles {
   using Machine = Avx2;
-  static constexpr Format kFormat = kHasMinimum ? Format::q4_1 : Format::q4_0;
+  static constexpr Format kFormat = kOne;
+  static constexpr bool kHasMinimum = kOne == Format::q4_1;
   static constexpr int64_t kGroup = 4;
   static constexpr int64_t kInputBlock = kBlock;
   static constexpr int64_t kInputBlockBytes = 40;  // of one row
@@ -124,7 +125,7 @@ struct Nibbles {
   }
 
   static void prepare_block(const float* x, int64_t, int64_t rows, int64_t r, uint8_t* out) {
-    const BlockScale s = scale_of(largest_lane(magnitudes(x)));
+    const BlockScale s = scale_of(largest_lane(magnitudes(x)), kFormat);
     const __m256i q = quantised(x, s.inverse);
     const int32_t sum = sum_of_bytes(q);
     uint8_t* ends = out + rows * 32;
@@ -170,38 +171,29 @@ struct Nibbles {
   }
 };
 
-// ---- q8_0, q8_channel: int8 times int8, both widened to 16 bits and multiplied in pairs of k.
-// Of 4 consecutive k, bytes 0 and 2 make one vector of pairs and bytes 1 and 3 the other.
-// Inputs of a block, R rows: [R][k / 4][2 pairs] of int16 in that order, scales [R].
+// ---- Products of pairs of k in 16 bits: q8_0 and q8_channel, narrow and wide, and wide q4_0 and q4_1. Of 4 consecutive k, the
+// even ones make one vector of pairs and the odd ones the other.
+// Inputs of a block, R rows: [R][k / 4][2 pairs] of int16 in that order, scales [R], then [R] x_scale * sum (q4_1) or
+// int32 8 * sum (q4_0).
 
-template <bool kPerChannel>
-struct Bytes {
+template <Format kOne>
+struct Pairs {
   using Machine = Avx2;
-  static constexpr Format kFormat = kPerChannel ? Format::q8_channel : Format::q8_0;
+  static constexpr Format kFormat = kOne;
+  static constexpr bool kPerChannel = narrowed(kOne) == Format::q8_channel;
+  static constexpr bool kHasMinimum = kOne == Format::q4_1_wide;
+  static constexpr bool kHasOffset = kOne == Format::q4_0_wide;
   static constexpr int64_t kGroup = 4;
   static constexpr int kSteps = kPerChannel ? 16 : 8;
   static constexpr int64_t kInputBlock = kSteps * 4;
-  static constexpr int64_t kInputBlockBytes = kSteps * 8 + 4;
+  static constexpr int64_t kInputBlockBytes = kSteps * 8 + (kHasMinimum || kHasOffset ? 8 : 4);
   static constexpr bool kExpands = true;
   static constexpr bool kScalesAtEnd = kPerChannel;
 
-  struct Packed {
-    static constexpr size_t kBytes = kSteps * kGroupBytes + (kPerChannel ? 0 : 32);
-    static constexpr bool kPrefetch = true;
-    static __m256i even(const uint8_t* block, int step, int vector) {
-      return _mm256_srai_epi16(_mm256_slli_epi16(load_bytes(block + step * kGroupBytes + vector * kVector), 8), 8);
-    }
-    static __m256i odd(const uint8_t* block, int step, int vector) {
-      return _mm256_srai_epi16(load_bytes(block + step * kGroupBytes + vector * kVector), 8);
-    }
-    static __m256 scale(const uint8_t* block, int vector) {
-      return load_halves(block + kSteps * kGroupBytes + vector * 16);
-    }
-  };
-
-  // [steps][even, odd][2 vectors] of int16, float32 scales.
+  // [steps][even, odd][2 vectors] of int16, then float32 scales and minima.
   struct Expanded {
-    static constexpr size_t kBytes = kSteps * 2 * kGroupBytes + (kPerChannel ? 0 : 64);
+    static constexpr size_t kScalesAt = kSteps * 2 * kGroupBytes;
+    static constexpr size_t kBytes = kScalesAt + (kPerChannel ? 0 : 64) + (kHasMinimum ? 64 : 0);
     static constexpr bool kPrefetch = false;
     static __m256i even(const uint8_t* block, int step, int vector) {
       return load_bytes(block + step * 2 * kGroupBytes + vector * kVector);
@@ -209,12 +201,14 @@ struct Bytes {
     static __m256i odd(const uint8_t* block, int step, int vector) {
       return load_bytes(block + (step * 2 + 1) * kGroupBytes + vector * kVector);
     }
-    static __m256 scale(const uint8_t* block, int vector) {
-      return load_floats(block + kSteps * 2 * kGroupBytes + vector * kVector);
+    static __m256 scale(const uint8_t* block, int vector) { return load_floats(block + kScalesAt + vector * kVector); }
+    static __m256 minimum(const uint8_t* block, int vector) {
+      return load_floats(block + kScalesAt + 64 + vector * kVector);
     }
   };
 
-  static void expand(const uint8_t* block, uint8_t* out) {
+  template <class Packed>
+  static void expand_block(const uint8_t* block, uint8_t* out) {
 #pragma GCC unroll 2
     for (int vector = 0; vector < 2; ++vector) {
       uint8_t* to = out + vector * kVector;
@@ -223,30 +217,33 @@ struct Bytes {
         store_bytes(to + step * 2 * kGroupBytes, Packed::even(block, step, vector));
         store_bytes(to + (step * 2 + 1) * kGroupBytes, Packed::odd(block, step, vector));
       }
-      if (!kPerChannel) store_floats(to + kSteps * 2 * kGroupBytes, Packed::scale(block, vector));
+      if (!kPerChannel) store_floats(to + Expanded::kScalesAt, Packed::scale(block, vector));
+      if constexpr (kHasMinimum) store_floats(to + Expanded::kScalesAt + 64, Packed::minimum(block, vector));
     }
   }
 
   static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
     float filled[kChannelBlock];
-    if (k_left < kSteps * 4) {
+    if (k_left < kInputBlock) {
       std::memset(filled, 0, sizeof filled);
       std::memcpy(filled, x, k_left * sizeof(float));
       x = filled;
     }
     __m256i largest = magnitudes(x);
-    if (kPerChannel) largest = _mm256_max_epi32(largest, magnitudes(x + kSteps * 2));
-    const BlockScale s = scale_of(largest_lane(largest));
-    for (int i = 0; i < kSteps; i += 8) {
-      // Even bytes of each 4 as the first pair of int16, odd ones as the second.
-      const __m256i q = quantised(x + i * 4, s.inverse);
-      const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8), odd = _mm256_srai_epi16(q, 8);
-      const __m256i low = _mm256_unpacklo_epi32(even, odd), high = _mm256_unpackhi_epi32(even, odd);
-      uint8_t* to = out + (r * kSteps + i) * 8;
-      store_bytes(to, _mm256_permute2x128_si256(low, high, 0x20));
-      store_bytes(to + kVector, _mm256_permute2x128_si256(low, high, 0x31));
+    if (kPerChannel) largest = _mm256_max_epi32(largest, magnitudes(x + kBlock));
+    const BlockScale s = scale_of(largest_lane(largest), kFormat);
+    int32_t sum = 0;
+    for (int i = 0; i < kInputBlock; i += 16) {
+      const __m256i q = quantised_pairs(x + i, s.inverse);
+      if (kHasMinimum || kHasOffset) sum += sum_of_words(q);
+      store_bytes(out + r * kSteps * 8 + i * 2, q);
     }
-    std::memcpy(out + rows * kSteps * 8 + r * 4, &s.scale, 4);
+    uint8_t* ends = out + rows * kSteps * 8;
+    std::memcpy(ends + r * 4, &s.scale, 4);
+    const float scaled_sum = s.scale * static_cast<float>(sum);
+    const int32_t offset = 8 * sum;
+    if (kHasMinimum) std::memcpy(ends + (rows + r) * 4, &scaled_sum, 4);
+    if (kHasOffset) std::memcpy(ends + (rows + r) * 4, &offset, 4);
   }
 
   template <class Weights, int R>
@@ -271,16 +268,68 @@ struct Bytes {
         add_doublewords(&sums[r][1], _mm256_madd_epi16(o1, input));
       }
     }
-    const uint8_t* scales = x + R * kSteps * 8;
+    const uint8_t* ends = x + R * kSteps * 8;
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v)
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
-        __m256 scale = every_lane_float(scales + r * 4);
+        __m256i dot = sums[r][v];
+        if (kHasOffset) dot = _mm256_sub_epi32(dot, every_lane(ends + (R + r) * 4));
+        __m256 scale = every_lane_float(ends + r * 4);
         if (!kPerChannel) scale = _mm256_mul_ps(Weights::scale(w, v), scale);
-        acc[r][v] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sums[r][v]), acc[r][v]);
+        acc[r][v] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dot), acc[r][v]);
+        if constexpr (kHasMinimum)
+          acc[r][v] = _mm256_fmadd_ps(Weights::minimum(w, v), every_lane_float(ends + (R + r) * 4), acc[r][v]);
       }
   }
+};
+
+template <Format kOne>
+struct Bytes : Pairs<kOne> {
+  using Shared = Pairs<kOne>;
+
+  struct Packed {
+    static constexpr size_t kScalesAt = Shared::kSteps * kGroupBytes;
+    static constexpr size_t kBytes = kScalesAt + (Shared::kPerChannel ? 0 : 32);
+    static constexpr bool kPrefetch = true;
+    static __m256i even(const uint8_t* block, int step, int vector) {
+      return _mm256_srai_epi16(_mm256_slli_epi16(load_bytes(block + step * kGroupBytes + vector * kVector), 8), 8);
+    }
+    static __m256i odd(const uint8_t* block, int step, int vector) {
+      return _mm256_srai_epi16(load_bytes(block + step * kGroupBytes + vector * kVector), 8);
+    }
+    static __m256 scale(const uint8_t* block, int vector) { return load_halves(block + kScalesAt + vector * 16); }
+  };
+
+  static void expand(const uint8_t* block, uint8_t* out) { Shared::template expand_block<Packed>(block, out); }
+};
+
+// Steps 0 to 3 are low nibbles, 4 to 7 high ones.
+template <Format kOne>
+struct WideNibbles : Pairs<kOne> {
+  using Shared = Pairs<kOne>;
+
+  struct Packed {
+    static constexpr size_t kScalesAt = 4 * kGroupBytes;
+    static constexpr size_t kBytes = kScalesAt + (Shared::kHasMinimum ? 64 : 32);
+    static constexpr bool kPrefetch = true;
+    static __m256i group(const uint8_t* block, int step, int vector) {
+      return load_bytes(block + (step & 3) * kGroupBytes + vector * kVector);
+    }
+    static __m256i even(const uint8_t* block, int step, int vector) {
+      const __m256i bytes = group(block, step, vector);
+      return _mm256_and_si256(step < 4 ? bytes : _mm256_srli_epi16(bytes, 4), _mm256_set1_epi16(15));
+    }
+    static __m256i odd(const uint8_t* block, int step, int vector) {
+      const __m256i bytes = group(block, step, vector);
+      if (step >= 4) return _mm256_srli_epi16(bytes, 12);
+      return _mm256_and_si256(_mm256_srli_epi16(bytes, 8), _mm256_set1_epi16(15));
+    }
+    static __m256 scale(const uint8_t* block, int vector) { return load_halves(block + kScalesAt + vector * 16); }
+    static __m256 minimum(const uint8_t* block, int vector) { return load_halves(block + kScalesAt + 32 + vector * 16); }
+  };
+
+  static void expand(const uint8_t* block, uint8_t* out) { Shared::template expand_block<Packed>(block, out); }
 };
 
 // ---- f32, f16, bf16: a block is one k. Inputs, R rows: [k][R] float32.
@@ -337,10 +386,12 @@ struct Avx2Path {
   static constexpr Path kPath = Path::avx2;
   template <Format kStored>
   using Floats = relevo::Floats<kStored>;
-  template <bool kPerChannel>
-  using Bytes = relevo::Bytes<kPerChannel>;
-  template <bool kHasMinimum>
-  using Nibbles = relevo::Nibbles<kHasMinimum>;
+  template <Format kOne>
+  using Bytes = relevo::Bytes<kOne>;
+  template <Format kOne>
+  using Nibbles = relevo::Nibbles<kOne>;
+  template <Format kOne>
+  using WideNibbles = relevo::WideNibbles<kOne>;
 };
 
 }  // namespace

@@ -61,13 +61,14 @@ struct Avx512 {
   }
 };
 
-// What the integer formats share. Inputs of a block, R rows: int8 [R][k], scales [R], terms [R]: x_scale * sum (q4_1) or
+// What the formats with inputs of 8 bits share. Inputs of a block, R rows: int8 [R][k], scales [R], terms [R]: x_scale * sum (q4_1) or
 // int32 sum times minus what the weights were raised by to be unsigned.
-template <int kStoredInputBlock, int kRaised>
+template <Format kOne, int kRaised>
 struct Integers {
   using Machine = Avx512;
+  static constexpr Format kFormat = kOne;
   static constexpr int64_t kGroup = 8;
-  static constexpr int64_t kInputBlock = kStoredInputBlock;
+  static constexpr int64_t kInputBlock = kOne == Format::q8_channel ? kChannelBlock : kBlock;
   static constexpr int64_t kInputBlockBytes = kInputBlock + 8;
   static constexpr bool kExpands = false;
 
@@ -80,7 +81,7 @@ struct Integers {
     }
     __m256i largest = magnitudes(x);
     for (int i = 32; i < kInputBlock; i += 32) largest = _mm256_max_epi32(largest, magnitudes(x + i));
-    const BlockScale s = scale_of(largest_lane(largest));
+    const BlockScale s = scale_of(largest_lane(largest), kFormat);
     int32_t sum = 0;
     for (int i = 0; i < kInputBlock; i += 32) {
       const __m256i q = quantised(x + i, s.inverse);
@@ -106,10 +107,10 @@ struct Integers {
 
 // ---- q4_0, q4_1: unsigned nibbles times int8.
 
-template <bool kHasMinimum>
-struct Nibbles : Integers<kBlock, kHasMinimum ? 0 : 8> {
-  using Shared = Integers<kBlock, kHasMinimum ? 0 : 8>;
-  static constexpr Format kFormat = kHasMinimum ? Format::q4_1 : Format::q4_0;
+template <Format kOne>
+struct Nibbles : Integers<kOne, kOne == Format::q4_1 ? 0 : 8> {
+  using Shared = Integers<kOne, kOne == Format::q4_1 ? 0 : 8>;
+  static constexpr bool kHasMinimum = kOne == Format::q4_1;
   static constexpr bool kScalesAtEnd = false;
   static constexpr size_t kScalesAt = 4 * kGroupBytes;
 
@@ -150,10 +151,10 @@ struct Nibbles : Integers<kBlock, kHasMinimum ? 0 : 8> {
 
 // ---- q8_0, q8_channel: weights raised by 128 to be unsigned, times int8.
 
-template <bool kPerChannel>
-struct Bytes : Integers<kPerChannel ? kChannelBlock : kBlock, 128> {
-  using Shared = Integers<kPerChannel ? kChannelBlock : kBlock, 128>;
-  static constexpr Format kFormat = kPerChannel ? Format::q8_channel : Format::q8_0;
+template <Format kOne>
+struct NarrowBytes : Integers<kOne, 128> {
+  using Shared = Integers<kOne, 128>;
+  static constexpr bool kPerChannel = kOne == Format::q8_channel;
   static constexpr bool kScalesAtEnd = kPerChannel;
   static constexpr int kSteps = kPerChannel ? 16 : 8;
 
@@ -182,6 +183,120 @@ struct Bytes : Integers<kPerChannel ? kChannelBlock : kBlock, 128> {
       if (!kPerChannel) scale = _mm512_mul_ps(w_scale, scale);
       acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[r]), acc[r]);
     }
+  }
+};
+
+// ---- Wide formats: products of pairs of k in 16 bits. Of 4 consecutive k, the even ones make one vector of pairs and the
+// odd ones the other. Inputs of a block, R rows: [R][k / 4][2 pairs] of int16 in that order, scales [R], terms [R]:
+// x_scale * sum (q4_1) or int32 sum times minus what the weights were raised by.
+
+template <Format kOne>
+struct Pairs {
+  using Machine = Avx512;
+  static constexpr Format kFormat = kOne;
+  static constexpr bool kPerChannel = kOne == Format::q8_channel_wide;
+  static constexpr bool kHasMinimum = kOne == Format::q4_1_wide;
+  static constexpr int kRaised = kOne == Format::q4_0_wide ? 8 : 0;
+  static constexpr int64_t kGroup = 8;
+  static constexpr int kSteps = kPerChannel ? 16 : 8;
+  static constexpr int64_t kInputBlock = kSteps * 4;
+  static constexpr int64_t kInputBlockBytes = kSteps * 8 + 8;
+  static constexpr bool kExpands = false;
+  static constexpr bool kScalesAtEnd = kPerChannel;
+
+  static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
+    float filled[kInputBlock];
+    if (k_left < kInputBlock) {
+      std::memset(filled, 0, sizeof filled);
+      std::memcpy(filled, x, k_left * sizeof(float));
+      x = filled;
+    }
+    __m256i largest = magnitudes(x);
+    for (int i = 32; i < kInputBlock; i += 32) largest = _mm256_max_epi32(largest, magnitudes(x + i));
+    const BlockScale s = scale_of(largest_lane(largest), kFormat);
+    int32_t sum = 0;
+    for (int i = 0; i < kInputBlock; i += 16) {
+      const __m256i q = quantised_pairs(x + i, s.inverse);
+      sum += sum_of_words(q);
+      store_32_bytes(out + (r * kInputBlock + i) * 2, q);
+    }
+    uint8_t* ends = out + rows * kInputBlock * 2;
+    std::memcpy(ends + r * 4, &s.scale, 4);
+    const float scaled_sum = s.scale * static_cast<float>(sum);
+    const int32_t offset = -kRaised * sum;
+    std::memcpy(ends + (rows + r) * 4, kHasMinimum ? static_cast<const void*>(&scaled_sum) : &offset, 4);
+  }
+
+  // `Weights`: even(step), odd(step): [16 rows][2] int16; scale(), minimum(): [16 rows].
+  template <int R, class Weights>
+  static void add_pairs(const Weights& w, const uint8_t* x, __m512* acc) {
+    const uint8_t* ends = x + R * kInputBlock * 2;
+    __m512i sums[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sums[r] = kRaised ? every_lane(ends + (R + r) * 4) : _mm512_setzero_si512();
+#pragma GCC unroll 16
+    for (int step = 0; step < kSteps; ++step) {
+      const __m512i even = w.even(step), odd = w.odd(step);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        sums[r] = _mm512_dpwssd_epi32(sums[r], even, every_lane(x + (r * kSteps + step) * 8));
+        sums[r] = _mm512_dpwssd_epi32(sums[r], odd, every_lane(x + (r * kSteps + step) * 8 + 4));
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      __m512 scale = every_lane_float(ends + r * 4);
+      if constexpr (!kPerChannel) scale = _mm512_mul_ps(w.scale(), scale);
+      acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[r]), acc[r]);
+      if constexpr (kHasMinimum) acc[r] = _mm512_fmadd_ps(w.minimum(), every_lane_float(ends + (R + r) * 4), acc[r]);
+    }
+  }
+};
+
+// Steps 0 to 3 are low nibbles, 4 to 7 high ones.
+template <Format kOne>
+struct WideNibbles : Pairs<kOne> {
+  struct Packed {
+    static constexpr size_t kScalesAt = 4 * kGroupBytes;
+    static constexpr size_t kBytes = kScalesAt + (kOne == Format::q4_1_wide ? 64 : 32);
+    const uint8_t* block;
+    __m512i even(int step) const {
+      const __m512i bytes = load_bytes(block + (step & 3) * kGroupBytes);
+      return _mm512_and_si512(step < 4 ? bytes : _mm512_srli_epi16(bytes, 4), _mm512_set1_epi32(0x000f000f));
+    }
+    __m512i odd(int step) const {
+      const __m512i bytes = load_bytes(block + (step & 3) * kGroupBytes);
+      if (step >= 4) return _mm512_srli_epi16(bytes, 12);
+      return _mm512_and_si512(_mm512_srli_epi16(bytes, 8), _mm512_set1_epi32(0x000f000f));
+    }
+    __m512 scale() const { return load_halves(block + kScalesAt); }
+    __m512 minimum() const { return load_halves(block + kScalesAt + 32); }
+  };
+  using Expanded = Packed;
+
+  template <int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m512* acc) {
+    Pairs<kOne>::template add_pairs<R>(Packed{w}, x, acc);
+  }
+};
+
+template <Format kOne>
+struct WideBytes : Pairs<kOne> {
+  struct Packed {
+    static constexpr size_t kScalesAt = Pairs<kOne>::kSteps * kGroupBytes;
+    static constexpr size_t kBytes = kScalesAt + (Pairs<kOne>::kPerChannel ? 0 : 32);
+    const uint8_t* block;
+    __m512i even(int step) const {
+      return _mm512_srai_epi16(_mm512_slli_epi16(load_bytes(block + step * kGroupBytes), 8), 8);
+    }
+    __m512i odd(int step) const { return _mm512_srai_epi16(load_bytes(block + step * kGroupBytes), 8); }
+    __m512 scale() const { return load_halves(block + kScalesAt); }
+  };
+  using Expanded = Packed;
+
+  template <int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m512* acc) {
+    Pairs<kOne>::template add_pairs<R>(Packed{w}, x, acc);
   }
 };
 
@@ -224,10 +339,12 @@ struct Avx512Path {
   static constexpr Path kPath = Path::avx512;
   template <Format kStored>
   using Floats = relevo::Floats<kStored>;
-  template <bool kPerChannel>
-  using Bytes = relevo::Bytes<kPerChannel>;
-  template <bool kHasMinimum>
-  using Nibbles = relevo::Nibbles<kHasMinimum>;
+  template <Format kOne>
+  using Bytes = std::conditional_t<is_wide(kOne), WideBytes<kOne>, NarrowBytes<kOne>>;
+  template <Format kOne>
+  using Nibbles = relevo::Nibbles<kOne>;
+  template <Format kOne>
+  using WideNibbles = relevo::WideNibbles<kOne>;
 };
 
 }  // namespace

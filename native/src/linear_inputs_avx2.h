@@ -1,4 +1,4 @@
-// Rounding inputs to int8 with AVX2, the same on every path that has it.
+// Rounding inputs to 8 or 16 bits with AVX2, the same on every path that has it.
 // Included by sources compiled for such a path: everything here has internal linkage.
 #pragma once
 
@@ -34,22 +34,39 @@ __m256i quantised(const float* x, float inverse) {
   return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-int32_t sum_of_bytes(__m256i bytes) {
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-  const __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+int32_t sum_of_lanes(__m256i sums) {
   __m128i v = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
   v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
   v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1));
   return _mm_cvtsi128_si32(v);
 }
 
+int32_t sum_of_bytes(__m256i bytes) {
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+  return sum_of_lanes(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+int32_t sum_of_words(__m256i words) { return sum_of_lanes(_mm256_madd_epi16(words, _mm256_set1_epi16(1))); }
+
+// 16 values times `inverse`, rounded to int16. Of 4 consecutive ones the first and third make a pair, then the others.
+__m256i quantised_pairs(const float* x, float inverse) {
+  const __m256 factor = _mm256_set1_ps(inverse);
+  const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
+  const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), factor));
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+  const __m256i order = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+  return _mm256_shuffle_epi8(words, order);
+}
+
 struct BlockScale {
   float scale, inverse;
 };
 
-BlockScale scale_of(float largest) {
+BlockScale scale_of(float largest, Format format) {
   if (largest < kLeastMagnitude) return {0.0f, 0.0f};
-  return {largest / 127.0f, 127.0f / largest};
+  const float levels = static_cast<float>(input_levels(format));
+  return {largest / levels, levels / largest};
 }
 
 }  // namespace

@@ -135,9 +135,10 @@ float bfloat_to_float(uint16_t bfloat) {
   return value;
 }
 
-int64_t input_block(Format format) { return format == Format::q8_channel ? kChannelBlock : kBlock; }
+int64_t input_block(Format format) { return narrowed(format) == Format::q8_channel ? kChannelBlock : kBlock; }
 
-size_t block_bytes(Format format) {
+size_t block_bytes(Format stored) {
+  const Format format = narrowed(stored);
   if (is_float(format)) return kPanelRows * element_bytes(format);
   if (format == Format::q8_channel) return kChannelBlock * kPanelRows;
   const BlockShape shape = block_shape(format);
@@ -151,47 +152,40 @@ int64_t num_blocks(Format format, int64_t k) {
 }
 
 size_t panel_bytes(Format format, int64_t k) {
-  const size_t scales = format == Format::q8_channel ? kPanelRows * sizeof(float) : 0;
+  const size_t scales = narrowed(format) == Format::q8_channel ? kPanelRows * sizeof(float) : 0;
   return num_blocks(format, k) * block_bytes(format) + scales;
 }
 
 size_t raw_row_bytes(Format format, int64_t k) {
-  switch (format) {
-    case Format::f32:
-    case Format::q8_channel:
-      return k * sizeof(float);
-    case Format::f16:
-    case Format::bf16:
-      return k * kHalf;
-    case Format::q8_0:
-    case Format::q4_0:
-    case Format::q4_1:
-      return k / kBlock * block_shape(format).raw_bytes();
-  }
-  return 0;
+  const Format stored = narrowed(format);
+  if (stored == Format::f32 || stored == Format::q8_channel) return k * sizeof(float);
+  if (is_float(stored)) return k * kHalf;
+  return k / kBlock * block_shape(stored).raw_bytes();
 }
 
 void pack_panel(const Linear& w, int64_t panel, const uint8_t* const* raw, int64_t num_rows) {
   uint8_t* to = w.packed + panel * panel_bytes(w.format, w.k);
-  if (num_rows < kPanelRows || w.format == Format::q8_channel) std::memset(to, 0, panel_bytes(w.format, w.k));
+  const Format stored = narrowed(w.format);
+  if (num_rows < kPanelRows || stored == Format::q8_channel) std::memset(to, 0, panel_bytes(stored, w.k));
   for (int64_t row = 0; row < num_rows; ++row) {
-    if (is_float(w.format))
-      pack_elements(w.format, w.k, row, raw[row], to);
-    else if (w.format == Format::q8_channel)
+    if (is_float(stored))
+      pack_elements(stored, w.k, row, raw[row], to);
+    else if (stored == Format::q8_channel)
       pack_channel(w.k, row, raw[row], to);
     else
-      pack_blocks(w.format, w.k, row, raw[row], to);
+      pack_blocks(stored, w.k, row, raw[row], to);
   }
 }
 
 void unpack_packed_row(const Linear& w, int64_t row, float* out) {
   uint8_t* panel = w.packed + row / kPanelRows * panel_bytes(w.format, w.k);
-  if (is_float(w.format))
-    unpack_elements(w.format, w.k, row % kPanelRows, panel, out);
-  else if (w.format == Format::q8_channel)
+  const Format stored = narrowed(w.format);
+  if (is_float(stored))
+    unpack_elements(stored, w.k, row % kPanelRows, panel, out);
+  else if (stored == Format::q8_channel)
     unpack_channel(w.k, row % kPanelRows, panel, out);
   else
-    unpack_blocks(w.format, w.k, row % kPanelRows, panel, out);
+    unpack_blocks(stored, w.k, row % kPanelRows, panel, out);
 }
 
 }  // namespace relevo

@@ -8,6 +8,7 @@
 //   q8_0             one block of 32 k: 8 groups of [16 rows][4 bytes], k = 4 g + i. Then float16 [16 rows] scales
 //   q8_channel       one block of 64 k (the last is filled with zeros): 16 groups as q8_0's; after the last block
 //                    float32 [16 rows] scales
+// A wide format is packed as its twin.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +25,9 @@ constexpr size_t kGroupBytes = 64;     // 16 rows of 4 bytes
 
 // Below this largest magnitude a block of inputs counts as zero, so that no scale overflows.
 constexpr float kLeastMagnitude = 0x1p-100f;
+
+// What the largest magnitude of a block of inputs is rounded to.
+constexpr int32_t input_levels(Format format) { return is_wide(format) ? 32767 : 127; }
 
 // Inputs per scale, for the formats that multiply integers.
 int64_t input_block(Format format);

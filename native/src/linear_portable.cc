@@ -1,7 +1,8 @@
 // Matrix products in plain C++: the definition of what every path computes.
 //
-// Inputs of the integer formats are quantised per block (32 along k; 64 for q8_channel): scale = max |x| / 127, values
-// rounded to nearest, ties to even. Per block, in ascending order, with the exact integer dot product:
+// Inputs of the integer formats are quantised per block (32 along k; 64 for q8_channel): scale = max |x| / 127 (32767 for
+// the wide formats), values rounded to nearest, ties to even. Per block, in ascending order, with the exact integer dot
+// product, which fits into 32 bits:
 //   q8_0, q4_0    acc = fma(w_scale * x_scale, dot, acc)
 //   q4_1          the same, then acc = fma(w_minimum, x_scale * sum(q_x), acc)
 //   q8_channel    acc = fma(x_scale, dot, acc); at the end acc *= w_scale of the row
@@ -16,7 +17,7 @@ namespace {
 
 bool is_float(Format format) { return format == Format::f32 || format == Format::f16 || format == Format::bf16; }
 
-// A prepared block of one row: int8 values, scale, x_scale * sum, sum.
+// A prepared block of one row: int16 values, scale, x_scale * sum, sum.
 struct BlockEnd {
   float scale;
   float scaled_sum;
@@ -25,7 +26,7 @@ struct BlockEnd {
 
 size_t input_row_bytes(Format format, int64_t k) {
   if (is_float(format)) return k * sizeof(float);
-  return num_blocks(format, k) * (input_block(format) + sizeof(BlockEnd));
+  return num_blocks(format, k) * (input_block(format) * sizeof(int16_t) + sizeof(BlockEnd));
 }
 
 float float_from_bits(uint32_t bits) {
@@ -46,24 +47,25 @@ float largest_magnitude(const float* x, int64_t size) {
   return float_from_bits(largest);
 }
 
-int8_t quantised(float scaled) {
-  if (!(std::fabs(scaled) < 128.0f)) return -128;  // only where the scale is not finite, and so is the result
-  return static_cast<int8_t>(std::nearbyint(scaled));
+int16_t quantised(float scaled) {
+  if (!(std::fabs(scaled) < 32768.0f)) return -32768;  // only where the scale is not finite, and so is the result
+  return static_cast<int16_t>(std::nearbyint(scaled));
 }
 
-void prepare_block(const float* x, int64_t size, int64_t block, uint8_t* out) {
+void prepare_block(const float* x, int64_t size, int64_t block, int32_t levels, uint8_t* out) {
   const float largest = largest_magnitude(x, size);
+  const float most = static_cast<float>(levels);
   const bool is_zero = largest < kLeastMagnitude;
-  const float inverse = is_zero ? 0.0f : 127.0f / largest;
-  BlockEnd end{is_zero ? 0.0f : largest / 127.0f, 0.0f, 0};
-  std::memset(out, 0, block);
+  const float inverse = is_zero ? 0.0f : most / largest;
+  BlockEnd end{is_zero ? 0.0f : largest / most, 0.0f, 0};
+  std::memset(out, 0, block * sizeof(int16_t));
   for (int64_t i = 0; i < size; ++i) {
-    const int8_t q = quantised(x[i] * inverse);
-    std::memcpy(out + i, &q, 1);
+    const int16_t q = quantised(x[i] * inverse);
+    std::memcpy(out + i * sizeof q, &q, sizeof q);
     end.sum += q;
   }
   end.scaled_sum = end.scale * static_cast<float>(end.sum);
-  std::memcpy(out + block, &end, sizeof end);
+  std::memcpy(out + block * sizeof(int16_t), &end, sizeof end);
 }
 
 void prepare(Format format, const float* x, int64_t x_stride, int64_t, int64_t k, int64_t first, int64_t end,
@@ -77,12 +79,18 @@ void prepare(Format format, const float* x, int64_t x_stride, int64_t, int64_t k
       std::memcpy(out, row, row_bytes);
       continue;
     }
-    for (int64_t i = 0; i < k; i += block, out += block + sizeof(BlockEnd))
-      prepare_block(row + i, k - i < block ? k - i : block, block, out);
+    for (int64_t i = 0; i < k; i += block, out += block * sizeof(int16_t) + sizeof(BlockEnd))
+      prepare_block(row + i, k - i < block ? k - i : block, block, input_levels(format), out);
   }
 }
 
-// dot[row] of one block of a panel with one prepared block.
+int32_t input_at(const uint8_t* x, int64_t i) {
+  int16_t q;
+  std::memcpy(&q, x + i * sizeof q, sizeof q);
+  return q;
+}
+
+// dot[row] of one block of a panel with one prepared block; `format` as stored.
 void dot_block(Format format, const uint8_t* w, const uint8_t* x, int32_t sum, int32_t* dot) {
   const bool is_q4 = format == Format::q4_0 || format == Format::q4_1;
   const int64_t num_groups = is_q4 ? 4 : input_block(format) / 4;
@@ -91,9 +99,9 @@ void dot_block(Format format, const uint8_t* w, const uint8_t* x, int32_t sum, i
     for (int64_t row = 0; row < kPanelRows; ++row)
       for (int64_t i = 0; i < 4; ++i) {
         const uint8_t byte = w[g * kGroupBytes + row * 4 + i];
-        const int32_t low = static_cast<int8_t>(x[g * 4 + i]);
+        const int32_t low = input_at(x, g * 4 + i);
         if (is_q4)
-          dot[row] += (byte & 15) * low + (byte >> 4) * static_cast<int8_t>(x[16 + g * 4 + i]);
+          dot[row] += (byte & 15) * low + (byte >> 4) * input_at(x, 16 + g * 4 + i);
         else
           dot[row] += static_cast<int8_t>(byte) * low;
       }
@@ -105,15 +113,16 @@ float half_at(const uint8_t* halves, int64_t index) {
   return half_to_float(half);
 }
 
-void add_blocks(Format format, const uint8_t* panel, const uint8_t* x, int64_t k, float* acc) {
-  const int64_t block = input_block(format);
+void add_blocks(Format wide_or_not, const uint8_t* panel, const uint8_t* x, int64_t k, float* acc) {
+  const Format format = narrowed(wide_or_not);
+  const size_t values_bytes = input_block(format) * sizeof(int16_t);
   const size_t w_bytes = block_bytes(format);
   const bool is_channel = format == Format::q8_channel;
   const size_t halves_at = format == Format::q8_0 ? 8 * kGroupBytes : 4 * kGroupBytes;
-  for (int64_t b = 0; b < num_blocks(format, k); ++b, panel += w_bytes, x += block + sizeof(BlockEnd)) {
+  for (int64_t b = 0; b < num_blocks(format, k); ++b, panel += w_bytes, x += values_bytes + sizeof(BlockEnd)) {
     BlockEnd end;
     int32_t dot[kPanelRows];
-    std::memcpy(&end, x + block, sizeof end);
+    std::memcpy(&end, x + values_bytes, sizeof end);
     dot_block(format, panel, x, end.sum, dot);
     for (int64_t row = 0; row < kPanelRows; ++row) {
       const float scale = is_channel ? end.scale : half_at(panel + halves_at, row) * end.scale;

@@ -8,7 +8,8 @@
 //   kInputBlock values left
 //   Machine: kStretchBytes (expanded weights at a time), kInputsBytes (prepared inputs at a time) and
 //   add_tile<F, Weights, R>(w, x, blocks, sums [R][16]), which adds blocks to the accumulators of a tile
-// and a table of them: Path::Floats<Format>, Path::Bytes<per channel>, Path::Nibbles<has minimum>, Path::kPath.
+// and a table of them: Path::Floats<Format>, Path::Bytes<Format>, Path::Nibbles<Format>, Path::WideNibbles<Format>,
+// Path::kPath.
 // Included by one source per path, which is compiled for it: everything here has internal linkage.
 #pragma once
 
@@ -163,15 +164,23 @@ auto with_format(Format format, const Call& call) {
     case Format::bf16:
       return call(typename P::template Floats<Format::bf16>{});
     case Format::q8_0:
-      return call(typename P::template Bytes<false>{});
+      return call(typename P::template Bytes<Format::q8_0>{});
+    case Format::q8_0_wide:
+      return call(typename P::template Bytes<Format::q8_0_wide>{});
     case Format::q8_channel:
-      return call(typename P::template Bytes<true>{});
+      return call(typename P::template Bytes<Format::q8_channel>{});
+    case Format::q8_channel_wide:
+      return call(typename P::template Bytes<Format::q8_channel_wide>{});
     case Format::q4_0:
-      return call(typename P::template Nibbles<false>{});
+      return call(typename P::template Nibbles<Format::q4_0>{});
+    case Format::q4_0_wide:
+      return call(typename P::template WideNibbles<Format::q4_0_wide>{});
+    case Format::q4_1_wide:
+      return call(typename P::template WideNibbles<Format::q4_1_wide>{});
     case Format::q4_1:
       break;
   }
-  return call(typename P::template Nibbles<true>{});
+  return call(typename P::template Nibbles<Format::q4_1>{});
 }
 
 int64_t panel_rows(Format) { return kPanelRows; }

@@ -31,6 +31,7 @@ using F32 = Lanes<float, 16>;
 using I32 = Lanes<int32_t, 16>;
 using U32 = Lanes<uint32_t, 16>;
 using U16 = Lanes<uint16_t, 32>;
+using I16 = Lanes<int16_t, 32>;
 using U8 = Lanes<uint8_t, 64>;
 using I8 = Lanes<int8_t, 64>;
 using Halves = Lanes<uint16_t, 16>;
@@ -66,6 +67,12 @@ inline __m512i xor_si512(__m512i a, __m512i b) {
 inline __m512i srli_epi16(__m512i a, unsigned count) {
   return each_lane<__m512i>(U16(), [&, x = U16(a)](int i) { return static_cast<uint16_t>(x.at[i] >> count); });
 }
+inline __m512i slli_epi16(__m512i a, unsigned count) {
+  return each_lane<__m512i>(U16(), [&, x = U16(a)](int i) { return static_cast<uint16_t>(x.at[i] << count); });
+}
+inline __m512i srai_epi16(__m512i a, unsigned count) {
+  return each_lane<__m512i>(I16(), [&, x = I16(a)](int i) { return static_cast<int16_t>(x.at[i] >> count); });
+}
 inline __m512i slli_epi32(__m512i a, unsigned count) {
   return each_lane<__m512i>(U32(), [&, x = U32(a)](int i) { return x.at[i] << count; });
 }
@@ -74,6 +81,14 @@ inline __m512i dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
   return each_lane<__m512i>(I32(), [s = I32(sums), x = U8(a), y = I8(b)](int i) {
     int32_t sum = s.at[i];
     for (int j = 0; j < 4; ++j) sum += static_cast<int32_t>(x.at[4 * i + j]) * y.at[4 * i + j];
+    return sum;
+  });
+}
+// Two products of signed words, added to a doubleword without saturation.
+inline __m512i dpwssd_epi32(__m512i sums, __m512i a, __m512i b) {
+  return each_lane<__m512i>(I32(), [s = I32(sums), x = I16(a), y = I16(b)](int i) {
+    int32_t sum = s.at[i];
+    for (int j = 0; j < 2; ++j) sum += static_cast<int32_t>(x.at[2 * i + j]) * y.at[2 * i + j];
     return sum;
   });
 }
@@ -107,8 +122,11 @@ inline __m512 castsi512_ps(__m512i a) { return loaded<__m512>(&a); }
 #define _mm512_and_si512(a, b) emulated::and_si512(a, b)
 #define _mm512_xor_si512(a, b) emulated::xor_si512(a, b)
 #define _mm512_srli_epi16(a, count) emulated::srli_epi16(a, count)
+#define _mm512_slli_epi16(a, count) emulated::slli_epi16(a, count)
+#define _mm512_srai_epi16(a, count) emulated::srai_epi16(a, count)
 #define _mm512_slli_epi32(a, count) emulated::slli_epi32(a, count)
 #define _mm512_dpbusd_epi32(sums, a, b) emulated::dpbusd_epi32(sums, a, b)
+#define _mm512_dpwssd_epi32(sums, a, b) emulated::dpwssd_epi32(sums, a, b)
 #define _mm512_cvtepu16_epi32(a) emulated::cvtepu16_epi32(a)
 #define _mm512_cvtepi32_ps(a) emulated::cvtepi32_ps(a)
 #define _mm512_cvtph_ps(a) emulated::cvtph_ps(a)

@@ -31,7 +31,8 @@ struct Aligned {
 
 // Rows of random bytes, with scales (and whole elements) that are finite and of ordinary size.
 std::vector<uint8_t> random_rows(const Case& c, std::mt19937& random) {
-  const size_t row_bytes = raw_row_bytes(c.format, c.k);
+  const Format stored = narrowed(c.format);
+  const size_t row_bytes = raw_row_bytes(stored, c.k);
   std::vector<uint8_t> raw(c.n * row_bytes);
   for (uint8_t& byte : raw) byte = static_cast<uint8_t>(random());
   std::normal_distribution<float> normal;
@@ -39,14 +40,14 @@ std::vector<uint8_t> random_rows(const Case& c, std::mt19937& random) {
     const uint16_t half = static_cast<uint16_t>(0x2000 + random() % 0x1000 + (random() % 2 << 15));
     std::memcpy(raw.data() + at, &half, 2);
   };
-  if (c.format == Format::f32 || c.format == Format::q8_channel) {
+  if (stored == Format::f32 || stored == Format::q8_channel) {
     for (size_t at = 0; at < raw.size(); at += 4) {
       const float value = normal(random);
       std::memcpy(raw.data() + at, &value, 4);
     }
-  } else if (c.format == Format::f16) {
+  } else if (stored == Format::f16) {
     for (size_t at = 0; at < raw.size(); at += 2) put_half(at);
-  } else if (c.format == Format::bf16) {
+  } else if (stored == Format::bf16) {
     for (size_t at = 0; at < raw.size(); at += 2) {
       const uint16_t bits = static_cast<uint16_t>(0x3e00 + random() % 0x200 + (random() % 2 << 15));
       std::memcpy(raw.data() + at, &bits, 2);
@@ -55,7 +56,7 @@ std::vector<uint8_t> random_rows(const Case& c, std::mt19937& random) {
     const size_t block = row_bytes / (c.k / 32);
     for (size_t at = 0; at < raw.size(); at += block) {
       put_half(at);
-      if (c.format == Format::q4_1) put_half(at + 2);
+      if (stored == Format::q4_1) put_half(at + 2);
     }
   }
   return raw;
@@ -114,8 +115,10 @@ int main() {
   std::mt19937 random(7);
   int compared = 0;
   for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8_0, Format::q4_0, Format::q4_1,
-                              Format::q8_channel}) {
-    const bool has_blocks = format == Format::q8_0 || format == Format::q4_0 || format == Format::q4_1;
+                              Format::q8_channel, Format::q8_0_wide, Format::q4_0_wide, Format::q4_1_wide,
+                              Format::q8_channel_wide}) {
+    const Format stored = narrowed(format);
+    const bool has_blocks = stored == Format::q8_0 || stored == Format::q4_0 || stored == Format::q4_1;
     for (const int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 29})
       for (const int64_t k : {32, 96, has_blocks ? 704 : 709}) {
         if (!agree({format, 1 + static_cast<int64_t>(random() % 50), k, m}, random)) return 1;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gguf
@@ -24,7 +24,9 @@ BLOCK_FORMATS = {
     "q4_1": gguf.GGMLQuantizationType.Q4_1,
 }
 FLOAT_FORMATS = ("float32", "float16", "bfloat16")
-FORMATS = (*FLOAT_FORMATS, *BLOCK_FORMATS, "q8_channel")
+STORED_FORMATS = (*FLOAT_FORMATS, *BLOCK_FORMATS, "q8_channel")
+WIDE = "_wide"  # the same weights, multiplied with inputs rounded to 16 bits
+FORMATS = (*STORED_FORMATS, *(name + WIDE for name in (*BLOCK_FORMATS, "q8_channel")))
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Weight:
 
 
 def make_weight(format: str, n: int, k: int, seed: int) -> Weight:
+    if format.endswith(WIDE):
+        return replace(make_weight(format.removesuffix(WIDE), n, k, seed), format=format)
     values = np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32) / np.float32(k**0.5)
     if format in BLOCK_FORMATS:
         raw = gguf.quantize(values, BLOCK_FORMATS[format])
@@ -56,16 +60,18 @@ def make_weight(format: str, n: int, k: int, seed: int) -> Weight:
     return Weight(format, values.view(np.uint8), values)
 
 
-def quantised_inputs(x: Floats, block: int) -> Floats:
-    """What the integer formats multiply: int8 per block, scale = max |x| / 127, rounded half to even."""
+def quantised_inputs(x: Floats, format: str) -> Floats:
+    """What integer formats multiply: int8 per block, scale = max |x| / 127, rounded half to even; int16 if wide."""
+    levels = np.float32(32767 if format.endswith(WIDE) else 127)
+    block = 64 if format.startswith("q8_channel") else 32
     m, k = x.shape
     padded = np.zeros((m, -(-k // block) * block), np.float32)
     padded[:, :k] = x
     blocks = padded.reshape(m, -1, block)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
-    inverse = np.where(largest > 0, np.float32(127) / np.where(largest > 0, largest, np.float32(1)), np.float32(0))
+    inverse = np.where(largest > 0, levels / np.where(largest > 0, largest, np.float32(1)), np.float32(0))
     q = np.rint(blocks * inverse.astype(np.float32))
-    return (q * (largest / np.float32(127))).reshape(m, -1)[:, :k]
+    return (q * (largest / levels)).reshape(m, -1)[:, :k]
 
 
 def inputs(m: int, k: int, seed: int) -> Floats:
@@ -79,7 +85,9 @@ def multiply(linear: Any, x: Floats, **options: Any) -> Floats:
 
 
 def lengths(format: str) -> st.SearchStrategy[int]:
-    return st.integers(1, 8).map(lambda n: 32 * n) if format in BLOCK_FORMATS else st.integers(1, 200)
+    return (
+        st.integers(1, 8).map(lambda n: 32 * n) if format.removesuffix(WIDE) in BLOCK_FORMATS else st.integers(1, 200)
+    )
 
 
 @st.composite
@@ -100,7 +108,7 @@ def test_products_equal_numpy_on_the_same_quantised_inputs(path: str, shape: tup
     """The integer part is exact, so only float32 rounding of the sum over blocks (or over k) is left."""
     format, n, k, m, seed = shape
     weight, x = make_weight(format, n, k, seed), inputs(m, k, seed)
-    seen = x if format in FLOAT_FORMATS else quantised_inputs(x, 64 if format == "q8_channel" else 32)
+    seen = x if format in FLOAT_FORMATS else quantised_inputs(x, format)
     expected = seen.astype(np.float64) @ weight.values.T.astype(np.float64)
     np.testing.assert_allclose(multiply(weight.packed(path), x), expected, rtol=2e-5, atol=2e-5)
 
@@ -209,14 +217,15 @@ def _largest(format: str, n: int, k: int) -> tuple[npt.NDArray[np.uint8], Floats
         "q4_0": scale + b"\x00" * 16,
         "q8_0": scale + b"\x80" * 32,
     }
-    if format not in blocks:
+    stored = format.removesuffix(WIDE)
+    if stored not in blocks:
         weight = make_weight(format, n, k, 0)
         values = np.full((n, k), -2.0, np.float32)
-        if format in ("float32", "q8_channel"):
+        if stored in ("float32", "q8_channel"):
             return values.view(np.uint8), values
         return weight.raw, weight.values
-    raw = np.tile(np.frombuffer(blocks[format], np.uint8), (n, k // 32))
-    return raw, gguf.dequantize(raw, BLOCK_FORMATS[format])
+    raw = np.tile(np.frombuffer(blocks[stored], np.uint8), (n, k // 32))
+    return raw, gguf.dequantize(raw, BLOCK_FORMATS[stored])
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
