@@ -162,7 +162,22 @@ class Settings(BaseSettings):
     max_num_queued_tokens: int = Field(
         1_000_000, ge=1, description="Prompt tokens that may wait; more are answered 429."
     )
-    queue_timeout_s: float = Field(300.0, gt=0, description="Longest wait for decode room.")
+    max_num_queued_batch_reqs: int = Field(
+        1024, ge=0, description="Batch requests that may wait; more are answered 429."
+    )
+    max_queue_ttft_s: float = Field(
+        60.0, gt=0, description="Who would wait longer than this for its first token is answered 429 at once."
+    )
+    dispatch_ahead_s: float = Field(
+        0.5, gt=0, description="Prompt work that may wait on a worker; the rest waits in the gateway, in fair order."
+    )
+    tenant_weight: Names = Field(
+        (), description="NAME=WEIGHT of a tenant's share when requests wait, for example team-a=2. Default: 1."
+    )
+    batch_queue_timeout_s: float = Field(3600.0, gt=0, description="Longest wait of a batch request in the gateway.")
+    queue_timeout_s: float = Field(
+        300.0, gt=0, description="Longest wait in the gateway, and longest wait for decode room on a worker."
+    )
     prefill_timeout_s: float = Field(300.0, gt=0, description="Longest prefill, its queue included.")
     transfer_timeout_s: float = Field(30.0, gt=0, description="Longest wait from the last chunk to the sealed KV.")
     drain_lease_s: float = Field(

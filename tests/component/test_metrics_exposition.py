@@ -15,7 +15,7 @@ from relevo.core.baton import PrefillFacts
 from relevo.core.events import StepCounters, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout
-from relevo.gateway.ports import EngineStatus, WorkerStatus
+from relevo.gateway.ports import EngineStatus, LineStatus, WorkerStatus
 from relevo.telemetry.latency import RequestRecord, RequestTimes
 from relevo.telemetry.metric_table import TABLE, Kind, one_two_five
 from relevo.telemetry.metrics import GatewayMetrics
@@ -58,7 +58,12 @@ class Scrape:
 
     def samples(self, *workers: WorkerStatus, num_queued: int = 0) -> dict[tuple[str, frozenset[str]], float]:
         status = EngineStatus(
-            ready=True, reason="", num_queued=num_queued, num_in_flight=num_queued + 6, workers=workers
+            ready=True,
+            reason="",
+            num_queued=num_queued,
+            num_in_flight=num_queued + 6,
+            workers=workers,
+            lines=(LineStatus(name="batch", num_waiting=2, oldest_wait_s=1.5),),
         )
         body, content_type = self.metrics.render(status)
         assert content_type.startswith("text/plain; version=0.0.4")
@@ -304,3 +309,10 @@ def test_two_gateways_share_nothing() -> None:
     first, second = Scrape(), Scrape()
     first.metrics.request_finished(record())
     assert second.value("vllm:prompt_tokens_total") == 0
+
+
+def test_what_waits_in_the_gateway_is_told_by_class(scrape: Scrape) -> None:
+    assert scrape.value("relevo:requests_in_line", **{"class": "batch"}) == 2
+    assert scrape.value("relevo:oldest_wait_seconds", **{"class": "batch"}) == 1.5
+    scrape.metrics.deadline_missed("m", "waiting")
+    assert scrape.value("relevo:deadline_misses_total", model_name="m", when="waiting") == 1

@@ -14,7 +14,7 @@ from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.policy.in_flight import InFlight
 from relevo.policy.router import RoutingPolicy
-from relevo.policy.worker_choice import Ask, PrefillChoice, WorkerChooser, WorkerView, estimated_ttft_s
+from relevo.policy.worker_choice import Ask, PrefillChoice, WorkerChooser, WorkerView
 
 COSTS = StepCosts(base_s=0.010, per_token_s=0.001, per_kv_token_s=0.0)
 RNG = Random(0)
@@ -141,12 +141,6 @@ def test_estimates_are_told_with_the_choice() -> None:
     assert choice.stall_s == pytest.approx(0.300)
     assert "100 tokens to compute" in choice.reason
     assert choice.num_uncached_tokens == 100
-
-
-def test_the_estimate_for_admission_is_the_best_queue() -> None:
-    views = [view("p", "prefill", queued=50), view("p2", "prefill", queued=10), D]
-    assert estimated_ttft_s(views, 100) == pytest.approx(0.010 + 0.110)
-    assert estimated_ttft_s([], 100) == 0.0
 
 
 @settings(max_examples=200, deadline=None)

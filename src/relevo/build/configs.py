@@ -88,6 +88,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     transfer_timeout_s: float
     drain_lease_s: float
     heartbeat_timeout_s: float
+    max_num_queued_batch_reqs: int
+    max_queue_ttft_s: float
+    dispatch_ahead_s: float
+    dispatch_ahead_tokens: int
+    max_num_seqs: int
+    tenant_weights: dict[str, float]
+    batch_queue_timeout_s: float
     max_attempts: int
     shutdown_timeout_s: float
     log_level: str

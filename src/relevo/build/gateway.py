@@ -34,6 +34,7 @@ from relevo.gateway.route_notes import RouteNotes
 from relevo.gateway.tokenizer import Tokenizer
 from relevo.policy.admission import Admission, AdmissionLimits
 from relevo.policy.handoff import HandoffLimits
+from relevo.policy.outlook import RoomLimits
 from relevo.policy.router import RouterLimits, RoutingPolicy
 from relevo.policy.worker_choice import WorkerChooser
 from relevo.telemetry.log import configure
@@ -113,12 +114,10 @@ def build_dispatcher(
 
     return Dispatcher(
         membership=membership,
-        placement=Placement(membership, build_chooser(config), config.block_size, random.Random()),
-        admission=Admission(
-            AdmissionLimits(
-                max_queued_requests=config.max_num_queued_reqs, max_queued_tokens=config.max_num_queued_tokens
-            )
+        placement=Placement(
+            membership, build_chooser(config), config.block_size, random.Random(), build_room_limits(config)
         ),
+        admission=Admission(build_admission_limits(config), config.tenant_weights),
         limits=HandoffLimits(
             queue_s=config.queue_timeout_s,
             prefill_s=config.prefill_timeout_s,
@@ -132,6 +131,26 @@ def build_dispatcher(
         clock=MonotonicClock(),
         notes=notes,
         fence=fence,
+    )
+
+
+def build_room_limits(config: GatewayConfig) -> RoomLimits:
+    return RoomLimits(
+        max_running=config.max_num_seqs,
+        max_ahead_tokens=config.dispatch_ahead_tokens,
+        max_ahead_s=config.dispatch_ahead_s,
+        block_size=config.block_size,
+    )
+
+
+def build_admission_limits(config: GatewayConfig) -> AdmissionLimits:
+    return AdmissionLimits(
+        max_queued_requests=config.max_num_queued_reqs,
+        max_queued_tokens=config.max_num_queued_tokens,
+        max_queued_batch_requests=config.max_num_queued_batch_reqs,
+        max_ttft_s=config.max_queue_ttft_s,
+        max_line_s=config.queue_timeout_s,
+        max_batch_line_s=config.batch_queue_timeout_s,
     )
 
 

@@ -121,7 +121,7 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
         topology_reason=topology_reason,
         layout=layout,
         workers=workers,
-        gateway=_gateway(settings, topology, max_model_len, model_hash),
+        gateway=_gateway(settings, topology, max_model_len, model_hash, budget),
         notes=(_compute_note(workers[0]), _kv_note(layout, num_blocks, num_workers)),
     )
 
@@ -232,7 +232,7 @@ def _max_model_len(settings: Settings, model: ModelConfig, num_blocks: int) -> i
     return asked
 
 
-def _gateway(settings: Settings, topology: Topology, max_model_len: int, model_hash: str) -> GatewayConfig:
+def _gateway(settings: Settings, topology: Topology, max_model_len: int, model_hash: str, budget: int) -> GatewayConfig:
     return GatewayConfig(
         listen_fd=-1,
         root_path=settings.root_path,
@@ -252,6 +252,13 @@ def _gateway(settings: Settings, topology: Topology, max_model_len: int, model_h
         seed=settings.seed,
         max_num_queued_reqs=settings.max_num_queued_reqs,
         max_num_queued_tokens=settings.max_num_queued_tokens,
+        max_num_queued_batch_reqs=settings.max_num_queued_batch_reqs,
+        max_queue_ttft_s=settings.max_queue_ttft_s,
+        dispatch_ahead_s=settings.dispatch_ahead_s,
+        dispatch_ahead_tokens=2 * budget,  # the step that runs and the next one
+        max_num_seqs=settings.max_num_seqs,
+        tenant_weights=_tenant_weights(settings.tenant_weight),
+        batch_queue_timeout_s=settings.batch_queue_timeout_s,
         queue_timeout_s=settings.queue_timeout_s,
         prefill_timeout_s=settings.prefill_timeout_s,
         transfer_timeout_s=settings.transfer_timeout_s,
@@ -265,6 +272,20 @@ def _gateway(settings: Settings, topology: Topology, max_model_len: int, model_h
         affinity_max_penalty_s=settings.affinity_max_penalty_s,
         affinity_headers=settings.affinity_header,
     )
+
+
+def _tenant_weights(entries: tuple[str, ...]) -> dict[str, float]:
+    """Raises SettingsError for what is not NAME=WEIGHT with a weight above 0."""
+    weights: dict[str, float] = {}
+    for entry in entries:
+        name, _, weight = entry.rpartition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            weights[name] = 0.0
+        if not name or not 0.0 < weights[name] < float("inf"):
+            raise SettingsError(f"--tenant-weight {entry} is not NAME=WEIGHT; write for example team-a=2")
+    return weights
 
 
 def default_model_name(model: str) -> str:

@@ -8,7 +8,8 @@ RelevoError
 │   ├── Unauthorized
 │   ├── RequestTooLarge
 │   ├── BudgetSpent
-│   └── UnsupportedMediaType
+│   ├── UnsupportedMediaType
+│   └── DeadlineExceeded
 ├── CapacityError             try again later
 │   ├── Overloaded
 │   ├── NoWorker
@@ -84,13 +85,26 @@ class BudgetSpent(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class DeadlineExceeded(RequestError):
+    """The time that the client allowed is over. `limit` says which: one of policy.admission.LIMITS."""
+
+    code = "deadline_exceeded"
+
+    def __init__(self, message: str, *, limit: str = "client_timeout") -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
 class CapacityError(RelevoError):
+    """`limit`: a short name of what is used up, the same for all such errors; empty where there is only one."""
+
     code = "overloaded"
     retryable = True
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, limit: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.limit = limit
 
 
 class Overloaded(CapacityError):

@@ -39,6 +39,20 @@ class SamplingParams:
     ignore_eos: bool = False
 
 
+BATCH_PRIORITY = 2**32  # added to the priority of batch requests: workers start them last and preempt them first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceTerms:
+    """What the client asked of the service: read at the gateway's door, nothing that a worker acts on."""
+
+    tenant: str = ""  # whose share of the service it takes; empty: everybody without an API key
+    is_batch: bool = False  # only uses room that nobody else wants
+    timeout_s: float | None = None  # accepted -> last token; later is of no use to the client
+    ttft_s: float | None = None  # objective for the first token
+    tpot_s: float | None = None  # objective for the mean gap between tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """A request as workers see it. Immutable; what changes while it runs is in `baton.SampleState`."""
@@ -51,3 +65,4 @@ class EngineRequest:
     priority: int = 0  # lower runs first
     arrived_at_ns: int = 0  # gateway clock
     session: bytes = b""  # see policy.affinity; a preference of the router, nothing that a worker acts on
+    terms: ServiceTerms = ServiceTerms()

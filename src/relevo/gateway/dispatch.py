@@ -20,13 +20,14 @@ from relevo.core.events import TokenOutput
 from relevo.core.ids import RequestId, WorkerRef
 from relevo.core.ports import Clock
 from relevo.core.request import EngineRequest
+from relevo.gateway.door import Door
 from relevo.gateway.errors_by_code import error_for
 from relevo.gateway.membership import Membership
 from relevo.gateway.placement import Placement
 from relevo.gateway.ports import EngineStatus
 from relevo.gateway.route_notes import RouteNotes
 from relevo.policy import handoff as h
-from relevo.policy.admission import Admission, Rejected
+from relevo.policy.admission import Admission, Refusal
 from relevo.wire import messages as wire
 
 log = logging.getLogger("relevo.gateway")
@@ -34,6 +35,8 @@ log = logging.getLogger("relevo.gateway")
 
 class HandoffMetrics(Protocol):
     def admission_rejected(self, model: str, reason: str) -> None: ...
+
+    def deadline_missed(self, model: str, when: str) -> None: ...
 
     def handoff_finished(self, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float) -> None: ...
 
@@ -44,6 +47,8 @@ class Flight:
 
     request: EngineRequest
     state: h.HandoffState
+    opening: tuple[h.Effect, ...]  # carried out when it is its turn
+    refused_by: str = ""  # the limit that ended it, if one did
     outbox: asyncio.Queue[TokenOutput | h.End] = field(default_factory=asyncio.Queue)
     timer: asyncio.TimerHandle | None = None
     is_split: bool = False  # a handoff is under way, its outcome not yet counted
@@ -70,10 +75,8 @@ class Dispatcher:
     ) -> None:
         self._membership = membership
         self._placement = placement
-        self._admission = admission
         self._limits = limits
         self._block_size = block_size
-        self._model_name = model_name
         self._metrics = metrics
         self._clock = clock
         self._notes = notes
@@ -81,6 +84,16 @@ class Dispatcher:
         self._flights: dict[RequestId, Flight] = {}
         self._parked: dict[RequestId, h.Route] = {}  # wait for a worker to become ready
         self._unfollowed: set[WorkerRef] = set()  # whose cache reports have a gap; a snapshot is on its way
+        self._door = Door(
+            admission=admission,
+            placement=placement,
+            clock=clock,
+            metrics=metrics,
+            notes=notes,
+            model_name=model_name,
+            let_in=self._let_in,
+            turn_away=self._turn_away,
+        )
         self.ready = asyncio.Event()  # every configured worker has been there
 
     # ---- TokenGenerator ----------------------------------------------------------------------------------------------
@@ -93,12 +106,13 @@ class Dispatcher:
                 item = await flight.outbox.get()
                 if isinstance(item, h.End):
                     if item.outcome is h.Outcome.FAILED:
-                        raise error_for(item.code, item.reason, item.retry_after_s)
+                        raise error_for(item.code, item.reason, item.retry_after_s, flight.refused_by)
                     return
                 yield item
         finally:
             self._advance(flight, h.ClientGone())  # harmless after the end
-            self._admission.done(request.request_id)
+            self._leave(flight)
+            self._door.pump()
 
     def status(self) -> EngineStatus:
         workers = self._membership.statuses()
@@ -110,6 +124,7 @@ class Dispatcher:
             num_queued=self._num_queued(),
             num_in_flight=len(self._flights),
             workers=workers,
+            lines=self._door.statuses(),
         )
 
     @property
@@ -122,23 +137,35 @@ class Dispatcher:
         return sum(1 for flight in self._flights.values() if flight.state.phase in waiting)
 
     def _admit(self, request: EngineRequest) -> Flight:
-        num_tokens = len(request.prompt_token_ids)
-        verdict = self._admission.try_admit(
-            request.request_id, num_tokens, self._clock.now_ns(), self._placement.estimated_ttft_s(num_tokens)
-        )
-        if isinstance(verdict, Rejected):
-            self._metrics.admission_rejected(self._model_name, verdict.limit)
-            raise errors.Overloaded(verdict.reason, retry_after_s=verdict.retry_after_s)
-        state, effects = h.start(
+        state, opening = h.start(
             request.request_id,
-            num_prompt_tokens=num_tokens,
+            num_prompt_tokens=len(request.prompt_token_ids),
             num_samples=request.sampling.n,
             block_size=self._block_size,
             limits=self._limits,
         )
-        flight = self._flights[request.request_id] = Flight(request, state)
-        self._carry_out(flight, effects)
+        flight = self._flights[request.request_id] = Flight(request, state, opening)
+        try:
+            self._door.enter(request)
+        except errors.CapacityError:
+            del self._flights[request.request_id]
+            raise
         return flight
+
+    def _let_in(self, request_id: RequestId) -> None:
+        flight = self._flights[request_id]
+        self._carry_out(flight, flight.opening)
+
+    def _turn_away(self, refusal: Refusal) -> None:
+        flight = self._flights.get(refusal.request_id)
+        if flight is not None:
+            flight.refused_by = refusal.limit
+            self._advance(flight, h.TimeOver(refusal.code, refusal.reason, refusal.retry_after_s))
+
+    def _leave(self, flight: Flight) -> None:
+        """It takes no place any more. Idempotent."""
+        num_output_tokens = sum(len(sample.output_token_ids) for sample in flight.state.samples)
+        self._door.leave(flight.request.request_id, num_output_tokens)
 
     # ---- MessageSink -------------------------------------------------------------------------------------------------
 
@@ -162,6 +189,7 @@ class Dispatcher:
                 self._on_cache_report(worker, message)
             case wire.RequestFailed() | wire.Refused():
                 self._on_event(message.request_id, h.Failed(worker, message.code, message.reason))
+        self._door.pump()
 
     def on_worker_ready(self, worker: WorkerRef) -> None:
         self._membership.send(worker, wire.FollowCache())
@@ -172,6 +200,7 @@ class Dispatcher:
             flight = self._flights.get(request_id)
             if flight is not None:
                 self._carry_out(flight, (route,))
+        self._door.pump()
 
     def _on_cache_report(self, worker: WorkerRef, report: wire.CacheEvents | wire.CacheSnapshot) -> None:
         is_whole = self._placement.take_cache_report(worker, report)
@@ -186,6 +215,7 @@ class Dispatcher:
         self._unfollowed.discard(worker)
         for flight in list(self._flights.values()):
             self._advance(flight, h.WorkerDied(worker))
+        self._door.pump()
 
     def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
         self._fence(worker, reason)
@@ -219,7 +249,7 @@ class Dispatcher:
         request = flight.request
         match effect:
             case h.Emit(output=output):
-                self._admission.started(request.request_id)
+                self._door.started(request.request_id)
                 flight.outbox.put_nowait(output)
             case h.End():
                 self._finish(flight, effect)
@@ -334,4 +364,4 @@ class Dispatcher:
             flight.timer.cancel()
         self._flights.pop(flight.request.request_id, None)
         self._placement.end(flight.request.request_id)
-        self._admission.done(flight.request.request_id)
+        self._leave(flight)

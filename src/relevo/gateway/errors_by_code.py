@@ -18,9 +18,11 @@ _BY_CODE: dict[str, type[errors.RelevoError]] = {
 }
 
 
-def error_for(code: str | None, reason: str, retry_after_s: float | None) -> errors.RelevoError:
-    """An unknown code is a worker error."""
+def error_for(code: str | None, reason: str, retry_after_s: float | None, limit: str = "") -> errors.RelevoError:
+    """An unknown code is a worker error. `limit`: what was used up, for errors that tell it."""
+    if code == errors.DeadlineExceeded.code:
+        return errors.DeadlineExceeded(reason, limit=limit)
     if code in (errors.Overloaded.code, errors.NoWorker.code):
         capacity_error = errors.NoWorker if code == errors.NoWorker.code else errors.Overloaded
-        return capacity_error(reason, retry_after_s=retry_after_s or 1.0)
+        return capacity_error(reason, retry_after_s=retry_after_s or 1.0, limit=limit)
     return _BY_CODE.get(code or "", errors.WorkerError)(reason)

@@ -13,7 +13,9 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from relevo.core.errors import BudgetSpent, CapacityError, RelevoError, RequestError
+from relevo.core.errors import BudgetSpent, CapacityError, DeadlineExceeded, RelevoError, RequestError
+
+DROPPED_HEADERS = ("x-relevo-dropped-reason", "x-llm-d-request-dropped-reason")  # which limit kept a request out
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ HTTP_SHAPES: dict[str, HttpShape] = {
     "insufficient_quota": HttpShape(429, "insufficient_quota"),
     "key_limit_reached": HttpShape(429, "key_limit_error", retry_after_s=1.0),
     "overloaded": HttpShape(429, "overloaded_error", retry_after_s=1.0),
+    "deadline_exceeded": HttpShape(504, "timeout_error"),
     "internal_error": HttpShape(500, "server_error"),
     "step_failed": HttpShape(500, "server_error", retry_after_s=1.0),
     "protocol_error": HttpShape(502, "server_error"),
@@ -75,6 +78,8 @@ def error_headers(error: RelevoError) -> dict[str, str]:
     headers: dict[str, str] = {}
     if shape.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, CapacityError | DeadlineExceeded) and error.limit:
+        headers |= dict.fromkeys(DROPPED_HEADERS, error.limit)
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.allowed)
     if not error.retryable:

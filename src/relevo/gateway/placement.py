@@ -15,18 +15,30 @@ from relevo.core.request import EngineRequest
 from relevo.gateway.membership import Member, Membership
 from relevo.policy import handoff as h
 from relevo.policy.in_flight import InFlight
+from relevo.policy.outlook import Outlook, RoomLimits, has_room, outlook
 from relevo.policy.perf_model import HandoffCostModel
 from relevo.policy.prefix_cache import chain
 from relevo.policy.prefix_index import PrefixIndex
-from relevo.policy.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView, estimated_ttft_s
+from relevo.policy.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView
 from relevo.wire import messages as wire
 
 
 class Placement:
-    def __init__(self, membership: Membership, chooser: WorkerChooser, block_size: int, rng: Random) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        chooser: WorkerChooser,
+        block_size: int,
+        rng: Random,
+        room: RoomLimits | None = None,
+    ) -> None:
+        """Without `room` every request may be sent at once."""
         self._membership = membership
         self._chooser = chooser
         self._block_size = block_size
+        self._room = room or RoomLimits(
+            max_running=10**9, max_ahead_tokens=10**12, max_ahead_s=float("inf"), block_size=block_size
+        )
         self._rng = rng
         self._in_flight = InFlight()
         self._index = PrefixIndex()
@@ -34,8 +46,18 @@ class Placement:
         self._num_prompt_tokens: dict[RequestId, int] = {}
         self._handoff = HandoffCostModel()
 
-    def estimated_ttft_s(self, num_tokens: int) -> float:
-        return estimated_ttft_s(self._views(), num_tokens)
+    def num_cached_tokens(self, request: EngineRequest) -> int:
+        """Of the prompt, believed to be cached where most of it is. `end` must follow."""
+        return max(self._ask(request).hit_tokens.values(), default=0)
+
+    def outlook(self, request: EngineRequest) -> Outlook:
+        """What the request may expect of the workers. `end` must follow."""
+        return outlook(self._views(), self._ask(request), self._handoff.handoff_s, self._room)
+
+    def has_room(self, request: EngineRequest) -> bool:
+        """May it be sent now?"""
+        num_samples, is_batch = request.sampling.n, request.terms.is_batch
+        return has_room(self._views(), self._ask(request), num_samples, self._room, is_batch=is_batch)
 
     def choose_decode(self, request: EngineRequest, exclude: Iterable[WorkerRef]) -> Choice | None:
         """The decode worker, charged; None if nobody is ready."""
@@ -43,6 +65,7 @@ class Placement:
         choice = self._chooser.choose_decode(self._views(), ask, self._handoff.handoff_s, exclude, self._rng)
         if choice is not None:
             self._in_flight.charge_decode(request_id, choice.worker, ask.num_tokens)
+            self._in_flight.ask(request_id, choice.worker, choice.num_uncached_tokens)
             self._index.expect(request_id, "decode", choice.worker, self._hashes[request_id])
             if not choice.split:
                 self._in_flight.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
@@ -68,7 +91,10 @@ class Placement:
     def observe(self, request_id: RequestId, event: h.Event) -> None:
         """Progress gives charges back."""
         match event:
+            case h.Granted():
+                self._in_flight.answered(request_id)
             case h.Tokens(output=output):
+                self._in_flight.answered(request_id)
                 self._in_flight.prefill_done(request_id)
                 self._in_flight.decode_progress(request_id, len(output.tokens))
             case h.Sealed(num_tokens=num_tokens):
@@ -132,6 +158,7 @@ class Placement:
             shares_blocks=member.hello is None or member.hello.transport == "shm",
             in_flight_prefill_tokens=self._in_flight.prefill_tokens(member.ref),
             in_flight_decode_tokens=self._in_flight.decode_tokens(member.ref),
+            in_flight_asked_tokens=self._in_flight.asked_tokens(member.ref),
             num_in_flight_prefills=self._in_flight.num_prefills(member.ref),
             num_in_flight_decodes=self._in_flight.num_decodes(member.ref),
         )

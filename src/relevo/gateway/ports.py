@@ -27,6 +27,15 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineStatus:
+    """What waits in the gateway, of one class."""
+
+    name: str  # "interactive" or "batch"
+    num_waiting: int
+    oldest_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
     """`ready` means: a request sent now would be served."""
 
@@ -35,6 +44,7 @@ class EngineStatus:
     num_queued: int = 0  # requests the gateway holds back
     num_in_flight: int = 0  # requests of which a worker may still hold something, the queued ones included
     workers: tuple[WorkerStatus, ...] = field(default_factory=tuple)
+    lines: tuple[LineStatus, ...] = field(default_factory=tuple)
 
 
 class TokenGenerator(Protocol):

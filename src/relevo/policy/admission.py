@@ -1,116 +1,402 @@
-"""Who may wait. Bounds what the gateway accepts, so that nothing behind it grows without limit.
+"""Who may come in, whose turn it is, and for whom it is too late: the gateway's door and its waiting line.
 
-A request waits from `try_admit` until `started` (its first token) and runs from there until `done`. Does not know
-workers or where the estimate of a waiting time comes from.
+A request waits from `enter` until `started` (its first token), at first in line, from `next` on at a worker; it runs
+from there until `done`. Nothing behind the door is unbounded:
+
+- **places**: requests and prompt tokens that wait, requests in all. A full line gives a place to a newcomer whose
+  tenant holds less than its share of it, or whose priority is better, at the cost of the last of the fullest tenant.
+- **time**: whoever would get its first token too late is told so at once, and when to come back. Predicted from what is
+  ahead (in its own fair turn), the rate at which the line moves, decode room at the time the prompt would be computed,
+  and the workers' own queues. Only waiting is a reason: what would be late on idle workers is served, because coming
+  back later would not help.
+- **deadlines**: who waited too long leaves without being computed; who runs past its client's timeout is given up.
+
+The order is `policy.waiting_line`'s: priority, then deficit round robin over the price of compute. Batch requests come
+after everybody, have bounds of their own, and count in nobody else's prediction.
+
+Owns the line, the bounds and the learned rates. Does not know workers (`policy.outlook` reads them) or HTTP.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil
 
+from relevo.core.errors import DeadlineExceeded, NoWorker, Overloaded
 from relevo.core.ids import RequestId
+from relevo.core.request import EngineRequest, ServiceTerms
+from relevo.policy.outlook import Outlook
+from relevo.policy.service_rate import DrainRate, RunningMean
+from relevo.policy.waiting_line import Level, Ticket, WaitingLine
 
 MIN_RETRY_AFTER_S = 1.0  # arbitrary: clients that retry faster only add load
 MAX_RETRY_AFTER_S = 60.0  # arbitrary: no forecast is good for longer
+CACHED_TOKEN_PRICE = 0.1  # of a token to compute: what most price lists say. Arbitrary.
+EXPECTED_OUTPUT_TOKENS = 128  # of a continuation, before any was seen. Arbitrary.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
     """None is no limit."""
 
-    max_queued_requests: int | None = None
-    max_queued_tokens: int | None = None  # prompt tokens of waiting requests
+    max_queued_requests: int | None = None  # waiting, batch requests not counted
+    max_queued_tokens: int | None = None  # prompt tokens of waiting requests, per class
+    max_queued_batch_requests: int | None = None
     max_running: int | None = None  # requests in all, waiting or running
+    max_ttft_s: float | None = None  # predicted; not for batch requests
+    max_line_s: float | None = None  # in line; not for batch requests
+    max_batch_line_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    pass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why somebody does not get in, or has to leave."""
 
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    limit: str  # the field of AdmissionLimits that was reached
-    reason: str  # one sentence; the same for every rejection by the same limit
+    request_id: RequestId
+    code: str  # of core.errors
+    limit: str  # one of LIMITS; a label
+    reason: str  # one sentence
     retry_after_s: float
 
 
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    wait_s: float  # predicted, in line
+    displaced: Refusal | None = None  # who gave up its place
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """Its time is over: it has left the line, or is to be stopped where it runs."""
+
+    refusal: Refusal
+    was_waiting: bool
+
+
+LIMITS = (
+    *("max_running", "max_queued_requests", "max_queued_tokens", "max_queued_batch_requests", "displaced"),
+    *("max_ttft", "client_ttft", "client_tpot", "client_timeout", "line_timeout"),
+)
+_WAITED = {
+    "max_ttft": "The request waited as long as a first token may take here.",
+    "client_ttft": "The first token cannot come within the time that the request asks for.",
+    "client_timeout": "The time that the request allows is over.",
+    "line_timeout": "No worker had room for the request in time.",
+}
+
+
+@dataclass(slots=True, kw_only=True)
 class _Entry:
-    num_tokens: int
-    admitted_at_ns: int
+    ticket: Ticket
+    arrived_at_ns: int
+    leave_by_ns: int | None  # if it is in line by then it is too late
+    leave_limit: str
+    end_by_ns: int | None
+    prompt_cost_tokens: int
+    is_sent: bool = False
+    started_at_ns: int | None = None
 
 
+@dataclass(slots=True)
+class _Class:
+    """What waits of a class: in line, or sent and without a first token."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
 class Admission:
-    def __init__(self, limits: AdmissionLimits) -> None:
-        self._limits = limits
-        self._waiting: dict[RequestId, _Entry] = {}
-        self._running: set[RequestId] = set()
-        self._num_queued_tokens = 0
+    limits: AdmissionLimits
+    weights: Mapping[str, float] = field(default_factory=dict)  # of tenants; 1 for everybody else
+    _line: WaitingLine = field(init=False)
+    _entries: dict[RequestId, _Entry] = field(default_factory=dict)
+    _waiting: dict[bool, _Class] = field(default_factory=lambda: {False: _Class(), True: _Class()})
+    _drain: DrainRate = field(default_factory=DrainRate)
+    _output_tokens: RunningMean = field(default_factory=RunningMean)  # of a continuation
+    _residence_s: RunningMean = field(default_factory=RunningMean)  # first token -> end
+
+    def __post_init__(self) -> None:
+        self._line = WaitingLine(self.weights)
+
+    # ---- what is seen ------------------------------------------------------------------------------------------------
 
     @property
-    def num_queued_requests(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def num_queued_tokens(self) -> int:
-        return self._num_queued_tokens
+    def has_line(self) -> bool:
+        return len(self._line) > 0
 
     @property
     def num_running(self) -> int:
         """Requests that have their first token and are not done."""
-        return len(self._running)
+        return len(self._entries) - self.num_queued_requests
 
-    def try_admit(self, request_id: RequestId, num_tokens: int, now_ns: int, est_ttft_s: float) -> Admitted | Rejected:
-        """Count the request as waiting, unless a limit is reached. A request id is admitted once until it is done.
+    @property
+    def num_queued_requests(self) -> int:
+        return sum(each.num_requests for each in self._waiting.values())
 
-        `est_ttft_s`: seconds until a request that enters now would have its first token, which is when what waits
-        now has been computed (queued tokens over the measured rate); a rejected client is told to wait that long.
-        A prompt larger than `max_queued_tokens` is admitted when nothing else waits: later would be no better.
+    @property
+    def num_queued_tokens(self) -> int:
+        return sum(each.num_tokens for each in self._waiting.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits or runs; every place and every debt is given back."""
+        return not self._entries and self._line.is_forgotten and not self.num_queued_tokens
+
+    def num_in_line(self, *, is_batch: bool) -> int:
+        return sum(1 for ticket in self._line if ticket.is_batch == is_batch)
+
+    def oldest_wait_s(self, now_ns: int, *, is_batch: bool) -> float:
+        """Seconds that the longest waiting request of the class has been in line; 0 if none is."""
+        oldest = next((ticket for ticket in self._line if ticket.is_batch == is_batch), None)
+        return (now_ns - oldest.entered_at_ns) / 1e9 if oldest is not None else 0.0
+
+    # ---- the door ----------------------------------------------------------------------------------------------------
+
+    def enter(
+        self, request: EngineRequest, num_cached_tokens: int, outlook: Outlook, now_ns: int
+    ) -> Admitted | Rejected:
+        """Put the request in line, unless a limit is reached. A request id enters once until it is done.
+
+        `num_cached_tokens`: of its prompt, believed to be cached somewhere. A prompt larger than `max_queued_tokens`
+        is admitted when nothing else waits: later would be no better.
         """
-        assert request_id not in self._waiting, "admitted twice"
-        assert request_id not in self._running, "admitted twice"
-        reached = self._reached(num_tokens)
-        if reached is not None:
-            return Rejected(*reached, retry_after_s=min(max(est_ttft_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S))
-        self._waiting[request_id] = _Entry(num_tokens, now_ns)
-        self._num_queued_tokens += num_tokens
-        return Admitted()
-
-    def started(self, request_id: RequestId) -> None:
-        """It has its first token and waits no more. Unknown, running and finished requests: no effect."""
-        if self._leave_queue(request_id):
-            self._running.add(request_id)
-
-    def done(self, request_id: RequestId) -> None:
-        """It is over, however it ended. Idempotent; unknown requests: no effect."""
-        self._leave_queue(request_id)
-        self._running.discard(request_id)
-
-    def oldest_wait_s(self, now_ns: int) -> float:
-        """Seconds the longest waiting request has waited; 0 if none waits."""
-        oldest = next(iter(self._waiting.values()), None)  # insertion order is order of arrival
-        return (now_ns - oldest.admitted_at_ns) / 1e9 if oldest is not None else 0.0
-
-    def _leave_queue(self, request_id: RequestId) -> bool:
-        entry = self._waiting.pop(request_id, None)
-        if entry is None:
-            return False
-        self._num_queued_tokens -= entry.num_tokens
-        return True
-
-    def _reached(self, num_tokens: int) -> tuple[str, str] | None:
-        limits, num_waiting = self._limits, len(self._waiting)
-        if limits.max_running is not None and num_waiting + len(self._running) >= limits.max_running:
-            return "max_running", f"{limits.max_running} requests are being served, which is the limit"
-        if limits.max_queued_requests is not None and num_waiting >= limits.max_queued_requests:
-            return "max_queued_requests", f"{limits.max_queued_requests} requests wait already, which is the limit"
-        too_many = limits.max_queued_tokens is not None and self._num_queued_tokens + num_tokens > (
-            limits.max_queued_tokens
+        assert request.request_id not in self._entries, "admitted twice"
+        ticket, prompt_cost = self._ticket(request, num_cached_tokens, now_ns)
+        wait_s = self._wait_s(ticket, outlook)
+        late = self._late(request.terms, wait_s, outlook)
+        if late is not None:
+            return Rejected(_refusal(ticket.request_id, *late))
+        full = self._full(ticket)
+        displaced = None
+        if full is not None:
+            victim = self._victim(ticket, full[0])
+            if victim is None:
+                return Rejected(_refusal(ticket.request_id, *full, wait_s))
+            displaced = self._displace(victim, outlook)
+        leave_limit, leave_by_ns = self._leave_by(request, outlook, now_ns)
+        self._entries[ticket.request_id] = _Entry(
+            ticket=ticket,
+            arrived_at_ns=request.arrived_at_ns or now_ns,
+            leave_by_ns=leave_by_ns,
+            leave_limit=leave_limit,
+            end_by_ns=_after(request.arrived_at_ns or now_ns, request.terms.timeout_s),
+            prompt_cost_tokens=prompt_cost,
         )
-        if too_many and num_waiting:
+        self._line.push(ticket)
+        self._count(ticket, 1)
+        return Admitted(wait_s, displaced)
+
+    def next(self, now_ns: int, has_room: Callable[[Ticket], bool]) -> Ticket | None:
+        """Whose turn it is, if there is room for it: it leaves the line. Nobody passes the one whose turn it is."""
+        ticket = self._line.peek()
+        if ticket is None:
+            return None
+        if not has_room(ticket):
+            self._drain.waits(now_ns)
+            return None
+        self._line.pop()
+        self._drain.left(ticket.cost_tokens, now_ns, is_empty=not self.has_line)
+        self._entries[ticket.request_id].is_sent = True
+        return ticket
+
+    def started(self, request_id: RequestId, now_ns: int) -> None:
+        """It has its first token and waits no more. Unknown, running and finished requests: no effect."""
+        entry = self._entries.get(request_id)
+        if entry is not None and entry.started_at_ns is None:
+            entry.started_at_ns = now_ns
+            self._count(entry.ticket, -1)
+
+    def done(self, request_id: RequestId, now_ns: int, num_output_tokens: int = 0) -> None:
+        """It is over, however it ended, after so many tokens in all. Idempotent; unknown requests: no effect."""
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return
+        ticket = entry.ticket
+        if entry.started_at_ns is None:
+            self._count(ticket, -1)
+        elif num_output_tokens:
+            self._output_tokens.observe(num_output_tokens / ticket.num_samples)
+            self._residence_s.observe((now_ns - entry.started_at_ns) / 1e9)
+        if entry.is_sent:
+            self._line.settle(ticket, entry.prompt_cost_tokens + num_output_tokens)
+        else:
+            self._line.remove(request_id)
+            if not self.has_line:
+                self._drain.emptied(now_ns)
+
+    # ---- deadlines ---------------------------------------------------------------------------------------------------
+
+    def due_at_ns(self, request_id: RequestId) -> int | None:
+        """When to ask `overdue` next; None: never."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return None
+        due = (entry.end_by_ns, None if entry.is_sent else entry.leave_by_ns)
+        return min((at_ns for at_ns in due if at_ns is not None), default=None)
+
+    def overdue(self, request_id: RequestId, outlook: Outlook, now_ns: int) -> Overdue | None:
+        """None: it still has time. Whoever waits in vain leaves the line; `done` must follow either way."""
+        entry = self._entries.get(request_id)
+        due_at_ns = self.due_at_ns(request_id)
+        if entry is None or due_at_ns is None or now_ns < due_at_ns:
+            return None
+        is_over = entry.end_by_ns is not None and now_ns >= entry.end_by_ns
+        limit = "client_timeout" if is_over else entry.leave_limit
+        retry_after_s = self._wait_s(entry.ticket, outlook)
+        was_waiting = entry.started_at_ns is None
+        if not entry.is_sent:
+            self._line.remove(request_id)
+        code = DeadlineExceeded.code if limit.startswith("client_") else Overloaded.code
+        if code == Overloaded.code and not outlook.is_anyone_ready:
+            code = NoWorker.code
+        return Overdue(_refusal(request_id, limit, _WAITED[limit], retry_after_s, code), was_waiting)
+
+    # ---- predictions -------------------------------------------------------------------------------------------------
+
+    def _wait_s(self, ticket: Ticket, outlook: Outlook) -> float:
+        """Seconds in line for a ticket like this one: until its turn, and until it can decode."""
+        ahead_tokens = self._line.tokens_ahead(ticket.tenant, ticket.level, ticket.cost_tokens)
+        rate = self._drain.tokens_per_s() or outlook.prompt_tokens_per_s
+        turn_s = ahead_tokens / rate if rate > 0.0 else 0.0
+        return max(turn_s, self._decode_room_s(ahead_tokens, ticket, turn_s, outlook))
+
+    def _decode_room_s(self, ahead_tokens: float, ticket: Ticket, turn_s: float, outlook: Outlook) -> float:
+        """Until a slot is free at the end of its prefill, by Little's law: those who decode leave at a known rate."""
+        residence_s = self._residence_s.value
+        if residence_s is None or outlook.num_running == 0:
+            return 0.0
+        waiting_tokens = sum(self._line.backlog_tokens(is_batch=is_batch) for is_batch in (False, True))
+        num_ahead = len(self._line) * ahead_tokens / waiting_tokens if waiting_tokens else 0.0
+        num_missing = num_ahead + ticket.num_samples - outlook.num_free_slots
+        leaving_per_s = outlook.num_running / max(residence_s, 1e-3)
+        prefill_end_s = turn_s + outlook.queue_s + outlook.own_s
+        if num_missing <= leaving_per_s * prefill_end_s:
+            return 0.0
+        return max(0.0, num_missing / leaving_per_s - outlook.queue_s - outlook.own_s)
+
+    def _late(self, terms: ServiceTerms, wait_s: float, outlook: Outlook) -> tuple[str, str, float] | None:
+        """(limit, reason, retry after): what a request that enters now could not meet because it has to wait."""
+        is_slow = terms.tpot_s is not None and outlook.num_running > 0 and outlook.tpot_s > terms.tpot_s
+        if is_slow:
+            reason = (
+                f"Tokens would come every {outlook.tpot_s * 1e3:.0f} ms at present, later than the request asks for."
+            )
+            return "client_tpot", reason, self._residence_s.value or 0.0
+        if wait_s + outlook.queue_s <= 0.0:
+            return None
+        ttft_s = wait_s + outlook.queue_s + outlook.own_s
+        bounds = [("client_ttft", terms.ttft_s), ("client_timeout", terms.timeout_s)]
+        if not terms.is_batch:
+            bounds.append(("max_ttft", self.limits.max_ttft_s))
+        for limit, bound_s in bounds:
+            if bound_s is not None and ttft_s > bound_s:
+                reason = (
+                    f"The first token would come in about {ttft_s:.1f} s, later than {bound_s:g} s; come back later."
+                )
+                return limit, reason, wait_s + outlook.queue_s
+        return None
+
+    def _leave_by(self, request: EngineRequest, outlook: Outlook, now_ns: int) -> tuple[str, int | None]:
+        """(limit, when): from then on it is of no use to wait, because the prompt takes time, too."""
+        terms, limits = request.terms, self.limits
+        arrived_at_ns = request.arrived_at_ns or now_ns
+        bounds = [("client_ttft", terms.ttft_s), ("client_timeout", terms.timeout_s)]
+        if not terms.is_batch:
+            bounds.append(("max_ttft", limits.max_ttft_s))
+        latest = [
+            (arrived_at_ns + round((bound_s - outlook.own_s if outlook.own_s < bound_s else bound_s) * 1e9), limit)
+            for limit, bound_s in bounds
+            if bound_s is not None
+        ]
+        in_line_s = limits.max_batch_line_s if terms.is_batch else limits.max_line_s
+        if in_line_s is not None:
+            latest.append((now_ns + round(in_line_s * 1e9), "line_timeout"))
+        if not latest:
+            return "line_timeout", None
+        leave_by_ns, limit = min(latest)
+        return limit, leave_by_ns
+
+    # ---- places ------------------------------------------------------------------------------------------------------
+
+    def _full(self, ticket: Ticket) -> tuple[str, str] | None:
+        limits, waiting = self.limits, self._waiting[ticket.is_batch]
+        if limits.max_running is not None and len(self._entries) >= limits.max_running:
+            return "max_running", f"{limits.max_running} requests are being served, which is the limit."
+        name = "max_queued_batch_requests" if ticket.is_batch else "max_queued_requests"
+        most = limits.max_queued_batch_requests if ticket.is_batch else limits.max_queued_requests
+        if most is not None and waiting.num_requests >= most:
+            return name, f"{most} requests wait already, which is the limit."
+        most = limits.max_queued_tokens
+        if most is not None and waiting.num_requests and waiting.num_tokens + ticket.num_prompt_tokens > most:
             return (
                 "max_queued_tokens",
-                f"with this prompt more than {limits.max_queued_tokens} prompt tokens would wait, which is the limit",
+                f"With this prompt more than {most} prompt tokens would wait, which is the limit.",
             )
         return None
+
+    def _victim(self, ticket: Ticket, limit: str) -> Ticket | None:
+        """Who makes place for it, if that is fair and enough."""
+        if limit == "max_running":
+            return None
+        victim = self._line.victim_for(ticket.tenant, ticket.level)
+        if victim is None:
+            return None
+        most, num_tokens = self.limits.max_queued_tokens, self._waiting[ticket.is_batch].num_tokens
+        is_enough = most is None or num_tokens - victim.num_prompt_tokens + ticket.num_prompt_tokens <= most
+        return victim if is_enough else None
+
+    def _displace(self, victim: Ticket, outlook: Outlook) -> Refusal:
+        self._line.remove(victim.request_id)
+        self._count(victim, -1)
+        del self._entries[victim.request_id]
+        reason = "The waiting line is full, and the place went to somebody who has fewer or comes first."
+        return _refusal(victim.request_id, "displaced", reason, self._wait_s(victim, outlook))
+
+    def _count(self, ticket: Ticket, num: int) -> None:
+        waiting = self._waiting[ticket.is_batch]
+        waiting.num_requests += num
+        waiting.num_tokens += num * ticket.num_prompt_tokens
+
+    def _ticket(self, request: EngineRequest, num_cached_tokens: int, now_ns: int) -> tuple[Ticket, int]:
+        """With the price of its compute: uncached and cached prompt tokens, and the outputs it is expected to have."""
+        num_prompt, sampling, terms = len(request.prompt_token_ids), request.sampling, request.terms
+        prompt_cost = max(1, ceil(num_prompt - num_cached_tokens * (1.0 - CACHED_TOKEN_PRICE)))
+        expected = self._output_tokens.value or EXPECTED_OUTPUT_TOKENS
+        level: Level = (terms.is_batch, request.priority)
+        ticket = Ticket(
+            request_id=request.request_id,
+            tenant=terms.tenant,
+            level=level,
+            cost_tokens=prompt_cost + sampling.n * round(min(sampling.max_tokens, expected)),
+            num_prompt_tokens=num_prompt,
+            num_samples=sampling.n,
+            entered_at_ns=now_ns,
+        )
+        return ticket, prompt_cost
+
+    def __iter__(self) -> Iterator[RequestId]:
+        """Everybody who waits or runs."""
+        return iter(self._entries)
+
+
+def _refusal(
+    request_id: RequestId, limit: str, reason: str, retry_after_s: float, code: str = Overloaded.code
+) -> Refusal:
+    return Refusal(
+        request_id=request_id,
+        code=code,
+        limit=limit,
+        reason=reason,
+        retry_after_s=min(max(retry_after_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S),
+    )
+
+
+def _after(now_ns: int, seconds: float | None) -> int | None:
+    return None if seconds is None else now_ns + round(seconds * 1e9)

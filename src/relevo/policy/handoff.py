@@ -115,6 +115,9 @@ from relevo.policy.handoff_words import (
     Tick as Tick,
 )
 from relevo.policy.handoff_words import (
+    TimeOver as TimeOver,
+)
+from relevo.policy.handoff_words import (
     Tokens as Tokens,
 )
 from relevo.policy.handoff_words import (
@@ -178,6 +181,9 @@ def _apply(state: HandoffState, event: Event, now_ns: int, out: list[Effect]) ->
             return recovery.end(state, End(outcome=Outcome.ABORTED), now_ns, out)
         case StopEarly():
             return recovery.end(state, End(outcome=Outcome.FINISHED), now_ns, out)
+        case TimeOver(code, reason, retry_after_s):
+            terminal = End(outcome=Outcome.FAILED, code=code, reason=reason, retry_after_s=retry_after_s)
+            return recovery.end(state, terminal, now_ns, out)
         case Tick():
             return recovery.on_tick(state, now_ns, out)
         case _:

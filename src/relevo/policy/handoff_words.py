@@ -129,6 +129,15 @@ class ClientGone:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeOver:
+    """It is too late for the client: the request fails, wherever it is."""
+
+    code: str  # of core.errors
+    reason: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StopEarly:
     """The client has all it asked for (every stop string was found) though workers would go on."""
 
@@ -151,6 +160,7 @@ Event = (
     | WorkerDied
     | ClientGone
     | StopEarly
+    | TimeOver
     | Tick
 )
 

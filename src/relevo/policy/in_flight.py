@@ -71,17 +71,22 @@ class _Account:
 
 
 class InFlight:
-    """One prefill and one decode charge per request. Unknown requests and workers never raise."""
+    """One charge per request and kind: prefill, decode, room asked for. Unknown requests and workers never raise."""
 
     def __init__(self) -> None:
         self._prefill = _Account()
         self._decode = _Account()
+        self._asked = _Account()
 
     def prefill_tokens(self, worker: WorkerRef) -> int:
         return self._prefill.total(worker)
 
     def decode_tokens(self, worker: WorkerRef) -> int:
         return self._decode.total(worker)
+
+    def asked_tokens(self, worker: WorkerRef) -> int:
+        """Room that was asked for and not answered yet."""
+        return self._asked.total(worker)
 
     def num_prefills(self, worker: WorkerRef) -> int:
         """Requests whose prompts are not computed yet."""
@@ -93,7 +98,7 @@ class InFlight:
 
     @property
     def is_empty(self) -> bool:
-        return self._prefill.is_empty and self._decode.is_empty
+        return self._prefill.is_empty and self._decode.is_empty and self._asked.is_empty
 
     def charge_prefill(self, request_id: RequestId, worker: WorkerRef, num_uncached_tokens: int) -> None:
         """Replaces an earlier prefill charge of the request."""
@@ -102,6 +107,14 @@ class InFlight:
     def charge_decode(self, request_id: RequestId, worker: WorkerRef, num_context_tokens: int) -> None:
         """Replaces an earlier decode charge of the request."""
         self._decode.set(request_id, worker, num_context_tokens)
+
+    def ask(self, request_id: RequestId, worker: WorkerRef, num_tokens: int) -> None:
+        """Room for so many tokens is asked for; replaces what the request asked for before."""
+        self._asked.set(request_id, worker, num_tokens)
+
+    def answered(self, request_id: RequestId) -> None:
+        """The room is granted, or taken: reports show it from here on."""
+        self._asked.clear(request_id)
 
     def prefill_progress(self, request_id: RequestId, num_computed_tokens: int) -> None:
         """So many more prompt tokens are computed."""
@@ -120,10 +133,12 @@ class InFlight:
 
     def end(self, request_id: RequestId) -> None:
         """Give back everything of the request. Idempotent."""
+        self._asked.clear(request_id)
         self._prefill.clear(request_id)
         self._decode.clear(request_id)
 
     def forget(self, worker: WorkerRef) -> None:
         """The worker is gone, with all that was charged to it."""
+        self._asked.forget(worker)
         self._prefill.forget(worker)
         self._decode.forget(worker)

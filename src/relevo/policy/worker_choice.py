@@ -27,8 +27,8 @@ from relevo.policy.router import Candidate, Pick, Router, RouterLimits, RoutingP
 
 _DECODE_STEPS = 32  # arbitrary: so many steps of decoding weigh as much as the way to the first token
 
-_DECODE_ROLES = (("decode", "unified"), ("prefill",))  # best first
-_PREFILL_ROLES = (("prefill",), ("unified",), ("decode",))
+DECODE_ROLES = (("decode", "unified"), ("prefill",))  # best first
+PREFILL_ROLES = (("prefill",), ("unified",), ("decode",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class WorkerView:
     shares_blocks: bool = True  # computes prompts straight into the decode worker's blocks
     in_flight_prefill_tokens: int = 0  # see policy.in_flight
     in_flight_decode_tokens: int = 0
+    in_flight_asked_tokens: int = 0  # room that was asked for and not answered yet
     num_in_flight_prefills: int = 0
     num_in_flight_decodes: int = 0
 
@@ -58,6 +59,12 @@ class WorkerView:
     def num_requests(self) -> int:
         reported = self.load.num_running + self.load.num_waiting + self.load.num_reserved
         return max(reported, self.num_in_flight_prefills, self.num_in_flight_decodes)
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that decode there or will."""
+        reported = self.load.num_running + self.load.num_waiting + self.load.num_reserved
+        return max(reported, self.num_in_flight_decodes)
 
     @property
     def has_measured_costs(self) -> bool:
@@ -113,9 +120,9 @@ class WorkerChooser:
         self, views: Sequence[WorkerView], ask: Ask, handoff_s: float, exclude: Iterable[WorkerRef], rng: Random
     ) -> Choice | None:
         """The worker that decodes; None if nobody is ready."""
-        excluded, views = frozenset(exclude), _with_costs(views)
+        excluded, views = frozenset(exclude), with_costs(views)
         able = [view for view in views if view.ready and view.ref not in excluded]
-        by_ref = {view.ref: view for view in _preferred(able, _DECODE_ROLES)}
+        by_ref = {view.ref: view for view in preferred(able, DECODE_ROLES)}
         if not by_ref:
             return None
         candidates = [
@@ -151,9 +158,9 @@ class WorkerChooser:
         them.
         """
         has_costs = decode_view.has_measured_costs
-        decode_view, *prefill_views = _with_costs([decode_view, *prefill_views])
+        decode_view, *prefill_views = with_costs([decode_view, *prefill_views])
         able = [view for view in prefill_views if view.ready and view.ref != decode_view.ref]
-        views = _preferred(able, _PREFILL_ROLES)
+        views = preferred(able, PREFILL_ROLES)
         local_s = _local_ttft_s(decode_view, num_uncached_tokens)
         running = max(1, decode_view.load.num_running)
         stall_s = decode_view.load.costs.per_token_s * num_uncached_tokens * running
@@ -209,13 +216,7 @@ class WorkerChooser:
         return pick, num_uncached[pick.candidate.key]
 
 
-def estimated_ttft_s(views: Sequence[WorkerView], num_uncached_tokens: int) -> float:
-    """Seconds to the first token of a request that enters now, on the best worker for it; 0 if nobody is ready."""
-    candidates = _preferred([view for view in views if view.ready], _PREFILL_ROLES)
-    return min((_prefill_ttft_s(view, num_uncached_tokens) for view in candidates), default=0.0)
-
-
-def _with_costs(views: Sequence[WorkerView]) -> list[WorkerView]:
+def with_costs(views: Sequence[WorkerView]) -> list[WorkerView]:
     """Workers that have measured nothing yet are taken for as slow as the slowest: free work would draw everything."""
     measured = [view.load.costs for view in views if view.has_measured_costs]
     if not measured or len(measured) == len(views):
@@ -228,7 +229,7 @@ def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask
     """If `view` decodes: the prompt is computed on the best other worker, or on `view` by `choose_prefill`'s rule."""
     num_uncached = ask.num_uncached(view.ref)
     local_s = _local_ttft_s(view, num_uncached)
-    others = _preferred([other for other in able if other.ref != view.ref], _PREFILL_ROLES)
+    others = preferred([other for other in able if other.ref != view.ref], PREFILL_ROLES)
     if view.role == "unified" or not others:
         return local_s
     remote_s = handoff_s + min(
@@ -241,13 +242,17 @@ def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask
 def _decode_s(view: WorkerView, ask: Ask) -> float:
     """Some steps with the request in them, and the prompts that are computed there between them."""
     load = view.load
-    num_streams = max(load.num_running + load.num_waiting + load.num_reserved, view.num_in_flight_decodes) + 1
-    step_s = load.costs.step_s(num_streams, view.num_decode_kv_tokens + ask.num_tokens)
+    step_s = load.costs.step_s(view.num_streams + 1, view.num_decode_kv_tokens + ask.num_tokens)
     return view.prefill_queue_s + _DECODE_STEPS * step_s
 
 
+def prefill_s(view: WorkerView, num_uncached_tokens: int) -> float:
+    """Of a prompt, once it is its turn."""
+    return view.load.costs.step_s(num_uncached_tokens, num_uncached_tokens)
+
+
 def _prefill_ttft_s(view: WorkerView, num_uncached_tokens: int) -> float:
-    return view.prefill_queue_s + view.load.costs.step_s(num_uncached_tokens, num_uncached_tokens)
+    return view.prefill_queue_s + prefill_s(view, num_uncached_tokens)
 
 
 def _local_ttft_s(view: WorkerView, num_uncached_tokens: int) -> float:
@@ -257,7 +262,7 @@ def _local_ttft_s(view: WorkerView, num_uncached_tokens: int) -> float:
     return view.prefill_queue_s + view.load.costs.step_s(num_tokens, num_kv_tokens)
 
 
-def _preferred(views: list[WorkerView], roles: tuple[tuple[str, ...], ...]) -> list[WorkerView]:
+def preferred(views: list[WorkerView], roles: tuple[tuple[str, ...], ...]) -> list[WorkerView]:
     """Those of the best role that anybody has."""
     for group in roles:
         found = [view for view in views if view.role in group]

@@ -65,6 +65,7 @@ TRANSFER_BUCKETS_BYTES = tuple(float(1 << exponent) for exponent in range(16, 36
 COMMIT_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 OUTCOMES = ("finished", "aborted", "failed")
 
+MISSED_WHEN = ("waiting", "running")
 HANDOFF_OUTCOMES = ("completed", "local", "failed", "aborted", "replayed")
 BLOCK_STATES = ("free", "reusable", "held", "quarantined")
 
@@ -147,7 +148,17 @@ TABLE: tuple[Metric, ...] = (
         labels=(*_REQUEST, "finished_reason"),
         label_values=tuple(FinishReason),
     ),
-    _count("vllm:admission_rejections_total", "Requests refused at the door.", labels=("model_name", "reason")),
+    _count(
+        "vllm:admission_rejections_total",
+        "Requests refused at the door or turned away while they waited, by the limit; see guides/overload.md.",
+        labels=("model_name", "reason"),
+    ),
+    _count(
+        "relevo:deadline_misses_total",
+        "Requests that ended because the time their client allowed was over.",
+        labels=("model_name", "when"),
+        label_values=MISSED_WHEN,
+    ),
     _count("http_requests_total", "HTTP responses; status is the class of the code.", ("handler", "method", "status")),
     _count(
         "relevo:handoffs_total",
@@ -235,6 +246,10 @@ TABLE: tuple[Metric, ...] = (
     _worker_count("relevo:worker_restarts_total", "Incarnations after the first.", ("worker",)),
     _worker_gauge("relevo:blocks", "KV blocks by state; the states add up to the pool.", ("worker", "state")),
     _worker_gauge("relevo:worker_up", "1 if requests can be sent to the worker, else 0.", _OWN),
+    _worker_gauge(
+        "relevo:requests_in_line", "Requests that the gateway holds back until it is their turn.", ("class",)
+    ),
+    _worker_gauge("relevo:oldest_wait_seconds", "How long the first of them to come has waited.", ("class",)),
     _worker_gauge(
         "relevo:requests_in_flight",
         "Requests of which the gateway or a worker may still hold something.",

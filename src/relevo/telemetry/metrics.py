@@ -57,6 +57,10 @@ class GatewayMetrics:
         """`reason`: one of few fixed texts, it becomes a label."""
         self._counters["vllm:admission_rejections_total"].labels(model_name=model, reason=reason).inc()
 
+    def deadline_missed(self, model: str, when: str) -> None:
+        """A request ended because its client's time was over. `when`: one of metric_table.MISSED_WHEN."""
+        self._counters["relevo:deadline_misses_total"].labels(model_name=model, when=when).inc()
+
     def handoff_finished(self, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float) -> None:
         """`outcome`: one of metric_table.HANDOFF_OUTCOMES; the durations and bytes count for "completed" only."""
         self._counters["relevo:handoffs_total"].labels(outcome=outcome).inc()

@@ -41,6 +41,17 @@ class WorkerView(Protocol):
     def layout(self) -> KVLayout | None: ...
 
 
+class LineView(Protocol):
+    """What waits in the gateway, of one class; `gateway.ports.LineStatus` has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def oldest_wait_s(self) -> float: ...
+
+
 class StatusView(Protocol):
     """`gateway.ports.EngineStatus`, as far as metrics read it."""
 
@@ -50,6 +61,8 @@ class StatusView(Protocol):
     def num_in_flight(self) -> int: ...
     @property
     def workers(self) -> Sequence[WorkerView]: ...
+    @property
+    def lines(self) -> Sequence[LineView]: ...
 
 
 @dataclass(slots=True)
@@ -113,6 +126,9 @@ class WorkerSeries(Collector):
         labels = {"model_name": self._model_name, "engine": GATEWAY, "role": GATEWAY}
         _add(families, "vllm:num_requests_waiting", labels, status.num_queued)
         _add(families, "relevo:requests_in_flight", {}, status.num_in_flight)
+        for line in status.lines:
+            _add(families, "relevo:requests_in_line", {"class": line.name}, line.num_waiting)
+            _add(families, "relevo:oldest_wait_seconds", {"class": line.name}, line.oldest_wait_s)
 
 
 def _family(metric: Metric) -> _Family:

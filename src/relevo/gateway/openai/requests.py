@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from relevo.core.ids import RequestId, TokenId
-from relevo.core.request import EngineRequest
+from relevo.core.request import BATCH_PRIORITY, EngineRequest
 from relevo.gateway.call import Call
 from relevo.gateway.openai.sampling import resolve_sampling
 from relevo.gateway.openai.schemas import ChatFields, GenerationFields
+from relevo.gateway.openai.terms import priority_of, service_terms
 from relevo.gateway.text_generation import TextGeneration, TextOptions
 from relevo.policy.affinity import affinity_of
 
@@ -54,13 +55,16 @@ def new_generation(
         generation_defaults=context.generation_defaults,
         drawn_seed=context.draw_seed(),
     )
+    terms = service_terms(call.request.headers, fields.service_tier, call.tenant)
+    priority = priority_of(call.request.headers, fields.priority)
     request = EngineRequest(
         request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
         prompt_token_ids=tuple(token_ids),
         sampling=sampling,
         eos_token_ids=context.eos_token_ids,
         salt=cache_salt(call.tenant, fields.cache_salt),
-        priority=fields.priority,
+        priority=priority + BATCH_PRIORITY if terms.is_batch else priority,
+        terms=terms,
         arrived_at_ns=call.accepted_at_ns,
         session=_session(call, fields, token_ids, model),
     )

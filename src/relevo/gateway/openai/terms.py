@@ -1,0 +1,75 @@
+"""What a client asks of the service, from headers and body: class, priority, deadlines, objectives.
+
+Headers win over the body, so that a proxy can set them for clients that know nothing of them. Sources: vLLM
+(`priority`, `x-vllm-priority`), OpenAI (`service_tier`), Gateway API Inference Extension and llm-d (`x-llm-d-slo-*-ms`,
+`x-gateway-inference-fairness-id`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from relevo.core.errors import InvalidRequest
+from relevo.core.request import ServiceTerms
+
+TIMEOUT_HEADER = "x-request-timeout"  # seconds, from acceptance to the last token
+TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+CLASS_HEADER = "x-relevo-class"
+PRIORITY_HEADERS = ("x-relevo-priority", "x-vllm-priority")
+FAIRNESS_HEADER = "x-gateway-inference-fairness-id"
+BATCH_TIERS = ("batch", "flex")
+MAX_PRIORITY = 2**31 - 1
+MAX_FAIRNESS_ID = 128  # characters
+
+
+def service_terms(headers: Mapping[str, str], service_tier: str | None, tenant: str) -> ServiceTerms:
+    """Raises InvalidRequest for a header that cannot be read. Without API keys a fairness id stands for a tenant."""
+    return ServiceTerms(
+        tenant=tenant or headers.get(FAIRNESS_HEADER, "")[:MAX_FAIRNESS_ID],
+        is_batch=_is_batch(headers.get(CLASS_HEADER), service_tier),
+        timeout_s=_positive(headers, (TIMEOUT_HEADER,), 1.0),
+        ttft_s=_positive(headers, TTFT_HEADERS, 1e-3),
+        tpot_s=_positive(headers, TPOT_HEADERS, 1e-3),
+    )
+
+
+def priority_of(headers: Mapping[str, str], in_body: int) -> int:
+    """Lower is earlier. Raises InvalidRequest."""
+    for name in PRIORITY_HEADERS:
+        text = headers.get(name)
+        if text is None:
+            continue
+        try:
+            priority = int(text)
+        except ValueError:
+            raise InvalidRequest(f"The header {name} must be a whole number; lower is served earlier.") from None
+        if abs(priority) > MAX_PRIORITY:
+            raise InvalidRequest(f"The header {name} must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.")
+        return priority
+    return in_body
+
+
+def _is_batch(asked: str | None, service_tier: str | None) -> bool:
+    if asked is None:
+        return service_tier in BATCH_TIERS
+    if asked.lower() not in ("batch", "interactive"):
+        raise InvalidRequest(f"The header {CLASS_HEADER} must be 'batch' or 'interactive'.")
+    return asked.lower() == "batch"
+
+
+def _positive(headers: Mapping[str, str], names: tuple[str, ...], unit_s: float) -> float | None:
+    """Seconds; None if no such header was sent."""
+    for name in names:
+        text = headers.get(name)
+        if text is None:
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0.0 < value < math.inf:
+            unit = "seconds" if unit_s == 1.0 else "milliseconds"
+            raise InvalidRequest(f"The header {name} must be a number of {unit} above 0.")
+        return value * unit_s
+    return None
