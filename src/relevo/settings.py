@@ -96,6 +96,9 @@ class Settings(BaseSettings):
     allowed_origins: Names = Field((), description="Origins browsers may call from (CORS). None: same origin only.")
     max_body_bytes: Bytes = Field(8 * 2**20, description="Longest accepted request body.")
     root_path: str = Field("", description="Path prefix when a proxy strips one.")
+    gateways: int = Field(
+        1, ge=1, le=64, description="Gateway processes that share the port, for when one core is not enough for HTTP."
+    )
 
     # metering
     data_dir: str | None = Field(

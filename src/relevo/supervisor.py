@@ -1,4 +1,4 @@
-"""The parent process: starts the workers and the gateway, restarts what dies, ends everything cleanly.
+"""The parent process: starts the workers and the gateways, restarts what dies, ends everything cleanly.
 
 Owns child processes, the listening socket, the shared arena's file descriptor and the runtime folder. Knows nothing of
 models, requests or HTTP. Children report over a pipe, one JSON object per line (`Status`). They are ended by the kernel
@@ -58,10 +58,10 @@ class StartFailed(Exception):
 
 @dataclass(slots=True)
 class Supervisor:
-    """Runs until `stop` is called or a child cannot start. `workers` come first, the gateway when all are spawned."""
+    """Runs until `stop` is called or a child cannot start. All gateways accept on the one listening socket."""
 
     workers: list[ChildSpec]
-    gateway: ChildSpec
+    gateways: list[ChildSpec]
     shutdown_timeout_s: float
     on_status: Callable[[str, Status], None] = lambda name, status: None
     _children: dict[str, Child] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
         try:
             async with asyncio.TaskGroup() as group:
-                keepers = [group.create_task(self._keep(spec)) for spec in (*self.workers, self.gateway)]
+                keepers = [group.create_task(self._keep(spec)) for spec in (*self.workers, *self.gateways)]
                 group.create_task(self._shut_down(keepers))
         except* StartFailed as failures:
             raise StartFailed(str(failures.exceptions[0])) from None
@@ -166,18 +166,17 @@ class Supervisor:
         self.on_status(child.spec.name, status)
 
     def _fence(self, status: Status) -> None:
-        """The gateway asks to end a worker that does not let go of blocks; an older incarnation is already gone."""
+        """A gateway asks to end a worker that does not let go of blocks; an older incarnation is already gone."""
         target = self._children.get(status.worker_id)
         if target is not None and target.epoch == status.epoch and target.pid is not None:
             log.error("ending %s (epoch %d): %s", status.worker_id, status.epoch, status.message)
             target.process.kill()  # type: ignore[union-attr]  # pid is not None
 
     async def _shut_down(self, keepers: list[asyncio.Task[None]]) -> None:
-        """Gateway first (it waits for running requests), then the workers."""
+        """Gateways first (they wait for running requests), then the workers."""
         await self._stopping.wait()
-        gateway = self._children[self.gateway.name]
-        await self._end([gateway], self.shutdown_timeout_s + 5.0)
-        await self._end([child for child in self._children.values() if child is not gateway], 5.0)
+        await self._end([self._children[spec.name] for spec in self.gateways], self.shutdown_timeout_s + 5.0)
+        await self._end([self._children[spec.name] for spec in self.workers], 5.0)
         await asyncio.gather(*keepers, return_exceptions=True)
 
     async def _end(self, children: list[Child], deadline_s: float) -> None:

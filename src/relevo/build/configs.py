@@ -54,6 +54,11 @@ class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
     address: str
 
 
+class GatewayAddress(msgspec.Struct, frozen=True, kw_only=True):
+    gateway_id: str
+    path: str  # of the socket at which the others follow it
+
+
 class PriceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Currency units per token as decimal text; see policy.pricing."""
 
@@ -105,6 +110,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     affinity_load_factor: float = 1.25
     affinity_max_penalty_s: float = 0.5
     affinity_headers: tuple[str, ...] = ()
+    gateway_id: str = "gateway"
+    gossip_path: str = ""  # empty: it is the only one
+    peers: tuple[GatewayAddress, ...] = ()
     epoch: int = 0
     status_fd: int = -1
 

@@ -48,7 +48,7 @@ Report = Callable[[Status], None]
 
 def run_gateway(config: GatewayConfig, report: Report) -> None:
     """Serve HTTP on the inherited socket until SIGTERM, then let running requests finish."""
-    configure(config.log_level, "gateway")
+    configure(config.log_level, config.gateway_id)
     phases = StartPhases()
     files = tokenizer_files(config)
     phases.done("tokenizer of the model file")

@@ -14,6 +14,7 @@ import msgspec
 
 from relevo.build.backend import check_installed
 from relevo.build.configs import GatewayConfig, WorkerConfig
+from relevo.build.gateways import gateway_configs
 from relevo.build.ledger import with_metering
 from relevo.build.resolve import Hardware, ServePlan, resolve
 from relevo.core.errors import SettingsError
@@ -105,9 +106,10 @@ def serving(
             ),
         )
         worker_fds = (arena_fd,) if arena is not None else ()
+        gateways = gateway_configs(gateway, settings.gateways, runtime_folder)
         yield Supervisor(
             workers=[_child(worker.worker_id, "worker", worker, worker_fds) for worker in workers],
-            gateway=_child("gateway", "gateway", gateway, (listener.fileno(),)),
+            gateways=[_child(each.gateway_id, "gateway", each, (listener.fileno(),)) for each in gateways],
             shutdown_timeout_s=settings.shutdown_timeout_s,
             on_status=on_status,
         )

@@ -29,7 +29,9 @@ def serve(settings: Settings) -> None:
     plan = plan_serving(settings)
     phases.done("model file's head, plan")
     host, port = listener.getsockname()[:2]
-    view = StartView(plan, f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}", phases)
+    view = StartView(
+        plan, f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}", phases, settings.gateways
+    )
     with serving(settings, plan, listener, view.on_status) as supervisor:
         view.show_plan()
         try:
@@ -47,7 +49,7 @@ command = with_settings_flags(serve)
 class StartView:
     """What a person sees while the server starts: the choices and why, loading, and then one URL."""
 
-    def __init__(self, plan: ServePlan, url: str, phases: StartPhases) -> None:
+    def __init__(self, plan: ServePlan, url: str, phases: StartPhases, num_gateways: int) -> None:
         self._plan = plan
         self._url = url
         self._phases = phases
@@ -55,6 +57,7 @@ class StartView:
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._has_been_ready = False
+        self._unready = {f"gateway-{i}" for i in range(num_gateways)} if num_gateways > 1 else {"gateway"}
 
     def show_plan(self) -> None:
         plan = self._plan
@@ -78,7 +81,10 @@ class StartView:
             self._progress.update(self._tasks[name], completed=status.num_done)
         elif status.kind == "note":
             self._console.print(f"{name}: {status.message}")
-        elif status.kind == "ready" and name == "gateway" and not self._has_been_ready:
+        elif status.kind == "ready" and name in self._unready:
+            self._unready.discard(name)
+            if self._unready:
+                return
             self._has_been_ready = True
             self.close()
             self._phases.done("workers and gateway")

@@ -1,0 +1,44 @@
+"""Several gateway processes on one port: what each is told, from what one alone would be. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from relevo.build.configs import GatewayAddress, GatewayConfig
+from relevo.core.errors import SettingsError
+
+_SHARED_OUT = ("max_num_queued_reqs", "max_num_queued_tokens")  # bounds of the whole server, kept without talk
+
+
+def gateway_configs(config: GatewayConfig, num_gateways: int, runtime_folder: str) -> tuple[GatewayConfig, ...]:
+    """One per process, in the order of their names. Bounds on what waits are divided, their sum is what was asked for.
+
+    Raises SettingsError if a bound is too small to divide.
+    """
+    if num_gateways == 1:
+        return (config,)
+    for name in _SHARED_OUT:
+        if 0 < (bound := getattr(config, name)) < num_gateways:
+            flag = f"--{name.replace('_', '-')}"
+            raise SettingsError(
+                f"{flag} {bound} cannot be divided among --gateways {num_gateways}; raise it to {num_gateways} or more"
+            )
+    addresses = [
+        GatewayAddress(gateway_id=f"gateway-{index}", path=f"{runtime_folder}/gateway-{index}.sock")
+        for index in range(num_gateways)
+    ]
+    return tuple(
+        msgspec.structs.replace(
+            config,
+            gateway_id=own.gateway_id,
+            gossip_path=own.path,
+            peers=tuple(address for address in addresses if address is not own),
+            **{name: share(getattr(config, name), index, num_gateways) for name in _SHARED_OUT},
+        )
+        for index, own in enumerate(addresses)
+    )
+
+
+def share(total: int, index: int, count: int) -> int:
+    """Of `total`, what the one at `index` of `count` gets; the shares add up to it and differ by one at most."""
+    return total // count + (index < total % count)
