@@ -88,11 +88,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None
     max_num_queued_reqs: int
     max_num_queued_tokens: int
-    queue_timeout_s: float
-    prefill_timeout_s: float
-    transfer_timeout_s: float
-    drain_lease_s: float
-    heartbeat_timeout_s: float
     max_num_queued_batch_reqs: int
     max_queue_ttft_s: float
     dispatch_ahead_s: float
@@ -100,6 +95,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     tenant_weights: dict[str, float]
     batch_queue_timeout_s: float
+    queue_timeout_s: float
+    prefill_timeout_s: float
+    transfer_timeout_s: float
+    drain_lease_s: float
+    heartbeat_timeout_s: float
     max_attempts: int
     shutdown_timeout_s: float
     log_level: str

@@ -7,7 +7,7 @@ import msgspec
 from relevo.build.configs import GatewayAddress, GatewayConfig
 from relevo.core.errors import SettingsError
 
-_SHARED_OUT = ("max_num_queued_reqs", "max_num_queued_tokens")  # bounds of the whole server, kept without talk
+_SHARED_OUT = ("max_num_queued_reqs", "max_num_queued_tokens", "max_num_queued_batch_reqs")  # bounds of the whole server, kept without talk
 
 
 def gateway_configs(config: GatewayConfig, num_gateways: int, runtime_folder: str) -> tuple[GatewayConfig, ...]:
