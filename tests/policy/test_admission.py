@@ -1,127 +1,338 @@
-"""Who may wait, and that places are given back exactly."""
+"""Who may come in, who is told to come back, for whom it is too late, and that places are given back exactly."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relevo.core.ids import RequestId
-from relevo.policy.admission import Admission, AdmissionLimits, Admitted, Rejected
+from relevo.core.request import EngineRequest, SamplingParams, ServiceTerms
+from relevo.policy.admission import LIMITS, Admission, AdmissionLimits, Admitted, Refusal, Rejected
+from relevo.policy.outlook import Outlook
+from relevo.policy.waiting_line import Ticket
 
 S = 1_000_000_000
+IDLE = Outlook(prompt_tokens_per_s=1000.0, num_free_slots=64)
 
 
-def admit(admission: Admission, name: str, num_tokens: int = 1, est_ttft_s: float = 5.0) -> Admitted | Rejected:
-    return admission.try_admit(RequestId(name), num_tokens, 0, est_ttft_s)
+def request(
+    name: str, num_tokens: int = 1, *, at_s: float = 0.0, priority: int = 0, **terms: float | str | bool
+) -> EngineRequest:
+    return EngineRequest(
+        request_id=RequestId(name),
+        prompt_token_ids=(1,) * num_tokens,
+        sampling=SamplingParams(max_tokens=1, seed=0),
+        priority=priority,
+        arrived_at_ns=round(at_s * S),
+        terms=ServiceTerms(**terms),  # type: ignore[arg-type]
+    )
+
+
+def admission_with(**limits: float | None) -> Admission:
+    return Admission(AdmissionLimits(**limits))  # type: ignore[arg-type]
+
+
+def admit(
+    admission: Admission, name: str, num_tokens: int = 1, outlook: Outlook = IDLE, at_s: float = 0.0, **terms: object
+) -> Admitted | Rejected:
+    asked = request(name, num_tokens, at_s=at_s, **terms)  # type: ignore[arg-type]
+    return admission.enter(asked, 0, outlook, round(at_s * S))
+
+
+def refused(verdict: Admitted | Rejected) -> Refusal:
+    assert isinstance(verdict, Rejected), verdict
+    assert verdict.refusal.limit in LIMITS
+    return verdict.refusal
+
+
+def send(admission: Admission, at_s: float = 0.0) -> RequestId | None:
+    ticket = admission.next(round(at_s * S), lambda _: True)
+    return ticket.request_id if ticket is not None else None
+
+
+# ---- places ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_request_that_started_makes_room_in_the_queue() -> None:
-    admission = Admission(AdmissionLimits(max_queued_requests=1))
+    admission = admission_with(max_queued_requests=1)
     assert isinstance(admit(admission, "a"), Admitted)
-    rejected = admit(admission, "b")
-    assert isinstance(rejected, Rejected)
-    assert rejected.limit == "max_queued_requests"
-    admission.started(RequestId("a"))
+    assert refused(admit(admission, "b")).limit == "max_queued_requests"
+    assert send(admission) == "a"
+    assert refused(admit(admission, "b")).limit == "max_queued_requests", "it waits for its first token still"
+    admission.started(RequestId("a"), S)
     assert isinstance(admit(admission, "b"), Admitted)
     assert (admission.num_running, admission.num_queued_requests) == (1, 1)
 
 
 def test_running_requests_have_their_own_limit() -> None:
-    admission = Admission(AdmissionLimits(max_running=2))
+    admission = admission_with(max_running=2)
     admit(admission, "a")
-    admission.started(RequestId("a"))
+    send(admission)
+    admission.started(RequestId("a"), S)
     admit(admission, "b")
-    rejected = admit(admission, "c")
-    assert isinstance(rejected, Rejected)
-    assert rejected.limit == "max_running"
-    admission.done(RequestId("a"))
+    assert refused(admit(admission, "c")).limit == "max_running"
+    admission.done(RequestId("a"), S)
     assert isinstance(admit(admission, "c"), Admitted)
 
 
 def test_tokens_are_bounded_but_a_large_prompt_is_not_refused_for_ever() -> None:
-    admission = Admission(AdmissionLimits(max_queued_tokens=100))
+    admission = admission_with(max_queued_tokens=100)
     assert isinstance(admit(admission, "large", 500), Admitted)
-    rejected = admit(admission, "small", 1)
-    assert isinstance(rejected, Rejected)
-    assert rejected.limit == "max_queued_tokens"
-    admission.done(RequestId("large"))
+    assert refused(admit(admission, "small", 1)).limit == "max_queued_tokens"
+    admission.done(RequestId("large"), S)
     assert isinstance(admit(admission, "a", 60), Admitted)
     assert isinstance(admit(admission, "b", 40), Admitted)
-    assert isinstance(admit(admission, "c", 1), Rejected)
-
-
-def test_retry_after_is_the_estimate_within_bounds() -> None:
-    admission = Admission(AdmissionLimits(max_queued_requests=0))
-    for est_ttft_s, retry_after_s in ((0.0, 1.0), (7.5, 7.5), (1e6, 60.0)):
-        rejected = admit(admission, "a", est_ttft_s=est_ttft_s)
-        assert isinstance(rejected, Rejected)
-        assert rejected.retry_after_s == retry_after_s
-
-
-def test_the_reason_is_one_per_limit() -> None:
-    """Red when a reason carries a varying number: it labels a metric."""
-    admission = Admission(AdmissionLimits(max_queued_tokens=10))
-    admit(admission, "a", 10)
-    rejections = [admit(admission, f"b{i}", i) for i in range(1, 5)]
-    assert len({r.reason for r in rejections if isinstance(r, Rejected)}) == 1
+    assert refused(admit(admission, "c", 1)).limit == "max_queued_tokens"
 
 
 def test_no_limits_admit_everything() -> None:
-    admission = Admission(AdmissionLimits())
-    assert all(isinstance(admit(admission, str(i), 10**6), Admitted) for i in range(1000))
+    admission = admission_with()
+    assert all(isinstance(admit(admission, str(i), 1000), Admitted) for i in range(1000))
+
+
+def test_batch_requests_have_places_of_their_own_and_leave_last() -> None:
+    admission = admission_with(max_queued_requests=1, max_queued_batch_requests=1)
+    assert isinstance(admit(admission, "batch", is_batch=True), Admitted)
+    assert refused(admit(admission, "more", is_batch=True)).limit == "max_queued_batch_requests"
+    assert isinstance(admit(admission, "a"), Admitted)
+    assert (send(admission), send(admission)) == ("a", "batch")
+
+
+def test_batch_in_line_is_not_ahead_of_anybody() -> None:
+    """Red when batch requests count against the first token of others."""
+    admission = admission_with(max_ttft_s=1.0)
+    for i in range(50):
+        admit(admission, f"batch{i}", 1000, is_batch=True)
+    verdict = admit(admission, "a", 10)
+    assert isinstance(verdict, Admitted)
+    assert verdict.wait_s == 0.0
+
+
+def test_a_full_line_gives_a_place_to_a_tenant_that_has_fewer() -> None:
+    admission = admission_with(max_queued_requests=4)
+    for i in range(4):
+        admit(admission, f"a{i}", tenant="a")
+    verdict = admit(admission, "b0", tenant="b")
+    assert isinstance(verdict, Admitted)
+    assert verdict.displaced is not None
+    assert (verdict.displaced.request_id, verdict.displaced.limit) == ("a3", "displaced")
+    assert isinstance(admit(admission, "b1", tenant="b"), Admitted)
+    assert refused(admit(admission, "b2", tenant="b")).limit == "max_queued_requests", "two and two is fair"
+    assert admission.num_queued_requests == 4
+
+
+def test_who_was_sent_to_a_worker_is_not_displaced() -> None:
+    admission = admission_with(max_queued_requests=1)
+    admit(admission, "a", tenant="a")
+    send(admission)
+    assert refused(admit(admission, "b", tenant="b")).limit == "max_queued_requests"
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+def line_of(num_tokens: int, **limits: float | None) -> Admission:
+    """Prompts of 100 tokens that wait, of tenant a; workers compute 1,000 tokens a second."""
+    admission = admission_with(**limits)
+    for i in range(num_tokens // 100):
+        assert isinstance(admit(admission, f"ahead{i}", 99, tenant="a"), Admitted)
+    return admission
+
+
+def test_who_would_wait_too_long_is_told_at_once_and_for_how_long() -> None:
+    admission = line_of(5000)
+    admission.limits = AdmissionLimits(max_ttft_s=4.0)
+    refusal = refused(admit(admission, "late", tenant="a"))
+    assert refusal.limit == "max_ttft"
+    assert refusal.retry_after_s == pytest.approx(5.0)
+    assert "RequestId" not in refusal.reason and "5.0 s" in refusal.reason
+    assert isinstance(admit(admission, "in time", tenant="b"), Admitted), "a's line is not b's"
+
+
+def test_the_limits_of_the_client_count_too() -> None:
+    admission = line_of(5000)
+    assert refused(admit(admission, "x", tenant="a", ttft_s=4.0)).limit == "client_ttft"
+    assert refused(admit(admission, "x", tenant="a", timeout_s=4.0)).limit == "client_timeout"
+    assert isinstance(admit(admission, "y", tenant="a", ttft_s=6.0, timeout_s=10.0), Admitted)
+    busy = replace(IDLE, num_running=5, tpot_s=0.2)
+    assert refused(admit(admission, "x", tenant="a", outlook=busy, tpot_s=0.1)).limit == "client_tpot"
+    assert isinstance(admit(admission, "z", tenant="a", outlook=replace(busy, num_running=0), tpot_s=0.1), Admitted)
+
+
+def test_only_waiting_is_a_reason_to_refuse() -> None:
+    """A prompt that takes longer than the limit on idle workers is served: coming back would not help."""
+    slow = replace(IDLE, own_s=30.0)
+    admission = admission_with(max_ttft_s=10.0)
+    assert isinstance(admit(admission, "long", outlook=slow, ttft_s=5.0), Admitted)
+    assert refused(admit(admission, "x", outlook=replace(slow, queue_s=0.5))).limit == "max_ttft"
+
+
+def test_decode_room_at_the_end_of_the_prompt_is_predicted() -> None:
+    """Nobody is in line, but all slots are taken, and those who decode leave once in ten seconds."""
+    admission = admission_with(max_ttft_s=3.0)
+    admit(admission, "first")
+    send(admission)
+    admission.started(RequestId("first"), 0)
+    admission.done(RequestId("first"), 10 * S, 100)  # decodes for ten seconds
+    full = Outlook(prompt_tokens_per_s=1e6, num_free_slots=0, num_running=2)
+    refusal = refused(admit(admission, "x", outlook=full))
+    assert (refusal.limit, refusal.retry_after_s) == ("max_ttft", pytest.approx(5.0))
+    assert isinstance(admit(admission, "y", outlook=replace(full, num_running=8)), Admitted), "one leaves in 1.25 s"
+    admission.done(RequestId("y"), 10 * S)
+    assert isinstance(admit(admission, "z", outlook=replace(full, num_free_slots=1)), Admitted)
+
+
+def test_the_measured_rate_of_the_line_replaces_the_formula() -> None:
+    admission = line_of(5000)
+    for at_s in range(5):  # one request of 100 tokens a second, though the formula says ten
+        assert admission.next(at_s * S, lambda _: False) is None
+        assert send(admission, at_s + 1.0) is not None
+    verdict = admit(admission, "x", tenant="a", at_s=5.0)
+    assert isinstance(verdict, Admitted)
+    assert verdict.wait_s == pytest.approx(45.0, rel=0.1)
+
+
+def test_retry_after_is_the_predicted_wait_within_bounds() -> None:
+    for num_tokens, retry_after_s in ((0, 1.0), (7500, 7.5), (90_000, 60.0)):
+        admission = line_of(num_tokens)
+        admission.limits = AdmissionLimits(max_queued_requests=0)
+        assert refused(admit(admission, "x", tenant="a")).retry_after_s == pytest.approx(retry_after_s, rel=0.01)
+
+
+# ---- deadlines -------------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_in_vain_leaves_without_being_computed() -> None:
+    admission = admission_with(max_ttft_s=10.0, max_line_s=300.0)
+    admit(admission, "a", outlook=replace(IDLE, own_s=2.0), at_s=1.0)
+    assert admission.due_at_ns(RequestId("a")) == 9 * S, "the prompt itself takes two seconds of the ten"
+    assert admission.overdue(RequestId("a"), IDLE, 9 * S - 1) is None
+    overdue = admission.overdue(RequestId("a"), IDLE, 9 * S)
+    assert overdue is not None and overdue.was_waiting
+    assert (overdue.refusal.limit, overdue.refusal.code) == ("max_ttft", "overloaded")
+    assert send(admission) is None, "it was computed although its time was over"
+
+
+def test_a_deadline_of_the_client_that_passes_is_named_as_such() -> None:
+    admission = admission_with(max_line_s=300.0)
+    admit(admission, "a", timeout_s=5.0)
+    admit(admission, "b", ttft_s=5.0)
+    for name, limit in (("a", "client_timeout"), ("b", "client_ttft")):
+        overdue = admission.overdue(RequestId(name), IDLE, 5 * S)
+        assert overdue is not None
+        assert (overdue.refusal.limit, overdue.refusal.code) == (limit, "deadline_exceeded")
+
+
+def test_a_running_request_has_only_the_timeout() -> None:
+    admission = admission_with(max_ttft_s=1.0)
+    admit(admission, "a", ttft_s=2.0, timeout_s=5.0)
+    send(admission)
+    assert admission.due_at_ns(RequestId("a")) == 5 * S
+    admission.started(RequestId("a"), 3 * S)
+    overdue = admission.overdue(RequestId("a"), IDLE, 5 * S)
+    assert overdue is not None and not overdue.was_waiting
+    admission.done(RequestId("a"), 5 * S, 10)
+    assert admission.is_idle
+
+
+def test_without_workers_the_wait_ends_with_another_word() -> None:
+    admission = admission_with(max_line_s=3.0)
+    admit(admission, "a", outlook=Outlook(is_anyone_ready=False))
+    overdue = admission.overdue(RequestId("a"), Outlook(is_anyone_ready=False), 3 * S)
+    assert overdue is not None
+    assert overdue.refusal.code == "no_worker"
 
 
 def test_the_longest_wait_is_that_of_the_first_to_come() -> None:
-    admission = Admission(AdmissionLimits())
-    assert admission.oldest_wait_s(S) == 0.0
+    admission = admission_with()
+    assert admission.oldest_wait_s(S, is_batch=False) == 0.0
     for i in range(3):
-        admission.try_admit(RequestId(str(i)), 1, i * S, 0.0)
-    admission.started(RequestId("0"))
-    assert admission.oldest_wait_s(5 * S) == 4.0
+        admit(admission, str(i), at_s=i)
+    assert send(admission) == "0"
+    assert admission.oldest_wait_s(5 * S, is_batch=False) == 4.0
+    assert admission.oldest_wait_s(5 * S, is_batch=True) == 0.0
 
 
-class AdmissionModel(RuleBasedStateMachine):
-    """Against a plain model of who waits and who runs. Red when a place is lost or given back twice."""
+def test_nobody_passes_the_one_whose_turn_it_is() -> None:
+    """Red when a small request slips by a large one that finds no room: large ones would starve."""
+    admission = admission_with()
+    admit(admission, "large", 1000)
+    admit(admission, "small", 1)
+    asked: list[Ticket] = []
+    assert admission.next(0, lambda ticket: bool(asked.append(ticket))) is None
+    assert [ticket.request_id for ticket in asked] == ["large"]
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Ends come in any phase, early, late and twice; limits hold throughout and everything returns to zero."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.admission = Admission(AdmissionLimits(max_queued_requests=3, max_queued_tokens=20, max_running=5))
-        self.waiting: dict[str, int] = {}
-        self.running: set[str] = set()
-
-    names = st.sampled_from("abcdefgh")
-
-    @rule(name=names, num_tokens=st.integers(1, 30))
-    def come(self, name: str, num_tokens: int) -> None:
-        if name in self.waiting or name in self.running:
-            return
-        fits = (
-            len(self.waiting) + len(self.running) < 5
-            and len(self.waiting) < 3
-            and (not self.waiting or sum(self.waiting.values()) + num_tokens <= 20)
+        self.limits = AdmissionLimits(
+            max_queued_requests=4, max_queued_tokens=50, max_queued_batch_requests=3, max_running=8, max_ttft_s=2.0
         )
-        verdict = admit(self.admission, name, num_tokens)
-        assert isinstance(verdict, Admitted) == fits
-        if fits:
-            self.waiting[name] = num_tokens
+        self.admission = Admission(self.limits, {"b": 2.0})
+        self.alive: dict[RequestId, int] = {}
+        self.now_ns = 0
+        self.num_made = 0
 
-    @rule(name=names)
-    def start(self, name: str) -> None:
-        self.admission.started(RequestId(name))
-        if self.waiting.pop(name, None) is not None:
-            self.running.add(name)
+    @rule(num_tokens=st.integers(1, 30), tenant=st.sampled_from("abc"), is_batch=st.booleans(), timeout=st.booleans())
+    def comes(self, num_tokens: int, tenant: str, is_batch: bool, timeout: bool) -> None:
+        self.num_made += 1
+        asked = request(
+            f"r{self.num_made}",
+            num_tokens,
+            at_s=self.now_ns / S,
+            tenant=tenant,
+            is_batch=is_batch,
+            **({"timeout_s": 3.0} if timeout else {}),
+        )
+        verdict = self.admission.enter(asked, 0, IDLE, self.now_ns)
+        if isinstance(verdict, Admitted):
+            self.alive[asked.request_id] = num_tokens
+            if verdict.displaced is not None:
+                del self.alive[verdict.displaced.request_id]
 
-    @rule(name=names)
-    def leave(self, name: str) -> None:
-        self.admission.done(RequestId(name))
-        self.waiting.pop(name, None)
-        self.running.discard(name)
+    @rule(has_room=st.booleans())
+    def turn(self, has_room: bool) -> None:
+        ticket = self.admission.next(self.now_ns, lambda _: has_room)
+        assert ticket is None or has_room
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), kind=st.sampled_from(("started", "done", "late")), num_outputs=st.integers(0, 50))
+    def goes_on(self, data: st.DataObject, kind: str, num_outputs: int) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.alive)))
+        if kind == "started":
+            self.admission.started(request_id, self.now_ns)
+            return
+        if kind == "late" and self.admission.overdue(request_id, IDLE, self.now_ns) is None:
+            return
+        for _ in range(2):
+            self.admission.done(request_id, self.now_ns, num_outputs)
+        del self.alive[request_id]
+        self.admission.started(request_id, self.now_ns)  # a token that comes too late
+
+    @rule(seconds=st.floats(0.0, 2.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now_ns += round(seconds * S)
 
     @invariant()
-    def counts_agree(self) -> None:
-        assert self.admission.num_queued_requests == len(self.waiting)
-        assert self.admission.num_queued_tokens == sum(self.waiting.values())
-        assert self.admission.num_running == len(self.running)
+    def limits_hold(self) -> None:
+        assert set(self.admission) == set(self.alive)
+        assert self.admission.num_queued_requests <= 4 + 3
+        assert len(self.alive) <= 8
+        assert self.admission.num_running + self.admission.num_queued_requests == len(self.alive)
+
+    def teardown(self) -> None:
+        for request_id in list(self.alive):
+            self.admission.done(request_id, self.now_ns)
+        assert self.admission.is_idle
+        assert (self.admission.num_queued_requests, self.admission.num_queued_tokens) == (0, 0)
 
 
-TestAdmissionModel = AdmissionModel.TestCase
+TestAdmissionMachine = AdmissionMachine.TestCase
+TestAdmissionMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
