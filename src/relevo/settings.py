@@ -66,6 +66,10 @@ class Settings(BaseSettings):
         "smollm2",
         description="A GGUF file, a Hugging Face folder, a hub id, `smollm2` (embedded) or `fake` (no model).",
     )
+    models: str | None = Field(
+        None,
+        description="TOML (or JSON) file with one section per model, instead of MODEL; see docs/guides/models.md.",
+    )
     served_model_name: Names = Field(
         (), description="Names clients may use; the first is answered. Default: the model."
     )
@@ -127,6 +131,9 @@ class Settings(BaseSettings):
     )
     cores: Names = Field((), description="CPU cores the workers may use, for example 0,1. Default: all allowed ones.")
     share_cores: bool = Field(False, description="Let workers share cores if there are fewer cores than workers.")
+    resource_share: float = Field(
+        1.0, gt=0, description="A model's part of cores and default KV memory, relative to the others of --models."
+    )
 
     # engine
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
@@ -204,6 +211,16 @@ class Settings(BaseSettings):
     fake_base_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per step.")
     fake_per_token_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per computed token.")
     fake_per_kv_token_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per token of context read.")
+
+
+OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_template"))  # makes no sense for several
+OF_THE_SERVER = frozenset(
+    (
+        *("models", "gateways", "host", "port", "api_key", "allowed_origins", "max_body_bytes", "root_path"),
+        *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
+        "log_level",
+    )
+)  # the same for every model; what is in neither set is each model's, and a default for all where it is a flag
 
 
 def settings_markdown() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from relevo.gateway.chat_template import ChatTemplate
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.detokenizer import IncrementalDetokenizer
 from relevo.gateway.ports import EngineStatus, WorkerStatus
+from relevo.gateway.served_models import ServedModel, ServedModels
 from relevo.gateway.tokenizer import Tokenizer
 
 MODEL = "tiny"
@@ -162,7 +163,7 @@ class RecordingMetrics:
     def http_response(self, handler: str, method: str, status: int) -> None:
         self.responses.append((handler, method, status))
 
-    def render(self, status: EngineStatus) -> tuple[bytes, str]:
+    def render(self, statuses: Mapping[str, EngineStatus]) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -198,19 +199,27 @@ def rig(
 ) -> Rig:
     generator = ScriptedGenerator(script, num_cached=num_cached)
     metrics = RecordingMetrics()
+    own = {name: context.pop(name) for name in list(context) if name in ServedModel.__dataclass_fields__}
+    models = ServedModels([served_model(generator, **own)])
+    return Rig(generator, metrics, scripted_app(models, metrics, **context))
+
+
+def served_model(generator: ScriptedGenerator, **parts: Any) -> ServedModel:
     settings: dict[str, Any] = {
+        "names": (MODEL, "alias/of-tiny"),
         "generator": generator,
         "tokenizer": TOKENIZER,
         "chat_template": ChatTemplate(TEMPLATE),
         "make_detokenizer": partial(IncrementalDetokenizer, TOKENIZER),
-        "metrics": metrics,
-        "clock": CountingClock(),
-        "model_names": (MODEL, "alias/of-tiny"),
         "max_model_len": MAX_MODEL_LEN,
         "eos_token_ids": (EOS,),
-        "started_at_unix_s": 1_700_000_000,
     }
-    return Rig(generator, metrics, create_app(GatewayContext(**(settings | context))))
+    return ServedModel(**(settings | parts))
+
+
+def scripted_app(models: ServedModels, metrics: Any, **context: Any) -> ASGIApp:
+    settings: dict[str, Any] = {"clock": CountingClock(), "started_at_unix_s": 1_700_000_000}
+    return create_app(GatewayContext(models=models, metrics=metrics, **(settings | context)))
 
 
 def events(response: httpx.Response) -> list[Any]:

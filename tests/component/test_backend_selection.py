@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from relevo.build import backend
 from relevo.build.configs import WorkerConfig, kv_layout
-from relevo.build.resolve import Hardware, ServePlan, resolve
+from relevo.build.resolve import Hardware, ModelAsk, ModelPlan, resolve_model
 from relevo.cli.main import make_app
 from relevo.core.errors import SettingsError, StartError
 from relevo.core.model import ModelConfig
@@ -28,12 +28,13 @@ MODEL = ModelConfig(
 )  # fmt: skip
 
 
-def plan(num_cuda_devices: int = 0, **asked: Any) -> ServePlan:
+def plan(num_cuda_devices: int = 0, **asked: Any) -> ModelPlan:
     hardware = Hardware(
         cores=(0, 1), available_memory_bytes=2**34, has_bf16=False, num_cuda_devices=num_cuda_devices,
         cuda_memory_bytes=2**34,
     )  # fmt: skip
-    return resolve(Settings(model="x.gguf", **asked), MODEL, "hash", hardware)
+    ask = ModelAsk(settings=Settings(model="x.gguf", **asked), model=MODEL, model_hash="hash")
+    return resolve_model(ask, hardware)
 
 
 def worker(num_cuda_devices: int = 0, **asked: Any) -> WorkerConfig:

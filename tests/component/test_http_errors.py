@@ -248,7 +248,7 @@ async def test_an_unknown_model_is_a_404(path: str) -> None:
     assert response.status_code == 404
     error = response.json()["error"]
     assert (error["message"], error["code"], error["param"]) == (
-        "The model `X` does not exist.",
+        "The model `X` does not exist. Models of this server: tiny, alias/of-tiny.",
         "model_not_found",
         "model",
     )

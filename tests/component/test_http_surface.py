@@ -23,10 +23,12 @@ def rig_with_status(status: EngineStatus) -> Rig:
 
 async def test_health_follows_the_workers() -> None:
     alive = await rig().get("/health")
-    assert (alive.status_code, alive.content) == (200, b"")
+    assert alive.status_code == 200
+    roles = {"unified": {"workers": 1, "ready": 1}}
+    assert alive.json() == {"status": "ok", "models": {MODEL: {"ready": True, "roles": roles}}}
     for status in (status_of(ready=False, reason="worker w0 restarts"), EngineStatus(ready=False, reason="no workers")):
         dead = await rig_with_status(status).get("/health")
-        assert dead.status_code == 503 and dead.json()["reason"] == status.reason
+        assert dead.status_code == 503 and dead.json()["reason"] == f"{MODEL}: {status.reason}"
 
 
 async def test_ready_means_that_a_request_would_be_served() -> None:
@@ -36,7 +38,7 @@ async def test_ready_means_that_a_request_would_be_served() -> None:
     r = rig_with_status(one_alive)
     response = await r.get("/ready")
     said = response.json()
-    assert (response.status_code, said["ready"], said["reason"]) == (503, False, "no decode worker")
+    assert (response.status_code, said["ready"], said["reason"]) == (503, False, f"{MODEL}: no decode worker")
     assert [worker["ready"] for worker in said["workers"]] == [True]
     assert (await r.get("/health")).status_code == 200
 

@@ -54,7 +54,7 @@ def record(**parts: object) -> RequestRecord:
 class Scrape:
     """Samples of one scrape by name and labels."""
 
-    metrics: GatewayMetrics = field(default_factory=lambda: GatewayMetrics(MODEL))
+    metrics: GatewayMetrics = field(default_factory=lambda: GatewayMetrics([MODEL]))
 
     def samples(self, *workers: WorkerStatus, num_queued: int = 0) -> dict[tuple[str, frozenset[str]], float]:
         status = EngineStatus(
@@ -65,7 +65,7 @@ class Scrape:
             workers=workers,
             lines=(LineStatus(name="batch", num_waiting=2, oldest_wait_s=1.5),),
         )
-        body, content_type = self.metrics.render(status)
+        body, content_type = self.metrics.render({MODEL: status})
         assert content_type.startswith("text/plain; version=0.0.4")
         samples = [s for family in text_string_to_metric_families(body.decode()) for s in family.samples]
         by_key = {(s.name, frozenset(f"{k}={v}" for k, v in s.labels.items())): s.value for s in samples}
@@ -188,8 +188,8 @@ def test_an_aborted_request_does_not_flatter_latencies(scrape: Scrape) -> None:
 
 
 def test_handoffs(scrape: Scrape) -> None:
-    scrape.metrics.handoff_finished("completed", 0.02, 5000, 0.01)
-    scrape.metrics.handoff_finished("failed", 0.0, 0, 0.0)
+    scrape.metrics.handoff_finished(MODEL, "completed", 0.02, 5000, 0.01)
+    scrape.metrics.handoff_finished(MODEL, "failed", 0.0, 0, 0.0)
     outcomes = {
         outcome: scrape.value("relevo:handoffs_total", outcome=outcome)
         for outcome in ("completed", "local", "failed", "aborted", "replayed")
@@ -270,7 +270,7 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
 
 
 def collected(series: WorkerSeries, name: str, seen: WorkerStatus) -> float:
-    series.observe(EngineStatus(ready=True, reason="", workers=(seen,)))
+    series.observe({MODEL: EngineStatus(ready=True, reason="", workers=(seen,))})
     return sum(s.value for family in series.collect() for s in family.samples if s.name == name)
 
 
@@ -281,7 +281,7 @@ incarnations = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min
 @given(incarnations, st.data())
 def test_worker_counters_never_fall(lives: list[list[int]], data: st.DataObject) -> None:
     """A worker restarts from zero, or its connection is renewed and shows zeros: the sum of all work stays."""
-    series = WorkerSeries(MODEL)
+    series = WorkerSeries()
     done = 0
     for epoch, steps in enumerate(lives, start=1):
         counted = 0

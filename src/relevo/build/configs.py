@@ -15,6 +15,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker process needs. `epoch` and `status_fd` are filled in by the supervisor."""
 
     worker_id: str
+    section: str  # of the file of models; empty: the model named on the command line
     role: str
     address: str
     model: str
@@ -67,11 +68,11 @@ class PriceConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_cost_per_token: str
 
 
-class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the gateway process needs."""
+class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One model behind the gateway: where its text parts are, its workers, and what bounds and routes its requests."""
 
-    listen_fd: int
-    root_path: str
+    section: str  # of the file of models; empty: the model named on the command line
+    served_model_names: tuple[str, ...]
     workers: tuple[WorkerAddress, ...]
     topology: str
     model: str
@@ -79,12 +80,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     download_dir: str | None
     chat_template: str | None
     model_hash: str
-    served_model_names: tuple[str, ...]
     max_model_len: int
     block_size: int
-    api_key_hashes: tuple[str, ...]
-    allowed_origins: tuple[str, ...]
-    max_body_bytes: int
     seed: int | None
     max_num_queued_reqs: int
     max_num_queued_tokens: int
@@ -101,20 +98,36 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_lease_s: float
     heartbeat_timeout_s: float
     max_attempts: int
+    routing_policy: str = "ttft"
+    affinity_load_factor: float = 1.25
+    affinity_max_penalty_s: float = 0.5
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the gateway process needs."""
+
+    listen_fd: int
+    root_path: str
+    models: tuple[ServedModelConfig, ...]
+    api_key_hashes: tuple[str, ...]
+    allowed_origins: tuple[str, ...]
+    max_body_bytes: int
     shutdown_timeout_s: float
     log_level: str
     database: str = "memory"  # or a URL, or the path of an SQLite file; filled in by build.metering, like the prices
     ledger_fsync: bool = False
-    prices: dict[str, PriceConfig] = {}  # none: everything is free
-    routing_policy: str = "ttft"
-    affinity_load_factor: float = 1.25
-    affinity_max_penalty_s: float = 0.5
+    prices: dict[str, PriceConfig] = {}  # by served name; none: everything is free
     affinity_headers: tuple[str, ...] = ()
     gateway_id: str = "gateway"
     gossip_path: str = ""  # empty: it is the only one
     peers: tuple[GatewayAddress, ...] = ()
     epoch: int = 0
     status_fd: int = -1
+
+    @property
+    def served_model_names(self) -> tuple[str, ...]:
+        """Every name of every model."""
+        return tuple(name for model in self.models for name in model.served_model_names)
 
 
 def kv_layout(model: ModelConfig, model_hash: str, dtype: str, block_size: int) -> KVLayout:

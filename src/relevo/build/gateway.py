@@ -9,15 +9,16 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from relevo.build.about_model import about_model
 from relevo.build.clock import MonotonicClock
-from relevo.build.configs import GatewayConfig
+from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.metering import Metering, build_metering
 from relevo.build.start_phases import StartPhases
 from relevo.core.errors import StartError
@@ -31,6 +32,7 @@ from relevo.gateway.dispatch import Dispatcher
 from relevo.gateway.membership import Member, Membership
 from relevo.gateway.placement import Placement
 from relevo.gateway.route_notes import RouteNotes
+from relevo.gateway.served_models import ServedModel, ServedModels
 from relevo.gateway.tokenizer import Tokenizer
 from relevo.policy.admission import Admission, AdmissionLimits
 from relevo.policy.handoff import HandoffLimits
@@ -50,32 +52,25 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     """Serve HTTP on the inherited socket until SIGTERM, then let running requests finish."""
     configure(config.log_level, config.gateway_id)
     phases = StartPhases()
-    files = tokenizer_files(config)
-    phases.done("tokenizer of the model file")
-    membership = Membership(
-        [Member(WorkerId(worker.worker_id), worker.role, worker.address) for worker in config.workers],
-        heartbeat_timeout_s=config.heartbeat_timeout_s,
-    )
-    metrics = GatewayMetrics(model_name=config.served_model_names[0])
-    notes = RouteNotes()
-    dispatcher = build_dispatcher(config, membership, metrics, notes, report)
+    metrics = GatewayMetrics(model_names=[model.served_model_names[0] for model in config.models])
+    backends = [build_backend(model, metrics, report) for model in config.models]
     metering = build_metering(config, metrics, MonotonicClock())
-    phases.done("dispatcher and ledger")
-    app = create_app(build_context(config, files, dispatcher, metrics, notes, metering))
-    phases.done("application and tokenizer")
+    phases.done("dispatchers and ledger")
+    app = create_app(build_context(config, [_served_model(backend) for backend in backends], metrics, metering))
+    phases.done("tokenizers and application")
     log.info("%s", phases)
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[None]:
-        membership_task = asyncio.create_task(membership.run(dispatcher), name="membership")
-        ready_task = asyncio.create_task(_report_ready(dispatcher, report), name="ready")
+        tasks = [asyncio.create_task(backend.membership.run(backend.dispatcher)) for backend in backends]
+        tasks.append(asyncio.create_task(_report_ready([backend.dispatcher for backend in backends], report)))
         try:
             async with metering.running():
                 yield
         finally:
-            for task in (membership_task, ready_task):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(membership_task, ready_task, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(_serve(config, app, running))
 
@@ -101,13 +96,34 @@ async def _serve(
         await server.serve(sockets=[socket.socket(fileno=config.listen_fd)])
 
 
-async def _report_ready(dispatcher: Dispatcher, report: Report) -> None:
-    await dispatcher.ready.wait()
+async def _report_ready(dispatchers: Sequence[Dispatcher], report: Report) -> None:
+    for dispatcher in dispatchers:
+        await dispatcher.ready.wait()
     report(Status(kind="ready"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelBackend:
+    """What generates one model's tokens: its workers' connections, and its dispatcher with router and admission."""
+
+    config: ServedModelConfig
+    membership: Membership
+    dispatcher: Dispatcher
+    notes: RouteNotes
+
+
+def build_backend(config: ServedModelConfig, metrics: GatewayMetrics, report: Report) -> ModelBackend:
+    membership = Membership(
+        [Member(WorkerId(worker.worker_id), worker.role, worker.address) for worker in config.workers],
+        heartbeat_timeout_s=config.heartbeat_timeout_s,
+    )
+    notes = RouteNotes()
+    dispatcher = build_dispatcher(config, membership, metrics, notes, report)
+    return ModelBackend(config=config, membership=membership, dispatcher=dispatcher, notes=notes)
+
+
 def build_dispatcher(
-    config: GatewayConfig, membership: Membership, metrics: GatewayMetrics, notes: RouteNotes, report: Report
+    config: ServedModelConfig, membership: Membership, metrics: GatewayMetrics, notes: RouteNotes, report: Report
 ) -> Dispatcher:
     def fence(worker: WorkerRef, reason: str) -> None:
         report(Status(kind="fence", worker_id=worker.worker_id, epoch=worker.epoch, message=reason))
@@ -134,7 +150,7 @@ def build_dispatcher(
     )
 
 
-def build_room_limits(config: GatewayConfig) -> RoomLimits:
+def build_room_limits(config: ServedModelConfig) -> RoomLimits:
     return RoomLimits(
         max_running=config.max_num_seqs,
         max_ahead_tokens=config.dispatch_ahead_tokens,
@@ -143,7 +159,7 @@ def build_room_limits(config: GatewayConfig) -> RoomLimits:
     )
 
 
-def build_admission_limits(config: GatewayConfig) -> AdmissionLimits:
+def build_admission_limits(config: ServedModelConfig) -> AdmissionLimits:
     return AdmissionLimits(
         max_queued_requests=config.max_num_queued_reqs,
         max_queued_tokens=config.max_num_queued_tokens,
@@ -154,7 +170,7 @@ def build_admission_limits(config: GatewayConfig) -> AdmissionLimits:
     )
 
 
-def build_chooser(config: GatewayConfig) -> WorkerChooser:
+def build_chooser(config: ServedModelConfig) -> WorkerChooser:
     return WorkerChooser(
         RoutingPolicy(config.routing_policy),
         RouterLimits(load_factor=config.affinity_load_factor, max_affinity_penalty_s=config.affinity_max_penalty_s),
@@ -162,41 +178,46 @@ def build_chooser(config: GatewayConfig) -> WorkerChooser:
 
 
 def build_context(
-    config: GatewayConfig,
-    files: TokenizerFiles,
-    dispatcher: Dispatcher,
-    metrics: GatewayMetrics,
-    notes: RouteNotes,
-    metering: Metering,
+    config: GatewayConfig, models: Sequence[ServedModel], metrics: GatewayMetrics, metering: Metering
 ) -> GatewayContext:
-    tokenizer = Tokenizer(files)
     return GatewayContext(
-        generator=dispatcher,
-        tokenizer=tokenizer,
-        chat_template=ChatTemplate.from_files(_with_template(config, files)),
-        make_detokenizer=lambda *, skip_special_tokens, continues_text: IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=skip_special_tokens, continues_text=continues_text
-        ),
+        models=ServedModels(models),
         metrics=metrics,
         clock=MonotonicClock(),
-        model_names=config.served_model_names,
-        max_model_len=config.max_model_len,
-        eos_token_ids=files.eos_token_ids,
-        generation_defaults=files.generation_defaults,
         api_keys=metering.key_ring,
         meter=metering.meter,
         usage=metering.refresh,
         allowed_origins=config.allowed_origins,
         max_body_bytes=config.max_body_bytes,
         started_at_unix_s=int(time.time()),
-        draw_seed=(lambda: secrets.randbits(64)) if config.seed is None else (lambda: config.seed or 0),
-        model_hash=config.model_hash,
         affinity_headers=config.affinity_headers,
-        explain_route=notes.explain,
     )
 
 
-def tokenizer_files(config: GatewayConfig) -> TokenizerFiles:
+def _served_model(backend: ModelBackend) -> ServedModel:
+    """Reads the model's tokenizer. Raises StartError."""
+    config = backend.config
+    with about_model(config.section):
+        files = tokenizer_files(config)
+        tokenizer = Tokenizer(files)
+        return ServedModel(
+            names=config.served_model_names,
+            generator=backend.dispatcher,
+            tokenizer=tokenizer,
+            chat_template=ChatTemplate.from_files(_with_template(config, files)),
+            make_detokenizer=lambda *, skip_special_tokens, continues_text: IncrementalDetokenizer(
+                tokenizer, skip_special_tokens=skip_special_tokens, continues_text=continues_text
+            ),
+            max_model_len=config.max_model_len,
+            eos_token_ids=files.eos_token_ids,
+            generation_defaults=files.generation_defaults,
+            draw_seed=(lambda: secrets.randbits(64)) if config.seed is None else (lambda: config.seed or 0),
+            model_hash=config.model_hash,
+            explain_route=backend.notes.explain,
+        )
+
+
+def tokenizer_files(config: ServedModelConfig) -> TokenizerFiles:
     """Raises StartError when the model brings no tokenizer."""
     if config.model == "fake":
         from relevo.build.fake_tokenizer import fake_tokenizer_files
@@ -211,7 +232,7 @@ def tokenizer_files(config: GatewayConfig) -> TokenizerFiles:
     return tokenizer_files_from_folder(files.path)
 
 
-def _with_template(config: GatewayConfig, files: TokenizerFiles) -> TokenizerFiles:
+def _with_template(config: ServedModelConfig, files: TokenizerFiles) -> TokenizerFiles:
     """Raises StartError when --chat-template cannot be read."""
     if config.chat_template is None:
         return files

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
-from relevo.build.configs import GatewayAddress, GatewayConfig
+from relevo.build.configs import GatewayAddress, GatewayConfig, ServedModelConfig
 from relevo.core.errors import SettingsError
 
-_SHARED_OUT = ("max_num_queued_reqs", "max_num_queued_tokens", "max_num_queued_batch_reqs")  # bounds of the whole server, kept without talk
+_SHARED_OUT = (
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+    "max_num_queued_batch_reqs",
+)  # of a model, kept without talk
 
 
 def gateway_configs(config: GatewayConfig, num_gateways: int, runtime_folder: str) -> tuple[GatewayConfig, ...]:
@@ -17,8 +23,8 @@ def gateway_configs(config: GatewayConfig, num_gateways: int, runtime_folder: st
     """
     if num_gateways == 1:
         return (config,)
-    for name in _SHARED_OUT:
-        if 0 < (bound := getattr(config, name)) < num_gateways:
+    for model, name in itertools.product(config.models, _SHARED_OUT):
+        if 0 < (bound := getattr(model, name)) < num_gateways:
             flag = f"--{name.replace('_', '-')}"
             raise SettingsError(
                 f"{flag} {bound} cannot be divided among --gateways {num_gateways}; raise it to {num_gateways} or more"
@@ -33,10 +39,14 @@ def gateway_configs(config: GatewayConfig, num_gateways: int, runtime_folder: st
             gateway_id=own.gateway_id,
             gossip_path=own.path,
             peers=tuple(address for address in addresses if address is not own),
-            **{name: share(getattr(config, name), index, num_gateways) for name in _SHARED_OUT},
+            models=tuple(_share_of(model, index, num_gateways) for model in config.models),
         )
         for index, own in enumerate(addresses)
     )
+
+
+def _share_of(model: ServedModelConfig, index: int, count: int) -> ServedModelConfig:
+    return msgspec.structs.replace(model, **{name: share(getattr(model, name), index, count) for name in _SHARED_OUT})
 
 
 def share(total: int, index: int, count: int) -> int:

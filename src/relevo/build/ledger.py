@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tomllib
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from relevo.build.configs import PriceConfig
+from relevo.build.documents import read_document
 from relevo.core.errors import SettingsError, StartError
 from relevo.gateway.metering.database import Connection, Database, DatabaseError, MemoryDatabase, SqliteDatabase
 from relevo.gateway.metering.schema import prepare
@@ -20,7 +18,8 @@ from relevo.gateway.metering.sql_alchemy import SqlAlchemyDatabase
 from relevo.policy.pricing import parse_prices, plain
 
 if TYPE_CHECKING:  # the gateway opens its database through this module and needs neither
-    from relevo.build.resolve import ServePlan
+    from relevo.build.plan import ServePlan
+    from relevo.build.resolve import ModelAsk
     from relevo.settings import Settings
 
 DATABASE_FILE = "relevo.db"
@@ -68,21 +67,10 @@ def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
         plan.gateway,
         database=location,
         ledger_fsync=settings.ledger_fsync,
-        prices=_prices(settings.prices, plan.gateway.served_model_names),
+        prices={name: price for model in plan.models for name, price in _prices(model.ask).items()},
     )
     note = "usage is kept in memory only" if location == "memory" else f"usage and API keys: {location_name(location)}"
     return replace(plan, gateway=gateway, notes=(*plan.notes, note))
-
-
-def read_prices(path: str) -> Any:
-    """A JSON or TOML file with every number as it was written. Raises SettingsError."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        if path.endswith(".toml"):
-            return tomllib.loads(text, parse_float=Decimal)
-        return json.loads(text, parse_float=Decimal)
-    except (OSError, ValueError) as error:  # both formats' errors are ValueErrors
-        raise SettingsError(f"--prices {path} cannot be read: {error}") from error
 
 
 def location_name(location: str) -> str:
@@ -102,14 +90,17 @@ def _data_folder(data_dir: str | None) -> Path:
     return home / "relevo"
 
 
-def _prices(path: str | None, model_names: tuple[str, ...]) -> dict[str, PriceConfig]:
-    if path is None:
+def _prices(ask: ModelAsk) -> dict[str, PriceConfig]:
+    """Of every name of the model. Raises SettingsError."""
+    path, names = ask.settings.prices, ask.served_names
+    if ask.price is None and path is None:
         return {}
+    document = {names[0]: ask.price} if path is None or ask.price is not None else read_document(path, "--prices")
     return {
         name: PriceConfig(
             input_cost_per_token=plain(price.input_cost_per_token),
             cache_read_input_token_cost=plain(price.cache_read_input_token_cost),
             output_cost_per_token=plain(price.output_cost_per_token),
         )
-        for name, price in parse_prices(read_prices(path), model_names).items()
+        for name, price in parse_prices(document, names).items()
     }

@@ -1,23 +1,24 @@
-"""From what the user asked for to frozen configurations: pure arithmetic and checks, no I/O.
+"""From what the user asked of one model to frozen configurations: pure arithmetic and checks, no I/O.
 
-`resolve(settings, model, hardware)` either returns a `ServePlan` that can work or raises a SettingsError whose one
-sentence names the values, the rule and the fix.
+`resolve_model(ask, hardware)` either returns a `ModelPlan` that can work or raises a SettingsError whose one sentence
+names the values, the rule and the fix. What several models share out is `build.plan`'s.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from relevo.build.configs import GatewayConfig, WorkerAddress, WorkerConfig, kv_layout
+from relevo.build.configs import ServedModelConfig, WorkerAddress, WorkerConfig, kv_layout
 from relevo.core.errors import SettingsError
 from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
 from relevo.policy.topology import Topology, assign_cores, choose_topology, parse_topology
 from relevo.settings import Settings
 
-_KV_MEMORY_FRACTION = 0.3  # of the free memory, over all workers; arbitrary
+_KV_MEMORY_FRACTION = 0.3  # of the free memory, over all workers of all models; arbitrary
 _KV_MEMORY_MAX_BYTES = 4 * 2**30  # per worker, when nothing is asked for; arbitrary
 _MIN_BLOCKS = 4
 _CPU_BATCHED_TOKENS = 512  # upper bounds; `max_step_s` and the measured costs decide below them
@@ -37,15 +38,33 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServePlan:
-    """What will be started, and why. File descriptors and addresses are still open (-1, empty)."""
+class ModelAsk:
+    """One model as it was asked for, and what its files say of it."""
 
+    settings: Settings  # `cores` are what its section reserves for it
+    model: ModelConfig
+    model_hash: str
+    weights_bytes: int = 0  # as stored
+    num_parameters: int = 0
+    section: str = ""  # of the file of models; empty: the model named on the command line
+    price: Mapping[str, Any] | None = None  # written in the section; else `settings.prices` names a file
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        return self.settings.served_model_name or (self.section or default_model_name(self.settings.model),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """What will be started for one model, and why. File descriptors and addresses are still open (-1, empty)."""
+
+    ask: ModelAsk
     topology: Topology
     topology_reason: str
     layout: KVLayout
     workers: tuple[WorkerConfig, ...]
-    gateway: GatewayConfig
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    served: ServedModelConfig
+    notes: tuple[str, ...]
 
     @property
     def num_arena_blocks(self) -> int:
@@ -55,20 +74,26 @@ class ServePlan:
     def is_arena_shared(self) -> bool:
         return self.workers[0].transport == "shm"
 
+    @property
+    def kv_bytes(self) -> int:
+        """Of all its workers."""
+        return sum(worker.num_blocks for worker in self.workers) * self.layout.bytes_per_block
 
-def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: Hardware) -> ServePlan:
-    """Raises SettingsError when the combination cannot work."""
+
+def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.0) -> ModelPlan:
+    """`hardware.cores` are this model's; of the free memory it takes `memory_fraction` of what all models take if it
+    does not say how much KV cache it wants. Raises SettingsError when the combination cannot work."""
+    settings, model = ask.settings, ask.model
     device = _device(settings, hardware)
     backend = _backend(settings, device)
     dtype = _dtype(settings, model, device, backend, hardware)
     kv_dtype = _kv_dtype(settings, dtype)
     if model.architecture == "fake":
         backend, dtype, kv_dtype = "fake", "uint64", "uint64"
-    cores = _cores(settings, hardware)
-    topology, topology_reason = _topology(settings, device, cores, hardware)
-    layout = kv_layout(model, model_hash, kv_dtype, settings.block_size)
+    topology, topology_reason = _topology(settings, device, hardware)
+    layout = kv_layout(model, ask.model_hash, kv_dtype, settings.block_size)
     num_workers = topology.num_workers
-    num_blocks = _num_blocks(settings, layout, model.max_position, device, num_workers, hardware)
+    num_blocks = _num_blocks(settings, layout, model.max_position, device, num_workers, hardware, memory_fraction)
     max_model_len = _max_model_len(settings, model, num_blocks)
     budget = settings.max_num_batched_tokens or (_CPU_BATCHED_TOKENS if device == "cpu" else _GPU_BATCHED_TOKENS)
     if budget < settings.max_num_seqs:
@@ -77,11 +102,11 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
             f"request needs one token per step; raise the first or lower the second"
         )
     is_shared = settings.kv_transport == "shm" and device == "cpu"
-    may_share = settings.share_cores or settings.model == "fake"  # which computes nothing
-    assigned_cores = assign_cores(list(cores), topology, may_share=may_share)
+    assigned_cores = assign_cores(list(hardware.cores), topology, may_share=may_share_cores(settings))
     workers = tuple(
         WorkerConfig(
             worker_id=worker_id,
+            section=ask.section,
             role=role,
             address="",
             model=settings.model,
@@ -113,17 +138,28 @@ def resolve(settings: Settings, model: ModelConfig, model_hash: str, hardware: H
             log_level=settings.log_level,
         )
         for index, ((worker_id, role), worker_cores) in enumerate(
-            zip(topology.worker_roles(), assigned_cores, strict=True)
+            zip(_worker_roles(ask, topology), assigned_cores, strict=True)
         )
     )
-    return ServePlan(
+    return ModelPlan(
+        ask=ask,
         topology=topology,
         topology_reason=topology_reason,
         layout=layout,
         workers=workers,
-        gateway=_gateway(settings, topology, max_model_len, model_hash, budget),
+        served=_served(ask, topology, max_model_len, budget),
         notes=(_compute_note(workers[0]), _kv_note(layout, num_blocks, num_workers)),
     )
+
+
+def may_share_cores(settings: Settings) -> bool:
+    return settings.share_cores or settings.model == "fake"  # which computes nothing
+
+
+def _worker_roles(ask: ModelAsk, topology: Topology) -> tuple[tuple[str, str], ...]:
+    """Worker ids are unique over all models: those of a section begin with its name."""
+    prefix = f"{ask.section}/" if ask.section else ""
+    return tuple((prefix + worker_id, role) for worker_id, role in topology.worker_roles())
 
 
 def _device(settings: Settings, hardware: Hardware) -> str:
@@ -163,21 +199,11 @@ def _dtype(settings: Settings, model: ModelConfig, device: str, backend: str, ha
     return model.dtype if model.dtype in _FLOATS else "bfloat16"
 
 
-def _cores(settings: Settings, hardware: Hardware) -> tuple[int, ...]:
-    if not settings.cores:
-        return hardware.cores
-    wrong = [core for core in settings.cores if not core.isdigit() or int(core) not in hardware.cores]
-    if wrong:
-        allowed = ",".join(map(str, hardware.cores))
-        raise SettingsError(f"--cores {','.join(settings.cores)}: {wrong[0]} is not one of the allowed cores {allowed}")
-    return tuple(dict.fromkeys(int(core) for core in settings.cores))
-
-
-def _topology(settings: Settings, device: str, cores: tuple[int, ...], hardware: Hardware) -> tuple[Topology, str]:
+def _topology(settings: Settings, device: str, hardware: Hardware) -> tuple[Topology, str]:
     if settings.topology == "auto":
         if device == "cuda":
             return parse_topology("unified"), "KV in device memory is not handed between processes yet"
-        return choose_topology(num_cores=len(cores), num_devices=0)
+        return choose_topology(num_cores=len(hardware.cores), num_devices=0)
     topology = parse_topology(settings.topology)
     if device == "cuda" and topology.num_workers > 1:
         raise SettingsError(
@@ -188,7 +214,13 @@ def _topology(settings: Settings, device: str, cores: tuple[int, ...], hardware:
 
 
 def _num_blocks(
-    settings: Settings, layout: KVLayout, max_position: int, device: str, num_workers: int, hardware: Hardware
+    settings: Settings,
+    layout: KVLayout,
+    max_position: int,
+    device: str,
+    num_workers: int,
+    hardware: Hardware,
+    memory_fraction: float,
 ) -> int:
     if settings.num_kv_blocks is not None:
         return settings.num_kv_blocks
@@ -196,7 +228,8 @@ def _num_blocks(
     if memory_bytes is None:
         available = hardware.cuda_memory_bytes if device == "cuda" else hardware.available_memory_bytes
         most_useful = settings.max_num_seqs * max_position * layout.bytes_per_token
-        memory_bytes = min(int(available * _KV_MEMORY_FRACTION) // num_workers, _KV_MEMORY_MAX_BYTES, most_useful)
+        own = int(available * _KV_MEMORY_FRACTION * memory_fraction)
+        memory_bytes = min(own // num_workers, _KV_MEMORY_MAX_BYTES, most_useful)
     elif device == "cpu" and memory_bytes * num_workers > hardware.available_memory_bytes:
         free_gib = hardware.available_memory_bytes / 2**30
         raise SettingsError(
@@ -232,23 +265,20 @@ def _max_model_len(settings: Settings, model: ModelConfig, num_blocks: int) -> i
     return asked
 
 
-def _gateway(settings: Settings, topology: Topology, max_model_len: int, model_hash: str, budget: int) -> GatewayConfig:
-    return GatewayConfig(
-        listen_fd=-1,
-        root_path=settings.root_path,
-        workers=tuple(WorkerAddress(worker_id=w, role=role, address="") for w, role in topology.worker_roles()),
+def _served(ask: ModelAsk, topology: Topology, max_model_len: int, budget: int) -> ServedModelConfig:
+    settings = ask.settings
+    return ServedModelConfig(
+        section=ask.section,
+        served_model_names=ask.served_names,
+        workers=tuple(WorkerAddress(worker_id=w, role=role, address="") for w, role in _worker_roles(ask, topology)),
         topology=str(topology),
         model=settings.model,
         revision=settings.revision,
         download_dir=settings.download_dir,
         chat_template=settings.chat_template,
-        model_hash=model_hash,
-        served_model_names=settings.served_model_name or (default_model_name(settings.model),),
+        model_hash=ask.model_hash,
         max_model_len=max_model_len,
         block_size=settings.block_size,
-        api_key_hashes=tuple(hashlib.sha256(key.encode()).hexdigest() for key in settings.api_key),
-        allowed_origins=settings.allowed_origins,
-        max_body_bytes=settings.max_body_bytes or 8 * 2**20,
         seed=settings.seed,
         max_num_queued_reqs=settings.max_num_queued_reqs,
         max_num_queued_tokens=settings.max_num_queued_tokens,
@@ -265,12 +295,9 @@ def _gateway(settings: Settings, topology: Topology, max_model_len: int, model_h
         drain_lease_s=settings.drain_lease_s,
         heartbeat_timeout_s=settings.heartbeat_timeout_s,
         max_attempts=settings.max_attempts,
-        shutdown_timeout_s=settings.shutdown_timeout_s,
-        log_level=settings.log_level,
         routing_policy=settings.routing_policy,
         affinity_load_factor=settings.affinity_load_factor,
         affinity_max_penalty_s=settings.affinity_max_penalty_s,
-        affinity_headers=settings.affinity_header,
     )
 
 

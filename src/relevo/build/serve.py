@@ -12,13 +12,15 @@ from pathlib import Path
 
 import msgspec
 
+from relevo.build.about_model import about_model
 from relevo.build.backend import check_installed
-from relevo.build.configs import GatewayConfig, WorkerConfig
+from relevo.build.configs import GatewayConfig, ServedModelConfig, WorkerConfig
 from relevo.build.gateways import gateway_configs
 from relevo.build.ledger import with_metering
-from relevo.build.resolve import Hardware, ServePlan, resolve
+from relevo.build.models_file import AskedModel, asked_models
+from relevo.build.plan import ServePlan, resolve
+from relevo.build.resolve import Hardware, ModelAsk, ModelPlan
 from relevo.core.errors import SettingsError
-from relevo.core.model import ModelConfig
 from relevo.kv.arena import Arena
 from relevo.settings import Settings
 from relevo.supervisor import ChildSpec, Supervisor
@@ -26,24 +28,39 @@ from relevo.wire.status import Status
 
 
 def plan_serving(settings: Settings) -> ServePlan:
-    """Read the head of the model file, look at the machine, decide, try the database. Raises StartError; no weights."""
-    model, model_hash = model_head(settings)
-    plan = resolve(settings, model, model_hash, detect_hardware(settings.device))
-    if settings.model != "fake":
-        check_installed(plan.workers[0].backend)
+    """Read the models' heads, look at the machine, decide, try the database. Raises StartError; reads no weights."""
+    asks = [_with_head(asked) for asked in asked_models(settings)]
+    device = "cpu" if all(ask.settings.device == "cpu" for ask in asks) else "auto"
+    plan = resolve(settings, asks, detect_hardware(device))
+    for model in plan.models:
+        if model.ask.settings.model != "fake":
+            with about_model(model.ask.section):
+                check_installed(model.workers[0].backend)
     return with_metering(plan, settings)
 
 
-def model_head(settings: Settings) -> tuple[ModelConfig, str]:
-    """Architecture and hash of the model, without its weights."""
+def _with_head(asked: AskedModel) -> ModelAsk:
+    """Adds what the model's files say of it, without its weights. Raises StartError."""
+    settings = asked.settings
     if settings.model == "fake":
         from relevo.engine.fake_model import FAKE_MODEL
 
-        return FAKE_MODEL, "fake"
+        return ModelAsk(
+            settings=settings, model=FAKE_MODEL, model_hash="fake", section=asked.section, price=asked.price
+        )
     from relevo.engine.loaders.resolve import load_model_files
 
-    files = load_model_files(settings.model, revision=settings.revision, download_dir=settings.download_dir)
-    return files.config, files.model_hash
+    with about_model(asked.section):
+        files = load_model_files(settings.model, revision=settings.revision, download_dir=settings.download_dir)
+        return ModelAsk(
+            settings=settings,
+            model=files.config,
+            model_hash=files.model_hash,
+            weights_bytes=files.file_bytes,
+            num_parameters=files.num_parameters,
+            section=asked.section,
+            price=asked.price,
+        )
 
 
 def detect_hardware(device: str) -> Hardware:
@@ -92,31 +109,49 @@ def open_listener(host: str, port: int) -> socket.socket:
 def serving(
     settings: Settings, plan: ServePlan, listener: socket.socket, on_status: Callable[[str, Status], None]
 ) -> Iterator[Supervisor]:
-    """A supervisor and what it owns: the runtime folder and the shared arena, which has no name in any file system."""
+    """A supervisor and what it owns: the runtime folder and the models' shared arenas, which have no names in any file
+    system."""
     with tempfile.TemporaryDirectory(prefix="relevo-", ignore_cleanup_errors=True) as runtime_folder:
-        arena = Arena.create(plan.layout, plan.num_arena_blocks, shared=True) if plan.is_arena_shared else None
-        arena_fd = arena.fd if arena is not None else -1
-        workers = [_located(worker, runtime_folder, arena_fd) for worker in plan.workers]
+        arenas = [_arena(model) for model in plan.models]
+        located = [
+            tuple(_located(worker, runtime_folder, arena) for worker in model.workers)
+            for model, arena in zip(plan.models, arenas, strict=True)
+        ]
         gateway = msgspec.structs.replace(
             plan.gateway,
             listen_fd=listener.fileno(),
-            workers=tuple(
-                msgspec.structs.replace(entry, address=worker.address)
-                for entry, worker in zip(plan.gateway.workers, workers, strict=True)
+            models=tuple(
+                _with_addresses(model, workers) for model, workers in zip(plan.gateway.models, located, strict=True)
             ),
         )
-        worker_fds = (arena_fd,) if arena is not None else ()
         gateways = gateway_configs(gateway, settings.gateways, runtime_folder)
         yield Supervisor(
-            workers=[_child(worker.worker_id, "worker", worker, worker_fds) for worker in workers],
+            workers=[_worker_child(worker) for workers in located for worker in workers],
             gateways=[_child(each.gateway_id, "gateway", each, (listener.fileno(),)) for each in gateways],
             shutdown_timeout_s=settings.shutdown_timeout_s,
             on_status=on_status,
         )
 
 
-def _located(worker: WorkerConfig, runtime_folder: str, arena_fd: int) -> WorkerConfig:
-    return msgspec.structs.replace(worker, address=f"unix:{runtime_folder}/{worker.worker_id}.sock", arena_fd=arena_fd)
+def _arena(model: ModelPlan) -> Arena | None:
+    """None: each worker makes its own."""
+    return Arena.create(model.layout, model.num_arena_blocks, shared=True) if model.is_arena_shared else None
+
+
+def _located(worker: WorkerConfig, runtime_folder: str, arena: Arena | None) -> WorkerConfig:
+    address = f"unix:{runtime_folder}/{worker.worker_id.replace('/', '.')}.sock"
+    return msgspec.structs.replace(worker, address=address, arena_fd=-1 if arena is None else arena.fd)
+
+
+def _with_addresses(model: ServedModelConfig, workers: tuple[WorkerConfig, ...]) -> ServedModelConfig:
+    entries = zip(model.workers, workers, strict=True)
+    return msgspec.structs.replace(
+        model, workers=tuple(msgspec.structs.replace(entry, address=worker.address) for entry, worker in entries)
+    )
+
+
+def _worker_child(worker: WorkerConfig) -> ChildSpec:
+    return _child(worker.worker_id, "worker", worker, (worker.arena_fd,) if worker.arena_fd >= 0 else ())
 
 
 def _child(name: str, kind: str, config: WorkerConfig | GatewayConfig, fds: tuple[int, ...]) -> ChildSpec:

@@ -12,6 +12,7 @@ import sys
 
 import msgspec
 
+from relevo.build.about_model import about_model
 from relevo.build.configs import GatewayConfig, WorkerConfig
 from relevo.core.errors import StartError
 from relevo.wire.status import EXIT_START_ERROR, Status
@@ -30,7 +31,8 @@ def main() -> None:
         if isinstance(config, WorkerConfig):
             from relevo.build.worker import run_worker  # imports what this process needs, not what others do
 
-            run_worker(config, report)
+            with about_model(config.section):
+                run_worker(config, report)
         else:
             from relevo.build.gateway import run_gateway
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
 from relevo import __version__
-from relevo.build.resolve import ServePlan
+from relevo.build.plan import ServePlan
+from relevo.build.resolve import ModelPlan
 from relevo.build.serve import open_listener, plan_serving, serving
 from relevo.build.start_phases import StartPhases
 from relevo.cli.options import with_settings_flags
@@ -60,19 +61,25 @@ class StartView:
         self._unready = {f"gateway-{i}" for i in range(num_gateways)} if num_gateways > 1 else {"gateway"}
 
     def show_plan(self) -> None:
-        plan = self._plan
-        names = ", ".join(plan.gateway.served_model_names)
-        self._console.print(f"relevo {__version__}: {names}, at most {plan.gateway.max_model_len} tokens per request")
-        self._console.print(f"topology {plan.topology}: {plan.topology_reason}")
-        for worker in plan.workers:
-            cores = ",".join(map(str, worker.cores))
-            self._console.print(f"  {worker.worker_id}: {worker.role}, core {cores}")
-        for note in plan.notes:
+        self._console.print(f"relevo {__version__}")
+        for model in self._plan.models:
+            self._show_model(model)
+        for note in self._plan.notes:
             self._console.print(note)
         if sys.stderr.isatty():
             columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn())
             self._progress = Progress(*columns, console=self._console, transient=True)
             self._progress.start()
+
+    def _show_model(self, model: ModelPlan) -> None:
+        names = ", ".join(model.served.served_model_names)
+        self._console.print(f"{names}: at most {model.served.max_model_len} tokens per request")
+        self._console.print(f"  topology {model.topology}: {model.topology_reason}")
+        for worker in model.workers:
+            cores = ",".join(map(str, worker.cores))
+            self._console.print(f"  {worker.worker_id}: {worker.role}, core {cores}")
+        for note in model.notes:
+            self._console.print(f"  {note}")
 
     def on_status(self, name: str, status: Status) -> None:
         if status.kind == "progress" and self._progress is not None and not self._has_been_ready:

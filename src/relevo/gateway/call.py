@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from relevo import __version__
-from relevo.core.errors import ModelNotFound
 from relevo.gateway.auth import Caller
 from relevo.gateway.body import check_media_type, check_schema, parse_object, read_body
 from relevo.gateway.context import GatewayContext
+from relevo.gateway.served_models import ServedModel
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -69,15 +69,6 @@ class Call:
             refuse(members)
         return check_schema(members, schema), len(body)
 
-    def model_name(self, requested: str | None) -> str:
-        """The served name a request means; without one, the first. Raises ModelNotFound."""
-        names = self.context.model_names
-        if not requested:
-            return names[0]
-        if requested not in names:
-            raise ModelNotFound(f"The model `{requested}` does not exist.", param="model")
-        return requested
-
 
 async def run_text_work(num_bytes: int, work: Callable[[], T]) -> T:
     """Run `work`, whose cost grows with `num_bytes` of text, without holding up the event loop."""
@@ -86,7 +77,7 @@ async def run_text_work(num_bytes: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work)
 
 
-def system_fingerprint(context: GatewayContext) -> str:
+def system_fingerprint(served: ServedModel) -> str:
     """Changes with the version and the model: what may make equal seeds give different texts."""
-    digest = hashlib.sha256("\0".join((context.model_hash, context.model_names[0])).encode()).hexdigest()
+    digest = hashlib.sha256("\0".join((served.model_hash, served.name)).encode()).hexdigest()
     return f"relevo-{__version__}-{digest[:8]}"

@@ -38,7 +38,9 @@ class HandoffMetrics(Protocol):
 
     def deadline_missed(self, model: str, when: str) -> None: ...
 
-    def handoff_finished(self, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float) -> None: ...
+    def handoff_finished(
+        self, model: str, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float
+    ) -> None: ...
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class Dispatcher:
         self._placement = placement
         self._limits = limits
         self._block_size = block_size
+        self._model_name = model_name
         self._metrics = metrics
         self._clock = clock
         self._notes = notes
@@ -320,7 +323,7 @@ class Dispatcher:
         log.debug("%s: prompt on %s: %s", request_id, worker_id, choice.reason)
         self._notes.add(request_id, f"prompt {worker_id}: {choice.reason}")
         if choice.worker is None:
-            self._metrics.handoff_finished("local", 0.0, 0, 0.0)
+            self._metrics.handoff_finished(self._model_name, "local", 0.0, 0, 0.0)
             flight.is_split = flight.is_handoff_open = False
         return h.PrefillChosen(choice.worker)
 
@@ -349,14 +352,16 @@ class Dispatcher:
         """For people: first token of the prefill worker here to the baton on its way, all KV sealed."""
         state, now_ns = flight.state, self._clock.now_ns()
         handoff_s = (now_ns - (flight.first_token_at_ns or now_ns)) / 1e9
-        self._metrics.handoff_finished("completed", handoff_s, state.transferred_bytes, state.transfer_s)
+        self._metrics.handoff_finished(
+            self._model_name, "completed", handoff_s, state.transferred_bytes, state.transfer_s
+        )
         flight.is_split = False
 
     def _finish(self, flight: Flight, end: h.End) -> None:
         flight.outbox.put_nowait(end)
         self._parked.pop(flight.request.request_id, None)
         if flight.is_split and end.outcome is not h.Outcome.FINISHED:
-            self._metrics.handoff_finished(str(end.outcome), 0.0, 0, 0.0)
+            self._metrics.handoff_finished(self._model_name, str(end.outcome), 0.0, 0, 0.0)
         flight.is_split = False
 
     def _forget(self, flight: Flight) -> None:

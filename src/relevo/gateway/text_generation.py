@@ -16,7 +16,8 @@ from relevo.core.errors import CapacityError, RequestError, WorkerError
 from relevo.core.events import TokenOutput
 from relevo.core.ids import TokenId
 from relevo.core.request import EngineRequest, FinishReason
-from relevo.gateway.context import Detokenizer, GatewayContext
+from relevo.gateway.context import GatewayContext
+from relevo.gateway.served_models import Detokenizer, ServedModel
 from relevo.gateway.stop_strings import StopStringMatcher
 from relevo.policy.billing import Work
 from relevo.telemetry.latency import RequestRecord, RequestTimes
@@ -106,6 +107,7 @@ class TextGeneration:
 
     def __init__(
         self,
+        served: ServedModel,
         context: GatewayContext,
         request: EngineRequest,
         options: TextOptions,
@@ -120,10 +122,10 @@ class TextGeneration:
         self._is_streamed = is_streamed
         self._model = model
         self._prompt_index = prompt_index
-        self._generator = context.generator
+        self._generator = served.generator
         self._clock = context.clock
         self._metrics = context.metrics
-        self._choices = [_choice(context, options) for _ in range(request.sampling.n)]
+        self._choices = [_choice(served, options) for _ in range(request.sampling.n)]
         self._token_at_ns: list[int] = []  # of the first continuation
         self._num_stamped_tokens = 0  # of all continuations
         self._outcome: str | None = None  # None: nothing to record (not started, or never admitted)
@@ -233,11 +235,11 @@ class TextGeneration:
         return str(FinishReason.ABORT if outcome == "aborted" else FinishReason.ERROR)
 
 
-def _choice(context: GatewayContext, options: TextOptions) -> ChoiceText:
+def _choice(served: ServedModel, options: TextOptions) -> ChoiceText:
     matcher = None
     if options.stop_strings:
         matcher = StopStringMatcher(options.stop_strings, include_stop_str_in_output=options.include_stop_string)
-    detokenizer = context.make_detokenizer(
+    detokenizer = served.make_detokenizer(
         skip_special_tokens=options.skip_special_tokens, continues_text=options.continues_text
     )
     return ChoiceText(options, detokenizer, matcher)

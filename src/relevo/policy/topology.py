@@ -94,3 +94,37 @@ def assign_cores(cores: Sequence[int], topology: Topology, *, may_share: bool = 
         assigned.append(list(cores[first : first + share + extra]))
         first += share + extra
     return assigned
+
+
+def share_cores(
+    cores: Sequence[int],
+    *,
+    weights: Sequence[float],
+    minimums: Sequence[int],
+    names: Sequence[str],
+    may_share: bool = False,
+) -> list[list[int]]:
+    """Disjoint runs of cores, one for each model, all of them used.
+
+    Each model gets its minimum, the number of its workers; every further core goes to the model that has least for its
+    weight, the first of equals. Raises SettingsError if there are fewer cores than workers, unless the models
+    `may_share`: then each has all cores, in an order that begins where the workers before it end.
+    """
+    if len(minimums) == 1:
+        return [list(cores)]  # whether they are enough is for its topology to say
+    num_workers = sum(minimums)
+    if len(cores) < num_workers and may_share:
+        firsts = [sum(minimums[:index]) % len(cores) for index in range(len(minimums))]
+        return [[*cores[first:], *cores[:first]] for first in firsts]
+    if len(cores) < num_workers:
+        asked = ", ".join(f"{name} {minimum}" for name, minimum in zip(names, minimums, strict=True))
+        raise SettingsError(
+            f"the models start {num_workers} workers ({asked}), but they may use only {len(cores)} "
+            f"core{'s' if len(cores) != 1 else ''} and each needs one of its own; allow more with --cores, let them "
+            f"share with --share-cores, or ask for topologies of fewer workers"
+        )
+    counts = list(minimums)
+    for _ in range(len(cores) - num_workers):
+        counts[min(range(len(counts)), key=lambda index: counts[index] / weights[index])] += 1
+    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
+    return [list(cores[end - count : end]) for end, count in zip(ends, counts, strict=True)]

@@ -71,7 +71,8 @@ BLOCK_STATES = ("free", "reusable", "held", "quarantined")
 
 _REQUEST = ("model_name", "engine")
 _WORKER = ("model_name", "engine", "role")
-_OWN = ("worker", "role")
+_OWN = ("model_name", "worker", "role")
+_MODEL = ("model_name",)
 
 
 def _of_requests(name: str, buckets: tuple[float, ...], help_text: str, labels: tuple[str, ...] = _REQUEST) -> Metric:
@@ -163,23 +164,23 @@ TABLE: tuple[Metric, ...] = (
     _count(
         "relevo:handoffs_total",
         "Requests that were to change worker, by what came of it.",
-        labels=("outcome",),
+        labels=(*_MODEL, "outcome"),
         label_values=HANDOFF_OUTCOMES,
     ),
     _of_requests(
         "relevo:handoff_seconds",
         HANDOFF_BUCKETS_S,
         "Completed handoffs: prompt computed to decode started on the other worker.",
-        labels=(),
+        labels=_MODEL,
     ),
     _of_requests(
         "relevo:handoff_transfer_seconds",
         HANDOFF_BUCKETS_S,
         "Completed handoffs: time in which KV was on its way.",
-        labels=(),
+        labels=_MODEL,
     ),
     _of_requests(
-        "relevo:handoff_transfer_bytes", TRANSFER_BUCKETS_BYTES, "Completed handoffs: KV handed over.", labels=()
+        "relevo:handoff_transfer_bytes", TRANSFER_BUCKETS_BYTES, "Completed handoffs: KV handed over.", labels=_MODEL
     ),
     Metric(
         name="relevo:ledger_rows_total",
@@ -241,19 +242,19 @@ TABLE: tuple[Metric, ...] = (
     _worker_count(
         "relevo:refused_writes_total",
         "KV writes refused because their right had ended: of aborted requests, and of former incarnations of a worker.",
-        ("worker",),
+        (*_MODEL, "worker"),
     ),
-    _worker_count("relevo:worker_restarts_total", "Incarnations after the first.", ("worker",)),
-    _worker_gauge("relevo:blocks", "KV blocks by state; the states add up to the pool.", ("worker", "state")),
+    _worker_count("relevo:worker_restarts_total", "Incarnations after the first.", (*_MODEL, "worker")),
+    _worker_gauge("relevo:blocks", "KV blocks by state; the states add up to the pool.", (*_MODEL, "worker", "state")),
     _worker_gauge("relevo:worker_up", "1 if requests can be sent to the worker, else 0.", _OWN),
     _worker_gauge(
-        "relevo:requests_in_line", "Requests that the gateway holds back until it is their turn.", ("class",)
+        "relevo:requests_in_line", "Requests that the gateway holds back until it is their turn.", (*_MODEL, "class")
     ),
-    _worker_gauge("relevo:oldest_wait_seconds", "How long the first of them to come has waited.", ("class",)),
+    _worker_gauge("relevo:oldest_wait_seconds", "How long the first of them to come has waited.", (*_MODEL, "class")),
     _worker_gauge(
         "relevo:requests_in_flight",
         "Requests of which the gateway or a worker may still hold something.",
-        (),
+        _MODEL,
     ),
 )
 BY_NAME = {metric.name: metric for metric in TABLE}

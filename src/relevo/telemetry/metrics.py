@@ -9,7 +9,7 @@ requests are of completed ones only (stop or length), so that aborts and failure
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
@@ -26,17 +26,17 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class GatewayMetrics:
-    """`model_name` labels what workers report and the zeros that are there before the first request."""
+    """`model_names` label the zeros that are there before the first request; see `render` for what workers report."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_names: Sequence[str]) -> None:
         self._registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
         self._gauges: dict[str, Gauge] = {}
         for metric in TABLE:
             if metric.origin is not Origin.WORKERS:
-                self._register(metric, model_name)
-        self._workers = WorkerSeries(model_name)
+                self._register(metric, model_names)
+        self._workers = WorkerSeries()
         self._registry.register(self._workers)
         self._gauges["relevo:ledger_up"].set(1)
 
@@ -61,13 +61,16 @@ class GatewayMetrics:
         """A request ended because its client's time was over. `when`: one of metric_table.MISSED_WHEN."""
         self._counters["relevo:deadline_misses_total"].labels(model_name=model, when=when).inc()
 
-    def handoff_finished(self, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float) -> None:
+    def handoff_finished(
+        self, model: str, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float
+    ) -> None:
         """`outcome`: one of metric_table.HANDOFF_OUTCOMES; the durations and bytes count for "completed" only."""
-        self._counters["relevo:handoffs_total"].labels(outcome=outcome).inc()
+        labels = {"model_name": model}
+        self._counters["relevo:handoffs_total"].labels(**labels, outcome=outcome).inc()
         if outcome == "completed":
-            self._observe("relevo:handoff_seconds", {}, handoff_s)
-            self._observe("relevo:handoff_transfer_seconds", {}, transfer_s)
-            self._observe("relevo:handoff_transfer_bytes", {}, transferred_bytes)
+            self._observe("relevo:handoff_seconds", labels, handoff_s)
+            self._observe("relevo:handoff_transfer_seconds", labels, transfer_s)
+            self._observe("relevo:handoff_transfer_bytes", labels, transferred_bytes)
 
     def ledger_kept(self, outcomes: Sequence[str], commit_s: float) -> None:
         """One transaction of the usage ledger: the outcome of each row (one of metric_table.OUTCOMES)."""
@@ -87,12 +90,12 @@ class GatewayMetrics:
         method = method if method in _METHODS else "OTHER"
         self._counters["http_requests_total"].labels(handler=handler, method=method, status=f"{status // 100}xx").inc()
 
-    def render(self, status: StatusView) -> tuple[bytes, str]:
-        """The body of /metrics in the Prometheus text format, and its content type."""
-        self._workers.observe(status)
+    def render(self, statuses: Mapping[str, StatusView]) -> tuple[bytes, str]:
+        """The body of /metrics in the Prometheus text format, and its content type. `statuses`: by model name."""
+        self._workers.observe(statuses)
         return generate_latest(self._registry), CONTENT_TYPE
 
-    def _register(self, metric: Metric, model_name: str) -> None:
+    def _register(self, metric: Metric, model_names: Sequence[str]) -> None:
         collector: Counter | Histogram | Gauge
         if metric.kind is Kind.HISTOGRAM:
             collector = Histogram(
@@ -105,12 +108,13 @@ class GatewayMetrics:
         else:
             collector = Counter(metric.name, metric.help, metric.labels, registry=self._registry)
             self._counters[metric.name] = collector
-        known = {"model_name": model_name, "engine": GATEWAY}
-        if metric.label_values:
-            for value in metric.label_values:
-                collector.labels(**{label: known.get(label, value) for label in metric.labels})
-        elif metric.labels and all(label in known for label in metric.labels):
-            collector.labels(**{label: known[label] for label in metric.labels})
+        for model_name in model_names if metric.labels else ():
+            known = {"model_name": model_name, "engine": GATEWAY}
+            if metric.label_values:
+                for value in metric.label_values:
+                    collector.labels(**{label: known.get(label, value) for label in metric.labels})
+            elif all(label in known for label in metric.labels):
+                collector.labels(**{label: known[label] for label in metric.labels})
 
     def _observe(self, name: str, labels: dict[str, str], value: float | None) -> None:
         if value is not None:

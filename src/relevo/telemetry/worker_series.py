@@ -86,49 +86,54 @@ class _Incarnations:
 
 
 class WorkerSeries(Collector):
-    """Turns the status of one scrape into metric families."""
+    """Turns the statuses of one scrape, by model name, into metric families."""
 
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-        self._incarnations: dict[str, _Incarnations] = {}
-        self._status: StatusView | None = None
+    def __init__(self) -> None:
+        self._incarnations: dict[tuple[str, str], _Incarnations] = {}  # by model name and worker id
+        self._statuses: Mapping[str, StatusView] = {}
 
-    def observe(self, status: StatusView) -> None:
-        """Take `status` for the next `collect`."""
-        self._status = status
-        for worker in status.workers:
-            self._incarnations.setdefault(worker.worker_id, _Incarnations()).observe(worker.epoch, worker.counters)
+    def observe(self, statuses: Mapping[str, StatusView]) -> None:
+        """Take `statuses` for the next `collect`."""
+        self._statuses = statuses
+        for model_name, status in statuses.items():
+            for worker in status.workers:
+                incarnations = self._incarnations.setdefault((model_name, worker.worker_id), _Incarnations())
+                incarnations.observe(worker.epoch, worker.counters)
 
     def collect(self) -> Iterable[_Family]:
-        if self._status is None:
+        if not self._statuses:
             return
         families = {metric.name: _family(metric) for metric in TABLE if metric.origin is Origin.WORKERS}
-        self._add_gateway(families, self._status)
-        for worker in self._status.workers:
+        for model_name, status in self._statuses.items():
+            self._add_gateway(families, model_name, status)
+            self._add_workers(families, model_name, status)
+        yield from families.values()
+
+    def _add_workers(self, families: Mapping[str, _Family], model_name: str, status: StatusView) -> None:
+        for worker in status.workers:
             labels = {
-                "model_name": self._model_name,
+                "model_name": model_name,
                 "engine": worker.worker_id,
                 "worker": worker.worker_id,
                 "role": worker.role,
             }
             for name, value in _gauges(worker).items():
                 _add(families, name, labels, value)
-            incarnations = self._incarnations[worker.worker_id]
+            incarnations = self._incarnations[model_name, worker.worker_id]
             for name, value in _counters(incarnations).items():
                 _add(families, name, labels, value)
             for state, num_blocks in _blocks(worker.load).items():
                 _add(families, "relevo:blocks", labels | {"state": state}, num_blocks)
             if worker.layout is not None and worker.load.num_total_blocks:
                 _add(families, "vllm:cache_config_info", labels | _cache_labels(worker.layout, worker.load), 1)
-        yield from families.values()
 
-    def _add_gateway(self, families: Mapping[str, _Family], status: StatusView) -> None:
-        labels = {"model_name": self._model_name, "engine": GATEWAY, "role": GATEWAY}
+    def _add_gateway(self, families: Mapping[str, _Family], model_name: str, status: StatusView) -> None:
+        labels = {"model_name": model_name, "engine": GATEWAY, "role": GATEWAY}
         _add(families, "vllm:num_requests_waiting", labels, status.num_queued)
-        _add(families, "relevo:requests_in_flight", {}, status.num_in_flight)
+        _add(families, "relevo:requests_in_flight", labels, status.num_in_flight)
         for line in status.lines:
-            _add(families, "relevo:requests_in_line", {"class": line.name}, line.num_waiting)
-            _add(families, "relevo:oldest_wait_seconds", {"class": line.name}, line.oldest_wait_s)
+            _add(families, "relevo:requests_in_line", labels | {"class": line.name}, line.num_waiting)
+            _add(families, "relevo:oldest_wait_seconds", labels | {"class": line.name}, line.oldest_wait_s)
 
 
 def _family(metric: Metric) -> _Family:

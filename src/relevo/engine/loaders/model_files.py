@@ -8,6 +8,7 @@ that a backend multiplies as they are stored are mapped, not read. It does not k
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import os
 import threading
@@ -92,6 +93,10 @@ class ModelFiles:
     def file_bytes(self) -> int:
         """Bytes of tensor data."""
         return sum(tensor.num_bytes for tensor in self.stored)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self.stored)
 
     @property
     def model_hash(self) -> str:

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from relevo.core.errors import InvalidRequest
 from relevo.core.ids import TokenId
 from relevo.gateway.call import Call, run_text_work, system_fingerprint
-from relevo.gateway.context import TextTokenizer
 from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import chat_logprobs
 from relevo.gateway.openai.prompts import chat_token_ids
@@ -24,21 +23,23 @@ from relevo.gateway.openai.unsupported import (
     refuse_tools,
     refuse_unsupported,
 )
+from relevo.gateway.served_models import TextTokenizer
 from relevo.gateway.text_generation import TextDelta
 
 
 async def chat_completions(call: Call) -> Response | None:
     """Answer one chat completion request. Raises RelevoError, ClientGone."""
     fields, num_bytes = await call.read(ChatFields, FIELDS_WITHOUT_EFFECT, refuse_fields)
-    model = call.model_name(fields.model)
+    served, model = call.context.models.meant_by(fields.model)
     num_logprobs = _num_logprobs(fields)
     refuse_unsupported(fields)
-    refuse_tools(call.context, fields)
+    refuse_tools(served, fields)
     if fields.echo:
         raise InvalidRequest("'echo' is only supported by /v1/completions.", param="echo")
-    token_ids = await run_text_work(num_bytes, lambda: chat_token_ids(call.context, fields))
+    token_ids = await run_text_work(num_bytes, lambda: chat_token_ids(served, fields))
     generation = new_generation(
         call,
+        served,
         fields,
         token_ids,
         model=model,
@@ -50,8 +51,8 @@ async def chat_completions(call: Call) -> Response | None:
         id=response_id(call, fields, "chatcmpl"),
         created=int(time.time()),
         model=model,
-        fingerprint=system_fingerprint(call.context),
-        tokenizer=call.context.tokenizer,
+        fingerprint=system_fingerprint(served),
+        tokenizer=served.tokenizer,
         num_logprobs=num_logprobs,
         prompt_token_ids=token_ids if fields.return_token_ids else None,
     )

@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from relevo.core.errors import InvalidRequest
 from relevo.gateway.call import Call, run_text_work, system_fingerprint
-from relevo.gateway.context import TextTokenizer
 from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import completion_logprobs
 from relevo.gateway.openai.prompts import Prompt, completion_prompts
 from relevo.gateway.openai.requests import new_generation, response_id
 from relevo.gateway.openai.schemas import CompletionFields
 from relevo.gateway.openai.unsupported import FIELDS_WITHOUT_EFFECT, refuse_fields, refuse_unsupported
+from relevo.gateway.served_models import TextTokenizer
 from relevo.gateway.text_generation import TextDelta
 
 DEFAULT_MAX_TOKENS = 16  # required by the API reference
@@ -26,13 +26,14 @@ DEFAULT_MAX_TOKENS = 16  # required by the API reference
 async def completions(call: Call) -> Response | None:
     """Answer one completion request, of one or several prompts. Raises RelevoError, ClientGone."""
     fields, num_bytes = await call.read(CompletionFields, FIELDS_WITHOUT_EFFECT, refuse_fields)
-    model = call.model_name(fields.model)
+    served, model = call.context.models.meant_by(fields.model)
     refuse_unsupported(fields)
     _refuse_unsupported_here(fields)
-    prompts = await run_text_work(num_bytes, lambda: completion_prompts(call.context, fields))
+    prompts = await run_text_work(num_bytes, lambda: completion_prompts(served, fields))
     generations = tuple(
         new_generation(
             call,
+            served,
             fields,
             prompt.token_ids,
             model=model,
@@ -47,8 +48,8 @@ async def completions(call: Call) -> Response | None:
         id=response_id(call, fields, "cmpl"),
         created=int(time.time()),
         model=model,
-        fingerprint=system_fingerprint(call.context),
-        tokenizer=call.context.tokenizer,
+        fingerprint=system_fingerprint(served),
+        tokenizer=served.tokenizer,
         num_logprobs=fields.logprobs,
         prompts=prompts,
         num_choices_per_prompt=fields.n,

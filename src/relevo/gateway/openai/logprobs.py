@@ -11,7 +11,7 @@ from typing import Any
 
 from relevo.core.baton import SampledToken
 from relevo.core.ids import TokenId
-from relevo.gateway.context import TextTokenizer
+from relevo.gateway.served_models import TextTokenizer
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from relevo.core.errors import ContextLengthExceeded, InvalidRequest
 from relevo.core.ids import TokenId
-from relevo.gateway.context import GatewayContext
 from relevo.gateway.http_errors import context_overflow_message
 from relevo.gateway.openai.sampling import check_token_ids
 from relevo.gateway.openai.schemas import MAX_PROMPTS, ChatFields, CompletionFields, TokenizeFields
+from relevo.gateway.served_models import ServedModel
 from relevo.policy.affinity import without_markers
 
 _ROLES_THAT_NEED_CONTENT = frozenset(("system", "developer", "user", "tool"))
@@ -26,7 +26,7 @@ class Prompt:
     text: str | None = None  # set where the answer must repeat it
 
 
-def chat_token_ids(context: GatewayContext, fields: ChatFields) -> list[TokenId]:
+def chat_token_ids(served: ServedModel, fields: ChatFields) -> list[TokenId]:
     """The templated and tokenised conversation. Raises InvalidRequest, ContextLengthExceeded."""
     _refuse_template(fields.chat_template)
     tools = None if fields.tool_choice == "none" else fields.tools
@@ -34,49 +34,49 @@ def chat_token_ids(context: GatewayContext, fields: ChatFields) -> list[TokenId]
     if fields.reasoning_effort is not None:
         template_kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
     text = render_messages(
-        context, fields.messages, tools, fields.add_generation_prompt, fields.continue_final_message, template_kwargs
+        served, fields.messages, tools, fields.add_generation_prompt, fields.continue_final_message, template_kwargs
     )
-    token_ids = context.tokenizer.encode(text, add_special_tokens=fields.add_special_tokens)
-    return check_length(context, token_ids, "messages")
+    token_ids = served.tokenizer.encode(text, add_special_tokens=fields.add_special_tokens)
+    return check_length(served, token_ids, "messages")
 
 
-def completion_prompts(context: GatewayContext, fields: CompletionFields) -> list[Prompt]:
+def completion_prompts(served: ServedModel, fields: CompletionFields) -> list[Prompt]:
     """One prompt per text or list of token ids. Raises InvalidRequest, ContextLengthExceeded."""
     prompts: list[Prompt] = []
     for item in _split_prompts(fields.prompt):
         if isinstance(item, str):
             token_ids, text = (
-                context.tokenizer.encode(item, add_special_tokens=fields.add_special_tokens) if item else [],
+                served.tokenizer.encode(item, add_special_tokens=fields.add_special_tokens) if item else [],
                 item,
             )
         else:
-            token_ids = check_token_ids(item, context.tokenizer.vocab_size, "prompt")
-            text = context.tokenizer.decode(token_ids) if fields.echo else ""
-        prompts.append(Prompt(check_length(context, token_ids, "prompt"), text if fields.echo else None))
+            token_ids = check_token_ids(item, served.tokenizer.vocab_size, "prompt")
+            text = served.tokenizer.decode(token_ids) if fields.echo else ""
+        prompts.append(Prompt(check_length(served, token_ids, "prompt"), text if fields.echo else None))
     return prompts
 
 
-def tokenize_token_ids(context: GatewayContext, fields: TokenizeFields) -> list[TokenId]:
+def tokenize_token_ids(served: ServedModel, fields: TokenizeFields) -> list[TokenId]:
     """What the same prompt or messages would be as a request; no length limit."""
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
     _refuse_template(fields.chat_template)
     if fields.messages is None:
         add_special_tokens = True if fields.add_special_tokens is None else fields.add_special_tokens
-        return context.tokenizer.encode(fields.prompt or "", add_special_tokens=add_special_tokens)
+        return served.tokenizer.encode(fields.prompt or "", add_special_tokens=add_special_tokens)
     text = render_messages(
-        context,
+        served,
         fields.messages,
         fields.tools,
         fields.add_generation_prompt,
         fields.continue_final_message,
         dict(fields.chat_template_kwargs),
     )
-    return context.tokenizer.encode(text, add_special_tokens=bool(fields.add_special_tokens))
+    return served.tokenizer.encode(text, add_special_tokens=bool(fields.add_special_tokens))
 
 
 def render_messages(
-    context: GatewayContext,
+    served: ServedModel,
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
     add_generation_prompt: bool | None,
@@ -84,7 +84,7 @@ def render_messages(
     template_kwargs: dict[str, Any],
 ) -> str:
     """Prompt text of a conversation. Raises InvalidRequest."""
-    if context.chat_template is None:
+    if served.chat_template is None:
         raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
     if add_generation_prompt and continue_final_message:
         raise InvalidRequest(
@@ -98,7 +98,7 @@ def render_messages(
             f"'chat_template_kwargs' must not set {clash[0]!r}; it is a field of the request.",
             param="chat_template_kwargs",
         )
-    return context.chat_template.render(
+    return served.chat_template.render(
         without_markers(messages),
         tools=without_markers(tools) if tools else None,
         add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
@@ -107,12 +107,12 @@ def render_messages(
     )
 
 
-def check_length(context: GatewayContext, token_ids: list[TokenId], param: str) -> list[TokenId]:
+def check_length(served: ServedModel, token_ids: list[TokenId], param: str) -> list[TokenId]:
     """`token_ids` unchanged, if there are any and they leave room for one more token."""
     if not token_ids:
         raise InvalidRequest(f"'{param}' must not be empty.", param=param)
-    if len(token_ids) >= context.max_model_len:
-        raise ContextLengthExceeded(context_overflow_message(context.max_model_len, len(token_ids)), param=param)
+    if len(token_ids) >= served.max_model_len:
+        raise ContextLengthExceeded(context_overflow_message(served.max_model_len, len(token_ids)), param=param)
     return token_ids
 
 

@@ -13,6 +13,7 @@ from relevo.gateway.call import Call
 from relevo.gateway.openai.sampling import resolve_sampling
 from relevo.gateway.openai.schemas import ChatFields, GenerationFields
 from relevo.gateway.openai.terms import priority_of, service_terms
+from relevo.gateway.served_models import ServedModel
 from relevo.gateway.text_generation import TextGeneration, TextOptions
 from relevo.policy.affinity import affinity_of
 
@@ -35,6 +36,7 @@ def cache_salt(tenant: str, salt: str | None) -> bytes:
 
 def new_generation(
     call: Call,
+    served: ServedModel,
     fields: GenerationFields,
     token_ids: list[TokenId],
     *,
@@ -45,15 +47,14 @@ def new_generation(
     continues_text: bool,
 ) -> TextGeneration:
     """The engine request of one prompt, not yet running. Raises InvalidRequest."""
-    context = call.context
     sampling = resolve_sampling(
         fields,
-        num_room_tokens=context.max_model_len - len(token_ids),
+        num_room_tokens=served.max_model_len - len(token_ids),
         default_max_tokens=default_max_tokens,
         num_logprobs=num_logprobs,
-        vocab_size=context.tokenizer.vocab_size,
-        generation_defaults=context.generation_defaults,
-        drawn_seed=context.draw_seed(),
+        vocab_size=served.tokenizer.vocab_size,
+        generation_defaults=served.generation_defaults,
+        drawn_seed=served.draw_seed(),
     )
     terms = service_terms(call.request.headers, fields.service_tier, call.tenant)
     priority = priority_of(call.request.headers, fields.priority)
@@ -61,7 +62,7 @@ def new_generation(
         request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
         prompt_token_ids=tuple(token_ids),
         sampling=sampling,
-        eos_token_ids=context.eos_token_ids,
+        eos_token_ids=served.eos_token_ids,
         salt=cache_salt(call.tenant, fields.cache_salt),
         priority=priority + BATCH_PRIORITY if terms.is_batch else priority,
         terms=terms,
@@ -77,13 +78,14 @@ def new_generation(
         stop_token_ids=sampling.stop_token_ids,
     )
     return TextGeneration(
-        context,
+        served,
+        call.context,
         request,
         options,
         model=model,
         prompt_index=prompt_index,
         is_streamed=fields.stream,
-        on_first_output=_explainer(call, request.request_id),
+        on_first_output=_explainer(call, served, request.request_id),
     )
 
 
@@ -104,9 +106,9 @@ def _session(call: Call, fields: GenerationFields, token_ids: list[TokenId], mod
     return affinity.key
 
 
-def _explainer(call: Call, request_id: RequestId) -> Callable[[], None] | None:
+def _explainer(call: Call, served: ServedModel, request_id: RequestId) -> Callable[[], None] | None:
     """Adds the router's reasons to the response, for a client that asks for them."""
-    explain = call.context.explain_route
+    explain = served.explain_route
     if explain is None or not call.request.headers.get(EXPLAIN_HEADER):
         return None
 

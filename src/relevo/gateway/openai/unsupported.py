@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway.context import GatewayContext
 from relevo.gateway.openai.schemas import ChatFields, GenerationFields
+from relevo.gateway.served_models import ServedModel
 
 # Accepted without effect; each is named once in the log, so that nobody believes that it works.
 FIELDS_WITHOUT_EFFECT = frozenset(
@@ -69,7 +69,7 @@ def refuse_unsupported(fields: GenerationFields) -> None:
         raise InvalidRequest("Beam search is not supported.", param="use_beam_search")
 
 
-def refuse_tools(context: GatewayContext, fields: ChatFields) -> None:
+def refuse_tools(served: ServedModel, fields: ChatFields) -> None:
     """A forced call needs constrained output, and a model knows nothing of tools that its template leaves out.
 
     Raises InvalidRequest.
@@ -79,7 +79,7 @@ def refuse_tools(context: GatewayContext, fields: ChatFields) -> None:
         raise InvalidRequest("Forced tool calls are not supported yet; use 'auto' or 'none'.", param="tool_choice")
     if choice not in (None, "auto", "none"):
         raise InvalidRequest(f"'tool_choice' must be 'auto' or 'none', got {choice!r}.", param="tool_choice")
-    template = context.chat_template
+    template = served.chat_template
     if fields.tools and choice != "none" and template is not None and not template.knows_tools:
         raise InvalidRequest(
             "This model's chat template has no place for tools, so the model would not know of them; leave 'tools' out "

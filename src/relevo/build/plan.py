@@ -1,0 +1,157 @@
+"""What all models of one server share out: names, cores, memory, and the gateway in front of them. Pure, no I/O.
+
+Cores: a model whose section names `cores` has those. The others share the rest: each first gets one core per worker,
+then every further core goes to the model that has least for its `resource_share`. Memory: models that do not say how
+much KV cache they want get parts of the default in the same proportion; what all of them need must be free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from relevo.build.about_model import about_model
+from relevo.build.configs import GatewayConfig, WorkerConfig
+from relevo.build.resolve import Hardware, ModelAsk, ModelPlan, may_share_cores, resolve_model
+from relevo.core.errors import SettingsError
+from relevo.policy.topology import parse_topology, share_cores
+from relevo.settings import Settings
+
+_BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServePlan:
+    """What will be started, and why. File descriptors and addresses are still open (-1, empty)."""
+
+    models: tuple[ModelPlan, ...]
+    gateway: GatewayConfig
+    notes: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> tuple[WorkerConfig, ...]:
+        """Of all models."""
+        return tuple(worker for model in self.models for worker in model.workers)
+
+
+def resolve(settings: Settings, asks: Sequence[ModelAsk], hardware: Hardware) -> ServePlan:
+    """`settings`: those of the whole server. Raises SettingsError when the combination cannot work."""
+    _check_names(asks)
+    total_share = sum(ask.settings.resource_share for ask in asks)
+    plans = []
+    for ask, cores in zip(asks, _cores(settings, asks, hardware), strict=True):
+        with about_model(ask.section):
+            own = replace(hardware, cores=cores)
+            plans.append(resolve_model(ask, own, ask.settings.resource_share / total_share))
+    _check_memory(plans, hardware)
+    return ServePlan(models=tuple(plans), gateway=_gateway(settings, plans))
+
+
+def _check_names(asks: Sequence[ModelAsk]) -> None:
+    owners: dict[str, ModelAsk] = {}
+    for ask in asks:
+        for name in ask.served_names:
+            if name in owners:
+                raise SettingsError(
+                    f"models {owners[name].section} and {ask.section} both are to be served as {name}; give one of "
+                    f"them another served_model_name"
+                )
+            owners[name] = ask
+
+
+def _cores(settings: Settings, asks: Sequence[ModelAsk], hardware: Hardware) -> list[tuple[int, ...]]:
+    """Each model's, in the order of `asks`."""
+    pool = allowed_cores(settings.cores, hardware.cores, "--cores")
+    own = {
+        index: allowed_cores(ask.settings.cores, hardware.cores, f"cores of model {ask.section}:")
+        for index, ask in enumerate(asks)
+        if ask.section and ask.settings.cores
+    }
+    if not settings.share_cores:
+        _check_disjoint(asks, own)
+    taken = {core for cores in own.values() for core in cores}
+    sharing = [index for index in range(len(asks)) if index not in own]
+    may_share = all(may_share_cores(asks[index].settings) for index in sharing)
+    left = [core for core in pool if core not in taken]
+    parts = share_cores(
+        pool if may_share and not left else left,
+        weights=[asks[index].settings.resource_share for index in sharing],
+        minimums=[_num_workers(asks[index].settings) for index in sharing],
+        names=[asks[index].section for index in sharing],
+        may_share=may_share,
+    )
+    own |= {index: tuple(cores) for index, cores in zip(sharing, parts, strict=True)}
+    return [own[index] for index in range(len(asks))]
+
+
+def _num_workers(settings: Settings) -> int:
+    """At least; `auto` can do with one."""
+    return 1 if settings.topology == "auto" else parse_topology(settings.topology).num_workers
+
+
+def allowed_cores(asked: Sequence[str], allowed: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """`asked` as numbers, or all. Raises SettingsError, which begins with `name`."""
+    if not asked:
+        return allowed
+    wrong = [core for core in asked if not core.isdigit() or int(core) not in allowed]
+    if wrong:
+        shown = ",".join(map(str, allowed))
+        raise SettingsError(f"{name} {','.join(asked)}: {wrong[0]} is not one of the allowed cores {shown}")
+    return tuple(dict.fromkeys(int(core) for core in asked))
+
+
+def _check_disjoint(asks: Sequence[ModelAsk], own: dict[int, tuple[int, ...]]) -> None:
+    owners: dict[int, str] = {}
+    for index, cores in own.items():
+        for core in cores:
+            if core in owners:
+                raise SettingsError(
+                    f"models {owners[core]} and {asks[index].section} both have core {core} in their cores; give each "
+                    f"its own, or let them share with --share-cores"
+                )
+            owners[core] = asks[index].section
+
+
+def _check_memory(plans: Sequence[ModelPlan], hardware: Hardware) -> None:
+    """Weights and KV caches of all workers that compute in the machine's own memory."""
+    needs = [
+        (plan, len(plan.workers) * weights_bytes(plan.ask) + plan.kv_bytes)
+        for plan in plans
+        if plan.workers[0].device == "cpu"
+    ]
+    needed_bytes = sum(num_bytes for _, num_bytes in needs)
+    if needed_bytes <= hardware.available_memory_bytes:
+        return
+    parts = ", ".join(
+        f"{plan.served.served_model_names[0]} {num_bytes / 2**30:.1f} GiB with {len(plan.workers)} "
+        f"worker{'s' if len(plan.workers) > 1 else ''}"
+        for plan, num_bytes in needs
+    )
+    raise SettingsError(
+        f"weights and KV caches need {needed_bytes / 2**30:.1f} GiB ({parts}), but only "
+        f"{hardware.available_memory_bytes / 2**30:.1f} GiB are free; lower --kv-cache-memory-bytes, start fewer "
+        f"workers, or leave a model out"
+    )
+
+
+def weights_bytes(ask: ModelAsk) -> int:
+    """Of one worker, at least: what is stored in a format that the backend does not multiply grows when it is read."""
+    if ask.settings.quantization == "int8":
+        return ask.num_parameters
+    per_parameter = _BYTES_PER_PARAMETER.get(ask.settings.dtype)
+    return ask.weights_bytes if per_parameter is None else ask.num_parameters * per_parameter
+
+
+def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
+    return GatewayConfig(
+        listen_fd=-1,
+        root_path=settings.root_path,
+        models=tuple(plan.served for plan in plans),
+        api_key_hashes=tuple(hashlib.sha256(key.encode()).hexdigest() for key in settings.api_key),
+        allowed_origins=settings.allowed_origins,
+        max_body_bytes=settings.max_body_bytes or 8 * 2**20,
+        shutdown_timeout_s=settings.shutdown_timeout_s,
+        log_level=settings.log_level,
+        affinity_headers=settings.affinity_header,
+    )
