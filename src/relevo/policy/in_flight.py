@@ -11,17 +11,29 @@ from dataclasses import dataclass
 from relevo.core.ids import RequestId, WorkerRef
 
 
-@dataclass(slots=True)
-class _Charge:
+@dataclass(frozen=True, slots=True)
+class Charge:
     worker: WorkerRef
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charges:
+    """All of one request; None: nothing of that kind."""
+
+    prefill: Charge | None = None
+    decode: Charge | None = None
+    asked: Charge | None = None
+
+
+NO_CHARGES = Charges()
 
 
 class _Account:
     """Tokens per worker, as the sum of one charge per request."""
 
     def __init__(self) -> None:
-        self._charges: dict[RequestId, _Charge] = {}
+        self._charges: dict[RequestId, Charge] = {}
         self._totals: dict[WorkerRef, int] = {}
         self._counts: dict[WorkerRef, int] = {}
 
@@ -31,6 +43,9 @@ class _Account:
     def count(self, worker: WorkerRef) -> int:
         return self._counts.get(worker, 0)
 
+    def charge(self, request_id: RequestId) -> Charge | None:
+        return self._charges.get(request_id)
+
     def charged(self, request_id: RequestId) -> int:
         charge = self._charges.get(request_id)
         return charge.num_tokens if charge is not None else 0
@@ -38,7 +53,7 @@ class _Account:
     def set(self, request_id: RequestId, worker: WorkerRef, num_tokens: int) -> None:
         self.clear(request_id)
         if num_tokens > 0:
-            self._charges[request_id] = _Charge(worker, num_tokens)
+            self._charges[request_id] = Charge(worker, num_tokens)
             self._totals[worker] = self.total(worker) + num_tokens
             self._counts[worker] = self.count(worker) + 1
 
@@ -99,6 +114,21 @@ class InFlight:
     @property
     def is_empty(self) -> bool:
         return self._prefill.is_empty and self._decode.is_empty and self._asked.is_empty
+
+    def charges(self, request_id: RequestId) -> Charges:
+        return Charges(
+            prefill=self._prefill.charge(request_id),
+            decode=self._decode.charge(request_id),
+            asked=self._asked.charge(request_id),
+        )
+
+    def set_charges(self, request_id: RequestId, charges: Charges) -> None:
+        """Exactly these, whatever it was charged before."""
+        accounts = (self._prefill, charges.prefill), (self._decode, charges.decode), (self._asked, charges.asked)
+        for account, charge in accounts:
+            account.clear(request_id)
+            if charge is not None:
+                account.set(request_id, charge.worker, charge.num_tokens)
 
     def charge_prefill(self, request_id: RequestId, worker: WorkerRef, num_uncached_tokens: int) -> None:
         """Replaces an earlier prefill charge of the request."""

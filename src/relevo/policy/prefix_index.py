@@ -104,6 +104,10 @@ class PrefixIndex:
         for key in hashes:
             self._add(key, worker)
 
+    def expected_by(self, request_id: RequestId) -> dict[str, tuple[WorkerRef, tuple[BlockHash, ...]]]:
+        """What the request promises, by role: where, and which blocks."""
+        return {role: (each.worker, each.hashes) for role, each in self._expected.get(request_id, {}).items()}
+
     def withdraw(self, request_id: RequestId) -> None:
         """The request is over, however it ended. Idempotent; what the worker told stays."""
         for expectation in self._expected.pop(request_id, {}).values():

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 from random import Random
@@ -63,14 +63,27 @@ class Candidate(Generic[K]):
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """What a router remembers of one pick; another router of the same candidates may hear of it."""
+
+    name: str  # of the candidate
+    num_new_tokens: int  # given to it, uncached
+    prefix: bytes = b""  # whose use was counted; empty: none
+
+
+NO_USE = Use("", 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Pick(Generic[K]):
     candidate: Candidate[K]
     reason: str  # begins with the rule that decided: only, warm, hot, home, fastest, or a baseline's name
+    use: Use = NO_USE
 
 
 @dataclass(slots=True)
 class Router(Generic[K]):
-    """`pick` remembers what it gave to whom; nothing else is kept between calls."""
+    """`pick` and `heard` remember what was given to whom; nothing else is kept between calls."""
 
     policy: RoutingPolicy = RoutingPolicy.TTFT
     limits: RouterLimits = RouterLimits()
@@ -82,8 +95,18 @@ class Router(Generic[K]):
         """One of `candidates` (at least one) for a prompt of `num_tokens`. `session`: empty if there is none."""
         self._num_picks += 1
         pick = self._pick(candidates, num_tokens, session, rng)
-        self._remember(pick.candidate, num_tokens)
-        return pick
+        use = replace(
+            pick.use, name=pick.candidate.name, num_new_tokens=max(0, num_tokens - pick.candidate.num_hit_tokens)
+        )
+        self._remember(use)
+        return replace(pick, use=use)
+
+    def heard(self, use: Use) -> None:
+        """Another router of the same candidates made this pick."""
+        self._num_picks += 1
+        if use.prefix:
+            self._count_use(use.prefix)
+        self._remember(use)
 
     def _pick(self, candidates: Sequence[Candidate[K]], num_tokens: int, session: bytes, rng: Random) -> Pick[K]:
         if len(candidates) == 1:
@@ -106,17 +129,18 @@ class Router(Generic[K]):
         least_s = min(c.cost_s for c in candidates)
         fastest = [c for c in candidates if c.cost_s <= max(least_s * NEAR_TIE, least_s + NEAR_TIE_S)]
         most = max(c.num_hit_tokens for c in candidates)
-        why_not = ""
+        why_not, used = "", NO_USE
         if most >= num_tokens - most:
             warm = min((c for c in candidates if c.num_hit_tokens == most), key=lambda c: c.cost_s)
+            used = Use("", 0, warm.prefix)
             another = self._another_holder(warm, candidates)
             if another is not None:
-                return Pick(another, f"hot: a copy of {most} tokens, {_ms(another.cost_s - warm.cost_s)} late")
+                return Pick(another, f"hot: a copy of {most} tokens, {_ms(another.cost_s - warm.cost_s)} late", used)
             if warm in fastest:
-                return Pick(warm, f"warm: {most} of {num_tokens} tokens cached there, and fastest")
+                return Pick(warm, f"warm: {most} of {num_tokens} tokens cached there, and fastest", used)
             if self._may_prefer(warm, candidates, num_tokens, least_s, _in_flight):
                 return Pick(
-                    warm, f"warm: {most} of {num_tokens} tokens cached there, {_ms(warm.cost_s - least_s)} late"
+                    warm, f"warm: {most} of {num_tokens} tokens cached there, {_ms(warm.cost_s - least_s)} late", used
                 )
             why_not = f"; {warm.name} holds {most} tokens but is {_ms(warm.cost_s - least_s)} slower or overloaded"
         elif session:
@@ -126,24 +150,29 @@ class Router(Generic[K]):
             why_not = "; every home of its session is overloaded"
         best = less_busy_of_two(fastest, rng)
         return Pick(
-            best, f"fastest: {_ms(best.cost_s)} to the first token, {best.num_hit_tokens} tokens cached{why_not}"
+            best, f"fastest: {_ms(best.cost_s)} to the first token, {best.num_hit_tokens} tokens cached{why_not}", used
         )
 
     def _another_holder(self, warm: Candidate[K], candidates: Sequence[Candidate[K]]) -> Candidate[K] | None:
         """Who should hold the prefix too, now that many use it: whoever would have it soonest, if that is bearable."""
         if not warm.prefix:
             return None
-        count, as_of = self._uses.pop(warm.prefix, (0.0, self._num_picks))
-        count = count * MEMORY ** (self._num_picks - as_of) + 1
-        self._uses[warm.prefix] = (count, self._num_picks)
-        if len(self._uses) > MAX_PREFIXES:
-            self._uses.popitem(last=False)
+        count = self._count_use(warm.prefix)
         others = [c for c in candidates if c.num_hit_tokens < warm.num_hit_tokens]
         if not others or count <= HOT_AFTER * (len(candidates) - len(others)):
             return None
         soonest = min(others, key=lambda c: c.cost_s)
         bearable_s = warm.cost_s * self.limits.load_factor + self.limits.max_affinity_penalty_s
         return soonest if soonest.cost_s <= bearable_s else None
+
+    def _count_use(self, prefix: bytes) -> float:
+        """Uses of late, this one included."""
+        count, as_of = self._uses.pop(prefix, (0.0, self._num_picks))
+        count = count * MEMORY ** (self._num_picks - as_of) + 1
+        self._uses[prefix] = (count, self._num_picks)
+        if len(self._uses) > MAX_PREFIXES:
+            self._uses.popitem(last=False)
+        return count
 
     def _home(
         self, candidates: Sequence[Candidate[K]], num_tokens: int, session: bytes, least_s: float
@@ -171,11 +200,10 @@ class Router(Generic[K]):
     def _in_flight_and_of_late(self, candidate: Candidate[K]) -> float:
         return candidate.num_load_tokens + self._recent_tokens.get(candidate.name, 0.0)
 
-    def _remember(self, chosen: Candidate[K], num_tokens: int) -> None:
+    def _remember(self, use: Use) -> None:
         faded = {name: MEMORY * tokens for name, tokens in self._recent_tokens.items()}
         self._recent_tokens = {name: tokens for name, tokens in faded.items() if tokens >= 1.0}
-        num_new = max(0, num_tokens - chosen.num_hit_tokens)
-        self._recent_tokens[chosen.name] = self._recent_tokens.get(chosen.name, 0.0) + num_new
+        self._recent_tokens[use.name] = self._recent_tokens.get(use.name, 0.0) + use.num_new_tokens
 
 
 def less_busy_of_two(candidates: Sequence[Candidate[K]], rng: Random) -> Candidate[K]:

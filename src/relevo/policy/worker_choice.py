@@ -23,7 +23,7 @@ from random import Random
 
 from relevo.core.events import WorkerLoad
 from relevo.core.ids import WorkerRef
-from relevo.policy.router import Candidate, Pick, Router, RouterLimits, RoutingPolicy
+from relevo.policy.router import NO_USE, Candidate, Pick, Router, RouterLimits, RoutingPolicy, Use
 
 _DECODE_STEPS = 32  # arbitrary: so many steps of decoding weigh as much as the way to the first token
 
@@ -96,6 +96,7 @@ class Choice:
     split: bool  # somebody else is there to compute the prompt: reserve first, then `choose_prefill`
     num_uncached_tokens: int  # on that worker
     reason: str
+    use: Use = NO_USE  # for `WorkerChooser.heard` of other gateways
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,7 @@ class PrefillChoice:
     ttft_remote_s: float = 0.0  # 0 if there is nobody to ask
     ttft_local_s: float = 0.0
     stall_s: float = 0.0  # waiting of running streams, summed, if the prompt is computed on the decode worker
+    use: Use | None = None  # as in Choice; None: there was nothing to choose
 
 
 class WorkerChooser:
@@ -140,7 +142,11 @@ class WorkerChooser:
         pick = self._decode.pick(candidates, ask.num_tokens, ask.session, rng)
         view = by_ref[pick.candidate.key]
         split = view.role != "unified" and len(able) > 1
-        return Choice(view.ref, split, ask.num_uncached(view.ref), pick.reason)
+        return Choice(view.ref, split, ask.num_uncached(view.ref), pick.reason, pick.use)
+
+    def heard(self, kind: str, use: Use) -> None:
+        """Another gateway over the same workers chose so. `kind`: "decode" or "prefill"."""
+        (self._decode if kind == "decode" else self._prefill).heard(use)
 
     def choose_prefill(
         self,
@@ -189,6 +195,7 @@ class WorkerChooser:
             ttft_remote_s=remote_s,
             ttft_local_s=local_s,
             stall_s=stall_s,
+            use=pick.use,
         )
 
     def _pick_prefill(

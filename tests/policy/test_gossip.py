@@ -1,0 +1,221 @@
+"""What gateways tell each other: whatever is delivered late, twice or never, in the end all believe the same."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from relevo.core.ids import RequestId, WorkerId, WorkerRef
+from relevo.policy.gossip import Batch, Hearsay, Journal
+from relevo.policy.in_flight import InFlight
+from relevo.policy.prefix_index import PrefixIndex
+from relevo.policy.router import Use
+from relevo.policy.worker_choice import WorkerChooser
+
+WORKERS = tuple(WorkerRef(WorkerId(f"w{i}"), 1) for i in range(3))
+PREFIXES = tuple(tuple(bytes([name]) * (i + 1) for i in range(3)) for name in range(3))
+
+
+@dataclass
+class Gateway:
+    name: str
+    in_flight: InFlight = field(default_factory=InFlight)
+    index: PrefixIndex = field(default_factory=PrefixIndex)
+    chooser: WorkerChooser = field(default_factory=WorkerChooser)
+    own: set[RequestId] = field(default_factory=set)
+    followers: dict[str, deque[Batch]] = field(default_factory=dict)  # what is on its way to them
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.in_flight, self.index)
+        self.hearsay = Hearsay(self.in_flight, self.index, self.chooser)
+
+    def flush(self) -> None:
+        batch = self.journal.batch()
+        if batch is not None:
+            for queue in self.followers.values():
+                queue.append(batch)
+
+    def followed_by(self, name: str) -> None:
+        self.flush()
+        self.followers[name] = deque([self.journal.snapshot()])
+
+    @property
+    def view(self) -> list[object]:
+        ledger = self.in_flight
+        seen: list[object] = [
+            (ledger.prefill_tokens(w), ledger.decode_tokens(w), ledger.asked_tokens(w), ledger.num_decodes(w))
+            for w in WORKERS
+        ]
+        return seen + [self.index.matches(prefix) for prefix in PREFIXES]
+
+    @property
+    def is_idle(self) -> bool:
+        return self.in_flight.is_empty and not self.index.has_expectations and not self.index.num_blocks
+
+
+workers = st.sampled_from(WORKERS)
+prefixes = st.sampled_from(PREFIXES)
+indices = st.integers(0, 2)
+
+
+class Gossiping(RuleBasedStateMachine):
+    """Three gateways, a queue between each two, connections that break and gateways that die."""
+
+    @initialize()
+    def start(self) -> None:
+        self.gateways: dict[int, Gateway] = {}
+        self.num_started = 0
+        self.num_requests = 0
+        for index in range(3):
+            self._start(index)
+
+    def _start(self, index: int) -> None:
+        gateway = self.gateways[index] = Gateway(f"g{index}")
+        for other in self.gateways.values():
+            if other is not gateway:
+                other.followed_by(gateway.name)
+                gateway.followed_by(other.name)
+
+    @rule(index=indices, worker=workers, decode=workers, prefix=prefixes, num_tokens=st.integers(1, 50))
+    def choose(self, index: int, worker: WorkerRef, decode: WorkerRef, prefix: tuple[bytes, ...], num_tokens: int):
+        gateway, request_id = self.gateways[index], RequestId(f"r{self.num_requests}")
+        self.num_requests += 1
+        gateway.own.add(request_id)
+        gateway.in_flight.charge_decode(request_id, decode, num_tokens)
+        gateway.in_flight.charge_prefill(request_id, worker, num_tokens)
+        gateway.index.expect(request_id, "decode", decode, prefix)
+        gateway.journal.changed(request_id, expects_anew=True)
+        gateway.journal.used("decode", Use(decode.worker_id, num_tokens, prefix[-1]))
+
+    @rule(index=indices, worker=workers, prefix=prefixes, data=st.data())
+    def choose_again(self, index: int, worker: WorkerRef, prefix: tuple[bytes, ...], data: st.DataObject) -> None:
+        gateway = self.gateways[index]
+        if gateway.own:
+            request_id = data.draw(st.sampled_from(sorted(gateway.own)))
+            gateway.in_flight.charge_prefill(request_id, worker, 9)
+            gateway.index.expect(request_id, "prefill", worker, prefix)
+            gateway.index.expect(request_id, "decode", worker, prefix)
+            gateway.journal.changed(request_id, expects_anew=True)
+
+    @rule(index=indices, data=st.data(), num_tokens=st.integers(1, 60), is_over=st.booleans())
+    def progress(self, index: int, data: st.DataObject, num_tokens: int, is_over: bool) -> None:
+        gateway = self.gateways[index]
+        if gateway.own:
+            request_id = data.draw(st.sampled_from(sorted(gateway.own)))
+            gateway.in_flight.prefill_progress(request_id, num_tokens)
+            gateway.in_flight.decode_progress(request_id, 1)
+            if is_over:
+                gateway.in_flight.end(request_id)
+                gateway.index.withdraw(request_id)
+                gateway.own.discard(request_id)
+            gateway.journal.changed(request_id)
+
+    @rule(index=indices)
+    def flush(self, index: int) -> None:
+        self.gateways[index].flush()
+
+    @rule(teller=indices, listener=indices, is_twice=st.booleans())
+    def deliver(self, teller: int, listener: int, is_twice: bool) -> None:
+        source, target = self.gateways[teller], self.gateways[listener]
+        queue = source.followers.get(target.name)
+        if queue:
+            batch = queue.popleft()
+            is_whole = target.hearsay.take(source.name, batch)
+            if is_twice and not batch.is_snapshot:
+                target.hearsay.take(source.name, batch)
+            if not is_whole:
+                self._follow_anew(source, target)
+
+    @rule(teller=indices, listener=indices)
+    def lose_a_batch(self, teller: int, listener: int) -> None:
+        queue = self.gateways[teller].followers.get(self.gateways[listener].name)
+        if queue and len(queue) > 1 and not queue[0].is_snapshot:
+            queue.popleft()
+
+    @rule(teller=indices, listener=indices)
+    def break_a_connection(self, teller: int, listener: int) -> None:
+        if teller != listener:
+            self._follow_anew(self.gateways[teller], self.gateways[listener])
+
+    @rule(index=indices)
+    def die(self, index: int) -> None:
+        """And come back, knowing nothing."""
+        dead = self.gateways.pop(index)
+        for other in self.gateways.values():
+            other.followers.pop(dead.name)
+            other.hearsay.withdraw(dead.name)
+        self._start(index)
+
+    @invariant()
+    def counts_are_never_negative(self) -> None:
+        for gateway in self.gateways.values():
+            assert all(gateway.in_flight.prefill_tokens(worker) >= 0 for worker in WORKERS)
+
+    def teardown(self) -> None:
+        """Everything is delivered: one view. Everything is over: nothing is left anywhere."""
+        if not hasattr(self, "gateways"):
+            return
+        self._settle()
+        first, *others = self.gateways.values()
+        assert all(other.view == first.view for other in others)
+        for gateway in self.gateways.values():
+            for request_id in gateway.own:
+                gateway.in_flight.end(request_id)
+                gateway.index.withdraw(request_id)
+                gateway.journal.changed(request_id)
+        self._settle()
+        assert all(gateway.is_idle for gateway in self.gateways.values())
+
+    def _follow_anew(self, source: Gateway, target: Gateway) -> None:
+        target.hearsay.withdraw(source.name)
+        source.followed_by(target.name)
+
+    def _settle(self) -> None:
+        for source in self.gateways.values():
+            source.flush()
+        for source in self.gateways.values():
+            for target in self.gateways.values():
+                queue = source.followers.get(target.name, deque())
+                while queue:
+                    if not target.hearsay.take(source.name, queue.popleft()):
+                        self._follow_anew(source, target)
+                        queue = source.followers[target.name]
+
+
+TestGossiping = Gossiping.TestCase
+TestGossiping.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_hashes_are_told_once() -> None:
+    """Red when every change of a long prompt's charges carries its block hashes again."""
+    gateway = Gateway("a")
+    gateway.in_flight.charge_prefill(RequestId("r"), WORKERS[0], 9)
+    gateway.index.expect(RequestId("r"), "decode", WORKERS[0], PREFIXES[0])
+    gateway.journal.changed(RequestId("r"), expects_anew=True)
+    batches = [gateway.journal.batch()]
+    gateway.journal.changed(RequestId("r"))
+    batches.append(gateway.journal.batch())
+    assert [batch.standings[0].hashes for batch in batches if batch] == [PREFIXES[0], None]
+    assert gateway.journal.snapshot().standings[0].hashes == PREFIXES[0]
+    assert gateway.journal.batch() is None
+
+
+def test_a_router_that_hears_of_uses_copies_a_hot_prefix_as_soon_as_one_that_made_them() -> None:
+    """Red when picks of other gateways do not count as uses."""
+    from random import Random
+
+    from relevo.policy.router import HOT_AFTER, Candidate, Router
+
+    first: Router[str] = Router()
+    second: Router[str] = Router()
+    holder = Candidate(key="a", name="a", cost_s=0.1, num_hit_tokens=90, prefix=b"p")
+    other = Candidate(key="b", name="b", cost_s=0.2)
+    for _ in range(HOT_AFTER):
+        pick = first.pick([holder, other], 100, b"", Random(0))
+        assert pick.candidate is holder
+        second.heard(pick.use)
+    assert second.pick([holder, other], 100, b"", Random(0)).candidate is other
