@@ -302,7 +302,9 @@ void bind_program(nb::module_& module) {
       .def("draw", &draw_tokens, "logits"_a, "draws"_a,
            "One token per (row, temperature, min_p, top_p, top_k, seed, sample_index, position).");
   nb::class_<Matrix>(module, "Matrix")
-      .def_prop_ro("shape", [](const Matrix& self) { return std::pair(self.n, self.k); });
+      .def_prop_ro("shape", [](const Matrix& self) { return std::pair(self.n, self.k); })
+      .def("wide", [](const Matrix& self) { return widened(self); }, nb::keep_alive<0, 1>(),
+           "The same packed weights, whose products round inputs to 16 bits where they are integers.");
   nb::class_<VectorWeight>(module, "Vector")
       .def("__init__",
            [](VectorWeight* self, const std::string& stored, const Array1<uint8_t>& data) {

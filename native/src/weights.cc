@@ -173,6 +173,13 @@ Matrix pack_matrix(const std::vector<StoredRows>& parts, int64_t k, const Linear
   return matrix;
 }
 
+Matrix widened(const Matrix& matrix) {
+  Matrix wide = matrix;
+  for (Matrix::Segment& segment : wide.segments) segment.linear.format = widened(segment.linear.format);
+  for (Format& format : wide.formats) format = widened(format);
+  return wide;
+}
+
 void unpack_row(const Matrix& matrix, int64_t row, const LinearKernels& kernels, float* out) {
   size_t segment = matrix.segments.size() - 1;
   while (row < matrix.segments[segment].first_output) --segment;

@@ -58,6 +58,9 @@ struct Matrix {
 Matrix pack_matrix(const std::vector<StoredRows>& parts, int64_t k, const LinearKernels& kernels, ThreadPool& pool,
                    WeightRegion& region);
 
+// The same packed weights, whose products round inputs to 16 bits where they are integers.
+Matrix widened(const Matrix& matrix);
+
 // Row `row` of the matrix as float32[k].
 void unpack_row(const Matrix& matrix, int64_t row, const LinearKernels& kernels, float* out);
 
