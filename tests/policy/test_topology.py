@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relevo.core.errors import SettingsError
-from relevo.policy.topology import Topology, assign_cores, choose_topology, parse_topology
+from relevo.policy.topology import Topology, assign_cores, choose_topology, parse_topology, share_cores
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,40 @@ def test_too_few_cores_names_both_numbers_and_the_way_out() -> None:
 def test_workers_may_share_cores_if_asked() -> None:
     assert assign_cores([3, 5], parse_topology("2p1d"), may_share=True) == [[3], [5], [3]]
     assert assign_cores([3, 5], parse_topology("1p1d"), may_share=True) == [[3], [5]]
+
+
+def shared(num_cores: int, weights: list[float], minimums: list[int], *, may_share: bool = False) -> list[list[int]]:
+    names = [f"model-{index}" for index in range(len(weights))]
+    return share_cores(range(num_cores), weights=weights, minimums=minimums, names=names, may_share=may_share)
+
+
+def test_models_share_cores_by_weight_after_one_for_each_worker() -> None:
+    assert shared(8, [1, 1], [2, 2]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert shared(8, [3, 1], [2, 1]) == [[0, 1, 2, 3, 4, 5], [6, 7]]
+    assert shared(5, [1, 1], [1, 1]) == [[0, 1, 2], [3, 4]], "the first of equals gets what is left"
+    assert shared(4, [100, 1], [1, 3]) == [[0], [1, 2, 3]], "workers come before weights"
+    assert shared(3, [1], [9]) == [[0, 1, 2]], "whether they are enough is for its topology to say"
+
+
+@given(
+    num_spare=st.integers(0, 40),
+    models=st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 4)), min_size=2, max_size=5),
+)
+def test_shared_cores_are_all_used_once_and_follow_the_weights(num_spare: int, models: list[tuple[float, int]]) -> None:
+    """Red when a core is lost or given twice, or when a model gets one that another has a greater claim to."""
+    weights, minimums = [weight for weight, _ in models], [minimum for _, minimum in models]
+    num_cores = sum(minimums) + num_spare
+    parts = shared(num_cores, weights, minimums)
+    assert [core for part in parts for core in part] == list(range(num_cores))
+    for i, minimum in enumerate(minimums):
+        assert len(parts[i]) >= minimum
+        if len(parts[i]) > minimum:  # nobody would have less for its weight with that core
+            assert all(
+                (len(parts[i]) - 1) / weights[i] <= len(part) / w for part, w in zip(parts, weights, strict=True)
+            )
+
+
+def test_too_few_cores_for_all_models() -> None:
+    with pytest.raises(SettingsError, match=r"3 workers \(model-0 2, model-1 1\), but they may use only 2 cores"):
+        shared(2, [1, 1], [2, 1])
+    assert shared(2, [1, 1, 1], [1, 1, 2], may_share=True) == [[0, 1], [1, 0], [0, 1]], "each begins where others end"

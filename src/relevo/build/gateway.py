@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 import secrets
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -64,6 +65,8 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     async def running() -> AsyncIterator[None]:
         tasks = [asyncio.create_task(backend.membership.run(backend.dispatcher)) for backend in backends]
         tasks.append(asyncio.create_task(_report_ready([backend.dispatcher for backend in backends], report)))
+        for task in tasks:
+            task.add_done_callback(_end_if_broken)
         try:
             async with metering.running():
                 yield
@@ -94,6 +97,13 @@ async def _serve(
     )
     async with running():
         await server.serve(sockets=[socket.socket(fileno=config.listen_fd)])
+
+
+def _end_if_broken(task: asyncio.Task[None]) -> None:
+    """A task that fails leaves its model without workers for ever; the supervisor starts a new gateway instead."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("the connections to workers are broken, this gateway ends", exc_info=error)
+        signal.raise_signal(signal.SIGTERM)
 
 
 async def _report_ready(dispatchers: Sequence[Dispatcher], report: Report) -> None:

@@ -24,6 +24,7 @@ class DrainFailed(RelevoError):
 def drain(
     workers: Annotated[list[str] | None, typer.Argument(help="Worker ids as /ready names them, e.g. decode-0.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every worker, one after the other.")] = False,
+    model: Annotated[str | None, typer.Option(help="Every worker of that model, one after the other.")] = None,
     url: Annotated[str, typer.Option(help="The gateway.")] = "http://127.0.0.1:8000",
     timeout_s: Annotated[float, typer.Option(help="How long to wait for each worker to be back.")] = 120.0,
 ) -> None:
@@ -32,9 +33,12 @@ def drain(
     Each gets SIGTERM, so this runs on the machine of the workers and as their user.
     """
     known = {worker["worker_id"]: worker for worker in _workers(url)}
-    chosen = list(known) if every else list(workers or [])
+    chosen = [name for name in known if every or known[name]["model"] == model] or list(workers or [])
+    if model is not None and not any(worker["model"] == model for worker in known.values()):
+        models = ", ".join(dict.fromkeys(worker["model"] for worker in known.values()))
+        raise SettingsError(f"{url} has no model {model}; it has {models}")
     if not chosen:
-        raise SettingsError(f"name a worker ({', '.join(known)}) or give --all")
+        raise SettingsError(f"name a worker ({', '.join(known)}), a --model, or give --all")
     unknown = [worker_id for worker_id in chosen if worker_id not in known]
     if unknown:
         raise SettingsError(f"{url} has no worker {unknown[0]}; it has {', '.join(known)}")
