@@ -88,8 +88,7 @@ class Gossiping(RuleBasedStateMachine):
         gateway.in_flight.charge_decode(request_id, decode, num_tokens)
         gateway.in_flight.charge_prefill(request_id, worker, num_tokens)
         gateway.index.expect(request_id, "decode", decode, prefix)
-        gateway.journal.changed(request_id, expects_anew=True)
-        gateway.journal.used("decode", Use(decode.worker_id, num_tokens, prefix[-1]))
+        gateway.journal.chosen(request_id, "decode", Use(decode.worker_id, num_tokens, prefix[-1]))
 
     @rule(index=indices, worker=workers, prefix=prefixes, data=st.data())
     def choose_again(self, index: int, worker: WorkerRef, prefix: tuple[bytes, ...], data: st.DataObject) -> None:
@@ -99,7 +98,7 @@ class Gossiping(RuleBasedStateMachine):
             gateway.in_flight.charge_prefill(request_id, worker, 9)
             gateway.index.expect(request_id, "prefill", worker, prefix)
             gateway.index.expect(request_id, "decode", worker, prefix)
-            gateway.journal.changed(request_id, expects_anew=True)
+            gateway.journal.chosen(request_id, "prefill", None)
 
     @rule(index=indices, data=st.data(), num_tokens=st.integers(1, 60), is_over=st.booleans())
     def progress(self, index: int, data: st.DataObject, num_tokens: int, is_over: bool) -> None:
@@ -195,7 +194,7 @@ def test_hashes_are_told_once() -> None:
     gateway = Gateway("a")
     gateway.in_flight.charge_prefill(RequestId("r"), WORKERS[0], 9)
     gateway.index.expect(RequestId("r"), "decode", WORKERS[0], PREFIXES[0])
-    gateway.journal.changed(RequestId("r"), expects_anew=True)
+    gateway.journal.chosen(RequestId("r"), "decode", None)
     batches = [gateway.journal.batch()]
     gateway.journal.changed(RequestId("r"))
     batches.append(gateway.journal.batch())

@@ -220,6 +220,10 @@ class Dispatcher:
             self._advance(flight, h.WorkerDied(worker))
         self._door.pump()
 
+    def on_heard(self) -> None:
+        """Another gateway over the same workers told something: there may be room now."""
+        self._door.pump()
+
     def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
         self._fence(worker, reason)
 

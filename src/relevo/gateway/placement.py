@@ -1,5 +1,5 @@
 """What the router is shown and what it has decided: load and cache reports of `membership`, the ledger of charges, and
-the prefix index.
+the prefix index. Where several gateways share the workers, what the others told is in both.
 
 Owns the ledger, the index, the block hashes of requests in flight and the measured cost of a handoff. Every choice is
 `policy.worker_choice`'s.
@@ -7,18 +7,20 @@ Owns the ledger, the index, the block hashes of requests in flight and the measu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 
 from relevo.core.ids import BlockHash, RequestId, WorkerRef
 from relevo.core.request import EngineRequest
 from relevo.gateway.membership import Member, Membership
 from relevo.policy import handoff as h
+from relevo.policy.gossip import Hearsay, Journal
 from relevo.policy.in_flight import InFlight
 from relevo.policy.outlook import Outlook, RoomLimits, has_room, outlook
 from relevo.policy.perf_model import HandoffCostModel
 from relevo.policy.prefix_cache import chain
 from relevo.policy.prefix_index import PrefixIndex
+from relevo.policy.router import Use
 from relevo.policy.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView
 from relevo.wire import messages as wire
 
@@ -45,6 +47,14 @@ class Placement:
         self._hashes: dict[RequestId, list[BlockHash]] = {}  # of the usable full blocks of prompts in flight
         self._num_prompt_tokens: dict[RequestId, int] = {}
         self._handoff = HandoffCostModel()
+        self.journal = Journal(self._in_flight, self._index)
+        self.hearsay = Hearsay(self._in_flight, self._index, chooser)
+        self._tell: Callable[[bool], None] | None = None
+
+    def tell(self, news: Callable[[bool], None]) -> None:
+        """There are other gateways: from here on the journal is kept. `news(is_urgent)` is called when it grows; in
+        the end `journal.batch` must be taken."""
+        self._tell = news
 
     def num_cached_tokens(self, request: EngineRequest) -> int:
         """Of the prompt, believed to be cached where most of it is. `end` must follow."""
@@ -69,6 +79,7 @@ class Placement:
             self._index.expect(request_id, "decode", choice.worker, self._hashes[request_id])
             if not choice.split:
                 self._in_flight.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
+            self._chose("decode", request_id, choice.use)
         return choice
 
     def choose_prefill(
@@ -86,6 +97,7 @@ class Placement:
         self._in_flight.charge_prefill(request_id, choice.worker or decode, choice.num_uncached_tokens)
         if choice.worker is not None and not decode_view.shares_blocks:
             self._index.expect(request_id, "prefill", choice.worker, self._hashes[request_id])
+        self._chose("prefill", request_id, choice.use)
         return choice
 
     def observe(self, request_id: RequestId, event: h.Event) -> None:
@@ -100,6 +112,9 @@ class Placement:
             case h.Sealed(num_tokens=num_tokens):
                 num_left = self._num_prompt_tokens.get(request_id, 0) - num_tokens
                 self._in_flight.prefill_left(request_id, max(1, num_left))
+            case _:
+                return
+        self._changed(request_id, is_urgent=False)
 
     def take_cache_report(self, worker: WorkerRef, report: wire.CacheEvents | wire.CacheSnapshot) -> bool:
         """False: events are missing and a snapshot is needed."""
@@ -121,10 +136,23 @@ class Placement:
         self._index.withdraw(request_id)
         self._hashes.pop(request_id, None)
         self._num_prompt_tokens.pop(request_id, None)
+        self._changed(request_id, is_urgent=True)
 
     def forget(self, worker: WorkerRef) -> None:
         self._in_flight.forget(worker)
         self._index.forget(worker)
+        if self._tell is not None:
+            self.journal.all_changed()
+            self._tell(True)
+
+    def _chose(self, kind: str, request_id: RequestId, use: Use | None) -> None:
+        if self._tell is not None:
+            self.journal.chosen(request_id, kind, use)
+            self._tell(True)
+
+    def _changed(self, request_id: RequestId, *, is_urgent: bool) -> None:
+        if self._tell is not None and self.journal.changed(request_id):
+            self._tell(is_urgent)
 
     @property
     def is_idle(self) -> bool:

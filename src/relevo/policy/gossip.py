@@ -56,17 +56,24 @@ class Journal:
         self._key_tokens: dict[str, int] = {}
         self._sequence = 0
 
-    def changed(self, request_id: RequestId, *, expects_anew: bool = False) -> None:
-        self._own[request_id] = self._own.get(request_id, False) and not expects_anew
+    def chosen(self, request_id: RequestId, kind: str, use: Use | None) -> None:
+        """A request of this gateway was charged and expects something; its router remembers the choice as `use`."""
+        self._own[request_id] = False
         self._changed[request_id] = None
+        if use is not None:
+            self._uses.append((kind, use))
+            del self._uses[:-MAX_USES]
+
+    def changed(self, request_id: RequestId) -> bool:
+        """It made progress, or is over. False: nothing was ever chosen for it, so nobody needs to hear of it."""
+        if request_id not in self._own:
+            return False
+        self._changed[request_id] = None
+        return True
 
     def all_changed(self) -> None:
         """A worker is gone, with all that was charged to it."""
         self._changed.update(dict.fromkeys(self._own))
-
-    def used(self, kind: str, use: Use) -> None:
-        self._uses.append((kind, use))
-        del self._uses[:-MAX_USES]
 
     def key_used(self, key_id: str, num_tokens: int) -> None:
         """Negative: given back."""

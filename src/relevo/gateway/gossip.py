@@ -1,0 +1,193 @@
+"""The connections between gateways over the same workers: one socket that each owns, one connection to every other.
+
+Owns sockets and the moment at which news leaves: choices and endings at the end of the event loop's turn, progress a
+little later, all of it in one message. What is told and believed is `policy.gossip`'s. A follower that reads too slowly
+is cut off and begins anew with a snapshot, so memory is bounded; nobody ever waits for another gateway, except for the
+answer to a question, and for that with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from relevo.core.errors import ProtocolError
+from relevo.policy.gossip import Batch, Hearsay, Journal
+from relevo.wire import gossip as wire
+from relevo.wire.framing import FrameDecoder, encode_frame
+from relevo.wire.messages import Message
+
+log = logging.getLogger("relevo.gateway")
+
+PROGRESS_S = 0.02  # how long news may wait that no choice hangs on; arbitrary
+MAX_UNREAD_BYTES = 8 * 1024 * 1024  # arbitrary; a follower this far behind begins anew
+ANSWER_S = 1.0  # for an answer from another gateway; arbitrary, one that computes takes milliseconds
+_CONNECT_RETRY_S = 0.05
+_CONNECT_RETRY_MAX_S = 0.5
+_READ_BYTES = 256 * 1024
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """One model's part in the gossip."""
+
+    journal: Journal
+    hearsay: Hearsay
+    on_heard: Callable[[], None]  # what is known of the workers has changed
+
+    def take(self, gateway_id: str, batch: Batch) -> bool:
+        is_whole = self.hearsay.take(gateway_id, batch)
+        self.on_heard()
+        return is_whole
+
+    def withdraw(self, gateway_id: str) -> None:
+        self.hearsay.withdraw(gateway_id)
+        self.on_heard()
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    gateway_id: str
+    path: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Gossip:
+    """`run` until cancelled. `answers` holds what this gateway is asked about."""
+
+    path: str
+    peers: Sequence[Peer]
+    tellers: Mapping[str, Teller]  # by model
+    answers: Mapping[str, Callable[[], bytes]]
+    _followers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _connected: set[str] = field(default_factory=set)
+    _timer: asyncio.TimerHandle | None = None
+    _is_due: bool = False  # a flush is scheduled for the end of this turn
+
+    def news(self, is_urgent: bool) -> None:
+        """Something changed in a journal. Called from the event loop's thread."""
+        if is_urgent and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        elif not is_urgent and not self._is_due and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PROGRESS_S, self._flush)
+
+    async def run(self) -> None:
+        server = await asyncio.start_unix_server(self._serve, self.path)  # replaces that of a former incarnation
+        async with server, asyncio.TaskGroup() as group:
+            for peer in self.peers:
+                group.create_task(self._follow(peer))
+
+    async def ask(self, about: str) -> dict[str, bytes | None]:
+        """What each other gateway answers, by its id; None: it does not answer within `ANSWER_S`."""
+        answers = await asyncio.gather(*(self._ask(peer, about) for peer in self.peers))
+        return {peer.gateway_id: answer for peer, answer in zip(self.peers, answers, strict=True)}
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """Whom we hear."""
+        return frozenset(self._connected)
+
+    # ---- telling -----------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._is_due = None, False
+        for model, teller in self.tellers.items():
+            batch = teller.journal.batch()
+            if batch is None or not self._followers:
+                continue
+            frame = encode_frame(wire.Told(model, batch))
+            for follower in tuple(self._followers):
+                self._send(follower, frame)
+
+    def _send(self, follower: asyncio.StreamWriter, frame: bytes) -> None:
+        if follower.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self._followers.discard(follower)
+            follower.transport.abort()
+        else:
+            follower.write(frame)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            match await _receive(reader, wire.teller_side_decoder()):
+                case wire.Follow():
+                    self._flush()  # a snapshot is of what everybody was told
+                    for model, teller in self.tellers.items():
+                        self._send(writer, encode_frame(wire.Told(model, teller.journal.snapshot())))
+                    self._followers.add(writer)
+                    await reader.read()  # until it leaves
+                case wire.Ask(about=about):
+                    answer = self.answers.get(about)
+                    if answer is not None:
+                        writer.write(encode_frame(wire.Answer(answer())))
+                        await writer.drain()
+        except (OSError, ProtocolError) as error:
+            log.debug("a gateway that listened is gone: %s", error)
+        finally:
+            self._followers.discard(writer)
+            writer.close()
+
+    # ---- listening ---------------------------------------------------------------------------------------------------
+
+    async def _follow(self, peer: Peer) -> None:
+        retry_s = _CONNECT_RETRY_S
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(peer.path)
+            except OSError:
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _CONNECT_RETRY_MAX_S)
+                continue
+            retry_s = _CONNECT_RETRY_S
+            try:
+                writer.write(encode_frame(wire.Follow()))
+                self._connected.add(peer.gateway_id)
+                await self._listen(peer, reader)
+            except (OSError, ProtocolError) as error:
+                log.warning("%s is not heard any more: %s", peer.gateway_id, error)
+                await asyncio.sleep(_CONNECT_RETRY_S)
+            finally:
+                self._connected.discard(peer.gateway_id)
+                writer.close()
+                for teller in self.tellers.values():
+                    teller.withdraw(peer.gateway_id)
+
+    async def _listen(self, peer: Peer, reader: asyncio.StreamReader) -> None:
+        """Until the connection ends, or something is missing. Raises OSError, ProtocolError."""
+        decoder = wire.listener_side_decoder()
+        while data := await reader.read(_READ_BYTES):
+            for message in decoder.feed(data):
+                if not isinstance(message, wire.Told) or message.model not in self.tellers:
+                    raise ProtocolError(f"it sent a {type(message).__name__} that nobody asked for")
+                if not self.tellers[message.model].take(peer.gateway_id, message.batch):
+                    raise ProtocolError("a batch is missing")
+        raise ConnectionResetError("it closed the connection")
+
+    async def _ask(self, peer: Peer, about: str) -> bytes | None:
+        with contextlib.suppress(OSError, ProtocolError):  # TimeoutError is an OSError; all of them: no answer
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await asyncio.open_unix_connection(peer.path)
+                try:
+                    writer.write(encode_frame(wire.Ask(about)))
+                    answer = await _receive(reader, wire.listener_side_decoder())
+                finally:
+                    writer.close()
+                return answer.body if isinstance(answer, wire.Answer) else None
+        return None
+
+
+async def _receive(reader: asyncio.StreamReader, decoder: FrameDecoder[M]) -> M | None:
+    """The first message; None if the connection ends before it. Raises OSError, ProtocolError."""
+    while data := await reader.read(_READ_BYTES):
+        messages = decoder.feed(data)
+        if messages:
+            return messages[0]
+    return None

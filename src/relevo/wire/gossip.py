@@ -1,0 +1,44 @@
+"""Every message between gateways over the same workers; frames as between gateway and worker.
+
+Each gateway listens; whoever connects begins with one of two things. `Follow`: from then on it is told what the
+listener has under way, first a snapshot per model. `Ask`: it gets one `Answer`, and the connection ends.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from relevo.policy.gossip import Batch
+from relevo.wire.framing import FrameDecoder
+from relevo.wire.messages import Message
+
+
+class Follow(Message, frozen=True, tag=True):
+    pass
+
+
+class Ask(Message, frozen=True, tag=True):
+    about: str  # a question that every gateway of this release can answer
+
+
+class Told(Message, frozen=True, tag=True):
+    model: str  # served name
+    batch: Batch
+
+
+class Answer(Message, frozen=True, tag=True):
+    body: bytes
+
+
+ToTeller = Follow | Ask
+ToListener = Told | Answer
+_to_teller: msgspec.msgpack.Decoder[ToTeller] = msgspec.msgpack.Decoder(ToTeller)
+_to_listener: msgspec.msgpack.Decoder[ToListener] = msgspec.msgpack.Decoder(ToListener)
+
+
+def teller_side_decoder() -> FrameDecoder[ToTeller]:
+    return FrameDecoder(_to_teller)
+
+
+def listener_side_decoder() -> FrameDecoder[ToListener]:
+    return FrameDecoder(_to_listener)
