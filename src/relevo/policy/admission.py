@@ -27,7 +27,7 @@ from relevo.core.errors import DeadlineExceeded, NoWorker, Overloaded
 from relevo.core.ids import RequestId
 from relevo.core.request import EngineRequest, ServiceTerms
 from relevo.policy.outlook import Outlook
-from relevo.policy.service_rate import DrainRate, RunningMean
+from relevo.policy.service_rate import Allowance, DrainRate, RunningMean
 from relevo.policy.waiting_line import Level, Ticket, WaitingLine
 
 MIN_RETRY_AFTER_S = 1.0  # arbitrary: clients that retry faster only add load
@@ -99,7 +99,9 @@ class _Entry:
     leave_limit: str
     end_by_ns: int | None
     prompt_cost_tokens: int
-    is_sent: bool = False
+    predicted_at_ns: int  # the first token
+    has_waited: bool  # it was predicted to wait
+    sent_at_ns: int | None = None
     started_at_ns: int | None = None
 
 
@@ -121,6 +123,8 @@ class Admission:
     _drain: DrainRate = field(default_factory=DrainRate)
     _output_tokens: RunningMean = field(default_factory=RunningMean)  # of a continuation
     _residence_s: RunningMean = field(default_factory=RunningMean)  # first token -> end
+    _worker_s: RunningMean = field(default_factory=RunningMean)  # sent -> first token, of those that were in line
+    _allowance: Allowance = field(default_factory=Allowance)
 
     def __post_init__(self) -> None:
         self._line = WaitingLine(self.weights)
@@ -188,6 +192,8 @@ class Admission:
             leave_limit=leave_limit,
             end_by_ns=_after(request.arrived_at_ns or now_ns, request.terms.timeout_s),
             prompt_cost_tokens=prompt_cost,
+            predicted_at_ns=now_ns + round((wait_s + outlook.queue_s + outlook.own_s) * 1e9),
+            has_waited=wait_s > 0.0,
         )
         self._line.push(ticket)
         self._count(ticket, 1)
@@ -203,7 +209,7 @@ class Admission:
             return None
         self._line.pop()
         self._drain.left(ticket.cost_tokens, now_ns, is_empty=not self.has_line)
-        self._entries[ticket.request_id].is_sent = True
+        self._entries[ticket.request_id].sent_at_ns = now_ns
         return ticket
 
     def started(self, request_id: RequestId, now_ns: int) -> None:
@@ -212,6 +218,7 @@ class Admission:
         if entry is not None and entry.started_at_ns is None:
             entry.started_at_ns = now_ns
             self._count(entry.ticket, -1)
+            self._learn(entry, now_ns)
 
     def done(self, request_id: RequestId, now_ns: int, num_output_tokens: int = 0) -> None:
         """It is over, however it ended, after so many tokens in all. Idempotent; unknown requests: no effect."""
@@ -224,7 +231,7 @@ class Admission:
         elif num_output_tokens:
             self._output_tokens.observe(num_output_tokens / ticket.num_samples)
             self._residence_s.observe((now_ns - entry.started_at_ns) / 1e9)
-        if entry.is_sent:
+        if entry.sent_at_ns is not None:
             self._line.settle(ticket, entry.prompt_cost_tokens + num_output_tokens)
         else:
             self._line.remove(request_id)
@@ -238,7 +245,7 @@ class Admission:
         entry = self._entries.get(request_id)
         if entry is None:
             return None
-        due = (entry.end_by_ns, None if entry.is_sent else entry.leave_by_ns)
+        due = (entry.end_by_ns, entry.leave_by_ns if entry.sent_at_ns is None else None)
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def overdue(self, request_id: RequestId, outlook: Outlook, now_ns: int) -> Overdue | None:
@@ -251,7 +258,7 @@ class Admission:
         limit = "client_timeout" if is_over else entry.leave_limit
         retry_after_s = self._wait_s(entry.ticket, outlook)
         was_waiting = entry.started_at_ns is None
-        if not entry.is_sent:
+        if entry.sent_at_ns is None:
             self._line.remove(request_id)
         code = DeadlineExceeded.code if limit.startswith("client_") else Overloaded.code
         if code == Overloaded.code and not outlook.is_anyone_ready:
@@ -296,7 +303,7 @@ class Admission:
         if not terms.is_batch:
             bounds.append(("max_ttft", self.limits.max_ttft_s))
         for limit, bound_s in bounds:
-            if bound_s is not None and ttft_s > bound_s:
+            if bound_s is not None and ttft_s + self._allowance.within(bound_s) > bound_s:
                 reason = (
                     f"The first token would come in about {ttft_s:.1f} s, later than {bound_s:g} s; come back later."
                 )
@@ -306,12 +313,13 @@ class Admission:
     def _leave_by(self, request: EngineRequest, outlook: Outlook, now_ns: int) -> tuple[str, int | None]:
         """(limit, when): from then on it is of no use to wait, because the prompt takes time, too."""
         terms, limits = request.terms, self.limits
+        after_s = max(outlook.own_s, self._worker_s.value or 0.0)
         arrived_at_ns = request.arrived_at_ns or now_ns
         bounds = [("client_ttft", terms.ttft_s), ("client_timeout", terms.timeout_s)]
         if not terms.is_batch:
             bounds.append(("max_ttft", limits.max_ttft_s))
         latest = [
-            (arrived_at_ns + round((bound_s - outlook.own_s if outlook.own_s < bound_s else bound_s) * 1e9), limit)
+            (arrived_at_ns + round((bound_s - after_s if after_s < bound_s else bound_s) * 1e9), limit)
             for limit, bound_s in bounds
             if bound_s is not None
         ]
@@ -322,6 +330,14 @@ class Admission:
             return "line_timeout", None
         leave_by_ns, limit = min(latest)
         return limit, leave_by_ns
+
+    def _learn(self, entry: _Entry, now_ns: int) -> None:
+        """From a first token, of somebody who had to wait: what the prediction was worth."""
+        if entry.has_waited and entry.sent_at_ns is not None:
+            self._worker_s.observe((now_ns - entry.sent_at_ns) / 1e9)
+            entered_at_ns = entry.ticket.entered_at_ns
+            predicted_s, actual_s = (entry.predicted_at_ns - entered_at_ns) / 1e9, (now_ns - entered_at_ns) / 1e9
+            self._allowance.observe(predicted_s, actual_s)
 
     # ---- places ------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """How fast the service gets through what waits, learned while it does: the ground of every predicted waiting time.
 
-Owns three running estimates: cost tokens per second that leave the line while somebody waits, output tokens per
+Owns running estimates: cost tokens per second that leave the line while somebody waits, output tokens per
 request, and seconds that a request keeps its place on a decode worker. Recent seconds count, older ones fade. Does not
 know where the samples come from."""
 
@@ -49,6 +49,23 @@ class DrainRate:
         passed_s = max(0.0, (now_ns - self._busy_since_ns) / 1e9)
         keep = math.exp(-passed_s / _FADING_S)
         self._tokens, self._busy_s = self._tokens * keep, self._busy_s * keep + passed_s
+
+
+@dataclass(slots=True)
+class Allowance:
+    """How much later than predicted things happen: the mean error and twice its mean deviation, as TCP does it."""
+
+    _error_s: float = 0.0
+    _deviation_s: float = 0.0
+
+    def observe(self, predicted_s: float, actual_s: float) -> None:
+        miss_s = actual_s - predicted_s - self._error_s
+        self._error_s += _NEWEST * miss_s
+        self._deviation_s += _NEWEST * (abs(miss_s) - self._deviation_s)
+
+    def within(self, bound_s: float) -> float:
+        """Seconds, at most half of the bound that it is held against."""
+        return min(max(0.0, self._error_s + 2.0 * self._deviation_s), bound_s / 2.0)
 
 
 @dataclass(slots=True)
