@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from relevo.check.chaos.recovery import disturber_of, some_target, watched_requests
+from relevo.check.chaos.recovery import disturber_of, some_target
 from relevo.check.disturber import Action
 from relevo.check.sources import RECOVERY
-from relevo.check.texts import QUESTION
+from relevo.check.texts import QUESTION, fresh_words
 from relevo.check.trial import CLIENT_ERRORS, Trial
 from relevo.check.words import Mismatch, Need, Skip, check
 
 _NEEDS = (Need.PROCESSES,)
 _READ_PAUSE_S = 0.2
+_NUM_REQUESTS = 4  # under a disturbance that lasts
+_NUM_WORDS = 150  # of their prompts
 
 
 @check(
@@ -55,19 +57,22 @@ async def _read_slowly(t: Trial, path: str, body: dict[str, object], begun: asyn
 
 
 async def _disturbed(t: Trial, begin: Action, end: Action, why_skipped: str) -> None:
-    """Requests under a disturbance that lasts, with their right answers; then the closing probe."""
+    """New prompts under a disturbance that lasts, asked again after it; then the closing probe.
+
+    New ones, because a prompt whose KV is where it is needed crosses no link and reads no disk.
+    """
     baseline, reference = await t.quiet_baseline()
-    requests = await watched_requests(t, 4)
+    requests = [t.prompt_body(fresh_words(t.rng, _NUM_WORDS)) for _ in range(_NUM_REQUESTS)]
     target, _ = await some_target(t)
     if not await disturber_of(t).do(begin, target):
         raise Skip(why_skipped)
     try:
-        answers = await asyncio.gather(*(t.post(request.path, request.body) for request in requests))
+        answers = await asyncio.gather(*(t.post(path, body | t.logprob_fields(path)) for path, body in requests))
     finally:
         await disturber_of(t).do(end, target)
-    for answer, request in zip(answers, requests, strict=True):
+    for answer in answers:
         if answer.status == 200:
-            t.same_text(answer, request.reference, "disturbed and undisturbed")
+            t.same_text(answer, (await t.ask_again(answer)).ok(), "disturbed and undisturbed")
         elif answer.status < 500 and answer.status != 429:
             raise answer.fail(f"HTTP {answer.status}", "the right answer, or an error of the server")
     await t.closing_probe(baseline, reference)
