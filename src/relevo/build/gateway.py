@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from relevo.build.about_model import about_model
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
+from relevo.build.gossip import Others, build_others
 from relevo.build.metering import Metering, build_metering
 from relevo.build.start_phases import StartPhases
 from relevo.core.errors import StartError
@@ -32,6 +33,7 @@ from relevo.gateway.detokenizer import IncrementalDetokenizer
 from relevo.gateway.dispatch import Dispatcher
 from relevo.gateway.membership import Member, Membership
 from relevo.gateway.placement import Placement
+from relevo.gateway.readiness import readiness
 from relevo.gateway.route_notes import RouteNotes
 from relevo.gateway.served_models import ServedModel, ServedModels
 from relevo.gateway.tokenizer import Tokenizer
@@ -57,7 +59,12 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     backends = [build_backend(model, metrics, report) for model in config.models]
     metering = build_metering(config, metrics, MonotonicClock())
     phases.done("dispatchers and ledger")
-    app = create_app(build_context(config, [_served_model(backend) for backend in backends], metrics, metering))
+    context = build_context(config, [_served_model(backend) for backend in backends], metrics, metering)
+    gossip = None
+    if config.peers:
+        others = _others(config, backends, context, metrics)
+        context, gossip = replace(context, others=others), others.gossip
+    app = create_app(context)
     phases.done("tokenizers and application")
     log.info("%s", phases)
 
@@ -65,6 +72,8 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     async def running() -> AsyncIterator[None]:
         tasks = [asyncio.create_task(backend.membership.run(backend.dispatcher)) for backend in backends]
         tasks.append(asyncio.create_task(_report_ready([backend.dispatcher for backend in backends], report)))
+        if gossip is not None:
+            tasks.append(asyncio.create_task(gossip.run()))
         for task in tasks:
             task.add_done_callback(_end_if_broken)
         try:
@@ -118,6 +127,7 @@ class ModelBackend:
 
     config: ServedModelConfig
     membership: Membership
+    placement: Placement
     dispatcher: Dispatcher
     notes: RouteNotes
 
@@ -128,21 +138,27 @@ def build_backend(config: ServedModelConfig, metrics: GatewayMetrics, report: Re
         heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
     notes = RouteNotes()
-    dispatcher = build_dispatcher(config, membership, metrics, notes, report)
-    return ModelBackend(config=config, membership=membership, dispatcher=dispatcher, notes=notes)
+    placement = Placement(
+        membership, build_chooser(config), config.block_size, random.Random(), build_room_limits(config)
+    )
+    dispatcher = build_dispatcher(config, membership, placement, metrics, notes, report)
+    return ModelBackend(config=config, membership=membership, placement=placement, dispatcher=dispatcher, notes=notes)
 
 
 def build_dispatcher(
-    config: ServedModelConfig, membership: Membership, metrics: GatewayMetrics, notes: RouteNotes, report: Report
+    config: ServedModelConfig,
+    membership: Membership,
+    placement: Placement,
+    metrics: GatewayMetrics,
+    notes: RouteNotes,
+    report: Report,
 ) -> Dispatcher:
     def fence(worker: WorkerRef, reason: str) -> None:
         report(Status(kind="fence", worker_id=worker.worker_id, epoch=worker.epoch, message=reason))
 
     return Dispatcher(
         membership=membership,
-        placement=Placement(
-            membership, build_chooser(config), config.block_size, random.Random(), build_room_limits(config)
-        ),
+        placement=placement,
         admission=Admission(build_admission_limits(config), config.tenant_weights),
         limits=HandoffLimits(
             queue_s=config.queue_timeout_s,
@@ -157,6 +173,18 @@ def build_dispatcher(
         clock=MonotonicClock(),
         notes=notes,
         fence=fence,
+    )
+
+
+def _others(
+    config: GatewayConfig, backends: Sequence[ModelBackend], context: GatewayContext, metrics: GatewayMetrics
+) -> Others:
+    models = {backend.config.served_model_names[0]: (backend.placement, backend.dispatcher) for backend in backends}
+    return build_others(
+        config,
+        models,
+        metrics=lambda: metrics.scrape({served.name: served.generator.status() for served in context.models}),
+        readiness=lambda: readiness(context),
     )
 
 

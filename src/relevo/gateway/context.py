@@ -6,9 +6,9 @@ share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from relevo.core.ports import Clock
 from relevo.gateway.auth import ApiKeys, Authenticator
@@ -17,6 +17,7 @@ from relevo.gateway.metering.usage_query import NoUsage, UsageSource
 from relevo.gateway.ports import EngineStatus
 from relevo.gateway.served_models import ServedModels
 from relevo.telemetry.latency import RequestRecord
+from relevo.telemetry.merged_series import SeriesFamily
 
 
 class RequestMetrics(Protocol):
@@ -28,6 +29,29 @@ class RequestMetrics(Protocol):
 
     def render(self, statuses: Mapping[str, EngineStatus]) -> tuple[bytes, str]:
         """The body of /metrics and its content type. `statuses`: of each model, by its name."""
+        ...
+
+    def render_merged(
+        self, statuses: Mapping[str, EngineStatus], asked: str, others: Mapping[str, Sequence[SeriesFamily] | None]
+    ) -> tuple[bytes, str]:
+        """The same for several gateways, of which this one is `asked`."""
+        ...
+
+
+class OtherGateways(Protocol):
+    """Those that share the port; `build.gossip` has them."""
+
+    @property
+    def gateway_id(self) -> str:
+        """Of this one."""
+        ...
+
+    async def metrics(self) -> dict[str, Sequence[SeriesFamily] | None]:
+        """By gateway; None: no answer in time."""
+        ...
+
+    async def readiness(self) -> dict[str, dict[str, Any] | None]:
+        """What /ready says of each alone; None: no answer in time."""
         ...
 
 
@@ -46,3 +70,4 @@ class GatewayContext:
     sse_keepalive_s: float | None = None  # None: no keep-alive comments
     started_at_unix_s: int = 0  # `created` of the models listed
     affinity_headers: tuple[str, ...] = ()  # more headers that name a session
+    others: OtherGateways | None = None  # None: it is the only one

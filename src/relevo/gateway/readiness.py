@@ -1,7 +1,8 @@
 """GET /health and GET /ready: is the server alive, and would it serve a request, in all and per model.
 
 One model that cannot serve does not take the others out of rotation: the server is ready while any model is, once all
-have started. `?model=NAME` asks about one.
+have started. `?model=NAME` asks about one. Where several gateways share a port, /ready asks all of them: a worker is
+ready when every gateway may send to it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from typing import Any
 from starlette.responses import Response
 
 from relevo.gateway.call import Call
+from relevo.gateway.context import GatewayContext
 from relevo.gateway.ports import EngineStatus
 from relevo.gateway.replies import json_response
 
 
 async def health(call: Call) -> Response:
-    """200 while at least one worker lives. Query: `model`.
+    """200 while at least one worker lives, as this gateway sees it. Query: `model`.
 
     A ledger that cannot be written does not make it 503: a restart would lose the rows that wait.
     """
-    statuses = _statuses(call)
+    statuses = _statuses(call.context, call.request.query_params.get("model"))
     said: dict[str, Any] = {"status": "ok", "models": _models(statuses)}
     reason = _why_not_all_serve(statuses)
     if not any(worker.ready for status in statuses.values() for worker in status.workers):
@@ -34,20 +36,56 @@ async def health(call: Call) -> Response:
 
 async def ready(call: Call) -> Response:
     """200 while requests are served. Query: `model`, then 200 exactly when a request to it would be served."""
-    statuses = _statuses(call)
-    meter_failure = call.context.meter.failure
+    asked = call.request.query_params.get("model")
+    said, others = readiness(call.context, asked), call.context.others
+    if others is not None:
+        said = _with_others(said, others.gateway_id, await others.readiness(), is_of_one_model=asked is not None)
+    return json_response(said, 200 if said["ready"] else 503)
+
+
+def readiness(context: GatewayContext, asked: str | None = None) -> dict[str, Any]:
+    """What this gateway says of itself, of the model `asked` about or of all. Raises ModelNotFound."""
+    statuses = _statuses(context, asked)
+    meter_failure = context.meter.failure
     have_started = all(worker.epoch > 0 for status in statuses.values() for worker in status.workers)
     is_ready = have_started and any(status.ready for status in statuses.values()) and not meter_failure
     said: dict[str, Any] = {"ready": is_ready, "models": _models(statuses), "workers": _workers(statuses)}
     if not is_ready:
         said["reason"] = _why_not_all_serve(statuses) or meter_failure or "no worker is ready"
-    return json_response(said, 200 if is_ready else 503)
+    return said
 
 
-def _statuses(call: Call) -> dict[str, EngineStatus]:
+def _with_others(
+    own: dict[str, Any], own_id: str, others: Mapping[str, dict[str, Any] | None], *, is_of_one_model: bool
+) -> dict[str, Any]:
+    """Ready if all that answer are: a gateway that does not answer does not accept either."""
+    answers = {own_id: own} | {name: said for name, said in others.items() if said is not None}
+    unready = {}
+    for name, said in sorted(answers.items()):
+        is_ready = all(said["models"][m]["ready"] for m in own["models"]) if is_of_one_model else said["ready"]
+        if not is_ready:
+            unready[name] = said.get("reason", "the model is not ready")
+    merged = {**own, "ready": not unready, "workers": [_seen_by_all(worker, answers) for worker in own["workers"]]}
+    merged["gateways"] = [
+        {"gateway_id": name, "answers": name in answers, "ready": name in answers and name not in unready}
+        for name in sorted({own_id, *others})
+    ]
+    if unready:
+        merged["reason"] = "; ".join(f"{name}: {reason}" for name, reason in unready.items())
+    return merged
+
+
+def _seen_by_all(worker: dict[str, Any], answers: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Ready when every gateway may send to it, in the incarnation that all of them have seen."""
+    seen = [
+        other for said in answers.values() for other in said["workers"] if other["worker_id"] == worker["worker_id"]
+    ]
+    return worker | {"ready": all(w["ready"] for w in seen), "epoch": min(w["epoch"] for w in seen)}
+
+
+def _statuses(context: GatewayContext, asked: str | None) -> dict[str, EngineStatus]:
     """Of each model asked about, by its name. Raises ModelNotFound."""
-    asked = call.request.query_params.get("model")
-    models = call.context.models
+    models = context.models
     return {served.name: served.generator.status() for served in ([models.find(asked)] if asked else models)}
 
 

@@ -45,7 +45,12 @@ async def version(call: Call) -> Response:
 
 async def metrics(call: Call) -> Response:
     statuses = {served.name: served.generator.status() for served in call.context.models}
-    body, content_type = call.context.metrics.render(statuses)
+    others = call.context.others
+    if others is None:
+        body, content_type = call.context.metrics.render(statuses)
+    else:
+        found = await others.metrics()
+        body, content_type = call.context.metrics.render_merged(statuses, others.gateway_id, found)
     return Response(body, headers={"content-type": content_type})
 
 

@@ -24,6 +24,7 @@ class Origin(StrEnum):
     REQUESTS = "requests"  # the gateway, as requests, handoffs and responses end
     LEDGER = "ledger"  # the gateway, as ledger rows are written
     WORKERS = "workers"  # reports of the workers, as of the scrape
+    GATEWAYS = "gateways"  # the gateway that is asked, where several share a port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +256,13 @@ TABLE: tuple[Metric, ...] = (
         "relevo:requests_in_flight",
         "Requests of which the gateway or a worker may still hold something.",
         _MODEL,
+    ),
+    Metric(
+        name="relevo:gateway_up",
+        kind=Kind.GAUGE,
+        origin=Origin.GATEWAYS,
+        labels=("gateway",),
+        help="1 if the gateway answered the one that was scraped, else 0; then its series are missing.",
     ),
 )
 BY_NAME = {metric.name: metric for metric in TABLE}

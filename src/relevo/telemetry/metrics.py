@@ -16,6 +16,7 @@ from prometheus_client.exposition import generate_latest
 
 from relevo.core.request import FinishReason
 from relevo.telemetry.latency import RequestRecord
+from relevo.telemetry.merged_series import SeriesFamily, merged_text, scraped
 from relevo.telemetry.metric_table import TABLE, Kind, Metric, Origin
 from relevo.telemetry.worker_series import GATEWAY, StatusView, WorkerSeries
 
@@ -34,7 +35,7 @@ class GatewayMetrics:
         self._histograms: dict[str, Histogram] = {}
         self._gauges: dict[str, Gauge] = {}
         for metric in TABLE:
-            if metric.origin is not Origin.WORKERS:
+            if metric.origin in (Origin.REQUESTS, Origin.LEDGER):
                 self._register(metric, model_names)
         self._workers = WorkerSeries()
         self._registry.register(self._workers)
@@ -95,6 +96,17 @@ class GatewayMetrics:
         self._workers.observe(statuses)
         return generate_latest(self._registry), CONTENT_TYPE
 
+    def scrape(self, statuses: Mapping[str, StatusView]) -> tuple[SeriesFamily, ...]:
+        """What `render` shows, for `render_merged` of another gateway."""
+        self._workers.observe(statuses)
+        return scraped(self._registry)
+
+    def render_merged(
+        self, statuses: Mapping[str, StatusView], asked: str, others: Mapping[str, Sequence[SeriesFamily] | None]
+    ) -> tuple[bytes, str]:
+        """As `render`, for all gateways; see `merged_series`. `asked`: this one."""
+        return merged_text(asked, {asked: self.scrape(statuses), **others}), CONTENT_TYPE
+
     def _register(self, metric: Metric, model_names: Sequence[str]) -> None:
         collector: Counter | Histogram | Gauge
         if metric.kind is Kind.HISTOGRAM:
@@ -153,11 +165,15 @@ def metrics_markdown() -> str:
         "vLLM, with its labels and buckets. `engine` is a worker's id, or `gateway` where the gateway measured over",
         "all workers; `relevo:` names say `worker` instead.",
         "Counters survive the restart of a worker. Words are those of the [glossary](glossary.md).",
+        "",
+        "With `--gateways N` a scrape shows all of them, whichever it reaches: what a gateway measured has the label",
+        "`gateway` besides, what workers report is there once. A gateway that was restarted counts from zero.",
     ]
     titles = {
         Origin.REQUESTS: "Measured by the gateway, when a request, handoff or response ends",
         Origin.LEDGER: "Measured by the gateway, when rows of the usage ledger are written",
         Origin.WORKERS: "Reported by the workers",
+        Origin.GATEWAYS: "With several gateways on one port",
     }
     for origin, title in titles.items():
         lines += ["", f"## {title}", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
