@@ -231,4 +231,4 @@ def _has_output(choice: dict[str, Any]) -> bool:
 
 
 def _fail(record: ClientRecord, kind: str, detail: str) -> None:
-    record.error, record.error_detail = kind, detail
+    record.error, record.error_detail, record.failed_at_ns = kind, detail, time.monotonic_ns()

@@ -48,6 +48,7 @@ class ClientRecord:
     sent_at_ns: int = 0
     chunk_at_ns: list[int] = field(default_factory=list)
     finished_at_ns: int | None = None
+    failed_at_ns: int | None = None  # when the error was known
     num_prompt_tokens: int | None = None
     num_cached_tokens: int = 0
     num_output_tokens: int = 0

@@ -26,6 +26,7 @@ from relevo.bench.tables import load_tables
 from relevo.bench.transport import TransportKind, measure_transport, parse_bytes, transport_table
 from relevo.cli.bench_engine import engine
 from relevo.cli.bench_gateway import gateway
+from relevo.cli.bench_overload import overload
 from relevo.cli.bench_peers import peers
 from relevo.cli.bench_quality import quality
 from relevo.cli.bench_sessions import sessions
@@ -49,6 +50,7 @@ from relevo.workload.traces import TraceFormat
 app = typer.Typer(name="bench", help="Measure: load tests, interference, handoff and transport costs, peers.")
 app.command()(engine)
 app.command()(gateway)
+app.command()(overload)
 app.command()(peers)
 app.command()(quality)
 app.command()(sessions)
