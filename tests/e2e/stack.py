@@ -78,6 +78,10 @@ class Stack:
             assert time.monotonic() < deadline, f"still in use after {deadline_s} s: {held}, in flight {in_flight}"
             time.sleep(0.05)
 
+    def recorded_cached_tokens(self) -> int:
+        """Sum over the rows of the usage ledger."""
+        return int(self.get("/v1/usage?group_by=model")["total"]["cached_tokens"])
+
     def pids(self) -> dict[str, int]:
         """Process ids of the workers, by id, from what the workers say of themselves."""
         return {worker["worker_id"]: worker["pid"] for worker in self.get("/ready")["workers"]}

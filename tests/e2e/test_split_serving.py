@@ -58,15 +58,24 @@ def test_many_at_once_equal_one_by_one(split: Stack, unified: Stack) -> None:
     split.wait_idle()
 
 
-def test_cached_tokens_are_whole_blocks_of_what_was_seen(split: Stack, unified: Stack) -> None:
-    prompt = prompt_of(100, seed=999)
+@pytest.mark.parametrize("stream", [False, True])
+def test_cached_tokens_are_whole_blocks_of_what_was_seen(split: Stack, unified: Stack, stream: bool) -> None:
+    """Told alike in a stream, in a whole answer and in the ledger; red when KV that was handed over counts as a hit."""
+    prompt = prompt_of(100, seed=999 + stream)
     changed = [*prompt[:97], 1, 2, 3]
     for stack_ in (split, unified):
-        counts = [
-            stack_.complete(p, max_tokens=4)["usage"]["prompt_tokens_details"]["cached_tokens"]
-            for p in (prompt, prompt, changed)
-        ]
-        assert counts == [0, 96, 96]
+        before = stack_.recorded_cached_tokens()
+        assert [told_as_cached(stack_, p, stream=stream) for p in (prompt, prompt, changed)] == [0, 96, 96]
+        assert stack_.recorded_cached_tokens() - before == 192
+
+
+def told_as_cached(running: Stack, prompt: list[int], *, stream: bool) -> int:
+    if not stream:
+        return int(running.complete(prompt, max_tokens=4)["usage"]["prompt_tokens_details"]["cached_tokens"])
+    client = OpenAI(base_url=running.url + "/v1", api_key="none")
+    options = {"max_tokens": 4, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(client.completions.create(model=running.model, prompt=prompt, **options))  # type: ignore[call-overload]
+    return int(chunks[-1].usage.prompt_tokens_details.cached_tokens)
 
 
 def test_the_official_client_streams(split: Stack) -> None:

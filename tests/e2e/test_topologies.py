@@ -48,9 +48,13 @@ def send(server: Stack, prompt: list[int], headers: dict[str, str] | None = None
 
 
 def cached(server: Stack, prompt: list[int], headers: dict[str, str] | None = None, **fields: Any) -> int:
+    """As the answer tells it, which is as the ledger has it."""
+    before = server.recorded_cached_tokens()
     usage = send(server, prompt, headers, **fields)[0]["usage"]
     assert usage["prompt_tokens"] == len(prompt)
-    return int(usage["prompt_tokens_details"]["cached_tokens"])
+    told = int(usage["prompt_tokens_details"]["cached_tokens"])
+    assert server.recorded_cached_tokens() - before == told
+    return told
 
 
 def numbers(seed: int, num_tokens: int) -> list[int]:
@@ -59,7 +63,8 @@ def numbers(seed: int, num_tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("num_tokens", [15, 16, 17, 160, 333])
 def test_cached_tokens_are_the_blocks_that_nobody_computed(running: Stack, num_tokens: int) -> None:
-    """Cold 0, repeat the block floor, whole blocks before a change; the same in a stream. Red when KV that was handed
+    """Cold 0, repeat the block floor, whole blocks before a change; the same in a stream and in the
+    ledger. Red when KV that was handed
     over counts as a hit, or when a repeat goes where its prefix is not."""
     prompt = numbers(num_tokens, num_tokens)
     floor = (num_tokens - 1) // BLOCK * BLOCK
