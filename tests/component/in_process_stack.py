@@ -21,6 +21,7 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import FakeRunner, fake_layout
 from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.gateway.dispatch import Dispatcher
+from relevo.gateway.gossip import Gossip, Peer, Teller
 from relevo.gateway.membership import Member, Membership
 from relevo.gateway.placement import Placement
 from relevo.gateway.route_notes import RouteNotes
@@ -146,6 +147,7 @@ class Gateway:
     dispatcher: Dispatcher
     connections: list[InProcessConnection]
     is_dead: list[bool]
+    gossip: Gossip | None = None
     task: asyncio.Task[None] = field(init=False)
 
     async def die(self) -> None:
@@ -155,6 +157,12 @@ class Gateway:
             connection.close()
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.membership.run(self.dispatcher))
+            if self.gossip is not None:
+                group.create_task(self.gossip.run())
 
     async def tokens(self, request: EngineRequest) -> tuple[list[int], int]:
         """Output tokens, and how many prompt tokens were cached."""
@@ -175,6 +183,7 @@ class Silent:
 @dataclass
 class InProcessStack:
     workers: dict[str, Worker]
+    gossip_folder: str = ""  # empty: they do not talk
     gateways: list[Gateway] = field(default_factory=list)
 
     async def add_gateway(self) -> Gateway:
@@ -206,10 +215,23 @@ class InProcessStack:
             fence=lambda worker, reason: None,
         )
         gateway = Gateway(f"gateway-{len(self.gateways)}", membership, placement, dispatcher, connections, is_dead)
-        gateway.task = asyncio.create_task(membership.run(dispatcher))
+        if self.gossip_folder:
+            gateway.gossip = self._gossip(gateway)
+            placement.tell(gateway.gossip.news)
+        gateway.task = asyncio.create_task(gateway.run())
         await dispatcher.ready.wait()
         self.gateways.append(gateway)
         return gateway
+
+    def _gossip(self, gateway: Gateway) -> Gossip:
+        """Of at most three gateways."""
+        paths = {f"gateway-{i}": f"{self.gossip_folder}/{i}" for i in range(3)}
+        return Gossip(
+            path=paths.pop(gateway.name),
+            peers=[Peer(name, path) for name, path in paths.items()],
+            tellers={"fake": Teller(gateway.placement.journal, gateway.placement.hearsay, gateway.dispatcher.on_heard)},
+            answers={"name": lambda: gateway.name.encode()},
+        )
 
 
 def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, num_blocks: int) -> Worker:
@@ -245,16 +267,16 @@ def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, nu
 
 @contextlib.asynccontextmanager
 async def in_process_stack(
-    roles: dict[str, str], num_gateways: int = 2, num_blocks: int = 64
+    roles: dict[str, str], num_gateways: int = 2, num_blocks: int = 64, gossip_folder: str = ""
 ) -> AsyncIterator[InProcessStack]:
-    """`roles` by worker id."""
+    """`roles` by worker id. With a `gossip_folder` (a short path) the gateways talk over sockets in it."""
     arena = Arena.create(fake_layout(BLOCK_SIZE), num_blocks * len(roles), shared=False)
     workers = {
         worker_id: make_worker(worker_id, role, arena, index * num_blocks, num_blocks)
         for index, (worker_id, role) in enumerate(roles.items())
     }
     running = [asyncio.create_task(worker.run()) for worker in workers.values()]
-    stack = InProcessStack(workers)
+    stack = InProcessStack(workers, gossip_folder)
     try:
         for _ in range(num_gateways):
             await stack.add_gateway()

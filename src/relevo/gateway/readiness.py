@@ -77,9 +77,8 @@ def _with_others(
 
 def _seen_by_all(worker: dict[str, Any], answers: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Ready when every gateway may send to it, in the incarnation that all of them have seen."""
-    seen = [
-        other for said in answers.values() for other in said["workers"] if other["worker_id"] == worker["worker_id"]
-    ]
+    name = (worker["model"], worker["worker_id"])
+    seen = [w for said in answers.values() for w in said["workers"] if (w["model"], w["worker_id"]) == name]
     return worker | {"ready": all(w["ready"] for w in seen), "epoch": min(w["epoch"] for w in seen)}
 
 

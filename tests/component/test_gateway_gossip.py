@@ -1,0 +1,234 @@
+"""Gateways on one port: what they tell each other over their sockets, and what they say about all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from in_process_stack import Gateway, in_process_stack, request_for, until
+from prometheus_client.parser import text_string_to_metric_families
+from scripted_gateway import rig
+
+from relevo.build.configs import GatewayConfig, ServedModelConfig
+from relevo.build.gateways import gateway_configs, share
+from relevo.core.errors import SettingsError
+from relevo.core.events import StepCounters, WorkerLoad
+from relevo.core.ids import WorkerRef
+from relevo.gateway import gossip as gossip_module
+from relevo.gateway.ports import EngineStatus, WorkerStatus
+from relevo.telemetry.merged_series import SeriesFamily
+from relevo.telemetry.metrics import GatewayMetrics
+from relevo.wire import gossip as wire
+from relevo.wire.framing import encode_frame
+
+SPLIT = {"prefill-0": "prefill", "decode-0": "decode"}
+PROMPT = list(range(20))
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """Short enough for a socket's path."""
+    with tempfile.TemporaryDirectory(prefix="g") as path:
+        yield path
+
+
+def in_flight(gateway: Gateway) -> list[tuple[WorkerRef, int, int]]:
+    return [
+        (view.ref, view.in_flight_prefill_tokens, view.in_flight_decode_tokens) for view in gateway.placement._views()
+    ]
+
+
+async def hear_each_other(gateways: Sequence[Gateway]) -> None:
+    await until(lambda: all(len(g.gossip.connected) == len(gateways) - 1 for g in gateways if g.gossip))
+
+
+async def test_a_choice_is_seen_by_the_other_gateway_and_gone_when_it_is_over(folder: str) -> None:
+    """Red when a burst over two gateways is balanced as if each were alone."""
+    async with in_process_stack(SPLIT, gossip_folder=folder) as stack:
+        first, second = stack.gateways
+        await hear_each_other(stack.gateways)
+        stack.workers["prefill-0"].hold()
+        running = asyncio.create_task(first.tokens(request_for(0, PROMPT)))
+        await until(lambda: bool(stack.workers["prefill-0"].loop._legs))
+        await until(lambda: in_flight(second) == in_flight(first))
+        assert sum(tokens for _, tokens, _ in in_flight(second)) == len(PROMPT)
+        assert second.placement._index.has_expectations
+        stack.workers["prefill-0"].go_on()
+        await running
+        await until(lambda: first.placement.is_idle and second.placement.is_idle)
+
+
+async def test_what_a_dead_gateway_had_under_way_is_withdrawn(folder: str) -> None:
+    async with in_process_stack(SPLIT, gossip_folder=folder) as stack:
+        first, second = stack.gateways
+        await hear_each_other(stack.gateways)
+        stack.workers["prefill-0"].hold()
+        doomed = asyncio.create_task(first.tokens(request_for(0, PROMPT)))
+        await until(lambda: not second.placement.is_idle)
+        await first.die()
+        doomed.cancel()
+        await until(lambda: second.placement.is_idle)
+
+
+async def test_one_that_comes_later_hears_what_is_under_way_already(folder: str) -> None:
+    """Red when a snapshot lacks something that was told before."""
+    async with in_process_stack(SPLIT, num_gateways=1, gossip_folder=folder) as stack:
+        stack.workers["prefill-0"].hold()
+        running = asyncio.create_task(stack.gateways[0].tokens(request_for(0, PROMPT)))
+        await until(lambda: bool(stack.workers["prefill-0"].loop._legs))
+        late = await stack.add_gateway()
+        await until(lambda: in_flight(late) == in_flight(stack.gateways[0]))
+        assert not late.placement.is_idle
+        stack.workers["prefill-0"].go_on()
+        await running
+        await until(lambda: late.placement.is_idle)
+
+
+async def test_a_follower_that_does_not_read_is_cut_off(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when news pile up for it without bound."""
+    monkeypatch.setattr(gossip_module, "MAX_UNREAD_BYTES", 10_000)
+    async with in_process_stack(SPLIT, num_gateways=1, gossip_folder=folder) as stack:
+        gateway = stack.gateways[0]
+        assert gateway.gossip is not None
+        reader, writer = await _connected(f"{folder}/0")
+        writer.write(encode_frame(wire.Follow()))
+        await reader.readexactly(4)  # it is followed; nothing more is read
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket
+        for number in range(100_000):
+            gateway.placement.choose_decode(request_for(number, PROMPT * 8), ())
+            await asyncio.sleep(0)
+            if not gateway.gossip._followers:
+                break
+        assert not gateway.gossip._followers
+        writer.close()
+
+
+async def test_a_question_is_answered_by_those_who_are_there(folder: str) -> None:
+    async with in_process_stack(SPLIT, gossip_folder=folder) as stack:
+        first = stack.gateways[0]
+        assert first.gossip is not None
+        while (answers := await first.gossip.ask("name"))["gateway-1"] is None:
+            pass
+        assert answers == {"gateway-1": b"gateway-1", "gateway-2": None}
+        assert await first.gossip.ask("what nobody knows") == {"gateway-1": None, "gateway-2": None}
+
+
+async def _connected(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    while True:
+        try:
+            return await asyncio.open_unix_connection(path)
+        except OSError:
+            await asyncio.sleep(0)
+
+
+# ---- one answer about all ------------------------------------------------------------------------------------------
+
+
+def status(num_steps: int) -> dict[str, EngineStatus]:
+    worker = WorkerStatus(
+        worker_id="w0",
+        role="unified",
+        ready=True,
+        epoch=1,
+        pid=1,
+        load=WorkerLoad(num_running=num_steps),
+        counters=StepCounters(num_steps=num_steps),
+    )
+    return {"tiny": EngineStatus(ready=True, reason="", num_in_flight=3, workers=(worker,))}
+
+
+def test_a_scrape_shows_every_gateway_and_each_worker_once() -> None:
+    """Red when series of two gateways fall together, or when a worker's counter falls because another gateway, which
+    was restarted, was asked."""
+    metrics = {f"gateway-{i}": GatewayMetrics(["tiny"]) for i in range(2)}
+    for number, each in enumerate(metrics.values()):
+        for _ in range(number + 1):
+            each.http_response("/v1/models", "GET", 200)
+    others: dict[str, Sequence[SeriesFamily] | None] = {
+        "gateway-0": metrics["gateway-0"].scrape(status(num_steps=9)),
+        "gateway-2": None,
+    }
+    text, _ = metrics["gateway-1"].render_merged(status(num_steps=4), "gateway-1", others)
+    samples = {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in text_string_to_metric_families(text.decode())
+        for s in family.samples
+    }
+    responses = {dict(labels)["gateway"]: v for (name, labels), v in samples.items() if name == "http_requests_total"}
+    assert responses == {"gateway-0": 1, "gateway-1": 2}
+    steps = [(dict(labels), v) for (name, labels), v in samples.items() if name == "relevo:steps_total"]
+    assert steps == [({"model_name": "tiny", "role": "unified", "worker": "w0"}, 9)]
+    running = [v for (name, _), v in samples.items() if name == "vllm:num_requests_running"]
+    assert running == [4]
+    assert [v for (name, _), v in samples.items() if name == "relevo:requests_in_flight"] == [3, 3]
+    up = {dict(labels)["gateway"]: v for (name, labels), v in samples.items() if name == "relevo:gateway_up"}
+    assert up == {"gateway-0": 1, "gateway-1": 1, "gateway-2": 0}
+
+
+class TwoOthers:
+    """One that sees the worker in its former incarnation, and one that does not answer."""
+
+    gateway_id = "gateway-0"
+
+    async def metrics(self) -> dict[str, Sequence[SeriesFamily] | None]:
+        return {"gateway-1": None, "gateway-2": None}
+
+    async def readiness(self) -> dict[str, dict[str, Any] | None]:
+        own = {"model": "tiny", "worker_id": "w0", "ready": False, "epoch": 0}
+        said = {"ready": False, "reason": "w0: starting", "models": {"tiny": {"ready": False}}, "workers": [own]}
+        return {"gateway-1": said, "gateway-2": None}
+
+
+async def test_ready_is_what_every_gateway_that_answers_says() -> None:
+    """`relevo drain` goes on to the next worker when /ready says that this one is back: red when one gateway's word is
+    enough."""
+    with_others = rig(others=TwoOthers())
+    for path in ("/ready", "/ready?model=tiny"):
+        response = await with_others.get(path)
+        said = response.json()
+        assert response.status_code == 503
+        assert said["reason"] == "gateway-1: w0: starting"
+        assert [(w["worker_id"], w["ready"], w["epoch"]) for w in said["workers"]] == [("w0", False, 0)]
+        assert said["gateways"] == [
+            {"gateway_id": "gateway-0", "answers": True, "ready": True},
+            {"gateway_id": "gateway-1", "answers": True, "ready": False},
+            {"gateway_id": "gateway-2", "answers": False, "ready": False},
+        ]
+
+
+# ---- what each is told ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("total", "count"), [(0, 3), (7, 3), (256, 2), (3, 3)])
+def test_shares_add_up(total: int, count: int) -> None:
+    shares = [share(total, index, count) for index in range(count)]
+    assert sum(shares) == total
+    assert max(shares) - min(shares) <= 1
+
+
+def gateway_config(**bounds: int) -> GatewayConfig:
+    model: Any = dict.fromkeys(ServedModelConfig.__struct_fields__, 0) | {"max_num_queued_reqs": 9} | bounds
+    rest: Any = dict.fromkeys(GatewayConfig.__struct_fields__, 0)
+    return GatewayConfig(**rest | {"models": (ServedModelConfig(**model),)})
+
+
+def test_bounds_are_divided_and_everybody_knows_the_others() -> None:
+    configs = gateway_configs(gateway_config(max_num_queued_tokens=1000), 3, "/run")
+    assert sum(config.models[0].max_num_queued_reqs for config in configs) == 9
+    assert sum(config.models[0].max_num_queued_tokens for config in configs) == 1000
+    for config in configs:
+        paths = {peer.gateway_id: peer.path for peer in config.peers} | {config.gateway_id: config.gossip_path}
+        assert paths == {f"gateway-{i}": f"/run/gateway-{i}.sock" for i in range(3)}
+        assert len(config.peers) == 2
+
+
+def test_a_bound_too_small_to_divide_is_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match="--max-num-queued-reqs 2 cannot be divided among --gateways 3"):
+        gateway_configs(gateway_config(max_num_queued_reqs=2), 3, "/run")
+
+
+def test_one_gateway_is_told_nothing_of_others() -> None:
+    assert gateway_configs(gateway_config(), 1, "/run") == (gateway_config(),)
