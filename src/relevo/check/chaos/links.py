@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from relevo.check.chaos.recovery import disturber_of, some_target
 from relevo.check.disturber import Action
@@ -15,6 +17,7 @@ _NEEDS = (Need.PROCESSES,)
 _READ_PAUSE_S = 0.2
 _NUM_REQUESTS = 4  # under a disturbance that lasts
 _NUM_WORDS = 150  # of their prompts
+_STREAM_TOKENS = 400  # of the stream beside them
 
 
 @check(
@@ -56,20 +59,38 @@ async def _read_slowly(t: Trial, path: str, body: dict[str, object], begun: asyn
             await asyncio.sleep(_READ_PAUSE_S)
 
 
+@asynccontextmanager
+async def _a_stream(t: Trial) -> AsyncIterator[None]:
+    """One runs meanwhile, from its first text on; how it ends is not judged."""
+    path, body = t.prompt_body(QUESTION, max_tokens=_STREAM_TOKENS, ignore_eos=True)
+    heard = asyncio.Event()
+    running = asyncio.create_task(t.stream(path, body, heard))
+    waiting = asyncio.create_task(heard.wait())
+    try:
+        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+        yield
+    finally:
+        waiting.cancel()
+        running.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+
+
 async def _disturbed(t: Trial, begin: Action, end: Action, why_skipped: str) -> None:
     """New prompts under a disturbance that lasts, asked again after it; then the closing probe.
 
-    New ones, because a prompt whose KV is where it is needed crosses no link and reads no disk.
+    New ones, because a prompt whose KV is where it is needed crosses no link and reads no disk; and beside a stream,
+    because a worker without one may compute a prompt itself and hand nothing over.
     """
     baseline, reference = await t.quiet_baseline()
     requests = [t.prompt_body(fresh_words(t.rng, _NUM_WORDS)) for _ in range(_NUM_REQUESTS)]
     target, _ = await some_target(t)
-    if not await disturber_of(t).do(begin, target):
-        raise Skip(why_skipped)
-    try:
-        answers = await asyncio.gather(*(t.post(path, body | t.logprob_fields(path)) for path, body in requests))
-    finally:
-        await disturber_of(t).do(end, target)
+    async with _a_stream(t):
+        if not await disturber_of(t).do(begin, target):
+            raise Skip(why_skipped)
+        try:
+            answers = await asyncio.gather(*(t.post(path, body | t.logprob_fields(path)) for path, body in requests))
+        finally:
+            await disturber_of(t).do(end, target)
     for answer in answers:
         if answer.status == 200:
             t.same_text(answer, (await t.ask_again(answer)).ok(), "disturbed and undisturbed")
