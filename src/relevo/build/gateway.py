@@ -228,6 +228,7 @@ def build_context(
         allowed_origins=config.allowed_origins,
         max_body_bytes=config.max_body_bytes,
         started_at_unix_s=int(time.time()),
+        is_restarted=config.epoch > 1,
         affinity_headers=config.affinity_headers,
     )
 

@@ -69,5 +69,6 @@ class GatewayContext:
     max_body_bytes: int = 32 * 1024 * 1024
     sse_keepalive_s: float | None = None  # None: no keep-alive comments
     started_at_unix_s: int = 0  # `created` of the models listed
+    is_restarted: bool = False  # in place of a gateway that ended; what it serves had started before
     affinity_headers: tuple[str, ...] = ()  # more headers that name a session
     others: OtherGateways | None = None  # None: it is the only one

@@ -1,8 +1,8 @@
 """GET /health and GET /ready: is the server alive, and would it serve a request, in all and per model.
 
 One model that cannot serve does not take the others out of rotation: the server is ready while any model is, once all
-have started. `?model=NAME` asks about one. Where several gateways share a port, /ready asks all of them: a worker is
-ready when every gateway may send to it.
+have started; a gateway that was restarted waits for none. `?model=NAME` asks about one. Where several gateways share a
+port, /ready asks all of them: a worker is ready when every gateway may send to it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def readiness(context: GatewayContext, asked: str | None = None) -> dict[str, An
     """What this gateway says of itself, of the model `asked` about or of all. Raises ModelNotFound."""
     statuses = _statuses(context, asked)
     meter_failure = context.meter.failure
-    have_started = all(worker.epoch > 0 for status in statuses.values() for worker in status.workers)
+    have_started = context.is_restarted or all(
+        worker.epoch > 0 for status in statuses.values() for worker in status.workers
+    )
     is_ready = have_started and any(status.ready for status in statuses.values()) and not meter_failure
     said: dict[str, Any] = {"ready": is_ready, "models": _models(statuses), "workers": _workers(statuses)}
     if not is_ready:
