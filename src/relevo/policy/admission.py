@@ -213,9 +213,9 @@ class Admission:
         return ticket
 
     def started(self, request_id: RequestId, now_ns: int) -> None:
-        """It has its first token and waits no more. Unknown, running and finished requests: no effect."""
+        """It has its first token and waits no more. Unless it was sent and has none yet: no effect."""
         entry = self._entries.get(request_id)
-        if entry is not None and entry.started_at_ns is None:
+        if entry is not None and entry.sent_at_ns is not None and entry.started_at_ns is None:
             entry.started_at_ns = now_ns
             self._count(entry.ticket, -1)
             self._learn(entry, now_ns)
@@ -259,6 +259,7 @@ class Admission:
         retry_after_s = self._wait_s(entry.ticket, outlook)
         was_waiting = entry.started_at_ns is None
         if entry.sent_at_ns is None:
+            self._learn_from_late(entry, now_ns)
             self._line.remove(request_id)
         code = DeadlineExceeded.code if limit.startswith("client_") else Overloaded.code
         if code == Overloaded.code and not outlook.is_anyone_ready:
@@ -338,6 +339,12 @@ class Admission:
             entered_at_ns = entry.ticket.entered_at_ns
             predicted_s, actual_s = (entry.predicted_at_ns - entered_at_ns) / 1e9, (now_ns - entered_at_ns) / 1e9
             self._allowance.observe(predicted_s, actual_s)
+
+    def _learn_from_late(self, entry: _Entry, now_ns: int) -> None:
+        """From somebody who waited in vain: without a first token, but by then it was late already."""
+        entered_at_ns = entry.ticket.entered_at_ns
+        at_least_s = (now_ns - entered_at_ns) / 1e9 + (self._worker_s.value or 0.0)
+        self._allowance.observe((entry.predicted_at_ns - entered_at_ns) / 1e9, at_least_s)
 
     # ---- places ------------------------------------------------------------------------------------------------------
 

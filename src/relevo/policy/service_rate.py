@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 _FADING_S = 5.0  # arbitrary: the last five seconds or so of a busy line count
 _ENOUGH_S = 0.5  # arbitrary: a shorter observation says nothing about a rate
+_LEAST = 0.1  # arbitrary: no prediction is better than that
 _NEWEST = 0.05  # weight of the newest of a mean: the last twenty or so count
 
 
@@ -53,19 +54,19 @@ class DrainRate:
 
 @dataclass(slots=True)
 class Allowance:
-    """How much later than predicted things happen: the mean error and twice its mean deviation, as TCP does it."""
+    """How much later than predicted things happen: the mean error and four mean deviations, as TCP does it."""
 
     _error_s: float = 0.0
     _deviation_s: float = 0.0
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
         miss_s = actual_s - predicted_s - self._error_s
-        self._error_s += _NEWEST * miss_s
-        self._deviation_s += _NEWEST * (abs(miss_s) - self._deviation_s)
+        self._error_s += miss_s / 8.0  # TCP's weights: RFC 6298
+        self._deviation_s += (abs(miss_s) - self._deviation_s) / 4.0
 
     def within(self, bound_s: float) -> float:
-        """Seconds, at most half of the bound that it is held against."""
-        return min(max(0.0, self._error_s + 2.0 * self._deviation_s), bound_s / 2.0)
+        """Seconds: at least a tenth, at most half of the bound that it is held against."""
+        return min(max(_LEAST * bound_s, self._error_s + 4.0 * self._deviation_s), bound_s / 2.0)
 
 
 @dataclass(slots=True)
