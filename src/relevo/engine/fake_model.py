@@ -10,6 +10,7 @@ fingerprints from there on. Pure functions over uint64 arrays, modulo 2^64; the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,19 @@ def mix(words: Words) -> Words:
 
 
 def _mix_int(word: int) -> int:
-    return int(mix(np.array([word & _MASK], dtype=np.uint64))[0])
+    """`mix` of one word, reduced modulo 2^64."""
+    word &= _MASK
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _MASK
+    return word ^ (word >> 31)
+
+
+@lru_cache(maxsize=1024)
+def _powers(count: int) -> tuple[Words, Words]:
+    """The first `count` powers of _CHAIN and of its inverse, from the first one on; not to be written to."""
+    chain = np.cumprod(np.full(count, _CHAIN, dtype=np.uint64), dtype=np.uint64)
+    inverse = np.cumprod(np.full(count, _CHAIN_INVERSE, dtype=np.uint64), dtype=np.uint64)
+    return chain, inverse
 
 
 def fingerprints(token_ids: list[TokenId] | tuple[TokenId, ...], start: int, before: int) -> Words:
@@ -59,8 +72,7 @@ def fingerprints(token_ids: list[TokenId] | tuple[TokenId, ...], start: int, bef
     count = len(token_ids)
     positions = np.arange(start, start + count, dtype=np.uint64)
     fresh = mix(np.asarray(token_ids, dtype=np.uint64) + (positions + np.uint64(1)) * np.uint64(_POSITION))
-    powers = np.cumprod(np.full(count, _CHAIN, dtype=np.uint64), dtype=np.uint64)
-    inverse_powers = np.cumprod(np.full(count, _CHAIN_INVERSE, dtype=np.uint64), dtype=np.uint64)
+    powers, inverse_powers = _powers(count)
     return powers * (np.uint64(before) + np.cumsum(fresh * inverse_powers, dtype=np.uint64))
 
 
