@@ -146,7 +146,7 @@ class StormWorld:
     def admission_rejected(self, model: str, reason: str) -> None:
         pass
 
-    def handoff_finished(self, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float) -> None:
+    def handoff_finished(self, model: str, outcome: str, handoff_s: float, num_bytes: int, transfer_s: float) -> None:
         self.tally.handoffs[outcome] += 1
 
     # ---- clients -----------------------------------------------------------------------------------------------------
