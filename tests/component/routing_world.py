@@ -1,5 +1,6 @@
 """Prefill workers on virtual time: real schedulers and caches, step times from a formula, routed by the gateway's own
-`Placement`. The decode side is idealised: it always has room and never computes prompts."""
+`Placement`, or by several of them that gossip or do not. The decode side is idealised: it always has room and never
+computes prompts."""
 
 from __future__ import annotations
 
@@ -93,19 +94,58 @@ class RoutingWorld:
     costs: StepCosts = ONE_CORE
     abort_fraction: float = 0.0
     seed: int = 0
+    num_gateways: int = 1  # each request comes to one of them at random
+    gossip_delay_s: float | None = None  # None: they do not talk
+    reports_between_steps: bool = False  # as workers do; otherwise loads are known at once
     ttft_s: list[float] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     num_input_tokens: int = 0
     num_cached_tokens: int = 0
+    peak_skew: float = 0.0  # max/mean of prompt tokens on the way over workers, once every worker could be busy
 
     def __post_init__(self) -> None:
         self._rng = Random(self.seed)
         self.workers = [self._worker(index) for index in range(self.num_workers)]
         decode = member("decode-0", "decode", WorkerLoad(num_running=10**6, costs=self.costs))
-        self.placement = placement_of([*(w.member for w in self.workers), decode], self.policy, self.seed)
+        self.placements = [
+            placement_of([*(w.member for w in self.workers), decode], self.policy, self.seed + index)
+            for index in range(self.num_gateways)
+        ]
+        self.placement = self.placements[0]
+        if self.gossip_delay_s is not None:
+            for placement in self.placements:
+                self._connect(placement)
+        self._chosen_by: dict[RequestId, Placement] = {}
+        self._now_s = 0.0
         self._events: list[tuple[float, int, str, Any]] = []
         self._order = count()
         self._open: dict[RequestId, tuple[PrefillWorker, float]] = {}
+
+    def _connect(self, teller: Placement) -> None:
+        """What it has to tell reaches the others after the delay, at most one batch per instant."""
+        for other in self.placements:
+            other.hearsay.take(str(self.placements.index(teller)), teller.journal.snapshot())
+        due: list[bool] = []
+
+        def news(is_urgent: bool) -> None:
+            if not due:
+                due.append(True)
+                self._at(self._now_s, "flush", (teller, due))
+
+        teller.tell(news)
+
+    def _flush(self, now_s: float, what: Any) -> None:
+        teller, due = what
+        due.clear()
+        batch = teller.journal.batch()
+        if batch is not None:
+            self._at(now_s + (self.gossip_delay_s or 0.0), "hear", (teller, batch))
+
+    def _hear(self, now_s: float, what: Any) -> None:
+        teller, batch = what
+        for placement in self.placements:
+            if placement is not teller:
+                assert placement.hearsay.take(str(self.placements.index(teller)), batch)
 
     def _worker(self, index: int) -> PrefillWorker:
         config = SchedulerConfig(
@@ -128,21 +168,24 @@ class RoutingWorld:
             self._at(at_s, "arrive", request_of(number, prompt, session))
         while self._events:
             now_s, _, kind, what = heapq.heappop(self._events)
+            self._now_s = now_s
             getattr(self, f"_{kind}")(now_s, what)
 
     def _at(self, at_s: float, kind: str, what: Any) -> None:
         heapq.heappush(self._events, (at_s, next(self._order), kind, what))
 
     def _arrive(self, now_s: float, request: EngineRequest) -> None:
-        choice = self.placement.choose_decode(request, ())
+        placement = self._chosen_by[request.request_id] = self._rng.choice(self.placements)
+        choice = placement.choose_decode(request, ())
         assert choice is not None
-        chosen = self.placement.choose_prefill(request, choice.worker, len(request.prompt_token_ids), ())
+        chosen = placement.choose_prefill(request, choice.worker, len(request.prompt_token_ids), ())
         assert chosen.worker is not None
         self.reasons[chosen.reason.split(":")[0]] += 1
         worker = next(w for w in self.workers if w.member.ref == chosen.worker)
         rejected = worker.scheduler.prefill_into(request, worker.reservation(request), int(now_s * 1e9))
         assert rejected is None, rejected
         self._open[request.request_id] = (worker, now_s)
+        self._note_skew()
         self.num_input_tokens += len(request.prompt_token_ids)
         if self._rng.random() < self.abort_fraction:
             self._at(now_s + self._rng.expovariate(0.5), "abort", request.request_id)
@@ -153,10 +196,12 @@ class RoutingWorld:
         if found is not None:
             found[0].scheduler.abort(request_id, writer_active=False)
             self._publish(found[0])
-            self.placement.end(request_id)
+            self._chosen_by[request_id].end(request_id)
             self._start_step(now_s, found[0])
 
     def _start_step(self, now_s: float, worker: PrefillWorker) -> None:
+        if worker.step is not None and self.reports_between_steps:
+            return
         if worker.step is None:
             worker.step = worker.scheduler.plan(int(now_s * 1e9))
             if worker.step is not None:
@@ -177,7 +222,7 @@ class RoutingWorld:
             assert output.facts is not None
             self.num_cached_tokens += output.facts.num_cached_tokens
             self.ttft_s.append(now_s - arrived_at_s)
-            self.placement.end(output.request_id)
+            self._chosen_by[output.request_id].end(output.request_id)
         self._start_step(now_s, worker)
 
     def _publish(self, worker: PrefillWorker) -> None:
@@ -187,7 +232,18 @@ class RoutingWorld:
         if stored or evicted:
             worker.num_batches += 1
             batch = wire.CacheEvents(worker.num_batches, stored, evicted)
-            assert self.placement.take_cache_report(worker.member.ref, batch)
+            for placement in self.placements:
+                assert placement.take_cache_report(worker.member.ref, batch)
+
+    def _note_skew(self) -> None:
+        """Of what all gateways together have chosen, whoever knows of it."""
+        waiting = [
+            sum(branch.num_remaining for branch in worker.scheduler._lineup.waiting)
+            + sum(branch.num_remaining for branch in worker.scheduler._lineup.running)
+            for worker in self.workers
+        ]
+        if len(self._open) >= 16 * self.num_workers:
+            self.peak_skew = max(self.peak_skew, max(waiting) * len(waiting) / sum(waiting))
 
 
 def hot_hashes(prompt: Sequence[int]) -> list[bytes]:

@@ -48,6 +48,8 @@ from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.gateway")
 
+JOIN_S = 5.0  # how long a gateway that was restarted waits for workers before it accepts; arbitrary
+
 Report = Callable[[Status], None]
 
 
@@ -73,6 +75,8 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
         tasks = [asyncio.create_task(backend.membership.run(backend.dispatcher)) for backend in backends]
         tasks.append(asyncio.create_task(_report_ready([backend.dispatcher for backend in backends], report)))
         if gossip is not None:
+            if config.epoch > 1:  # the others serve meanwhile
+                await _all_ready([backend.dispatcher for backend in backends])
             tasks.append(asyncio.create_task(gossip.run()))
         for task in tasks:
             task.add_done_callback(_end_if_broken)
@@ -113,6 +117,14 @@ def _end_if_broken(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("the connections to workers are broken, this gateway ends", exc_info=error)
         signal.raise_signal(signal.SIGTERM)
+
+
+async def _all_ready(dispatchers: Sequence[Dispatcher]) -> None:
+    """Or `JOIN_S` have passed: then its workers are really gone, and clients should hear it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(JOIN_S):
+            for dispatcher in dispatchers:
+                await dispatcher.ready.wait()
 
 
 async def _report_ready(dispatchers: Sequence[Dispatcher], report: Report) -> None:
