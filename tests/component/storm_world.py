@@ -114,6 +114,7 @@ class StormWorld:
             self._arenas = dict.fromkeys(self._roles, shared)
         self._workers: dict[str, StormWorker] = {}
         self._failure: BaseException | None = None
+        self._is_calm = False
         self._ended: list[RequestId] = []
         self._prefixes = [[self._rng.randrange(VOCAB) for _ in range(24)] for _ in range(4)]
         self._membership = Membership(
@@ -250,6 +251,7 @@ class StormWorld:
 
     async def _calm(self) -> None:
         """No client is left: soon nothing is left of any request, and of their transfers only ghosts."""
+        self._is_calm = True  # a worker that dies now would take its leaks with it
         deadline_s = self._loop.time() + 60.0
         while found := self._leaks():
             self._raise_failure()
@@ -259,6 +261,7 @@ class StormWorld:
             worker.check_held()
         self._forget_gone()
         assert not self._ended
+        self._is_calm = False
         self.tally.num_calms += 1
         self._hub.faults = self._rng.choice(self.storm.faults)
 
@@ -355,6 +358,8 @@ class StormWorld:
         rng, storm = self._rng, self.storm
         while True:
             await asyncio.sleep(TICK_S)
+            if self._is_calm:
+                continue
             if rng.random() < TICK_S * storm.worker_deaths_per_s:
                 self._kill(rng.choice(list(self._roles)))
             if rng.random() < TICK_S * storm.worker_stops_per_s:
