@@ -155,6 +155,21 @@ def test_a_writer_that_does_not_answer_is_fenced_and_only_its_death_releases() -
     assert driver.state.is_gone
 
 
+def test_when_time_is_over_the_request_fails_once_and_everybody_lets_go() -> None:
+    driver = Driver().until_prefill()
+    over = h.TimeOver("deadline_exceeded", "too late", None)
+    end = h.End(outcome=h.Outcome.FAILED, code="deadline_exceeded", reason="too late")
+    told = driver.tell(over)
+    assert told[0] == end
+    assert {effect.worker for effect in told if isinstance(effect, h.AskDrain)} == {D, P}
+    assert driver.tell(over, h.ClientGone()) == ()
+    driver.tell(h.Dropped(P), h.Dropped(D))
+    assert driver.state.is_gone
+    in_line = Driver()
+    assert in_line.tell(over) == (end,)
+    assert in_line.state.is_gone, "nobody has anything of a request that was never sent"
+
+
 def test_a_decode_worker_that_is_slow_to_drain_is_not_killed() -> None:
     driver = Driver().until_decode()
     driver.tell(h.ClientGone())

@@ -1,0 +1,76 @@
+"""What headers and body say about class, priority and deadlines, and what refusals say back."""
+
+from __future__ import annotations
+
+import pytest
+
+from relevo.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from relevo.core.request import ServiceTerms
+from relevo.gateway.http_errors import DROPPED_HEADERS, error_headers, shape_of
+from relevo.gateway.openai.terms import priority_of, service_terms
+
+
+def test_nothing_said_means_no_limits() -> None:
+    assert service_terms({}, None, "") == ServiceTerms()
+    assert priority_of({}, 7) == 7
+
+
+def test_headers_are_read_in_their_units() -> None:
+    headers = {"x-request-timeout": "2.5", "x-llm-d-slo-ttft-ms": "300", "x-slo-tpot-ms": "40"}
+    assert service_terms(headers, None, "t") == ServiceTerms(tenant="t", timeout_s=2.5, ttft_s=0.3, tpot_s=0.04)
+
+
+@pytest.mark.parametrize(
+    ("header", "tier", "is_batch"),
+    [
+        (None, "batch", True),
+        (None, "flex", True),
+        (None, "auto", False),
+        ("batch", None, True),
+        ("interactive", "batch", False),
+    ],
+)
+def test_the_class_is_the_headers_and_else_the_bodys(header: str | None, tier: str | None, is_batch: bool) -> None:
+    headers = {} if header is None else {"x-relevo-class": header}
+    assert service_terms(headers, tier, "").is_batch is is_batch
+
+
+def test_a_fairness_id_stands_for_a_tenant_only_without_keys() -> None:
+    headers = {"x-gateway-inference-fairness-id": "team" + "x" * 1000}
+    assert len(service_terms(headers, None, "").tenant) == 128
+    assert service_terms(headers, None, "key").tenant == "key"
+
+
+def test_a_priority_header_wins_over_the_body() -> None:
+    assert priority_of({"x-vllm-priority": "-2"}, 5) == -2
+    assert priority_of({"x-vllm-priority": "-2", "x-relevo-priority": "1"}, 5) == 1
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-request-timeout": "0"},
+        {"x-request-timeout": "nan"},
+        {"x-llm-d-slo-ttft-ms": "fast"},
+        {"x-slo-tpot-ms": "-1"},
+        {"x-relevo-class": "gold"},
+        {"x-relevo-priority": "1.5"},
+        {"x-vllm-priority": str(2**40)},
+    ],
+)
+def test_what_cannot_be_read_is_named(headers: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        service_terms(headers, None, "")
+        priority_of(headers, 0)
+    assert next(iter(headers)) in refused.value.message
+
+
+def test_refusals_say_which_limit_and_when_to_come_back() -> None:
+    headers = error_headers(Overloaded("full", retry_after_s=7.4, limit="max_ttft"))
+    assert {headers[name] for name in DROPPED_HEADERS} == {"max_ttft"}
+    assert (headers["Retry-After"], headers["retry-after-ms"]) == ("8", "7400")
+    late = DeadlineExceeded("over", limit="client_timeout")
+    assert shape_of(late).status == 504
+    headers = error_headers(late)
+    assert {headers[name] for name in DROPPED_HEADERS} == {"client_timeout"}
+    assert headers["x-should-retry"] == "false" and "Retry-After" not in headers
