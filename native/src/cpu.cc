@@ -1,7 +1,11 @@
-// Detection of instructions: cpuid and the operating system's word on x86, the auxiliary vector on Arm.
+// Detection of instructions: cpuid and the operating system's word on x86, the auxiliary vector on Arm. A path that could
+// run then computes some products: one that computes them wrongly is not used.
 #include "cpu.h"
 
 #include <stdexcept>
+
+#include "linear.h"
+#include "linear_proof.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -15,11 +19,13 @@
 namespace relevo {
 namespace {
 
-// One path of this build: what it needs, and what of that is missing here (empty: it runs).
+// A path, and why it cannot be used here (a verb phrase; empty: it can).
 struct Candidate {
   Path path;
-  std::string missing;
+  std::string problem;
 };
+
+std::string lacks(const std::string& missing) { return missing.empty() ? "" : "lacks " + missing; }
 
 void note_missing(std::string* missing, bool there, const char* feature) {
   if (there) return;
@@ -82,7 +88,7 @@ std::vector<Candidate> candidates() {
   note_missing(&amx, (saved & 0x60000) == 0x60000, "tile state of the operating system");
   if (amx.empty() && !tile_data_permitted()) amx = "the operating system's permission to use tiles";
 
-  return {{Path::portable, ""}, {Path::avx2, avx2}, {Path::avx512, avx512}, {Path::amx, amx}};
+  return {{Path::portable, ""}, {Path::avx2, lacks(avx2)}, {Path::avx512, lacks(avx512)}, {Path::amx, lacks(amx)}};
 }
 
 #elif defined(__aarch64__) && defined(__linux__)
@@ -92,7 +98,7 @@ std::vector<Candidate> candidates() {
   note_missing(&neon, (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0, "dotprod");
   note_missing(&neon, (getauxval(AT_HWCAP) & HWCAP_ASIMDHP) != 0, "fp16");
   note_missing(&neon, (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0, "i8mm");
-  return {{Path::portable, ""}, {Path::neon, neon}};
+  return {{Path::portable, ""}, {Path::neon, lacks(neon)}};
 }
 
 #else
@@ -102,14 +108,18 @@ std::vector<Candidate> candidates() { return {{Path::portable, ""}}; }
 #endif
 
 // Paths for which this build has kernels of its own.
-bool compiled(Path path) { return path == Path::portable || path == Path::avx2 || path == Path::avx512; }
+bool compiled(Path path) { return path != Path::neon; }
 
-// Compiled candidates, and what is missing for each. Detected once.
+// Compiled candidates, those that could run tried. Found out once in a process.
 const std::vector<Candidate>& known_paths() {
   static const std::vector<Candidate> known = [] {
     std::vector<Candidate> result;
-    for (const Candidate& candidate : candidates())
-      if (compiled(candidate.path)) result.push_back(candidate);
+    for (Candidate candidate : candidates()) {
+      if (!compiled(candidate.path)) continue;
+      if (candidate.problem.empty() && candidate.path != Path::portable)
+        candidate.problem = linear_defect(linear_kernels(candidate.path), linear_kernels(Path::portable));
+      result.push_back(candidate);
+    }
     return result;
   }();
   return known;
@@ -142,7 +152,7 @@ const char* path_name(Path path) {
 std::vector<Path> available_paths() {
   std::vector<Path> paths;
   for (const Candidate& candidate : known_paths())
-    if (candidate.missing.empty()) paths.push_back(candidate.path);
+    if (candidate.problem.empty()) paths.push_back(candidate.path);
   return paths;
 }
 
@@ -153,15 +163,15 @@ PathChoice choose_path(const std::string& forced) {
       if (forced == path_name(path)) return {path, forced + " was asked for"};
     for (const Candidate& candidate : known_paths())
       if (forced == path_name(candidate.path))
-        throw std::invalid_argument("the CPU path '" + forced + "' cannot run here, missing " + candidate.missing +
+        throw std::invalid_argument("the CPU path '" + forced + "' cannot be used here, it " + candidate.problem +
                                     "; available: " + joined_names(available));
     throw std::invalid_argument("there is no CPU path '" + forced + "' in this build; available: " +
                                 joined_names(available));
   }
   std::string reason = std::string(path_name(available.back())) + " is the best path that this processor can run";
   for (const Candidate& candidate : known_paths())
-    if (!candidate.missing.empty())
-      reason += "; " + std::string(path_name(candidate.path)) + " lacks " + candidate.missing;
+    if (!candidate.problem.empty())
+      reason += "; " + std::string(path_name(candidate.path)) + " " + candidate.problem;
   return {available.back(), reason};
 }
 

@@ -7,11 +7,13 @@ extern const LinearKernels kLinearPortable;
 #if defined(__x86_64__)
 extern const LinearKernels kLinearAvx2;
 extern const LinearKernels kLinearAvx512;
+extern const LinearKernels kLinearAmx;
 #endif
 
 const LinearKernels& linear_kernels(Path path) {
 #if defined(__x86_64__)
-  if (path >= Path::avx512) return kLinearAvx512;
+  if (path == Path::amx) return kLinearAmx;
+  if (path == Path::avx512) return kLinearAvx512;
   if (path == Path::avx2) return kLinearAvx2;
 #endif
   (void)path;

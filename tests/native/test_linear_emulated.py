@@ -1,0 +1,106 @@
+"""Products with AVX-512 and AMX on processors without them: their sources are compiled with emulated instructions."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+native = pytest.importorskip("relevo_native._native")
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parents[1] / "native" / "src"
+FLAGS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fsanitize=address", "-w", "-Wno-psabi", f"-I{SOURCES}")
+EMULATION = ("-include", str(HERE / "emulated_amx.h"), "-mavx2", "-mfma", "-mf16c")
+PLAIN = ("linear_layout", "linear_portable")
+
+pytestmark = [
+    pytest.mark.timeout(600),  # compiling takes some seconds of processor time, longer where others compute
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the emulation"),
+    pytest.mark.skipif("avx2" not in native.available_paths(), reason="the emulation needs AVX2"),
+]
+
+
+def compile_emulated(source: str, folder: Path) -> Path:
+    kernels = folder / f"{source}.o"
+    subprocess.run(["g++", *FLAGS, *EMULATION, "-c", str(SOURCES / f"{source}.cc"), "-o", str(kernels)], check=True)
+    return kernels
+
+
+@pytest.fixture(scope="module")
+def avx512_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_emulated("linear_avx512", tmp_path_factory.mktemp("emulated"))
+
+
+def run_program(name: str, sources: Sequence[str], kernels: Sequence[Path], folder: Path) -> str:
+    """What the program says. Fails if it does not end well."""
+    program = folder / name
+    inputs = [str(HERE / f"{name}.cc"), *(str(SOURCES / f"{source}.cc") for source in sources), *map(str, kernels)]
+    subprocess.run(["g++", *FLAGS, *inputs, "-o", str(program)], check=True)
+    result = subprocess.run([str(program)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_emulated_avx512_products_have_the_bits_of_the_portable_ones(avx512_kernels: Path, tmp_path: Path) -> None:
+    """Red when the AVX-512 kernels compute anything else than the portable ones, or read past a buffer."""
+    assert "297 products agree" in run_program("linear_paths_agree", PLAIN, [avx512_kernels], tmp_path)
+
+
+def test_emulated_amx_products_have_their_bits_and_spoilt_ones_are_found(avx512_kernels: Path, tmp_path: Path) -> None:
+    """Red when the AMX kernels compute anything else than the portable ones (bfloat16: than the documented order of
+    additions), misuse a tile or read past a buffer; when the proof at start refuses them, or would take wrong ones.
+    """
+    kernels = [avx512_kernels, compile_emulated("linear_amx", tmp_path)]
+    said = run_program("linear_amx_agrees", (*PLAIN, "linear_pairs", "linear_proof"), kernels, tmp_path)
+    assert "152 products agree" in said
+
+
+TILE_CALLS = """
+#include <immintrin.h>
+#include "tiles_amx.h"
+extern "C" void ours(const relevo::TileShapes* shapes, const void* from, void* to, size_t stride) {
+  using namespace relevo;
+  configure_tiles(*shapes);
+  tile_zero<1>();
+  tile_load<4>(from, stride);
+  tile_add_signed_products<1, 4, 6>();
+  tile_add_unsigned_products<2, 5, 7>();
+  tile_add_bfloat_products<3, 4, 7>();
+  tile_store<2>(to, stride);
+  release_tiles();
+}
+extern "C" void theirs(const relevo::TileShapes* shapes, const void* from, void* to, size_t stride) {
+  _tile_loadconfig(shapes);
+  _tile_zero(1);
+  _tile_loadd(4, from, stride);
+  _tile_dpbssd(1, 4, 6);
+  _tile_dpbusd(2, 5, 7);
+  _tile_dpbf16ps(3, 4, 7);
+  _tile_stored(2, to, stride);
+  _tile_release();
+}
+"""
+
+
+def test_tile_instructions_are_those_of_the_compiler_s_intrinsics(tmp_path: Path) -> None:
+    """The emulation replaces them, so nothing else runs them here. Red when operands are swapped."""
+    source = tmp_path / "tiles.cc"
+    source.write_text(TILE_CALLS)
+    amx = ("-mamx-tile", "-mamx-int8", "-mamx-bf16")
+    compiled = subprocess.run(
+        ["g++", "-std=c++17", "-O2", *amx, f"-I{SOURCES}", "-S", str(source), "-o", "-"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    ours, theirs = (
+        [line.split() for line in re.findall(r"^\s+((?:ld|t)(?:tile|ile|dp).*)$", body, re.MULTILINE)]
+        for body in re.split(r"^(?:ours|theirs):$", compiled, flags=re.MULTILINE)[1:]
+    )
+    assert len(ours) == 8
+    assert ours == theirs
