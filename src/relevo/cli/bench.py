@@ -30,6 +30,7 @@ from relevo.cli.bench_overload import overload
 from relevo.cli.bench_peers import peers
 from relevo.cli.bench_quality import quality
 from relevo.cli.bench_sessions import sessions
+from relevo.cli.bench_soak import soak
 from relevo.cli.bench_terminal import (
     JsonOut,
     Seed,
@@ -54,6 +55,7 @@ app.command()(overload)
 app.command()(peers)
 app.command()(quality)
 app.command()(sessions)
+app.command()(soak)
 
 Model = Annotated[str | None, typer.Option(help="Served model to ask for. Default: the first of /v1/models.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as Bearer token.")]
