@@ -17,11 +17,12 @@ REFUSED = {"shape.json_schema", "shape.json_object", "tools.forced"}
 # SmolLM2's template has no place for tools
 REFUSED_BY_SMOLLM2 = {"shape.tool_choice_none", "tools.reach_the_model", "tools.history"}
 KEY = "check-key"
+PATIENCE = ("--timeout-s", "600", "--settle-s", "60")  # only what fails takes longer for it
 
 
 def run_check(url: str, *flags: str, out: Path) -> dict[str, str]:
     """Statuses of the checks that were not as they should be; skipped ones with their reason."""
-    command = [sys.executable, "-m", "relevo", "check", url, "--json", str(out), "--api-key", KEY, *flags]
+    command = [sys.executable, "-m", "relevo", "check", url, "--json", str(out), "--api-key", KEY, *PATIENCE, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert out.exists(), done.stdout + done.stderr
     results = json.loads(out.read_text())["results"]
