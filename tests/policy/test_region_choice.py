@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relevo.core.ids import RequestId
-from relevo.policy.region_choice import RegionChoice
+from relevo.policy.region_choice import RegionChoice, Tour
 
 BOTH = ("east", "west")
 
@@ -84,3 +84,46 @@ def test_the_memory_of_sessions_is_bounded() -> None:
     for i in range(30):
         driver.turn(session(i), 100)
     assert [bool(driver.choice.place_of(session(i))) for i in range(30)] == [False] * 20 + [True] * 10
+
+
+def tour(choice: RegionChoice, session_key: bytes = b"s") -> Tour:
+    return Tour(choice, RequestId("t"), session_key, 100)
+
+
+def test_each_region_is_asked_once_until_one_takes_the_request() -> None:
+    """Red when a busy region is asked again, or an answer that is an error of the client goes on to the next region."""
+    choice, rng = RegionChoice(), Random(0)
+    for refusal in (429, 503):
+        going = tour(choice)
+        asked = []
+        while (pick := going.next_region(BOTH, rng)) is not None:
+            asked.append(pick.candidate.key)
+            assert not going.accepts(refusal, 0.1)
+        assert sorted(asked) == sorted(BOTH)
+    for status in (200, 400, 404, 500):
+        going = tour(choice)
+        assert going.next_region(BOTH, rng) is not None
+        assert going.accepts(status, 0.1)
+    choice.end(RequestId("t"))
+    assert choice.is_idle
+
+
+def test_only_a_good_answer_says_where_the_session_is() -> None:
+    choice, rng = RegionChoice(), Random(0)
+    for status, is_remembered in ((503, False), (400, False), (200, True)):
+        going = tour(choice)
+        pick = going.next_region(("west",), rng)
+        assert pick is not None
+        going.accepts(status, 0.1)
+        assert (choice.place_of(b"s") == "west") == is_remembered
+
+
+def test_a_region_that_comes_up_meanwhile_may_be_asked_and_one_that_goes_down_is_not() -> None:
+    choice, rng = RegionChoice(), Random(0)
+    going = tour(choice)
+    first = going.next_region(("east",), rng)
+    assert first is not None and first.candidate.key == "east"
+    second = going.next_region(("west",), rng)
+    assert second is not None and second.candidate.key == "west"
+    assert going.next_region((), rng) is None
+    assert going.next_region(BOTH, rng) is None

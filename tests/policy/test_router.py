@@ -140,3 +140,19 @@ def test_sessions_of_unequal_size_are_spread_evenly_over_time(num_workers: int) 
         pick = router.pick(candidates, num_tokens, number.to_bytes(2, "little"), rng)
         work[pick.candidate.key] += num_tokens
     assert max(work.values()) / (sum(work.values()) / num_workers) < 1.25
+
+
+def test_two_gateways_send_a_session_to_the_same_home() -> None:
+    """A thousand sessions, two routers that never heard of each other, workers listed in another order. Red when a home
+    depends on anything but names and key."""
+    names = [f"prefill-{i}" for i in range(7)]
+    here, there = [candidate(name) for name in names], [candidate(name) for name in reversed(names)]
+    homes = []
+    for number in range(1000):
+        session = number.to_bytes(4, "little")
+        first = Router[str]().pick(here, N, session, Random(number))
+        second = Router[str]().pick(there, N, session, Random(number + 1))
+        assert first.candidate.key == second.candidate.key
+        assert first.reason.startswith("home")
+        homes.append(first.candidate.key)
+    assert max(Counter(homes).values()) < 1.5 * 1000 / len(names)

@@ -4,7 +4,8 @@ An edge sees no tokens and no caches. It knows which region answered a session l
 has sent and what of it is open, and how long answers took to begin. Prompt sizes are estimates from the body's bytes.
 
 A session stays where it was answered last, so a region that comes back from an outage gets new sessions only: those
-that moved have their KV elsewhere now. Pure; regions are named by their operator and outlive their restarts.
+that moved have their KV elsewhere now. A request is sent to one region after the other, to each at most once, until one
+takes it (`Tour`). Pure; regions are named by their operator and outlive their restarts.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from relevo.policy.router import Candidate, Pick, Router, RouterLimits, RoutingP
 BYTES_PER_TOKEN = 4  # of JSON text; arbitrary, only ratios matter here
 FIRST_TOKEN_S_PER_TOKEN = 1e-3  # assumed of a region that has not answered yet
 RECENT = 0.2  # weight of the newest answer in a region's speed; arbitrary
+BUSY = frozenset((429, 503))  # HTTP status: the next region is asked
 MAX_SESSIONS = 200_000  # remembered; the oldest is forgotten and finds its home by hashing again
 
 
@@ -93,6 +95,35 @@ class RegionChoice:
             num_load_tokens=self._in_flight.decode_tokens(_ref(name)),
             num_requests=self._in_flight.num_decodes(_ref(name)),
         )
+
+
+@dataclass(slots=True)
+class Tour:
+    """Where one request goes next. Ask for a region, say what came of it; an answer that is accepted ends the tour."""
+
+    choice: RegionChoice
+    request_id: RequestId
+    session: bytes
+    num_tokens: int
+    _tried: list[str] = field(default_factory=list)
+
+    def next_region(self, up: Sequence[str], rng: Random) -> Pick[str] | None:
+        """Of those that are up and were not asked yet, charged with the request. None: nobody is left."""
+        able = [name for name in up if name not in self._tried]
+        if not able:
+            return None
+        pick = self.choice.choose(self.request_id, self.session, self.num_tokens, able, rng)
+        self._tried.append(pick.candidate.key)
+        return pick
+
+    def accepts(self, status: int, ttft_s: float) -> bool:
+        """The region that was named last began to answer after `ttft_s`. False: it is busy; its answer is for the
+        client only if nobody else has a better one."""
+        if status in BUSY:
+            return False
+        if status < 400:
+            self.choice.answered(self.request_id, self.session, self.num_tokens, self._tried[-1], ttft_s)
+        return True
 
 
 def _ref(region: str) -> WorkerRef:

@@ -1,9 +1,9 @@
 """The edge's ASGI application: every request goes to one region, and comes back as the region said it.
 
-Owns forwarding and what may be tried again. Until the first byte of an answer's body nothing has reached the client, so
-a region that fails before is replaced by the next one; afterwards the client sees what happened. 429 and 503 mean that
-a region is busy: the next one is asked, and when all are busy the client gets the last one's own words. Does not parse
-answers; of a request it reads only what names its session.
+Owns forwarding. Until the first byte of an answer's body nothing has reached the client, so a region that fails before
+is replaced by the next one; afterwards the client sees what happened. Who is next, and which answer is good enough, is
+`policy.region_choice`'s; when all regions are busy the client gets the last one's own words. Does not parse answers; of
+a request it reads only what names its session.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from relevo.gateway.edge.regions import Regions
 from relevo.gateway.http_errors import error_body, error_response
 from relevo.gateway.sse import ClientGone, encode_event
 from relevo.policy.affinity import affinity_of
-from relevo.policy.region_choice import BYTES_PER_TOKEN, RegionChoice
+from relevo.policy.region_choice import BYTES_PER_TOKEN, RegionChoice, Tour
 
 log = logging.getLogger("relevo.edge")
 
 REGION_HEADER = "x-relevo-region"  # of every forwarded answer
-BUSY = (429, 503)
 _SESSION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade host".split()
@@ -155,13 +154,11 @@ class Edge:
 
     async def _first_answer(self, forwarded: Forwarded) -> Attempt:
         """From the best region that answers; raises NoWorker when none does."""
-        tried: list[str] = []
+        tour = Tour(self.choice, forwarded.request_id, forwarded.session, forwarded.num_tokens)
         busy: Attempt | None = None
-        while able := [name for name in self.regions.up() if name not in tried]:
-            pick = self.choice.choose(forwarded.request_id, forwarded.session, forwarded.num_tokens, able, self.rng)
+        while (pick := tour.next_region(self.regions.up(), self.rng)) is not None:
             name = pick.candidate.key
             log.debug("%s to %s: %s", forwarded.request_id, name, pick.reason)
-            tried.append(name)
             started_s = time.monotonic()
             try:
                 attempt = await self._ask(name, forwarded)
@@ -169,18 +166,12 @@ class Edge:
                 self.metrics.retried("failed")
                 log.warning("region %s failed before its first byte: %s", name, failure)
                 continue
-            if attempt.answer.status in BUSY:
-                if busy is not None:
-                    busy.answer.close()
-                busy = attempt
-                self.metrics.retried("busy")
-                continue
             if busy is not None:
                 busy.answer.close()
-            ttft_s = time.monotonic() - started_s
-            if attempt.answer.status < 400:
-                self.choice.answered(forwarded.request_id, forwarded.session, forwarded.num_tokens, name, ttft_s)
-            return attempt
+            if tour.accepts(attempt.answer.status, time.monotonic() - started_s):
+                return attempt
+            busy = attempt
+            self.metrics.retried("busy")
         if busy is not None:
             return busy
         reasons = "; ".join(f"{region.name}: {region.why_down or 'failed'}" for region in self.regions.all)
