@@ -13,6 +13,8 @@ DTYPE ?= $(if $(filter native,$(BACKEND)),bfloat16,auto)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NATIVE := $(wildcard native/src/*.cc native/src/*.h native/relevo_native/*) native/CMakeLists.txt native/pyproject.toml
 SANITIZE := build/native-sanitize
+# These compile the programs they run, with sanitizers of their own.
+OWN_PROGRAMS := tests/native/test_linear_emulated.py tests/native/test_thread_pool.py
 
 .PHONY: serve test parity check bench docs setup native native-sanitize clean
 
@@ -51,7 +53,9 @@ native-sanitize: $(VENV)/.dev  ## the tests of the CPU kernels under AddressSani
 	cp native/relevo_native/* $(SANITIZE)/_native*.so $(SANITIZE)/relevo_native/
 	PYTHONPATH=$(SANITIZE) LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  $(BIN)/python -m pytest tests/native -m "not slow" --timeout 1200
+	  $(BIN)/python -m pytest tests/native tests/contract/test_native_program.py $(OWN_PROGRAMS:%=--ignore %) \
+	  -m "not slow" --timeout 1200
+	$(BIN)/python -m pytest $(OWN_PROGRAMS) --timeout 1200
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Relevo needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
