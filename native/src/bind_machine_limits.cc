@@ -25,7 +25,7 @@ Operand operand_of(const std::string& name) {
   for (const Operand operand : OPERANDS) {
     if (name == operand_name(operand)) return operand;
   }
-  throw std::invalid_argument("operand '" + name + "' is not one of f32, int8, int4");
+  throw std::invalid_argument("operand '" + name + "' is not one of f32, bf16, int8, int4");
 }
 
 std::vector<double> limit_read(const std::string& path, size_t num_bytes, const std::vector<int>& cores, int repeats) {
@@ -55,7 +55,7 @@ void bind_machine_limits(nb::module_& module) {
   module.def("limit_multiply", &limit_multiply, nb::arg("path"), nb::arg("operand"), nb::arg("rounds"),
              nb::arg("cores"), nb::arg("repeats"),
              "(seconds of each pass, operations of a pass): multiply-adds in registers, on all cores at once, of f32, "
-             "int8 (8-bit by 8-bit) or int4 (4-bit by 8-bit) operands.");
+             "bf16, int8 (8-bit by 8-bit) or int4 (4-bit by 8-bit) operands.");
 }
 
 }  // namespace relevo

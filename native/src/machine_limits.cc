@@ -128,6 +128,8 @@ const char* operand_name(Operand operand) {
   switch (operand) {
     case Operand::f32:
       return "f32";
+    case Operand::bf16:
+      return "bf16";
     case Operand::int8:
       return "int8";
     case Operand::int4:
@@ -138,7 +140,9 @@ const char* operand_name(Operand operand) {
 
 const LimitKernels& limit_kernels(Path path) {
 #if defined(__x86_64__)
-  if (path >= Path::avx2) return limits_avx2;
+  if (path == Path::amx) return limits_amx;
+  if (path == Path::avx512) return limits_avx512;
+  if (path == Path::avx2) return limits_avx2;
 #endif
   (void)path;
   return limits_portable;

@@ -11,9 +11,11 @@
 namespace relevo {
 
 // What is multiplied. int4: unsigned 4-bit by signed 8-bit, whose sums may stay narrow for longer than those of int8.
-enum class Operand { f32, int8, int4 };
+// bf16 is multiplied as f32 where a path has nothing faster.
+enum class Operand { f32, bf16, int8, int4 };
 
-constexpr Operand OPERANDS[] = {Operand::f32, Operand::int8, Operand::int4};
+constexpr int NUM_OPERANDS = 4;
+constexpr Operand OPERANDS[NUM_OPERANDS] = {Operand::f32, Operand::bf16, Operand::int8, Operand::int4};
 
 const char* operand_name(Operand operand);
 
@@ -23,8 +25,8 @@ struct LimitKernels {
   uint64_t (*read)(const uint64_t* words, size_t num_words);
   // Multiply-adds of ones in registers, `rounds` times as many as `products`; returns their sum, which is their number
   // (exact for f32 up to 2^24 rounds). Nothing is loaded: this is what the multipliers can do.
-  double (*multiply[3])(int64_t rounds);  // by Operand
-  int64_t products[3];                    // multiply-adds of a round
+  double (*multiply[NUM_OPERANDS])(int64_t rounds);  // by Operand
+  int64_t products[NUM_OPERANDS];                    // multiply-adds of a round
 };
 
 const LimitKernels& limit_kernels(Path path);

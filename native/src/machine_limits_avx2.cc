@@ -30,23 +30,6 @@ double sum_lanes(__m256i value) {
   return total;
 }
 
-uint64_t read(const uint64_t* words, size_t num_words) {
-  __m256i sums[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
-  size_t i = 0;
-  for (; i + 16 <= num_words; i += 16) {  // two cache lines
-    _mm_prefetch(reinterpret_cast<const char*>(words + i + WORDS_AHEAD), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(words + i + WORDS_AHEAD + 8), _MM_HINT_T0);
-    for (int part = 0; part < 4; ++part) {
-      const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + i + 4 * part));
-      sums[part] = _mm256_add_epi64(sums[part], loaded);
-    }
-  }
-  uint64_t total = 0;
-  for (const __m256i& sum : sums) total += sum_words(sum);
-  for (; i < num_words; ++i) total += words[i];
-  return total;
-}
-
 double multiply_floats(int64_t rounds) {
   __m256 sums[FLOAT_SUMS];
   for (__m256& sum : sums) sum = _mm256_setzero_ps();
@@ -94,11 +77,28 @@ double multiply_bytes(int64_t rounds) {
 
 }  // namespace
 
+uint64_t read_with_avx2(const uint64_t* words, size_t num_words) {
+  __m256i sums[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
+  size_t i = 0;
+  for (; i + 16 <= num_words; i += 16) {  // two cache lines
+    _mm_prefetch(reinterpret_cast<const char*>(words + i + WORDS_AHEAD), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(words + i + WORDS_AHEAD + 8), _MM_HINT_T0);
+    for (int part = 0; part < 4; ++part) {
+      const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + i + 4 * part));
+      sums[part] = _mm256_add_epi64(sums[part], loaded);
+    }
+  }
+  uint64_t total = 0;
+  for (const __m256i& sum : sums) total += sum_words(sum);
+  for (; i < num_words; ++i) total += words[i];
+  return total;
+}
+
 const LimitKernels limits_avx2 = {
     Path::avx2,
-    read,
-    {multiply_floats, multiply_bytes<1>, multiply_bytes<NARROW_DEPTH>},
-    {FLOAT_SUMS * 8, BYTE_SUMS * 32, BYTE_SUMS * 32 * NARROW_DEPTH},
+    read_with_avx2,
+    {multiply_floats, multiply_floats, multiply_bytes<1>, multiply_bytes<NARROW_DEPTH>},
+    {FLOAT_SUMS * 8, FLOAT_SUMS * 8, BYTE_SUMS * 32, BYTE_SUMS * 32 * NARROW_DEPTH},
 };
 
 }  // namespace relevo

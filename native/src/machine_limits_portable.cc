@@ -69,8 +69,8 @@ double multiply(int64_t rounds) {
 const LimitKernels limits_portable = {
     Path::portable,
     read,
-    {multiply<Floats>, multiply<Shorts>, multiply<Shorts>},
-    {SUMS * DEPTH * 4, SUMS * DEPTH * 8, SUMS * DEPTH * 8},
+    {multiply<Floats>, multiply<Floats>, multiply<Shorts>, multiply<Shorts>},
+    {SUMS * DEPTH * 4, SUMS * DEPTH * 4, SUMS * DEPTH * 8, SUMS * DEPTH * 8},
 };
 
 }  // namespace relevo

@@ -35,7 +35,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (("--backend", "torch"), 128, "f32"),
         (("--backend", "native"), 20, "int4"),
-        (("--backend", "native", "--dtype", "bfloat16"), 64, "f32"),
+        (("--backend", "native", "--dtype", "bfloat16"), 64, "bf16"),
     ],
 )
 def test_bytes_products_and_clocks(

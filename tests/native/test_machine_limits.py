@@ -12,7 +12,7 @@ CORES = sorted(os.sched_getaffinity(0))[:2]
 
 
 @pytest.mark.parametrize("path", _native.available_paths())
-@pytest.mark.parametrize("operand", ["f32", "int8", "int4"])
+@pytest.mark.parametrize("operand", ["f32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("cores", [CORES[:1], CORES])
 def test_products_are_counted(path: str, operand: str, cores: list[int]) -> None:
     """The kernel sums products of ones and the caller compares: red when a compiler leaves some of them out."""
@@ -33,7 +33,7 @@ def test_all_of_the_memory_is_read(path: str, num_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: _native.limit_multiply("", "f64", 1, [0], 1), "not one of f32, int8, int4"),
+        (lambda: _native.limit_multiply("", "f64", 1, [0], 1), "not one of f32, bf16, int8, int4"),
         (lambda: _native.limit_multiply("", "f32", 0, [0], 1), "rounds"),
         (lambda: _native.limit_multiply("", "f32", 1, [], 1), "at least one core"),
         (lambda: _native.limit_multiply("sse9", "f32", 1, [0], 1), "sse9"),

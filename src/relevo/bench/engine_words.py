@@ -61,7 +61,7 @@ class EngineFacts:
     kv_dtype: str
     cores: tuple[int, ...]
     max_model_len: int
-    operand: str  # whose multiply rate bounds the matrix products: "f32", "int8" or "int4"
+    operand: str  # whose multiply rate bounds the matrix products: "f32", "bf16", "int8" or "int4"
     work: ModelWork | None  # None: there is no model
 
 

@@ -25,6 +25,7 @@ from relevo.settings import Settings
 
 KV_FILL = b"\x2e"  # a small finite number in every dtype of a cache; fresh pages would all read one page of zeroes
 _FILL_BYTES = 16 << 20
+_OPERANDS = {"q4_0": "int4", "q4_1": "int4", "q8_0": "int8", "F32": "f32", "F16": "f32"}  # the rest becomes bfloat16
 _READ_REPEATS = 15  # passes over memory, of which the fastest counts; arbitrary
 _MULTIPLY_REPEATS = 200
 _MULTIPLY_ROUNDS = 1 << 13  # a fraction of a millisecond: short passes slip between interruptions
@@ -156,11 +157,13 @@ def _operand(files: ModelFiles, config: WorkerConfig) -> str:
     """What most of the products multiply."""
     if config.quantization == "int8":
         return "int8"
-    if config.backend != "native" or config.dtype != "auto":
+    if config.backend != "native":
         return "f32"
+    if config.dtype != "auto":
+        return "bf16" if config.dtype == "bfloat16" else "f32"
     sizes: dict[str, int] = {}
     for stored in files.stored:
         if len(stored.shape) == 2 and stored.name != EMBEDDING:
-            bits = {"q4_0": "int4", "q4_1": "int4", "q8_0": "int8"}.get(stored.raw_format or "", "f32")
-            sizes[bits] = sizes.get(bits, 0) + math.prod(stored.shape)
+            name = _OPERANDS.get(stored.raw_format or stored.stored_as, "bf16")
+            sizes[name] = sizes.get(name, 0) + math.prod(stored.shape)
     return max(sizes, key=lambda operand: sizes[operand])
