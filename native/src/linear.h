@@ -77,7 +77,8 @@ struct LinearKernels {
   // Row `row` of w as float32[k], from its packed panel (embedding lookups on a tied head).
   void (*unpack_row)(const Linear& w, int64_t row, float* out);
 
-  // Inputs are prepared in groups of `input_group(format)` rows; `input_bytes` is the size of m prepared rows.
+  // Inputs are prepared in groups of `input_group(format)` rows; `input_bytes` is the size of m prepared rows, which
+  // does not shrink with more of them.
   int64_t (*input_group)(Format format);
   size_t (*input_bytes)(Format format, int64_t m, int64_t k);
   // Prepare rows [first, end) of x [m, k] (row stride `x_stride` floats) into `inputs` (the whole area, 64-byte aligned).
