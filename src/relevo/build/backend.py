@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from importlib import metadata
 
 from relevo.build.configs import WorkerConfig
 from relevo.core.errors import StartError
 from relevo.engine.ops.protocol import Ops
+
+log = logging.getLogger("relevo.engine")
 
 CPU_PATH_VARIABLE = "RELEVO_CPU_PATH"  # the name of an instruction path: take it instead of the best one
 _NO_NATIVE = (
@@ -34,10 +37,14 @@ def make_ops(config: WorkerConfig) -> Ops:
 
         return TorchOps(dtype=config.dtype, device=config.device, num_threads=len(config.cores))
     check_installed("native")
+    from relevo_native import _native
+
     from relevo.engine.ops.native.ops import NativeOps
 
     path = os.environ.get(CPU_PATH_VARIABLE, "")
-    return NativeOps(dtype=config.dtype, cores=config.cores, quantization=config.quantization, path=path)
+    ops = NativeOps(dtype=config.dtype, cores=config.cores, quantization=config.quantization, path=path)
+    log.info("CPU path %s: %s", *_native.choose_path(path))
+    return ops
 
 
 def describe_cpu() -> str:
