@@ -132,3 +132,12 @@ def test_batch_has_room_only_where_others_have(running: int, queued: int, free: 
     )
     ask = Ask(num_tokens=num_tokens)
     assert not room(worker, ask=ask, is_batch=True) or room(worker, ask=ask)
+
+
+def test_what_batch_requests_hold_counts_as_free_for_others() -> None:
+    worker = unified(num_running=8, num_in_flight_decodes=8, num_in_flight_batch=6)
+    assert room(worker)
+    assert not room(worker, is_batch=True)
+    full = {"num_free_blocks": 0, "num_reusable_blocks": 0, "num_in_flight_decodes": 2, "num_in_flight_batch": 1}
+    assert not room(unified(**full, in_flight_batch_tokens=64))
+    assert room(unified(**full, in_flight_batch_tokens=112))

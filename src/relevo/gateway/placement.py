@@ -74,7 +74,8 @@ class Placement:
         request_id, ask = request.request_id, self._ask(request)
         choice = self._chooser.choose_decode(self._views(), ask, self._handoff.handoff_s, exclude, self._rng)
         if choice is not None:
-            self._in_flight.charge_decode(request_id, choice.worker, ask.num_tokens)
+            is_batch = request.terms.is_batch
+            self._in_flight.charge_decode(request_id, choice.worker, ask.num_tokens, is_batch=is_batch)
             self._in_flight.ask(request_id, choice.worker, choice.num_uncached_tokens)
             self._index.expect(request_id, "decode", choice.worker, self._hashes[request_id])
             if not choice.split:
@@ -187,6 +188,8 @@ class Placement:
             in_flight_prefill_tokens=self._in_flight.prefill_tokens(member.ref),
             in_flight_decode_tokens=self._in_flight.decode_tokens(member.ref),
             in_flight_asked_tokens=self._in_flight.asked_tokens(member.ref),
+            in_flight_batch_tokens=self._in_flight.batch_tokens(member.ref),
+            num_in_flight_batch=self._in_flight.num_batch(member.ref),
             num_in_flight_prefills=self._in_flight.num_prefills(member.ref),
             num_in_flight_decodes=self._in_flight.num_decodes(member.ref),
         )

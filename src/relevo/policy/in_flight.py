@@ -24,6 +24,7 @@ class Charges:
     prefill: Charge | None = None
     decode: Charge | None = None
     asked: Charge | None = None
+    batch: Charge | None = None
 
 
 NO_CHARGES = Charges()
@@ -86,12 +87,13 @@ class _Account:
 
 
 class InFlight:
-    """One charge per request and kind: prefill, decode, room asked for. Unknown requests and workers never raise."""
+    """One charge per request and kind: prefill, decode, room asked for, batch. Unknown names never raise."""
 
     def __init__(self) -> None:
         self._prefill = _Account()
         self._decode = _Account()
         self._asked = _Account()
+        self._batch = _Account()
 
     def prefill_tokens(self, worker: WorkerRef) -> int:
         return self._prefill.total(worker)
@@ -103,6 +105,14 @@ class InFlight:
         """Room that was asked for and not answered yet."""
         return self._asked.total(worker)
 
+    def batch_tokens(self, worker: WorkerRef) -> int:
+        """Of the decode tokens, those of batch requests, as of when they were sent."""
+        return self._batch.total(worker)
+
+    def num_batch(self, worker: WorkerRef) -> int:
+        """Of the requests that decode there or will, batch requests."""
+        return self._batch.count(worker)
+
     def num_prefills(self, worker: WorkerRef) -> int:
         """Requests whose prompts are not computed yet."""
         return self._prefill.count(worker)
@@ -113,19 +123,24 @@ class InFlight:
 
     @property
     def is_empty(self) -> bool:
-        return self._prefill.is_empty and self._decode.is_empty and self._asked.is_empty
+        return all(account.is_empty for account in (self._prefill, self._decode, self._asked, self._batch))
 
     def charges(self, request_id: RequestId) -> Charges:
         return Charges(
             prefill=self._prefill.charge(request_id),
             decode=self._decode.charge(request_id),
             asked=self._asked.charge(request_id),
+            batch=self._batch.charge(request_id),
         )
 
     def set_charges(self, request_id: RequestId, charges: Charges) -> None:
         """Exactly these, whatever it was charged before."""
-        accounts = (self._prefill, charges.prefill), (self._decode, charges.decode), (self._asked, charges.asked)
-        for account, charge in accounts:
+        for account, charge in (
+            (self._prefill, charges.prefill),
+            (self._decode, charges.decode),
+            (self._asked, charges.asked),
+            (self._batch, charges.batch),
+        ):
             account.clear(request_id)
             if charge is not None:
                 account.set(request_id, charge.worker, charge.num_tokens)
@@ -134,9 +149,13 @@ class InFlight:
         """Replaces an earlier prefill charge of the request."""
         self._prefill.set(request_id, worker, num_uncached_tokens)
 
-    def charge_decode(self, request_id: RequestId, worker: WorkerRef, num_context_tokens: int) -> None:
+    def charge_decode(
+        self, request_id: RequestId, worker: WorkerRef, num_context_tokens: int, *, is_batch: bool = False
+    ) -> None:
         """Replaces an earlier decode charge of the request."""
         self._decode.set(request_id, worker, num_context_tokens)
+        if is_batch:
+            self._batch.set(request_id, worker, num_context_tokens)
 
     def ask(self, request_id: RequestId, worker: WorkerRef, num_tokens: int) -> None:
         """Room for so many tokens is asked for; replaces what the request asked for before."""
@@ -164,11 +183,13 @@ class InFlight:
     def end(self, request_id: RequestId) -> None:
         """Give back everything of the request. Idempotent."""
         self._asked.clear(request_id)
+        self._batch.clear(request_id)
         self._prefill.clear(request_id)
         self._decode.clear(request_id)
 
     def forget(self, worker: WorkerRef) -> None:
         """The worker is gone, with all that was charged to it."""
         self._asked.forget(worker)
+        self._batch.forget(worker)
         self._prefill.forget(worker)
         self._decode.forget(worker)

@@ -5,7 +5,8 @@ prompt has at most a step or two of work, and the worker that would decode has a
 from `WorkerView`s: last reports, and what was sent since. A worker on which this gateway has nothing may always be sent
 one request, so a report that has grown old never keeps a gateway out for good.
 
-Batch requests use idle room only: no prompt waits there, and a quarter of slots and blocks stays free.
+Batch requests use idle room only: no prompt waits there, and a quarter of slots and blocks stays free. What they hold
+counts as free for everybody else, because they give it back (`policy.step_planner`).
 Does not know who waits; that is `policy.admission`'s.
 """
 
@@ -100,12 +101,16 @@ def _can_decode(view: WorkerView, ask: Ask, num_samples: int, limits: RoomLimits
     if view.num_in_flight_decodes == 0:
         return not is_batch or view.num_streams == 0
     share = BATCH_FRACTION if is_batch else 1.0
-    if view.num_streams + num_samples > limits.max_running * share:
+    num_in_the_way = view.num_streams - (0 if is_batch else view.num_in_flight_batch)
+    if num_in_the_way + num_samples > limits.max_running * share:
         return False
     if view.load.num_total_blocks == 0:
         return True
     num_kept = view.load.num_total_blocks * (1.0 - share)
-    return _num_blocks(ask.num_uncached(view.ref), limits) + num_kept <= _num_available_blocks(view, limits)
+    num_available = _num_available_blocks(view, limits)
+    if not is_batch:  # which batch requests give back when it comes
+        num_available += view.in_flight_batch_tokens // limits.block_size
+    return _num_blocks(ask.num_uncached(view.ref), limits) + num_kept <= num_available
 
 
 def _num_free_slots(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:

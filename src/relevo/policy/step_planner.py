@@ -15,7 +15,7 @@ from relevo.policy.chunking import chunk_tokens, prefill_budget
 from relevo.policy.intake import SchedulerConfig
 from relevo.policy.legs import Branch, LegKind
 from relevo.policy.lineup import Lineup, order
-from relevo.policy.preemption import choose_victim
+from relevo.policy.preemption import choose_batch_victim, choose_victim
 
 StepRows = list[tuple[Branch, ScheduledRow]]
 
@@ -27,10 +27,13 @@ class StepPlanner:
         self._lineup = lineup
         self._tables = tables
         self._num_steps_without_prefill = 0
+        self._is_somebody_kept_out = False  # in the last step, by lack of room or slots, and not a batch request
 
     def rows(self, now_ns: int) -> StepRows:
         """The rows of the next step with the branch each belongs to; empty: nothing can be computed now."""
         rows: StepRows = []
+        if self._is_somebody_kept_out:
+            self._make_way()
         decoding = [branch for branch in self._lineup.running if branch.is_decoding]
         for branch in decoding[: self._config.max_batched_tokens]:
             if branch.is_running and self._grow(branch):
@@ -47,6 +50,13 @@ class StepPlanner:
             self._add_prefills(rows, budget, now_ns)
         self._num_steps_without_prefill = 0 if len(rows) > num_decodes else self._num_steps_without_prefill + 1
         return rows
+
+    def _make_way(self) -> None:
+        """One batch continuation per step gives back slot and blocks, until nobody else is kept out."""
+        self._is_somebody_kept_out = False
+        victim = choose_batch_victim(self._lineup.running)
+        if victim is not None:
+            self._lineup.preempt(victim)
 
     def _grow(self, branch: Branch) -> bool:
         """Room for the next token, at the cost of the last in order; False if the branch itself was preempted."""
@@ -82,6 +92,7 @@ class StepPlanner:
                 continue
             elif branch.leg.kind is LegKind.RESERVE or not self._lineup.open(branch):
                 is_room_short = True  # a waiting reservation keeps its place, too
+                self._is_somebody_kept_out = not branch.leg.request.terms.is_batch
             else:
                 yield branch
 

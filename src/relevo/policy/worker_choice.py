@@ -43,8 +43,10 @@ class WorkerView:
     in_flight_prefill_tokens: int = 0  # see policy.in_flight
     in_flight_decode_tokens: int = 0
     in_flight_asked_tokens: int = 0  # room that was asked for and not answered yet
+    in_flight_batch_tokens: int = 0  # of the decode tokens
     num_in_flight_prefills: int = 0
     num_in_flight_decodes: int = 0
+    num_in_flight_batch: int = 0  # of the decodes
 
     @property
     def num_queued_prefill_tokens(self) -> int:
