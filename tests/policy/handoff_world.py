@@ -49,6 +49,7 @@ class Budget(NamedTuple):
     ticks: int = 0
     client: int = 0
     unsplit: int = 0  # routes and prefill choices that keep the request on one worker
+    restarts: int = 0  # of workers that died: a new incarnation over the same blocks
 
 
 class World(NamedTuple):
@@ -61,13 +62,16 @@ class World(NamedTuple):
     known_dead: frozenset[int] = frozenset()
     max_tokens: int = 2
     stopped: bool = False
+    absent: frozenset[int] = frozenset()  # places where nobody ever was
+    unfenced: frozenset[tuple[int, int]] = frozenset()  # (new incarnation, who has yet to let go of the former one)
 
 
 def ref(index: int) -> WorkerRef:
     return WorkerRef(WorkerId(f"w{index}"), 1)
 
 
-REFS = tuple(ref(i) for i in range(4))
+NUM_PLACES = 4  # a worker's second incarnation is so many further on
+REFS = (*(ref(i) for i in range(NUM_PLACES)), *(WorkerRef(ref(i).worker_id, 2) for i in range(NUM_PLACES)))
 INDEX = {r: i for i, r in enumerate(REFS)}
 
 
@@ -75,13 +79,20 @@ def first_world(num_workers: int, budget: Budget, *, num_samples: int = 1, max_t
     state, effects = h.start(
         REQUEST, num_prompt_tokens=NUM_PROMPT_TOKENS, num_samples=num_samples, block_size=BLOCK_SIZE, limits=LIMITS
     )
+    workers = (Worker(),) * num_workers
+    absent: frozenset[int] = frozenset()
+    if budget.restarts:
+        workers += (Worker(alive=False),) * (NUM_PLACES + num_workers - len(workers))
+        absent = frozenset(range(num_workers, len(workers)))
     return World(
         state=replace(state, samples=()),
         outputs=((((), False)),) * num_samples,
-        workers=(Worker(),) * num_workers,
+        workers=workers,
         budget=budget,
         ask=effects[0],
         max_tokens=max_tokens,
+        known_dead=absent,
+        absent=frozenset(i for i in absent if i < NUM_PLACES),
     )
 
 
@@ -173,11 +184,34 @@ def die(world: World, i: int) -> World:
     return put(world, i, Worker(alive=False, outbox=(*w.outbox, h.WorkerDied(REFS[i]))))
 
 
+def restart(world: World, i: int) -> World:
+    """A second incarnation joins; requests reach it only when all others have let go of the first one's blocks."""
+    new = NUM_PLACES + i
+    others = [j for j, w in enumerate(world.workers) if w.alive]
+    for j in others:
+        world = put(world, j, world.workers[j]._replace(inbox=(*world.workers[j].inbox, ("fence", i))))
+    world = put(world, new, Worker())
+    return let_in(world._replace(unfenced=world.unfenced | {(new, j) for j in others}), new)
+
+
+def let_in(world: World, new: int) -> World:
+    is_ready = world.workers[new].alive and not any(joining == new for joining, _ in world.unfenced)
+    return world._replace(known_dead=world.known_dead - {new}) if is_ready else world
+
+
+def fenced(world: World, who: int, former: int) -> World:
+    """`who` has let go of the blocks of the incarnation `former`, or is gone."""
+    new = former + NUM_PLACES
+    if (new, who) not in world.unfenced:
+        return world
+    return let_in(world._replace(unfenced=world.unfenced - {(new, who)}), new)
+
+
 # ---- a worker --------------------------------------------------------------------------------------------------------
 
 
 def check_nobody_writes(world: World, target: int, what: str) -> None:
-    for w in world.workers:
+    for w in world.workers:  # a message that waits behind a fence is refused
         queued = any(m[0] == "prefill" and m[1] == target for m in w.inbox)
         if w.alive and (queued or (w.task == "prefill" and w.target == target)):
             raise Violation(f"blocks were {what} while a prefill worker may still write into them")
@@ -219,6 +253,14 @@ def receive(world: World, i: int) -> World:
                 check_nobody_writes(world, i, "freed")
             keeps = w.task == "quarantined" or (w.task == "granted" and writer_active)
             return put(world, i, say(let_go(w, "quarantined" if keeps else "none"), h.Dropped(REFS[i])))
+        case ("fence", former):
+            w = world.workers[i]
+            if w.task == "prefill" and w.target == former:
+                w = say(let_go(w), h.Failed(REFS[i], "worker_lost", ""))
+            refused = [m for m in w.inbox if m[0] == "prefill" and m[1] == former]
+            w = w._replace(inbox=tuple(m for m in w.inbox if m not in refused))
+            w = say(w, *(h.Failed(REFS[i], "worker_lost", "") for _ in refused), ("fenced", former))
+            return put(world, i, w)
         case ("release",):
             check_nobody_writes(world, i, "released")
             return put(world, i, let_go(w)) if w.task == "quarantined" else world
@@ -235,7 +277,7 @@ def let_go(w: Worker, task: str = "none") -> Worker:
     return w._replace(task=task, target=-1, num_sealed=0, counts=())
 
 
-def say(w: Worker, *events: h.Event) -> Worker:
+def say(w: Worker, *events: h.Event | tuple[str, int]) -> Worker:
     return w._replace(outbox=(*w.outbox, *events))
 
 
@@ -253,10 +295,12 @@ def work(world: World, i: int) -> Iterator[World]:
     w = world.workers[i]
     if w.task == "waiting":
         num_blocks = NUM_PROMPT_TOKENS // BLOCK_SIZE
+        if i >= NUM_PLACES:
+            check_nobody_writes(world, i - NUM_PLACES, "granted by the next incarnation")
         granted = Reservation(
             request_id=REQUEST,
             worker_id=REFS[i].worker_id,
-            epoch=1,
+            epoch=REFS[i].epoch,
             block_ids=tuple(range(num_blocks)),
             generations=(0,) * num_blocks,
             num_hit_tokens=0,
@@ -299,8 +343,13 @@ def progress(world: World) -> Iterator[tuple[str, World]]:
         if w.outbox:
             after = put(world, i, w._replace(outbox=w.outbox[1:]))
             event = w.outbox[0]
+            if isinstance(event, tuple):
+                yield f"hear {i} {event[0]}", fenced(after, i, event[1])
+                continue
             if isinstance(event, h.WorkerDied):
                 after = after._replace(known_dead=after.known_dead | {i})
+                for former in range(NUM_PLACES):
+                    after = fenced(after, i, former)
             yield f"hear {i} {type(event).__name__}", tell(after, event)
         if w.alive and not w.hung:
             if w.inbox:
@@ -362,6 +411,8 @@ def faults(world: World) -> Iterator[tuple[str, World]]:
         return
     for i, w in enumerate(world.workers):
         if not w.alive:
+            if budget.restarts and i < NUM_PLACES and i in world.known_dead and is_restartable(world, i):
+                yield f"restart {i}", restart(world._replace(budget=budget._replace(restarts=budget.restarts - 1)), i)
             continue
         if budget.deaths:
             yield f"die {i}", die(world._replace(budget=budget._replace(deaths=budget.deaths - 1)), i)
@@ -383,12 +434,20 @@ def faults(world: World) -> Iterator[tuple[str, World]]:
         yield "stop early", tell(after._replace(stopped=True), h.StopEarly())
 
 
+def is_restartable(world: World, i: int) -> bool:
+    """It was there, the gateway has heard of its end, and nobody follows it yet."""
+    if i in world.absent or world.workers[i].outbox:
+        return False
+    new = NUM_PLACES + i
+    return new in world.known_dead and world.workers[new] == Worker(alive=False)
+
+
 def check_gone(world: World) -> None:
     """A forgotten request was ended, and no worker has anything of it, or will have."""
     if not world.ended:
         raise Violation("gone without an end")
     for i, w in enumerate(world.workers):
-        wanted = [m[0] for m in w.inbox if m[0] not in ("release", "abort", "seal")]
+        wanted = [m[0] for m in w.inbox if m[0] not in ("release", "abort", "seal", "fence")]
         if w.alive and not w.hung and (wanted or w.task != "none") and not frees_itself(w):
             raise Violation(f"worker {i} is left with {w.task} {wanted}")
 

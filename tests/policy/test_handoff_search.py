@@ -17,7 +17,19 @@ CASES = {
     "hang": (2, Budget(hangs=1, client=1, unsplit=1), 2),
     "late": (2, Budget(ticks=2, client=1), 2),
     "late and death": (3, Budget(ticks=1, deaths=1), 2),
+    "restart": (2, Budget(deaths=1, restarts=1), 2),
     "one token": (2, Budget(deaths=1, ticks=1, client=1), 1),
+}
+
+
+WIDE_CASES = {  # of minutes
+    "restart, aborted": (2, Budget(deaths=1, restarts=1, client=1), 2),
+    "restart, late": (2, Budget(deaths=1, restarts=1, ticks=1), 2),
+    "restart beside a third": (3, Budget(deaths=1, restarts=1, client=1), 2),
+    "two deaths, one restart": (2, Budget(deaths=2, restarts=1, client=1), 2),
+    "restart, late, aborted": (2, Budget(deaths=1, restarts=1, ticks=1, client=1, unsplit=1), 2),
+    "death, failure, late": (3, Budget(deaths=1, failures=1, ticks=1), 2),
+    "hang, death, aborted": (3, Budget(hangs=1, deaths=1, client=1), 2),
 }
 
 
@@ -81,3 +93,16 @@ def test_every_interleaving_of_a_small_world_is_safe_and_ends(name: str) -> None
     assert num_worlds > 500, "the faults of this case hardly happen"
     assert "finished" in outcomes
     assert ("aborted" in outcomes) == bool(budget.client)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_wider_worlds(capsys: pytest.CaptureFixture[str]) -> None:
+    num_all = 0
+    for name, (num_workers, budget, max_tokens) in (CASES | WIDE_CASES).items():
+        num_worlds, outcomes = search(first_world(num_workers, budget, max_tokens=max_tokens), max_worlds=5_000_000)
+        num_all += num_worlds
+        with capsys.disabled():
+            print(f"\n{name}: {num_worlds:,} worlds, {', '.join(sorted(outcomes))}")  # noqa: T201
+    with capsys.disabled():
+        print(f"{num_all:,} worlds in all")  # noqa: T201
