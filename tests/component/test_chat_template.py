@@ -183,6 +183,12 @@ def test_developer_is_system_where_the_template_refuses_it() -> None:
     )
 
 
+@pytest.mark.parametrize(("name", "knows"), [("chatml", True), ("smollm2", False), ("llama3", False)])
+def test_a_template_that_leaves_tools_out_is_told_from_one_that_names_them(name: str, knows: bool) -> None:
+    """Red when requests with tools are refused for a model that can take them, or dropped for one that cannot."""
+    assert ChatTemplate(TEMPLATES[name]).knows_tools is knows
+
+
 def test_the_templates_own_words_reach_the_client() -> None:
     with pytest.raises(InvalidRequest, match="Conversation roles must alternate") as refusal:
         ChatTemplate(MISTRAL, SPECIAL).render([USER, USER])
