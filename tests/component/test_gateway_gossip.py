@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +21,10 @@ from relevo.core.errors import SettingsError
 from relevo.core.events import StepCounters, WorkerLoad
 from relevo.core.ids import WorkerRef
 from relevo.gateway import gossip as gossip_module
+from relevo.gateway.metering.accounts import Accounts
+from relevo.gateway.metering.keys import KeyRecord
 from relevo.gateway.ports import EngineStatus, WorkerStatus
+from relevo.policy.key_limits import Charge, KeyLimits, Refused
 from relevo.telemetry.merged_series import SeriesFamily
 from relevo.telemetry.metrics import GatewayMetrics
 from relevo.wire import gossip as wire
@@ -42,7 +48,8 @@ def in_flight(gateway: Gateway) -> list[tuple[WorkerRef, int, int]]:
 
 
 async def hear_each_other(gateways: Sequence[Gateway]) -> None:
-    await until(lambda: all(len(g.gossip.connected) == len(gateways) - 1 for g in gateways if g.gossip))
+    """And are followed: nothing that is told from here on is missed."""
+    await until(lambda: all(len(g.gossip._followers) == len(gateways) - 1 for g in gateways if g.gossip))
 
 
 async def test_a_choice_is_seen_by_the_other_gateway_and_gone_when_it_is_over(folder: str) -> None:
@@ -114,6 +121,49 @@ async def test_a_question_is_answered_by_those_who_are_there(folder: str) -> Non
             pass
         assert answers == {"gateway-1": b"gateway-1", "gateway-2": None}
         assert await first.gossip.ask("what nobody knows") == {"gateway-1": None, "gateway-2": None}
+
+
+async def test_a_key_has_one_minute_of_tokens_through_all_gateways(folder: str) -> None:
+    """Red when each gateway grants the whole limit again."""
+    async with in_process_stack(SPLIT, gossip_folder=folder) as stack:
+        first, second = (gateway.gossip for gateway in stack.gateways)
+        assert first is not None
+        assert second is not None
+        accounts = [accounts_of_one_key(), accounts_of_one_key()]
+        for gossip, own in zip((first, second), accounts, strict=True):
+            own.on_taken = gossip.taken
+            gossip.on_taken = partial(taken_elsewhere, own)
+        await hear_each_other(stack.gateways)
+        charge = accounts[0].try_charge("k", 60, Decimal(0), 0, 0)
+        assert isinstance(charge, Charge)
+        await until(lambda: left(accounts[1]) == 40)
+        assert isinstance(accounts[1].try_charge("k", 60, Decimal(0), 0, 0), Refused)
+        accounts[0].settle("k", charge, 10, Decimal(0), 0, 0)
+        await until(lambda: left(accounts[1]) == 90)
+        assert left(accounts[0]) == 90
+
+
+def accounts_of_one_key() -> Accounts:
+    accounts = Accounts()
+    record = KeyRecord(
+        **{
+            **dict.fromkeys((field.name for field in fields(KeyRecord)), None),
+            "key_id": "k",
+            "limits": KeyLimits(tokens_per_minute=100),
+        }  # type: ignore[arg-type]  # what accounts read of it
+    )
+    accounts.load([record], 0, 0)
+    return accounts
+
+
+def taken_elsewhere(accounts: Accounts, key_id: str, num_tokens: int) -> None:
+    accounts.taken_elsewhere(key_id, num_tokens, 0)
+
+
+def left(accounts: Accounts) -> int:
+    rate = accounts.rate("k", 0)
+    assert rate is not None
+    return rate.remaining_tokens
 
 
 async def _connected(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -64,7 +64,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     context = build_context(config, [_served_model(backend) for backend in backends], metrics, metering)
     gossip = None
     if config.peers:
-        others = _others(config, backends, context, metrics)
+        others = _others(config, backends, context, metrics, metering)
         context, gossip = replace(context, others=others), others.gossip
     app = create_app(context)
     phases.done("tokenizers and application")
@@ -189,7 +189,11 @@ def build_dispatcher(
 
 
 def _others(
-    config: GatewayConfig, backends: Sequence[ModelBackend], context: GatewayContext, metrics: GatewayMetrics
+    config: GatewayConfig,
+    backends: Sequence[ModelBackend],
+    context: GatewayContext,
+    metrics: GatewayMetrics,
+    metering: Metering,
 ) -> Others:
     models = {backend.config.served_model_names[0]: (backend.placement, backend.dispatcher) for backend in backends}
     return build_others(
@@ -197,6 +201,7 @@ def _others(
         models,
         metrics=lambda: metrics.scrape({served.name: served.generator.status() for served in context.models}),
         readiness=lambda: readiness(context),
+        meter=metering.meter,
     )
 
 

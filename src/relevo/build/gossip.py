@@ -11,6 +11,7 @@ import msgspec
 from relevo.build.configs import GatewayConfig
 from relevo.gateway.dispatch import Dispatcher
 from relevo.gateway.gossip import Gossip, Peer, Teller
+from relevo.gateway.metering.meter import Meter
 from relevo.gateway.placement import Placement
 from relevo.telemetry.merged_series import SeriesFamily
 
@@ -39,6 +40,7 @@ def build_others(
     models: Mapping[str, tuple[Placement, Dispatcher]],
     metrics: Callable[[], Sequence[SeriesFamily]],
     readiness: Callable[[], dict[str, Any]],
+    meter: Meter,
 ) -> Others:
     """`metrics`, `readiness`: what this gateway says of itself."""
     gossip = Gossip(
@@ -49,7 +51,9 @@ def build_others(
             for name, (placement, dispatcher) in models.items()
         },
         answers={_METRICS: lambda: _encode(tuple(metrics())), _READINESS: lambda: _encode(readiness())},
+        on_taken=lambda key_id, num_tokens: meter.accounts.taken_elsewhere(key_id, num_tokens, meter.clock.now_ns()),
     )
+    meter.accounts.on_taken = gossip.taken
     for placement, _ in models.values():
         placement.tell(gossip.news)
     return Others(config.gateway_id, gossip)

@@ -65,6 +65,8 @@ class Gossip:
     peers: Sequence[Peer]
     tellers: Mapping[str, Teller]  # by model
     answers: Mapping[str, Callable[[], bytes]]
+    on_taken: Callable[[str, int], None] = lambda key_id, num_tokens: None  # by a key, through another gateway
+    _taken: dict[str, int] = field(default_factory=dict)
     _followers: set[asyncio.StreamWriter] = field(default_factory=set)
     _connected: set[str] = field(default_factory=set)
     _timer: asyncio.TimerHandle | None = None
@@ -77,6 +79,11 @@ class Gossip:
             asyncio.get_running_loop().call_soon(self._flush)
         elif not is_urgent and not self._is_due and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PROGRESS_S, self._flush)
+
+    def taken(self, key_id: str, num_tokens: int) -> None:
+        """A key took tokens of its minute through this gateway, or gave them back."""
+        self._taken[key_id] = self._taken.get(key_id, 0) + num_tokens
+        self.news(True)
 
     async def run(self) -> None:
         server = await asyncio.start_unix_server(self._serve, self.path)  # replaces that of a former incarnation
@@ -100,11 +107,14 @@ class Gossip:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._is_due = None, False
+        messages: list[Message] = [wire.Taken(self._taken)] if self._taken else []
+        self._taken = {}
         for model, teller in self.tellers.items():
             batch = teller.journal.batch()
-            if batch is None or not self._followers:
-                continue
-            frame = encode_frame(wire.Told(model, batch))
+            if batch is not None:
+                messages.append(wire.Told(model, batch))
+        if messages and self._followers:
+            frame = b"".join(encode_frame(message) for message in messages)
             for follower in tuple(self._followers):
                 self._send(follower, frame)
 
@@ -165,11 +175,19 @@ class Gossip:
         decoder = wire.listener_side_decoder()
         while data := await reader.read(_READ_BYTES):
             for message in decoder.feed(data):
-                if not isinstance(message, wire.Told) or message.model not in self.tellers:
-                    raise ProtocolError(f"it sent a {type(message).__name__} that nobody asked for")
-                if not self.tellers[message.model].take(peer.gateway_id, message.batch):
-                    raise ProtocolError("a batch is missing")
+                self._hear(peer, message)
         raise ConnectionResetError("it closed the connection")
+
+    def _hear(self, peer: Peer, message: wire.ToListener) -> None:
+        match message:
+            case wire.Told(model=model, batch=batch) if model in self.tellers:
+                if not self.tellers[model].take(peer.gateway_id, batch):
+                    raise ProtocolError("a batch is missing")
+            case wire.Taken(num_tokens_by_key=taken):
+                for key_id, num_tokens in taken.items():
+                    self.on_taken(key_id, num_tokens)
+            case _:
+                raise ProtocolError(f"it sent a {type(message).__name__} that nobody asked for")
 
     async def _ask(self, peer: Peer, about: str) -> bytes | None:
         with contextlib.suppress(OSError, ProtocolError):  # TimeoutError is an OSError; all of them: no answer

@@ -41,7 +41,6 @@ class Batch:
     is_snapshot: bool  # everything; otherwise what changed since the batch numbered one less
     standings: tuple[Standing, ...]
     uses: tuple[tuple[str, Use], ...] = ()  # what kind of choice, and what its router remembers
-    key_tokens: tuple[tuple[str, int], ...] = ()  # tokens that API keys took or gave back
 
 
 class Journal:
@@ -53,7 +52,6 @@ class Journal:
         self._own: dict[RequestId, bool] = {}  # whether its hashes were told
         self._changed: dict[RequestId, None] = {}
         self._uses: list[tuple[str, Use]] = []
-        self._key_tokens: dict[str, int] = {}
         self._sequence = 0
 
     def chosen(self, request_id: RequestId, kind: str, use: Use | None) -> None:
@@ -75,13 +73,9 @@ class Journal:
         """A worker is gone, with all that was charged to it."""
         self._changed.update(dict.fromkeys(self._own))
 
-    def key_used(self, key_id: str, num_tokens: int) -> None:
-        """Negative: given back."""
-        self._key_tokens[key_id] = self._key_tokens.get(key_id, 0) + num_tokens
-
     def batch(self) -> Batch | None:
         """What changed, for everybody who follows; None if nothing did."""
-        if not self._changed and not self._uses and not self._key_tokens:
+        if not self._changed and not self._uses:
             return None
         self._sequence += 1
         batch = Batch(
@@ -89,14 +83,13 @@ class Journal:
             is_snapshot=False,
             standings=tuple(self._standing(request_id, tells_all=False) for request_id in self._changed),
             uses=tuple(self._uses),
-            key_tokens=tuple((key_id, count) for key_id, count in self._key_tokens.items() if count),
         )
         for standing in batch.standings:
             if _is_over(standing):
                 del self._own[standing.request_id]
             else:
                 self._own[standing.request_id] = True
-        self._changed, self._uses, self._key_tokens = {}, [], {}
+        self._changed, self._uses = {}, []
         return batch
 
     def snapshot(self) -> Batch:

@@ -160,6 +160,11 @@ class KeyAccount:
         self._reserved = EXACT.subtract(self._reserved, charge.cost)
         self._spent = EXACT.add(self._spent, cost)
 
+    def taken_elsewhere(self, num_tokens: int, now_ns: int) -> None:
+        """Another gateway took so many tokens of the minute, or gave them back."""
+        if self._bucket is not None:
+            self._bucket.take(num_tokens, now_ns)
+
     def correct(self, spent: Decimal, now_unix_s: float) -> None:
         """What the ledger says; other gateways write to it too."""
         self._roll(now_unix_s)

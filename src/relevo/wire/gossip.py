@@ -26,12 +26,18 @@ class Told(Message, frozen=True, tag=True):
     batch: Batch
 
 
+class Taken(Message, frozen=True, tag=True):
+    """Tokens of their minute that API keys took since the last such message; negative: gave back."""
+
+    num_tokens_by_key: dict[str, int]
+
+
 class Answer(Message, frozen=True, tag=True):
     body: bytes
 
 
 ToTeller = Follow | Ask
-ToListener = Told | Answer
+ToListener = Told | Taken | Answer
 _to_teller: msgspec.msgpack.Decoder[ToTeller] = msgspec.msgpack.Decoder(ToTeller)
 _to_listener: msgspec.msgpack.Decoder[ToListener] = msgspec.msgpack.Decoder(ToListener)
 

@@ -7,7 +7,7 @@ and those of other gateways on the same database arrive with that delay.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -39,6 +39,7 @@ class SpentQuestion:
 class Accounts:
     def __init__(self) -> None:
         self._by_key: dict[str, _Kept] = {}
+        self.on_taken: Callable[[str, int], None] = lambda key_id, num_tokens: None  # tokens of a key's minute
 
     def load(self, records: Iterable[KeyRecord], now_ns: int, now_ms: int) -> None:
         """Take the limits of all keys as they are now."""
@@ -59,7 +60,10 @@ class Accounts:
         kept = self._by_key.get(key_id)
         if kept is None:
             return None
-        return kept.account.try_charge(num_tokens, cost, now_ns, now_ms / 1000)
+        charge = kept.account.try_charge(num_tokens, cost, now_ns, now_ms / 1000)
+        if isinstance(charge, Charge):
+            self.on_taken(key_id, charge.num_tokens)
+        return charge
 
     def settle(
         self, key_id: str, charge: Charge, num_tokens: int, cost: Decimal, now_ns: int, ended_at_ms: int
@@ -69,6 +73,13 @@ class Accounts:
             kept.account.settle(charge, num_tokens, cost, now_ns, ended_at_ms / 1000)
             kept.recent.append((ended_at_ms, cost))
             kept.was_used = True
+            self.on_taken(key_id, num_tokens - charge.num_tokens)
+
+    def taken_elsewhere(self, key_id: str, num_tokens: int, now_ns: int) -> None:
+        """Another gateway let the key take so many tokens, or gave them back."""
+        kept = self._by_key.get(key_id)
+        if kept is not None:
+            kept.account.taken_elsewhere(num_tokens, now_ns)
 
     def rate(self, key_id: str, now_ns: int) -> RateView | None:
         kept = self._by_key.get(key_id)
