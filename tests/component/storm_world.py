@@ -144,10 +144,10 @@ class StormWorld:
 
     # ---- HandoffMetrics ----------------------------------------------------------------------------------------------
 
-    def admission_rejected(self, model: str, reason: str) -> None:
+    def admission_rejected(self, model: str, *told: Any) -> None:
         pass
 
-    def handoff_finished(self, model: str, outcome: str, handoff_s: float, num_bytes: int, transfer_s: float) -> None:
+    def handoff_finished(self, model: str, outcome: str, *told: Any) -> None:
         self.tally.handoffs[outcome] += 1
 
     # ---- clients -----------------------------------------------------------------------------------------------------

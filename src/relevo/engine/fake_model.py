@@ -59,9 +59,14 @@ def _mix_int(word: int) -> int:
     return word ^ (word >> 31)
 
 
-@lru_cache(maxsize=1024)
 def _powers(count: int) -> tuple[Words, Words]:
     """The first `count` powers of _CHAIN and of its inverse, from the first one on; not to be written to."""
+    chain, inverse = _power_table(1 << max(0, count - 1).bit_length())
+    return chain[:count], inverse[:count]
+
+
+@lru_cache  # one entry per power of two
+def _power_table(count: int) -> tuple[Words, Words]:
     chain = np.cumprod(np.full(count, _CHAIN, dtype=np.uint64), dtype=np.uint64)
     inverse = np.cumprod(np.full(count, _CHAIN_INVERSE, dtype=np.uint64), dtype=np.uint64)
     return chain, inverse
