@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "philox.h"
 
@@ -154,34 +155,73 @@ double floor_of(const float* logits, int64_t vocab_size, const DrawParams& param
   return floor;
 }
 
-// All tokens race. The time a token needs is at least u / weight, since -log(1 - u) >= u: whoever is slower than the
-// best so far even so is passed over without a logarithm, and where no u could help, without a random number.
-int64_t race_of_all(const float* logits, int64_t vocab_size, const Philox& random, float peak, float scale) {
-  constexpr int64_t PIECE = 1024;
-  constexpr double HOPELESS = 0x1p-61;  // no wait is shorter than 2^-60
-  constexpr double SURELY = 1.0 - 1e-12;
-  const SamplingKernels& kernels = fastest();
-  float bounds[PIECE];
-  Winner winner;
-  for (int64_t start = 0; start < vocab_size; start += PIECE) {
-    const int64_t size = std::min(PIECE, vocab_size - start);
-    kernels.bounds(logits + start, size, peak, scale, bounds);
+// A piece of the vocabulary on its way through the race of all tokens.
+struct Piece {
+  static constexpr int64_t SIZE = 1024;  // arbitrary: what is written here stays in the nearest cache
+  float bounds[SIZE];
+  uint64_t bits[SIZE];
+  int32_t shortest[SIZE];  // the upper 23 bits
+  int32_t hopeful[SIZE];
+
+  void draw_bits(const Philox& random, int64_t start, int64_t size) {
     for (int64_t i = 0; i < size; i += 4) {
-      const int64_t end = std::min<int64_t>(4, size - i);
-      float most = 0.0f;
-      for (int64_t j = 0; j < end; ++j) most = std::max(most, bounds[i + j]);
-      if (static_cast<double>(most) < winner.pace * HOPELESS) continue;
-      uint64_t bits[4];
-      random.block(static_cast<uint64_t>((start + i) / 4), bits);
-      for (int64_t j = 0; j < end; ++j) {
-        if (static_cast<double>(bounds[i + j]) < winner.pace * Philox::uniform(bits[j]) * SURELY) continue;
-        float weight;
-        kernels.weights(logits + start + i + j, 1, peak, scale, &weight);
-        winner.offer(start + i + j, weight, bits[j]);
+      uint64_t four[4];
+      random.block(static_cast<uint64_t>((start + i) / 4), four);
+      for (int64_t j = 0; j < 4; ++j) {
+        bits[i + j] = four[j];
+        shortest[i + j] = static_cast<int32_t>(four[j] >> 41);
       }
     }
   }
+};
+
+// All tokens race. The time a token needs is at least u / weight, since -log(1 - u) >= u: whoever is slower than the
+// best so far even so is passed over without a logarithm, and a piece in which no u could help, without random numbers.
+// The likeliest token sets the pace from the start. It is offered in its turn: the lowest index wins a tie.
+int64_t race_of_all(const float* logits, int64_t vocab_size, const Philox& random, int64_t best, float scale) {
+  constexpr double HOPELESS = 0x1p-61;  // no wait is shorter than 2^-60
+  constexpr double SURELY = (1.0 - 1e-6) * 0x1p-23;  // more than all roundings together; u in units of 2^-23
+  const SamplingKernels& kernels = fastest();
+  const float peak = logits[best];
+  thread_local Piece piece;
+  uint64_t bits[4];
+  random.block(static_cast<uint64_t>(best / 4), bits);
+  const double pace_of_best = 1.0 / wait_of(bits[best % 4]);
+  Winner winner;
+  for (int64_t start = 0; start < vocab_size; start += Piece::SIZE) {
+    const int64_t size = std::min(Piece::SIZE, vocab_size - start);
+    const float most = kernels.bounds(logits + start, size, peak, scale, piece.bounds);
+    const double pace = std::max(winner.pace, pace_of_best);
+    if (static_cast<double>(most) < pace * HOPELESS) continue;
+    piece.draw_bits(random, start, size);
+    const int64_t count = kernels.hopeful(piece.bounds, piece.shortest, size, static_cast<float>(pace * SURELY),
+                                          piece.hopeful);
+    for (int64_t h = 0; h < count; ++h) {
+      const int64_t i = piece.hopeful[h];
+      float weight;
+      kernels.weights(logits + start + i, 1, peak, scale, &weight);
+      winner.offer(start + i, weight, piece.bits[i]);
+    }
+  }
   return winner.index;
+}
+
+// Ascending indices of logits that are at least `least` (minus infinity: all), and the logits.
+void select(const float* logits, int64_t vocab_size, float least, std::vector<int64_t>& tokens,
+            std::vector<float>& values) {
+  if (std::isinf(least)) {
+    tokens.resize(static_cast<size_t>(vocab_size));
+    std::iota(tokens.begin(), tokens.end(), 0);
+    values.assign(logits, logits + vocab_size);
+    return;
+  }
+  tokens.clear();
+  values.clear();
+  for (int64_t i = 0; i < vocab_size; ++i) {
+    if (!(logits[i] >= least)) continue;
+    tokens.push_back(i);
+    values.push_back(logits[i]);
+  }
 }
 
 int64_t race(const std::vector<int64_t>& tokens, const std::vector<float>& weights, const Philox& random) {
@@ -202,24 +242,17 @@ int64_t race(const std::vector<int64_t>& tokens, const std::vector<float>& weigh
 int64_t draw(const float* logits, int64_t vocab_size, const DrawParams& params) {
   const SamplingKernels& kernels = fastest();
   const double temperature = std::min(params.temperature, MAX_TEMPERATURE);
-  const float peak = logits[kernels.summary(logits, vocab_size).best];
+  const int64_t best = kernels.summary(logits, vocab_size).best;
+  const float peak = logits[best];
   const float scale = static_cast<float>(1.0 / temperature);
   const Philox random{params.seed, params.sample_index, params.position};
   const double floor = floor_of(logits, vocab_size, params, temperature, peak);
-  const bool all = std::isinf(floor);
-  if (all && params.top_p >= 1.0) return race_of_all(logits, vocab_size, random, peak, scale);
+  if (std::isinf(floor) && params.top_p >= 1.0) return race_of_all(logits, vocab_size, random, best, scale);
 
   thread_local std::vector<int64_t> tokens;
   thread_local std::vector<float> weights;
   thread_local Nucleus nucleus;
-  tokens.clear();
-  weights.clear();
-  const float least = static_cast<float>(floor);
-  for (int64_t i = 0; i < vocab_size; ++i) {
-    if (!all && !(logits[i] >= least)) continue;
-    tokens.push_back(i);
-    weights.push_back(logits[i]);
-  }
+  select(logits, vocab_size, static_cast<float>(floor), tokens, weights);
   kernels.weights(weights.data(), static_cast<int64_t>(weights.size()), peak, scale, weights.data());
   if (params.top_p < 1.0) nucleus.keep(params.top_p, tokens, weights);
   return race(tokens, weights, random);

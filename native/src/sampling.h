@@ -20,7 +20,10 @@ struct SamplingKernels {
   // and the same bits on every path.
   void (*weights)(const float* logits, int64_t size, float peak, float scale, float* weights);
   // A number at least as large as weights[i], at most 7 % larger where it is above 1e-37; costs a fraction of it.
-  void (*bounds)(const float* logits, int64_t size, float peak, float scale, float* bounds);
+  // Returns the largest.
+  float (*bounds)(const float* logits, int64_t size, float peak, float scale, float* bounds);
+  // Ascending indices i with bounds[i] >= pace * shortest[i]; how many.
+  int64_t (*hopeful)(const float* bounds, const int32_t* shortest, int64_t size, float pace, int32_t* indices);
 };
 
 const SamplingKernels& sampling_kernels(Path path);

@@ -42,7 +42,8 @@ inline void weights_of(const float* logits, int64_t size, float peak, float scal
 
 // 2^y is convex, so that the line between its values at two integers is above it; that line is what the bits of a float
 // make of a fraction.
-inline void bounds_of(const float* logits, int64_t size, float peak, float scale, float* bounds) {
+template <class V>
+float bounds_of(const float* logits, int64_t size, float peak, float scale, float* bounds) {
   constexpr float UNITS = 12102203.0f;  // 2^23 / ln 2
   for (int64_t i = 0; i < size; ++i) {
     const float x = (logits[i] - peak) * scale;
@@ -52,6 +53,28 @@ inline void bounds_of(const float* logits, int64_t size, float peak, float scale
     std::memcpy(&bound, &bits, sizeof bound);
     bounds[i] = bound * 1.0001f;  // more than all roundings above together
   }
+  typename V::F largest = V::zero();
+  const int64_t whole = size / V::W * V::W;
+  for (int64_t i = 0; i < whole; i += V::W) largest = V::max(largest, V::load(bounds + i));
+  float most = V::max_lane(largest);
+  for (int64_t i = whole; i < size; ++i) most = bounds[i] > most ? bounds[i] : most;
+  return most;
+}
+
+// GROUP tokens at a time without a branch; most groups hold none that is fast enough.
+inline int64_t hopeful_of(const float* bounds, const int32_t* shortest, int64_t size, float pace, int32_t* hopeful) {
+  constexpr int64_t GROUP = 32;
+  int64_t count = 0;
+  for (int64_t first = 0; first < size; first += GROUP) {
+    const int64_t end = first + GROUP < size ? first + GROUP : size;
+    int32_t any = 0;
+    for (int64_t i = first; i < end; ++i) any |= bounds[i] >= pace * static_cast<float>(shortest[i]);
+    if (any == 0) continue;
+    for (int64_t i = first; i < end; ++i) {
+      if (bounds[i] >= pace * static_cast<float>(shortest[i])) hopeful[count++] = static_cast<int32_t>(i);
+    }
+  }
+  return count;
 }
 
 template <class V>
@@ -88,7 +111,7 @@ RowSummary summary_of(const float* logits, int64_t vocab_size) {
 
 template <class V>
 SamplingKernels sampling_kernels_of(Path path) {
-  return {path, summary_of<V>, weights_of, bounds_of};
+  return {path, summary_of<V>, weights_of, bounds_of<V>, hopeful_of};
 }
 
 }  // namespace
