@@ -304,9 +304,12 @@ class Admission:
         if not terms.is_batch:
             bounds.append(("max_ttft", self.limits.max_ttft_s))
         for limit, bound_s in bounds:
-            if bound_s is not None and ttft_s + self._allowance.within(bound_s) > bound_s:
+            if bound_s is None:
+                continue
+            latest_s = ttft_s + self._allowance.within(bound_s)
+            if latest_s > bound_s:
                 reason = (
-                    f"The first token would come in about {ttft_s:.1f} s, later than {bound_s:g} s; come back later."
+                    f"The first token may take {latest_s:.1f} s at present, longer than {bound_s:g} s; come back later."
                 )
                 return limit, reason, wait_s + outlook.queue_s
         return None
