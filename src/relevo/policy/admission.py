@@ -14,7 +14,7 @@ from there until `done`. Nothing behind the door is unbounded:
 The order is `policy.waiting_line`'s: priority, then deficit round robin over the price of compute. Batch requests come
 after everybody, have bounds of their own, and count in nobody else's prediction.
 
-Owns the line, the bounds and the learned rates. Does not know workers (`policy.outlook` reads them) or HTTP.
+Owns the line, the bounds and the deadlines. Does not know workers (`policy.outlook` reads them) or HTTP.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from relevo.core.errors import DeadlineExceeded, NoWorker, Overloaded
 from relevo.core.ids import RequestId
 from relevo.core.request import EngineRequest, ServiceTerms
 from relevo.policy.outlook import Outlook
-from relevo.policy.service_rate import Allowance, DrainRate, RunningMean
+from relevo.policy.wait_forecast import WaitForecast
 from relevo.policy.waiting_line import Level, Ticket, WaitingLine
 
 MIN_RETRY_AFTER_S = 1.0  # arbitrary: clients that retry faster only add load
@@ -120,11 +120,7 @@ class Admission:
     _line: WaitingLine = field(init=False)
     _entries: dict[RequestId, _Entry] = field(default_factory=dict)
     _waiting: dict[bool, _Class] = field(default_factory=lambda: {False: _Class(), True: _Class()})
-    _drain: DrainRate = field(default_factory=DrainRate)
-    _output_tokens: RunningMean = field(default_factory=RunningMean)  # of a continuation
-    _residence_s: RunningMean = field(default_factory=RunningMean)  # first token -> end
-    _worker_s: RunningMean = field(default_factory=RunningMean)  # sent -> first token, of those that were in line
-    _allowance: Allowance = field(default_factory=Allowance)
+    _forecast: WaitForecast = field(default_factory=WaitForecast)
 
     def __post_init__(self) -> None:
         self._line = WaitingLine(self.weights)
@@ -173,7 +169,7 @@ class Admission:
         """
         assert request.request_id not in self._entries, "admitted twice"
         ticket, prompt_cost = self._ticket(request, num_cached_tokens, now_ns)
-        wait_s = self._wait_s(ticket, outlook)
+        wait_s = self._forecast.wait_s(self._line, ticket, outlook)
         late = self._late(request.terms, wait_s, outlook)
         if late is not None:
             return Rejected(_refusal(ticket.request_id, *late))
@@ -205,10 +201,10 @@ class Admission:
         if ticket is None:
             return None
         if not has_room(ticket):
-            self._drain.waits(now_ns)
+            self._forecast.drain.waits(now_ns)
             return None
         self._line.pop()
-        self._drain.left(ticket.cost_tokens, now_ns, is_empty=not self.has_line)
+        self._forecast.drain.left(ticket.cost_tokens, now_ns, is_empty=not self.has_line)
         self._entries[ticket.request_id].sent_at_ns = now_ns
         return ticket
 
@@ -218,7 +214,8 @@ class Admission:
         if entry is not None and entry.sent_at_ns is not None and entry.started_at_ns is None:
             entry.started_at_ns = now_ns
             self._count(entry.ticket, -1)
-            self._learn(entry, now_ns)
+            if entry.has_waited:
+                self._forecast.took(entry.ticket, entry.predicted_at_ns, entry.sent_at_ns, now_ns)
 
     def done(self, request_id: RequestId, now_ns: int, num_output_tokens: int = 0) -> None:
         """It is over, however it ended, after so many tokens in all. Idempotent; unknown requests: no effect."""
@@ -229,14 +226,14 @@ class Admission:
         if entry.started_at_ns is None:
             self._count(ticket, -1)
         elif num_output_tokens:
-            self._output_tokens.observe(num_output_tokens / ticket.num_samples)
-            self._residence_s.observe((now_ns - entry.started_at_ns) / 1e9)
+            self._forecast.output_tokens.observe(num_output_tokens / ticket.num_samples)
+            self._forecast.residence_s.observe((now_ns - entry.started_at_ns) / 1e9)
         if entry.sent_at_ns is not None:
             self._line.settle(ticket, entry.prompt_cost_tokens + num_output_tokens)
         else:
             self._line.remove(request_id)
             if not self.has_line:
-                self._drain.emptied(now_ns)
+                self._forecast.drain.emptied(now_ns)
 
     # ---- deadlines ---------------------------------------------------------------------------------------------------
 
@@ -256,10 +253,10 @@ class Admission:
             return None
         is_over = entry.end_by_ns is not None and now_ns >= entry.end_by_ns
         limit = "client_timeout" if is_over else entry.leave_limit
-        retry_after_s = self._wait_s(entry.ticket, outlook)
+        retry_after_s = self._forecast.wait_s(self._line, entry.ticket, outlook)
         was_waiting = entry.started_at_ns is None
         if entry.sent_at_ns is None:
-            self._learn_from_late(entry, now_ns)
+            self._forecast.waited_in_vain(entry.ticket, entry.predicted_at_ns, now_ns)
             self._line.remove(request_id)
         code = DeadlineExceeded.code if limit.startswith("client_") else Overloaded.code
         if code == Overloaded.code and not outlook.is_anyone_ready:
@@ -268,27 +265,6 @@ class Admission:
 
     # ---- predictions -------------------------------------------------------------------------------------------------
 
-    def _wait_s(self, ticket: Ticket, outlook: Outlook) -> float:
-        """Seconds in line for a ticket like this one: until its turn, and until it can decode."""
-        ahead_tokens = self._line.tokens_ahead(ticket.tenant, ticket.level, ticket.cost_tokens)
-        rate = self._drain.tokens_per_s() or outlook.prompt_tokens_per_s
-        turn_s = ahead_tokens / rate if rate > 0.0 else 0.0
-        return max(turn_s, self._decode_room_s(ahead_tokens, ticket, turn_s, outlook))
-
-    def _decode_room_s(self, ahead_tokens: float, ticket: Ticket, turn_s: float, outlook: Outlook) -> float:
-        """Until a slot is free at the end of its prefill, by Little's law: those who decode leave at a known rate."""
-        residence_s = self._residence_s.value
-        if residence_s is None or outlook.num_running == 0:
-            return 0.0
-        waiting_tokens = sum(self._line.backlog_tokens(is_batch=is_batch) for is_batch in (False, True))
-        num_ahead = len(self._line) * ahead_tokens / waiting_tokens if waiting_tokens else 0.0
-        num_missing = num_ahead + ticket.num_samples - outlook.num_free_slots
-        leaving_per_s = outlook.num_running / max(residence_s, 1e-3)
-        prefill_end_s = turn_s + outlook.queue_s + outlook.own_s
-        if num_missing <= leaving_per_s * prefill_end_s:
-            return 0.0
-        return max(0.0, num_missing / leaving_per_s - outlook.queue_s - outlook.own_s)
-
     def _late(self, terms: ServiceTerms, wait_s: float, outlook: Outlook) -> tuple[str, str, float] | None:
         """(limit, reason, retry after): what a request that enters now could not meet because it has to wait."""
         is_slow = terms.tpot_s is not None and outlook.num_running > 0 and outlook.tpot_s > terms.tpot_s
@@ -296,7 +272,7 @@ class Admission:
             reason = (
                 f"Tokens would come every {outlook.tpot_s * 1e3:.0f} ms at present, later than the request asks for."
             )
-            return "client_tpot", reason, self._residence_s.value or 0.0
+            return "client_tpot", reason, self._forecast.residence_s.value or 0.0
         if wait_s + outlook.queue_s <= 0.0:
             return None
         ttft_s = wait_s + outlook.queue_s + outlook.own_s
@@ -306,7 +282,7 @@ class Admission:
         for limit, bound_s in bounds:
             if bound_s is None:
                 continue
-            latest_s = ttft_s + self._allowance.within(bound_s)
+            latest_s = ttft_s + self._forecast.allowance.within(bound_s)
             if latest_s > bound_s:
                 reason = (
                     f"The first token may take {latest_s:.1f} s at present, longer than {bound_s:g} s; come back later."
@@ -317,7 +293,7 @@ class Admission:
     def _leave_by(self, request: EngineRequest, outlook: Outlook, now_ns: int) -> tuple[str, int | None]:
         """(limit, when): from then on it is of no use to wait, because the prompt takes time, too."""
         terms, limits = request.terms, self.limits
-        after_s = max(outlook.own_s, self._worker_s.value or 0.0)
+        after_s = max(outlook.own_s, self._forecast.worker_s.value or 0.0)
         arrived_at_ns = request.arrived_at_ns or now_ns
         bounds = [("client_ttft", terms.ttft_s), ("client_timeout", terms.timeout_s)]
         if not terms.is_batch:
@@ -334,20 +310,6 @@ class Admission:
             return "line_timeout", None
         leave_by_ns, limit = min(latest)
         return limit, leave_by_ns
-
-    def _learn(self, entry: _Entry, now_ns: int) -> None:
-        """From a first token, of somebody who had to wait: what the prediction was worth."""
-        if entry.has_waited and entry.sent_at_ns is not None:
-            self._worker_s.observe((now_ns - entry.sent_at_ns) / 1e9)
-            entered_at_ns = entry.ticket.entered_at_ns
-            predicted_s, actual_s = (entry.predicted_at_ns - entered_at_ns) / 1e9, (now_ns - entered_at_ns) / 1e9
-            self._allowance.observe(predicted_s, actual_s)
-
-    def _learn_from_late(self, entry: _Entry, now_ns: int) -> None:
-        """From somebody who waited in vain: without a first token, but by then it was late already."""
-        entered_at_ns = entry.ticket.entered_at_ns
-        at_least_s = (now_ns - entered_at_ns) / 1e9 + (self._worker_s.value or 0.0)
-        self._allowance.observe((entry.predicted_at_ns - entered_at_ns) / 1e9, at_least_s)
 
     # ---- places ------------------------------------------------------------------------------------------------------
 
@@ -383,7 +345,7 @@ class Admission:
         self._count(victim, -1)
         del self._entries[victim.request_id]
         reason = "The waiting line is full, and the place went to somebody who has fewer or comes first."
-        return _refusal(victim.request_id, "displaced", reason, self._wait_s(victim, outlook))
+        return _refusal(victim.request_id, "displaced", reason, self._forecast.wait_s(self._line, victim, outlook))
 
     def _count(self, ticket: Ticket, num: int) -> None:
         waiting = self._waiting[ticket.is_batch]
@@ -394,7 +356,7 @@ class Admission:
         """With the price of its compute: uncached and cached prompt tokens, and the outputs it is expected to have."""
         num_prompt, sampling, terms = len(request.prompt_token_ids), request.sampling, request.terms
         prompt_cost = max(1, ceil(num_prompt - num_cached_tokens * (1.0 - CACHED_TOKEN_PRICE)))
-        expected = self._output_tokens.value or EXPECTED_OUTPUT_TOKENS
+        expected = self._forecast.output_tokens.value or EXPECTED_OUTPUT_TOKENS
         level: Level = (terms.is_batch, request.priority)
         ticket = Ticket(
             request_id=request.request_id,
