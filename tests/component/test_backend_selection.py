@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from relevo.build import backend
@@ -64,6 +65,13 @@ def test_dtypes_follow_from_the_backend(asked: dict[str, Any], dtype: str, kv_dt
     made = worker(**asked)
     assert (made.dtype, made.kv_cache_dtype) == (dtype, kv_dtype)
     assert plan(**asked).layout.dtype == kv_dtype
+
+
+def test_inputs_are_rounded_to_16_bits_unless_8_are_asked_for() -> None:
+    assert worker().activation_dtype == "int16"
+    assert worker(activation_dtype="int8").activation_dtype == "int8"
+    with pytest.raises(ValidationError, match="int4"):
+        Settings(activation_dtype="int4")
 
 
 @pytest.mark.parametrize("asked", [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}])

@@ -301,6 +301,8 @@ def test_settings_that_the_native_backend_cannot_follow_are_refused() -> None:
         NativeOps("int4")
     with pytest.raises(SettingsError, match="int2"):
         NativeOps(quantization="int2")
+    with pytest.raises(SettingsError, match="int4"):
+        NativeOps(activation_dtype="int4")
     with pytest.raises(SettingsError, match="sse9"):
         NativeOps(path="sse9")
 

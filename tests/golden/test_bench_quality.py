@@ -144,16 +144,17 @@ def test_the_packaged_text_scores_five_thousand_tokens() -> None:
 
 @pytest.mark.model
 def test_the_command_compares_variants(tmp_path: Path) -> None:
-    """The stored weights computed twice in float32 differ by rounding alone; int8 KV and activations by more."""
+    """Computed twice in float32: apart by rounding alone; with inputs of 16 bits hardly more, of 8 bits clearly."""
     pytest.importorskip("relevo_native")
     out = tmp_path / "out.json"
     small = ["--context", "24", "--max-windows", "2", "--json", str(out)]
     exact = "backend=torch,dtype=float32,kv=float32"
     result = bench_quality(
-        *small, "--variant", exact, "--variant", "backend=native", "--variant", "backend=native,kv=int8"
+        *small, "--variant", exact, "--variant", "backend=native", "--variant", "backend=native,activation=int8"
     )
     assert result.exit_code == 0, result.output
-    same, native, _ = json.loads(out.read_text())["report"]["scores"]
+    same, native, coarse = json.loads(out.read_text())["report"]["scores"]
     assert same["num_tokens"] == native["num_tokens"] == 2 * 11
     assert (same["num_disagreements"], abs(same["mean_kl"])) == (0, pytest.approx(0.0, abs=1e-12))
-    assert 0 < native["mean_kl"] < 0.05
+    assert 0 < native["mean_kl"] < 1e-4
+    assert native["mean_kl"] < coarse["mean_kl"] < 0.05

@@ -26,8 +26,14 @@ NUM_BLOCKS = 16
 class NativeDecoder:
     """With weights and cache in any format the backend has."""
 
-    def __init__(self, files: ModelFiles, quantization: str | None = None, kv_dtype: str = "float16") -> None:
-        ops = NativeOps("auto", (0, 1), quantization)
+    def __init__(
+        self,
+        files: ModelFiles,
+        quantization: str | None = None,
+        kv_dtype: str = "float16",
+        activation_dtype: str = "int8",
+    ) -> None:
+        ops = NativeOps("auto", (0, 1), quantization, activation_dtype)
         tensors = files.tensors(raw_formats=ops.native_formats)
         self._decoder = Decoder.load(files.config, tensors, ops, files.config.max_position)
         self._kv = ops.kv_cache(small_layout(files.config, kv_dtype), NUM_BLOCKS, None)
@@ -55,14 +61,29 @@ def test_close_to_the_same_weights_in_float32(files: ModelFiles) -> None:
     assert relative_error(NativeDecoder(files).step(row(tokens, 0, list(range(6)))), expected) < 0.05
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
-@pytest.mark.parametrize("kv_dtype", ["float16", "int8"])
+def test_inputs_in_16_bits_are_as_good_as_float32(files: ModelFiles) -> None:
+    """Red if products that should take 16 bits take 8: a hundred times this error."""
+    tokens = prompt(21)
+    expected = PagedDecoder(files).step(row(tokens, 0, list(range(6))))
+    decoder = NativeDecoder(files, kv_dtype="float32", activation_dtype="int16")
+    assert relative_error(decoder.step(row(tokens, 0, list(range(6)))), expected) < 2e-4
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kv_dtype", "activation_dtype"),
+    [
+        (None, "float16", "int16"),
+        (None, "int8", "int8"),
+        ("int8", "float16", "int8"),
+        ("int8", "int8", "int16"),
+    ],
+)
 def test_chunks_batches_and_single_tokens_give_the_same_bits(
-    files: ModelFiles, quantization: str | None, kv_dtype: str
+    files: ModelFiles, quantization: str | None, kv_dtype: str, activation_dtype: str
 ) -> None:
     tokens, blocks = prompt(21), [3, 1, 4, 9, 5, 2]
-    whole = NativeDecoder(files, quantization, kv_dtype).step(row(tokens, 0, list(range(6))))
-    decoder = NativeDecoder(files, quantization, kv_dtype)
+    whole = NativeDecoder(files, quantization, kv_dtype, activation_dtype).step(row(tokens, 0, list(range(6))))
+    decoder = NativeDecoder(files, quantization, kv_dtype, activation_dtype)
     chunks = [decoder.step(row(tokens[:13], 0, blocks)), decoder.step(row(tokens[13:14], 13, blocks))]
     other = prompt(7, seed=1)
     mixed = decoder.step(row(other, 0, [10, 11]), row(tokens[14:17], 14, blocks))

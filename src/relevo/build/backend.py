@@ -42,7 +42,13 @@ def make_ops(config: WorkerConfig) -> Ops:
     from relevo.engine.ops.native.ops import NativeOps
 
     path = os.environ.get(CPU_PATH_VARIABLE, "")
-    ops = NativeOps(dtype=config.dtype, cores=config.cores, quantization=config.quantization, path=path)
+    ops = NativeOps(
+        dtype=config.dtype,
+        cores=config.cores,
+        quantization=config.quantization,
+        activation_dtype=config.activation_dtype,
+        path=path,
+    )
     log.info("CPU path %s: %s", *_native.choose_path(path))
     return ops
 

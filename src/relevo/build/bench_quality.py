@@ -81,5 +81,7 @@ class PagedForward:
 
 
 def _name(config: WorkerConfig) -> str:
-    weights = " ".join(filter(None, (config.dtype, config.quantization)))
-    return f"{config.backend} {weights}, KV {config.kv_cache_dtype}"
+    parts = [" ".join(filter(None, (config.backend, config.dtype, config.quantization)))]
+    if config.backend == "native" and (config.dtype == "auto" or config.quantization):
+        parts.append(f"inputs {config.activation_dtype}")
+    return ", ".join((*parts, f"KV {config.kv_cache_dtype}"))

@@ -116,6 +116,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             backend=backend,
             dtype=dtype,
             quantization=settings.quantization,
+            activation_dtype=settings.activation_dtype,
             kv_cache_dtype=kv_dtype,
             block_size=settings.block_size,
             first_block_id=index * num_blocks if is_shared else 0,

@@ -19,6 +19,7 @@ def engine(
     backend: Annotated[str | None, typer.Option(help="native or torch.")] = None,
     dtype: Annotated[str | None, typer.Option(help="As for `relevo serve`.")] = None,
     quantization: Annotated[str | None, typer.Option(help="As for `relevo serve`.")] = None,
+    activation_dtype: Annotated[str | None, typer.Option(help="As for `relevo serve`.")] = None,
     kv_cache_dtype: Annotated[str | None, typer.Option(help="As for `relevo serve`.")] = None,
     prompt_lens: Annotated[str, typer.Option(help="Prompts to prefill, tokens.")] = "128,512,1500,2048",
     batch_sizes: Annotated[str, typer.Option(help="Rows that decode together.")] = "1,8,32",
@@ -45,6 +46,7 @@ def engine(
         "backend": backend,
         "dtype": dtype,
         "quantization": quantization,
+        "activation_dtype": activation_dtype,
         "kv_cache_dtype": kv_cache_dtype,
         "max_num_seqs": max(64, *options.batch_sizes),
     }

@@ -12,7 +12,13 @@ from relevo.bench.quality import QualityReport, compare_forwards, cut_windows, q
 from relevo.cli.bench_terminal import JsonOut, finish, friendly, out, progress, write_json
 from relevo.cli.options import make_settings
 
-_FIELDS = {"backend": "backend", "dtype": "dtype", "quantization": "quantization", "kv": "kv_cache_dtype"}
+_FIELDS = {
+    "backend": "backend",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "activation": "activation_dtype",
+    "kv": "kv_cache_dtype",
+}
 
 
 def quality(
@@ -20,7 +26,8 @@ def quality(
     variant: Annotated[
         list[str] | None,
         typer.Option(
-            help="backend=native,dtype=bfloat16,quantization=int8,kv=int8, each as left out: default; repeat."
+            help="backend=native,dtype=bfloat16,quantization=int8,activation=int8,kv=int8; what is left out: default. "
+            "Repeat."
         ),
     ] = None,
     reference: Annotated[str, typer.Option(help="Backend of the float32 forward: torch or native.")] = "torch",

@@ -25,23 +25,34 @@ from relevo.engine.sampling_math import Logits
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = {"int8": "q8_channel"}
+ACTIVATION_DTYPES = ("int16", "int8")
 _MASK = (1 << 64) - 1
 
 
 class NativeOps:
     def __init__(
-        self, dtype: str = "auto", cores: Sequence[int] = (), quantization: str | None = None, path: str = ""
+        self,
+        dtype: str = "auto",
+        cores: Sequence[int] = (),
+        quantization: str | None = None,
+        activation_dtype: str = "int16",
+        path: str = "",
     ) -> None:
         """Compute on one thread per core of `cores`; the caller's thread is the first (none given: the only one).
 
         `dtype`, of matrices: "auto" keeps what is stored. `quantization` "int8": every matrix in int8 with a scale per
-        row. `path`: an instruction path instead of the best one. Raises SettingsError.
+        row. `activation_dtype`: what inputs of matrices of integers are rounded to, "int16" or "int8"; those of the
+        output layer always to int16, which costs little there. `path`: an instruction path instead of the best one.
+        Raises SettingsError.
         """
         if dtype not in DTYPES:
             raise SettingsError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}; choose one of them")
         if quantization is not None and quantization not in QUANTIZATIONS:
             known = ", ".join(QUANTIZATIONS)
             raise SettingsError(f"quantization {quantization!r} is not implemented on a CPU; {known} is")
+        if activation_dtype not in ACTIVATION_DTYPES:
+            known = ", ".join(ACTIVATION_DTYPES)
+            raise SettingsError(f"activation dtype {activation_dtype!r} is not one of {known}; choose one of them")
         try:
             self._engine = _native.Engine(path, list(cores) or [0])
         except ValueError as error:
@@ -50,6 +61,7 @@ class NativeOps:
         self.native_formats = frozenset(BLOCK_BYTES) if dtype == "auto" and quantization is None else frozenset()
         self.kv_in_host_memory = True
         self.row_math: RowMath = NativeRowMath(self._engine)
+        self._has_wide_inputs = activation_dtype == "int16"
         self._packed_as = QUANTIZATIONS[quantization] if quantization else None if dtype == "auto" else dtype
 
     @property
@@ -101,7 +113,7 @@ class NativeOps:
 
     def program(self, trace: Trace, sliding_window: int | None) -> NativeProgram:
         program = _native.Program(self._engine)
-        recorder = Recorder(program)
+        recorder = Recorder(program, self._has_wide_inputs)
         recorder.finish(trace(recorder))
         return NativeProgram(program, sliding_window or 0)
 

@@ -31,7 +31,9 @@ class Instruction:
 class Recorder:
     """`Operations` of one trace."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, has_wide_inputs: bool) -> None:
+        """`has_wide_inputs`: matrices of integers take inputs of 16 bits, not 8."""
+        self._has_wide_inputs = has_wide_inputs
         self._program = program  # the native one; knows angles at once, operations when all are recorded
         self._instructions: list[Instruction] = []
         self._logits: RecordedLogits | None = None
@@ -47,7 +49,7 @@ class Recorder:
         source, columns, gain, eps = self._source(x)
         if weight.shape[1] != x.width or (bias is not None and bias.size != weight.shape[0]):
             raise UnsupportedModel(f"a matrix of shape {list(weight.shape)} cannot take {x.width} inputs with its bias")
-        return Product(source, columns, gain, eps, weight, bias)
+        return Product(source, columns, gain, eps, weight.wide() if self._has_wide_inputs else weight, bias)
 
     def rms_norm(self, x: Value, weight: Any, eps: float) -> Normed | Heads:
         if isinstance(x, Heads) and weight.size == x.size:
@@ -123,7 +125,7 @@ class Recorder:
         source, columns, gain, eps = self._source(x)
         if weight.shape[1] != x.width:
             raise UnsupportedModel(f"an output layer of shape {list(weight.shape)} cannot take {x.width} inputs")
-        arguments = {"source": source, "gain": gain, "eps": eps, "head": weight}
+        arguments = {"source": source, "gain": gain, "eps": eps, "head": weight.wide()}
         self._add(Instruction("logits", {"in_": columns}, arguments, ("in_",)))
         self._logits = RecordedLogits(weight.shape[0])
         return self._logits
