@@ -143,11 +143,14 @@ class Gossiping(RuleBasedStateMachine):
     @rule(index=indices)
     def die(self, index: int) -> None:
         """And come back, knowing nothing."""
+        self._die_for_good(index)
+        self._start(index)
+
+    def _die_for_good(self, index: int) -> None:
         dead = self.gateways.pop(index)
         for other in self.gateways.values():
             other.followers.pop(dead.name)
             other.hearsay.withdraw(dead.name)
-        self._start(index)
 
     @invariant()
     def counts_are_never_negative(self) -> None:
@@ -155,12 +158,13 @@ class Gossiping(RuleBasedStateMachine):
             assert all(gateway.in_flight.prefill_tokens(worker) >= 0 for worker in WORKERS)
 
     def teardown(self) -> None:
-        """Everything is delivered: one view. Everything is over: nothing is left anywhere."""
+        """Everything is delivered: one view. One dies and stays dead, everything else is over: nothing is left."""
         if not hasattr(self, "gateways"):
             return
         self._settle()
         first, *others = self.gateways.values()
         assert all(other.view == first.view for other in others)
+        self._die_for_good(0)
         for gateway in self.gateways.values():
             for request_id in gateway.own:
                 gateway.in_flight.end(request_id)
