@@ -56,7 +56,7 @@ def test_everything_holds_when_processes_are_killed_and_stopped(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_everything_holds_with_the_embedded_model_and_a_unified_server_as_oracle(tmp_path: Path) -> None:
     with (
         stack("smollm2", "--topology", "unified", "--dtype", "float32", "--api-key", KEY) as oracle,
