@@ -8,8 +8,7 @@ ARGS ?=
 JOBS ?= 2
 # What computes: native (kernels compiled here, for CPUs) or torch (CUDA, and CPUs without a compiler).
 BACKEND ?= $(if $(wildcard /dev/nvidia0),torch,native)
-# The packaged model answers worse with inputs rounded to int8, which 4-bit weights are multiplied with: see the lab log.
-DTYPE ?= $(if $(filter native,$(BACKEND)),bfloat16,auto)
+DTYPE ?= auto
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NATIVE := $(wildcard native/src/*.cc native/src/*.h native/relevo_native/*) native/CMakeLists.txt native/pyproject.toml
 SANITIZE := build/native-sanitize
