@@ -58,7 +58,7 @@ def answer_or_none(running: Stack, prompt: list[int]) -> object:
     try:
         return running.post(
             "/v1/completions",
-            {"model": "fake", "prompt": prompt, "temperature": 0, "max_tokens": 150, "ignore_eos": True},
+            {"model": "fake", "prompt": prompt, "temperature": 0, "max_tokens": 80, "ignore_eos": True},
         )["choices"]
     except (URLError, ConnectionError) as error:
         print(error, file=sys.stderr)  # noqa: T201
