@@ -215,9 +215,17 @@ inline __attribute__((always_inline)) void add_block_sums(const uint8_t* w, cons
   }
 }
 
-// Adds `blocks` blocks of a panel to the sums [16][16] of a group of rows.
+// Prefetching past the end of a weight is harmless: it is not an access.
+void prefetch_packed(const uint8_t* from, size_t bytes) {
+  const uintptr_t start = reinterpret_cast<uintptr_t>(from);
+  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T1);
+}
+
+// Adds `blocks` blocks of a panel to the sums [16][16] of a group of rows. Meanwhile as many packed blocks at `ahead` (null:
+// none) come nearer: with few rows, memory would rest while tiles multiply.
 template <class F>
-__attribute__((noinline)) void add_integer_blocks(const uint8_t* w, const uint8_t* x, int64_t blocks, float* group_sums) {
+__attribute__((noinline)) void add_integer_blocks(const uint8_t* w, const uint8_t* x, int64_t blocks, const uint8_t* ahead,
+                                                  float* group_sums) {
   alignas(64) BlockSums sums[2];
   __m512 acc[kTileRows];
 #pragma GCC unroll 16
@@ -227,6 +235,8 @@ __attribute__((noinline)) void add_integer_blocks(const uint8_t* w, const uint8_
   for (int64_t round = 0; round < rounds; ++round) {
     const uint8_t* next_w = w + F::kBlocksAtOnce * F::kWeightBytes;
     const uint8_t* next_x = x + F::kBlocksAtOnce * F::kInputGroupBytes;
+    constexpr size_t kPackedAtOnce = F::kBlocksAtOnce * F::kPackedBytes;
+    if (ahead) prefetch_packed(ahead + round * kPackedAtOnce, kPackedAtOnce);
     if (round + 1 < rounds) multiply_blocks<F>(next_w, next_x, sums[(round + 1) % 2]);
     for (int i = 0; i < F::kBlocksAtOnce; ++i)
       add_block_sums<F>(w + i * F::kWeightBytes, x + i * F::kInputGroupBytes, sums[round % 2] + i * F::kPlanes, acc);
@@ -254,13 +264,14 @@ void multiply_integer_panel(const Linear& w, const uint8_t* inputs, int64_t firs
   for (int64_t first = 0; first < blocks; first += kStretch) {
     const int64_t count = blocks - first < kStretch ? blocks - first : kStretch;
     const uint8_t* weights = packed + first * F::kPackedBytes;
+    const uint8_t* next = weights + count * F::kPackedBytes;
     if constexpr (F::kIsNibbles) {
       for (int64_t b = 0; b < count; ++b) spread_nibbles<F>(weights + b * F::kPackedBytes, spread + b * F::kSpreadBytes);
       weights = spread;
     }
     for (int64_t row = 0; row < rows; row += kTileRows) {
       const uint8_t* x = inputs + ((first_row + row) / kTileRows * blocks + first) * F::kInputGroupBytes;
-      add_integer_blocks<F>(weights, x, count, sums + row * kPanelRows);
+      add_integer_blocks<F>(weights, x, count, row == 0 ? next : nullptr, sums + row * kPanelRows);
     }
   }
   store_tile<F>(w, panel, sums, first_row, rows, output);
