@@ -62,13 +62,13 @@ class Storm:
     num_prefill: int = 1
     num_decode: int = 1
     num_blocks: int = 64  # per worker: a handful of requests
-    num_clients: int = 12
+    num_clients: int = 10
     faults: tuple[Faults, ...] = (WILD,)  # changes after every calm
     worker_deaths_per_s: float = 0.5
     worker_stops_per_s: float = 2.0
     late_writer_probability: float = 0.3  # whoever leaves in mid-prefill leaves just when the prefill worker stops
     step_failure_probability: float = 0.001
-    aborts_between_calms: int = 1000
+    aborts_between_calms: int = 500
 
 
 @dataclass
@@ -102,7 +102,7 @@ class StormWorld:
         self._rng = Random(seed)
         self._loop = VirtualLoop()
         self._canaries = Canaries(shared_memory=storm.transport == "shm")
-        self._hub = FakeHub(seed, storm.faults[0], checksum=True)
+        self._hub = FakeHub(seed, self._rng.choice(storm.faults), checksum=True)
         self._pump_at_ns: int | None = None
         self._pumping: asyncio.TimerHandle | None = None
         self._epochs: Counter[str] = Counter()
@@ -123,7 +123,7 @@ class StormWorld:
             connect=self._connect,
         )
         self._placement = Placement(self._membership, WorkerChooser(), BLOCK_SIZE, self._rng)
-        self._admission = Admission(AdmissionLimits(max_queued_requests=storm.num_clients - 2))
+        self._admission = Admission(AdmissionLimits(max_queued_requests=storm.num_clients))
         self._dispatcher = Dispatcher(
             membership=self._membership,
             placement=self._placement,

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
 import pytest
@@ -45,8 +46,9 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", STORMS)
 def test_nothing_is_left_and_nobody_reads_foreign_kv(name: str) -> None:
-    tally = StormWorld(STORMS[name], seed=11).run(100)
+    tally = StormWorld(replace(STORMS[name], faults=(WILD,)), seed=11).run(100)
     assert tally.num_calms >= 1 and tally.num_cells_read > 1000 and tally.num_tokens_told > 100
+    assert (tally.network["haunted"] > 0) == name.startswith("fake"), tally
     assert tally.aborted_in["prefilling"] + tally.aborted_in["transferring"] > 0, tally
 
 
@@ -103,7 +105,8 @@ def test_many_aborts(capsys: pytest.CaptureFixture[str]) -> None:
         total = sum(tally.num_aborts for tally in tallies.values())
         print(f"{total} aborts in {time.monotonic() - started_s:.0f} s, {NUM_PROCESSES} processes")  # noqa: T201
     assert total >= NUM_ABORTS
-    for phase in ("queued", "prefilling", "transferring", "submitted", "decoding", "recalling", "replacing"):
+    rare = ("recalling", "replacing") if total >= 100_000 else ()
+    for phase in ("queued", "prefilling", "transferring", "submitted", "decoding", *rare):
         assert sum(tally.aborted_in[phase] for tally in tallies.values()) > 0, phase
 
 

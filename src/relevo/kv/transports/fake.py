@@ -64,6 +64,7 @@ class _Inbox:
     """What a receiver has seen of one transfer."""
 
     seen: set[int] = field(default_factory=set)
+    refusal: tuple[str, bool] = ("", False)  # of the first write that was not applied: nothing is sealed after it
     seals: list[_Message] = field(default_factory=list)  # arrived before a write that was sent earlier
 
 
@@ -257,7 +258,9 @@ class FakeTransport:
             return
         inbox.seen.add(message.sequence)
         if message.block_ids:
-            self._answer(message, *self._store(message))
+            outcome = self._store(message)
+            inbox.refusal = inbox.refusal if inbox.refusal[0] else outcome
+            self._answer(message, *outcome)
         else:
             inbox.seals.append(message)
         for seal in list(inbox.seals):
@@ -266,7 +269,7 @@ class FakeTransport:
                 self._answer(seal, "the receiver has withdrawn the blocks", True)
             elif all(earlier in inbox.seen for earlier in range(seal.sequence)):
                 inbox.seals.remove(seal)
-                self._answer(seal, "", False)
+                self._answer(seal, *inbox.refusal)
 
     def content(self, block_ids: Sequence[BlockId]) -> tuple[bytes, ...]:
         return tuple(bytes(self._arena.block(block_id)) for block_id in block_ids)
