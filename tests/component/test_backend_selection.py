@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 from relevo.build import backend
 from relevo.build.configs import WorkerConfig, kv_layout
 from relevo.build.resolve import Hardware, ModelAsk, ModelPlan, resolve_model
+from relevo.build.worker import scheduler_config
 from relevo.cli.main import make_app
 from relevo.core.errors import SettingsError, StartError
+from relevo.core.events import StepCosts
 from relevo.core.model import ModelConfig
 from relevo.settings import Settings
 
@@ -65,6 +67,20 @@ def test_dtypes_follow_from_the_backend(asked: dict[str, Any], dtype: str, kv_dt
     made = worker(**asked)
     assert (made.dtype, made.kv_cache_dtype) == (dtype, kv_dtype)
     assert plan(**asked).layout.dtype == kv_dtype
+
+
+@pytest.mark.parametrize("asked", [{}, {"max_num_batched_tokens": 512}])
+def test_steps_stay_shorter_than_the_time_to_let_go_of_a_request(
+    asked: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine that is slow at start serves all the same, and says in what steps."""
+    slow = StepCosts(base_s=0.1, per_token_s=0.05, per_kv_token_s=0.0)
+    config = scheduler_config(worker(max_step_s=0.0, **asked), zero_copy=True, costs=slow)
+    assert config.max_batched_tokens == config.max_prefill_tokens == 32  # 64 take more than half of 5 s
+    assert "step budget 32 instead of" in caplog.text
+    hopeless = StepCosts(base_s=6.0, per_token_s=0.05, per_kv_token_s=0.0)
+    with pytest.raises(SettingsError, match=r"longer than --drain-lease-s 5; raise that to 12"):
+        scheduler_config(worker(**asked), zero_copy=True, costs=hopeless)
 
 
 def test_inputs_are_rounded_to_16_bits_unless_8_are_asked_for() -> None:

@@ -140,18 +140,13 @@ def _transport(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> 
 
 
 def scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts) -> SchedulerConfig:
-    """Budgets cut to the measured costs. Raises SettingsError when a step would outlast the drain lease."""
+    """Budgets cut to the measured costs. Raises SettingsError when a step of one token outlasts the drain lease."""
     budget = config.max_num_batched_tokens
     if config.max_step_s > 0.0:
         budget = token_budget(costs, config.max_step_s, 2 * config.max_num_seqs, budget)
         log.info("step budget %d tokens: %.2f ms per token, %.1f ms besides", budget, *_in_ms(costs))
-    step_s = costs.step_s(budget, budget)
-    if step_s > config.drain_lease_s:
-        raise SettingsError(
-            f"a step of {budget} tokens takes about {step_s:.1f} s here, but --drain-lease-s {config.drain_lease_s:g} "
-            f"ends a worker that lets go of a request no sooner; lower --max-num-batched-tokens to "
-            f"{token_budget(costs, config.drain_lease_s / 2, 1, budget)} or raise --drain-lease-s to {2 * step_s:.0f}"
-        )
+    if costs.step_s(budget, budget) > config.drain_lease_s:
+        budget = _budget_within_lease(costs, config.drain_lease_s, budget)
     return SchedulerConfig(
         worker_id=WorkerId(config.worker_id),
         epoch=config.epoch,
@@ -166,6 +161,27 @@ def scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts) ->
         zero_copy=zero_copy,
         enable_prefix_caching=config.enable_prefix_caching,
     )
+
+
+def _budget_within_lease(costs: StepCosts, drain_lease_s: float, budget: int) -> int:
+    """A worker that is slow today serves in smaller steps: it is ended if it lets go of a request no sooner than the
+    lease."""
+    smaller = token_budget(costs, drain_lease_s / 2, 1, budget)
+    smaller_s = costs.step_s(smaller, smaller)
+    if smaller_s > drain_lease_s:
+        raise SettingsError(
+            f"a step of {smaller} tokens takes about {smaller_s:.1f} s here, longer than --drain-lease-s "
+            f"{drain_lease_s:g}; raise that to {2 * smaller_s:.0f} or choose a smaller model"
+        )
+    log.warning(
+        "step budget %d instead of %d tokens: %d would take %.1f s here, longer than --drain-lease-s %g",
+        smaller,
+        budget,
+        budget,
+        costs.step_s(budget, budget),
+        drain_lease_s,
+    )
+    return smaller
 
 
 def _in_ms(costs: StepCosts) -> tuple[float, float]:
