@@ -75,7 +75,7 @@ def test_steps_stay_shorter_than_the_time_to_let_go_of_a_request(
 ) -> None:
     """A machine that is slow at start serves all the same, and says in what steps."""
     slow = StepCosts(base_s=0.1, per_token_s=0.05, per_kv_token_s=0.0)
-    config = scheduler_config(worker(max_step_s=0.0, **asked), zero_copy=True, costs=slow)
+    config = scheduler_config(worker(**asked), zero_copy=True, costs=slow)
     assert config.max_batched_tokens == config.max_prefill_tokens == 32  # 64 take more than half of 5 s
     assert "step budget 32 instead of" in caplog.text
     hopeless = StepCosts(base_s=6.0, per_token_s=0.05, per_kv_token_s=0.0)
