@@ -213,6 +213,8 @@ def _note_what_is_missing(engine: EngineUnderTest, report: EngineReport) -> None
         report.notes.append("limits are not measured: they need the CPU kernels (pip install ./native)")
     if engine.facts.work is None:
         report.notes.append("bytes and operations are not counted: there is no model")
+    if engine.limits is not None and engine.facts.activation_dtype == "int16":
+        report.notes.append("inputs have 16 bits; the limit is of 8-bit products, twice as many to an instruction")
     if engine.facts.backend == "torch":
         report.notes.append("kernel time of the torch backend is its whole forward pass, torch's own dispatch included")
 

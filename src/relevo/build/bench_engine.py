@@ -123,6 +123,7 @@ def _facts(config: WorkerConfig, layout: KVLayout, limits: MachineLimits | None)
         cores=config.cores,
         max_model_len=config.max_model_len,
         operand=operand,
+        activation_dtype=config.activation_dtype if operand in ("int4", "int8") else "",
         work=work,
     )
 
