@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2
 ARGS ?=
 # Test files that run at the same time: much of a test run is waiting for processes.
-JOBS ?= 2
+JOBS ?= 3
 # What computes: native (kernels compiled here, for CPUs) or torch (CUDA, and CPUs without a compiler).
 BACKEND ?= $(if $(wildcard /dev/nvidia0),torch,native)
 DTYPE ?= auto

@@ -67,7 +67,7 @@ class Stack:
                 found[labels["worker"]] = found.get(labels["worker"], 0.0) + value
         return found
 
-    def wait_idle(self, deadline_s: float = 5.0) -> None:
+    def wait_idle(self, deadline_s: float = 30.0) -> None:
         """Blocks in use return to zero on every worker, and the gateway holds nothing."""
         deadline = time.monotonic() + deadline_s
         while True:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,6 +71,19 @@ def regions_up(url: str) -> set[str]:
     return set()
 
 
+def wait_until_refused(url: str) -> None:
+    """No process accepts there any more."""
+    host, port = url.removeprefix("http://").rsplit(":", 1)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError:
+            return
+        assert time.monotonic() < deadline, f"{url} still accepts"
+        time.sleep(0.02)
+
+
 def wait_for_regions(url: str, expected: set[str]) -> None:
     deadline = time.monotonic() + 60
     while regions_up(url) != expected:
@@ -103,7 +117,8 @@ def test_sessions_stay_move_when_their_region_dies_and_do_not_come_back() -> Non
         assert sum(stayed) >= 0.95 * len(stayed)
         cached = [a.json["usage"]["prompt_tokens_details"]["cached_tokens"] for a in later[1].values()]
         assert sum(count > 0 for count in cached) >= 0.95 * len(cached)
-        east.process.send_signal(signal.SIGKILL)  # its children end with it
+        east.process.send_signal(signal.SIGKILL)  # its children end with it, a moment later
+        wait_until_refused(east.url)
         moved = turns(url, sessions, 3)
         assert {(answer.status, answer.region) for answer in moved.values()} == {(200, "west")}
         wait_for_regions(url, {"west"})
