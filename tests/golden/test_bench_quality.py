@@ -143,6 +143,7 @@ def test_the_packaged_text_scores_five_thousand_tokens() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_command_compares_variants(tmp_path: Path) -> None:
     """Computed twice in float32: apart by rounding alone; with inputs of 16 bits hardly more, of 8 bits clearly."""

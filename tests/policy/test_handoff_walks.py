@@ -42,4 +42,4 @@ class HandoffWalk(RuleBasedStateMachine):
 
 
 TestHandoffWalk = HandoffWalk.TestCase
-TestHandoffWalk.settings = settings(max_examples=250, stateful_step_count=30, deadline=None)
+TestHandoffWalk.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)

@@ -182,4 +182,4 @@ class Spending(RuleBasedStateMachine):
 
 
 TestSpending = Spending.TestCase
-TestSpending.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSpending.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

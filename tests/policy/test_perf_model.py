@@ -80,7 +80,7 @@ def test_a_machine_that_got_slower_is_believed() -> None:
     assert model.costs.step_s(128, 1000) == pytest.approx(slower.step_s(128, 1000), rel=0.1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 5000), st.integers(0, 10**6), st.floats(0.0, 100.0, allow_subnormal=False)),

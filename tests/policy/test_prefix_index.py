@@ -182,4 +182,4 @@ class Feed(RuleBasedStateMachine):
 
 
 TestFeed = Feed.TestCase
-TestFeed.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestFeed.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

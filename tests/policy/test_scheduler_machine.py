@@ -414,7 +414,7 @@ def test_two_workers_under_pressure(machine):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=150,
+            max_examples=90,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
