@@ -8,17 +8,8 @@ from random import Random
 
 import pytest
 from check_faults import FAULTS
-from scripted_openai import (
-    MAX_MODEL_LEN,
-    MODEL,
-    Call,
-    Fault,
-    Reply,
-    ScriptedDisturber,
-    ScriptedOpenAI,
-    error,
-    scripted,
-)
+from scripted_answers import MODEL, Call, Reply, error
+from scripted_openai import MAX_MODEL_LEN, Fault, ScriptedDisturber, ScriptedOpenAI, scripted
 
 from relevo.check.blackbox import cancel, stream
 from relevo.check.catalogue import CHECKS, chosen

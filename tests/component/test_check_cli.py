@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 from check_faults import FAULTS
-from scripted_openai import MODEL, Fault, ScriptedOpenAI, scripted
+from scripted_answers import MODEL
+from scripted_openai import Fault, ScriptedOpenAI, scripted
 from typer.testing import CliRunner
 
 from relevo.cli.main import make_app

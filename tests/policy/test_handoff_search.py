@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from handoff_world import Budget, Violation, World, check_gone, faults, first_world, progress
+from handoff_moves import check_gone, faults, progress
+from handoff_world import Budget, Violation, World, first_world
 
 CASES = {
     "calm": (3, Budget(unsplit=2, client=1), 2),

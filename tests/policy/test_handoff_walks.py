@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from handoff_world import Budget, check_gone, faults, first_world, progress
+from handoff_moves import check_gone, faults, progress
+from handoff_world import Budget, first_world
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
