@@ -26,7 +26,7 @@ async def test_a_gateway_that_joins_leaves_the_others_handoffs_alone() -> None:
         prefill.go_on()
         tokens, _ = await running
         assert len(tokens) == 8
-        assert prefill.loop._counters.num_prefill_tokens + decode.loop._counters.num_prefill_tokens == len(PROMPT)
+        assert prefill.loop._reports.num_prefill_tokens + decode.loop._reports.num_prefill_tokens == len(PROMPT)
 
 
 async def test_rooms_of_a_gateway_that_died_are_released_by_one_that_lives() -> None:

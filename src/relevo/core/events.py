@@ -33,6 +33,9 @@ class StepCosts:
         return self.base_s + self.per_token_s * num_tokens + self.per_kv_token_s * num_kv_tokens
 
 
+UNKNOWN_COSTS = StepCosts(base_s=0.0, per_token_s=0.0, per_kv_token_s=0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
     """A worker's state after a step. Blocks: free + reusable + held + quarantined == total."""
@@ -47,7 +50,7 @@ class WorkerLoad:
     num_held_blocks: int = 0
     num_quarantined_blocks: int = 0
     num_total_blocks: int = 0
-    costs: StepCosts = StepCosts(base_s=0.0, per_token_s=0.0, per_kv_token_s=0.0)
+    costs: StepCosts = UNKNOWN_COSTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,16 +33,16 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
+        return sum([len(row.token_ids) for row in self.rows])
 
     @property
     def num_prefill_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows if row.is_prefill)
+        return sum([len(row.token_ids) for row in self.rows if row.is_prefill])
 
     @property
     def num_kv_tokens(self) -> int:
         """Tokens of context read by attention, summed over rows."""
-        return sum(row.start + len(row.token_ids) for row in self.rows)
+        return sum([row.start + len(row.token_ids) for row in self.rows])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from relevo.core.errors import StepFailed
-from relevo.core.events import StepCounters, TokenOutput, TransferFailed, TransferSealed, WorkerLoad
+from relevo.core.events import TokenOutput, TransferFailed, TransferSealed
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.plan import StepPlan
 from relevo.core.ports import Clock, KVTransport, ModelRunner
 from relevo.engine.cache_feed import CacheFeed
 from relevo.engine.legs import PrefillLeg
+from relevo.engine.load_reports import LoadReports
 from relevo.engine.orphans import Orphans
 from relevo.policy.perf_model import StepCostModel
 from relevo.policy.scheduler import Rejected, Scheduler, StepOutcome
@@ -52,14 +53,13 @@ class EngineLoop:
     _reservations: dict[RequestId, Reservation] = field(default_factory=dict)  # room granted here, still writable
     _orphans: Orphans = field(default_factory=Orphans)
     _fenced_epochs: dict[WorkerId, int] = field(default_factory=dict)  # of peers: nothing older is written to
-    _counters: StepCounters = field(default_factory=StepCounters)
-    _load_changed: bool = False
-    _told_load: set[PeerId] = field(default_factory=set)  # with the outputs of this turn's step
     _is_draining: bool = False
     _leaves_at_ns: int | None = None  # set when the drain was announced
     _cache_feed: CacheFeed = field(init=False)
+    _reports: LoadReports = field(init=False)
 
     def __post_init__(self) -> None:
+        self._reports = LoadReports(self.scheduler, self.costs, self.transport, self.server)
         self._cache_feed = CacheFeed(self.scheduler.pool, self.server)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class EngineLoop:
         self._drop_withdrawn_legs()
         stepped = self._step()
         self._cache_feed.publish()
-        self._report_load()
+        self._reports.publish()
         return stepped or self.scheduler.has_work()
 
     def hello(self) -> wire.Hello:
@@ -98,7 +98,7 @@ class EngineLoop:
             max_model_len=self.runner.max_model_len,
             transport=self.transport.name,
             address=self.transport.address(),
-            load=self._load(),
+            load=self._reports.load(),
             orphans=self._orphans.request_ids,
         )
 
@@ -114,7 +114,7 @@ class EngineLoop:
             return True
         self.costs.observe(plan.num_tokens, plan.num_kv_tokens, result.step_s)
         outcome = self.scheduler.commit(plan, result, self.clock.now_ns())
-        self._count_step(plan, outcome)
+        self._reports.count_step(plan, outcome)
         self._push_prefixes(outcome)
         self._cache_feed.publish()  # before the outputs: who hears that a request is over knows what it left behind
         self._send_outputs(outcome)  # before PrefillDone: the first token does not wait for the handoff
@@ -164,7 +164,7 @@ class EngineLoop:
                 self.server.send(peer, wire.Pong(message.nonce))
             case PeerGone():
                 self._lose_gateway(peer)
-        self._load_moved()
+        self._reports.changed()
 
     def _accept(self, peer: PeerId, request_id: RequestId, rejected: Rejected | None) -> None:
         if rejected is None:
@@ -218,7 +218,7 @@ class EngineLoop:
         self._drop(request_id, writer_active=False)
         if owner is not None:
             self.server.send(owner, wire.RequestFailed(request_id, code, reason))
-        self._load_moved()
+        self._reports.changed()
 
     def _drain(self) -> None:
         """Called from a signal handler too: only notes it and wakes the loop."""
@@ -252,7 +252,7 @@ class EngineLoop:
             self.transport.reserve(reservation)
             owner = self._owners[reservation.request_id]
             self.server.send(owner, wire.Reserved(reservation))
-            self._load_moved()
+            self._reports.changed()
 
     def _end_reservation(self, request_id: RequestId) -> None:
         """Nobody may write these blocks from here on."""
@@ -265,7 +265,7 @@ class EngineLoop:
     def _drop_withdrawn_legs(self) -> None:
         for request_id, leg in list(self._legs.items()):
             if not self.transport.may_write(leg.reservation):
-                self._count(num_refused_writes=1)
+                self._reports.num_refused_writes += 1
                 self._fail(request_id, "handoff_failed", "the reserved blocks were withdrawn")
 
     def _push_prefixes(self, outcome: StepOutcome) -> None:
@@ -291,8 +291,7 @@ class EngineLoop:
 
     def _sealed(self, leg: PrefillLeg, event: TransferSealed) -> None:
         request_id = event.reservation.request_id
-        num_bytes = leg.seal(event.num_tokens) * self.runner.layout.bytes_per_token
-        self._count(transferred_bytes=num_bytes)
+        self._reports.transferred_bytes += leg.seal(event.num_tokens) * self.runner.layout.bytes_per_token
         leg.transfer_s = event.transfer_s
         self.server.send(self._owners[request_id], wire.Sealed(request_id, event.num_tokens))
 
@@ -304,11 +303,11 @@ class EngineLoop:
             del self._legs[request_id]
             self.transport.cancel(leg.reservation)  # nothing is under way any more; its account is closed
             self.scheduler.finish_transfer(request_id)
-            self._count(transfer_s=leg.transfer_s)
+            self._reports.transfer_s += leg.transfer_s
             num_bytes = leg.num_handed_tokens * self.runner.layout.bytes_per_token
             done = wire.PrefillDone(request_id, leg.num_sealed_tokens, num_bytes, leg.transfer_s)
             self.server.send(owner, done)
-            self._load_moved()
+            self._reports.changed()
 
     # ---- after a step ------------------------------------------------------------------------------------------------
 
@@ -319,29 +318,13 @@ class EngineLoop:
             owner = self._owners.get(output.request_id)
             if owner is not None:
                 by_peer.setdefault(owner, []).append(output)
-        load, counters = self._load(), self._counts()
-        for peer, outputs in by_peer.items():
-            self.server.send(peer, wire.StepOutputs(tuple(outputs), load, counters))
-        self._told_load, self._load_changed = set(by_peer), True
+        self._reports.send_outputs(by_peer)
         for output in outcome.outputs:
             if output.finish_reason is not None and not self._holds(output.request_id):
                 self._owners.pop(output.request_id, None)
 
     def _holds(self, request_id: RequestId) -> bool:
         return request_id in self._legs or self.scheduler.holds(request_id)
-
-    def _load_moved(self) -> None:
-        self._load_changed = True
-        self._told_load.clear()
-
-    def _report_load(self) -> None:
-        """To every gateway that the outputs of this turn did not tell: loads are everybody's business."""
-        if self._load_changed:
-            report = wire.LoadReport(self._load(), self._counts())
-            for peer in self.server.peer_ids:
-                if peer not in self._told_load:
-                    self.server.send(peer, report)
-        self._load_changed, self._told_load = False, set()
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
         """A step raised: its requests end with an error, the worker goes on."""
@@ -351,30 +334,3 @@ class EngineLoop:
         self.scheduler.fail(request_ids)
         for request_id in request_ids:
             self._fail(request_id, code, f"the engine failed in a step: {error}")
-
-    def _load(self) -> WorkerLoad:
-        return replace(self.scheduler.load(), costs=self.costs.costs)
-
-    def _counts(self) -> StepCounters:
-        """With what the transport has refused in its own threads: also writes of senders that are dead by now."""
-        num_refused = self._counters.num_refused_writes + self.transport.num_refused_writes
-        return replace(self._counters, num_refused_writes=num_refused)
-
-    def _count_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        self._counters = replace(
-            self._counters,
-            num_steps=self._counters.num_steps + 1,
-            num_prefill_tokens=self._counters.num_prefill_tokens + plan.num_prefill_tokens,
-            num_generation_tokens=self._counters.num_generation_tokens + sum(len(o.tokens) for o in outcome.outputs),
-            num_preemptions=self.scheduler.num_preemptions,
-            num_prefix_queries=self.scheduler.num_prefix_queries,
-            num_prefix_hits=self.scheduler.num_prefix_hits,
-        )
-
-    def _count(self, *, num_refused_writes: int = 0, transferred_bytes: int = 0, transfer_s: float = 0.0) -> None:
-        self._counters = replace(
-            self._counters,
-            num_refused_writes=self._counters.num_refused_writes + num_refused_writes,
-            transferred_bytes=self._counters.transferred_bytes + transferred_bytes,
-            transfer_s=self._counters.transfer_s + transfer_s,
-        )

@@ -37,14 +37,14 @@ class Leg:
     num_found_tokens: int = 0  # foreign legs: what of the receiver's hits nobody computed for this request
     num_reported_blocks: int = 0  # prefill legs: full blocks announced as computed
     branches: list[Branch] = field(default_factory=list)  # running, waiting or held for a transfer
+    num_prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
 
     @property
     def is_prefill_leg(self) -> bool:
         return self.kind is LegKind.PREFILL
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Sequence
 
 from relevo.core.baton import SampleState
-from relevo.core.events import WorkerLoad
+from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.ids import RequestId, TokenId
 from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
@@ -184,8 +184,16 @@ class Lineup:
 
     # ---- counting ----------------------------------------------------------------------------------------------------
 
+    def running_by_phase(self) -> tuple[list[Branch], list[Branch]]:
+        """(those that decode, those that still compute their tokens), each in order of service."""
+        decoding: list[Branch] = []
+        computing: list[Branch] = []
+        for branch in self.running:
+            (decoding if branch.is_decoding else computing).append(branch)
+        return decoding, computing
+
     def num_decoding(self) -> int:
-        return sum(1 for branch in self.running if branch.is_decoding)
+        return len(self.running_by_phase()[0])
 
     def has_slots(self, num_samples: int, num_ahead: int = 0) -> bool:
         """May `num_samples` more continuations start, `num_ahead` others going first? A lone request always may."""
@@ -200,23 +208,23 @@ class Lineup:
             return False
         return bool(self.running) or any(branch.leg.kind is not LegKind.RESERVE for branch in self.waiting)
 
-    def load(self) -> WorkerLoad:
-        decoding = [branch for branch in self.running if branch.is_decoding]
-        computing = [branch for branch in self.running if not branch.is_decoding]
+    def load(self, costs: StepCosts) -> WorkerLoad:
+        decoding, computing = self.running_by_phase()
         waiting = [branch for branch in self.waiting if branch.leg.kind is not LegKind.RESERVE]
-        num_prefill_tokens = sum(branch.num_remaining for branch in computing)
-        num_prefill_tokens += sum(len(branch.token_ids) - branch.num_expected_hits for branch in waiting)
+        num_prefill_tokens = sum([branch.num_remaining for branch in computing])
+        num_prefill_tokens += sum([len(branch.token_ids) - branch.num_expected_hits for branch in waiting])
         return WorkerLoad(
             num_running=len(decoding),
             num_waiting=len({branch.leg.arrival for branch in self.waiting}),
             num_reserved=len(self._reservations),
             num_waiting_prefill_tokens=num_prefill_tokens,
-            num_decode_kv_tokens=sum(branch.num_computed for branch in decoding),
+            num_decode_kv_tokens=sum([branch.num_computed for branch in decoding]),
             num_free_blocks=self._pool.num_free,
             num_reusable_blocks=self._pool.num_reusable,
             num_held_blocks=self._pool.num_held,
             num_quarantined_blocks=self._pool.num_quarantined,
             num_total_blocks=self._pool.num_blocks,
+            costs=costs,
         )
 
     def _count_lookup(self, leg: Leg, num_hit_tokens: int) -> None:

@@ -48,7 +48,9 @@ class StepCostModel:
         """One step: tokens computed, context tokens read, wall seconds. Steps without duration are ignored."""
         if step_s <= 0.0 or num_tokens < 1:
             return
-        moments = self._classes.setdefault(num_tokens.bit_length(), _Moments())
+        moments = self._classes.get(num_tokens.bit_length())
+        if moments is None:
+            moments = self._classes[num_tokens.bit_length()] = _Moments()
         x = (1.0 / step_s, num_tokens / _SCALE[1] / step_s, num_kv_tokens / _SCALE[2] / step_s)
         moments.add(x, _FADING)
         self._num_samples += 1

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from relevo.core.baton import Baton, SampleState
-from relevo.core.events import TokenOutput, WorkerLoad
+from relevo.core.events import UNKNOWN_COSTS, StepCosts, TokenOutput, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.plan import StepPlan, StepResult
@@ -116,7 +116,7 @@ class Scheduler:
         Requests that wait ahead for tokens of the step, not for room, keep the room they need (hits not discounted).
         """
         granted: list[Reservation] = []
-        num_kept, num_samples_ahead = self._lineup.num_decoding(), 0
+        num_kept, num_samples_ahead = self._lineup.num_decoding() if self._lineup.waiting else 0, 0
         for branch in tuple(self._lineup.waiting):
             leg = branch.leg
             if leg.is_foreign:
@@ -325,9 +325,9 @@ class Scheduler:
         """`plan` may return something, or `take_grants` may. False: wait for the next message."""
         return self._lineup.has_work()
 
-    def load(self) -> WorkerLoad:
-        """The state between steps; costs are the driver's to fill in."""
-        return self._lineup.load()
+    def load(self, costs: StepCosts = UNKNOWN_COSTS) -> WorkerLoad:
+        """The state between steps; what steps cost is the driver's to know."""
+        return self._lineup.load(costs)
 
     @property
     def num_preemptions(self) -> int:

@@ -34,10 +34,10 @@ class StepPlanner:
         rows: StepRows = []
         if self._is_somebody_kept_out:
             self._make_way()
-        decoding = [branch for branch in self._lineup.running if branch.is_decoding]
+        decoding, computing = self._lineup.running_by_phase()
         for branch in decoding[: self._config.max_batched_tokens]:
             if branch.is_running and self._grow(branch):
-                rows.append((branch, _row(branch, 1)))
+                rows.append((branch, _row(branch, 1, is_prefill=False)))
         num_decodes = len(rows)
         budget = prefill_budget(
             num_decodes=num_decodes,
@@ -46,8 +46,8 @@ class StepPlanner:
             num_steps_without_prefill=self._num_steps_without_prefill,
             block_size=self._config.block_size,
         )
-        if budget > 0:
-            self._add_prefills(rows, budget, now_ns)
+        if budget > 0 and (computing or self._lineup.waiting):
+            self._add_prefills(rows, computing, budget, now_ns)
         self._num_steps_without_prefill = 0 if len(rows) > num_decodes else self._num_steps_without_prefill + 1
         return rows
 
@@ -68,19 +68,19 @@ class StepPlanner:
                 return False
         return True
 
-    def _add_prefills(self, rows: StepRows, budget: int, now_ns: int) -> None:
-        for branch in self._startable():
+    def _add_prefills(self, rows: StepRows, computing: list[Branch], budget: int, now_ns: int) -> None:
+        for branch in self._startable(computing):
             num_tokens = chunk_tokens(branch.num_computed, branch.num_remaining, budget, self._config.block_size)
             if branch.leg.first_scheduled_at_ns is None:
                 branch.leg.first_scheduled_at_ns = now_ns
-            rows.append((branch, _row(branch, num_tokens)))
+            rows.append((branch, _row(branch, num_tokens, is_prefill=not branch.is_decoding)))
             budget -= num_tokens
             if budget == 0:
                 return
 
-    def _startable(self) -> Iterator[Branch]:
+    def _startable(self, computing: list[Branch]) -> Iterator[Branch]:
         """Branches with prompt to compute, in order of service; waiting ones are started on the way."""
-        started = [branch for branch in self._lineup.running if not branch.is_decoding]
+        started = [branch for branch in computing if branch.is_running]  # decodes may have preempted some
         is_room_short = False
         for branch in heapq.merge(started, tuple(self._lineup.waiting), key=order):
             if branch.is_running:
@@ -104,7 +104,7 @@ class StepPlanner:
         return any(other.is_running and other.num_computed < num_prompt for other in branch.leg.branches)
 
 
-def _row(branch: Branch, num_tokens: int) -> ScheduledRow:
+def _row(branch: Branch, num_tokens: int, *, is_prefill: bool) -> ScheduledRow:
     start, end = branch.num_computed, branch.num_computed + num_tokens
     branch.is_in_step = True
     return ScheduledRow(
@@ -113,5 +113,5 @@ def _row(branch: Branch, num_tokens: int) -> ScheduledRow:
         start=start,
         block_ids=branch.block_ids,
         samples=branch.samples if end == len(branch.token_ids) else (),
-        is_prefill=not branch.is_decoding,
+        is_prefill=is_prefill,
     )

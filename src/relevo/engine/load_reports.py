@@ -1,0 +1,82 @@
+"""What a worker tells gateways about itself, its load and its counters: once per turn, to each of them.
+
+Owns the counters, and who has been told since something changed: a gateway that gets outputs is told with these, every
+other one by a report. Does not know requests, nor when a turn ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
+from relevo.core.plan import StepPlan
+from relevo.core.ports import KVTransport
+from relevo.policy.perf_model import StepCostModel
+from relevo.policy.scheduler import Scheduler, StepOutcome
+from relevo.wire import messages as wire
+from relevo.wire.server import PeerId, WireServer
+
+
+@dataclass(slots=True)
+class LoadReports:
+    scheduler: Scheduler
+    costs: StepCostModel
+    transport: KVTransport
+    server: WireServer
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_refused_writes: int = 0  # noticed by the loop; the transport has its own
+    transferred_bytes: int = 0
+    transfer_s: float = 0.0
+    _has_changed: bool = False
+    _told: set[PeerId] = field(default_factory=set)  # since the last change
+
+    def load(self) -> WorkerLoad:
+        return self.scheduler.load(self.costs.costs)
+
+    def counters(self) -> StepCounters:
+        """With what the transport has refused in its own threads: also writes of senders that are dead by now."""
+        return StepCounters(
+            num_steps=self.num_steps,
+            num_prefill_tokens=self.num_prefill_tokens,
+            num_generation_tokens=self.num_generation_tokens,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_prefix_queries=self.scheduler.num_prefix_queries,
+            num_prefix_hits=self.scheduler.num_prefix_hits,
+            transferred_bytes=self.transferred_bytes,
+            transfer_s=self.transfer_s,
+            num_refused_writes=self.num_refused_writes + self.transport.num_refused_writes,
+        )
+
+    def count_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        self.num_steps += 1
+        self.num_prefill_tokens += plan.num_prefill_tokens
+        self.num_generation_tokens += sum([len(output.tokens) for output in outcome.outputs])
+
+    def changed(self) -> None:
+        """Nobody knows yet."""
+        self._has_changed = True
+        self._told.clear()
+
+    def send_outputs(self, by_peer: dict[PeerId, list[TokenOutput]]) -> None:
+        """A step's outputs to the gateways whose requests they are of, and the load after the step with them."""
+        load, counters = self.load(), self.counters()
+        for peer, outputs in by_peer.items():
+            self.server.send(peer, wire.StepOutputs(tuple(outputs), load, counters))
+        self._has_changed = True
+        self._told = set(by_peer)
+
+    def publish(self) -> None:
+        """To every gateway that has not been told: loads are everybody's business."""
+        if self._has_changed:
+            self._report([peer for peer in self.server.peer_ids if peer not in self._told])
+        self._has_changed = False
+        self._told.clear()
+
+    def _report(self, peers: Sequence[PeerId]) -> None:
+        if peers:
+            report = wire.LoadReport(self.load(), self.counters())
+            for peer in peers:
+                self.server.send(peer, report)

@@ -1,0 +1,101 @@
+"""Who is told of a worker's load, and how often it is counted."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from relevo.core.baton import SampledToken
+from relevo.core.events import StepCosts, TokenOutput, WorkerLoad
+from relevo.core.ids import RequestId
+from relevo.core.ports import KVTransport
+from relevo.engine.load_reports import LoadReports
+from relevo.policy.perf_model import StepCostModel
+from relevo.policy.scheduler import Scheduler
+from relevo.wire import messages as wire
+from relevo.wire.server import PeerId, WireServer
+
+ONE, TWO = PeerId(1), PeerId(2)
+OUTPUT = TokenOutput(RequestId("r"), 0, (SampledToken(5),))
+
+
+class CountingScheduler:
+    num_preemptions = num_prefix_queries = num_prefix_hits = 0
+
+    def __init__(self) -> None:
+        self.num_loads = 0
+
+    def load(self, costs: StepCosts) -> WorkerLoad:
+        self.num_loads += 1
+        return WorkerLoad(num_running=self.num_loads, costs=costs)
+
+
+class RecordingServer:
+    peer_ids = (ONE, TWO)
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[PeerId, str]] = []
+
+    def send(self, peer: PeerId, message: wire.ToGateway) -> None:
+        self.sent.append((peer, type(message).__name__))
+
+
+class QuietTransport:
+    num_refused_writes = 2
+
+
+@pytest.fixture
+def scheduler() -> CountingScheduler:
+    return CountingScheduler()
+
+
+@pytest.fixture
+def server() -> RecordingServer:
+    return RecordingServer()
+
+
+@pytest.fixture
+def reports(scheduler: CountingScheduler, server: RecordingServer) -> LoadReports:
+    return LoadReports(
+        cast("Scheduler", scheduler),
+        StepCostModel(),
+        cast("KVTransport", QuietTransport()),
+        cast("WireServer", server),
+    )
+
+
+def test_a_step_whose_outputs_reach_every_gateway_counts_the_load_once(
+    reports: LoadReports, scheduler: CountingScheduler, server: RecordingServer
+) -> None:
+    """Turns red when a decode step pays for a second report that nobody is sent."""
+    reports.send_outputs({ONE: [OUTPUT], TWO: [OUTPUT]})
+    reports.publish()
+    assert server.sent == [(ONE, "StepOutputs"), (TWO, "StepOutputs")]
+    assert scheduler.num_loads == 1
+
+
+def test_who_gets_no_outputs_gets_a_report(reports: LoadReports, server: RecordingServer) -> None:
+    reports.send_outputs({TWO: [OUTPUT]})
+    reports.publish()
+    assert server.sent == [(TWO, "StepOutputs"), (ONE, "LoadReport")]
+
+
+def test_a_change_after_the_outputs_is_told_to_everybody(reports: LoadReports, server: RecordingServer) -> None:
+    """A handoff that ends behind its step's outputs moves the load that these told."""
+    reports.send_outputs({ONE: [OUTPUT]})
+    reports.changed()
+    reports.publish()
+    assert server.sent == [(ONE, "StepOutputs"), (ONE, "LoadReport"), (TWO, "LoadReport")]
+
+
+def test_nothing_is_said_twice(reports: LoadReports, server: RecordingServer) -> None:
+    reports.changed()
+    reports.publish()
+    reports.publish()
+    assert server.sent == [(ONE, "LoadReport"), (TWO, "LoadReport")]
+
+
+def test_refusals_of_the_transport_and_of_the_loop_are_one_count(reports: LoadReports) -> None:
+    reports.num_refused_writes += 1
+    assert reports.counters().num_refused_writes == 3
