@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
-from relevo.policy.gossip import Batch, Hearsay, Journal
+from relevo.policy.gossip import MAX_USES, Batch, Hearsay, Journal
 from relevo.policy.in_flight import InFlight
 from relevo.policy.prefix_index import PrefixIndex
 from relevo.policy.router import Use
@@ -222,3 +222,98 @@ def test_a_router_that_hears_of_uses_copies_a_hot_prefix_as_soon_as_one_that_mad
         assert pick.candidate is holder
         second.heard(pick.use)
     assert second.pick([holder, other], 100, b"", Random(0)).candidate is other
+
+
+def told(gateway: Gateway, number: int = 0) -> RequestId:
+    """A request that this gateway chose for and that its next batch tells."""
+    request_id = RequestId(f"{gateway.name}{number}")
+    gateway.in_flight.charge_prefill(request_id, WORKERS[0], 9)
+    gateway.index.expect(request_id, "decode", WORKERS[1], PREFIXES[0])
+    gateway.index.expect(request_id, "prefill", WORKERS[0], PREFIXES[0])
+    gateway.journal.chosen(request_id, "decode", Use(WORKERS[1].worker_id, 9, PREFIXES[0][-1]))
+    return request_id
+
+
+def pair() -> tuple[Gateway, Gateway]:
+    """The second one follows the first, and has heard of nothing yet."""
+    first, second = Gateway("a"), Gateway("b")
+    assert second.hearsay.take("a", first.journal.snapshot())
+    return first, second
+
+
+def hear(first: Gateway, second: Gateway) -> bool:
+    batch = first.journal.batch()
+    assert batch is not None
+    return second.hearsay.take("a", batch)
+
+
+def test_what_a_gateway_told_is_withdrawn_with_it() -> None:
+    """Red when the charges or the expectations of a gateway that died stay, or when those of others go with it."""
+    first, second = pair()
+    own = told(second)
+    before = second.view
+    told(first)
+    assert hear(first, second) and second.view != before
+    for _ in range(2):
+        second.hearsay.withdraw("a")
+        assert second.view == before
+    assert second.index.expected_by(own)
+
+
+def test_after_a_withdrawal_only_a_snapshot_is_believed() -> None:
+    """Red when a batch of a connection that has ended counts as the next one."""
+    first, second = pair()
+    second.hearsay.withdraw("a")
+    told(first)
+    assert not hear(first, second)
+    assert second.is_idle
+
+
+def test_a_snapshot_ends_what_it_does_not_name() -> None:
+    first, second = pair()
+    request_id = told(first)
+    assert hear(first, second) and not second.is_idle
+    first.in_flight.end(request_id)
+    first.index.withdraw(request_id)
+    first.journal.changed(request_id)
+    first.journal.batch()  # lost
+    assert second.hearsay.take("a", first.journal.snapshot())
+    assert second.is_idle
+
+
+def test_after_one_lost_batch_nothing_is_taken() -> None:
+    """Red when a gap of a single batch goes unnoticed."""
+    first, second = pair()
+    told(first, 0)
+    first.journal.batch()  # lost
+    told(first, 1)
+    assert not hear(first, second)
+    assert second.is_idle
+
+
+def test_a_promise_that_ended_with_its_worker_is_not_kept_by_others() -> None:
+    """Red when a change replaces what a request promises role by role, so that a role it has no more stays."""
+    first, second = pair()
+    request_id = told(first)
+    assert hear(first, second)
+    first.index.forget(WORKERS[0])
+    first.in_flight.forget(WORKERS[0])
+    first.journal.all_changed()
+    assert hear(first, second)
+    assert second.index.expected_by(request_id) == first.index.expected_by(request_id)
+    assert second.index.expected_by(request_id).keys() == {"decode"}
+    assert second.in_flight.prefill_tokens(WORKERS[0]) == 0
+
+
+def test_what_routers_remember_is_told_once_in_order_and_bounded() -> None:
+    """Red when choices of one gateway do not reach the routers of the others, or pile up while nobody listens."""
+    first, second = pair()
+    heard: list[tuple[str, Use]] = []
+    second.chooser.heard = lambda kind, use: heard.append((kind, use))  # type: ignore[method-assign]
+    uses = [Use("w0", number) for number in range(MAX_USES + 5)]
+    for use in uses:
+        first.journal.chosen(RequestId("r"), "prefill", use)
+    batch = first.journal.batch()
+    assert batch is not None
+    assert second.hearsay.take("a", batch) and second.hearsay.take("a", batch)
+    assert heard == [("prefill", use) for use in uses[-MAX_USES:]]
