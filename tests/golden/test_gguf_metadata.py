@@ -54,6 +54,15 @@ def test_every_type_of_value(file: Path) -> None:
     assert {key: metadata[key] for key in VALUES} == {key: value for key, (_, value) in VALUES.items()}
 
 
+def test_keys_that_are_not_wanted_are_passed_over(file: Path) -> None:
+    """Turns red when what is skipped has another length than what is read."""
+    head = read_head(file)
+    for without in ("t.", "t.n", "t.texts", "t.u8", "t.floats"):
+        kept = read_head(file, without=without)
+        assert kept.metadata == {key: value for key, value in head.metadata.items() if not key.startswith(without)}
+        assert kept.tensors == head.tensors
+
+
 def test_tensors_lie_where_they_were_written(file: Path) -> None:
     tensors = read_head(file).tensors
     data = file.read_bytes()
@@ -72,8 +81,9 @@ def test_every_shorter_file_is_refused(file: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     for num_bytes in range(0, last.offset + last.num_bytes, 7):
         cut.write_bytes(data[:num_bytes])
-        with pytest.raises(ModelFileError, match=r"cut\.gguf"):
-            read_head(cut)
+        for without in (None, "t."):
+            with pytest.raises(ModelFileError, match=r"cut\.gguf"):
+                read_head(cut, without=without)
 
 
 @pytest.mark.parametrize(

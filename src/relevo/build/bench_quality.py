@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from relevo.bench.quality import Forward, Logits
 from relevo.build.backend import make_ops
@@ -18,8 +17,9 @@ from relevo.core.plan import ScheduledRow
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.resolve import load_model_files
-from relevo.engine.loaders.tokenizer_files import tokenizer_files_from_folder, tokenizer_files_from_gguf
+from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
 from relevo.engine.models.decoder import Decoder
+from relevo.gateway.tokenizer import backend_of
 from relevo.settings import Settings
 
 CORPUS = Path(__file__).parents[1] / "bench" / "data" / "varied.txt"
@@ -34,10 +34,8 @@ def tokens_of(settings: Settings, text: Path) -> tuple[list[TokenId], TokenId | 
         content = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read the text {text}: {error}") from error
-    model = load_model_files(settings.model, revision=settings.revision, download_dir=settings.download_dir)
-    metadata = model.gguf_metadata
-    files = tokenizer_files_from_folder(model.path) if metadata is None else tokenizer_files_from_gguf(metadata)
-    tokenizer = Tokenizer.from_str(files.tokenizer_json)
+    files = load_tokenizer_files(settings.model, revision=settings.revision, download_dir=settings.download_dir)
+    tokenizer = backend_of(files)
     begin = tokenizer.token_to_id(files.bos_token) if files.add_bos_token and files.bos_token else None
     return list(tokenizer.encode(content, add_special_tokens=False).ids), begin
 

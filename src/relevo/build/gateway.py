@@ -279,13 +279,9 @@ def tokenizer_files(config: ServedModelConfig) -> TokenizerFiles:
         from relevo.build.fake_tokenizer import fake_tokenizer_files
 
         return fake_tokenizer_files()
-    from relevo.engine.loaders.resolve import load_model_files
-    from relevo.engine.loaders.tokenizer_files import tokenizer_files_from_folder, tokenizer_files_from_gguf
+    from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
 
-    files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
-    if files.gguf_metadata is not None:
-        return tokenizer_files_from_gguf(files.gguf_metadata)
-    return tokenizer_files_from_folder(files.path)
+    return load_tokenizer_files(config.model, revision=config.revision, download_dir=config.download_dir)
 
 
 def _with_template(config: ServedModelConfig, files: TokenizerFiles) -> TokenizerFiles:

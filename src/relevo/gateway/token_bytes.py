@@ -29,9 +29,9 @@ class ByteDecoder:
     errors: str = "replace"  # the error handler for bytes that are not UTF-8
 
 
-def byte_decoder_of(document: dict[str, Any]) -> ByteDecoder | None:
-    """The byte decoder equal to a tokenizer.json's `decoder`; None if that decoder is of another kind."""
-    steps = _steps(document.get("decoder"))
+def byte_decoder_of(decoder: dict[str, Any] | None) -> ByteDecoder | None:
+    """The byte decoder equal to `decoder` of a tokenizer.json; None if that is of another kind."""
+    steps = _steps(decoder)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return ByteDecoder(_spell_byte_level)

@@ -11,7 +11,9 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from relevo.core.errors import InvalidRequest, ModelFileError, Overloaded
 from relevo.core.ids import TokenId
@@ -19,6 +21,27 @@ from relevo.core.model import TokenizerFiles
 from relevo.gateway.token_bytes import byte_decoder_of
 
 _INLINE_CHARS = 512  # arbitrary; about 0.3 ms of work, in the order of the way to a thread and back
+
+
+def backend_of(files: TokenizerFiles) -> Backend:
+    """The library's tokenizer. Raises what the library raises, nothing narrower than Exception."""
+    if files.bpe is None:
+        return Backend.from_str(files.tokenizer_json)
+    document = json.loads(files.tokenizer_json)
+    added = document["added_tokens"]  # they take the vocabulary's ids, so they come after it
+    backend = Backend.from_str(json.dumps({**document, "added_tokens": []}))
+    stated = backend.model
+    backend.model = BPE(
+        files.bpe.vocab,
+        files.bpe.merges,
+        unk_token=stated.unk_token,
+        fuse_unk=stated.fuse_unk,
+        byte_fallback=stated.byte_fallback,
+        ignore_merges=stated.ignore_merges,
+    )
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    backend.add_tokens([AddedToken(token["content"], **{flag: token[flag] for flag in flags}) for token in added])
+    return backend
 
 
 class Tokenizer:
@@ -29,13 +52,13 @@ class Tokenizer:
 
     def __init__(self, files: TokenizerFiles, *, num_threads: int = 2, max_waiting: int = 256) -> None:
         try:
-            backend = Backend.from_str(files.tokenizer_json)
+            backend = backend_of(files)
         except Exception as error:  # the library raises nothing narrower
             raise ModelFileError(f"the model's tokenizer cannot be loaded: {error}") from error
         backend.no_truncation()  # a file may carry the settings of somebody's training run
         backend.no_padding()
         self._backend = backend
-        self.decoder = byte_decoder_of(json.loads(files.tokenizer_json))
+        self.decoder = byte_decoder_of(None if backend.decoder is None else json.loads(backend.decoder.__getstate__()))
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = self._named_id(files.bos_token)
         self.eos_token_id = self._named_id(files.eos_token)

@@ -22,6 +22,7 @@ _MAX_NESTING = 4  # arbitrary; nested arrays are legal, real files have none
 _MAX_DIMENSIONS = 4  # required by ggml
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
+_read_length = struct.Struct("<Q").unpack_from
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -95,12 +96,15 @@ def read_metadata(path: Path | str) -> dict[str, Any]:
     return read_head(path).metadata
 
 
-def read_head(path: Path | str) -> GgufHead:
-    """Metadata and tensor places. Raises ModelFileError if the file is missing, broken or shorter than it says."""
+def read_head(path: Path | str, *, without: str | None = None) -> GgufHead:
+    """Metadata and tensor places. Raises ModelFileError if the file is missing, broken or shorter than it says.
+
+    Keys that begin with `without` are passed over: a vocabulary takes ten times as long to read as all the rest.
+    """
     path = Path(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(_Cursor(data), len(data))
+            return _parse(_Cursor(data), len(data), without)
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, struct.error) as error:  # ValueError: an empty file, or _parse's own finding
@@ -133,17 +137,24 @@ class _Cursor:
 
     def strings(self, count: int) -> list[str]:
         """`string`, `count` times; unrolled because vocabularies have 10^5 entries."""
-        data, position, size = self.data, self.position, len(self.data)
-        read_length = struct.Struct("<Q").unpack_from
+        first = self.position
+        self.skip_strings(count)
+        data, position = self.data[first : self.position], 0  # cutting bytes is twice as fast as cutting a mapped file
         values = []
         for _ in range(count):
             start = position + 8
-            position = start + read_length(data, position)[0]
+            position = start + _read_length(data, position)[0]
+            values.append(data[start:position].decode())
+        return values
+
+    def skip_strings(self, count: int) -> None:
+        data, position, size = self.data, self.position, len(self.data)
+        for _ in range(count):
+            start = position + 8
+            position = start + _read_length(data, position)[0]
             if position > size:
                 raise ValueError(f"it ends at byte {size}, inside a string that starts at byte {start}")
-            values.append(str(data[start:position], "utf-8"))
         self.position = position
-        return values
 
     def value(self, kind: int, nesting: int = 0) -> Any:
         if kind == _STRING:
@@ -152,12 +163,33 @@ class _Cursor:
             return self.array(nesting + 1)
         return self.scalar(_scalar_code(kind))
 
-    def array(self, nesting: int) -> list[Any]:
+    def skip(self, kind: int, nesting: int = 0) -> None:
+        """Over a `value`."""
+        if kind == _STRING:
+            self.skip_strings(1)
+        elif kind != _ARRAY:
+            self.take(struct.calcsize("<" + _scalar_code(kind)))
+        else:
+            kind, count = self.array_head(nesting + 1)
+            if kind == _STRING:
+                self.skip_strings(count)
+            elif kind != _ARRAY:
+                self.take(count * struct.calcsize("<" + _scalar_code(kind)))
+            else:
+                for _ in range(count):
+                    self.skip(kind, nesting + 1)
+
+    def array_head(self, nesting: int) -> tuple[int, int]:
+        """The elements' kind and number."""
         if nesting > _MAX_NESTING:
             raise ValueError(f"arrays are nested deeper than {_MAX_NESTING}")
         kind, count = self.scalar("I"), self.scalar("Q")
         if count > len(self.data) - self.position:  # every element takes at least one byte
             raise ValueError(f"an array of {count} elements does not fit the file")
+        return kind, count
+
+    def array(self, nesting: int) -> list[Any]:
+        kind, count = self.array_head(nesting)
         if kind == _STRING:
             return self.strings(count)
         if kind == _ARRAY:
@@ -173,7 +205,7 @@ def _scalar_code(kind: int) -> str:
     return code
 
 
-def _parse(cursor: _Cursor, file_bytes: int) -> GgufHead:
+def _parse(cursor: _Cursor, file_bytes: int, without: str | None) -> GgufHead:
     start = cursor.take(len(_MAGIC))
     if cursor.data[start : cursor.position] != _MAGIC:
         raise ValueError("it does not start with 'GGUF'")
@@ -183,8 +215,11 @@ def _parse(cursor: _Cursor, file_bytes: int) -> GgufHead:
     num_tensors, num_values = cursor.scalar("Q"), cursor.scalar("Q")
     metadata: dict[str, Any] = {}
     for _ in range(num_values):
-        key = cursor.string()
-        metadata[key] = cursor.value(cursor.scalar("I"))
+        key, kind = cursor.string(), cursor.scalar("I")
+        if without is not None and key.startswith(without):
+            cursor.skip(kind)
+        else:
+            metadata[key] = cursor.value(kind)
     raw = [_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0:

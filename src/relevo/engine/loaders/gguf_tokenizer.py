@@ -8,12 +8,13 @@ tokenizer.json of Llama 2 and Mistral, in which every run of text between specia
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
+from relevo.core.model import BpeTables
 from relevo.engine.loaders.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 Json = dict[str, Any]
@@ -21,28 +22,40 @@ Json = dict[str, Any]
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # tokenizer.ggml.token_type
 _SPACE = "\u2581"  # how SentencePiece spells a space
 _KEY = "tokenizer.ggml."
+_BPE: Json = {
+    "type": "BPE",
+    "dropout": None,
+    "unk_token": None,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "fuse_unk": False,
+    "byte_fallback": False,
+    "ignore_merges": False,
+    "vocab": {},
+    "merges": [],
+}
 
 
-def tokenizer_json_from_gguf(fields: Mapping[str, Any]) -> str:
-    """The `tokenizers` document, as a string.
+def tokenizer_from_gguf(fields: Mapping[str, Any]) -> tuple[str, BpeTables | None]:
+    """The `tokenizers` document as a string, and the tables that are not in it. None: it is complete.
 
     Raises UnsupportedModel for a kind or family of vocabulary that cannot be rebuilt exactly, ModelFileError if keys
     are missing or contradict each other.
     """
     embedded = fields.get("tokenizer.huggingface.json")
     if isinstance(embedded, str):
-        return embedded
+        return embedded, None
     kind = fields.get(_KEY + "model")
     if kind == "gpt2":
-        document = _byte_level_document(fields)
+        document, tables = _byte_level_document(fields)
     elif kind == "llama":
-        document = _sentencepiece_document(fields)
+        document, tables = _sentencepiece_document(fields)
     else:
         raise UnsupportedModel(
             f"the GGUF file has a tokenizer of kind {kind!r}, and only 'gpt2' and 'llama' can be rebuilt from GGUF; "
             "serve the model's Hugging Face folder instead"
         )
-    return orjson.dumps(document).decode()
+    return orjson.dumps(document).decode(), tables
 
 
 def pre_tokenizer_of(fields: Mapping[str, Any]) -> PreTokenizer:
@@ -85,28 +98,26 @@ def _typed_tokens(fields: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     return zip(tokens, kinds, strict=True)
 
 
-def _byte_level_document(fields: Mapping[str, Any]) -> Json:
+def _byte_level_document(fields: Mapping[str, Any]) -> tuple[Json, BpeTables]:
     family = pre_tokenizer_of(fields)
     vocab = {token: token_id for token_id, token in enumerate(token_list(fields))}
     merges = fields.get(_KEY + "merges")
     if merges is None:
         raise ModelFileError("the GGUF file has no tokenizer.ggml.merges, which byte-level BPE needs; convert it anew")
-    return {
+    document = {
         **_frame(fields),
         "normalizer": family.normalizer,
         "pre_tokenizer": family.to_json(),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            **_bpe(vocab, [_merge_pair(merge) for merge in merges]),
-            "ignore_merges": family.ignore_merges,
-        },
+        "model": {**_BPE, "ignore_merges": family.ignore_merges},
     }
+    return document, BpeTables(vocab, _merge_pairs(merges))
 
 
-def _sentencepiece_document(fields: Mapping[str, Any]) -> Json:
+def _sentencepiece_document(fields: Mapping[str, Any]) -> tuple[Json, BpeTables]:
     vocab = {token: token_id for token_id, token in enumerate(token_list(fields))}
     merges = fields.get(_KEY + "merges")
-    pairs = [_merge_pair(merge) for merge in merges] if merges else _merges_from_scores(fields, vocab)
+    pairs = _merge_pairs(merges) if merges else _merges_from_scores(fields, vocab)
     spell_space: Json = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     read_space: Json = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     normalizers = [spell_space]
@@ -116,18 +127,19 @@ def _sentencepiece_document(fields: Mapping[str, Any]) -> Json:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     unknown_id = fields.get(_KEY + "unknown_token_id")
     unknown = token_list(fields)[unknown_id] if unknown_id is not None else "<unk>"
-    return {
+    document = {
         **_frame(fields),
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
-            **_bpe(vocab, pairs),
+            **_BPE,
             "unk_token": unknown if unknown in vocab else None,
             "fuse_unk": True,
             "byte_fallback": True,
         },
     }
+    return document, BpeTables(vocab, pairs)
 
 
 def _merges_from_scores(fields: Mapping[str, Any], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -146,26 +158,12 @@ def _merges_from_scores(fields: Mapping[str, Any], vocab: Mapping[str, int]) -> 
     return [(left, right) for *_, left, right in found]
 
 
-def _merge_pair(merge: str) -> tuple[str, str]:
-    left, separator, right = merge.partition(" ")
-    if not (left and separator and right):
-        raise ModelFileError(f"the GGUF file's merge {merge!r} is not a pair of tokens; it is broken")
-    return left, right
-
-
-def _bpe(vocab: Mapping[str, int], merges: list[tuple[str, str]]) -> Json:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": vocab,
-        "merges": merges,
-    }
+def _merge_pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    for index, (left, right) in enumerate(pairs):
+        if not (left and right):
+            raise ModelFileError(f"the GGUF file's merge {merges[index]!r} is not a pair of tokens; it is broken")
+    return pairs
 
 
 def _frame(fields: Mapping[str, Any]) -> Json:

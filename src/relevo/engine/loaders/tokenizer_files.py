@@ -13,13 +13,22 @@ from typing import Any
 from relevo.core.errors import ModelFileError
 from relevo.core.model import TokenizerFiles
 from relevo.engine.loaders.gguf_metadata import read_metadata
-from relevo.engine.loaders.gguf_tokenizer import adds_bos, control_tokens, token_list, tokenizer_json_from_gguf
+from relevo.engine.loaders.gguf_tokenizer import adds_bos, control_tokens, token_list, tokenizer_from_gguf
+from relevo.engine.loaders.locate import locate_model
 
 _NO_LIMIT_TOKENS = 10**9  # transformers writes 10^30 for "no limit"
 _GGML = "tokenizer.ggml."
 # Control tokens that end a turn. A template that writes one after each message taught the model to stop there, also
 # where the file names only the end of the document.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>")
+
+
+def load_tokenizer_files(
+    model: str | None = None, *, revision: str | None = None, download_dir: str | None = None
+) -> TokenizerFiles:
+    """Of a model named as for `resolve.load_model_files`. Raises ModelFileError, UnsupportedModel, HubUnavailable."""
+    path, _ = locate_model(model, revision=revision, download_dir=download_dir)
+    return tokenizer_files_from_folder(path) if path.is_dir() else tokenizer_files_from_gguf_file(path)
 
 
 def tokenizer_files_from_folder(path: Path | str) -> TokenizerFiles:
@@ -56,16 +65,18 @@ def tokenizer_files_from_folder(path: Path | str) -> TokenizerFiles:
 def tokenizer_files_from_gguf(fields: Mapping[str, Any]) -> TokenizerFiles:
     """The same from decoded GGUF key/values (`gguf_metadata.read_metadata`).
 
-    Raises UnsupportedModel or ModelFileError, see `gguf_tokenizer.tokenizer_json_from_gguf`.
+    Raises UnsupportedModel or ModelFileError, see `gguf_tokenizer.tokenizer_from_gguf`.
     """
     tokens, template = token_list(fields), fields.get("tokenizer.chat_template")
+    document, tables = tokenizer_from_gguf(fields)
 
     def named(key: str) -> str | None:
         token_id = fields.get(_GGML + key)
         return tokens[token_id] if isinstance(token_id, int) and 0 <= token_id < len(tokens) else None
 
     return TokenizerFiles(
-        tokenizer_json=tokenizer_json_from_gguf(fields),
+        tokenizer_json=document,
+        bpe=tables,
         chat_template=template,
         bos_token=named("bos_token_id"),
         eos_token=named("eos_token_id"),
