@@ -46,7 +46,7 @@ def test_four_times_the_load_leaves_the_goodput_and_is_over_five_seconds_later(l
     window = (5.0, load_s)
     assert overload.good(SLO_TTFT_S, *window) >= 0.9 * at_capacity.good(SLO_TTFT_S, *window)
     refused = [asked for asked in overload.asked if asked.refused]
-    assert set(overload.refusals()) <= {"max_ttft"}
+    assert set(overload.refusals()) <= {"max_ttft", "standing_line"}
     at_once = [asked for asked in refused if asked.ended_at_s == asked.at_s]
     assert len(at_once) >= 0.98 * len(refused)
     assert all(1.0 <= asked.retry_after_s <= 2 * SLO_TTFT_S for asked in refused)

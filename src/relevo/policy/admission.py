@@ -9,6 +9,7 @@ from there until `done`. Nothing behind the door is unbounded:
   ahead (in its own fair turn), the rate at which the line moves, decode room at the time the prompt would be computed,
   and the workers' own queues. Only waiting is a reason: what would be late on idle workers is served, because coming
   back later would not help.
+- **length**: while an overload lasts, the line is no longer than it must be (`policy.standing_line`).
 - **deadlines**: who waited too long leaves without being computed; who runs past its client's timeout is given up.
 
 The order is `policy.waiting_line`'s: priority, then deficit round robin over the price of compute. Batch requests come
@@ -25,70 +26,17 @@ from math import ceil
 
 from relevo.core.errors import DeadlineExceeded, NoWorker, Overloaded
 from relevo.core.ids import RequestId
-from relevo.core.request import EngineRequest, ServiceTerms
+from relevo.core.request import EngineRequest
+from relevo.policy.admission_words import LIMITS, AdmissionLimits, Admitted, Overdue, Refusal, Rejected, refusal_of
 from relevo.policy.outlook import Outlook
+from relevo.policy.punctuality import WAITED, Punctuality
 from relevo.policy.wait_forecast import WaitForecast
 from relevo.policy.waiting_line import Level, Ticket, WaitingLine
 
-MIN_RETRY_AFTER_S = 1.0  # arbitrary: clients that retry faster only add load
-MAX_RETRY_AFTER_S = 60.0  # arbitrary: no forecast is good for longer
+__all__ = ["LIMITS", "Admission", "AdmissionLimits", "Admitted", "Overdue", "Refusal", "Rejected"]
+
 CACHED_TOKEN_PRICE = 0.1  # of a token to compute: what most price lists say. Arbitrary.
 EXPECTED_OUTPUT_TOKENS = 128  # of a continuation, before any was seen. Arbitrary.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionLimits:
-    """None is no limit."""
-
-    max_queued_requests: int | None = None  # waiting, batch requests not counted
-    max_queued_tokens: int | None = None  # prompt tokens of waiting requests, per class
-    max_queued_batch_requests: int | None = None
-    max_running: int | None = None  # requests in all, waiting or running
-    max_ttft_s: float | None = None  # predicted; not for batch requests
-    max_line_s: float | None = None  # in line; not for batch requests
-    max_batch_line_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why somebody does not get in, or has to leave."""
-
-    request_id: RequestId
-    code: str  # of core.errors
-    limit: str  # one of LIMITS; a label
-    reason: str  # one sentence
-    retry_after_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    wait_s: float  # predicted, in line
-    displaced: Refusal | None = None  # who gave up its place
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    refusal: Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """Its time is over: it has left the line, or is to be stopped where it runs."""
-
-    refusal: Refusal
-    was_waiting: bool
-
-
-LIMITS = (
-    *("max_running", "max_queued_requests", "max_queued_tokens", "max_queued_batch_requests", "displaced"),
-    *("max_ttft", "client_ttft", "client_tpot", "client_timeout", "line_timeout"),
-)
-_WAITED = {
-    "max_ttft": "The request waited as long as a first token may take here.",
-    "client_ttft": "The first token cannot come within the time that the request asks for.",
-    "client_timeout": "The time that the request allows is over.",
-    "line_timeout": "No worker had room for the request in time.",
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,9 +69,11 @@ class Admission:
     _entries: dict[RequestId, _Entry] = field(default_factory=dict)
     _waiting: dict[bool, _Class] = field(default_factory=lambda: {False: _Class(), True: _Class()})
     _forecast: WaitForecast = field(default_factory=WaitForecast)
+    _punctuality: Punctuality = field(init=False)
 
     def __post_init__(self) -> None:
         self._line = WaitingLine(self.weights)
+        self._punctuality = Punctuality(self._forecast)
 
     # ---- what is seen ------------------------------------------------------------------------------------------------
 
@@ -170,17 +120,17 @@ class Admission:
         assert request.request_id not in self._entries, "admitted twice"
         ticket, prompt_cost = self._ticket(request, num_cached_tokens, now_ns)
         wait_s = self._forecast.wait_s(self._line, ticket, outlook)
-        late = self._late(request.terms, wait_s, outlook)
+        late = self._punctuality.at_the_door(ticket, request.terms, wait_s, outlook, self.limits, now_ns)
         if late is not None:
-            return Rejected(_refusal(ticket.request_id, *late))
+            return Rejected(refusal_of(ticket.request_id, late.limit, late.reason, late.retry_after_s))
         full = self._full(ticket)
         displaced = None
         if full is not None:
             victim = self._victim(ticket, full[0])
             if victim is None:
-                return Rejected(_refusal(ticket.request_id, *full, wait_s))
+                return Rejected(refusal_of(ticket.request_id, *full, wait_s))
             displaced = self._displace(victim, outlook)
-        leave_limit, leave_by_ns = self._leave_by(request, outlook, now_ns)
+        leave_limit, leave_by_ns = self._punctuality.leave_by(request, outlook, self.limits, now_ns)
         self._entries[ticket.request_id] = _Entry(
             ticket=ticket,
             arrived_at_ns=request.arrived_at_ns or now_ns,
@@ -261,55 +211,7 @@ class Admission:
         code = DeadlineExceeded.code if limit.startswith("client_") else Overloaded.code
         if code == Overloaded.code and not outlook.is_anyone_ready:
             code = NoWorker.code
-        return Overdue(_refusal(request_id, limit, _WAITED[limit], retry_after_s, code), was_waiting)
-
-    # ---- predictions -------------------------------------------------------------------------------------------------
-
-    def _late(self, terms: ServiceTerms, wait_s: float, outlook: Outlook) -> tuple[str, str, float] | None:
-        """(limit, reason, retry after): what a request that enters now could not meet because it has to wait."""
-        is_slow = terms.tpot_s is not None and outlook.num_running > 0 and outlook.tpot_s > terms.tpot_s
-        if is_slow:
-            reason = (
-                f"Tokens would come every {outlook.tpot_s * 1e3:.0f} ms at present, later than the request asks for."
-            )
-            return "client_tpot", reason, self._forecast.residence_s.value or 0.0
-        if wait_s + outlook.queue_s <= 0.0:
-            return None
-        ttft_s = wait_s + outlook.queue_s + outlook.own_s
-        bounds = [("client_ttft", terms.ttft_s), ("client_timeout", terms.timeout_s)]
-        if not terms.is_batch:
-            bounds.append(("max_ttft", self.limits.max_ttft_s))
-        for limit, bound_s in bounds:
-            if bound_s is None:
-                continue
-            latest_s = ttft_s + self._forecast.allowance.within(bound_s)
-            if latest_s > bound_s:
-                reason = (
-                    f"The first token may take {latest_s:.1f} s at present, longer than {bound_s:g} s; come back later."
-                )
-                return limit, reason, wait_s + outlook.queue_s
-        return None
-
-    def _leave_by(self, request: EngineRequest, outlook: Outlook, now_ns: int) -> tuple[str, int | None]:
-        """(limit, when): from then on it is of no use to wait, because the prompt takes time, too."""
-        terms, limits = request.terms, self.limits
-        after_s = max(outlook.own_s, self._forecast.worker_s.value or 0.0)
-        arrived_at_ns = request.arrived_at_ns or now_ns
-        bounds = [("client_ttft", terms.ttft_s), ("client_timeout", terms.timeout_s)]
-        if not terms.is_batch:
-            bounds.append(("max_ttft", limits.max_ttft_s))
-        latest = [
-            (arrived_at_ns + round((bound_s - after_s if after_s < bound_s else bound_s) * 1e9), limit)
-            for limit, bound_s in bounds
-            if bound_s is not None
-        ]
-        in_line_s = limits.max_batch_line_s if terms.is_batch else limits.max_line_s
-        if in_line_s is not None:
-            latest.append((now_ns + round(in_line_s * 1e9), "line_timeout"))
-        if not latest:
-            return "line_timeout", None
-        leave_by_ns, limit = min(latest)
-        return limit, leave_by_ns
+        return Overdue(refusal_of(request_id, limit, WAITED[limit], retry_after_s, code), was_waiting)
 
     # ---- places ------------------------------------------------------------------------------------------------------
 
@@ -345,7 +247,7 @@ class Admission:
         self._count(victim, -1)
         del self._entries[victim.request_id]
         reason = "The waiting line is full, and the place went to somebody who has fewer or comes first."
-        return _refusal(victim.request_id, "displaced", reason, self._forecast.wait_s(self._line, victim, outlook))
+        return refusal_of(victim.request_id, "displaced", reason, self._forecast.wait_s(self._line, victim, outlook))
 
     def _count(self, ticket: Ticket, num: int) -> None:
         waiting = self._waiting[ticket.is_batch]
@@ -372,18 +274,6 @@ class Admission:
     def __iter__(self) -> Iterator[RequestId]:
         """Everybody who waits or runs."""
         return iter(self._entries)
-
-
-def _refusal(
-    request_id: RequestId, limit: str, reason: str, retry_after_s: float, code: str = Overloaded.code
-) -> Refusal:
-    return Refusal(
-        request_id=request_id,
-        code=code,
-        limit=limit,
-        reason=reason,
-        retry_after_s=min(max(retry_after_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S),
-    )
 
 
 def _after(now_ns: int, seconds: float | None) -> int | None:

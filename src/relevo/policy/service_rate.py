@@ -53,6 +53,24 @@ class DrainRate:
 
 
 @dataclass(slots=True)
+class OfferedRate:
+    """Cost tokens per second that arrive. Of a burst after a pause only as much as it weighs over the fading time."""
+
+    _tokens: float = 0.0  # faded
+    _at_ns: int = 0
+
+    def observe(self, cost_tokens: int, now_ns: int) -> None:
+        self._tokens = self._faded(now_ns) + cost_tokens
+        self._at_ns = now_ns
+
+    def tokens_per_s(self, now_ns: int) -> float:
+        return self._faded(now_ns) / _FADING_S
+
+    def _faded(self, now_ns: int) -> float:
+        return self._tokens * math.exp(-max(0, now_ns - self._at_ns) / 1e9 / _FADING_S)
+
+
+@dataclass(slots=True)
 class Allowance:
     """How much later than predicted things happen: the mean error and four mean deviations, as TCP does it."""
 

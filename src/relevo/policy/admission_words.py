@@ -1,0 +1,72 @@
+"""What the door says: its limits, and its answers. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relevo.core.errors import Overloaded
+from relevo.core.ids import RequestId
+
+MIN_RETRY_AFTER_S = 1.0  # arbitrary: clients that retry faster only add load
+MAX_RETRY_AFTER_S = 60.0  # arbitrary: no forecast is good for longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    """None is no limit."""
+
+    max_queued_requests: int | None = None  # waiting, batch requests not counted
+    max_queued_tokens: int | None = None  # prompt tokens of waiting requests, per class
+    max_queued_batch_requests: int | None = None
+    max_running: int | None = None  # requests in all, waiting or running
+    max_ttft_s: float | None = None  # predicted; not for batch requests
+    max_line_s: float | None = None  # in line; not for batch requests
+    max_batch_line_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why somebody does not get in, or has to leave."""
+
+    request_id: RequestId
+    code: str  # of core.errors
+    limit: str  # one of LIMITS; a label
+    reason: str  # one sentence
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    wait_s: float  # predicted, in line
+    displaced: Refusal | None = None  # who gave up its place
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """Its time is over: it has left the line, or is to be stopped where it runs."""
+
+    refusal: Refusal
+    was_waiting: bool
+
+
+LIMITS = (
+    *("max_running", "max_queued_requests", "max_queued_tokens", "max_queued_batch_requests", "displaced"),
+    *("max_ttft", "standing_line", "client_ttft", "client_tpot", "client_timeout", "line_timeout"),
+)
+
+
+def refusal_of(
+    request_id: RequestId, limit: str, reason: str, retry_after_s: float, code: str = Overloaded.code
+) -> Refusal:
+    return Refusal(
+        request_id=request_id,
+        code=code,
+        limit=limit,
+        reason=reason,
+        retry_after_s=min(max(retry_after_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S),
+    )
