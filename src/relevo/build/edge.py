@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import uvicorn
 
+from relevo.build.event_loop import run_until_complete
 from relevo.core.errors import SettingsError
 from relevo.gateway.edge.app import edge_app
 from relevo.gateway.edge.metrics import EdgeMetrics
@@ -38,7 +38,7 @@ def parse_regions(given: list[str]) -> dict[str, str]:
 
 def run_edge(regions: Mapping[str, str], listener: socket.socket, log_level: str) -> None:
     """Serve on `listener` until SIGTERM or SIGINT; requests that run may finish."""
-    asyncio.run(_run(regions, listener, log_level))
+    run_until_complete(_run(regions, listener, log_level))
 
 
 async def _run(regions: Mapping[str, str], listener: socket.socket, log_level: str) -> None:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from relevo.build.about_model import about_model
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
+from relevo.build.event_loop import run_until_complete
 from relevo.build.gossip import Others, build_others
 from relevo.build.metering import Metering, build_metering
 from relevo.build.start_phases import StartPhases
@@ -88,7 +89,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(_serve(config, app, running))
+    run_until_complete(_serve(config, app, running))
 
 
 async def _serve(
@@ -98,7 +99,6 @@ async def _serve(
         uvicorn.Config(
             app,
             http="httptools",
-            loop="uvloop",
             lifespan="off",
             log_config=None,
             access_log=False,
