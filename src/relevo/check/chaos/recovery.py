@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,29 @@ def judge_stream(t: Trial, answer: StreamAnswer | None, request: Watched, *, may
 def _ends_with_one_error(answer: StreamAnswer) -> bool:
     is_object = all(isinstance(error, dict) and error.get("message") for error in answer.error_events)
     return len(answer.error_events) == 1 and is_object and "error" in answer.chunks[-1] and answer.num_done == 0
+
+
+async def judge_all(
+    t: Trial, streams: Sequence[Awaitable[StreamAnswer | None]], requests: Sequence[Watched], *, may_fail: bool
+) -> None:
+    """Every stream to its end. Raises Mismatch as `judge_stream` does."""
+    answers = await asyncio.gather(*streams)
+    pairs = zip(answers, requests, strict=True)
+    num_whole = sum(judge_stream(t, answer, request, may_fail=may_fail) for answer, request in pairs)
+    t.notes.append(f"{num_whole} of {len(requests)} streams whole")
+
+
+async def disturb_under_streams(
+    t: Trial, num_streams: int, disturb: Callable[[str], Awaitable[object]], *, may_fail: bool
+) -> None:
+    """Streams are open while `disturb` does something to one process; each is judged, and all must be well again."""
+    baseline, reference = await t.quiet_baseline()
+    requests = await watched_requests(t, num_streams)
+    target, num_targets = await some_target(t)
+    streams = await open_streams(t, requests)
+    await disturb(target)
+    await judge_all(t, streams, requests, may_fail=may_fail)
+    await wait_until_healed(t, num_targets, baseline, reference)
 
 
 async def wait_until_healed(t: Trial, num_targets: int, kv_before: float | None, reference: Answer) -> None:

@@ -7,14 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from relevo.check.chaos.recovery import (
-    disturber_of,
-    judge_stream,
-    open_streams,
-    some_target,
-    wait_until_healed,
-    watched_requests,
-)
+from relevo.check.chaos.recovery import disturb_under_streams, disturber_of, some_target, wait_until_healed
 from relevo.check.disturber import Action
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import OPENING
@@ -22,6 +15,7 @@ from relevo.check.trial import CLIENT_ERRORS, POLL_S, Trial
 from relevo.check.words import Mismatch, Need, Skip, check
 
 _NEEDS = (Need.PROCESSES,)
+_NUM_STREAMS = 6
 _SHORT_PAUSE_S = 0.5
 NOTICE_S = 10.0  # within which a stopped process must be noticed
 
@@ -37,6 +31,11 @@ async def stopped(t: Trial, target: str) -> AsyncIterator[None]:
         await disturber_of(t).do(Action.CONTINUE, target)
 
 
+async def _stopped_for(t: Trial, target: str, pause_s: float) -> None:
+    async with stopped(t, target):
+        await asyncio.sleep(pause_s)
+
+
 @check(
     "chaos.short_pause",
     "When a process pauses for half a second, every open stream goes on to its right end.",
@@ -45,15 +44,7 @@ async def stopped(t: Trial, target: str) -> AsyncIterator[None]:
     needs=_NEEDS,
 )
 async def short_pause(t: Trial) -> None:
-    baseline, reference = await t.quiet_baseline()
-    requests = await watched_requests(t, 6)
-    target, num_targets = await some_target(t)
-    tasks = await open_streams(t, requests)
-    async with stopped(t, target):
-        await asyncio.sleep(_SHORT_PAUSE_S)
-    for answer, request in zip(await asyncio.gather(*tasks), requests, strict=True):
-        judge_stream(t, answer, request, may_fail=False)
-    await wait_until_healed(t, num_targets, baseline, reference)
+    await disturb_under_streams(t, _NUM_STREAMS, lambda target: _stopped_for(t, target, _SHORT_PAUSE_S), may_fail=False)
 
 
 @check(
@@ -123,15 +114,4 @@ async def _says_ready(t: Trial) -> bool:
     needs=_NEEDS,
 )
 async def long_pause(t: Trial) -> None:
-    baseline, reference = await t.quiet_baseline()
-    requests = await watched_requests(t, 6)
-    target, num_targets = await some_target(t)
-    tasks = await open_streams(t, requests)
-    async with stopped(t, target):
-        await asyncio.sleep(t.pause_s)
-    num_whole = sum(
-        judge_stream(t, answer, request, may_fail=True)
-        for answer, request in zip(await asyncio.gather(*tasks), requests, strict=True)
-    )
-    t.notes.append(f"{num_whole} of {len(requests)} streams whole")
-    await wait_until_healed(t, num_targets, baseline, reference)
+    await disturb_under_streams(t, _NUM_STREAMS, lambda target: _stopped_for(t, target, t.pause_s), may_fail=True)

@@ -6,15 +6,15 @@ import asyncio
 import time
 
 from relevo.check.chaos.recovery import (
+    disturb_under_streams,
     disturber_of,
-    judge_stream,
+    judge_all,
     open_streams,
     some_target,
     wait_until_healed,
     watched_requests,
 )
 from relevo.check.disturber import Action
-from relevo.check.exchange import StreamAnswer
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import fresh_words
 from relevo.check.trial import CLIENT_ERRORS, Trial
@@ -26,17 +26,9 @@ _ERROR_WITHIN_S = 10.0
 
 
 async def _kill_under_streams(t: Trial, *, may_fail: bool) -> None:
-    baseline, reference = await t.quiet_baseline()
-    requests = await watched_requests(t, _NUM_STREAMS)
-    target, num_targets = await some_target(t)
-    tasks = await open_streams(t, requests)
-    await disturber_of(t).do(Action.KILL, target)
-    answers = await asyncio.gather(*tasks)
-    num_whole = sum(
-        judge_stream(t, answer, request, may_fail=may_fail) for answer, request in zip(answers, requests, strict=True)
+    await disturb_under_streams(
+        t, _NUM_STREAMS, lambda target: disturber_of(t).do(Action.KILL, target), may_fail=may_fail
     )
-    t.notes.append(f"{num_whole} of {len(requests)} streams whole")
-    await wait_until_healed(t, num_targets, baseline, reference)
 
 
 @check(
@@ -110,9 +102,7 @@ async def restart_each(t: Trial) -> None:
     targets = await disturber_of(t).targets()  # those that come back have other names
     num_targets = len(targets)
     for target in targets:
-        tasks = await open_streams(t, requests)
+        streams = await open_streams(t, requests)
         await disturber_of(t).do(Action.KILL, target)
-        answers: list[StreamAnswer | None] = list(await asyncio.gather(*tasks))
-        for answer, request in zip(answers, requests, strict=True):
-            judge_stream(t, answer, request, may_fail=True)
+        await judge_all(t, streams, requests, may_fail=True)
         await wait_until_healed(t, num_targets, baseline, reference)
