@@ -8,7 +8,7 @@ import pytest
 from fake_openai_server import FakeOpenAI, served
 
 from relevo.bench.overload import OverloadOptions, OverloadTest, resident_bytes
-from relevo.bench.overload_report import OverloadPhase, capacity_per_s, overload_table
+from relevo.bench.overload_report import REJECTIONS, OverloadPhase, capacity_per_s, overload_table
 from relevo.bench.records import ClientRecord
 from relevo.bench.report import Slo
 from relevo.core.errors import SettingsError
@@ -55,6 +55,26 @@ def test_recovery_is_the_last_bad_moment_after_the_load() -> None:
     assert phase(record(1.0)).report(SLO).recovery_s is None, "nobody came to see it"
 
 
+def after(later: list[ClientRecord], at_rest: list[ClientRecord]) -> tuple[float | None, float | None]:
+    made = phase(*later)
+    made.at_rest = at_rest
+    report = made.report(SLO)
+    return report.recovery_s, report.as_before_s
+
+
+def test_what_follows_is_compared_with_the_same_requests_at_rest() -> None:
+    """Red when a long prompt, or a load that is too much even at rest, counts as the overload's doing; or when service
+    counts as normal as soon as nobody is refused."""
+    at_rest = [record(0.0, ttft_s=0.2), record(1.0, ttft_s=0.8), record(2.0, error="http_429"), record(3.0)]
+    same = [record(10.0, ttft_s=0.25), record(11.0, ttft_s=0.85), record(12.0, error="http_429"), record(13.0)]
+    assert after(same, at_rest) == (0.0, 0.0)
+    slower = [record(10.5, error="http_429"), record(11.0, ttft_s=0.95), *same[2:]]
+    assert after(slower, at_rest) == (0.5, 1.0)
+    refused = [*same[:3], record(13.0, error="http_429")]
+    assert after(refused, at_rest) == (None, None)
+    assert after(same[:2], at_rest) == (None, None), "it was interrupted"
+
+
 def test_capacity_is_not_fooled_by_a_cohort() -> None:
     """Clients that begin together end together, after the window: a reading of the window alone says zero."""
     cohort = [record(0.0, took_s=20.0) for _ in range(40)]
@@ -83,9 +103,10 @@ async def test_each_load_is_sent_and_reported() -> None:
         await test.run(lambda _: None)
     reports = [each.report(test.options.slo) for each in test.phases]
     assert [report.multiple for report in reports] == [1.0, 3.0]
-    assert sum(report.num_rejected for report in reports) == 2
+    assert sum(each.error in REJECTIONS for each in test.phases[0].at_rest) == 2
     assert all(report.num_unfinished == 0 for report in reports)
-    assert len(fake.bodies) == sum(len(each.records) for each in test.phases)
+    assert len(fake.bodies) == sum(len(each.records) + len(each.at_rest) for each in test.phases)
+    assert all(each.at_rest and each.report(test.options.slo).as_before_s is not None for each in test.phases)
     assert overload_table(reports).row_count == 2
 
 

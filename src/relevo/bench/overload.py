@@ -2,8 +2,9 @@
 
 First the capacity: a closed loop with as many clients as keep it busy. Then, for each multiple of it, an open loop for
 `duration_s`, and without a pause `RECOVERY_LOAD` times the capacity for `recovery_s` more, which shows how soon service
-is normal again. Clients do not retry: a retry would hide what the server did. Works against any OpenAI-compatible
-server.
+is as before. Before is known: requests of the same lengths are sent in the same rhythm to the server at rest, too. The
+rhythm is even, because a burst would be an overload of its own. Clients do not retry: a retry would hide what the
+server did. Works against any OpenAI-compatible server.
 
 Knows no terminal. `OverloadTest.phases` is complete at any moment, so that an interrupted test can be reported.
 """
@@ -99,7 +100,7 @@ class OverloadTest:
 
         async def endless() -> AsyncIterator[PlannedRequest]:
             while True:
-                yield await self._plan(prompts, rng, None)
+                yield await self._plan(prompts, self._lengths(rng), None)
 
         records: list[ClientRecord] = []
         start_ns = time.monotonic_ns()
@@ -117,10 +118,12 @@ class OverloadTest:
         options = self.options
         rng = random.Random(f"overload:{options.seed}:{multiple}")
         due = self._arrivals(multiple, options.duration_s, rng)
-        due += [options.duration_s + at for at in self._arrivals(RECOVERY_LOAD, options.recovery_s, rng)]
-        progress(f"making {len(due)} prompts")
-        planned = [await self._plan(prompts, rng, due_at_s) for due_at_s in due]
-        progress(f"{multiple:g} times the capacity for {options.duration_s:g} s, then {options.recovery_s:g} s of less")
+        every_s = 1.0 / (RECOVERY_LOAD * self.capacity_per_s)
+        later = [(i * every_s, self._lengths(rng)) for i in range(max(1, round(options.recovery_s / every_s)))]
+        progress(f"making {len(due) + 2 * len(later)} prompts")
+        planned = [await self._plan(prompts, self._lengths(rng), due_at_s) for due_at_s in due]
+        planned += [await self._plan(prompts, lengths, options.duration_s + at_s) for at_s, lengths in later]
+        at_rest = [await self._plan(prompts, lengths, at_s) for at_s, lengths in later]
         phase = OverloadPhase(
             multiple=multiple,
             offered_per_s=multiple * self.capacity_per_s,
@@ -129,6 +132,10 @@ class OverloadTest:
             rss_before_bytes=resident_bytes(options.pids),
         )
         self.phases.append(phase)
+        progress(f"{RECOVERY_LOAD:g} times the capacity at rest for {options.recovery_s:g} s")
+        await run_open_loop(at_rest, send, phase.at_rest)
+        progress(f"{multiple:g} times the capacity for {options.duration_s:g} s, then {options.recovery_s:g} s of less")
+        phase.start_ns = time.monotonic_ns()
         await run_open_loop(planned, send, phase.records)
         phase.rss_after_bytes = resident_bytes(options.pids)
 
@@ -136,14 +143,13 @@ class OverloadTest:
         offsets = arrival_offsets(ArrivalKind.POISSON, multiple * self.capacity_per_s, rng)
         return arrivals_until(offsets, duration_s)
 
-    async def _plan(self, prompts: PromptSource, rng: random.Random, due_at_s: float | None) -> PlannedRequest:
-        prompt, num_tokens = await prompts.make(self.options.input_lengths.draw(rng))
-        return PlannedRequest(
-            prompt=prompt,
-            num_input_tokens=num_tokens,
-            max_tokens=self.options.output_lengths.draw(rng),
-            due_at_s=due_at_s,
-        )
+    def _lengths(self, rng: random.Random) -> tuple[int, int]:
+        """Of a prompt and of its answer, in tokens."""
+        return self.options.input_lengths.draw(rng), self.options.output_lengths.draw(rng)
+
+    async def _plan(self, prompts: PromptSource, lengths: tuple[int, int], due_at_s: float | None) -> PlannedRequest:
+        prompt, num_tokens = await prompts.make(lengths[0])
+        return PlannedRequest(prompt=prompt, num_input_tokens=num_tokens, max_tokens=lengths[1], due_at_s=due_at_s)
 
 
 def resident_bytes(pids: Sequence[int]) -> dict[int, int]:

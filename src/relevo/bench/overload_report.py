@@ -1,13 +1,15 @@
 """From the records of an overload to its numbers and table. Pure: no clock, no files.
 
 A request counts towards goodput if it was sent and completed within the load's window and met its objectives.
-Rejections are answers 429 and 503; every other failure is an error. Recovery: how long after the overload the last
-request was sent that was not served within its objectives."""
+Rejections are answers 429 and 503; every other failure is an error. What follows the overload is compared, request by
+request, with the same load on the server at rest: how long after the overload the last request was sent that was not
+served within its objectives though its twin was, and the last whose first token came later than its twin's by more
+than `AS_BEFORE` of the objective."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,19 +20,24 @@ from relevo.bench.report import Slo
 from relevo.bench.tables import milliseconds
 from relevo.telemetry.latency import percentile
 
+AS_BEFORE = 0.1  # arbitrary: of the objective for the first token, that nobody minds
 REJECTIONS = ("http_429", "http_503")
 _RAMP = 0.25  # of the capacity measurement: not counted, queues fill
 
 
 @dataclass(slots=True, kw_only=True)
 class OverloadPhase:
-    """One multiple of the capacity: everything that happened, times on the load generator's clock."""
+    """One multiple of the capacity: everything that happened, times on the load generator's clock.
+
+    `at_rest`: before it, one for each request that follows the overload, in the same order; or none at all.
+    """
 
     multiple: float
     offered_per_s: float
     duration_s: float
     start_ns: int
     records: list[ClientRecord] = field(default_factory=list)
+    at_rest: list[ClientRecord] = field(default_factory=list)
     rss_before_bytes: dict[int, int] = field(default_factory=dict)
     rss_after_bytes: dict[int, int] = field(default_factory=dict)
 
@@ -65,7 +72,8 @@ class OverloadPhase:
             ttft_p99_s=_percentile([r.times.ttft_s for r in completed if r.times.ttft_s is not None], 0.99),
             rejection_p50_s=_percentile(rejected_s, 0.5),
             rejection_p99_s=_percentile(rejected_s, 0.99),
-            recovery_s=_recovery_s(later, self.end_ns, slo),
+            recovery_s=_last_bad_s(later, self.at_rest, self.end_ns, slo, _is_missed),
+            as_before_s=_last_bad_s(later, self.at_rest, self.end_ns, slo, _is_slower),
             lateness_p99_s=_percentile(lateness_s, 0.99) or 0.0,
             rss_growth_bytes={
                 pid: after - self.rss_before_bytes[pid]
@@ -90,7 +98,8 @@ class OverloadReport:
     ttft_p99_s: float | None
     rejection_p50_s: float | None  # sent -> answered; None: nobody was rejected
     rejection_p99_s: float | None
-    recovery_s: float | None  # None: not within the time that was watched, or nothing was sent in it
+    recovery_s: float | None  # everybody served; None: not within the time that was watched, or nothing was sent in it
+    as_before_s: float | None  # as soon as at rest; likewise
     lateness_p99_s: float
     rss_growth_bytes: dict[int, int]
 
@@ -116,7 +125,7 @@ def overload_table(reports: Sequence[OverloadReport]) -> Table:
     """One row per multiple; goodput also as a fraction of the row nearest to the capacity itself."""
     table = Table(title="Overload; times in ms, rates per second", title_justify="left")
     headings = ("load", "offered", "sent", "done", "rejected", "errors", "goodput", "of 1x", "in time", "TTFT p50")
-    for heading in (*headings, "p99", "reject p50", "p99", "recovery s", "RSS MB"):
+    for heading in (*headings, "p99", "reject p50", "p99", "served s", "as before s", "RSS MB"):
         table.add_column(heading, justify="right")
     base = min(reports, key=lambda report: abs(report.multiple - 1.0), default=None)
     for report in reports:
@@ -136,20 +145,46 @@ def overload_table(reports: Sequence[OverloadReport]) -> Table:
             milliseconds(report.ttft_p99_s),
             milliseconds(report.rejection_p50_s),
             milliseconds(report.rejection_p99_s),
-            "-" if report.recovery_s is None else f"{report.recovery_s:.1f}",
+            *("-" if at_s is None else f"{at_s:.1f}" for at_s in (report.recovery_s, report.as_before_s)),
             f"{growth:+.1f}" if report.rss_growth_bytes else "-",
         )
     return table
 
 
-def _recovery_s(later: Sequence[ClientRecord], end_ns: int, slo: Slo) -> float | None:
-    """0: everybody who came after the overload was served as promised. Somebody has to be, at the end."""
+def _last_bad_s(
+    later: Sequence[ClientRecord],
+    at_rest: Sequence[ClientRecord],
+    end_ns: int,
+    slo: Slo,
+    is_bad: Callable[[ClientRecord, ClientRecord | None, Slo], bool],
+) -> float | None:
+    """Seconds after the overload at which the last one came that `is_bad` beside its twin at rest; 0: none did.
+
+    None: the last one of all was, or nobody came to see.
+    """
     in_order = sorted(later, key=lambda record: record.sent_at_ns)
-    served = [record.outcome is Outcome.COMPLETED and slo.is_met(record) for record in in_order]
-    if not served or not served[-1]:
+    if at_rest and len(at_rest) != len(in_order):
+        return None  # it was interrupted
+    twins: Sequence[ClientRecord | None] = at_rest or [None] * len(in_order)
+    bad = [is_bad(record, twin, slo) for record, twin in zip(in_order, twins, strict=True)]
+    if not bad or bad[-1]:
         return None
-    failed = [record for record, is_served in zip(in_order, served, strict=True) if not is_served]
-    return max(((record.sent_at_ns - end_ns) / 1e9 for record in failed), default=0.0)
+    return max(((r.sent_at_ns - end_ns) / 1e9 for r, is_it in zip(in_order, bad, strict=True) if is_it), default=0.0)
+
+
+def _is_served(record: ClientRecord, slo: Slo) -> bool:
+    return record.outcome is Outcome.COMPLETED and slo.is_met(record)
+
+
+def _is_missed(record: ClientRecord, twin: ClientRecord | None, slo: Slo) -> bool:
+    return not _is_served(record, slo) and (twin is None or _is_served(twin, slo))
+
+
+def _is_slower(record: ClientRecord, twin: ClientRecord | None, slo: Slo) -> bool:
+    ttft_s, twin_s = record.times.ttft_s, twin.times.ttft_s if twin is not None else None
+    if _is_missed(record, twin, slo) or ttft_s is None or twin_s is None:
+        return _is_missed(record, twin, slo)
+    return ttft_s > twin_s + AS_BEFORE * (slo.ttft_s or 0.0)
 
 
 def _percentile(values: Sequence[float], q: float) -> float | None:

@@ -20,7 +20,9 @@ def overload(
     url: Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:8000.")],
     multiples: Annotated[str, typer.Option(help="Loads, as multiples of the capacity.")] = "1,2,4",
     duration_s: Annotated[float, typer.Option(min=0.5, help="Seconds of each load.")] = 60.0,
-    recovery_s: Annotated[float, typer.Option(min=0.5, help="Seconds of 0.8 times the capacity after it.")] = 10.0,
+    recovery_s: Annotated[
+        float, typer.Option(min=0.5, help="Seconds of 0.8 times the capacity after it, and before.")
+    ] = 10.0,
     capacity: Annotated[float | None, typer.Option(help="Requests per second. Default: measured.")] = None,
     capacity_clients: Annotated[int, typer.Option(min=1, help="Clients that keep it busy meanwhile.")] = 64,
     capacity_s: Annotated[float, typer.Option(min=0.5, help="Seconds of that measurement.")] = 15.0,
