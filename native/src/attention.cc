@@ -181,6 +181,8 @@ float* attention_scratch(size_t num_floats) {
 const AttentionKernels& attention_kernels_portable();
 #if defined(__x86_64__)
 const AttentionKernels& attention_kernels_avx2();
+#elif defined(__aarch64__)
+const AttentionKernels& attention_kernels_neon();
 #endif
 
 const AttentionKernels& attention_kernels(Path path) {
@@ -190,6 +192,11 @@ const AttentionKernels& attention_kernels(Path path) {
     case Path::avx512:
     case Path::avx2:
       return attention_kernels_avx2();
+#elif defined(__aarch64__)
+    case Path::i8mm:
+    case Path::dotprod:
+    case Path::neon:
+      return attention_kernels_neon();
 #endif
     default:
       return attention_kernels_portable();

@@ -14,6 +14,9 @@
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#if !defined(HWCAP2_I8MM)  // system headers older than the instructions
+#define HWCAP2_I8MM (1 << 13)
+#endif
 #endif
 
 namespace relevo {
@@ -91,14 +94,21 @@ std::vector<Candidate> candidates() {
   return {{Path::portable, ""}, {Path::avx2, lacks(avx2)}, {Path::avx512, lacks(avx512)}, {Path::amx, lacks(amx)}};
 }
 
-#elif defined(__aarch64__) && defined(__linux__)
+#elif defined(__aarch64__)
 
+// What the operating system says of this processor; without Linux nothing that is not on every 64-bit Arm is used.
 std::vector<Candidate> candidates() {
-  std::string neon;
-  note_missing(&neon, (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0, "dotprod");
-  note_missing(&neon, (getauxval(AT_HWCAP) & HWCAP_ASIMDHP) != 0, "fp16");
-  note_missing(&neon, (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0, "i8mm");
-  return {{Path::portable, ""}, {Path::neon, lacks(neon)}};
+#if defined(__linux__)
+  const bool has_dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+  const bool has_i8mm = (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+#else
+  const bool has_dotprod = false, has_i8mm = false;
+#endif
+  std::string dotprod;
+  note_missing(&dotprod, has_dotprod, "DotProd");
+  std::string i8mm = dotprod;
+  note_missing(&i8mm, has_i8mm, "I8MM");
+  return {{Path::portable, ""}, {Path::neon, ""}, {Path::dotprod, lacks(dotprod)}, {Path::i8mm, lacks(i8mm)}};
 }
 
 #else
@@ -107,8 +117,17 @@ std::vector<Candidate> candidates() { return {{Path::portable, ""}}; }
 
 #endif
 
-// Paths for which this build has kernels of its own.
-bool compiled(Path path) { return path != Path::neon; }
+// Whether this build has kernels for a candidate: not every compiler knows the newer instructions of Arm.
+bool compiled(Path path) {
+#if !defined(RELEVO_HAS_DOTPROD)
+  if (path == Path::dotprod) return false;
+#endif
+#if !defined(RELEVO_HAS_I8MM)
+  if (path == Path::i8mm) return false;
+#endif
+  (void)path;
+  return true;
+}
 
 // Compiled candidates, those that could run tried. Found out once in a process.
 const std::vector<Candidate>& known_paths() {
@@ -139,6 +158,10 @@ const char* path_name(Path path) {
       return "portable";
     case Path::neon:
       return "neon";
+    case Path::dotprod:
+      return "dotprod";
+    case Path::i8mm:
+      return "i8mm";
     case Path::avx2:
       return "avx2";
     case Path::avx512:

@@ -7,7 +7,7 @@
 namespace relevo {
 
 // In ascending order of preference on its architecture. `portable` is always correct and always there.
-enum class Path { portable, neon, avx2, avx512, amx };
+enum class Path { portable, neon, dotprod, i8mm, avx2, avx512, amx };
 
 const char* path_name(Path path);
 

@@ -8,6 +8,8 @@ namespace relevo {
 const ElementwiseKernels& elementwise_kernels_portable();
 #if defined(__x86_64__)
 const ElementwiseKernels& elementwise_kernels_avx2();
+#elif defined(__aarch64__)
+const ElementwiseKernels& elementwise_kernels_neon();
 #endif
 
 const ElementwiseKernels& elementwise_kernels(Path path) {
@@ -17,6 +19,11 @@ const ElementwiseKernels& elementwise_kernels(Path path) {
     case Path::avx512:
     case Path::avx2:
       return elementwise_kernels_avx2();
+#elif defined(__aarch64__)
+    case Path::i8mm:
+    case Path::dotprod:
+    case Path::neon:
+      return elementwise_kernels_neon();
 #endif
     default:
       return elementwise_kernels_portable();

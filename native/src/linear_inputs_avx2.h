@@ -59,15 +59,5 @@ __m256i quantised_pairs(const float* x, float inverse) {
   return _mm256_shuffle_epi8(words, order);
 }
 
-struct BlockScale {
-  float scale, inverse;
-};
-
-BlockScale scale_of(float largest, Format format) {
-  if (largest < kLeastMagnitude) return {0.0f, 0.0f};
-  const float levels = static_cast<float>(input_levels(format));
-  return {largest / levels, levels / largest};
-}
-
 }  // namespace
 }  // namespace relevo

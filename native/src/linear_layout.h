@@ -29,6 +29,18 @@ constexpr float kLeastMagnitude = 0x1p-100f;
 // What the largest magnitude of a block of inputs is rounded to.
 constexpr int32_t input_levels(Format format) { return is_wide(format) ? 32767 : 127; }
 
+// What a block of inputs is multiplied by to be rounded, and what its rounded values are multiples of.
+struct BlockScale {
+  float scale, inverse;
+};
+
+// From the largest magnitude of the block. Internal, since each source is compiled for other instructions.
+static inline BlockScale scale_of(float largest, Format format) {
+  if (largest < kLeastMagnitude) return {0.0f, 0.0f};
+  const float levels = static_cast<float>(input_levels(format));
+  return {largest / levels, levels / largest};
+}
+
 // Inputs per scale, for the formats that multiply integers.
 int64_t input_block(Format format);
 // Bytes of one block of a panel (of one k for the float formats).

@@ -143,6 +143,14 @@ const LimitKernels& limit_kernels(Path path) {
   if (path == Path::amx) return limits_amx;
   if (path == Path::avx512) return limits_avx512;
   if (path == Path::avx2) return limits_avx2;
+#elif defined(__aarch64__)
+#if defined(RELEVO_HAS_I8MM)
+  if (path == Path::i8mm) return limits_i8mm;
+#endif
+#if defined(RELEVO_HAS_DOTPROD)
+  if (path == Path::dotprod) return limits_dotprod;
+#endif
+  if (path == Path::neon) return limits_neon;
 #endif
   (void)path;
   return limits_portable;

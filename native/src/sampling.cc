@@ -15,6 +15,8 @@ namespace relevo {
 const SamplingKernels& sampling_kernels_portable();
 #if defined(__x86_64__)
 const SamplingKernels& sampling_kernels_avx2();
+#elif defined(__aarch64__)
+const SamplingKernels& sampling_kernels_neon();
 #endif
 
 const SamplingKernels& sampling_kernels(Path path) {
@@ -24,6 +26,11 @@ const SamplingKernels& sampling_kernels(Path path) {
     case Path::avx512:
     case Path::avx2:
       return sampling_kernels_avx2();
+#elif defined(__aarch64__)
+    case Path::i8mm:
+    case Path::dotprod:
+    case Path::neon:
+      return sampling_kernels_neon();
 #endif
     default:
       return sampling_kernels_portable();

@@ -1,0 +1,22 @@
+// Limits with Arm's matrices of bytes.
+#include "machine_limits.h"
+#include "machine_limits_neon.h"
+#include "machine_limits_paths.h"
+
+namespace relevo {
+namespace {
+
+double multiply_with_matrices(int64_t rounds) {
+  return multiply_bytes(rounds, [](int32x4_t sum, int8x16_t x, int8x16_t y) { return vmmlaq_s32(sum, x, y); });
+}
+
+}  // namespace
+
+const LimitKernels limits_i8mm = {
+    Path::i8mm,
+    read_with_neon,
+    {multiply_floats_with_neon, multiply_floats_with_neon, multiply_with_matrices, multiply_with_matrices},
+    {FLOAT_PRODUCTS_NEON, FLOAT_PRODUCTS_NEON, BYTE_SUMS * 32, BYTE_SUMS * 32},
+};
+
+}  // namespace relevo
