@@ -167,16 +167,3 @@ def test_packing_places_every_token() -> None:
     assert inputs.context_lengths.tolist() == [6, 9]
     assert inputs.block_tables.tolist() == [[5, 2, 0], [1, 3, 6]]
     assert inputs.fresh_tail_blocks() == [2, 6]
-
-
-def test_packing_of_decodes_alone() -> None:
-    """Steps without chunks take a shorter way. Red if the two ways ever differ."""
-    decodes = [row([7], 3, [5, 2]), row([4], 8, [1, 3, 6, 99]), row([9], 0, [8])]
-    alone = pack_rows(decodes, BLOCK_SIZE)
-    with_chunk = pack_rows([*decodes, row([1, 2], 0, [0])], BLOCK_SIZE)
-    for name in ("token_ids", "positions", "block_of_token", "offset_of_token"):
-        assert getattr(alone, name).tolist() == getattr(with_chunk, name).tolist()[:3], name
-    assert alone.row_first_token.tolist() == [0, 1, 2, 3]
-    assert alone.context_lengths.tolist() == with_chunk.context_lengths.tolist()[:3]
-    assert alone.block_tables.tolist() == with_chunk.block_tables.tolist()[:3]
-    assert alone.fresh_tail_blocks() == [6, 8]

@@ -16,7 +16,7 @@ class ScheduledRow:
     request: EngineRequest
     token_ids: list[TokenId]  # the tokens computed in this step, at least one
     start: int  # position of token_ids[0]; KV of [0, start) is already in the blocks
-    block_ids: list[BlockId]  # covers at least start + len(token_ids) tokens
+    block_ids: list[BlockId]  # covers at least start + len(token_ids) tokens; never changed, another list replaces it
     samples: tuple[SampleState, ...]  # continuations to draw from the last position; empty in mid-prompt
     is_prefill: bool
 

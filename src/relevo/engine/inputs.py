@@ -19,7 +19,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """T tokens in the step, B rows, M blocks of the longest row. Tokens of one row are consecutive, rows in order."""
+    """T tokens in the step, B rows, M blocks of the longest row at least. Rows in order, their tokens consecutive."""
 
     token_ids: Int64Array  # [T]
     positions: Int64Array  # [T], of each token in its own row's context
@@ -27,7 +27,7 @@ class StepInputs:
     offset_of_token: Int64Array  # [T], place in that block
     row_first_token: Int64Array  # [B + 1], row b owns tokens [row_first_token[b], row_first_token[b + 1])
     context_lengths: Int64Array  # [B], tokens a row attends to, those of this step included
-    block_tables: Int64Array  # [B, M], padded with block 0 beyond a row's context
+    block_tables: Int64Array  # [B, M], block 0 beyond a row's blocks
     block_size: int  # S
 
     @property
@@ -47,10 +47,71 @@ class StepInputs:
         return blocks
 
 
+class StepPacker:
+    """Packs one step after another. Inputs are valid until the next `pack`: arrays are used again while they fit."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._decodes: DecodeArrays | None = None
+
+    def pack(self, rows: Sequence[ScheduledRow]) -> StepInputs:
+        """Flatten at least one row. A row whose block table is shorter than its context is a scheduler's mistake."""
+        if any(len(row.token_ids) != 1 for row in rows):
+            return _pack_chunks(rows, self._block_size)
+        if self._decodes is None or not self._decodes.has_room_for(rows):
+            self._decodes = DecodeArrays(rows, self._block_size)
+        return self._decodes.fill(rows)
+
+
 def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:
-    """Flatten at least one row. A row whose block table is shorter than its context is a scheduler's mistake."""
-    if all(len(row.token_ids) == 1 for row in rows):
-        return _pack_single_tokens(rows, block_size)
+    """As `StepPacker.pack`, into arrays of their own."""
+    return StepPacker(block_size).pack(rows)
+
+
+class DecodeArrays:
+    """The arrays of steps with one token in each of B rows: written again in every step, block tables only where a row
+    has another list of blocks than in the step before."""
+
+    def __init__(self, rows: Sequence[ScheduledRow], block_size: int) -> None:
+        longest = max(len(row.block_ids) for row in rows)
+        self._columns = np.zeros((5, len(rows)), dtype=np.int64)
+        self._tables = np.zeros((len(rows), longest + longest // 4 + 1), dtype=np.int64)  # rows grow; arbitrary
+        self._block_ids: list[list[BlockId] | None] = [None] * len(rows)  # what the tables hold
+        self._inputs = StepInputs(
+            token_ids=self._columns[0],
+            positions=self._columns[1],
+            block_of_token=self._columns[2],
+            offset_of_token=self._columns[3],
+            row_first_token=np.arange(len(rows) + 1),
+            context_lengths=self._columns[4],
+            block_tables=self._tables,
+            block_size=block_size,
+        )
+
+    def has_room_for(self, rows: Sequence[ScheduledRow]) -> bool:
+        num_rows, width = self._tables.shape
+        return len(rows) == num_rows and all(len(row.block_ids) <= width for row in rows)
+
+    def fill(self, rows: Sequence[ScheduledRow]) -> StepInputs:
+        size = self._inputs.block_size
+        for index, row in enumerate(rows):
+            count = len(row.block_ids)
+            assert count > row.start // size, f"{row.request_id}: {count} blocks for {row.start + 1} tokens"
+            if self._block_ids[index] is not row.block_ids:
+                self._block_ids[index] = row.block_ids
+                self._tables[index, :count] = row.block_ids
+                self._tables[index, count:] = 0
+        self._columns[:] = (
+            [row.token_ids[0] for row in rows],
+            [row.start for row in rows],
+            [row.block_ids[row.start // size] for row in rows],
+            [row.start % size for row in rows],
+            [row.start + 1 for row in rows],
+        )
+        return self._inputs
+
+
+def _pack_chunks(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:
     lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
     starts = np.array([row.start for row in rows], dtype=np.int64)
     context_lengths = starts + lengths
@@ -70,36 +131,6 @@ def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:
         offset_of_token=positions % block_size,
         row_first_token=row_first_token,
         context_lengths=context_lengths,
-        block_tables=block_tables,
-        block_size=block_size,
-    )
-
-
-def _pack_single_tokens(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:
-    """A step of decodes only: nothing is repeated or summed, so one array is filled from plain integers."""
-    counts = [row.start // block_size + 1 for row in rows]
-    for row, count in zip(rows, counts, strict=True):
-        assert len(row.block_ids) >= count, f"{row.request_id}: {len(row.block_ids)} blocks for {count} needed"
-    block_tables = np.zeros((len(rows), max(counts)), dtype=np.int64)
-    for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        block_tables[index, :count] = row.block_ids[:count]
-    columns = np.array(
-        [
-            [row.token_ids[0] for row in rows],
-            [row.start for row in rows],
-            [row.block_ids[row.start // block_size] for row in rows],
-            [row.start % block_size for row in rows],
-            [row.start + 1 for row in rows],
-        ],
-        dtype=np.int64,
-    )
-    return StepInputs(
-        token_ids=columns[0],
-        positions=columns[1],
-        block_of_token=columns[2],
-        offset_of_token=columns[3],
-        row_first_token=np.arange(len(rows) + 1),
-        context_lengths=columns[4],
         block_tables=block_tables,
         block_size=block_size,
     )

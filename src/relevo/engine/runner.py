@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from relevo.core.ids import BlockId, RequestId
 from relevo.core.kv import KVLayout
 from relevo.core.plan import ScheduledRow, StepClocks, StepPlan, StepResult
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.engine.inputs import pack_rows
+from relevo.engine.inputs import StepPacker
 from relevo.engine.models.decoder import Decoder
 from relevo.engine.row_math import RowSummaries
 
@@ -57,6 +58,7 @@ class DecoderRunner:
         self._decoder = decoder
         self._sampler = sampler
         self._scratch_block_ids = tuple(scratch_block_ids)
+        self._packer = StepPacker(arena.layout.block_size)
         self._kv = decoder.ops.kv_cache(arena.layout, arena.num_blocks, arena.buffer)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -68,10 +70,11 @@ class DecoderRunner:
 
     def _run(self, rows: Sequence[ScheduledRow]) -> tuple[tuple[tuple[SampledToken, ...], ...], StepClocks]:
         started = time.perf_counter()
-        inputs = pack_rows(rows, self.layout.block_size)
+        inputs = self._packer.pack(rows)
         packed = time.perf_counter()
         drawing = [index for index, row in enumerate(rows) if row.samples]
-        last_tokens = [int(inputs.row_first_token[index + 1]) - 1 for index in drawing]
+        ends = inputs.row_first_token.tolist()
+        last_tokens = [ends[index + 1] - 1 for index in drawing]
         logits = self._decoder.forward(inputs, self._kv, last_tokens)
         computed = time.perf_counter()
         specs = [
@@ -80,7 +83,7 @@ class DecoderRunner:
             for sample in rows[index].samples
         ]
         tokens = iter(self._sampler.sample(logits.values, specs, logits.summaries) if specs else ())
-        sampled = tuple(tuple(next(tokens) for _ in row.samples) for row in rows)
+        sampled = tuple([tuple(islice(tokens, len(row.samples))) for row in rows])
         return sampled, StepClocks(packed - started, logits.kernel_s, time.perf_counter() - computed)
 
     def warm_up(self) -> None:
@@ -102,8 +105,8 @@ class DecoderRunner:
         return measured
 
     def _forward(self, rows: Sequence[ScheduledRow]) -> None:
-        inputs = pack_rows(rows, self.layout.block_size)
-        self._decoder.forward(inputs, self._kv, [int(last) - 1 for last in inputs.row_first_token[1:]])
+        inputs = self._packer.pack(rows)
+        self._decoder.forward(inputs, self._kv, [last - 1 for last in inputs.row_first_token[1:].tolist()])
 
     def _scratch_row(self, num_tokens: int, num_kv_tokens: int) -> ScheduledRow:
         """Scratch blocks repeat in its table: the numbers mean nothing, the work is that of a real row."""

@@ -66,13 +66,14 @@ class Sampler:
 
     def _token_ids(self, logits: Logits, specs: Sequence[SampleSpec], summaries: RowSummaries) -> list[TokenId]:
         token_ids = [0] * len(specs)
+        best = summaries.best.tolist()
         places, draws = [], []  # of rows without edits, drawn together
         for place, (row, request, sample) in enumerate(specs):
             sampling, position = request.sampling, len(sample.output_token_ids)
             if is_edited(sampling, position):
                 token_ids[place] = _draw_edited(logits[row], request, sample)
             elif is_greedy(sampling):
-                token_ids[place] = int(summaries.best[row])
+                token_ids[place] = best[row]
             else:
                 places.append(place)
                 draws.append(RowDraw(row, sampling, sample.sample_index, position))
@@ -83,8 +84,11 @@ class Sampler:
 
 
 def _check_finite(summaries: RowSummaries, specs: Sequence[SampleSpec]) -> None:
+    finite = summaries.finite.tolist()
+    if all(finite):
+        return
     for row, request, _ in specs:
-        if not summaries.finite[row]:
+        if not finite[row]:
             raise StepFailed(
                 f"the model computed NaN or infinity for request {request.request_id}; "
                 "check the dtype of the weights and whether the file is damaged"

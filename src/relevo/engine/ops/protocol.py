@@ -20,12 +20,10 @@ import numpy.typing as npt
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
+from relevo.engine.ops.formats import BLOCK_BYTES, BLOCK_ELEMENTS
 from relevo.engine.row_math import RowMath, RowSummaries
 
 Buffer = Any
-
-BLOCK_ELEMENTS = 32  # weights in one block of GGUF's simple quantisations
-BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q8_0": 34}  # of one block, with its float16 scale (and minimum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class HostTensor:
 
 @dataclass(frozen=True, slots=True)
 class StepLogits:
-    """Next-token logits of a step. `values` may be the backend's own memory: read it before the program runs again."""
+    """Next-token logits of a step. May lie in the backend's own memory: read them before the program runs again."""
 
     values: npt.NDArray[np.float32]  # [R, V]
     summaries: RowSummaries | None  # None: the backend made none

@@ -7,6 +7,7 @@ are stored in unless another is asked for. A model's operations are recorded onc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -18,8 +19,9 @@ from relevo.core.errors import SettingsError, UnsupportedModel
 from relevo.core.ids import BlockId, TokenId
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
+from relevo.engine.ops.formats import BLOCK_BYTES
 from relevo.engine.ops.native.recorder import Recorder
-from relevo.engine.ops.protocol import BLOCK_BYTES, HostTensor, StepLogits, Trace
+from relevo.engine.ops.protocol import HostTensor, StepLogits, Trace
 from relevo.engine.row_math import RowDraw, RowMath, RowSummaries
 from relevo.engine.sampling_math import Logits
 
@@ -118,22 +120,35 @@ class NativeOps:
         return NativeProgram(program, sliding_window or 0)
 
 
+@dataclass(frozen=True, slots=True)
+class AskedLogits:
+    """Which tokens' logits steps are asked for, and where they find them: kept while steps ask for the same."""
+
+    logit_tokens: list[int]
+    tokens: npt.NDArray[np.int64]  # the same, ascending, without repeats
+    places: npt.NDArray[np.intp] | None  # of logit_tokens in tokens; None: they are the same
+    values: npt.NDArray[np.float32]
+    summaries: RowSummaries
+
+    def taken(self, kernel_s: float) -> StepLogits:
+        values, summaries, places = self.values, self.summaries, self.places
+        if places is not None:
+            values, summaries = values[places], RowSummaries(summaries.best[places], summaries.finite[places])
+        return StepLogits(values, summaries, kernel_s)
+
+
 class NativeProgram:
-    """Replays a recorded trace. Logits lie in native memory and are overwritten by the next step."""
+    """Replays a recorded trace. Logits and summaries lie in memory that the next step overwrites."""
 
     def __init__(self, program: Any, sliding_window: int) -> None:
         self.native = program
         self._sliding_window = sliding_window
-        self._logits: npt.NDArray[np.float32] = program.logit_memory(1)
+        self._asked = self._ask([0])
 
     def run(self, inputs: StepInputs, kv: Any, logit_tokens: Sequence[int]) -> StepLogits:
-        tokens, places = np.array(logit_tokens, dtype=np.int64), None
-        if any(after <= before for before, after in pairwise(logit_tokens)):
-            tokens, places = np.unique(tokens, return_inverse=True)
-        count = len(tokens)
-        if count > len(self._logits):
-            self._logits = self.native.logit_memory(count)
-        summaries = RowSummaries(np.empty(count, dtype=np.int64), np.empty(count, dtype=np.bool_))
+        if self._asked.logit_tokens != logit_tokens:
+            self._asked = self._ask(list(logit_tokens))
+        asked = self._asked
         kernel_s = self.native.run(
             kv,
             inputs.token_ids,
@@ -144,14 +159,20 @@ class NativeProgram:
             inputs.context_lengths,
             inputs.block_tables,
             self._sliding_window,
-            tokens,
-            summaries.best,
-            summaries.finite,
+            asked.tokens,
+            asked.summaries.best,
+            asked.summaries.finite,
         )
-        values = self._logits[:count]
-        if places is not None:
-            values, summaries = values[places], RowSummaries(summaries.best[places], summaries.finite[places])
-        return StepLogits(values, summaries, kernel_s)
+        return asked.taken(kernel_s)
+
+    def _ask(self, logit_tokens: list[int]) -> AskedLogits:
+        tokens, places = np.array(logit_tokens, dtype=np.int64), None
+        if any(after <= before for before, after in pairwise(logit_tokens)):
+            tokens, places = np.unique(tokens, return_inverse=True)
+        count = len(tokens)
+        summaries = RowSummaries(np.empty(count, dtype=np.int64), np.empty(count, dtype=np.bool_))
+        values: npt.NDArray[np.float32] = self.native.logit_memory(count)[:count]
+        return AskedLogits(logit_tokens, tokens, places, values, summaries)
 
 
 class NativeRowMath:
