@@ -209,7 +209,7 @@ def test_sentencepiece_equals_transformers() -> None:
 def test_sentencepiece_options() -> None:
     assert SENTENCEPIECE.encode("hello")[0] == 1  # the first token is added unless the file says no
     bare = Tokenizer(tokenizer_files_from_gguf(sentencepiece_fields(add_bos_token=False, add_space_prefix=False)))
-    assert [bare.token_to_text(i) for i in bare.encode("hello world")] == ["hello", " world"]
+    assert [bare.token_to_bytes(i) for i in bare.encode("hello world")] == [b"hello", b" world"]
     assert bare.decode(bare.encode(" hello")) == " hello"
     with_end = Tokenizer(tokenizer_files_from_gguf(sentencepiece_fields(add_eos_token=True)))
     assert with_end.encode("and")[::2] == [1, 2]

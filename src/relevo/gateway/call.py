@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterable
@@ -20,8 +19,6 @@ from relevo.gateway.served_models import ServedModel
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-INLINE_BODY_BYTES = 8 * 1024  # arbitrary: texts below are tokenised in the event loop, a thread would cost more
 
 
 @dataclass(slots=True)
@@ -68,13 +65,6 @@ class Call:
         if refuse is not None:
             refuse(members)
         return check_schema(members, schema), len(body)
-
-
-async def run_text_work(num_bytes: int, work: Callable[[], T]) -> T:
-    """Run `work`, whose cost grows with `num_bytes` of text, without holding up the event loop."""
-    if num_bytes <= INLINE_BODY_BYTES:
-        return work()
-    return await asyncio.to_thread(work)
 
 
 def system_fingerprint(served: ServedModel) -> str:

@@ -1,6 +1,6 @@
 """What the HTTP side of the gateway is given: one frozen object, composed in `relevo.build`.
 
-Owns no state and starts nothing. What belongs to one model is in `gateway.served_models`; here is what all of them
+Starts nothing. What belongs to one model is in `gateway.served_models`; here is what all of them
 share.
 """
 
@@ -16,6 +16,7 @@ from relevo.gateway.metering.meter import NoMeter, UsageMeter
 from relevo.gateway.metering.usage_query import NoUsage, UsageSource
 from relevo.gateway.ports import EngineStatus
 from relevo.gateway.served_models import ServedModels
+from relevo.gateway.text_work import TextWork
 from relevo.telemetry.latency import RequestRecord
 from relevo.telemetry.merged_series import SeriesFamily
 
@@ -72,3 +73,4 @@ class GatewayContext:
     is_restarted: bool = False  # in place of a gateway that ended; what it serves had started before
     affinity_headers: tuple[str, ...] = ()  # more headers that name a session
     others: OtherGateways | None = None  # None: it is the only one
+    text_work: TextWork = field(default_factory=TextWork)

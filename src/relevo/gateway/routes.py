@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 
 from relevo import __version__
-from relevo.gateway.call import Call, run_text_work
+from relevo.gateway.call import Call
 from relevo.gateway.openai.chat import chat_completions
 from relevo.gateway.openai.completions import completions
 from relevo.gateway.openai.logprobs import token_text
@@ -80,7 +80,7 @@ def _model_card(call: Call, served: ServedModel, name: str) -> dict[str, Any]:
 async def tokenize(call: Call) -> Response:
     fields, num_bytes = await call.read(TokenizeFields)
     served, _ = call.context.models.meant_by(fields.model)
-    token_ids = await run_text_work(num_bytes, lambda: tokenize_token_ids(served, fields))
+    token_ids = await call.context.text_work.run(num_bytes, lambda: tokenize_token_ids(served, fields))
     names = [token_text(served.tokenizer, i) for i in token_ids] if fields.return_token_strs else None
     return json_response(
         {
@@ -96,7 +96,7 @@ async def detokenize(call: Call) -> Response:
     fields, num_bytes = await call.read(DetokenizeFields)
     tokenizer = call.context.models.meant_by(fields.model)[0].tokenizer
     token_ids = check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens")
-    return json_response({"prompt": await run_text_work(num_bytes, lambda: tokenizer.decode(token_ids))})
+    return json_response({"prompt": await call.context.text_work.run(num_bytes, lambda: tokenizer.decode(token_ids))})
 
 
 ROUTES = (

@@ -1,26 +1,22 @@
-"""Text to token ids and back, without holding up the event loop.
+"""Text to token ids and back.
 
-Owns the Hugging Face `tokenizers` object, the threads it runs on and what each token spells. It knows nothing of
+Owns the Hugging Face `tokenizers` object and what each token spells. It knows nothing of
 chat templates or streams (see `chat_template`, `detokenizer`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from relevo.core.errors import InvalidRequest, ModelFileError, Overloaded
+from relevo.core.errors import InvalidRequest, ModelFileError
 from relevo.core.ids import TokenId
 from relevo.core.model import TokenizerFiles
 from relevo.gateway.token_bytes import byte_decoder_of
-
-_INLINE_CHARS = 512  # arbitrary; about 0.3 ms of work, in the order of the way to a thread and back
 
 
 def backend_of(files: TokenizerFiles) -> Backend:
@@ -45,12 +41,9 @@ def backend_of(files: TokenizerFiles) -> Backend:
 
 
 class Tokenizer:
-    """A tokenizer of one model; every method may be called from any thread.
+    """A tokenizer of one model; every method may be called from any thread."""
 
-    num_threads: threads for long texts. max_waiting: texts that may wait for one; more are refused.
-    """
-
-    def __init__(self, files: TokenizerFiles, *, num_threads: int = 2, max_waiting: int = 256) -> None:
+    def __init__(self, files: TokenizerFiles) -> None:
         try:
             backend = backend_of(files)
         except Exception as error:  # the library raises nothing narrower
@@ -61,15 +54,11 @@ class Tokenizer:
         self.decoder = byte_decoder_of(None if backend.decoder is None else json.loads(backend.decoder.__getstate__()))
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = self._named_id(files.bos_token)
-        self.eos_token_id = self._named_id(files.eos_token)
         self.eos_token_ids = files.eos_token_ids
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._add_bos = self._resolve_add_bos(files.add_bos_token)
         self._bytes: dict[TokenId, bytes] = {}  # filled on demand, at most one entry per token of the vocabulary
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
-        self._num_waiting = 0
-        self._max_waiting = max_waiting + num_threads
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[TokenId]:
         """Token ids of `text`; special tokens spelled out in it are recognised.
@@ -88,21 +77,6 @@ class Tokenizer:
         if add_special_tokens and self._add_bos and self.bos_token_id is not None:
             token_ids.insert(0, self.bos_token_id)
         return token_ids
-
-    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[TokenId]:
-        """`encode`, on a thread if the text is long. Raises Overloaded if too many texts wait for one."""
-        if len(text) <= _INLINE_CHARS:
-            return self.encode(text, add_special_tokens=add_special_tokens)
-        if self._num_waiting >= self._max_waiting:
-            raise Overloaded(f"{self._num_waiting} texts wait to be tokenized; try again in a second")
-        self._num_waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(
-                self._threads, lambda: self.encode(text, add_special_tokens=add_special_tokens)
-            )
-        finally:
-            self._num_waiting -= 1
 
     def decode(self, token_ids: Sequence[TokenId], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`, taken as a text of its own. Ids outside the vocabulary spell nothing."""
@@ -131,18 +105,10 @@ class Tokenizer:
             self._bytes[token_id] = spelled
         return spelled
 
-    def token_to_text(self, token_id: TokenId) -> str:
-        """`token_to_bytes` as text, U+FFFD for parts of characters: the `token` of a logprob entry."""
-        return self.token_to_bytes(token_id).decode("utf-8", "replace")
-
     def token_to_id(self, token: str) -> TokenId | None:
         """Id of a token as the vocabulary spells it."""
         token_id: TokenId | None = self._backend.token_to_id(token)
         return token_id
-
-    def close(self) -> None:
-        """Let the threads go; texts that still wait are dropped."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _named_id(self, token: str | None) -> TokenId | None:
         return None if token is None else self.token_to_id(token)

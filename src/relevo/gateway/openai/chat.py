@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from relevo.core.errors import InvalidRequest
 from relevo.core.ids import TokenId
-from relevo.gateway.call import Call, run_text_work, system_fingerprint
+from relevo.gateway.call import Call, system_fingerprint
 from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import chat_logprobs
 from relevo.gateway.openai.prompts import chat_token_ids
@@ -36,7 +36,7 @@ async def chat_completions(call: Call) -> Response | None:
     refuse_tools(served, fields)
     if fields.echo:
         raise InvalidRequest("'echo' is only supported by /v1/completions.", param="echo")
-    token_ids = await run_text_work(num_bytes, lambda: chat_token_ids(served, fields))
+    token_ids = await call.context.text_work.run(num_bytes, lambda: chat_token_ids(served, fields))
     generation = new_generation(
         call,
         served,
@@ -93,9 +93,12 @@ class ChatFormat:
             chunk["prompt_token_ids"] = self.prompt_token_ids
         return chunk
 
+    @property
+    def tells_tokens(self) -> bool:
+        return self.num_logprobs is not None or self.prompt_token_ids is not None
+
     def delta(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
-        tells_tokens = delta.tokens and (self.num_logprobs is not None or self.prompt_token_ids is not None)
-        if not delta.text and not tells_tokens:
+        if not delta.text and not (delta.tokens and self.tells_tokens):
             return None
         chunk = self._chunk(index, {"content": delta.text})
         choice = chunk["choices"][0]

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway.call import Call, run_text_work, system_fingerprint
+from relevo.gateway.call import Call, system_fingerprint
 from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import completion_logprobs
 from relevo.gateway.openai.prompts import Prompt, completion_prompts
@@ -29,7 +29,7 @@ async def completions(call: Call) -> Response | None:
     served, model = call.context.models.meant_by(fields.model)
     refuse_unsupported(fields)
     _refuse_unsupported_here(fields)
-    prompts = await run_text_work(num_bytes, lambda: completion_prompts(served, fields))
+    prompts = await call.context.text_work.run(num_bytes, lambda: completion_prompts(served, fields))
     generations = tuple(
         new_generation(
             call,
@@ -101,9 +101,12 @@ class CompletionFormat:
             chunk["choices"][0] |= {"prompt_token_ids": prompt.token_ids, "token_ids": []}
         return chunk
 
+    @property
+    def tells_tokens(self) -> bool:
+        return self.num_logprobs is not None or self.return_token_ids
+
     def delta(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
-        tells_tokens = delta.tokens and (self.num_logprobs is not None or self.return_token_ids)
-        if not delta.text and not tells_tokens:
+        if not delta.text and not (delta.tokens and self.tells_tokens):
             return None
         chunk = self._chunk(index, delta.text)
         choice = chunk["choices"][0]

@@ -1,0 +1,46 @@
+"""Long texts are worked on by threads, and so many wait for one at most."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from relevo.core.errors import Overloaded
+from relevo.gateway.text_work import INLINE_BYTES, TextWork
+
+
+async def test_short_texts_stay_in_the_event_loop() -> None:
+    assert await TextWork().run(INLINE_BYTES, threading.current_thread) is threading.main_thread()
+
+
+async def test_long_texts_run_on_threads_and_wait_in_a_bounded_queue() -> None:
+    """Red when long texts hold up the event loop, pile up without bound, or keep their place when they are done."""
+    texts, gate = TextWork(num_threads=1, max_waiting=2), threading.Event()
+
+    def work() -> threading.Thread:
+        gate.wait(60)
+        return threading.current_thread()
+
+    unfinished = [asyncio.create_task(texts.run(INLINE_BYTES + 1, work)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as refused:
+        await texts.run(INLINE_BYTES + 1, work)
+    assert refused.value.retry_after_s
+    gate.set()
+    threads = await asyncio.gather(*unfinished)
+    assert len(set(threads)) == 1 and threading.main_thread() not in threads
+    assert await texts.run(INLINE_BYTES + 1, work) in threads
+
+
+async def test_a_client_that_leaves_gives_its_place_back() -> None:
+    texts, gate = TextWork(num_threads=1, max_waiting=1), threading.Event()
+    at_work, waits = [asyncio.create_task(texts.run(INLINE_BYTES + 1, gate.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    waits.cancel()
+    await asyncio.gather(waits, return_exceptions=True)
+    another = asyncio.create_task(texts.run(INLINE_BYTES + 1, lambda: "read"))
+    await asyncio.sleep(0)
+    gate.set()
+    assert await another == "read" and await at_work
