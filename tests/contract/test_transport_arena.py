@@ -15,7 +15,8 @@ from transport_rigs import make_layout
 
 from relevo.core.errors import LayoutMismatch
 from relevo.core.kv import KVGroup, KVLayout
-from relevo.kv.arena import NO_GENERATION, Arena
+from relevo.kv.arena import Arena
+from relevo.kv.arena_file import NO_GENERATION
 from relevo.kv.layout_check import check_layout, layout_digest
 
 LAYOUT = make_layout(64)

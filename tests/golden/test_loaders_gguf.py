@@ -17,8 +17,7 @@ from gguf.quants import dequantize, quantize
 from tiny_decoders import PagedDecoder, hf_logits, hf_model, prompt, row, write_gguf
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
-from relevo.engine.loaders import gguf as gguf_loader
-from relevo.engine.loaders import model_files
+from relevo.engine.loaders import gguf_tensors, tensor_reader
 from relevo.engine.loaders.gguf_metadata import GGML_TYPES, GgmlType
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.rope import rope_frequencies
@@ -94,12 +93,12 @@ def test_quantised_weights_are_what_the_file_says(stored_as: GGMLQuantizationTyp
 )
 def test_every_quantisation_is_read_in_runs(stored_as: GGMLQuantizationType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random bytes, several runs and a shorter last one, against the whole tensor at once."""
-    monkeypatch.setattr(gguf_loader, "_RUN_ELEMENTS", 1024)
+    monkeypatch.setattr(gguf_tensors, "_RUN_ELEMENTS", 1024)
     block_elements, block_bytes = GGML_QUANT_SIZES[stored_as]
     data = np.random.default_rng(0).integers(0, 256, (11, 768 // block_elements * block_bytes), dtype=np.uint8)
     with np.errstate(all="ignore"):
         kind = GgmlType(stored_as.name, block_elements, block_bytes)
-        runs = gguf_loader._decode(data.reshape(-1), kind, (11, 768), "x").array
+        runs = gguf_tensors.decode(data.reshape(-1), kind, (11, 768), None, "float32", "x").array
         np.testing.assert_array_equal(runs, dequantize(data, stored_as))
 
 
@@ -131,7 +130,7 @@ def test_only_the_formats_asked_for_stay_raw(tmp_path: Path) -> None:
 
 def test_mapped_pages_are_given_back_and_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after the file's name is gone. Red if a pass gives back what it does not own, such as written pages."""
-    monkeypatch.setattr(model_files, "_KEPT_MAPPED_BYTES", 0)
+    monkeypatch.setattr(tensor_reader, "_KEPT_MAPPED_BYTES", 0)
     path = tmp_path / "model.gguf"
     write_gguf(hf_model("llama"), path, matrices_as=Q.Q8_0)
     files = load_model_files(str(path))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from importlib import metadata
+from typing import TYPE_CHECKING
 
 from relevo.build.configs import WorkerConfig
 from relevo.core.errors import StartError
-from relevo.engine.ops.protocol import Ops
+
+if TYPE_CHECKING:  # whoever only looks what is installed computes nothing
+    from relevo.engine.ops.protocol import Ops
 
 log = logging.getLogger("relevo.engine")
 
@@ -56,6 +58,8 @@ def make_ops(config: WorkerConfig) -> Ops:
 def describe_cpu() -> str:
     """Which instruction path runs here, why, and what else could; one line each. Raises StartError."""
     check_installed("native")
+    from importlib import metadata
+
     from relevo_native import _native
 
     try:

@@ -21,7 +21,7 @@ from relevo.build.models_file import AskedModel, asked_models
 from relevo.build.plan import ServePlan, resolve
 from relevo.build.resolve import Hardware, ModelAsk, ModelPlan
 from relevo.core.errors import SettingsError
-from relevo.kv.arena import Arena
+from relevo.kv.arena_file import create_arena_file
 from relevo.settings import Settings
 from relevo.supervisor import ChildSpec, Supervisor
 from relevo.wire.status import Status
@@ -111,12 +111,12 @@ def serving(
 ) -> Iterator[Supervisor]:
     """A supervisor and what it owns: the runtime folder and the models' shared arenas, which have no names in any file
     system."""
-    with tempfile.TemporaryDirectory(prefix="relevo-", ignore_cleanup_errors=True) as runtime_folder:
-        arenas = [_arena(model) for model in plan.models]
-        located = [
-            tuple(_located(worker, runtime_folder, arena) for worker in model.workers)
-            for model, arena in zip(plan.models, arenas, strict=True)
-        ]
+    with contextlib.ExitStack() as owned:
+        runtime_folder = owned.enter_context(tempfile.TemporaryDirectory(prefix="relevo-", ignore_cleanup_errors=True))
+        located = []
+        for model in plan.models:
+            arena_fd = _arena_fd(model, owned)
+            located.append(tuple(_located(worker, runtime_folder, arena_fd) for worker in model.workers))
         gateway = msgspec.structs.replace(
             plan.gateway,
             listen_fd=listener.fileno(),
@@ -133,14 +133,18 @@ def serving(
         )
 
 
-def _arena(model: ModelPlan) -> Arena | None:
-    """None: each worker makes its own."""
-    return Arena.create(model.layout, model.num_arena_blocks, shared=True) if model.is_arena_shared else None
+def _arena_fd(model: ModelPlan, owned: contextlib.ExitStack) -> int:
+    """Of the arena that a model's workers share, open until `owned` is closed. -1: each worker makes its own."""
+    if not model.is_arena_shared:
+        return -1
+    fd = create_arena_file(model.layout, model.num_arena_blocks)
+    owned.callback(os.close, fd)
+    return fd
 
 
-def _located(worker: WorkerConfig, runtime_folder: str, arena: Arena | None) -> WorkerConfig:
+def _located(worker: WorkerConfig, runtime_folder: str, arena_fd: int) -> WorkerConfig:
     address = f"unix:{runtime_folder}/{worker.worker_id.replace('/', '.')}.sock"
-    return msgspec.structs.replace(worker, address=address, arena_fd=-1 if arena is None else arena.fd)
+    return msgspec.structs.replace(worker, address=address, arena_fd=arena_fd)
 
 
 def _with_addresses(model: ServedModelConfig, workers: tuple[WorkerConfig, ...]) -> ServedModelConfig:

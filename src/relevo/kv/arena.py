@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import struct
-import tempfile
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,20 +21,22 @@ import numpy.typing as npt
 from relevo.core.errors import LayoutMismatch
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
-from relevo.kv.layout_check import layout_digest
-
-NO_GENERATION = 2**64 - 1  # the block is open to no writer; no reservation carries this value
-_HEAD = struct.Struct("<8sQQ16s")  # magic, num_blocks, bytes_per_block, layout digest
-_MAGIC = b"RLVARENA"
-_HEAD_BYTES = 64
-_HUGE_PAGE_BYTES = 2 * 1024 * 1024
+from relevo.kv.arena_file import (
+    HEAD,
+    HEAD_BYTES,
+    arena_bytes,
+    arena_head,
+    arena_start,
+    create_arena_file,
+    data_offset,
+)
 
 
 class Arena:
     """N blocks of `layout.bytes_per_block` bytes. Make one with `create` or `attach`."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, mapping: mmap.mmap, fd: int, owns_fd: bool) -> None:
-        data = _data_offset(num_blocks)
+        data = data_offset(num_blocks)
         self.layout = layout
         self.num_blocks = num_blocks
         self.bytes_per_block = layout.bytes_per_block
@@ -44,27 +44,25 @@ class Arena:
         self._mapping = mapping
         self._owns_fd = owns_fd
         self.buffer = memoryview(mapping)[data : data + num_blocks * self.bytes_per_block]
-        words = np.frombuffer(mapping, dtype=np.uint64, count=2 * num_blocks, offset=_HEAD_BYTES)
+        words = np.frombuffer(mapping, dtype=np.uint64, count=2 * num_blocks, offset=HEAD_BYTES)
         self.generations: npt.NDArray[np.uint64] = words[:num_blocks]  # under which a block may be written
         self.epochs: npt.NDArray[np.uint64] = words[num_blocks:]  # incarnation of the worker that opened it
 
     @classmethod
     def create(cls, layout: KVLayout, num_blocks: int, shared: bool) -> Arena:
         """A new arena of zeroes, every block closed to writers. `shared`: other processes can `attach(arena.fd)`."""
-        if num_blocks < 1 or layout.bytes_per_block < 1:
-            raise ValueError(f"an arena needs at least one block of one byte, not {num_blocks} blocks of {layout}")
-        size = _data_offset(num_blocks) + num_blocks * layout.bytes_per_block
-        fd = _nameless_file(size) if shared else -1
-        mapping = _map(fd, size)
-        mapping[: _HEAD.size] = _head(layout, num_blocks)
-        arena = cls(layout, num_blocks, mapping, fd, owns_fd=shared)
-        arena.generations.fill(NO_GENERATION)
-        return arena
+        size = arena_bytes(layout, num_blocks)
+        if shared:
+            fd = create_arena_file(layout, num_blocks)
+            return cls(layout, num_blocks, _map(fd, size), fd, owns_fd=True)
+        mapping, start = _map(-1, size), arena_start(layout, num_blocks)
+        mapping[: len(start)] = start
+        return cls(layout, num_blocks, mapping, -1, owns_fd=False)
 
     @classmethod
     def attach(cls, fd: int, layout: KVLayout, num_blocks: int) -> Arena:
         """Map an arena made by another process. `fd` stays the caller's. LayoutMismatch if it is not as described."""
-        size = _data_offset(num_blocks) + num_blocks * layout.bytes_per_block
+        size = arena_bytes(layout, num_blocks)
         actual = os.fstat(fd).st_size
         if actual != size:
             raise LayoutMismatch(
@@ -72,7 +70,7 @@ class Arena:
                 "start every worker of the box with the same model, dtype, block size and number of blocks."
             )
         mapping = _map(fd, size)
-        if mapping[: _HEAD.size] != _head(layout, num_blocks):
+        if mapping[: HEAD.size] != arena_head(layout, num_blocks):
             raise LayoutMismatch(
                 "The shared arena was made for another KV layout of the same size; "
                 "start every worker of the box with the same model, dtype and block size."
@@ -118,24 +116,6 @@ class Arena:
         if not 0 <= first <= self.num_blocks - count:
             raise IndexError(f"block {first} (+{count}) is outside the arena of {self.num_blocks} blocks")
         return self.buffer[first * self.bytes_per_block : (first + count) * self.bytes_per_block]
-
-
-def _data_offset(num_blocks: int) -> int:
-    return -(-(_HEAD_BYTES + 16 * num_blocks) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-
-
-def _head(layout: KVLayout, num_blocks: int) -> bytes:
-    return _HEAD.pack(_MAGIC, num_blocks, layout.bytes_per_block, layout_digest(layout))
-
-
-def _nameless_file(size: int) -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("relevo-arena")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.ftruncate(fd, size)
-    return fd
 
 
 def _map(fd: int, size: int) -> mmap.mmap:

@@ -1,26 +1,29 @@
 """A GGUF file as a model: keys become a ModelConfig, tensors get Hugging Face's names, order and dtype.
 
 Owns what llama.cpp's converter changed and this side must change back: names, the order of rows in the query and key
-projections of the llama architecture, rope factors as a tensor. Rows move whole, so this works on quantised bytes too.
-The container is `gguf_metadata`'s, the arithmetic of the quantisations the `gguf` package's, which is imported only for
-a tensor that has to be dequantised.
+projections of the llama architecture, rope factors as a tensor.
+The container is `gguf_metadata`'s, what becomes of the bytes `gguf_tensors`', which is imported when weights are read.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import ModelConfig
 from relevo.engine.loaders.gguf_metadata import GGML_TYPES, GgmlType, GgufHead, GgufTensor, read_head
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
-from relevo.engine.ops.protocol import BLOCK_BYTES, HostTensor
+from relevo.engine.ops.formats import BLOCK_BYTES
+
+if TYPE_CHECKING:  # who only opens a file does without numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    from relevo.engine.ops.protocol import HostTensor
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral is stored as llama
 _TOP = {
@@ -41,14 +44,12 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_RUN_ELEMENTS = 131072  # measured on a core with 512 KB of cache; a multiple of every block size
-_FLOATS = {"F32": ("<f4", "float32"), "F16": ("<f2", "float16"), "BF16": ("<u2", "bfloat16")}  # numpy's word, ours
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def open_gguf(path: Path, name: str) -> ModelFiles:
     """Reads the head of the file and the rope factors. Raises ModelFileError, UnsupportedModel."""
-    head = read_head(path)
+    head = read_head(path, without="tokenizer.")
     if head.metadata.get("split.count", 1) > 1:
         raise UnsupportedModel(f"{path} is one part of a split model; join the parts with llama-gguf-split --merge")
     config = _config(path, head)
@@ -58,9 +59,7 @@ def open_gguf(path: Path, name: str) -> ModelFiles:
         if (hf_name := _hf_name(tensor.name)) is not None
     ]
     stored.sort(key=lambda tensor: tensor.offset)
-    return ModelFiles(
-        name=name, source="gguf", path=path, config=config, stored=tuple(stored), gguf_metadata=head.metadata
-    )
+    return ModelFiles(name=name, source="gguf", path=path, config=config, stored=tuple(stored))
 
 
 def _hf_name(name: str) -> str | None:
@@ -167,20 +166,23 @@ def _rope_scaling(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) ->
 def _small(path: Path, tensor: GgufTensor) -> list[float]:
     with path.open("rb") as file:
         file.seek(tensor.offset)
-        values: list[float] = np.frombuffer(file.read(tensor.num_elements * 4), dtype="<f4").tolist()
-    return values
+        return list(struct.unpack(f"<{tensor.num_elements}f", file.read(tensor.num_elements * 4)))
 
 
 def _stored(path: Path, tensor: GgufTensor, name: str, config: ModelConfig) -> StoredTensor:
     ggml_type = GGML_TYPES.get(tensor.ggml_type) or _rare_type(path, tensor)
     num_heads = _permuted_heads(name, config)
 
-    def decode(data: npt.NDArray[np.uint8]) -> HostTensor:
-        decoded = _decode(data, ggml_type, tensor.shape, f"{path}: tensor {tensor.name}")
-        return HostTensor(_unpermute(decoded.array, num_heads), decoded.dtype)
+    def decode(data: npt.NDArray[np.uint8], dequantised_as: str) -> HostTensor:
+        from relevo.engine.loaders.gguf_tensors import decode as decode_bytes
+
+        what = f"{path}: tensor {tensor.name}"
+        return decode_bytes(data, ggml_type, tensor.shape, num_heads, dequantised_as, what)
 
     def as_raw(data: npt.NDArray[np.uint8]) -> HostTensor:
-        return HostTensor(_unpermute(data.reshape(tensor.shape[0], -1), num_heads), ggml_type.name.lower())
+        from relevo.engine.loaders.gguf_tensors import as_stored
+
+        return as_stored(data, ggml_type, tensor.shape[0], num_heads)
 
     is_raw = len(tensor.shape) == 2 and ggml_type.name.lower() in BLOCK_BYTES
     return StoredTensor(
@@ -191,7 +193,6 @@ def _stored(path: Path, tensor: GgufTensor, name: str, config: ModelConfig) -> S
         shape=tensor.shape,
         stored_as=ggml_type.name,
         decode=decode,
-        is_quantised=ggml_type.name not in _FLOATS,
         raw_format=ggml_type.name.lower() if is_raw else None,
         as_raw=as_raw if is_raw else None,
     )
@@ -215,34 +216,3 @@ def _permuted_heads(name: str, config: ModelConfig) -> int | None:
     if ".q_proj." in name:
         return config.num_heads
     return config.num_kv_heads if ".k_proj." in name else None
-
-
-def _unpermute(array: npt.NDArray[Any], num_heads: int | None) -> npt.NDArray[Any]:
-    """GGUF pairs rows (2i, 2i + 1) for rotation, Hugging Face rows (i, i + D / 2). None: nothing was reordered."""
-    if num_heads is None:
-        return array
-    paired = array.reshape(num_heads, len(array) // num_heads // 2, 2, *array.shape[1:])
-    return paired.swapaxes(1, 2).reshape(array.shape)
-
-
-def _decode(data: npt.NDArray[np.uint8], ggml_type: GgmlType, shape: tuple[int, ...], what: str) -> HostTensor:
-    if ggml_type.name in _FLOATS:
-        numpy_type, dtype = _FLOATS[ggml_type.name]
-        return HostTensor(data.view(numpy_type).reshape(shape), dtype)
-    try:
-        return HostTensor(_dequantise(data, ggml_type).reshape(shape), "float32")
-    except NotImplementedError as error:
-        raise UnsupportedModel(f"{what} is stored as {ggml_type.name}, which cannot be dequantised") from error
-
-
-def _dequantise(data: npt.NDArray[np.uint8], ggml_type: GgmlType) -> npt.NDArray[np.float32]:
-    """In runs that stay in the processor's cache: two to three times as fast as the whole tensor at once."""
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    run_bytes = _RUN_ELEMENTS // ggml_type.block_elements * ggml_type.block_bytes
-    values = np.empty(len(data) // ggml_type.block_bytes * ggml_type.block_elements, dtype=np.float32)
-    for index, start in enumerate(range(0, len(data), run_bytes)):
-        run = dequantize(data[start : start + run_bytes], GGMLQuantizationType[ggml_type.name])
-        values[index * _RUN_ELEMENTS : index * _RUN_ELEMENTS + len(run)] = run
-    return values

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.models.families import config_from_hf
-from relevo.engine.ops.protocol import HostTensor
+
+if TYPE_CHECKING:  # who only opens a folder does without numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    from relevo.engine.ops.protocol import HostTensor
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _MAX_HEADER_BYTES = 100_000_000  # required by the format
@@ -100,7 +102,7 @@ def _stored(path: Path, data_start: int, name: str, entry: dict[str, Any]) -> St
     if last - first != math.prod(shape) * _ITEM_BYTES[stored_as]:
         raise ValueError(f"tensor {name} has {last - first} bytes for shape {list(shape)} of {stored_as}")
 
-    def decode(data: npt.NDArray[np.uint8]) -> HostTensor:
+    def decode(data: npt.NDArray[np.uint8], _: str) -> HostTensor:
         return _decode(data, stored_as, shape)
 
     return StoredTensor(
@@ -115,10 +117,12 @@ def _stored(path: Path, data_start: int, name: str, entry: dict[str, Any]) -> St
 
 
 def _decode(data: npt.NDArray[np.uint8], stored_as: str, shape: tuple[int, ...]) -> HostTensor:
+    from relevo.engine.ops.protocol import HostTensor
+
     if stored_as == "F32":
         return HostTensor(data.view("<f4").reshape(shape), "float32")
     if stored_as == "F16":
         return HostTensor(data.view("<f2").reshape(shape), "float16")
     if stored_as == "BF16":
         return HostTensor(data.view("<u2").reshape(shape), "bfloat16")
-    return HostTensor(data.view("<f8").astype(np.float32).reshape(shape), "float32")
+    return HostTensor(data.view("<f8").astype("float32").reshape(shape), "float32")

@@ -12,7 +12,8 @@ from typing import Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import ModelConfig
-from relevo.engine.models.rope import SUPPORTED_ROPE_TYPES
+
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")  # `rope` has their arithmetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,9 @@ import numpy.typing as npt
 
 from relevo.core.errors import UnsupportedModel
 from relevo.core.model import ModelConfig
+from relevo.engine.models.families import SUPPORTED_ROPE_TYPES
 
 FloatArray = npt.NDArray[np.float32]
-
-SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def rope_frequencies(config: ModelConfig, max_model_len: int) -> tuple[FloatArray, float]:

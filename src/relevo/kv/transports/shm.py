@@ -18,7 +18,8 @@ from relevo.core.errors import HandoffFailed
 from relevo.core.events import TransferEvent
 from relevo.core.ids import BlockId
 from relevo.core.kv import Reservation
-from relevo.kv.arena import NO_GENERATION, Arena
+from relevo.kv.arena import Arena
+from relevo.kv.arena_file import NO_GENERATION
 from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
 
 

@@ -1,0 +1,61 @@
+"""The nameless file that a shared arena lies on: its size, its head, and every block closed to writers.
+
+Owns what stands in front of the blocks (see `kv.arena`, which maps it). Without numpy: whoever starts the workers makes
+the file and never looks into it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+
+from relevo.core.kv import KVLayout
+from relevo.kv.layout_check import layout_digest
+
+NO_GENERATION = 2**64 - 1  # the block is open to no writer; no reservation carries this value
+HEAD = struct.Struct("<8sQQ16s")  # magic, num_blocks, bytes_per_block, layout digest
+HEAD_BYTES = 64
+_MAGIC = b"RLVARENA"
+_HUGE_PAGE_BYTES = 2 * 1024 * 1024
+
+
+def create_arena_file(layout: KVLayout, num_blocks: int) -> int:
+    """The descriptor of a new file of zeroes behind its head; the caller closes it. Others `Arena.attach` it."""
+    fd = _nameless_file(arena_bytes(layout, num_blocks))
+    start = arena_start(layout, num_blocks)
+    if os.pwrite(fd, start, 0) != len(start):
+        os.close(fd)
+        raise OSError("the head of the KV arena could not be written")
+    return fd
+
+
+def arena_start(layout: KVLayout, num_blocks: int) -> bytes:
+    """What a new arena begins with: its head, and generations that admit no writer."""
+    return arena_head(layout, num_blocks).ljust(HEAD_BYTES, b"\0") + NO_GENERATION.to_bytes(8, "little") * num_blocks
+
+
+def arena_head(layout: KVLayout, num_blocks: int) -> bytes:
+    return HEAD.pack(_MAGIC, num_blocks, layout.bytes_per_block, layout_digest(layout))
+
+
+def arena_bytes(layout: KVLayout, num_blocks: int) -> int:
+    """Raises ValueError for an arena of nothing."""
+    if num_blocks < 1 or layout.bytes_per_block < 1:
+        raise ValueError(f"an arena needs at least one block of one byte, not {num_blocks} blocks of {layout}")
+    return data_offset(num_blocks) + num_blocks * layout.bytes_per_block
+
+
+def data_offset(num_blocks: int) -> int:
+    """Of block 0, bytes: behind the head and both tables, at a multiple of a huge page."""
+    return -(-(HEAD_BYTES + 16 * num_blocks) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+
+
+def _nameless_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("relevo-arena")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, size)
+    return fd
