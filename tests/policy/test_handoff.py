@@ -269,3 +269,25 @@ def test_answers_that_come_too_late_change_nothing() -> None:
     ]
     assert driver.tell(*stale) == ()
     assert driver.state == before
+
+
+def test_room_that_another_worker_granted_is_not_taken_for_this_ones() -> None:
+    """Red when a grant counts whoever it is from: the prompt would be written into blocks that nobody decodes from."""
+    driver = Driver()
+    driver.tell(h.Routed(X, split=True))
+    assert driver.tell(h.Granted(GRANT)) == ()
+    assert driver.state.phase is h.Phase.QUEUED and driver.state.reservation is None
+    later = WorkerRef(D.worker_id, D.epoch + 1)
+    driver = Driver()
+    driver.tell(h.Routed(later, split=True))
+    assert driver.tell(h.Granted(GRANT)) == (), "of an earlier incarnation"
+
+
+def test_what_a_writer_seals_while_it_is_recalled_still_counts() -> None:
+    """Red when chunks that arrive between the recall and its answer are computed, and written, a second time."""
+    driver = Driver().until_prefill()
+    assert driver.tell(h.Tick(), at_ns=20 * S) == (h.AskDrain(P, writer_active=False),)
+    assert driver.tell(h.Sealed(P, 9), at_ns=21 * S) == (h.SendSeal(D, 9),)
+    (choose,) = driver.tell(h.Dropped(P), at_ns=21 * S)
+    assert isinstance(choose, h.ChoosePrefill)
+    assert (choose.reservation.num_hit_tokens, choose.num_uncached_tokens) == (8, 2)
