@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable
@@ -65,9 +66,12 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     report(Status(kind="ready", worker_id=config.worker_id))
     phases.done("listening")
     log.info("%s", phases)
+    gc.freeze()
+    gc.enable()
     try:
         loop.run()
     finally:
+        gc.unfreeze()  # extensions look at the end whether everything of theirs is gone
         server.close()
         transport.close()
 

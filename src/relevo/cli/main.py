@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -49,8 +50,12 @@ def _relevo() -> None:
 
 def main() -> None:
     """Run a command; an error a person can mend is one sentence on stderr and exit status 2."""
+    gc.disable()  # what imports make is no garbage, and looking through it takes a tenth of their time
     try:
-        make_app(sys.argv[1] if len(sys.argv) > 1 else None)()
+        app = make_app(sys.argv[1] if len(sys.argv) > 1 else None)
+        gc.freeze()
+        gc.enable()
+        app()
     except RelevoError as error:
         sys.stderr.write(f"relevo: {error.message}\n")
         sys.exit(2)

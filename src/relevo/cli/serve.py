@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from typing import TYPE_CHECKING
 
 from relevo import __version__
 from relevo.build.plan import ServePlan
@@ -20,6 +18,9 @@ from relevo.settings import Settings
 from relevo.supervisor import StartFailed
 from relevo.telemetry.log import configure
 from relevo.wire.status import Status
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 def serve(settings: Settings) -> None:
@@ -54,40 +55,33 @@ class StartView:
         self._plan = plan
         self._url = url
         self._phases = phases
-        self._console = Console(stderr=True, highlight=False)
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._has_been_ready = False
         self._unready = {f"gateway-{i}" for i in range(num_gateways)} if num_gateways > 1 else {"gateway"}
 
     def show_plan(self) -> None:
-        self._console.print(f"relevo {__version__}")
+        self._print(f"relevo {__version__}")
         for model in self._plan.models:
             self._show_model(model)
         for note in self._plan.notes:
-            self._console.print(note)
-        if sys.stderr.isatty():
-            columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn())
-            self._progress = Progress(*columns, console=self._console, transient=True)
-            self._progress.start()
+            self._print(note)
 
     def _show_model(self, model: ModelPlan) -> None:
         names = ", ".join(model.served.served_model_names)
-        self._console.print(f"{names}: at most {model.served.max_model_len} tokens per request")
-        self._console.print(f"  topology {model.topology}: {model.topology_reason}")
+        self._print(f"{names}: at most {model.served.max_model_len} tokens per request")
+        self._print(f"  topology {model.topology}: {model.topology_reason}")
         for worker in model.workers:
             cores = ",".join(map(str, worker.cores))
-            self._console.print(f"  {worker.worker_id}: {worker.role}, core {cores}")
+            self._print(f"  {worker.worker_id}: {worker.role}, core {cores}")
         for note in model.notes:
-            self._console.print(f"  {note}")
+            self._print(f"  {note}")
 
     def on_status(self, name: str, status: Status) -> None:
-        if status.kind == "progress" and self._progress is not None and not self._has_been_ready:
-            if name not in self._tasks:
-                self._tasks[name] = self._progress.add_task(name, total=status.num_total)
-            self._progress.update(self._tasks[name], completed=status.num_done)
+        if status.kind == "progress" and not self._has_been_ready and sys.stderr.isatty():
+            self._show_progress(name, status)
         elif status.kind == "note":
-            self._console.print(f"{name}: {status.message}")
+            self._print(f"{name}: {status.message}")
         elif status.kind == "ready" and name in self._unready:
             self._unready.discard(name)
             if self._unready:
@@ -96,9 +90,33 @@ class StartView:
             self.close()
             self._phases.done("workers and gateway")
             logging.getLogger("relevo").info("%s", self._phases)
-            self._console.print(f"ready: {self._url}/v1  (Ctrl-C stops)")
+            self._print(f"ready: {self._url}/v1  (Ctrl-C stops)")
+
+    def _show_progress(self, name: str, status: Status) -> None:
+        if self._progress is None:
+            self._progress = _started_progress()
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=status.num_total)
+        self._progress.update(self._tasks[name], completed=status.num_done)
+
+    def _print(self, line: str) -> None:
+        if self._progress is not None:
+            self._progress.console.print(line, markup=False, highlight=False)  # above the bars
+        else:
+            sys.stderr.write(f"{line}\n")
 
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _started_progress() -> Progress:
+    """Imported when a terminal has something to show: the children do not wait for it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    progress.start()
+    return progress

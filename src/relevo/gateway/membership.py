@@ -30,8 +30,8 @@ from relevo.wire.client import WorkerConnection
 
 log = logging.getLogger("relevo.gateway")
 
-_CONNECT_RETRY_S = 0.05  # arbitrary: a worker that starts is found quickly, at little cost
-_CONNECT_RETRY_MAX_S = 0.5
+_CONNECT_RETRY_S = 0.02  # arbitrary: a worker that starts is found at once, for a ten-thousandth of a core each
+_REFUSED_RETRY_S = 0.5  # arbitrary: what does not fit stays so for a while
 _PING_INTERVAL_S = 1.0  # arbitrary: a worker that is idle wakes once a second, for microseconds
 
 
@@ -137,20 +137,17 @@ class Membership:
     # ---- one connection ----------------------------------------------------------------------------------------------
 
     async def _keep(self, member: Member) -> None:
-        retry_s = _CONNECT_RETRY_S
         while True:
             try:
                 connection = await self._connect(member.address)
             except (OSError, WorkerLost):
-                await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, _CONNECT_RETRY_MAX_S)
+                await asyncio.sleep(_CONNECT_RETRY_S)
                 continue
             except ProtocolError as error:
                 member.why_not_ready = error.message
                 log.error("%s refused: %s", member.worker_id, error.message)
-                await asyncio.sleep(_CONNECT_RETRY_MAX_S)
+                await asyncio.sleep(_REFUSED_RETRY_S)
                 continue
-            retry_s = _CONNECT_RETRY_S
             await self._serve(member, connection)
 
     async def _serve(self, member: Member, connection: WorkerConnection) -> None:
@@ -163,7 +160,7 @@ class Membership:
         except LayoutMismatch as error:
             member.why_not_ready = error.message
             log.error("%s refused: %s", member.worker_id, error.message)
-            await asyncio.sleep(_CONNECT_RETRY_MAX_S)
+            await asyncio.sleep(_REFUSED_RETRY_S)
         except (WorkerLost, ProtocolError) as error:
             log.warning("%s (epoch %d) is gone: %s", member.worker_id, member.ref.epoch, error.message)
         finally:
