@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 import secrets
@@ -70,6 +71,8 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     app = create_app(context)
     phases.done("tokenizers and application")
     log.info("%s", phases)
+    gc.freeze()
+    gc.enable()
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[None]:
