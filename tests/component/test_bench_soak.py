@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from relevo.bench.memory_track import MemoryTrack, resident_bytes, slope
-from relevo.bench.soak import Asked, compare_with_ledger
+from relevo.bench.soak import killable
+from relevo.bench.soak_report import Asked, compare_with_ledger
 
 PATH = "/v1/completions"
 
@@ -72,3 +73,10 @@ def test_warm_up_is_not_counted_and_a_short_life_has_no_slope() -> None:
 def test_a_process_that_is_gone_has_no_memory() -> None:
     assert resident_bytes(2**22 + 1) is None
     assert (resident_bytes(os.getpid()) or 0) > 1_000_000
+
+
+def test_one_worker_of_each_role_lives_through_where_there_are_several() -> None:
+    """Red when no process of a kind is old enough at the end to tell whether its memory grows."""
+    assert killable(["decode-1", "prefill-0", "decode-0", "prefill-1"]) == ["decode-0", "prefill-0"]
+    assert killable(["prefill-0", "decode-0"]) == ["decode-0", "prefill-0"]
+    assert killable(["unified-2", "unified-0", "unified-1"]) == ["unified-0", "unified-1"]

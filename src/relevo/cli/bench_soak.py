@@ -11,8 +11,10 @@ import typer
 from rich.table import Table
 
 from relevo.bench.environment import describe_environment
-from relevo.bench.soak import SoakOptions, SoakResult
+from relevo.bench.soak import SoakOptions
 from relevo.bench.soak import soak as run_soak
+from relevo.bench.soak_report import SoakResult
+from relevo.bench.soak_traffic import TrafficOptions
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, note, out, progress, run, write_json
 
 NUM_SHOWN = 5  # of what is wrong
@@ -21,10 +23,12 @@ NUM_SHOWN = 5  # of what is wrong
 def soak(
     model: Annotated[str, typer.Argument(help="What `relevo serve` is given.")] = "fake",
     serve_args: Annotated[str, typer.Option(help="Flags for the server.")] = (
-        "--topology 1p1d --num-kv-blocks 512 --max-model-len 2048 --fake-base-s 0.01 --fake-per-token-s 0.0002"
+        "--topology 2p2d --num-kv-blocks 512 --max-model-len 2048 --fake-base-s 0.01 --fake-per-token-s 0.0002"
     ),
     minutes: Annotated[float, typer.Option(min=0.1, help="How long clients send.")] = 30.0,
-    kill_every_minutes: Annotated[float, typer.Option(min=0, help="kill -9 of a random worker; 0: none.")] = 5.0,
+    kill_every_minutes: Annotated[
+        float, typer.Option(min=0, help="kill -9 of a worker, never of the last of a role; 0: none.")
+    ] = 5.0,
     warm_up_minutes: Annotated[
         float | None, typer.Option(min=0, help="Memory of a process before that is not counted. Default: a sixth.")
     ] = None,
@@ -43,8 +47,7 @@ def soak(
             duration_s=60 * minutes,
             kill_every_s=60 * kill_every_minutes,
             warm_up_s=60 * (minutes / 6 if warm_up_minutes is None else warm_up_minutes),
-            num_clients=num_clients,
-            max_tokens=max_tokens,
+            traffic=TrafficOptions(num_clients=num_clients, max_tokens=max_tokens),
             seed=seed,
         )
         result = SoakResult()
