@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
@@ -12,9 +11,11 @@ BlockId = int
 BlockHash = bytes  # 16 bytes, see policy.prefix_cache
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class WorkerRef:
-    """One incarnation of a worker. A worker that was restarted has the same id and another epoch."""
+class WorkerRef(NamedTuple):
+    """One incarnation of a worker. A worker that was restarted has the same id and another epoch.
+
+    A tuple, because it is compared and looked up several times per token.
+    """
 
     worker_id: WorkerId
     epoch: int

@@ -23,6 +23,7 @@ from relevo.core.request import EngineRequest
 from relevo.gateway.door import Door
 from relevo.gateway.errors_by_code import error_for
 from relevo.gateway.membership import Membership
+from relevo.gateway.outbox import Outbox
 from relevo.gateway.placement import Placement
 from relevo.gateway.ports import EngineStatus
 from relevo.gateway.route_notes import RouteNotes
@@ -51,7 +52,8 @@ class Flight:
     state: h.HandoffState
     opening: tuple[h.Effect, ...]  # carried out when it is its turn
     refused_by: str = ""  # the limit that ended it, if one did
-    outbox: asyncio.Queue[TokenOutput | h.End] = field(default_factory=asyncio.Queue)
+    outbox: Outbox[TokenOutput | h.End] = field(default_factory=Outbox)
+    is_started: bool = False  # the door knows of its first token
     timer: asyncio.TimerHandle | None = None
     is_split: bool = False  # a handoff is under way, its outcome not yet counted
     is_handoff_open: bool = False  # its cost to the client is not yet measured
@@ -106,7 +108,7 @@ class Dispatcher:
         flight = self._admit(request)
         try:
             while True:
-                item = await flight.outbox.get()
+                item = await flight.outbox.take()
                 if isinstance(item, h.End):
                     if item.outcome is h.Outcome.FAILED:
                         raise error_for(item.code, item.reason, item.retry_after_s, flight.refused_by)
@@ -256,8 +258,10 @@ class Dispatcher:
         request = flight.request
         match effect:
             case h.Emit(output=output):
-                self._door.started(request.request_id)
-                flight.outbox.put_nowait(output)
+                if not flight.is_started:
+                    flight.is_started = True
+                    self._door.started(request.request_id)
+                flight.outbox.put(output)
             case h.End():
                 self._finish(flight, effect)
             case h.Route():
@@ -343,7 +347,7 @@ class Dispatcher:
 
     def _measure(self, flight: Flight, event: h.Event) -> None:
         """For the router: first token of the prefill worker to first token of the decode worker."""
-        if not isinstance(event, h.Tokens) or flight.state.decode is None or not flight.is_handoff_open:
+        if not flight.is_handoff_open or not isinstance(event, h.Tokens) or flight.state.decode is None:
             return
         now_ns = self._clock.now_ns()
         if event.worker != flight.state.decode.worker:
@@ -362,7 +366,7 @@ class Dispatcher:
         flight.is_split = False
 
     def _finish(self, flight: Flight, end: h.End) -> None:
-        flight.outbox.put_nowait(end)
+        flight.outbox.put(end)
         self._parked.pop(flight.request.request_id, None)
         if flight.is_split and end.outcome is not h.Outcome.FINISHED:
             self._metrics.handoff_finished(self._model_name, str(end.outcome), 0.0, 0, 0.0)

@@ -104,12 +104,12 @@ class Placement:
     def observe(self, request_id: RequestId, event: h.Event) -> None:
         """Progress gives charges back."""
         match event:
-            case h.Granted():
-                self._in_flight.answered(request_id)
             case h.Tokens(output=output):
                 self._in_flight.answered(request_id)
                 self._in_flight.prefill_done(request_id)
                 self._in_flight.decode_progress(request_id, len(output.tokens))
+            case h.Granted():
+                self._in_flight.answered(request_id)
             case h.Sealed(num_tokens=num_tokens):
                 num_left = self._num_prompt_tokens.get(request_id, 0) - num_tokens
                 self._in_flight.prefill_left(request_id, max(1, num_left))

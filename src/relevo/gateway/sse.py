@@ -41,6 +41,9 @@ class EventStream:
         self.started = False
 
     async def write(self, data: bytes) -> None:
+        if self.started and self._keepalive is None:  # nobody else writes
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            return
         async with self._sending:
             if not self.started:
                 self.started = True

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+import msgspec
+
 from relevo.core.baton import PrefillFacts, SampledToken
 from relevo.core.errors import CapacityError, RequestError, WorkerError
 from relevo.core.events import TokenOutput
@@ -35,9 +37,8 @@ class TextOptions:
     stop_token_ids: tuple[TokenId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
-    """What one engine step added to one choice."""
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one engine step added to one choice. A Struct, because one is made per token."""
 
     prompt_index: int
     sample_index: int
@@ -126,6 +127,7 @@ class TextGeneration:
         self._clock = context.clock
         self._metrics = context.metrics
         self._choices = [_choice(served, options) for _ in range(request.sampling.n)]
+        self._num_unfinished = len(self._choices)
         self._token_at_ns: list[int] = []  # of the first continuation
         self._num_stamped_tokens = 0  # of all continuations
         self._outcome: str | None = None  # None: nothing to record (not started, or never admitted)
@@ -155,7 +157,7 @@ class TextGeneration:
             async with aclosing(self._generator.generate(self.request)) as outputs:
                 async for output in outputs:
                     delta = self._delta(output)
-                    all_ended = all(choice.finish_reason is not None for choice in self._choices)
+                    all_ended = self._num_unfinished == 0
                     if all_ended:
                         self._outcome = "finished"
                         await outputs.aclose()
@@ -219,6 +221,8 @@ class TextGeneration:
         if output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise WorkerError(f"The engine gave the request up ({output.finish_reason}).")
         text, tokens, offsets = choice.feed(output)
+        if choice.finish_reason is not None:
+            self._num_unfinished -= 1
         return TextDelta(
             prompt_index=self._prompt_index,
             sample_index=output.sample_index,

@@ -124,6 +124,8 @@ from relevo.policy.handoff_words import (
     WorkerDied as WorkerDied,
 )
 
+_FRESH_FRACTION = 0.95  # of the limit for gaps between tokens: a deadline with more left is not moved; arbitrary
+
 
 def start(
     request_id: RequestId,
@@ -149,10 +151,27 @@ def advance(state: HandoffState, event: Event, now_ns: int) -> tuple[HandoffStat
 
     The old state must not be used again: `samples` of both are the same objects and grow in place.
     """
+    if isinstance(event, Tokens) and _is_routine(state, event, now_ns):
+        sample = state.samples[event.output.sample_index]
+        sample.output_token_ids.extend([token.token_id for token in event.output.tokens])
+        return state, (Emit(event.output),)
     out: list[Effect] = []
     state = _apply(state, event, now_ns, out)
     state = recovery.settle(state, now_ns, out)
     return _arm(state, out), tuple(out)
+
+
+def _is_routine(state: HandoffState, event: Tokens, now_ns: int) -> bool:
+    """Tokens that change nothing but their sample: nearly all. A deadline is left alone while little of it is used."""
+    output, limit_s, deadline_at_ns = event.output, state.limits.decode_stall_s, state.deadline_at_ns
+    if state.phase is not Phase.DECODING or output.finish_reason is not None or event.worker != _in_charge(state):
+        return False
+    index = output.sample_index
+    if not 0 <= index < len(state.samples) or state.samples[index].finish_reason is not None:
+        return False
+    if deadline_at_ns is None or limit_s is None:
+        return deadline_at_ns is limit_s
+    return deadline_at_ns - now_ns > limit_s * _FRESH_FRACTION * 1e9
 
 
 def _apply(state: HandoffState, event: Event, now_ns: int, out: list[Effect]) -> HandoffState:

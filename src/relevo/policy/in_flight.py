@@ -61,8 +61,13 @@ class _Account:
     def change(self, request_id: RequestId, num_tokens: int) -> None:
         """Add (or take, never below zero) tokens; without a charge: no effect."""
         charge = self._charges.get(request_id)
-        if charge is not None:
-            self.set(request_id, charge.worker, charge.num_tokens + num_tokens)
+        if charge is None:
+            return
+        if charge.num_tokens + num_tokens > 0:
+            self._charges[request_id] = Charge(charge.worker, charge.num_tokens + num_tokens)
+            self._totals[charge.worker] += num_tokens
+        else:
+            self.clear(request_id)
 
     def clear(self, request_id: RequestId) -> None:
         charge = self._charges.pop(request_id, None)

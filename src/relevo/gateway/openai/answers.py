@@ -26,6 +26,7 @@ from relevo.gateway.call import Call
 from relevo.gateway.http_errors import error_body
 from relevo.gateway.merge import merged_deltas
 from relevo.gateway.metering.meter import Tab
+from relevo.gateway.openai.chunks import ChunkEncoder
 from relevo.gateway.sse import DONE_EVENT, ClientGone, EventStream, encode_event, run_while_connected
 from relevo.gateway.text_generation import TextDelta, TextGeneration
 from relevo.policy.billing import Outcome
@@ -65,6 +66,11 @@ class AnswerFormat(Protocol):
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk that opens a choice, before any text."""
+        ...
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether the chunks of deltas show more than text."""
         ...
 
     def delta(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
@@ -180,32 +186,30 @@ async def _stream(call: Call, job: Job, tab: Tab) -> None:
 async def _write_deltas(stream: EventStream, job: Job) -> bytes:
     """Write everything but the last finish chunk, which is returned: it makes the answer complete."""
     answer_format = job.answer_format
+    encoder = _encoder(job)
     num_unfinished = job.num_choices
     last = b""
     async with aclosing(merged_deltas(job.generations)) as deltas:
         async for delta in deltas:
             index = job.index_of(delta)
-            chunks = []
+            data = encoder.delta(index, delta)
             if not stream.started:
-                chunks += [answer_format.opening(opened) for opened in range(job.num_choices)]
-            chunks.append(answer_format.delta(index, delta))
+                openings = [encoder.encode(answer_format.opening(opened)) for opened in range(job.num_choices)]
+                data = b"".join(openings) + data
             if delta.finish_reason is not None:
                 num_unfinished -= 1
-                finish = answer_format.finish(index, delta)
+                finish = encoder.encode(answer_format.finish(index, delta))
                 if num_unfinished:
-                    chunks.append(finish)
+                    data += finish
                 else:
-                    last = _encode(finish, job)
-            data = b"".join(_encode(chunk, job) for chunk in chunks if chunk is not None)
+                    last = finish
             if data:
                 await stream.write(data)
             job.generations[delta.prompt_index].stamp(delta)
     return last
 
 
-def _encode(chunk: dict[str, Any], job: Job) -> bytes:
+def _encoder(job: Job) -> ChunkEncoder:
     if job.continuous_usage:
-        chunk["usage"] = usage_of(job.generations)
-    elif job.include_usage:
-        chunk["usage"] = None
-    return encode_event(chunk)
+        return ChunkEncoder(job.answer_format, lambda: usage_of(job.generations))
+    return ChunkEncoder(job.answer_format, (lambda: None) if job.include_usage else None)
