@@ -8,13 +8,15 @@ and stop-string tails stay in the gateway, which does not change when the worker
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from relevo.core.ids import RequestId, TokenId, WorkerId
 from relevo.core.request import EngineRequest, FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
+    """A tuple, as everything that is made once per token: quick to make, and an array on the wire."""
+
     token_id: TokenId
     logprob: float | None = None  # natural log, of the distribution before temperature and penalties
     top_logprobs: tuple[tuple[TokenId, float], ...] = ()  # best first

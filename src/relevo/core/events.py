@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from relevo.core.baton import PrefillFacts, SampledToken
 from relevo.core.ids import RequestId
@@ -10,8 +11,7 @@ from relevo.core.kv import Reservation
 from relevo.core.request import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+class TokenOutput(NamedTuple):
     """New tokens of one continuation, in order. `finish_reason` is set on the last one only."""
 
     request_id: RequestId

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from relevo.core.baton import SampledToken, SampleState
 from relevo.core.ids import BlockId, RequestId, TokenId
 from relevo.core.request import EngineRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRow:
+class ScheduledRow(NamedTuple):
     """A run of consecutive tokens of one continuation. One row attends only to its own block table."""
 
     request: EngineRequest

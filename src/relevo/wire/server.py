@@ -44,6 +44,7 @@ class _Peer:
     decoder: FrameDecoder[ToWorker] = field(default_factory=worker_side_decoder)
     unsent: deque[memoryview] = field(default_factory=deque)
     num_unsent_bytes: int = 0
+    waits_to_write: bool = False  # the selector calls once the socket takes more
 
 
 class WireServer:
@@ -209,10 +210,10 @@ class WireServer:
         except OSError as error:
             self._drop(peer, error.strerror or str(error))
             return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
-        key = self._selector.get_key(peer.sock)
-        if key.events != wanted:
-            self._selector.modify(peer.sock, wanted, key.data)
+        if peer.waits_to_write != bool(peer.unsent):
+            peer.waits_to_write = bool(peer.unsent)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.waits_to_write else 0)
+            self._selector.modify(peer.sock, wanted, self._selector.get_key(peer.sock).data)
 
     def _drop(self, peer: _Peer, reason: str) -> None:
         if self._peers.pop(peer.peer_id, None) is not None:
