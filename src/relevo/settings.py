@@ -6,11 +6,12 @@ into frozen configurations without Optionals. The table in docs/settings.md is g
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import os
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+ENVIRONMENT_PREFIX = "RELEVO_"
 _SUFFIX_TOKENS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}
 _SUFFIX_BYTES = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -51,15 +52,15 @@ def parse_list(value: object) -> object:
 
 Length = Annotated[int | None, BeforeValidator(parse_length)]
 Bytes = Annotated[int | None, BeforeValidator(parse_bytes)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
+Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVDTypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 
-class Settings(BaseSettings):
-    """What the user asked for."""
+class Settings(BaseModel):
+    """What the user asked for. `Settings(...)` looks into the environment for what it is not given."""
 
-    model_config = SettingsConfigDict(env_prefix="RELEVO_", frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     # model
     model: str = Field(
@@ -217,6 +218,12 @@ class Settings(BaseSettings):
     fake_per_token_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per computed token.")
     fake_per_kv_token_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per token of context read.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
+        named = {name: os.environ.get(ENVIRONMENT_PREFIX + name.upper()) for name in cls.model_fields}
+        return {name: value for name, value in named.items() if value is not None} | given
+
 
 OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_template"))  # makes no sense for several
 OF_THE_SERVER = frozenset(
@@ -242,5 +249,5 @@ def settings_markdown() -> str:
         flag = "`MODEL` (argument)" if name == "model" else f"`--{name.replace('_', '-')}`"
         default = field.default
         shown = "" if default in (None, (), "") else f"`{default}`"
-        lines.append(f"| {flag} | `RELEVO_{name.upper()}` | {shown} | {field.description} |")
+        lines.append(f"| {flag} | `{ENVIRONMENT_PREFIX}{name.upper()}` | {shown} | {field.description} |")
     return "\n".join(lines) + "\n"

@@ -19,6 +19,7 @@ _NEVER = (
     "matplotlib",
     "huggingface_hub",
     "gguf",
+    "pydantic_settings",
     "relevo.bench",
     "relevo.check",
 )
