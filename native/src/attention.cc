@@ -181,6 +181,7 @@ float* attention_scratch(size_t num_floats) {
 const AttentionKernels& attention_kernels_portable();
 #if defined(__x86_64__)
 const AttentionKernels& attention_kernels_avx2();
+const AttentionKernels& attention_kernels_avx512();
 #elif defined(__aarch64__)
 const AttentionKernels& attention_kernels_neon();
 #endif
@@ -190,6 +191,7 @@ const AttentionKernels& attention_kernels(Path path) {
 #if defined(__x86_64__)
     case Path::amx:
     case Path::avx512:
+      return attention_kernels_avx512();
     case Path::avx2:
       return attention_kernels_avx2();
 #elif defined(__aarch64__)

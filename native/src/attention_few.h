@@ -10,23 +10,23 @@
 namespace relevo {
 namespace {
 
-template <class V, class KV>
-struct FewQueries : WeightedSums<V, KV> {
-  using Sums = WeightedSums<V, KV>;
+template <class V>
+struct FewQueries : WeightedSums<V> {
+  using Sums = WeightedSums<V>;
   using typename Sums::F, typename Sums::Split;
   using Sums::WeightedSums, Sums::W, Sums::AHEAD, Sums::SCORES, Sums::CHUNK, Sums::cache, Sums::chunks, Sums::clear;
-  using Sums::finish, Sums::group, Sums::has_half_chunk, Sums::largest, Sums::largest_score, Sums::load_chunk;
+  using Sums::finish, Sums::group, Sums::has_half_chunk, Sums::largest, Sums::largest_score;
   using Sums::merge_into, Sums::out_of, Sums::padded, Sums::partial_of, Sums::place, Sums::record, Sums::scaled_query;
   using Sums::weight_sum, Sums::weights_of;
   static constexpr int64_t MAX_HEADS = 3;  // of one pass over the keys: 12 accumulators
 
   void prefetch_row(const uint8_t* row) const {
-    const int64_t bytes = cache.head_size * KV::BYTES;
+    const int64_t bytes = static_cast<int64_t>(cache.row_bytes());
     for (int64_t at = 0; at < bytes; at += 64) V::prefetch(row + at);
   }
 
   // q [N, padded], scaled; scores [N, SCORES] of the keys in the split's range, and of up to 3 more that mean nothing.
-  template <int N>
+  template <class KV, int N>
   void scores_of_heads(const Split& split, const float* q, float* scores) const {
     const int64_t last = split.count - 1, num_chunks = chunks(), width = padded;
     const bool half = has_half_chunk();
@@ -46,7 +46,7 @@ struct FewQueries : WeightedSums<V, KV> {
         F query[N];
         for (int n = 0; n < N; ++n) query[n] = V::load(q + n * width + c * W);
         for (int j = 0; j < 4; ++j) {
-          const F key = load_chunk(keys[j], c, is_half);
+          const F key = Sums::template load_chunk<KV>(keys[j], c, is_half);
           for (int n = 0; n < N; ++n) sums[n][j] = V::fma(query[n], key, sums[n][j]);
         }
       }
@@ -67,9 +67,9 @@ struct FewQueries : WeightedSums<V, KV> {
     }
   };
   // One split for N heads of one query: N results.
-  template <int N>
+  template <class KV, int N>
   void split_of_heads(const Split& split, const float* q, float* scores, float* results) const {
-    scores_of_heads<N>(split, q, scores);
+    scores_of_heads<KV, N>(split, q, scores);
     F total[N], shift[N];
     for (int n = 0; n < N; ++n) {
       float* result = results + n * record;
@@ -87,13 +87,14 @@ struct FewQueries : WeightedSums<V, KV> {
     for (int n = 0; n < N; ++n) weight_sum(results + n * record) = V::sum_lanes(total[n]);
   }
 
+  template <class KV>
   void split_of_query(const Split& split, const float* q, float* scores, float* results) const {
     for (int64_t n = 0; n < group.num_heads;) {
       const int64_t left = group.num_heads - n;
       const int64_t taken = left == 4 ? 2 : smaller(left, MAX_HEADS);
-      if (taken == 3) split_of_heads<3>(split, q + n * padded, scores, results + n * record);
-      if (taken == 2) split_of_heads<2>(split, q + n * padded, scores, results + n * record);
-      if (taken == 1) split_of_heads<1>(split, q + n * padded, scores, results + n * record);
+      if (taken == 3) split_of_heads<KV, 3>(split, q + n * padded, scores, results + n * record);
+      if (taken == 2) split_of_heads<KV, 2>(split, q + n * padded, scores, results + n * record);
+      if (taken == 1) split_of_heads<KV, 1>(split, q + n * padded, scores, results + n * record);
       n += taken;
     }
   }
@@ -118,7 +119,9 @@ struct FewQueries : WeightedSums<V, KV> {
         continue;
       }
       place(start, range, smaller(task.end_key, group.end_visible(query)), split);
-      split_of_query(split, scaled, scores, target);
+      with_numbers<V>(cache.type, [&](auto numbers) {
+        this->template split_of_query<decltype(numbers)>(split, scaled, scores, target);
+      });
       if (task.partial >= 0) continue;
       for (int64_t n = 0; n < heads; ++n) merge_into(results + n * record, fresh + n * record);
     }

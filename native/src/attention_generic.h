@@ -19,18 +19,18 @@
 namespace relevo {
 namespace {
 
-template <class V, class KV>
+template <class V>
 struct Attention {
   static constexpr int64_t FEW_QUERIES = 2;  // measured: from 3 on, sharing a transposed split is faster
 
   static void attend(const KVCache& cache, int64_t layer, const AttentionStep& step, const AttentionPlan::Task& task,
                      const float* q, int64_t q_stride, float* out, int64_t out_stride, float* scratch) {
     if (task.end_query - task.first_query > FEW_QUERIES) {
-      const ManyQueries<V, KV> many(cache, layer, step, task.row, task.kv_head);
+      const ManyQueries<V> many(cache, layer, step, task.row, task.kv_head);
       many.attend_queries(task, q, q_stride, out, out_stride, scratch);
       return;
     }
-    const FewQueries<V, KV> few(cache, layer, step, task.row, task.kv_head);
+    const FewQueries<V> few(cache, layer, step, task.row, task.kv_head);
     for (int64_t query = task.first_query; query < task.end_query; ++query) {
       few.attend_query(task, query, q, q_stride, out, out_stride, scratch);
     }
@@ -38,7 +38,7 @@ struct Attention {
 
   static void merge(const KVCache& cache, const AttentionStep& step, const AttentionPlan::Merge& merge,
                     const float* scratch, float* out, int64_t out_stride) {
-    const AttentionRow<V, KV> row(cache, 0, step, merge.row, merge.kv_head);
+    const AttentionRow<V> row(cache, 0, step, merge.row, merge.kv_head);
     const int64_t record = row.record, num_heads = row.group.num_heads;
     const int64_t per_split = row.group.num_queries * num_heads;
     float* result = attention_scratch(static_cast<size_t>(2 * record));
@@ -56,27 +56,8 @@ struct Attention {
 };
 
 template <class V>
-void attend_any(const KVCache& cache, int64_t layer, const AttentionStep& step, const AttentionPlan::Task& task,
-                const float* q, int64_t q_stride, float* out, int64_t out_stride, float* scratch) {
-  switch (cache.type) {
-    case KVType::f32:
-      Attention<V, F32Cache<V>>::attend(cache, layer, step, task, q, q_stride, out, out_stride, scratch);
-      return;
-    case KVType::f16:
-      Attention<V, F16Cache<V>>::attend(cache, layer, step, task, q, q_stride, out, out_stride, scratch);
-      return;
-    case KVType::bf16:
-      Attention<V, BF16Cache<V>>::attend(cache, layer, step, task, q, q_stride, out, out_stride, scratch);
-      return;
-    case KVType::i8:
-      Attention<V, I8Cache<V>>::attend(cache, layer, step, task, q, q_stride, out, out_stride, scratch);
-      return;
-  }
-}
-
-template <class V>
 AttentionKernels attention_kernels_of(Path path) {
-  return {path, Store<V>::store, attend_any<V>, Attention<V, F32Cache<V>>::merge};
+  return {path, Store<V>::store, Attention<V>::attend, Attention<V>::merge};
 }
 
 }  // namespace

@@ -8,12 +8,12 @@
 namespace relevo {
 namespace {
 
-template <class V, class KV>
-struct ManyQueries : WeightedSums<V, KV> {
-  using Sums = WeightedSums<V, KV>;
+template <class V>
+struct ManyQueries : WeightedSums<V> {
+  using Sums = WeightedSums<V>;
   using typename Sums::F, typename Sums::Split;
   using Sums::WeightedSums, Sums::W, Sums::SCORES, Sums::CHUNK, Sums::cache, Sums::chunks, Sums::clear, Sums::finish;
-  using Sums::group, Sums::has_half_chunk, Sums::largest, Sums::load_chunk, Sums::merge_into, Sums::out_of;
+  using Sums::group, Sums::has_half_chunk, Sums::largest, Sums::merge_into, Sums::out_of;
   using Sums::padded, Sums::partial_of, Sums::place, Sums::record, Sums::scaled_query, Sums::weigh;
   using Sums::weight_sum;
   static constexpr int64_t TILE = 6;       // queries of one pass over transposed keys: 12 accumulators
@@ -34,6 +34,7 @@ struct ManyQueries : WeightedSums<V, KV> {
   }
 
   // Keys of the split as strips [STRIP keys]: [W lanes, in the order of their addition][chunks][keys]; 0 where none is.
+  template <class KV>
   void transpose_keys(const Split& split, float* strips) const {
     const int64_t num_chunks = chunks();
     const bool half = has_half_chunk();
@@ -47,7 +48,8 @@ struct ManyQueries : WeightedSums<V, KV> {
         for (int64_t j = 0; j < W; ++j) {
           const int64_t key = i + j - split.range.low;
           const bool there = key >= 0 && key < split.count;
-          rows[j] = there ? load_chunk(split.keys()[key], c, half && c == num_chunks - 1) : V::zero();
+          const bool is_half = half && c == num_chunks - 1;
+          rows[j] = there ? Sums::template load_chunk<KV>(split.keys()[key], c, is_half) : V::zero();
         }
         V::transpose(rows);
         for (int64_t j = 0; j < W; ++j) V::store(strip + (leaves[j] * num_chunks + c) * STRIP, rows[j]);
@@ -55,13 +57,14 @@ struct ManyQueries : WeightedSums<V, KV> {
     }
   }
 
+  template <class KV>
   void copy_values(const Split& split, float* tile) const {
     const int64_t num_chunks = chunks();
     const bool half = has_half_chunk();
     for (int64_t i = 0; i < split.count; ++i) {
       float* to = tile + (split.range.low + i) * padded;
       for (int64_t c = 0; c < num_chunks; ++c) {
-        V::store(to + c * W, load_chunk(split.values()[i], c, half && c == num_chunks - 1));
+        V::store(to + c * W, Sums::template load_chunk<KV>(split.values()[i], c, half && c == num_chunks - 1));
       }
     }
   }
@@ -218,8 +221,10 @@ struct ManyQueries : WeightedSums<V, KV> {
       split.range = in_split(group.first_visible(task.first_query), group.end_visible(task.end_query - 1), start);
       if (!split.range.empty()) {
         place(start, split.range, start + split.range.high, split);
-        transpose_keys(split, strips);
-        copy_values(split, values);
+        with_numbers<V>(cache.type, [&](auto numbers) {
+          this->template transpose_keys<decltype(numbers)>(split, strips);
+          this->template copy_values<decltype(numbers)>(split, values);
+        });
       }
       for (int64_t first = 0; first < num_tiles; first += TILES) {
         const int64_t count = smaller(TILES, num_tiles - first);

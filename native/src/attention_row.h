@@ -18,32 +18,43 @@ inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 // How a cache's numbers become floats.
 template <class V>
 struct F32Cache {
-  static constexpr bool SCALED = false;
   static constexpr int64_t BYTES = 4;
   static typename V::F load(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); }
   static typename V::F load_8(const uint8_t* p) { return V::load_part(reinterpret_cast<const float*>(p), 8); }
 };
 template <class V>
 struct F16Cache {
-  static constexpr bool SCALED = false;
   static constexpr int64_t BYTES = 2;
   static typename V::F load(const uint8_t* p) { return V::from_f16(p); }
   static typename V::F load_8(const uint8_t* p) { return V::from_f16_8(p); }
 };
 template <class V>
 struct BF16Cache {
-  static constexpr bool SCALED = false;
   static constexpr int64_t BYTES = 2;
   static typename V::F load(const uint8_t* p) { return V::from_bf16(p); }
   static typename V::F load_8(const uint8_t* p) { return V::from_bf16_8(p); }
 };
 template <class V>
 struct I8Cache {
-  static constexpr bool SCALED = true;
   static constexpr int64_t BYTES = 1;
   static typename V::F load(const uint8_t* p) { return V::from_i8(p); }
   static typename V::F load_8(const uint8_t* p) { return V::from_i8_8(p); }
 };
+
+// Calls `call` with how numbers of `type` become floats.
+template <class V, class Call>
+void with_numbers(KVType type, const Call& call) {
+  switch (type) {
+    case KVType::f32:
+      return call(F32Cache<V>{});
+    case KVType::f16:
+      return call(F16Cache<V>{});
+    case KVType::bf16:
+      return call(BF16Cache<V>{});
+    case KVType::i8:
+      return call(I8Cache<V>{});
+  }
+}
 
 // The query heads of one KV head over one row of the step.
 struct Group {
@@ -72,7 +83,9 @@ struct Range {
 inline Range in_split(int64_t first, int64_t end, int64_t start) {
   return {larger(first - start, 0), smaller(end - start, SPLIT_TOKENS)};
 }
-template <class V, class KV>
+
+// What is compiled for each type of cache is only what reads its numbers: functions with a parameter KV, one of the above.
+template <class V>
 struct AttentionRow {
   using F = typename V::F;
   static constexpr int64_t W = V::W;
@@ -94,14 +107,16 @@ struct AttentionRow {
   const KVCache& cache;
   const int64_t layer, kv_head;
   const Group group;
-  const int64_t padded;  // D rounded up to whole vectors
-  const int64_t record;  // floats of a result: padded sum of values, largest score, sum of weights
+  const bool has_scales;  // numbers of the cache have one per token
+  const int64_t padded;   // D rounded up to whole vectors
+  const int64_t record;   // floats of a result: padded sum of values, largest score, sum of weights
 
   AttentionRow(const KVCache& c, int64_t l, const AttentionStep& step, int64_t row, int64_t head)
       : cache(c),
         layer(l),
         kv_head(head),
         group(c, step, row, head),
+        has_scales(c.type == KVType::i8),
         padded((c.head_size + W - 1) / W * W),
         record(partial_floats(c.head_size)) {}
 
@@ -110,6 +125,7 @@ struct AttentionRow {
   float& largest(float* result) const { return result[record - 16]; }
   float& weight_sum(float* result) const { return result[record - 15]; }
 
+  template <class KV>
   static F load_chunk(const uint8_t* row, int64_t chunk, bool half) {
     const uint8_t* p = row + chunk * W * KV::BYTES;
     if constexpr (W > 8) {
@@ -135,13 +151,13 @@ struct AttentionRow {
     const int64_t size = cache.block_size;
     const int64_t row_bytes = static_cast<int64_t>(cache.row_bytes());
     const int64_t* table = group.step.block_tables + group.row * group.step.table_width;
-    if (KV::SCALED && scales != nullptr) std::memset(scales, 0, sizeof(float) * SPLIT_TOKENS);
+    if (has_scales && scales != nullptr) std::memset(scales, 0, sizeof(float) * SPLIT_TOKENS);
     for (int64_t i = range.low; i < range.high;) {
       const int64_t block = (start + i) / size;
       const int64_t first = (start + i) % size;
       const int64_t end = smaller(size, first + range.high - i);
       const uint8_t* run = cache.run(table[block], layer, which, kv_head);
-      if (KV::SCALED && scales != nullptr) {
+      if (has_scales && scales != nullptr) {
         const uint8_t* of_run = run + size * row_bytes + first * static_cast<int64_t>(sizeof(float));
         std::memcpy(scales + i, of_run, sizeof(float) * static_cast<size_t>(end - first));
       }

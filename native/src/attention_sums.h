@@ -6,16 +6,16 @@
 namespace relevo {
 namespace {
 
-template <class V, class KV>
-struct WeightedSums : AttentionRow<V, KV> {
-  using Row = AttentionRow<V, KV>;
+template <class V>
+struct WeightedSums : AttentionRow<V> {
+  using Row = AttentionRow<V>;
   using typename Row::F, typename Row::Split;
-  using Row::AttentionRow, Row::W, Row::SCORES, Row::chunks, Row::has_half_chunk, Row::record;
+  using Row::AttentionRow, Row::W, Row::SCORES, Row::chunks, Row::has_half_chunk, Row::record, Row::has_scales;
 
   // Turns the scores of a range into weights: `most` of all first, then piece by piece.
-  static float largest_score(const Split& split, Range range, float* scores) {
+  float largest_score(const Split& split, Range range, float* scores) const {
     const int64_t first = range.low / W * W, end = (range.high + W - 1) / W * W;
-    if constexpr (KV::SCALED) {
+    if (has_scales) {
       for (int64_t i = first; i < end; i += W) {
         V::store(scores + i, V::mul(V::load(scores + i), V::load(split.key_scales + i)));
       }
@@ -28,16 +28,16 @@ struct WeightedSums : AttentionRow<V, KV> {
   }
 
   // Scores of keys [first, end), whole vectors, become weights; their sum by lanes is added to `total`.
-  static void weights_of(const Split& split, int64_t first, int64_t end, F shift, float* scores, F& total) {
+  void weights_of(const Split& split, int64_t first, int64_t end, F shift, float* scores, F& total) const {
     for (int64_t i = first; i < end; i += W) {
       const F weight = vector_exp_of_negative<V>(V::sub(V::load(scores + i), shift));
       total = V::add(total, weight);
-      V::store(scores + i, KV::SCALED ? V::mul(weight, V::load(split.value_scales + i)) : weight);
+      V::store(scores + i, has_scales ? V::mul(weight, V::load(split.value_scales + i)) : weight);
     }
   }
 
   // Turns scores of the range into weights (whole vectors around it, 0 outside); the largest score and the sum.
-  static void weigh(const Split& split, Range range, float* scores, float& most, float& sum) {
+  void weigh(const Split& split, Range range, float* scores, float& most, float& sum) const {
     const int64_t first = range.low / W * W, end = (range.high + W - 1) / W * W;
     most = largest_score(split, range, scores);
     F total = V::zero();
@@ -79,7 +79,9 @@ struct WeightedSums : AttentionRow<V, KV> {
     for (; c + 4 <= whole; c += 4) add_values<From, N, 4, false>(weights, keys, c, fresh, results, record, row_of);
     for (; c + 2 <= whole; c += 2) add_values<From, N, 2, false>(weights, keys, c, fresh, results, record, row_of);
     for (; c < whole; ++c) add_values<From, N, 1, false>(weights, keys, c, fresh, results, record, row_of);
-    if (c < chunks()) add_values<From, N, 1, true>(weights, keys, c, fresh, results, record, row_of);
+    if constexpr (W > 8) {
+      if (c < chunks()) add_values<From, N, 1, true>(weights, keys, c, fresh, results, record, row_of);
+    }
   }
 };
 

@@ -1,11 +1,12 @@
 // Detection of instructions: cpuid and the operating system's word on x86, the auxiliary vector on Arm. A path that could
-// run then computes some products: one that computes them wrongly is not used.
+// run then computes a little of everything: one that computes it wrongly is not used.
 #include "cpu.h"
 
 #include <stdexcept>
 
-#include "linear.h"
+#include "attention_proof.h"
 #include "linear_proof.h"
+#include "rows_proof.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -129,14 +130,22 @@ bool compiled(Path path) {
   return true;
 }
 
+// What a path computes wrongly; empty if nothing.
+std::string defect_of(Path path) {
+  std::string defect = linear_defect(linear_kernels(path), linear_kernels(Path::portable));
+  if (defect.empty()) defect = attention_defect(attention_kernels(path), attention_kernels(Path::portable));
+  if (defect.empty()) defect = elementwise_defect(elementwise_kernels(path), elementwise_kernels(Path::portable));
+  if (defect.empty()) defect = sampling_defect(sampling_kernels(path), sampling_kernels(Path::portable));
+  return defect;
+}
+
 // Compiled candidates, those that could run tried. Found out once in a process.
 const std::vector<Candidate>& known_paths() {
   static const std::vector<Candidate> known = [] {
     std::vector<Candidate> result;
     for (Candidate candidate : candidates()) {
       if (!compiled(candidate.path)) continue;
-      if (candidate.problem.empty() && candidate.path != Path::portable)
-        candidate.problem = linear_defect(linear_kernels(candidate.path), linear_kernels(Path::portable));
+      if (candidate.problem.empty() && candidate.path != Path::portable) candidate.problem = defect_of(candidate.path);
       result.push_back(candidate);
     }
     return result;

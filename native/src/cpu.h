@@ -11,7 +11,7 @@ enum class Path { portable, neon, dotprod, i8mm, avx2, avx512, amx };
 
 const char* path_name(Path path);
 
-// Paths that this processor (and operating system) can run and whose products proved right, best last. The first call
+// Paths that this processor (and operating system) can run and whose kernels proved right, best last. The first call
 // tries them, which takes some milliseconds, and asks the operating system for the tile registers where there are some: it
 // comes before the process starts threads that compute.
 std::vector<Path> available_paths();

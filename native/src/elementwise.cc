@@ -8,6 +8,7 @@ namespace relevo {
 const ElementwiseKernels& elementwise_kernels_portable();
 #if defined(__x86_64__)
 const ElementwiseKernels& elementwise_kernels_avx2();
+const ElementwiseKernels& elementwise_kernels_avx512();
 #elif defined(__aarch64__)
 const ElementwiseKernels& elementwise_kernels_neon();
 #endif
@@ -17,6 +18,7 @@ const ElementwiseKernels& elementwise_kernels(Path path) {
 #if defined(__x86_64__)
     case Path::amx:
     case Path::avx512:
+      return elementwise_kernels_avx512();
     case Path::avx2:
       return elementwise_kernels_avx2();
 #elif defined(__aarch64__)

@@ -11,6 +11,8 @@
 #include <new>
 #include <vector>
 
+#include "proof_numbers.h"
+
 namespace relevo {
 namespace {
 
@@ -34,22 +36,6 @@ constexpr Named kFormats[] = {{Format::f32, "float32"},
                               {Format::q4_0_wide, "q4_0 with 16-bit inputs"},
                               {Format::q4_1_wide, "q4_1 with 16-bit inputs"},
                               {Format::q8_channel_wide, "q8_channel with 16-bit inputs"}};
-
-// The same numbers at every start.
-class Numbers {
- public:
-  uint32_t bits() {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<uint32_t>(state_ >> 33);
-  }
-  // A multiple of 1/8 up to 4 in magnitude: sums of products are exact in float32, and bfloat16 holds it.
-  float eighth() { return static_cast<float>(static_cast<int32_t>(bits() % 65) - 32) / 8.0f; }
-  // Eight significant bits, which bfloat16 holds, times a power of two.
-  float uneven() { return std::ldexp(static_cast<float>(static_cast<int32_t>(bits() % 511) - 255), -8 - bits() % 4); }
-
- private:
-  uint64_t state_ = 1;
-};
 
 class AlignedBytes {
  public:

@@ -15,6 +15,7 @@ namespace relevo {
 const SamplingKernels& sampling_kernels_portable();
 #if defined(__x86_64__)
 const SamplingKernels& sampling_kernels_avx2();
+const SamplingKernels& sampling_kernels_avx512();
 #elif defined(__aarch64__)
 const SamplingKernels& sampling_kernels_neon();
 #endif
@@ -24,6 +25,7 @@ const SamplingKernels& sampling_kernels(Path path) {
 #if defined(__x86_64__)
     case Path::amx:
     case Path::avx512:
+      return sampling_kernels_avx512();
     case Path::avx2:
       return sampling_kernels_avx2();
 #elif defined(__aarch64__)

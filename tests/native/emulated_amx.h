@@ -15,9 +15,6 @@ namespace emulated {
 inline __m512i sub_epi8(__m512i a, __m512i b) {
   return each_lane<__m512i>(U8(), [x = U8(a), y = U8(b)](int i) { return static_cast<uint8_t>(x.at[i] - y.at[i]); });
 }
-inline __m512i add_epi32(__m512i a, __m512i b) {
-  return each_lane<__m512i>(U32(), [x = U32(a), y = U32(b)](int i) { return x.at[i] + y.at[i]; });
-}
 inline void storeu_si512(void* to, __m512i value) { std::memcpy(to, &value, sizeof value); }
 
 constexpr int kMaxRows = 16;
@@ -160,5 +157,4 @@ void tile_add_bfloat_products() {
 }  // namespace relevo
 
 #define _mm512_sub_epi8(a, b) emulated::sub_epi8(a, b)
-#define _mm512_add_epi32(a, b) emulated::add_epi32(a, b)
 #define _mm512_storeu_si512(to, value) emulated::storeu_si512(to, value)

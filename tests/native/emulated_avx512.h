@@ -101,15 +101,105 @@ inline __m512 cvtepi32_ps(__m512i a) {
 inline __m512 cvtph_ps(__m256i a) {
   return each_lane<__m512>(F32(), [x = Halves(a)](int i) { return _cvtsh_ss(x.at[i]); });
 }
+inline __m512 castsi512_ps(__m512i a) { return loaded<__m512>(&a); }
+
+// What an instruction does to each half of a register is what its narrower twin does to a register.
+struct TwoHalves {
+  __m256 low, high;
+  explicit TwoHalves(__m512 x) { std::memcpy(this, &x, sizeof x); }
+  TwoHalves(__m256 first, __m256 second) : low(first), high(second) {}
+  __m512 both() const { return loaded<__m512>(this); }
+};
+template <class Each>
+__m512 each_half(__m512 a, __m512 b, const Each& each) {
+  const TwoHalves x(a), y(b);
+  return TwoHalves(each(x.low, y.low), each(x.high, y.high)).both();
+}
+inline __m512 add_ps(__m512 a, __m512 b) {
+  return each_half(a, b, [](__m256 x, __m256 y) { return _mm256_add_ps(x, y); });
+}
+inline __m512 sub_ps(__m512 a, __m512 b) {
+  return each_half(a, b, [](__m256 x, __m256 y) { return _mm256_sub_ps(x, y); });
+}
 inline __m512 mul_ps(__m512 a, __m512 b) {
-  return each_lane<__m512>(F32(), [x = F32(a), y = F32(b)](int i) { return x.at[i] * y.at[i]; });
+  return each_half(a, b, [](__m256 x, __m256 y) { return _mm256_mul_ps(x, y); });
 }
 inline __m512 fmadd_ps(__m512 a, __m512 b, __m512 c) {
-  return each_lane<__m512>(F32(), [x = F32(a), y = F32(b), z = F32(c)](int i) {
-    return std::fma(x.at[i], y.at[i], z.at[i]);
+  const TwoHalves x(a), y(b), z(c);
+  return TwoHalves(_mm256_fmadd_ps(x.low, y.low, z.low), _mm256_fmadd_ps(x.high, y.high, z.high)).both();
+}
+inline __m512 div_ps(__m512 a, __m512 b) {
+  return each_half(a, b, [](__m256 x, __m256 y) { return _mm256_div_ps(x, y); });
+}
+inline __m512 max_ps(__m512 a, __m512 b) {
+  return each_half(a, b, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); });
+}
+inline __m512 min_ps(__m512 a, __m512 b) {
+  return each_half(a, b, [](__m256 x, __m256 y) { return _mm256_min_ps(x, y); });
+}
+inline __m512 andnot_ps(__m512 a, __m512 b) {
+  return each_half(a, b, [](__m256 x, __m256 y) { return _mm256_andnot_ps(x, y); });
+}
+inline __m512 unpacklo_ps(__m512 a, __m512 b) {
+  return each_half(a, b, [](__m256 x, __m256 y) { return _mm256_unpacklo_ps(x, y); });
+}
+inline __m512 unpackhi_ps(__m512 a, __m512 b) {
+  return each_half(a, b, [](__m256 x, __m256 y) { return _mm256_unpackhi_ps(x, y); });
+}
+template <int kImmediate>
+__m512 shuffle_ps(__m512 a, __m512 b) {
+  return each_half(a, b, [](__m256 x, __m256 y) { return _mm256_shuffle_ps(x, y, kImmediate); });
+}
+// To nearest integers, ties to even; the scale is in the upper bits of the immediate.
+template <int kImmediate>
+__m512 roundscale_ps(__m512 a) {
+  static_assert(kImmediate == (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), "another rounding is not emulated");
+  return each_half(a, a, [](__m256 x, __m256) { return _mm256_round_ps(x, kImmediate); });
+}
+// Quarters of a register, two of a and then two of b.
+template <int kImmediate>
+__m512 shuffle_f32x4(__m512 a, __m512 b) {
+  return each_lane<__m512>(F32(), [x = F32(a), y = F32(b)](int i) {
+    const int quarter = (kImmediate >> (i / 4 * 2)) & 3;
+    return (i < 8 ? x : y).at[quarter * 4 + i % 4];
   });
 }
-inline __m512 castsi512_ps(__m512i a) { return loaded<__m512>(&a); }
+inline __m512i add_epi32(__m512i a, __m512i b) {
+  return each_lane<__m512i>(U32(), [x = U32(a), y = U32(b)](int i) { return x.at[i] + y.at[i]; });
+}
+// Rounded as the current mode says, which is to nearest; what does not fit is the least integer.
+inline __m512i cvtps_epi32(__m512 a) {
+  return each_lane<__m512i>(I32(), [x = F32(a)](int i) { return _mm_cvtss_si32(_mm_set_ss(x.at[i])); });
+}
+inline __m512i cvtepi8_epi32(__m128i a) {
+  const auto bytes = Lanes<int8_t, 16>(a);
+  return each_lane<__m512i>(I32(), [&](int i) { return bytes.at[i]; });
+}
+inline __m512 zextps256_ps512(__m256 a) { return TwoHalves(a, _mm256_setzero_ps()).both(); }
+template <int kHalf>
+__m256 extractf32x8_ps(__m512 a) {
+  return kHalf == 0 ? TwoHalves(a).low : TwoHalves(a).high;
+}
+// Lanes that are not in the mask are not touched in memory.
+inline __m512 maskz_loadu_ps(__mmask16 mask, const float* from) {
+  return each_lane<__m512>(F32(), [&](int i) { return (mask >> i) & 1 ? from[i] : 0.0f; });
+}
+inline void mask_storeu_ps(float* to, __mmask16 mask, __m512 value) {
+  const F32 x(value);
+  for (int i = 0; i < 16; ++i)
+    if ((mask >> i) & 1) to[i] = x.at[i];
+}
+inline __mmask16 equal_lanes(__m512 a, __m512 b) {
+  const F32 x(a), y(b);
+  unsigned mask = 0;
+  for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>(x.at[i] == y.at[i]) << i;
+  return static_cast<__mmask16>(mask);
+}
+template <int kPredicate>
+__mmask16 cmp_ps_mask(__m512 a, __m512 b) {
+  static_assert(kPredicate == _CMP_EQ_OQ, "another comparison is not emulated");
+  return equal_lanes(a, b);
+}
 
 }  // namespace emulated
 
@@ -133,3 +223,24 @@ inline __m512 castsi512_ps(__m512i a) { return loaded<__m512>(&a); }
 #define _mm512_mul_ps(a, b) emulated::mul_ps(a, b)
 #define _mm512_fmadd_ps(a, b, c) emulated::fmadd_ps(a, b, c)
 #define _mm512_castsi512_ps(a) emulated::castsi512_ps(a)
+#define _mm512_setzero_ps() emulated::set1_ps(0.0f)
+#define _mm512_add_ps(a, b) emulated::add_ps(a, b)
+#define _mm512_sub_ps(a, b) emulated::sub_ps(a, b)
+#define _mm512_div_ps(a, b) emulated::div_ps(a, b)
+#define _mm512_max_ps(a, b) emulated::max_ps(a, b)
+#define _mm512_min_ps(a, b) emulated::min_ps(a, b)
+#define _mm512_andnot_ps(a, b) emulated::andnot_ps(a, b)
+#define _mm512_unpacklo_ps(a, b) emulated::unpacklo_ps(a, b)
+#define _mm512_unpackhi_ps(a, b) emulated::unpackhi_ps(a, b)
+#define _mm512_shuffle_ps(a, b, immediate) emulated::shuffle_ps<immediate>(a, b)
+#define _mm512_shuffle_f32x4(a, b, immediate) emulated::shuffle_f32x4<immediate>(a, b)
+#define _mm512_roundscale_ps(a, immediate) emulated::roundscale_ps<immediate>(a)
+#define _mm512_add_epi32(a, b) emulated::add_epi32(a, b)
+#define _mm512_cvtps_epi32(a) emulated::cvtps_epi32(a)
+#define _mm512_cvtepi8_epi32(a) emulated::cvtepi8_epi32(a)
+#define _mm512_zextps256_ps512(a) emulated::zextps256_ps512(a)
+#define _mm512_castps512_ps256(a) emulated::extractf32x8_ps<0>(a)
+#define _mm512_extractf32x8_ps(a, half) emulated::extractf32x8_ps<half>(a)
+#define _mm512_maskz_loadu_ps(mask, from) emulated::maskz_loadu_ps(mask, from)
+#define _mm512_mask_storeu_ps(to, mask, value) emulated::mask_storeu_ps(to, mask, value)
+#define _mm512_cmp_ps_mask(a, b, predicate) emulated::cmp_ps_mask<predicate>(a, b)
