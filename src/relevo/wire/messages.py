@@ -25,7 +25,7 @@ from relevo.core.ids import BlockHash, RequestId, WorkerId
 from relevo.core.kv import KVLayout, Reservation
 from relevo.core.request import EngineRequest
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
