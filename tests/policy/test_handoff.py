@@ -244,6 +244,17 @@ def test_a_stream_of_tokens_arms_no_timer_per_token() -> None:
     assert armed == 0
 
 
+def test_tokens_that_come_keep_the_stall_away_and_what_they_leave_of_its_deadline_is_nearly_all() -> None:
+    """Red if routine tokens do not move the deadline, or move it late: then a worker is given up between two tokens."""
+    driver = Driver().until_decode()
+    for tenth_s in range(0, 1200, 3):
+        driver.tell(tokens(D, tenth_s), at_ns=tenth_s * S // 10)
+        assert driver.state.deadline_at_ns is not None
+        assert 0.94 * 30.0 * S <= driver.state.deadline_at_ns - tenth_s * S // 10 <= 30.0 * S
+        assert driver.tell(h.Tick(), at_ns=tenth_s * S // 10 + S // 10) == ()
+    assert driver.state.samples[0].output_token_ids[-3:] == [1191, 1194, 1197]
+
+
 def test_stop_early_ends_as_finished_and_drains() -> None:
     driver = Driver().until_decode()
     assert driver.tell(h.StopEarly()) == (h.End(outcome=h.Outcome.FINISHED), h.AskDrain(D, writer_active=False))

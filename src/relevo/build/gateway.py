@@ -10,6 +10,7 @@ import random
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.gateway")
 
+THREAD_TURN_S = 0.001  # how long a thread that renders a template keeps the event loop waiting; arbitrary, Python: 5 ms
 JOIN_S = 5.0  # how long a gateway that was restarted waits for workers before it accepts; arbitrary
 
 Report = Callable[[Status], None]
@@ -73,6 +75,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     log.info("%s", phases)
     gc.freeze()
     gc.enable()
+    sys.setswitchinterval(THREAD_TURN_S)
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[None]:

@@ -24,6 +24,7 @@ from relevo.gateway.context import GatewayContext
 from relevo.gateway.http_errors import MethodNotAllowed, UnknownPath, error_response
 from relevo.gateway.routes import ROUTES, Route
 from relevo.gateway.sse import ClientGone
+from relevo.gateway.turnstile import Turnstile
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class Gateway:
     routes: Sequence[Route]
     _table: RouteTable = field(init=False)
     _field_warnings: FieldWarnings = field(default_factory=FieldWarnings)
+    _turnstile: Turnstile = field(default_factory=Turnstile)
 
     def __post_init__(self) -> None:
         self._table = RouteTable(self.routes)
@@ -128,6 +130,7 @@ class Gateway:
                 reply_headers=exchange.reply_headers,
                 accepted_at_ns=accepted_at_ns,
                 field_warnings=self._field_warnings,
+                turnstile=self._turnstile,
                 path_rest=rest,
             )
             response = await route.handler(call)

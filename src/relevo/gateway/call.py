@@ -16,6 +16,7 @@ from relevo.gateway.auth import Caller
 from relevo.gateway.body import check_media_type, check_schema, parse_object, read_body
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.served_models import ServedModel
+from relevo.gateway.turnstile import Turnstile
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Call:
     reply_headers: dict[str, str]  # added to the response, until it begins
     accepted_at_ns: int
     field_warnings: FieldWarnings
+    turnstile: Turnstile  # of all calls of this gateway
     path_rest: str = ""  # what followed a route that takes the rest of the path
 
     @property
@@ -57,9 +59,11 @@ class Call:
         without_effect: frozenset[str] = frozenset(),
         refuse: Callable[[dict[str, Any]], None] | None = None,
     ) -> tuple[T, int]:
-        """The body as `schema`, and its size in bytes. Raises RequestError, also what `refuse` raises for a member."""
+        """The body as `schema`, and its size in bytes, once it is this call's turn. Raises RequestError, also what
+        `refuse` raises for a member."""
         check_media_type(self.request.headers.get("content-type"))
         body = await read_body(self.request, self.context.max_body_bytes)
+        await self.turnstile.enter()
         members = parse_object(body)
         self.field_warnings.note(name for name in members if name in without_effect)
         if refuse is not None:
