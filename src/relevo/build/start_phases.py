@@ -1,4 +1,8 @@
-"""Where the time of a start goes: one line per process, counted from when the kernel started it."""
+"""Where the time of a start goes: one line per process, counted from when the kernel started it.
+
+Beside wall time the CPU time of the process: a server's processes start side by side on the same cores, so what one of
+them computes the others wait for.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ class StartPhases:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self._phases)
-        return f"started in {self._last_s - self._started_s:.2f} s: {parts}"
+        return f"started in {self._last_s - self._started_s:.2f} s, {time.process_time():.2f} s of CPU: {parts}"
 
 
 def _process_started_s() -> float:

@@ -88,7 +88,7 @@ class DecoderRunner:
 
     def warm_up(self) -> None:
         """One chunk, one batch of decodes, one single decode."""
-        self.measure([(2 * self.layout.block_size, 2 * self.layout.block_size), (1, 2)])
+        self.measure([(self.layout.block_size, self.layout.block_size), (1, 2)])
         self._forward([self._scratch_row(1, 2), self._scratch_row(1, self.layout.block_size + 1)])
 
     def measure(self, sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, float]]:
