@@ -69,6 +69,18 @@ def test_a_flood_of_one_tenant_delays_another_by_its_share_only() -> None:
     assert last_s <= 410 * own_s * 1.1, "the worker stood idle while somebody waited"
 
 
+def test_who_asks_for_less_than_its_share_is_not_refused_for_an_overload_of_others() -> None:
+    """Red when the short line of an overload is everybody's, instead of each tenant's in its fair turn."""
+    world = OverloadWorld(LIMITS)
+    world.poisson(4.0 * CAPACITY_PER_S, 0.0, 40.0, tenant="flood")
+    few = [world.ask(15.0 + 1.3 * i, tenant="few") for i in range(18)]
+    urgent = [world.ask(15.5 + 2.6 * i, tenant="flood", priority=-1) for i in range(9)]
+    world.run()
+    assert world.refusals()["standing_line"] > 0, "it was no overload"
+    assert all(asked.is_complete for asked in few + urgent)
+    assert all((asked.ttft_s or 0.0) <= SLO_TTFT_S / 2 for asked in few + urgent)
+
+
 def test_batch_requests_use_idle_room_and_do_not_delay_others() -> None:
     def world_with(num_batch: int) -> OverloadWorld:
         world = OverloadWorld(LIMITS, num_workers=1, max_running=8)

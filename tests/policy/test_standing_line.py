@@ -37,11 +37,22 @@ def test_the_more_arrives_the_shorter_the_line_and_up_to_the_capacity_none_is_lo
 
 def test_an_overload_shortens_the_line() -> None:
     line = loaded(4.0, 20.0)
-    assert line.longest_s(DRAIN, 20 * S) is None, "nobody was refused: clients that wait for each other's end, perhaps"
+    assert line.longest_s(0.0, DRAIN, 20 * S) is None, (
+        "nobody was refused: clients that wait for each other's end, perhaps"
+    )
     line.overflows(MAX_TTFT_S, 20 * S)
-    longest_s = line.longest_s(DRAIN, 20 * S)
+    longest_s = line.longest_s(0.0, DRAIN, 20 * S)
     assert longest_s == pytest.approx((enough_waiting(4.0) or 0.0) / 10, rel=0.1)
-    assert line.longest_s(None, 20 * S) is None, "the rate at which it moves is not known yet"
+    assert line.longest_s(0.0, None, 20 * S) is None, "the rate at which it moves is not known yet"
+
+
+def test_what_is_at_the_workers_counts_but_leaves_a_line_to_order() -> None:
+    """Red when a priority or a share is worth nothing because the workers have enough for the moment."""
+    line = loaded(4.0, 20.0)
+    line.overflows(MAX_TTFT_S, 20 * S)
+    alone_s = line.longest_s(0.0, DRAIN, 20 * S) or 0.0
+    assert line.longest_s(0.1, DRAIN, 20 * S) == pytest.approx(alone_s - 0.1)
+    assert line.longest_s(100.0, DRAIN, 20 * S) == pytest.approx(0.2), "two requests of 100 tokens"
 
 
 def test_a_burst_that_could_be_served_in_time_is_no_overload() -> None:
@@ -50,21 +61,21 @@ def test_a_burst_that_could_be_served_in_time_is_no_overload() -> None:
     line.comes(100, 0, is_idle=True)
     loaded(20.0, 2.0, line)
     line.overflows(MAX_TTFT_S, 2 * S)
-    assert line.longest_s(DRAIN, 2 * S) is None
+    assert line.longest_s(0.0, DRAIN, 2 * S) is None
 
 
 def test_it_is_over_when_somebody_need_not_wait() -> None:
     line = loaded(4.0, 20.0)
     line.overflows(MAX_TTFT_S, 20 * S)
     line.comes(100, 20 * S + 1, is_idle=True)
-    assert line.longest_s(DRAIN, 20 * S + 2) is None
+    assert line.longest_s(0.0, DRAIN, 20 * S + 2) is None
     line.overflows(MAX_TTFT_S, 20 * S + 3)
-    assert line.longest_s(DRAIN, 20 * S + 4) is None, "everybody has to wait for nothing but a moment"
+    assert line.longest_s(0.0, DRAIN, 20 * S + 4) is None, "everybody has to wait for nothing but a moment"
 
 
 def test_the_line_may_grow_again_as_the_load_falls() -> None:
     line = loaded(4.0, 20.0)
     line.overflows(MAX_TTFT_S, 20 * S)
     loaded(0.8, 30.0, line, 20.0)
-    lengths = [line.longest_s(DRAIN, at_s * S) for at_s in (50, 51)]
+    lengths = [line.longest_s(0.0, DRAIN, at_s * S) for at_s in (50, 51)]
     assert lengths == [None, None]

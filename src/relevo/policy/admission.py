@@ -120,7 +120,10 @@ class Admission:
         assert request.request_id not in self._entries, "admitted twice"
         ticket, prompt_cost = self._ticket(request, num_cached_tokens, now_ns)
         wait_s = self._forecast.wait_s(self._line, ticket, outlook)
-        late = self._punctuality.at_the_door(ticket, request.terms, wait_s, outlook, self.limits, now_ns)
+        is_first = self._line.victim_for(ticket.tenant, ticket.level) is not None
+        late = self._punctuality.at_the_door(
+            ticket, request.terms, wait_s, outlook, self.limits, now_ns, comes_before_others=is_first
+        )
         if late is not None:
             return Rejected(refusal_of(ticket.request_id, late.limit, late.reason, late.retry_after_s))
         full = self._full(ticket)

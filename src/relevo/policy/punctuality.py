@@ -36,10 +36,18 @@ class Punctuality:
     standing: StandingLine = field(default_factory=StandingLine)
 
     def at_the_door(
-        self, ticket: Ticket, terms: ServiceTerms, wait_s: float, outlook: Outlook, limits: AdmissionLimits, now_ns: int
+        self,
+        ticket: Ticket,
+        terms: ServiceTerms,
+        wait_s: float,
+        outlook: Outlook,
+        limits: AdmissionLimits,
+        now_ns: int,
+        *,
+        comes_before_others: bool,
     ) -> TooLate | None:
         """Why a request that enters now would come too late, `wait_s` in line predicted. Each one that comes is to be
-        shown once."""
+        shown once. `comes_before_others`: some wait who have more than their share beside it, or a worse priority."""
         late = self._late(terms, wait_s, outlook, limits)
         if terms.is_batch or limits.max_ttft_s is None:
             return late
@@ -47,7 +55,9 @@ class Punctuality:
         self.standing.comes(ticket.cost_tokens, now_ns, is_idle=waits_s <= 0.0)
         if late is not None and late.limit == "max_ttft":
             self.standing.overflows(limits.max_ttft_s, now_ns)
-        return late or self._crowded(waits_s, limits.max_ttft_s, now_ns)
+        if late is not None or comes_before_others:
+            return late
+        return self._crowded(wait_s, outlook.queue_s, limits.max_ttft_s, now_ns)
 
     def leave_by(
         self, request: EngineRequest, outlook: Outlook, limits: AdmissionLimits, now_ns: int
@@ -85,11 +95,13 @@ class Punctuality:
                 return TooLate(limit, reason, waits_s)
         return None
 
-    def _crowded(self, waits_s: float, max_ttft_s: float, now_ns: int) -> TooLate | None:
-        longest_s = self.standing.longest_s(self.forecast.drain.tokens_per_s(), now_ns)
-        if longest_s is None or waits_s <= longest_s:
+    def _crowded(self, wait_s: float, queue_s: float, max_ttft_s: float, now_ns: int) -> TooLate | None:
+        longest_s = self.standing.longest_s(queue_s, self.forecast.drain.tokens_per_s(), now_ns)
+        if longest_s is None or wait_s <= longest_s:
             return None
-        reason = f"More is asked for than can be served, and {waits_s:.1f} s of it wait already; come back later."
+        reason = (
+            f"More is asked for than can be served, and {wait_s + queue_s:.1f} s of it wait already; come back later."
+        )
         return TooLate("standing_line", reason, max_ttft_s)
 
 

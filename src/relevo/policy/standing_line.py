@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from relevo.policy.service_rate import OfferedRate, RunningMean
 
 IDLE_FRACTION = 0.001  # arbitrary: of the time, that workers may lack work because the line is short
+SHORTEST = 2.0  # arbitrary: requests in line, so that there is an order in which they leave
 
 
 @dataclass(slots=True)
@@ -45,13 +46,17 @@ class StandingLine:
         if self._since_ns is not None and now_ns - self._since_ns >= longest_s * 1e9:
             self._is_overload = True
 
-    def longest_s(self, drain_tokens_per_s: float | None, now_ns: int) -> float | None:
-        """Seconds that a newcomer may have to wait in line; None: the line has no bound of its own at present."""
+    def longest_s(self, queue_s: float, drain_tokens_per_s: float | None, now_ns: int) -> float | None:
+        """Seconds that a newcomer may have to wait in line, with `queue_s` of work at the workers; None: the line has
+        no bound of its own at present. Never below `SHORTEST` requests."""
         cost_tokens = self._cost_tokens.value
         if not self._is_overload or not drain_tokens_per_s or cost_tokens is None:
             return None
         num_requests = enough_waiting(self.offered.tokens_per_s(now_ns) / drain_tokens_per_s)
-        return None if num_requests is None else num_requests * cost_tokens / drain_tokens_per_s
+        if num_requests is None:
+            return None
+        request_s = cost_tokens / drain_tokens_per_s
+        return max(num_requests * request_s - queue_s, SHORTEST * request_s)
 
 
 def enough_waiting(load: float) -> float | None:
