@@ -302,3 +302,14 @@ def test_what_a_writer_seals_while_it_is_recalled_still_counts() -> None:
     (choose,) = driver.tell(h.Dropped(P), at_ns=21 * S)
     assert isinstance(choose, h.ChoosePrefill)
     assert (choose.reservation.num_hit_tokens, choose.num_uncached_tokens) == (8, 2)
+    assert choose.exclude == (P,), "who made no progress is not asked again"
+
+
+def test_a_writer_that_was_done_before_it_was_asked_is_not_killed() -> None:
+    """Red when a lease fences a worker that holds nothing: it said so, only the answer to the question is missing."""
+    driver = Driver().until_prefill()
+    driver.tell(h.ClientGone())
+    driver.tell(h.Dropped(D))
+    assert driver.tell(h.PrefillFinished(P, 10)) == (h.SendRelease(D),)
+    assert driver.tell(h.Tick(), at_ns=2 * S) == ()
+    assert driver.state.is_gone

@@ -217,6 +217,27 @@ def test_local_prefill_of_a_reservation_starts_after_what_is_sealed():
     assert decode.is_clean()
 
 
+def test_hits_of_a_reservation_are_told_when_its_own_worker_computes_the_rest():
+    """Red when a prompt that stays on the decode worker is charged as if nothing of it had been cached."""
+    decode = Driver()
+    decode.submit(make_request("warm", PROMPT, max_tokens=1))
+    decode.drain()
+    request = make_request("a", [*PROMPT, 3])
+    assert grant(decode, request).num_hit_tokens == 4
+    assert decode.submit(request, use_reservation=True) is None
+    decode.drain()
+    assert decode.facts["a"].num_cached_tokens == 4
+
+
+def test_a_prompt_for_another_workers_blocks_keeps_no_room_from_grants():
+    """Red when a prefill leg that waits for tokens of the step is counted as if it needed blocks here."""
+    prefill, decode = pair()
+    abroad = make_request("a", PROMPT)
+    prefill.scheduler.prefill_into(abroad, grant(decode, abroad), 0)
+    assert prefill.reserve(make_request("b", [1, 2] * 7)) is None  # seven of the eight blocks
+    assert prefill.granted() == ["b"]
+
+
 def test_local_prefill_of_a_reservation_continues_emitted_tokens():
     decode = Driver()
     request = make_request("a", PROMPT, max_tokens=4, n=2, ignore_eos=True)

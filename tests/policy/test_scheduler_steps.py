@@ -86,6 +86,18 @@ def test_set_role_changes_the_next_step():
     assert driver.step() == {"a": 1, "b": 8}
 
 
+def test_a_role_leaves_a_token_of_each_step_to_prompts():
+    """Red when so many continuations may run that their tokens fill the step, and no prompt ever starts."""
+    driver = Driver(num_blocks=40, max_batched_tokens=3)
+    driver.scheduler.set_role(max_prefill_tokens=3, max_running=99)
+    for name in "abcde":
+        driver.submit(long(name, 1, 6))
+    most = 0
+    while driver.step() is not None:
+        most = max(most, driver.scheduler.load().num_running)
+    assert most == 2
+
+
 def test_the_second_of_two_equal_prompts_computes_its_last_block_only():
     """Red if the cap goes: with all of a prompt hit there is no position to draw the first token from."""
     driver = Driver(num_blocks=20)
@@ -262,6 +274,17 @@ def test_a_failed_step_drops_its_requests_and_plans_the_others_again():
     assert driver.step() == {"b": 3}
     driver.drain()
     assert set(driver.reasons) == {("b", 0)} and driver.is_clean()
+
+
+def test_what_a_failed_step_left_is_let_go_at_once_when_its_client_leaves():
+    """Red when rows of a failed step still count as executed: their blocks would wait for a step that never is."""
+    driver = Driver(num_blocks=20)
+    driver.submit(long("a"))
+    driver.submit(long("b"))
+    assert driver.plan() is not None
+    driver.scheduler.fail(["a"])
+    driver.scheduler.abort("b", writer_active=False)
+    assert driver.is_clean()
 
 
 @pytest.mark.parametrize(
