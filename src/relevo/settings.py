@@ -50,9 +50,15 @@ def parse_list(value: object) -> object:
     return value
 
 
+def parse_cores(value: object) -> object:
+    """As `parse_list`; each entry of a list may name several too: `--cores 0,1`."""
+    return parse_list(",".join(map(str, value))) if isinstance(value, list) else parse_list(value)
+
+
 Length = Annotated[int | None, BeforeValidator(parse_length)]
 Bytes = Annotated[int | None, BeforeValidator(parse_bytes)]
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+Cores = Annotated[tuple[str, ...], BeforeValidator(parse_cores)]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVDTypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
@@ -135,7 +141,7 @@ class Settings(BaseModel):
     kv_transport: Literal["shm", "tcp"] = Field(
         "shm", description="How KV blocks change worker: shm (one shared arena, nothing is copied) or tcp."
     )
-    cores: Names = Field((), description="CPU cores the workers may use, for example 0,1. Default: all allowed ones.")
+    cores: Cores = Field((), description="CPU cores the workers may use, for example 0,1. Default: all allowed ones.")
     share_cores: bool = Field(False, description="Let workers share cores if there are fewer cores than workers.")
     resource_share: float = Field(
         1.0, gt=0, description="A model's part of cores and default KV memory, relative to the others of --models."
