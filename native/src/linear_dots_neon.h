@@ -16,7 +16,7 @@ namespace {
 template <Format kOne, class Instructions>
 struct Dots : Integers<kOne> {
   using Shared = Integers<kOne>;
-  using Shared::kInputBlock, Shared::kSteps;
+  using Shared::kGroups, Shared::kInputBlock;
   static constexpr int64_t kGroup = 4;
   static constexpr bool kHasLow = is_wide(kOne);
   static constexpr int64_t kRowBytes = kInputBlock * (kHasLow ? 2 : 1);  // of a block's planes
@@ -68,11 +68,11 @@ struct Dots : Integers<kOne> {
   }
 
   // Products of 4 k, which are lane kLane of the inputs.
-  template <class Weights, int R, int kLane>
-  static void add_step(const uint8_t* w, int step, int half, const uint8x16_t* high, const uint8x16_t* low, Sums<R>* sums) {
+  template <class Weights, int R, int kLane, bool kHigh>
+  static void add_step(const uint8_t* w, int group, int half, const uint8x16_t* high, const uint8x16_t* low, Sums<R>* sums) {
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
-      const int8x16_t weights = Weights::weights(w, step + kLane, half * 2 + v);
+      const int8x16_t weights = Weights::template weights<kHigh>(w, group + kLane, half * 2 + v);
       if constexpr (kLowersLow) sums->lowered[v] = vdotq_s32(sums->lowered[v], weights, vdupq_n_s8(-128));
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
@@ -96,24 +96,30 @@ struct Dots : Integers<kOne> {
       }
   }
 
+  template <class Weights, int R, bool kHigh>
+  static void add_groups(const uint8_t* w, const uint8_t* x, int half, Sums<R>* sums) {
+    const uint8_t* of_step = x + (kHigh ? kGroups : 0) * 4;
+    for (int group = 0; group < kGroups; group += 4, of_step += 16) {
+      uint8x16_t high[R], low[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        high[r] = vld1q_u8(of_step + r * kRowBytes);
+        low[r] = kHasLow ? vld1q_u8(of_step + r * kRowBytes + kInputBlock) : high[r];
+      }
+      add_step<Weights, R, 0, kHigh>(w, group, half, high, low, sums);
+      add_step<Weights, R, 1, kHigh>(w, group, half, high, low, sums);
+      add_step<Weights, R, 2, kHigh>(w, group, half, high, low, sums);
+      add_step<Weights, R, 3, kHigh>(w, group, half, high, low, sums);
+    }
+  }
+
   template <class Weights, int R>
   static void add_block(const uint8_t* w, const uint8_t* x, float32x4_t (*acc)[4]) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       Sums<R> sums{};
-#pragma GCC unroll 4
-      for (int step = 0; step < kSteps; step += 4) {
-        uint8x16_t high[R], low[R];
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          high[r] = vld1q_u8(x + r * kRowBytes + step * 4);
-          low[r] = kHasLow ? vld1q_u8(x + r * kRowBytes + kInputBlock + step * 4) : high[r];
-        }
-        add_step<Weights, R, 0>(w, step, half, high, low, &sums);
-        add_step<Weights, R, 1>(w, step, half, high, low, &sums);
-        add_step<Weights, R, 2>(w, step, half, high, low, &sums);
-        add_step<Weights, R, 3>(w, step, half, high, low, &sums);
-      }
+      add_groups<Weights, R, false>(w, x, half, &sums);
+      if constexpr (Shared::kIsNibbles) add_groups<Weights, R, true>(w, x, half, &sums);
       join_planes(&sums);
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v)

@@ -20,40 +20,43 @@ template <Format kOne>
 struct Matrices : Integers<kOne> {
   using Shared = Integers<kOne>;
   using Alone = Dots<kOne, MixedDots>;
-  using Shared::kInputBlock;
+  using Shared::kInputBlock, Shared::kIsNibbles;
   static constexpr int64_t kGroup = 8;
   static constexpr bool kHasLow = Alone::kHasLow;
   static constexpr int64_t kRowBytes = Alone::kRowBytes;
   static constexpr int64_t kInputBlockBytes = Alone::kInputBlockBytes;
-  static constexpr int kSlices = kInputBlock / 8;  // of 8 k
+  static constexpr int kSlices = Shared::kGroups / 2;  // of 8 k: two groups
   static constexpr bool kExpands = true;
 
   // pair(): 8 k of output rows 2 * (4 * half + index) and the next.
   struct Packed : Shared::PackedBlock {
+    template <bool kHigh>
     static int8x16_t pair(const uint8_t* block, int slice, int half, int index) {
       const int quad = half * 2 + index / 2;
-      const int32x4_t first = vreinterpretq_s32_s8(Packed::weights(block, 2 * slice, quad));
-      const int32x4_t second = vreinterpretq_s32_s8(Packed::weights(block, 2 * slice + 1, quad));
+      const int32x4_t first = vreinterpretq_s32_s8(Packed::template weights<kHigh>(block, 2 * slice, quad));
+      const int32x4_t second = vreinterpretq_s32_s8(Packed::template weights<kHigh>(block, 2 * slice + 1, quad));
       return vreinterpretq_s8_s32(index % 2 == 0 ? vzip1q_s32(first, second) : vzip2q_s32(first, second));
     }
   };
 
-  // [halves][k / 8][4 pairs of output rows][2][8] bytes.
+  // [k / 8][halves][4 pairs of output rows][2][8] bytes.
   struct Expanded : Shared::template ExpandedBlock<Shared::kInputBlock * kPanelRows> {
-    static const uint8_t* at(const uint8_t* block, int slice, int half, int index) {
-      return block + ((half * kSlices + slice) * 4 + index) * 16;
-    }
+    template <bool kHigh>
     static int8x16_t pair(const uint8_t* block, int slice, int half, int index) {
-      return vreinterpretq_s8_u8(vld1q_u8(at(block, slice, half, index)));
+      return vreinterpretq_s8_u8(vld1q_u8(block + (((kHigh ? kSlices : 0) + slice) * 8 + half * 4 + index) * 16));
     }
   };
 
+  template <bool kHigh>
+  static void expand_slices(const uint8_t* block, uint8_t* out) {
+    for (int slice = 0; slice < kSlices; ++slice)
+      for (int index = 0; index < 8; ++index, out += 16)
+        vst1q_u8(out, vreinterpretq_u8_s8(Packed::template pair<kHigh>(block, slice, index / 4, index % 4)));
+  }
+
   static void expand(const uint8_t* block, uint8_t* out) {
-    for (int half = 0; half < 2; ++half)
-      for (int slice = 0; slice < kSlices; ++slice)
-        for (int index = 0; index < 4; ++index)
-          vst1q_u8(out + (Expanded::at(block, slice, half, index) - block),
-                   vreinterpretq_u8_s8(Packed::pair(block, slice, half, index)));
+    expand_slices<false>(block, out);
+    if (kIsNibbles) expand_slices<true>(block, out + kSlices * 8 * 16);
     Expanded::take_scales(block, out);
   }
 
@@ -80,26 +83,30 @@ struct Matrices : Integers<kOne> {
   }
 
   // Sums of 8 output rows: [4 pairs of them] of [2 rows of inputs][2 output rows].
-  template <class Weights, int R, bool kLow>
-  static void add_plane(const uint8_t* w, const uint8_t* plane, int half, int32x4_t (*sums)[4]) {
-#pragma GCC unroll 8
+  template <class Weights, int R, bool kLow, bool kHigh>
+  static void add_slices(const uint8_t* w, const uint8_t* plane, int half, int32x4_t (*sums)[4]) {
     for (int slice = 0; slice < kSlices; ++slice)
 #pragma GCC unroll 4
       for (int index = 0; index < 4; ++index) {
-        const int8x16_t weights = Weights::pair(w, slice, half, index);
+        const int8x16_t weights = Weights::template pair<kHigh>(w, slice, half, index);
 #pragma GCC unroll 4
         for (int p = 0; p < (R + 1) / 2; ++p) {
-          const uint8x16_t x = inputs<R>(plane, p, slice);
+          const uint8x16_t x = inputs<R>(plane, p, slice + (kHigh ? kSlices : 0));
           sums[p][index] = kLow ? vusmmlaq_s32(sums[p][index], x, weights)
                                 : vmmlaq_s32(sums[p][index], vreinterpretq_s8_u8(x), weights);
         }
       }
   }
 
+  template <class Weights, int R, bool kLow>
+  static void add_plane(const uint8_t* w, const uint8_t* plane, int half, int32x4_t (*sums)[4]) {
+    add_slices<Weights, R, kLow, false>(w, plane, half, sums);
+    if constexpr (kIsNibbles) add_slices<Weights, R, kLow, true>(w, plane, half, sums);
+  }
+
   template <class Weights, int R>
   static void add_matrices(const uint8_t* w, const uint8_t* x, float32x4_t (*acc)[4]) {
     constexpr int kPairs = (R + 1) / 2;
-#pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       int32x4_t sums[kPairs][4] = {};
       add_plane<Weights, R, false>(w, x, half, sums);

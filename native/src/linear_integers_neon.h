@@ -44,22 +44,28 @@ struct Integers {
   static constexpr bool kHasMinimum = kStored == Format::q4_1;
   static constexpr bool kHasOffset = kStored == Format::q4_0;
   static constexpr bool kScalesAtEnd = kPerChannel;
-  static constexpr int kSteps = kPerChannel ? 16 : 8;  // of 4 k
+  static constexpr int kSteps = kPerChannel ? 16 : 8;               // of 4 k
+  static constexpr int kGroups = kIsNibbles ? kSteps / 2 : kSteps;  // of 4 bytes of a row
   static constexpr int64_t kInputBlock = kSteps * 4;
   static constexpr int64_t kEndBytes = 8;  // of one row
 
-  // A packed block: groups of weights, then float16 scales and minima.
+  // A packed block: groups of weights, then float16 scales and minima. A group of nibbles is two steps: step `group` in the
+  // low ones and step `group + kGroups` in the high ones. Which of them is known where the code is made (kHigh).
   struct PackedBlock {
-    static constexpr size_t kScalesAt = (kIsNibbles ? 4 : kSteps) * kGroupBytes;
+    static constexpr size_t kScalesAt = kGroups * kGroupBytes;
     static constexpr size_t kBytes = kScalesAt + (kPerChannel ? 0 : 32) + (kHasMinimum ? 32 : 0);
     static constexpr bool kPrefetch = true;
     static float32x4_t scale(const uint8_t* block, int quad) { return load_halves(block + kScalesAt + quad * 8); }
     static float32x4_t minimum(const uint8_t* block, int quad) { return scale(block + 32, quad); }
+    template <bool kHigh>
+    static int8x16_t values(uint8x16_t bytes) {
+      if (!kIsNibbles) return vreinterpretq_s8_u8(bytes);
+      return vreinterpretq_s8_u8(kHigh ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15)));
+    }
     // 4 k of 4 output rows.
-    static int8x16_t weights(const uint8_t* block, int step, int quad) {
-      if (!kIsNibbles) return vreinterpretq_s8_u8(vld1q_u8(block + step * kGroupBytes + quad * 16));
-      const uint8x16_t bytes = vld1q_u8(block + (step & 3) * kGroupBytes + quad * 16);
-      return vreinterpretq_s8_u8(step < 4 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4));
+    template <bool kHigh>
+    static int8x16_t weights(const uint8_t* block, int group, int quad) {
+      return values<kHigh>(vld1q_u8(block + group * kGroupBytes + quad * 16));
     }
   };
 

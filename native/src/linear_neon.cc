@@ -10,7 +10,7 @@ namespace {
 template <Format kOne>
 struct Lanes : Integers<kOne> {
   using Shared = Integers<kOne>;
-  using Shared::kInputBlock, Shared::kSteps;
+  using Shared::kGroups, Shared::kInputBlock;
   static constexpr int64_t kGroup = 4;
   static constexpr int64_t kInputBlockBytes = kInputBlock * 2 + Shared::kEndBytes;
   static constexpr bool kExpands = true;
@@ -20,16 +20,15 @@ struct Lanes : Integers<kOne> {
   };
 
   struct Packed : Shared::PackedBlock {
-    static FourK four(const uint8_t* block, int step) {
-      const uint8x16x4_t bytes = vld4q_u8(block + (Shared::kIsNibbles ? step & 3 : step) * kGroupBytes);
+    template <bool kHigh>
+    static FourK four(const uint8_t* block, int group) {
+      const uint8x16x4_t bytes = vld4q_u8(block + group * kGroupBytes);
       FourK out;
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
-        uint8x16_t values = bytes.val[i];
-        if (Shared::kIsNibbles) values = step < 4 ? vandq_u8(values, vdupq_n_u8(15)) : vshrq_n_u8(values, 4);
-        const int8x16_t signed_values = vreinterpretq_s8_u8(values);
-        out.rows[i][0] = vmovl_s8(vget_low_s8(signed_values));
-        out.rows[i][1] = vmovl_high_s8(signed_values);
+        const int8x16_t values = Packed::template values<kHigh>(bytes.val[i]);
+        out.rows[i][0] = vmovl_s8(vget_low_s8(values));
+        out.rows[i][1] = vmovl_high_s8(values);
       }
       return out;
     }
@@ -37,24 +36,33 @@ struct Lanes : Integers<kOne> {
 
   // int16 [k][16 output rows].
   struct Expanded : Shared::template ExpandedBlock<Shared::kInputBlock * kPanelRows * 2> {
-    static FourK four(const uint8_t* block, int step) {
+    template <bool kHigh>
+    static FourK four(const uint8_t* block, int group) {
+      const uint8_t* from = block + (group + (kHigh ? kGroups : 0)) * 4 * kPanelRows * 2;
       FourK out;
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i)
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half)
-          out.rows[i][half] = vreinterpretq_s16_u8(vld1q_u8(block + ((step * 4 + i) * 2 + half) * 16));
+      for (int i = 0; i < 4; ++i) {
+        out.rows[i][0] = vreinterpretq_s16_u8(vld1q_u8(from + i * 32));
+        out.rows[i][1] = vreinterpretq_s16_u8(vld1q_u8(from + i * 32 + 16));
+      }
       return out;
     }
   };
 
-  static void expand(const uint8_t* block, uint8_t* out) {
-    for (int step = 0; step < kSteps; ++step) {
-      const FourK four = Packed::four(block, step);
-      for (int i = 0; i < 4; ++i)
-        for (int half = 0; half < 2; ++half)
-          vst1q_u8(out + ((step * 4 + i) * 2 + half) * 16, vreinterpretq_u8_s16(four.rows[i][half]));
+  template <bool kHigh>
+  static void expand_groups(const uint8_t* block, uint8_t* out) {
+    for (int group = 0; group < kGroups; ++group, out += 4 * kPanelRows * 2) {
+      const FourK four = Packed::template four<kHigh>(block, group);
+      for (int i = 0; i < 4; ++i) {
+        vst1q_u8(out + i * 32, vreinterpretq_u8_s16(four.rows[i][0]));
+        vst1q_u8(out + i * 32 + 16, vreinterpretq_u8_s16(four.rows[i][1]));
+      }
     }
+  }
+
+  static void expand(const uint8_t* block, uint8_t* out) {
+    expand_groups<false>(block, out);
+    if (Shared::kIsNibbles) expand_groups<true>(block, out + kGroups * 4 * kPanelRows * 2);
     Expanded::take_scales(block, out);
   }
 
@@ -76,19 +84,14 @@ struct Lanes : Integers<kOne> {
     }
   }
 
-  template <class Weights, int R>
-  static void add_block(const uint8_t* w, const uint8_t* x, float32x4_t (*acc)[4]) {
-    int32x4_t sums[4][R];
-#pragma GCC unroll 4
-    for (int quad = 0; quad < 4; ++quad)
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sums[quad][r] = vdupq_n_s32(0);
-#pragma GCC unroll 8
-    for (int step = 0; step < kSteps; step += 2) {
+  template <class Weights, int R, bool kHigh>
+  static void add_groups(const uint8_t* w, const uint8_t* x, int32x4_t (*sums)[R]) {
+    const uint8_t* of_step = x + (kHigh ? kGroups : 0) * 8;
+    for (int group = 0; group < kGroups; group += 2, of_step += 16) {
       int16x8_t inputs[R];
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) inputs[r] = vreinterpretq_s16_u8(vld1q_u8(x + (r * kInputBlock + step * 4) * 2));
-      const FourK first = Weights::four(w, step), second = Weights::four(w, step + 1);
+      for (int r = 0; r < R; ++r) inputs[r] = vreinterpretq_s16_u8(vld1q_u8(of_step + r * kInputBlock * 2));
+      const FourK first = Weights::template four<kHigh>(w, group), second = Weights::template four<kHigh>(w, group + 1);
       add_k<0>(first.rows[0], inputs, sums);
       add_k<1>(first.rows[1], inputs, sums);
       add_k<2>(first.rows[2], inputs, sums);
@@ -98,6 +101,17 @@ struct Lanes : Integers<kOne> {
       add_k<6>(second.rows[2], inputs, sums);
       add_k<7>(second.rows[3], inputs, sums);
     }
+  }
+
+  template <class Weights, int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, float32x4_t (*acc)[4]) {
+    int32x4_t sums[4][R];
+#pragma GCC unroll 4
+    for (int quad = 0; quad < 4; ++quad)
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sums[quad][r] = vdupq_n_s32(0);
+    add_groups<Weights, R, false>(w, x, sums);
+    if constexpr (Shared::kIsNibbles) add_groups<Weights, R, true>(w, x, sums);
 #pragma GCC unroll 4
     for (int quad = 0; quad < 4; ++quad)
       Shared::template add_dots<Weights, R>(w, x + R * kInputBlock * 2, quad, sums[quad], acc);
