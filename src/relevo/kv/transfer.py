@@ -119,6 +119,8 @@ class EventQueue:
             self._on_wake()
 
     def take(self) -> list[TransferEvent]:
+        if not self._events:  # what comes a moment later has its own wake
+            return []
         with self._lock:
             events = list(self._events)
             self._events.clear()

@@ -56,6 +56,8 @@ class PrefixCache:
 
     def take_changes(self) -> tuple[tuple[BlockHash, ...], tuple[BlockHash, ...]]:
         """(stored, evicted) since the last call; content that came and went in between is in neither or one of them."""
+        if not self._changes:
+            return (), ()
         changes, self._changes = self._changes, {}
         stored = tuple(key for key, is_known in changes.items() if is_known)
         return stored, tuple(key for key, is_known in changes.items() if not is_known)
