@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ def read_document(path: str, flag: str) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
         if path.endswith(".toml"):
+            import tomllib  # most starts read no such file
+
             return tomllib.loads(text, parse_float=Decimal)
         return json.loads(text, parse_float=Decimal)
     except (OSError, ValueError) as error:  # both formats' errors are ValueErrors

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -23,7 +24,6 @@ from relevo.build.about_model import about_model
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.event_loop import run_until_complete
-from relevo.build.gossip import Others, build_others
 from relevo.build.metering import Metering, build_metering
 from relevo.build.start_phases import StartPhases
 from relevo.core.errors import StartError
@@ -48,6 +48,9 @@ from relevo.policy.worker_choice import WorkerChooser
 from relevo.telemetry.log import configure
 from relevo.telemetry.metrics import GatewayMetrics
 from relevo.wire.status import Status
+
+if TYPE_CHECKING:
+    from relevo.build.gossip import Others
 
 log = logging.getLogger("relevo.gateway")
 
@@ -201,6 +204,8 @@ def _others(
     metrics: GatewayMetrics,
     metering: Metering,
 ) -> Others:
+    from relevo.build.gossip import build_others  # one gateway alone has nobody to tell
+
     models = {backend.config.served_model_names[0]: (backend.placement, backend.dispatcher) for backend in backends}
     return build_others(
         config,
