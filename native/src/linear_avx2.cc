@@ -13,8 +13,7 @@
 namespace relevo {
 namespace {
 
-constexpr size_t kVector = 32;              // bytes
-constexpr size_t kPrefetchBytes = 1024;
+constexpr size_t kVector = 32;  // bytes
 
 __m256 load(const float* from) { return _mm256_loadu_ps(from); }
 __m256i load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
@@ -38,12 +37,6 @@ void add_words(__m256i* sum, __m256i value) {
 void add_doublewords(__m256i* sum, __m256i value) {
   *sum = _mm256_add_epi32(*sum, value);
   __asm__("" : "+x"(*sum));
-}
-
-// Prefetching past the end of a weight is harmless: it is not an access.
-void prefetch(const uint8_t* from, size_t bytes) {
-  const uintptr_t start = reinterpret_cast<uintptr_t>(from) + kPrefetchBytes;
-  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T0);
 }
 
 struct Avx2 {
@@ -72,16 +65,17 @@ struct Avx2 {
 };
 
 // ---- q4_0, q4_1: unsigned nibbles times int8. Eight products of pairs fit into 16 bits: 8 * 2 * 15 * 127 = 30480.
-// Inputs of a block, R rows: int8 [R][32], scales [R], then [R] x_scale * sum (q4_1) or int32 8 * sum (q4_0).
+// Inputs are prepared as bytes.
 
 template <Format kOne>
 struct Nibbles {
   using Machine = Avx2;
   static constexpr Format kFormat = kOne;
   static constexpr bool kHasMinimum = kOne == Format::q4_1;
+  static constexpr int kRaised = kHasMinimum ? 0 : 8;
   static constexpr int64_t kGroup = 4;
   static constexpr int64_t kInputBlock = kBlock;
-  static constexpr int64_t kInputBlockBytes = 40;  // of one row
+  static constexpr int64_t kInputBlockBytes = kInputBlock + end_bytes(kHasMinimum, kRaised);  // of one row
   static constexpr bool kExpands = true;
   static constexpr bool kScalesAtEnd = false;
   static constexpr size_t kScalesAt = 4 * kGroupBytes;
@@ -124,16 +118,8 @@ struct Nibbles {
     }
   }
 
-  static void prepare_block(const float* x, int64_t, int64_t rows, int64_t r, uint8_t* out) {
-    const BlockScale s = scale_of(largest_lane(magnitudes(x)), kFormat);
-    const __m256i q = quantised(x, s.inverse);
-    const int32_t sum = sum_of_bytes(q);
-    uint8_t* ends = out + rows * 32;
-    store_bytes(out + r * 32, q);
-    std::memcpy(ends + r * 4, &s.scale, 4);
-    const float scaled_sum = s.scale * static_cast<float>(sum);
-    const int32_t offset = 8 * sum;
-    std::memcpy(ends + (rows + r) * 4, kHasMinimum ? static_cast<const void*>(&scaled_sum) : &offset, 4);
+  static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
+    prepare_bytes<Nibbles>(x, k_left, rows, r, out);
   }
 
   template <class Weights, int R>
@@ -161,7 +147,7 @@ struct Nibbles {
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
         __m256i dot = _mm256_madd_epi16(sums[r][v], _mm256_set1_epi16(1));
-        if (!kHasMinimum) dot = _mm256_sub_epi32(dot, every_lane(ends + (R + r) * 4));
+        if (kRaised != 0) dot = _mm256_add_epi32(dot, every_lane(ends + (R + r) * 4));
         const __m256 product = _mm256_mul_ps(scale, every_lane_float(ends + r * 4));
         acc[r][v] = _mm256_fmadd_ps(product, _mm256_cvtepi32_ps(dot), acc[r][v]);
         if (kHasMinimum)
@@ -173,8 +159,7 @@ struct Nibbles {
 
 // ---- Products of pairs of k in 16 bits: q8_0 and q8_channel, narrow and wide, and wide q4_0 and q4_1. Of 4 consecutive k, the
 // even ones make one vector of pairs and the odd ones the other.
-// Inputs of a block, R rows: [R][k / 4][2 pairs] of int16 in that order, scales [R], then [R] x_scale * sum (q4_1) or
-// int32 8 * sum (q4_0).
+// Inputs are prepared as pairs in that order.
 
 template <Format kOne>
 struct Pairs {
@@ -182,11 +167,11 @@ struct Pairs {
   static constexpr Format kFormat = kOne;
   static constexpr bool kPerChannel = narrowed(kOne) == Format::q8_channel;
   static constexpr bool kHasMinimum = kOne == Format::q4_1_wide;
-  static constexpr bool kHasOffset = kOne == Format::q4_0_wide;
+  static constexpr int kRaised = kOne == Format::q4_0_wide ? 8 : 0;
   static constexpr int64_t kGroup = 4;
   static constexpr int kSteps = kPerChannel ? 16 : 8;
   static constexpr int64_t kInputBlock = kSteps * 4;
-  static constexpr int64_t kInputBlockBytes = kSteps * 8 + (kHasMinimum || kHasOffset ? 8 : 4);
+  static constexpr int64_t kInputBlockBytes = kInputBlock * 2 + end_bytes(kHasMinimum, kRaised);
   static constexpr bool kExpands = true;
   static constexpr bool kScalesAtEnd = kPerChannel;
 
@@ -223,27 +208,7 @@ struct Pairs {
   }
 
   static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
-    float filled[kChannelBlock];
-    if (k_left < kInputBlock) {
-      std::memset(filled, 0, sizeof filled);
-      std::memcpy(filled, x, k_left * sizeof(float));
-      x = filled;
-    }
-    __m256i largest = magnitudes(x);
-    if (kPerChannel) largest = _mm256_max_epi32(largest, magnitudes(x + kBlock));
-    const BlockScale s = scale_of(largest_lane(largest), kFormat);
-    int32_t sum = 0;
-    for (int i = 0; i < kInputBlock; i += 16) {
-      const __m256i q = quantised_pairs(x + i, s.inverse);
-      if (kHasMinimum || kHasOffset) sum += sum_of_words(q);
-      store_bytes(out + r * kSteps * 8 + i * 2, q);
-    }
-    uint8_t* ends = out + rows * kSteps * 8;
-    std::memcpy(ends + r * 4, &s.scale, 4);
-    const float scaled_sum = s.scale * static_cast<float>(sum);
-    const int32_t offset = 8 * sum;
-    if (kHasMinimum) std::memcpy(ends + (rows + r) * 4, &scaled_sum, 4);
-    if (kHasOffset) std::memcpy(ends + (rows + r) * 4, &offset, 4);
+    prepare_pairs<Pairs>(x, k_left, rows, r, out);
   }
 
   template <class Weights, int R>
@@ -274,7 +239,7 @@ struct Pairs {
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
         __m256i dot = sums[r][v];
-        if (kHasOffset) dot = _mm256_sub_epi32(dot, every_lane(ends + (R + r) * 4));
+        if (kRaised != 0) dot = _mm256_add_epi32(dot, every_lane(ends + (R + r) * 4));
         __m256 scale = every_lane_float(ends + r * 4);
         if (!kPerChannel) scale = _mm256_mul_ps(Weights::scale(w, v), scale);
         acc[r][v] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dot), acc[r][v]);

@@ -16,12 +16,9 @@
 namespace relevo {
 namespace {
 
-constexpr size_t kPrefetchBytes = 1024;
-
 __m512i load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 __m256i load_32_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 __m512 load_halves(const uint8_t* from) { return _mm512_cvtph_ps(load_32_bytes(from)); }
-void store_32_bytes(uint8_t* to, __m256i value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
 
 // The 4 bytes at `from` in every lane.
 __m512i every_lane(const uint8_t* from) {
@@ -33,12 +30,6 @@ __m512 every_lane_float(const uint8_t* from) {
   float value;
   std::memcpy(&value, from, sizeof value);
   return _mm512_set1_ps(value);
-}
-
-// Prefetching past the end of a weight is harmless: it is not an access.
-void prefetch(const uint8_t* from, size_t bytes) {
-  const uintptr_t start = reinterpret_cast<uintptr_t>(from) + kPrefetchBytes;
-  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(start + i), _MM_HINT_T0);
 }
 
 struct Avx512 {
@@ -61,38 +52,20 @@ struct Avx512 {
   }
 };
 
-// What the formats with inputs of 8 bits share. Inputs of a block, R rows: int8 [R][k], scales [R], terms [R]: x_scale * sum (q4_1) or
-// int32 sum times minus what the weights were raised by to be unsigned.
-template <Format kOne, int kRaised>
+// What the formats with inputs of 8 bits share. Inputs are prepared as bytes.
+template <Format kOne, int kRaisedBy>
 struct Integers {
   using Machine = Avx512;
   static constexpr Format kFormat = kOne;
+  static constexpr bool kHasMinimum = kOne == Format::q4_1;
+  static constexpr int kRaised = kRaisedBy;
   static constexpr int64_t kGroup = 8;
   static constexpr int64_t kInputBlock = kOne == Format::q8_channel ? kChannelBlock : kBlock;
-  static constexpr int64_t kInputBlockBytes = kInputBlock + 8;
+  static constexpr int64_t kInputBlockBytes = kInputBlock + end_bytes(kHasMinimum, kRaised);
   static constexpr bool kExpands = false;
 
   static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
-    float filled[kInputBlock];
-    if (k_left < kInputBlock) {
-      std::memset(filled, 0, sizeof filled);
-      std::memcpy(filled, x, k_left * sizeof(float));
-      x = filled;
-    }
-    __m256i largest = magnitudes(x);
-    for (int i = 32; i < kInputBlock; i += 32) largest = _mm256_max_epi32(largest, magnitudes(x + i));
-    const BlockScale s = scale_of(largest_lane(largest), kFormat);
-    int32_t sum = 0;
-    for (int i = 0; i < kInputBlock; i += 32) {
-      const __m256i q = quantised(x + i, s.inverse);
-      sum += sum_of_bytes(q);
-      store_32_bytes(out + r * kInputBlock + i, q);
-    }
-    uint8_t* ends = out + rows * kInputBlock;
-    std::memcpy(ends + r * 4, &s.scale, 4);
-    const float scaled_sum = s.scale * static_cast<float>(sum);
-    const int32_t offset = -kRaised * sum;
-    std::memcpy(ends + (rows + r) * 4, kRaised ? &offset : static_cast<const void*>(&scaled_sum), 4);
+    prepare_bytes<Integers>(x, k_left, rows, r, out);
   }
 
   template <int R>
@@ -110,7 +83,7 @@ struct Integers {
 template <Format kOne>
 struct Nibbles : Integers<kOne, kOne == Format::q4_1 ? 0 : 8> {
   using Shared = Integers<kOne, kOne == Format::q4_1 ? 0 : 8>;
-  static constexpr bool kHasMinimum = kOne == Format::q4_1;
+  using Shared::kHasMinimum;
   static constexpr bool kScalesAtEnd = false;
   static constexpr size_t kScalesAt = 4 * kGroupBytes;
 
@@ -187,8 +160,7 @@ struct NarrowBytes : Integers<kOne, 128> {
 };
 
 // ---- Wide formats: products of pairs of k in 16 bits. Of 4 consecutive k, the even ones make one vector of pairs and the
-// odd ones the other. Inputs of a block, R rows: [R][k / 4][2 pairs] of int16 in that order, scales [R], terms [R]:
-// x_scale * sum (q4_1) or int32 sum times minus what the weights were raised by.
+// odd ones the other. Inputs are prepared as pairs in that order.
 
 template <Format kOne>
 struct Pairs {
@@ -200,31 +172,12 @@ struct Pairs {
   static constexpr int64_t kGroup = 8;
   static constexpr int kSteps = kPerChannel ? 16 : 8;
   static constexpr int64_t kInputBlock = kSteps * 4;
-  static constexpr int64_t kInputBlockBytes = kSteps * 8 + 8;
+  static constexpr int64_t kInputBlockBytes = kInputBlock * 2 + end_bytes(kHasMinimum, kRaised);
   static constexpr bool kExpands = false;
   static constexpr bool kScalesAtEnd = kPerChannel;
 
   static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
-    float filled[kInputBlock];
-    if (k_left < kInputBlock) {
-      std::memset(filled, 0, sizeof filled);
-      std::memcpy(filled, x, k_left * sizeof(float));
-      x = filled;
-    }
-    __m256i largest = magnitudes(x);
-    for (int i = 32; i < kInputBlock; i += 32) largest = _mm256_max_epi32(largest, magnitudes(x + i));
-    const BlockScale s = scale_of(largest_lane(largest), kFormat);
-    int32_t sum = 0;
-    for (int i = 0; i < kInputBlock; i += 16) {
-      const __m256i q = quantised_pairs(x + i, s.inverse);
-      sum += sum_of_words(q);
-      store_32_bytes(out + (r * kInputBlock + i) * 2, q);
-    }
-    uint8_t* ends = out + rows * kInputBlock * 2;
-    std::memcpy(ends + r * 4, &s.scale, 4);
-    const float scaled_sum = s.scale * static_cast<float>(sum);
-    const int32_t offset = -kRaised * sum;
-    std::memcpy(ends + (rows + r) * 4, kHasMinimum ? static_cast<const void*>(&scaled_sum) : &offset, 4);
+    prepare_pairs<Pairs>(x, k_left, rows, r, out);
   }
 
   // `Weights`: even(step), odd(step): [16 rows][2] int16; scale(), minimum(): [16 rows].

@@ -11,8 +11,6 @@
 namespace relevo {
 namespace {
 
-constexpr size_t kPrefetchBytes = 1024;
-
 float32x4_t load_floats(const uint8_t* from) { return vreinterpretq_f32_u8(vld1q_u8(from)); }
 void store_floats(uint8_t* to, float32x4_t value) { vst1q_u8(to, vreinterpretq_u8_f32(value)); }
 float32x4_t load_halves(const uint8_t* from) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from))); }
@@ -22,12 +20,6 @@ float32x4_t every_lane(const uint8_t* from) {
   float value;
   std::memcpy(&value, from, sizeof value);
   return vdupq_n_f32(value);
-}
-
-// Prefetching past the end of a weight is harmless: it is not an access.
-void prefetch(const uint8_t* from, size_t bytes) {
-  const uintptr_t start = reinterpret_cast<uintptr_t>(from) + kPrefetchBytes;
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(start + i));
 }
 
 struct Neon {

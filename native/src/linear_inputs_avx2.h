@@ -1,10 +1,16 @@
 // Rounding inputs to 8 or 16 bits with AVX2, the same on every path that has it.
+//
+// A format F that multiplies integers says kFormat, kInputBlock (k), kHasMinimum and kRaised: by how much its kernel raises
+// weights to have them unsigned. A block of R prepared rows is their rounded values, scales [R] and, where outputs need it,
+// terms [R]: x_scale * sum for a minimum, else int32 sum of rounded values times -kRaised.
 // Included by sources compiled for such a path: everything here has internal linkage.
 #pragma once
 
 #include <immintrin.h>
 
-#include "linear_layout.h"
+#include <cstring>
+
+#include "linear_tiles.h"
 
 namespace relevo {
 namespace {
@@ -57,6 +63,56 @@ __m256i quantised_pairs(const float* x, float inverse) {
   const __m256i order = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
   return _mm256_shuffle_epi8(words, order);
+}
+
+// Of a whole block of inputs.
+template <class F>
+BlockScale block_scale(const float* x) {
+  __m256i largest = magnitudes(x);
+  for (int i = 32; i < F::kInputBlock; i += 32) largest = _mm256_max_epi32(largest, magnitudes(x + i));
+  return scale_of(largest_lane(largest), F::kFormat);
+}
+
+// Bytes of a row's scale and term.
+constexpr int64_t end_bytes(bool has_minimum, int raised) { return has_minimum || raised != 0 ? 8 : 4; }
+
+template <class F>
+void store_ends(float scale, int32_t sum, int64_t rows, int64_t r, uint8_t* ends) {
+  std::memcpy(ends + r * 4, &scale, 4);
+  const float scaled_sum = scale * static_cast<float>(sum);
+  const int32_t offset = -F::kRaised * sum;
+  if (F::kHasMinimum) std::memcpy(ends + (rows + r) * 4, &scaled_sum, 4);
+  if (F::kRaised != 0) std::memcpy(ends + (rows + r) * 4, &offset, 4);
+}
+
+// Row r of a block whose values are int8 [R][k].
+template <class F>
+void prepare_bytes(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
+  float filled[F::kInputBlock];
+  x = whole_block(x, k_left, filled);
+  const BlockScale s = block_scale<F>(x);
+  int32_t sum = 0;
+  for (int i = 0; i < F::kInputBlock; i += 32) {
+    const __m256i q = quantised(x + i, s.inverse);
+    sum += sum_of_bytes(q);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + r * F::kInputBlock + i), q);
+  }
+  store_ends<F>(s.scale, sum, rows, r, out + rows * F::kInputBlock);
+}
+
+// Row r of a block whose values are int16 [R][k / 4][2 pairs].
+template <class F>
+void prepare_pairs(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
+  float filled[F::kInputBlock];
+  x = whole_block(x, k_left, filled);
+  const BlockScale s = block_scale<F>(x);
+  int32_t sum = 0;
+  for (int i = 0; i < F::kInputBlock; i += 16) {
+    const __m256i q = quantised_pairs(x + i, s.inverse);
+    if (F::kHasMinimum || F::kRaised != 0) sum += sum_of_words(q);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + (r * F::kInputBlock + i) * 2), q);
+  }
+  store_ends<F>(s.scale, sum, rows, r, out + rows * F::kInputBlock * 2);
 }
 
 }  // namespace

@@ -100,14 +100,8 @@ int32_t store_rounded(const float* x, float inverse, uint8_t* row) {
 template <class F>
 void prepare_integer_block(const float* x, int64_t k_left, int64_t r, uint8_t* out) {
   float filled[F::kInputBlock];
-  if (k_left < F::kInputBlock) {
-    std::memset(filled, 0, sizeof filled);
-    std::memcpy(filled, x, k_left * sizeof(float));
-    x = filled;
-  }
-  __m256i largest = magnitudes(x);
-  for (int i = 32; i < F::kInputBlock; i += 32) largest = _mm256_max_epi32(largest, magnitudes(x + i));
-  const BlockScale s = scale_of(largest_lane(largest), F::kFormat);
+  x = whole_block(x, k_left, filled);
+  const BlockScale s = block_scale<F>(x);
   int32_t sum = 0;
   for (int i = 0; i < F::kInputBlock; i += 32) sum += store_rounded<F>(x + i, s.inverse, out + r * F::kInputBlock + i);
   const float ends[2] = {s.scale, s.scale * static_cast<float>(sum)};

@@ -22,6 +22,22 @@ namespace relevo {
 namespace {
 
 constexpr int64_t kMostRowsPerPass = 512;
+constexpr size_t kPrefetchBytes = 1024;
+
+// Fetches what lies kPrefetchBytes further. Past the end of a weight that is harmless: it is not an access.
+inline void prefetch(const uint8_t* from, size_t bytes) {
+  const uintptr_t start = reinterpret_cast<uintptr_t>(from) + kPrefetchBytes;
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(start + i));
+}
+
+// The values of a block of inputs: x or, where a row ends before the block does, a copy in `filled` that zeros follow.
+template <int64_t kSize>
+const float* whole_block(const float* x, int64_t k_left, float (&filled)[kSize]) {
+  if (k_left >= kSize) return x;
+  std::memset(filled, 0, sizeof filled);
+  std::memcpy(filled, x, static_cast<size_t>(k_left) * sizeof(float));
+  return filled;
+}
 
 template <class F, class Weights>
 void add_tile_of(int64_t rows, const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
