@@ -255,6 +255,19 @@ def test_figures_of_each_kind_of_scenario() -> None:
         assert len(scenario.metrics) == len(scenario.values([record(1.0, [2.0, 2.1], 2)]))
 
 
+def test_another_variant_of_ours_is_no_peer() -> None:
+    """Red when a variant is taken for the best peer, or has no ratio of its own."""
+    report = PeersReport(metrics=[FAST, SLOW])
+    report.results += [
+        TargetResult(name=OURS, values={FAST: [20.0], SLOW: [4.0]}),
+        TargetResult(name="relevo+int8", values={FAST: [40.0]}),
+        TargetResult(name="x", values={FAST: [10.0], SLOW: [8.0]}),
+    ]
+    fast, slow = report.comparisons()
+    assert (fast.best_peer, fast.ratios) == ("x", {OURS: 2.0, "relevo+int8": 4.0})
+    assert (slow.best_peer, slow.ratios) == ("x", {OURS: 0.5})
+
+
 def test_ratios_are_ours_over_the_best_peer() -> None:
     """The best is the largest of some metrics and the smallest of others; a peer without a value is no rival."""
     report = PeersReport(metrics=[FAST, SLOW, COLD_START])

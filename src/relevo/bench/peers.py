@@ -25,7 +25,7 @@ from relevo.bench.peer_scenarios import (
     ScenarioKind,
     run_scenario,
 )
-from relevo.bench.peers_report import OURS, PeersReport, TargetResult
+from relevo.bench.peers_report import PeersReport, TargetResult, is_ours
 from relevo.bench.server_process import ServerProcess, free_port
 from relevo.core.errors import RelevoError, SettingsError, StartError
 
@@ -53,7 +53,7 @@ class PeersOptions:
     """Lengths in tokens. Every scenario runs `repeats` times per turn."""
 
     ours: Target
-    peers: Sequence[Target]
+    peers: Sequence[Target]  # and other variants of ours, which only their names tell apart
     model: str | None  # to ask every server for; None: the first each one serves
     contexts: Sequence[int]
     decode_len: int
@@ -73,7 +73,7 @@ class PeersOptions:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SettingsError(f"two servers are called {twice[0]}; give every --peer and --peer-command its own name")
-        if not self.peers:
+        if all(is_ours(target.name) for target in self.peers):
             raise SettingsError("there is nobody to compare with; name a server with --peer or --peer-command")
         for target in (self.ours, *self.peers):
             if target.command is not None and "{port}" not in target.command:
@@ -148,7 +148,7 @@ async def _serving(
         options.log_dir / f"{target.name}.log",
         start_timeout_s=options.start_timeout_s,
         poll_interval_s=FINE_POLL_S,
-        ends_group=target.name != OURS,
+        ends_group=not is_ours(target.name),
     )
     async with process, OpenAIClient(process.url, reuse_connections=False) as client:
         model = await client.pick_model(options.model)

@@ -1,4 +1,4 @@
-"""The figures of a comparison of servers: medians, ranges, and ours over the best peer's. Pure."""
+"""The figures of a comparison of servers: medians, ranges, and each of ours over the best peer's. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from rich.table import Table
 from relevo.bench.peer_scenarios import Metric
 
 OURS = "relevo"
+VARIANT = f"{OURS}+"  # before the name of another Relevo; a peer's name has no +
+
+
+def is_ours(name: str) -> bool:
+    return name == OURS or name.startswith(VARIANT)
 
 
 @dataclass(slots=True)
@@ -33,12 +38,17 @@ class TargetResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One metric. `ratio` is ours / the best peer's median; None where one of them has no value."""
+    """One metric. `ratios` are ours / the best peer's median, of each of ours that has a value, if a peer has one."""
 
     metric: Metric
     medians: dict[str, float]  # by server, those that have a value
     best_peer: str | None
-    ratio: float | None
+    ratios: dict[str, float]
+
+    @property
+    def ratio(self) -> float | None:
+        """Of the first of ours."""
+        return self.ratios.get(OURS)
 
 
 @dataclass(slots=True)
@@ -95,6 +105,7 @@ class PeersReport:
                     "medians": row.medians,
                     "best_peer": row.best_peer,
                     "ratio": row.ratio,
+                    "ratios": row.ratios,
                 }
                 for row in self.comparisons()
             ],
@@ -102,28 +113,30 @@ class PeersReport:
 
 
 def _compare(metric: Metric, medians: dict[str, float]) -> Comparison:
-    peers = {name: value for name, value in medians.items() if name != OURS}
-    ours = medians.get(OURS)
+    peers = {name: value for name, value in medians.items() if not is_ours(name)}
     if not peers:
-        return Comparison(metric=metric, medians=medians, best_peer=None, ratio=None)
+        return Comparison(metric=metric, medians=medians, best_peer=None, ratios={})
     pick = min if metric.lower_is_better else max
     best = pick(peers, key=lambda name: peers[name])
-    ratio = ours / peers[best] if ours is not None and peers[best] > 0 else None
-    return Comparison(metric=metric, medians=medians, best_peer=best, ratio=ratio)
+    ours = {name: value for name, value in medians.items() if is_ours(name)}
+    ratios = {name: value / peers[best] for name, value in ours.items() if peers[best] > 0}
+    return Comparison(metric=metric, medians=medians, best_peer=best, ratios=ratios)
 
 
 def peers_table(report: PeersReport) -> RenderableType:
-    """Median (least-most) per server, and ours over the best peer."""
-    table = Table(title="Median (least to most) per server; ratio: relevo / best peer", title_justify="left")
+    """Median (least-most) per server, and each of ours over the best peer."""
+    table = Table(title="Median (least to most) per server; last columns: ours / best peer", title_justify="left")
+    ours = [result.name for result in report.results if is_ours(result.name)]
     table.add_column("")
     for result in report.results:
         table.add_column(result.name, justify="right")
     table.add_column("best peer")
-    table.add_column("ratio", justify="right")
+    for name in ours:
+        table.add_column(f"{name} /", justify="right")
     for row in report.comparisons():
         cells = [_cell(result.values.get(row.metric, [])) for result in report.results]
-        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
-        table.add_row(row.metric.name, *cells, row.best_peer or "-", ratio)
+        ratios = [f"{row.ratios[name]:.2f}" if name in row.ratios else "-" for name in ours]
+        table.add_row(row.metric.name, *cells, row.best_peer or "-", *ratios)
     return Group(table, _forms_table(report))
 
 

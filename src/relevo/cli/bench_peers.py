@@ -14,7 +14,7 @@ import typer
 
 from relevo.bench.environment import describe_environment
 from relevo.bench.peers import PeersOptions, Target, compare_peers
-from relevo.bench.peers_report import OURS, PeersReport, peers_table
+from relevo.bench.peers_report import OURS, VARIANT, PeersReport, peers_table
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, progress, run, write_json
 
 Lengths = Annotated[str, typer.Option(help="Tokens, comma separated.")]
@@ -27,6 +27,10 @@ def peers(
         str | None, typer.Option(help="Starts Relevo, {port} in place of the port. Default: relevo serve MODEL.")
     ] = None,
     relevo_args: Annotated[str, typer.Option(help="Flags for the default command, such as '--cores 0,1'.")] = "",
+    relevo_variant: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME='flags' of another Relevo in the same turns, beside the first; repeat."),
+    ] = None,
     peer: Annotated[list[str] | None, typer.Option(help="NAME=URL of a running server; repeat.")] = None,
     peer_command: Annotated[
         list[str] | None, typer.Option(help="NAME='command with {port}', run for its turns only; repeat.")
@@ -54,6 +58,10 @@ def peers(
     """
     bodies = _bodies(peer_body or [])
     targets = [
+        *(
+            Target(name=VARIANT + name, command=_serve_command(model, shlex.split(flags)))
+            for name, flags in map(_named, relevo_variant or ())
+        ),
         *(Target(name=name, url=url, extra=bodies.pop(name, {})) for name, url in map(_named, peer or ())),
         *(
             Target(name=name, command=text, extra=bodies.pop(name, {}))
@@ -91,9 +99,13 @@ def peers(
 def _ours(model: str | None, url: str | None, command: str | None, flags: Sequence[str]) -> Target:
     if url is not None:
         return Target(name=OURS, url=url)
+    return Target(name=OURS, command=command or _serve_command(model, flags))
+
+
+def _serve_command(model: str | None, flags: Sequence[str]) -> str:
     named = [] if model is None else [model]
     serve = [sys.executable, "-m", "relevo", "serve", *named, "--port", "{port}", "--log-level", "warning", *flags]
-    return Target(name=OURS, command=command or shlex.join(serve))
+    return shlex.join(serve)
 
 
 def _named(entry: str) -> tuple[str, str]:
