@@ -210,19 +210,3 @@ def test_without_any_region_the_answer_says_so() -> None:
     assert answer.status == 503
     assert "far" in answer.json["error"]["message"]
     assert int(answer.headers["retry-after"]) >= 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ([], "--region"),
-        (["--region", "east"], "NAME=URL"),
-        (["--region", "a=http://x", "--region", "a=http://y"], "twice"),
-        (["--region", "a=http://x/v1"], "path"),
-    ],
-)
-def test_impossible_regions_fail_at_once(flags: list[str], said: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "relevo", "edge", *flags], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr

@@ -161,37 +161,3 @@ def test_keys_are_made_limited_and_revoked_while_the_server_runs(tmp_path: Path)
     assert [key["state"] for key in listed] == ["active", "active", "revoked"]
     database = b"".join(path.read_bytes() for path in tmp_path.glob("relevo.db*"))
     assert not any(key["key"].encode() in database for key in (admin, poor, slow)), "a key lies in the database"
-
-
-@pytest.mark.parametrize(
-    ("prices", "said"),
-    [
-        ('{"other": {}}', "'fake'"),
-        ('{"fake": {"input_cost_per_token": -1, "output_cost_per_token": 0}}', "input_cost_per_token"),
-        ("{", "prices"),
-    ],
-)
-def test_prices_are_checked_before_anything_starts(tmp_path: Path, prices: str, said: str) -> None:
-    path = tmp_path / "prices.json"
-    path.write_text(prices)
-    done = subprocess.run(
-        [sys.executable, "-m", "relevo", "serve", "fake", "--database-url", "memory", "--prices", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "--prices" in done.stderr and said in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_database_that_cannot_be_used_is_named_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-m", "relevo", "serve", "fake", "--data-dir", str(tmp_path / "file")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={name: value for name, value in os.environ.items() if not name.startswith("RELEVO_")},
-    )
-    assert done.returncode == 2
-    assert "--data-dir" in done.stderr and "Traceback" not in done.stderr

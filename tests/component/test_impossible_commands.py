@@ -1,0 +1,121 @@
+"""Commands that cannot work: status 2, one sentence that names what to change, and nothing has started.
+
+In this process; that the real command ends so is shown once, in tests/e2e/test_processes.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relevo.cli import edge as edge_command
+from relevo.cli import serve as serve_command
+from relevo.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def started(*arguments: object) -> None:
+        raise AssertionError("it would have started")
+
+    monkeypatch.setattr(serve_command, "serving", started)
+    monkeypatch.setattr(edge_command, "run_edge", started)
+    monkeypatch.setenv("RELEVO_DATABASE_URL", "memory")
+    root, ours = logging.getLogger(), logging.getLogger("relevo")
+    before = (list(root.handlers), root.level, ours.level)
+    yield
+    root.handlers = before[0]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What `relevo ARGUMENTS` says before it ends with status 2."""
+    monkeypatch.setattr(sys, "argv", ["relevo", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    return capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("fake", "--topology", "3x"), "topology"),
+        pytest.param(("smollm2", "--topology", "9p9d"), "cores", marks=pytest.mark.model),
+        (("fake", "--port", "99999"), "--port"),
+        (("fake", "--port", "many"), "--port"),
+        (("fake", "--dtype", "int3"), "--dtype"),
+        (("fake", "--block-size", "0"), "--block-size"),
+        (("fake", "--max-model-len", "9999999"), "--max-model-len"),
+        (("fake", "--num-kv-blocks", "4", "--max-model-len", "2048"), "--num-kv-blocks"),
+        (("fake", "--max-num-batched-tokens", "8", "--max-num-seqs", "64"), "--max-num-batched-tokens"),
+        (("fake", "--kv-cache-memory-bytes", "900GiB"), "--kv-cache-memory-bytes"),
+        (("fake", "--host", "no.such.host.invalid"), "--host"),
+        (("fake", "--cores", "0,999"), "--cores"),
+        (("fake", "--tensor-paralel-size", "2"), "--tensor-paralel-size"),
+        (("/no/such/model.gguf",), "/no/such/model.gguf"),
+        (("fake", "--device", "cuda"), "cuda"),
+    ],
+)
+def test_settings_that_cannot_work_together(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in refused(monkeypatch, capfd, "serve", "--port", "0", *arguments)
+
+
+def test_a_broken_model_file(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\x03\x00\x00\x00" + b"\xff" * 64)
+    assert "broken.gguf" in refused(monkeypatch, capfd, "serve", "--port", "0", str(broken))
+
+
+@pytest.mark.parametrize(
+    ("prices", "said"),
+    [
+        ('{"other": {}}', "'fake'"),
+        ('{"fake": {"input_cost_per_token": -1, "output_cost_per_token": 0}}', "input_cost_per_token"),
+        ("{", "prices"),
+    ],
+)
+def test_prices_that_cannot_be_charged(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, prices: str, said: str
+) -> None:
+    path = tmp_path / "prices.json"
+    path.write_text(prices)
+    told = refused(monkeypatch, capfd, "serve", "fake", "--port", "0", "--prices", str(path))
+    assert "--prices" in told and said in told
+
+
+def test_a_database_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RELEVO_DATABASE_URL")
+    (tmp_path / "file").write_text("")
+    arguments = ("serve", "fake", "--port", "0", "--data-dir", str(tmp_path / "file"))
+    assert "--data-dir" in refused(monkeypatch, capfd, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "--region"),
+        (["--region", "east"], "NAME=URL"),
+        (["--region", "a=http://x", "--region", "a=http://y"], "twice"),
+        (["--region", "a=http://x/v1"], "path"),
+    ],
+)
+def test_regions_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert said in refused(monkeypatch, capfd, "edge", "--port", "0", *flags)
+
+
+def test_a_drain_where_nobody_answers(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "--url" in refused(monkeypatch, capfd, "drain", "decode-0", "--url", "http://127.0.0.1:9")
