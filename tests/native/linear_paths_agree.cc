@@ -1,14 +1,18 @@
-// Compares the AVX-512 kernels with the portable ones bit for bit: every format, short and long k, a last panel that is not
-// full, one to many rows, parts of the panels, bias, accumulation. Prints the first difference and exits with 1.
+// Compares the kernels of a path (KERNELS) with the portable ones bit for bit: every format, short and long k, a last panel
+// that is not full, one to many rows, parts of the panels, bias, accumulation. Prints the first difference and exits with 1.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 
 #include "linear_cases.h"
 
+#if !defined(KERNELS)
+#define KERNELS kLinearAvx512
+#endif
+
 namespace relevo {
 extern const LinearKernels kLinearPortable;
-extern const LinearKernels kLinearAvx512;
+extern const LinearKernels KERNELS;
 }  // namespace relevo
 
 namespace {
@@ -21,7 +25,7 @@ bool agree(const Case& c, std::mt19937& random) {
   const bool accumulate = random() % 2;
   const float* bias_data = random() % 2 ? bias.data() : nullptr;
   const std::vector<float> expected = product(kLinearPortable, c, raw, x, bias_data, accumulate, y);
-  const std::vector<float> found = product(kLinearAvx512, c, raw, x, bias_data, accumulate, y);
+  const std::vector<float> found = product(KERNELS, c, raw, x, bias_data, accumulate, y);
   for (size_t i = 0; i < found.size(); ++i)
     if (!std::isfinite(expected[i]) || std::memcmp(&found[i], &expected[i], sizeof(float)) != 0) {
       std::printf("format %d n=%ld k=%ld m=%ld: y[%zu] is %.9g, not %.9g\n", static_cast<int>(c.format), long(c.n),
