@@ -1,6 +1,7 @@
-"""The event loop of the processes that speak HTTP: uvloop's where it is installed; it costs them less than asyncio's.
+"""The event loop of what speaks HTTP (gateway, edge, load generators): uvloop's where it is installed.
 
-uvicorn's own setting would be of no use here: it only counts for loops that uvicorn makes itself.
+It costs them less than asyncio's. uvicorn's own setting would be of no use here: it only counts for loops that uvicorn
+makes itself.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import sys
@@ -13,6 +12,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
+from relevo.build.event_loop import run_until_complete
 from relevo.core.errors import RelevoError
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def run(work: Coroutine[Any, Any, None]) -> bool:
     """Run to the end; True if Ctrl-C or SIGTERM ended it early. Either way servers that it started are ended."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        friendly(lambda: asyncio.run(work))
+        friendly(lambda: run_until_complete(work))
     except KeyboardInterrupt:
         return True
     finally:
