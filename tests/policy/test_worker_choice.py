@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.policy.in_flight import InFlight
-from relevo.policy.router import RoutingPolicy
+from relevo.policy.router import NO_USE, RoutingPolicy
 from relevo.policy.worker_choice import Ask, PrefillChoice, WorkerChooser, WorkerView
 
 COSTS = StepCosts(base_s=0.010, per_token_s=0.001, per_kv_token_s=0.0)
@@ -68,6 +68,50 @@ def test_decode_goes_where_a_step_is_shorter() -> None:
         for v, kv in ((view("short"), 100), (view("long"), 9000))
     )
     assert decode([long, short]) == "short"
+
+
+def test_steps_count_also_where_the_prompt_is_computed_elsewhere() -> None:
+    """Red when only the way to the first token is compared: it is the same for all whom one prefill worker serves."""
+    slow = replace(view("slow"), load=WorkerLoad(costs=replace(COSTS, base_s=0.030)))
+    assert decode([P, slow, replace(view("quick"), in_flight_decode_tokens=50)]) == "quick"
+
+
+def test_what_decode_workers_hold_saves_nothing_to_a_prefill_worker_that_computes_it_anew() -> None:
+    """Red when hits of a decode worker count although the prompt comes from a worker that has no part in its blocks."""
+    apart = view("p", "prefill", shares=False)
+    holder, other = (view(name, num_running=4) for name in ("holder", "other"))
+    holder = replace(holder, in_flight_decode_tokens=50)
+    ask = Ask(num_tokens=100, hit_tokens={holder.ref: 40})
+    for prefill_view, chosen in ((apart, "other"), (P, "holder")):
+        choice = WorkerChooser().choose_decode([prefill_view, holder, other], ask, 0.0, (), RNG)
+        assert choice is not None and choice.worker.worker_id == chosen
+
+
+def test_sessions_have_no_home_among_prefill_workers_that_keep_nothing() -> None:
+    """Red when a session is bound to a prefill worker whose blocks are the decode worker's: it would gain nothing."""
+    ask = Ask(num_tokens=500, session=b"chat")
+    kept = [view("p", "prefill", shares=False), view("p2", "prefill", shares=False)]
+    for prefill_views, rule in (([P, view("p2", "prefill")], "fastest"), (kept, "home")):
+        assert prompt_goes(D, prefill_views, ask, 0.0).reason.startswith(rule)
+
+
+def test_what_others_chose_is_heard_by_the_router_of_that_choice() -> None:
+    chooser, views = WorkerChooser(RoutingPolicy.ROUND_ROBIN), [view("d0"), view("d1")]
+
+    def next_decode() -> str:
+        choice = chooser.choose_decode(views, Ask(num_tokens=9), 0.0, (), RNG)
+        assert choice is not None
+        return choice.worker.worker_id
+
+    first = next_decode()
+    chooser.heard("prefill", NO_USE)
+    second = next_decode()
+    chooser.heard("decode", NO_USE)
+    assert first != second and next_decode() == second, "in turns, theirs counted"
+
+
+def test_a_prompt_that_is_cached_as_a_whole_still_computes_a_token() -> None:
+    assert Ask(num_tokens=10, hit_tokens={D.ref: 10}).num_uncached(D.ref) == 1
 
 
 def test_split_needs_somebody_else() -> None:
