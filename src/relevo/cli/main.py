@@ -59,6 +59,8 @@ def main() -> None:
     except RelevoError as error:
         sys.stderr.write(f"relevo: {error.message}\n")
         sys.exit(2)
+    except KeyboardInterrupt:  # while a command is imported; from then on it is the command's own affair
+        sys.exit(130)
 
 
 if __name__ == "__main__":
