@@ -18,6 +18,7 @@ from relevo.core.kv import Reservation
 from relevo.core.plan import StepPlan
 from relevo.core.ports import Clock, KVTransport, ModelRunner
 from relevo.engine.cache_feed import CacheFeed
+from relevo.engine.drain import Drain
 from relevo.engine.legs import PrefillLeg
 from relevo.engine.load_reports import LoadReports
 from relevo.engine.orphans import Orphans
@@ -53,23 +54,23 @@ class EngineLoop:
     _reservations: dict[RequestId, Reservation] = field(default_factory=dict)  # room granted here, still writable
     _orphans: Orphans = field(default_factory=Orphans)
     _fenced_epochs: dict[WorkerId, int] = field(default_factory=dict)  # of peers: nothing older is written to
-    _is_draining: bool = False
-    _leaves_at_ns: int | None = None  # set when the drain was announced
     _cache_feed: CacheFeed = field(init=False)
     _reports: LoadReports = field(init=False)
+    _drain: Drain = field(init=False)
 
     def __post_init__(self) -> None:
         self._reports = LoadReports(self.scheduler, self.costs, self.transport, self.server)
         self._cache_feed = CacheFeed(self.scheduler.pool, self.server)
+        self._drain = Drain(self.clock, self.server, self.drain_timeout_s)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Until drained: everything ended, or the time for it is over. SIGTERM drains."""
-        signal.signal(signal.SIGTERM, lambda *_: self._drain())
+        signal.signal(signal.SIGTERM, lambda *_: self._drain.ask())
         may_wait = True
-        while not self._may_leave():
-            may_wait = not self.turn(self._patience_s() if may_wait else 0.0)
+        while not self._drain.may_leave(len(self._owners)):
+            may_wait = not self.turn(self._drain.patience_s() if may_wait else 0.0)
 
     def turn(self, patience_s: float | None) -> bool:
         """Messages, what follows from them, at most one step. `patience_s`: how long to wait for a message, None: for
@@ -157,7 +158,7 @@ class EngineLoop:
             case wire.SetRole():
                 self.scheduler.set_role(message.max_prefill_tokens, message.max_running)
             case wire.Drain():
-                self._drain()
+                self._drain.ask()
             case wire.FollowCache():
                 self._cache_feed.follow(peer)
             case wire.Ping():
@@ -219,30 +220,6 @@ class EngineLoop:
         if owner is not None:
             self.server.send(owner, wire.RequestFailed(request_id, code, reason))
         self._reports.changed()
-
-    def _drain(self) -> None:
-        """Called from a signal handler too: only notes it and wakes the loop."""
-        self._is_draining = True
-        self.server.wake()
-
-    def _may_leave(self) -> bool:
-        if not self._is_draining:
-            return False
-        if self._leaves_at_ns is None:
-            log.info("draining: %d requests may finish for %.0f s", len(self._owners), self.drain_timeout_s)
-            self._leaves_at_ns = self.clock.now_ns() + round(self.drain_timeout_s * 1e9)
-            for peer in self.server.peer_ids:
-                self.server.send(peer, wire.Leaving())
-        if self._owners and self.clock.now_ns() >= self._leaves_at_ns:
-            log.warning("leaving %d requests to be continued elsewhere", len(self._owners))
-            return True
-        return not self._owners
-
-    def _patience_s(self) -> float | None:
-        """How long the loop may sleep when there is nothing to do."""
-        if self._leaves_at_ns is None:
-            return None
-        return max(0.0, (self._leaves_at_ns - self.clock.now_ns()) / 1e9)
 
     # ---- room for others ---------------------------------------------------------------------------------------------
 
