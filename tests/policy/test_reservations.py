@@ -111,3 +111,13 @@ def test_unknown_requests_are_no_ops(room, pool):
     room.drop("x", writer_active=True)
     room.release("x")
     assert room.take("x") is None and pool.num_free == 8
+
+
+def test_a_second_grant_of_a_request_adds_to_what_its_writers_may_still_touch(room, pool):
+    """Red when blocks of an earlier grant are forgotten in quarantine: nobody would ever get them back."""
+    for _ in range(2):
+        assert grant(room) is not None
+        room.drop("a", writer_active=True)
+    assert pool.num_quarantined == 6
+    room.release("a")
+    assert pool.num_quarantined == 0 and pool.num_free == 8

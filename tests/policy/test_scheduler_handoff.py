@@ -217,6 +217,14 @@ def test_local_prefill_of_a_reservation_starts_after_what_is_sealed():
     assert decode.is_clean()
 
 
+def test_a_prompt_that_is_cached_as_a_whole_leaves_its_last_block_to_compute():
+    """Red when a grant calls all of a prompt a hit: there would be nothing to draw the first token from."""
+    decode = Driver()
+    decode.submit(make_request("warm", PROMPT[:4], max_tokens=2, ignore_eos=True))
+    decode.drain()
+    assert grant(decode, make_request("a", PROMPT[:4])).num_hit_tokens == 2
+
+
 def test_hits_of_a_reservation_are_told_when_its_own_worker_computes_the_rest():
     """Red when a prompt that stays on the decode worker is charged as if nothing of it had been cached."""
     decode = Driver()

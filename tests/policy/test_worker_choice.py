@@ -87,6 +87,19 @@ def test_what_decode_workers_hold_saves_nothing_to_a_prefill_worker_that_compute
         assert choice is not None and choice.worker.worker_id == chosen
 
 
+def test_a_decode_worker_that_would_keep_the_prompt_is_compared_with_the_way_it_would_take() -> None:
+    """Red when every decode worker is charged a handoff, also one that holds enough to compute the rest itself."""
+    ask = Ask(num_tokens=100, hit_tokens={D.ref: 40})
+    choice = WorkerChooser().choose_decode([P, D, U], ask, 0.100, (), RNG)
+    assert choice is not None and choice.worker == D.ref
+
+
+def test_who_has_measured_nothing_is_taken_for_as_slow_as_the_slowest() -> None:
+    fresh = replace(view("fresh"), load=WorkerLoad())
+    slow = replace(view("slow"), load=WorkerLoad(costs=replace(COSTS, per_token_s=0.01)))
+    assert decode([fresh, slow, replace(view("quick"), in_flight_decode_tokens=50)]) == "quick"
+
+
 def test_sessions_have_no_home_among_prefill_workers_that_keep_nothing() -> None:
     """Red when a session is bound to a prefill worker whose blocks are the decode worker's: it would gain nothing."""
     ask = Ask(num_tokens=500, session=b"chat")
