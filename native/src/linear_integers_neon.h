@@ -87,11 +87,7 @@ struct Integers {
   // Rounds a block of row r of R into q [kInputBlock]; writes its scale and term.
   static void round_block(const float* x, int64_t k_left, int64_t rows, int64_t r, int16_t* q, uint8_t* ends) {
     float filled[kInputBlock];
-    if (k_left < kInputBlock) {
-      std::memset(filled, 0, sizeof filled);
-      std::memcpy(filled, x, k_left * sizeof(float));
-      x = filled;
-    }
+    x = whole_block(x, k_left, filled);
     const BlockScale s = scale_of(largest_magnitude(x, kInputBlock), kFormat);
     const int32_t sum = rounded(x, kInputBlock, s.inverse, q);
     const float scaled_sum = s.scale * static_cast<float>(sum);
