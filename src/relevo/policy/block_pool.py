@@ -9,6 +9,7 @@ Always: free + reusable + held + quarantined == total. Knows nothing of requests
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from relevo.core.ids import BlockHash, BlockId
@@ -24,7 +25,7 @@ class BlockPool:
         self.num_held = 0
         self._free = list(range(first_block_id + num_blocks - 1, first_block_id - 1, -1))  # a stack
         self._num_refs = [0] * num_blocks
-        self._generations = [0] * num_blocks
+        self._generations = array("q", bytes(8 * num_blocks))  # no objects: they would lie among short-lived ones
         self._quarantined: set[BlockId] = set()
         self._cache = PrefixCache()
 
