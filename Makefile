@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 NATIVE := $(wildcard native/src/*.cc native/src/*.h native/relevo_native/*) native/CMakeLists.txt native/pyproject.toml
 SANITIZE := build/native-sanitize
 # These compile the programs they run, with sanitizers of their own.
-OWN_PROGRAMS := tests/native/test_linear_emulated.py tests/native/test_thread_pool.py
+OWN_PROGRAMS := tests/native/test_linear_emulated.py tests/native/test_arm_emulated.py tests/native/test_thread_pool.py
 
 .PHONY: serve test parity check bench docs setup native native-sanitize clean
 
@@ -51,10 +51,10 @@ native-sanitize: $(VENV)/.dev  ## the tests of the CPU kernels under AddressSani
 	rm -rf $(SANITIZE)/relevo_native && mkdir $(SANITIZE)/relevo_native
 	cp native/relevo_native/* $(SANITIZE)/_native*.so $(SANITIZE)/relevo_native/
 	PYTHONPATH=$(SANITIZE) LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(BIN)/python -m pytest tests/native tests/contract/test_native_program.py $(OWN_PROGRAMS:%=--ignore %) \
-	  -m "not slow" --timeout 1200
-	$(BIN)/python -m pytest $(OWN_PROGRAMS) --timeout 1200
+	  -m "not slow" --timeout 1200 -n $(JOBS) --dist load
+	$(BIN)/python -m pytest $(OWN_PROGRAMS) -m "not slow" --timeout 1200 -n $(JOBS) --dist loadfile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Relevo needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
