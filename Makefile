@@ -14,6 +14,8 @@ NATIVE := $(wildcard native/src/*.cc native/src/*.h native/relevo_native/*) nati
 SANITIZE := build/native-sanitize
 # These compile the programs they run, with sanitizers of their own.
 OWN_PROGRAMS := tests/native/test_linear_emulated.py tests/native/test_arm_emulated.py tests/native/test_thread_pool.py
+# Measures memory, of which a sanitizer takes several times as much.
+NOT_SANITIZED := $(OWN_PROGRAMS) tests/native/test_load_memory.py
 
 .PHONY: serve test parity check bench docs setup native native-sanitize clean
 
@@ -52,7 +54,7 @@ native-sanitize: $(VENV)/.dev  ## the tests of the CPU kernels under AddressSani
 	cp native/relevo_native/* $(SANITIZE)/_native*.so $(SANITIZE)/relevo_native/
 	PYTHONPATH=$(SANITIZE) LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(BIN)/python -m pytest tests/native tests/contract/test_native_program.py $(OWN_PROGRAMS:%=--ignore %) \
+	  $(BIN)/python -m pytest tests/native tests/contract/test_native_program.py $(NOT_SANITIZED:%=--ignore %) \
 	  -m "not slow" --timeout 1200 -n $(JOBS) --dist load
 	$(BIN)/python -m pytest $(OWN_PROGRAMS) -m "not slow" --timeout 1200 -n $(JOBS) --dist loadfile
 
