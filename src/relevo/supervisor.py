@@ -23,7 +23,7 @@ from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.supervisor")
 
-_RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # arbitrary: quick first, then polite
+_RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0)  # arbitrary: quick first, then polite, back in seconds
 _HEALTHY_AFTER_S = 60.0  # a child that lived this long starts the delays anew
 
 
