@@ -99,6 +99,9 @@ def test_many_aborts(capsys: pytest.CaptureFixture[str]) -> None:
     with ProcessPoolExecutor(NUM_PROCESSES, mp_context=get_context("spawn")) as pool:
         for name, tally in pool.map(_world, names, range(num_worlds), sizes):
             tallies[name].add(tally)
+            with capsys.disabled():  # a long run that is ended early has still shown this much
+                num_aborts = sum(tally.num_aborts for tally in tallies.values())
+                print(f"\n{num_aborts} aborts after {time.monotonic() - started_s:.0f} s", end="")  # noqa: T201
     with capsys.disabled():
         for name, tally in tallies.items():
             print(f"\n{name}: {tally}")  # noqa: T201
