@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -151,15 +152,24 @@ def growth_bytes(memory_bytes: list[dict[int, int]]) -> dict[int, float]:
     }
 
 
-def abort_in_rounds(running: Stack, rounds: list[list[Leaver]], *, max_tokens: int, num_blocks: int) -> Tally:
-    """All rounds, checked after each; a process that was replaced fails the run."""
+def abort_in_rounds(
+    running: Stack,
+    rounds: list[list[Leaver]],
+    *,
+    max_tokens: int,
+    num_blocks: int,
+    say: Callable[[str], None] | None = None,
+) -> Tally:
+    """All rounds, checked after each and told every ten; a process that was replaced fails the run."""
     tally = Tally()
     probe = running.complete(**PROBE)["choices"]
     pids = running.pids()
-    for leavers in rounds:
+    for number, leavers in enumerate(rounds, start=1):
         asyncio.run(run_round(running.url, leavers, max_tokens, tally))
         check_nothing_is_left(running, num_blocks, probe)
         tally.memory_bytes.append(memory_of(running))
+        if say is not None and number % 10 == 0:
+            say(f"after {number} rounds: {tally}")
     assert running.pids() == pids
     assert all(memory.keys() == tally.memory_bytes[0].keys() for memory in tally.memory_bytes), "a process was replaced"
     assert max(growth_bytes(tally.memory_bytes).values()) < MEMORY_SLACK_BYTES, growth_bytes(tally.memory_bytes)

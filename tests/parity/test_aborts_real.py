@@ -26,7 +26,7 @@ def test_aborts_leave_nothing_behind(transport: str, seed: int, say: Callable[[s
     rng = Random(seed)
     rounds = [make_leavers(rng, 10, max_delay_s=4.0, max_events=12, vocab=49152) for _ in range(NUM_ROUNDS)]
     with stack(*FLAGS, "--max-model-len", "1536", "--kv-transport", transport) as running:
-        tally = abort_in_rounds(running, rounds, max_tokens=900, num_blocks=NUM_BLOCKS)
+        tally = abort_in_rounds(running, rounds, max_tokens=900, num_blocks=NUM_BLOCKS, say=say)
         num_cut = running.metric("relevo:handoffs_total", outcome="aborted")
         assert running.metric("relevo:worker_restarts_total") == 0
     largest = max(growth_bytes(tally.memory_bytes).values())
