@@ -125,6 +125,50 @@ def test_a_full_line_gives_a_place_to_a_tenant_that_has_fewer() -> None:
     assert admission.num_queued_requests == 4
 
 
+def test_nobody_loses_a_place_that_would_not_be_enough() -> None:
+    """Red when a short prompt is thrown out for a long one that then finds no room either."""
+    admission = admission_with(max_queued_tokens=100)
+    for i in range(3):
+        admit(admission, f"a{i}", 30, tenant="a")
+    assert refused(admit(admission, "b", 41, tenant="b")).limit == "max_queued_tokens"
+    assert admission.num_queued_tokens == 90
+    verdict = admit(admission, "b", 40, tenant="b")
+    assert isinstance(verdict, Admitted)
+    assert verdict.displaced is not None and verdict.displaced.request_id == "a2"
+    assert admission.num_queued_tokens == 100
+
+
+def test_cached_tokens_cost_a_tenth_in_the_line() -> None:
+    """Red when a tenant pays in turns for what nobody has to compute, or when what was discounted is charged later."""
+    admission = admission_with()
+    for i in range(20):
+        admission.enter(request(f"a{i}", 5110, tenant="a"), 5110, IDLE, 0)  # 511 to pay, and one output token
+        admission.enter(request(f"b{i}", 5119, tenant="b"), 0, IDLE, 0)
+    order = []
+    for _ in range(11):
+        sent = send(admission)
+        assert sent is not None
+        order.append(sent)
+        admission.done(sent, 0, num_output_tokens=1)
+    assert sum(name.startswith("a") for name in order) == 10, order
+
+
+def test_who_writes_more_than_expected_owes_it() -> None:
+    """Red when the outputs of a request are not charged to its tenant when it ends."""
+    admission = admission_with()
+    admit(admission, "long", 511, tenant="a")
+    assert send(admission) == "long"
+    for i in range(6):
+        admit(admission, f"a{i}", 511, tenant="a")
+        admit(admission, f"b{i}", 511, tenant="b")
+    admission.started(RequestId("long"), S)
+    admission.done(RequestId("long"), 2 * S, num_output_tokens=1 + 4 * 512)
+    order = [send(admission) for _ in range(6)]
+    assert [name for name in order if name is not None and name.startswith("b")] == ["b0", "b1", "b2", "b3", "b4"], (
+        order
+    )
+
+
 def test_who_was_sent_to_a_worker_is_not_displaced() -> None:
     admission = admission_with(max_queued_requests=1)
     admit(admission, "a", tenant="a")
@@ -161,6 +205,20 @@ def test_the_limits_of_the_client_count_too() -> None:
     busy = replace(IDLE, num_running=5, tpot_s=0.2)
     assert refused(admit(admission, "x", tenant="a", outlook=busy, tpot_s=0.1)).limit == "client_tpot"
     assert isinstance(admit(admission, "z", tenant="a", outlook=replace(busy, num_running=0), tpot_s=0.1), Admitted)
+
+
+def test_batch_requests_wait_as_long_as_they_like_within_their_own_bound() -> None:
+    """Red when a batch request is refused or ended by what holds for requests that somebody waits for."""
+    admission = line_of(5000)
+    admission.limits = AdmissionLimits(max_ttft_s=4.0, max_line_s=5.0, max_batch_line_s=100.0)
+    assert refused(admit(admission, "a", tenant="a")).limit == "max_ttft"
+    assert isinstance(admit(admission, "batch", tenant="a", is_batch=True), Admitted)
+    assert refused(admit(admission, "hasty", tenant="a", is_batch=True, ttft_s=4.0)).limit == "client_ttft"
+    assert admission.due_at_ns(RequestId("batch")) == 100 * S
+    assert admission.overdue(RequestId("batch"), IDLE, 100 * S - 1) is None
+    overdue = admission.overdue(RequestId("batch"), IDLE, 100 * S)
+    assert overdue is not None
+    assert overdue.refusal.limit == "line_timeout"
 
 
 def test_only_waiting_is_a_reason_to_refuse() -> None:

@@ -91,6 +91,13 @@ def test_a_budget_counts_what_runs() -> None:
     assert refused.retry_after_s is None and "1" in refused.reason
 
 
+def test_a_spent_budget_refuses_what_costs_nothing_too() -> None:
+    """The prompt may be free; its output is not, and nothing is left to pay it with."""
+    one = account(budget=Decimal(1))
+    one.settle(charge(one, 1, "0"), 1, Decimal(1), 0, NOON_S)
+    assert refusal(one, 1, "0").limit == "budget"
+
+
 def test_a_daily_budget_begins_anew_at_midnight_and_says_when() -> None:
     one = account(budget=Decimal(1), budget_period=Period.DAY)
     running = charge(one, 1, "0.5")
