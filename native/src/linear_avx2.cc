@@ -5,29 +5,22 @@
 // the first-level cache and is used by all of them, as many input rows at a time as the second-level cache holds.
 #include <immintrin.h>
 
-#include <cstring>
-
 #include "linear_inputs_avx2.h"
-#include "linear_tiles.h"
+#include "linear_vectors.h"
 
 namespace relevo {
 namespace {
 
 constexpr size_t kVector = 32;  // bytes
 
-__m256 load(const float* from) { return _mm256_loadu_ps(from); }
 __m256i load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 __m128i load_16_bytes(const uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
 void store_bytes(uint8_t* to, __m256i value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
-__m256 load_halves(const uint8_t* from) { return _mm256_cvtph_ps(load_16_bytes(from)); }
-__m256 load_floats(const uint8_t* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
-void store_floats(uint8_t* to, __m256 value) { _mm256_storeu_ps(reinterpret_cast<float*>(to), value); }
 
 // The 4 bytes at `from` in every lane.
 __m256i every_lane(const uint8_t* from) {
   return _mm256_castps_si256(_mm256_broadcast_ss(reinterpret_cast<const float*>(from)));
 }
-__m256 every_lane_float(const uint8_t* from) { return _mm256_broadcast_ss(reinterpret_cast<const float*>(from)); }
 
 // Adds now and in place: otherwise the compiler makes a tree of a chain of integer sums, with more terms than registers.
 void add_words(__m256i* sum, __m256i value) {
@@ -39,29 +32,26 @@ void add_doublewords(__m256i* sum, __m256i value) {
   __asm__("" : "+x"(*sum));
 }
 
-struct Avx2 {
+struct Avx2Vectors {
+  using Vector = __m256;
+  static constexpr int kVectors = 2;
+  static Vector load_floats(const uint8_t* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
+  static Vector load_halves(const uint8_t* from) { return _mm256_cvtph_ps(load_16_bytes(from)); }
+  static Vector load_bfloats(const uint8_t* from) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_16_bytes(from)), 16));
+  }
+  static void store_floats(uint8_t* to, Vector value) { _mm256_storeu_ps(reinterpret_cast<float*>(to), value); }
+  static Vector every_lane_float(const uint8_t* from) {
+    return _mm256_broadcast_ss(reinterpret_cast<const float*>(from));
+  }
+  static Vector add_products(Vector sum, Vector a, Vector b) { return _mm256_fmadd_ps(a, b, sum); }
+};
+
+struct Avx2 : Tiles<Avx2Vectors> {
   static constexpr size_t kStretchBytes = 18 * 1024;  // half of a first-level cache
   static constexpr size_t kInputsBytes = 288 * 1024;  // half of a second-level cache
-
-  // Its own function, so that the compiler gives the accumulators the registers.
-  template <class F, class Weights, int R>
-  __attribute__((noinline)) static void add_tile(const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
-    __m256 acc[R][2];
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) acc[r][v] = load(sums + r * kPanelRows + v * 8);
-    for (int64_t b = 0; b < blocks; ++b) {
-      if (Weights::kPrefetch) prefetch(w, Weights::kBytes);
-      F::template add_block<Weights, R>(w, x, acc);
-      w += Weights::kBytes;
-      x += R * F::kInputBlockBytes;
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) _mm256_storeu_ps(sums + r * kPanelRows + v * 8, acc[r][v]);
-  }
+  static constexpr int64_t kFloatGroup = 6;
+  static constexpr bool kExpandsFloats = true;
 };
 
 // ---- q4_0, q4_1: unsigned nibbles times int8. Eight products of pairs fit into 16 bits: 8 * 2 * 15 * 127 = 30480.
@@ -88,8 +78,8 @@ struct Nibbles {
       const __m256i bytes = load_bytes(block + (step & 3) * kGroupBytes + vector * kVector);
       return _mm256_and_si256(step < 4 ? bytes : _mm256_srli_epi16(bytes, 4), low);
     }
-    static __m256 scale(const uint8_t* block, int vector) { return load_halves(block + kScalesAt + vector * 16); }
-    static __m256 minimum(const uint8_t* block, int vector) { return load_halves(block + kScalesAt + 32 + vector * 16); }
+    static __m256 scale(const uint8_t* block, int vector) { return Avx2::load_halves(block + kScalesAt + vector * 16); }
+    static __m256 minimum(const uint8_t* block, int vector) { return Avx2::load_halves(block + kScalesAt + 32 + vector * 16); }
   };
 
   // [8 steps][2 vectors] of unpacked nibbles, float32 scales and minima.
@@ -100,10 +90,10 @@ struct Nibbles {
       return load_bytes(block + step * kGroupBytes + vector * kVector);
     }
     static __m256 scale(const uint8_t* block, int vector) {
-      return load_floats(block + 8 * kGroupBytes + vector * kVector);
+      return Avx2::load_floats(block + 8 * kGroupBytes + vector * kVector);
     }
     static __m256 minimum(const uint8_t* block, int vector) {
-      return load_floats(block + 8 * kGroupBytes + 64 + vector * kVector);
+      return Avx2::load_floats(block + 8 * kGroupBytes + 64 + vector * kVector);
     }
   };
 
@@ -113,13 +103,13 @@ struct Nibbles {
       uint8_t* to = out + vector * kVector;
 #pragma GCC unroll 16
       for (int step = 0; step < 8; ++step) store_bytes(to + step * kGroupBytes, Packed::weights(block, step, vector));
-      store_floats(to + 8 * kGroupBytes, Packed::scale(block, vector));
-      if (kHasMinimum) store_floats(to + 8 * kGroupBytes + 64, Packed::minimum(block, vector));
+      Avx2::store_floats(to + 8 * kGroupBytes, Packed::scale(block, vector));
+      if (kHasMinimum) Avx2::store_floats(to + 8 * kGroupBytes + 64, Packed::minimum(block, vector));
     }
   }
 
   static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
-    prepare_bytes<Nibbles>(x, k_left, rows, r, out);
+    prepare_rounded<Nibbles, RoundedBytes>(x, k_left, rows, r, out);
   }
 
   template <class Weights, int R>
@@ -148,10 +138,10 @@ struct Nibbles {
       for (int r = 0; r < R; ++r) {
         __m256i dot = _mm256_madd_epi16(sums[r][v], _mm256_set1_epi16(1));
         if (kRaised != 0) dot = _mm256_add_epi32(dot, every_lane(ends + (R + r) * 4));
-        const __m256 product = _mm256_mul_ps(scale, every_lane_float(ends + r * 4));
+        const __m256 product = _mm256_mul_ps(scale, Avx2::every_lane_float(ends + r * 4));
         acc[r][v] = _mm256_fmadd_ps(product, _mm256_cvtepi32_ps(dot), acc[r][v]);
         if (kHasMinimum)
-          acc[r][v] = _mm256_fmadd_ps(Weights::minimum(w, v), every_lane_float(ends + (R + r) * 4), acc[r][v]);
+          acc[r][v] = _mm256_fmadd_ps(Weights::minimum(w, v), Avx2::every_lane_float(ends + (R + r) * 4), acc[r][v]);
       }
     }
   }
@@ -186,9 +176,9 @@ struct Pairs {
     static __m256i odd(const uint8_t* block, int step, int vector) {
       return load_bytes(block + (step * 2 + 1) * kGroupBytes + vector * kVector);
     }
-    static __m256 scale(const uint8_t* block, int vector) { return load_floats(block + kScalesAt + vector * kVector); }
+    static __m256 scale(const uint8_t* block, int vector) { return Avx2::load_floats(block + kScalesAt + vector * kVector); }
     static __m256 minimum(const uint8_t* block, int vector) {
-      return load_floats(block + kScalesAt + 64 + vector * kVector);
+      return Avx2::load_floats(block + kScalesAt + 64 + vector * kVector);
     }
   };
 
@@ -202,13 +192,13 @@ struct Pairs {
         store_bytes(to + step * 2 * kGroupBytes, Packed::even(block, step, vector));
         store_bytes(to + (step * 2 + 1) * kGroupBytes, Packed::odd(block, step, vector));
       }
-      if (!kPerChannel) store_floats(to + Expanded::kScalesAt, Packed::scale(block, vector));
-      if constexpr (kHasMinimum) store_floats(to + Expanded::kScalesAt + 64, Packed::minimum(block, vector));
+      if (!kPerChannel) Avx2::store_floats(to + Expanded::kScalesAt, Packed::scale(block, vector));
+      if constexpr (kHasMinimum) Avx2::store_floats(to + Expanded::kScalesAt + 64, Packed::minimum(block, vector));
     }
   }
 
   static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
-    prepare_pairs<Pairs>(x, k_left, rows, r, out);
+    prepare_rounded<Pairs, RoundedPairs>(x, k_left, rows, r, out);
   }
 
   template <class Weights, int R>
@@ -240,11 +230,11 @@ struct Pairs {
       for (int r = 0; r < R; ++r) {
         __m256i dot = sums[r][v];
         if (kRaised != 0) dot = _mm256_add_epi32(dot, every_lane(ends + (R + r) * 4));
-        __m256 scale = every_lane_float(ends + r * 4);
+        __m256 scale = Avx2::every_lane_float(ends + r * 4);
         if (!kPerChannel) scale = _mm256_mul_ps(Weights::scale(w, v), scale);
         acc[r][v] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(dot), acc[r][v]);
         if constexpr (kHasMinimum)
-          acc[r][v] = _mm256_fmadd_ps(Weights::minimum(w, v), every_lane_float(ends + (R + r) * 4), acc[r][v]);
+          acc[r][v] = _mm256_fmadd_ps(Weights::minimum(w, v), Avx2::every_lane_float(ends + (R + r) * 4), acc[r][v]);
       }
   }
 };
@@ -263,7 +253,7 @@ struct Bytes : Pairs<kOne> {
     static __m256i odd(const uint8_t* block, int step, int vector) {
       return _mm256_srai_epi16(load_bytes(block + step * kGroupBytes + vector * kVector), 8);
     }
-    static __m256 scale(const uint8_t* block, int vector) { return load_halves(block + kScalesAt + vector * 16); }
+    static __m256 scale(const uint8_t* block, int vector) { return Avx2::load_halves(block + kScalesAt + vector * 16); }
   };
 
   static void expand(const uint8_t* block, uint8_t* out) { Shared::template expand_block<Packed>(block, out); }
@@ -290,67 +280,17 @@ struct WideNibbles : Pairs<kOne> {
       if (step >= 4) return _mm256_srli_epi16(bytes, 12);
       return _mm256_and_si256(_mm256_srli_epi16(bytes, 8), _mm256_set1_epi16(15));
     }
-    static __m256 scale(const uint8_t* block, int vector) { return load_halves(block + kScalesAt + vector * 16); }
-    static __m256 minimum(const uint8_t* block, int vector) { return load_halves(block + kScalesAt + 32 + vector * 16); }
+    static __m256 scale(const uint8_t* block, int vector) { return Avx2::load_halves(block + kScalesAt + vector * 16); }
+    static __m256 minimum(const uint8_t* block, int vector) { return Avx2::load_halves(block + kScalesAt + 32 + vector * 16); }
   };
 
   static void expand(const uint8_t* block, uint8_t* out) { Shared::template expand_block<Packed>(block, out); }
 };
 
-// ---- f32, f16, bf16: a block is one k. Inputs, R rows: [k][R] float32.
-
-template <Format kStored>
-struct Floats {
-  using Machine = Avx2;
-  static constexpr Format kFormat = kStored;
-  static constexpr int64_t kGroup = 6;
-  static constexpr int64_t kInputBlock = 1;
-  static constexpr int64_t kInputBlockBytes = 4;
-  static constexpr bool kExpands = kStored != Format::f32;
-  static constexpr bool kScalesAtEnd = false;
-
-  struct Packed {
-    static constexpr size_t kBytes = kPanelRows * (kStored == Format::f32 ? 4 : 2);
-    static constexpr bool kPrefetch = true;
-    static __m256 weights(const uint8_t* block, int vector) {
-      if (kStored == Format::f32) return load_floats(block + vector * kVector);
-      if (kStored == Format::f16) return load_halves(block + vector * 16);
-      const __m256i wide = _mm256_cvtepu16_epi32(load_16_bytes(block + vector * 16));
-      return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
-    }
-  };
-
-  struct Expanded {
-    static constexpr size_t kBytes = kPanelRows * 4;
-    static constexpr bool kPrefetch = false;
-    static __m256 weights(const uint8_t* block, int vector) { return load_floats(block + vector * kVector); }
-  };
-
-  static void expand(const uint8_t* block, uint8_t* out) {
-    store_floats(out, Packed::weights(block, 0));
-    store_floats(out + kVector, Packed::weights(block, 1));
-  }
-
-  static void prepare_block(const float* x, int64_t, int64_t, int64_t r, uint8_t* out) {
-    std::memcpy(out + r * 4, x, 4);
-  }
-
-  template <class Weights, int R>
-  static void add_block(const uint8_t* w, const uint8_t* x, __m256 (*acc)[2]) {
-    const __m256 w0 = Weights::weights(w, 0), w1 = Weights::weights(w, 1);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const __m256 input = every_lane_float(x + r * 4);
-      acc[r][0] = _mm256_fmadd_ps(w0, input, acc[r][0]);
-      acc[r][1] = _mm256_fmadd_ps(w1, input, acc[r][1]);
-    }
-  }
-};
-
 struct Avx2Path {
   static constexpr Path kPath = Path::avx2;
   template <Format kStored>
-  using Floats = relevo::Floats<kStored>;
+  using Floats = relevo::Floats<kStored, Avx2>;
   template <Format kOne>
   using Bytes = relevo::Bytes<kOne>;
   template <Format kOne>

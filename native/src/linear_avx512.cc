@@ -11,14 +11,12 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #include "linear_inputs_avx2.h"
-#include "linear_tiles.h"
+#include "linear_vectors_avx512.h"
 
 namespace relevo {
 namespace {
 
 __m512i load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
-__m256i load_32_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
-__m512 load_halves(const uint8_t* from) { return _mm512_cvtph_ps(load_32_bytes(from)); }
 
 // The 4 bytes at `from` in every lane.
 __m512i every_lane(const uint8_t* from) {
@@ -26,30 +24,12 @@ __m512i every_lane(const uint8_t* from) {
   std::memcpy(&bytes, from, sizeof bytes);
   return _mm512_set1_epi32(bytes);
 }
-__m512 every_lane_float(const uint8_t* from) {
-  float value;
-  std::memcpy(&value, from, sizeof value);
-  return _mm512_set1_ps(value);
-}
 
-struct Avx512 {
+struct Avx512 : Tiles<Avx512Vectors> {
   static constexpr size_t kStretchBytes = 32 * 1024;   // weights that stay in a first-level cache
   static constexpr size_t kInputsBytes = 768 * 1024;  // inputs that stay in a second-level cache
-
-  template <class F, class Weights, int R>
-  __attribute__((noinline)) static void add_tile(const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
-    __m512 acc[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) acc[r] = _mm512_loadu_ps(sums + r * kPanelRows);
-    for (int64_t b = 0; b < blocks; ++b) {
-      prefetch(w, Weights::kBytes);
-      F::template add_block<R>(w, x, acc);
-      w += Weights::kBytes;
-      x += R * F::kInputBlockBytes;
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) _mm512_storeu_ps(sums + r * kPanelRows, acc[r]);
-  }
+  static constexpr int64_t kFloatGroup = 8;
+  static constexpr bool kExpandsFloats = false;
 };
 
 // What the formats with inputs of 8 bits share. Inputs are prepared as bytes.
@@ -65,7 +45,7 @@ struct Integers {
   static constexpr bool kExpands = false;
 
   static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
-    prepare_bytes<Integers>(x, k_left, rows, r, out);
+    prepare_rounded<Integers, RoundedBytes>(x, k_left, rows, r, out);
   }
 
   template <int R>
@@ -74,7 +54,7 @@ struct Integers {
   }
   template <int R>
   static __m512 input_scale(const uint8_t* x, int r) {
-    return every_lane_float(x + R * kInputBlock + r * 4);
+    return Avx512::every_lane_float(x + R * kInputBlock + r * 4);
   }
 };
 
@@ -89,11 +69,12 @@ struct Nibbles : Integers<kOne, kOne == Format::q4_1 ? 0 : 8> {
 
   struct Packed {
     static constexpr size_t kBytes = kScalesAt + (kHasMinimum ? 64 : 32);
+    static constexpr bool kPrefetch = true;
   };
   using Expanded = Packed;
 
-  template <int R>
-  static void add_block(const uint8_t* w, const uint8_t* x, __m512* acc) {
+  template <class Weights, int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m512 (*acc)[1]) {
     const __m512i low = _mm512_set1_epi32(0x0f0f0f0f);
     __m512i sums[R];
 #pragma GCC unroll 8
@@ -109,16 +90,16 @@ struct Nibbles : Integers<kOne, kOne == Format::q4_1 ? 0 : 8> {
         sums[r] = _mm512_dpbusd_epi32(sums[r], second, every_lane(x + r * 32 + 16 + g * 4));
       }
     }
-    const __m512 scale = load_halves(w + kScalesAt);
+    const __m512 scale = Avx512::load_halves(w + kScalesAt);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const __m512 product = _mm512_mul_ps(scale, Shared::template input_scale<R>(x, r));
-      acc[r] = _mm512_fmadd_ps(product, _mm512_cvtepi32_ps(sums[r]), acc[r]);
+      acc[r][0] = _mm512_fmadd_ps(product, _mm512_cvtepi32_ps(sums[r]), acc[r][0]);
     }
     if (!kHasMinimum) return;
-    const __m512 minimum = load_halves(w + kScalesAt + (kHasMinimum ? 32 : 0));
+    const __m512 minimum = Avx512::load_halves(w + kScalesAt + (kHasMinimum ? 32 : 0));
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) acc[r] = _mm512_fmadd_ps(minimum, every_lane_float(x + R * 32 + (R + r) * 4), acc[r]);
+    for (int r = 0; r < R; ++r) acc[r][0] = _mm512_fmadd_ps(minimum, Avx512::every_lane_float(x + R * 32 + (R + r) * 4), acc[r][0]);
   }
 };
 
@@ -133,11 +114,12 @@ struct NarrowBytes : Integers<kOne, 128> {
 
   struct Packed {
     static constexpr size_t kBytes = kSteps * kGroupBytes + (kPerChannel ? 0 : 32);
+    static constexpr bool kPrefetch = true;
   };
   using Expanded = Packed;
 
-  template <int R>
-  static void add_block(const uint8_t* w, const uint8_t* x, __m512* acc) {
+  template <class Weights, int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m512 (*acc)[1]) {
     const __m512i sign_bits = _mm512_set1_epi32(static_cast<int>(0x80808080u));
     __m512i sums[R];
 #pragma GCC unroll 8
@@ -149,12 +131,12 @@ struct NarrowBytes : Integers<kOne, 128> {
       for (int r = 0; r < R; ++r)
         sums[r] = _mm512_dpbusd_epi32(sums[r], raised, every_lane(x + (r * kSteps + step) * 4));
     }
-    const __m512 w_scale = kPerChannel ? _mm512_set1_ps(1.0f) : load_halves(w + (kPerChannel ? 0 : kSteps * kGroupBytes));
+    const __m512 w_scale = kPerChannel ? _mm512_set1_ps(1.0f) : Avx512::load_halves(w + (kPerChannel ? 0 : kSteps * kGroupBytes));
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       __m512 scale = Shared::template input_scale<R>(x, r);
       if (!kPerChannel) scale = _mm512_mul_ps(w_scale, scale);
-      acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[r]), acc[r]);
+      acc[r][0] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[r]), acc[r][0]);
     }
   }
 };
@@ -177,12 +159,12 @@ struct Pairs {
   static constexpr bool kScalesAtEnd = kPerChannel;
 
   static void prepare_block(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
-    prepare_pairs<Pairs>(x, k_left, rows, r, out);
+    prepare_rounded<Pairs, RoundedPairs>(x, k_left, rows, r, out);
   }
 
   // `Weights`: even(step), odd(step): [16 rows][2] int16; scale(), minimum(): [16 rows].
   template <int R, class Weights>
-  static void add_pairs(const Weights& w, const uint8_t* x, __m512* acc) {
+  static void add_pairs(const Weights& w, const uint8_t* x, __m512 (*acc)[1]) {
     const uint8_t* ends = x + R * kInputBlock * 2;
     __m512i sums[R];
 #pragma GCC unroll 8
@@ -198,10 +180,10 @@ struct Pairs {
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      __m512 scale = every_lane_float(ends + r * 4);
+      __m512 scale = Avx512::every_lane_float(ends + r * 4);
       if constexpr (!kPerChannel) scale = _mm512_mul_ps(w.scale(), scale);
-      acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[r]), acc[r]);
-      if constexpr (kHasMinimum) acc[r] = _mm512_fmadd_ps(w.minimum(), every_lane_float(ends + (R + r) * 4), acc[r]);
+      acc[r][0] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[r]), acc[r][0]);
+      if constexpr (kHasMinimum) acc[r][0] = _mm512_fmadd_ps(w.minimum(), Avx512::every_lane_float(ends + (R + r) * 4), acc[r][0]);
     }
   }
 };
@@ -212,6 +194,7 @@ struct WideNibbles : Pairs<kOne> {
   struct Packed {
     static constexpr size_t kScalesAt = 4 * kGroupBytes;
     static constexpr size_t kBytes = kScalesAt + (kOne == Format::q4_1_wide ? 64 : 32);
+    static constexpr bool kPrefetch = true;
     const uint8_t* block;
     __m512i even(int step) const {
       const __m512i bytes = load_bytes(block + (step & 3) * kGroupBytes);
@@ -222,13 +205,13 @@ struct WideNibbles : Pairs<kOne> {
       if (step >= 4) return _mm512_srli_epi16(bytes, 12);
       return _mm512_and_si512(_mm512_srli_epi16(bytes, 8), _mm512_set1_epi32(0x000f000f));
     }
-    __m512 scale() const { return load_halves(block + kScalesAt); }
-    __m512 minimum() const { return load_halves(block + kScalesAt + 32); }
+    __m512 scale() const { return Avx512::load_halves(block + kScalesAt); }
+    __m512 minimum() const { return Avx512::load_halves(block + kScalesAt + 32); }
   };
   using Expanded = Packed;
 
-  template <int R>
-  static void add_block(const uint8_t* w, const uint8_t* x, __m512* acc) {
+  template <class Weights, int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m512 (*acc)[1]) {
     Pairs<kOne>::template add_pairs<R>(Packed{w}, x, acc);
   }
 };
@@ -238,60 +221,26 @@ struct WideBytes : Pairs<kOne> {
   struct Packed {
     static constexpr size_t kScalesAt = Pairs<kOne>::kSteps * kGroupBytes;
     static constexpr size_t kBytes = kScalesAt + (Pairs<kOne>::kPerChannel ? 0 : 32);
+    static constexpr bool kPrefetch = true;
     const uint8_t* block;
     __m512i even(int step) const {
       return _mm512_srai_epi16(_mm512_slli_epi16(load_bytes(block + step * kGroupBytes), 8), 8);
     }
     __m512i odd(int step) const { return _mm512_srai_epi16(load_bytes(block + step * kGroupBytes), 8); }
-    __m512 scale() const { return load_halves(block + kScalesAt); }
+    __m512 scale() const { return Avx512::load_halves(block + kScalesAt); }
   };
   using Expanded = Packed;
 
-  template <int R>
-  static void add_block(const uint8_t* w, const uint8_t* x, __m512* acc) {
+  template <class Weights, int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m512 (*acc)[1]) {
     Pairs<kOne>::template add_pairs<R>(Packed{w}, x, acc);
-  }
-};
-
-// ---- f32, f16, bf16: a block is one k. Inputs, R rows: [k][R] float32.
-
-template <Format kStored>
-struct Floats {
-  using Machine = Avx512;
-  static constexpr Format kFormat = kStored;
-  static constexpr int64_t kGroup = 8;
-  static constexpr int64_t kInputBlock = 1;
-  static constexpr int64_t kInputBlockBytes = 4;
-  static constexpr bool kExpands = false;
-  static constexpr bool kScalesAtEnd = false;
-
-  struct Packed {
-    static constexpr size_t kBytes = kPanelRows * (kStored == Format::f32 ? 4 : 2);
-  };
-  using Expanded = Packed;
-
-  static void prepare_block(const float* x, int64_t, int64_t, int64_t r, uint8_t* out) {
-    std::memcpy(out + r * 4, x, 4);
-  }
-
-  static __m512 weights(const uint8_t* block) {
-    if constexpr (kStored == Format::f32) return _mm512_castsi512_ps(load_bytes(block));
-    if constexpr (kStored == Format::f16) return load_halves(block);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_32_bytes(block)), 16));
-  }
-
-  template <int R>
-  static void add_block(const uint8_t* w, const uint8_t* x, __m512* acc) {
-    const __m512 row_weights = weights(w);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) acc[r] = _mm512_fmadd_ps(row_weights, every_lane_float(x + r * 4), acc[r]);
   }
 };
 
 struct Avx512Path {
   static constexpr Path kPath = Path::avx512;
   template <Format kStored>
-  using Floats = relevo::Floats<kStored>;
+  using Floats = relevo::Floats<kStored, Avx512>;
   template <Format kOne>
   using Bytes = std::conditional_t<is_wide(kOne), WideBytes<kOne>, NarrowBytes<kOne>>;
   template <Format kOne>

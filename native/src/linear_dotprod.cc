@@ -4,25 +4,16 @@
 namespace relevo {
 namespace {
 
-struct DotProducts {
+struct UnmixedDots {
   static constexpr bool kMixesSigns = false;
 };
 
-struct DotprodPath {
-  static constexpr Path kPath = Path::dotprod;
-  template <Format kStored>
-  using Floats = relevo::Floats<kStored>;
-  template <Format kOne>
-  using Bytes = Dots<kOne, DotProducts>;
-  template <Format kOne>
-  using Nibbles = Dots<kOne, DotProducts>;
-  template <Format kOne>
-  using WideNibbles = Dots<kOne, DotProducts>;
-};
+template <Format kOne>
+using DotProducts = Dots<kOne, UnmixedDots>;
 
 }  // namespace
 
 extern const LinearKernels kLinearDotprod;
-const LinearKernels kLinearDotprod = kernels_of<DotprodPath>();
+const LinearKernels kLinearDotprod = kernels_of<NeonPath<Path::dotprod, DotProducts>>();
 
 }  // namespace relevo

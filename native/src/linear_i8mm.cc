@@ -140,21 +140,9 @@ struct Matrices : Integers<kOne> {
   }
 };
 
-struct I8mmPath {
-  static constexpr Path kPath = Path::i8mm;
-  template <Format kStored>
-  using Floats = relevo::Floats<kStored>;
-  template <Format kOne>
-  using Bytes = Matrices<kOne>;
-  template <Format kOne>
-  using Nibbles = Matrices<kOne>;
-  template <Format kOne>
-  using WideNibbles = Matrices<kOne>;
-};
-
 }  // namespace
 
 extern const LinearKernels kLinearI8mm;
-const LinearKernels kLinearI8mm = kernels_of<I8mmPath>();
+const LinearKernels kLinearI8mm = kernels_of<NeonPath<Path::i8mm, Matrices>>();
 
 }  // namespace relevo

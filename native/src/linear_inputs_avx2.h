@@ -31,15 +31,6 @@ float largest_lane(__m256i bits) {
   return _mm_cvtss_f32(_mm_castsi128_ps(v));
 }
 
-// 32 values times `inverse`, rounded to int8 in order.
-__m256i quantised(const float* x, float inverse) {
-  const __m256 factor = _mm256_set1_ps(inverse);
-  __m256i q[4];
-  for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i * 8), factor));
-  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-  return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-}
-
 int32_t sum_of_lanes(__m256i sums) {
   __m128i v = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
   v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
@@ -47,23 +38,36 @@ int32_t sum_of_lanes(__m256i sums) {
   return _mm_cvtsi128_si32(v);
 }
 
-int32_t sum_of_bytes(__m256i bytes) {
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-  return sum_of_lanes(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
+// Inputs of 8 bits, in order: int8 [R][k].
+struct RoundedBytes {
+  static constexpr int kBytes = 1;  // of a value
+  static __m256i of(const float* x, float inverse) {
+    const __m256 factor = _mm256_set1_ps(inverse);
+    __m256i q[4];
+    for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i * 8), factor));
+    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+  static int32_t sum(__m256i bytes) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    return sum_of_lanes(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+};
 
-int32_t sum_of_words(__m256i words) { return sum_of_lanes(_mm256_madd_epi16(words, _mm256_set1_epi16(1))); }
-
-// 16 values times `inverse`, rounded to int16. Of 4 consecutive ones the first and third make a pair, then the others.
-__m256i quantised_pairs(const float* x, float inverse) {
-  const __m256 factor = _mm256_set1_ps(inverse);
-  const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
-  const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), factor));
-  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
-  const __m256i order = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
-  return _mm256_shuffle_epi8(words, order);
-}
+// Inputs of 16 bits: int16 [R][k / 4][2 pairs]. Of 4 consecutive ones the first and third make a pair, then the others.
+struct RoundedPairs {
+  static constexpr int kBytes = 2;
+  static __m256i of(const float* x, float inverse) {
+    const __m256 factor = _mm256_set1_ps(inverse);
+    const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
+    const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), factor));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    return _mm256_shuffle_epi8(words, order);
+  }
+  static int32_t sum(__m256i words) { return sum_of_lanes(_mm256_madd_epi16(words, _mm256_set1_epi16(1))); }
+};
 
 // Of a whole block of inputs.
 template <class F>
@@ -85,34 +89,21 @@ void store_ends(float scale, int32_t sum, int64_t rows, int64_t r, uint8_t* ends
   if (F::kRaised != 0) std::memcpy(ends + (rows + r) * 4, &offset, 4);
 }
 
-// Row r of a block whose values are int8 [R][k].
-template <class F>
-void prepare_bytes(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
+// Row r of a block, its values as `Rounded` has them.
+template <class F, class Rounded>
+void prepare_rounded(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
+  constexpr int64_t kRowBytes = F::kInputBlock * Rounded::kBytes;
+  constexpr int kAtATime = 32 / Rounded::kBytes;
   float filled[F::kInputBlock];
   x = whole_block(x, k_left, filled);
   const BlockScale s = block_scale<F>(x);
   int32_t sum = 0;
-  for (int i = 0; i < F::kInputBlock; i += 32) {
-    const __m256i q = quantised(x + i, s.inverse);
-    sum += sum_of_bytes(q);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + r * F::kInputBlock + i), q);
+  for (int i = 0; i < F::kInputBlock; i += kAtATime) {
+    const __m256i q = Rounded::of(x + i, s.inverse);
+    if (F::kHasMinimum || F::kRaised != 0) sum += Rounded::sum(q);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + r * kRowBytes + i * Rounded::kBytes), q);
   }
-  store_ends<F>(s.scale, sum, rows, r, out + rows * F::kInputBlock);
-}
-
-// Row r of a block whose values are int16 [R][k / 4][2 pairs].
-template <class F>
-void prepare_pairs(const float* x, int64_t k_left, int64_t rows, int64_t r, uint8_t* out) {
-  float filled[F::kInputBlock];
-  x = whole_block(x, k_left, filled);
-  const BlockScale s = block_scale<F>(x);
-  int32_t sum = 0;
-  for (int i = 0; i < F::kInputBlock; i += 16) {
-    const __m256i q = quantised_pairs(x + i, s.inverse);
-    if (F::kHasMinimum || F::kRaised != 0) sum += sum_of_words(q);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + (r * F::kInputBlock + i) * 2), q);
-  }
-  store_ends<F>(s.scale, sum, rows, r, out + rows * F::kInputBlock * 2);
+  store_ends<F>(s.scale, sum, rows, r, out + rows * kRowBytes);
 }
 
 }  // namespace

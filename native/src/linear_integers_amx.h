@@ -24,7 +24,7 @@
 #include <cstring>
 
 #include "linear_inputs_avx2.h"
-#include "linear_tiles.h"
+#include "linear_vectors_avx512.h"
 #include "tiles_amx.h"
 
 namespace relevo {
@@ -66,27 +66,17 @@ struct IntegerTiles {
   static constexpr size_t kWeightBytes = kIsNibbles ? kSpreadBytes : kPackedBytes;  // as tiles read them
 };
 
-__m512 load_floats(const uint8_t* from) { return _mm512_loadu_ps(reinterpret_cast<const float*>(from)); }
-__m512 load_halves(const uint8_t* from) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-__m512 every_lane_float(const uint8_t* from) {
-  float value;
-  std::memcpy(&value, from, sizeof value);
-  return _mm512_set1_ps(value);
-}
-
 void store_32_bytes(uint8_t* to, __m256i value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
 
 // Rounds 32 values into a row of each plane; returns their sum.
 template <class F>
 int32_t store_rounded(const float* x, float inverse, uint8_t* row) {
   if constexpr (F::kPlanes == 1) {
-    const __m256i bytes = quantised(x, inverse);
+    const __m256i bytes = RoundedBytes::of(x, inverse);
     store_32_bytes(row, bytes);
-    return sum_of_bytes(bytes);
+    return RoundedBytes::sum(bytes);
   }
-  const __m256i words[2] = {quantised_pairs(x, inverse), quantised_pairs(x + 16, inverse)};
+  const __m256i words[2] = {RoundedPairs::of(x, inverse), RoundedPairs::of(x + 16, inverse)};
   const __m256i low_byte = _mm256_set1_epi16(255);
   const __m256i high = _mm256_packs_epi16(_mm256_srai_epi16(words[0], 8), _mm256_srai_epi16(words[1], 8));
   const __m256i low = _mm256_packus_epi16(_mm256_and_si256(words[0], low_byte), _mm256_and_si256(words[1], low_byte));
@@ -94,7 +84,7 @@ int32_t store_rounded(const float* x, float inverse, uint8_t* row) {
       _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
   store_32_bytes(row, _mm256_shuffle_epi8(_mm256_permute4x64_epi64(high, 0xd8), order));
   store_32_bytes(row + F::kPlaneBytes, _mm256_shuffle_epi8(_mm256_permute4x64_epi64(low, 0xd8), order));
-  return sum_of_words(words[0]) + sum_of_words(words[1]);
+  return RoundedPairs::sum(words[0]) + RoundedPairs::sum(words[1]);
 }
 
 template <class F>
@@ -135,7 +125,7 @@ void spread_nibbles(const uint8_t* block, uint8_t* out) {
     _mm512_storeu_si512(out + (g + 4) * kGroupBytes, _mm512_sub_epi8(second, raised));
   }
   for (size_t i = 0; i < (F::kHasMinimum ? 2 : 1); ++i)
-    _mm512_storeu_ps(out + F::kTileBytes + i * kGroupBytes, load_halves(block + 4 * kGroupBytes + i * F::kHalvesBytes));
+    _mm512_storeu_ps(out + F::kTileBytes + i * kGroupBytes, Avx512Vectors::load_halves(block + 4 * kGroupBytes + i * F::kHalvesBytes));
 }
 
 // Sums are tiles 0 to 3 (by block and plane), inputs 4 and 5, weights 6 and 7.
@@ -180,8 +170,8 @@ void multiply_blocks(const uint8_t* w, const uint8_t* x, BlockSums& sums) {
 
 template <class F>
 __m512 weight_scale(const uint8_t* w) {
-  if constexpr (F::kIsNibbles) return load_floats(w + F::kTileBytes);
-  if constexpr (!F::kScalesAtEnd) return load_halves(w + F::kTileBytes);
+  if constexpr (F::kIsNibbles) return Avx512Vectors::load_floats(w + F::kTileBytes);
+  if constexpr (!F::kScalesAtEnd) return Avx512Vectors::load_halves(w + F::kTileBytes);
   return _mm512_set1_ps(1.0f);
 }
 
@@ -198,14 +188,14 @@ inline __attribute__((always_inline)) void add_block_sums(const uint8_t* w, cons
                                                           const int32_t (*sums)[kTileRows * kPanelRows],
                                                           __m512 (&acc)[kTileRows]) {
   const __m512 w_scale = weight_scale<F>(w);
-  const __m512 minimum = F::kHasMinimum ? load_floats(w + F::kTileBytes + kGroupBytes) : w_scale;
+  const __m512 minimum = F::kHasMinimum ? Avx512Vectors::load_floats(w + F::kTileBytes + kGroupBytes) : w_scale;
   const uint8_t* scales = x + F::kPlanes * F::kPlaneBytes;
 #pragma GCC unroll 16
   for (int r = 0; r < kTileRows; ++r) {
-    __m512 scale = every_lane_float(scales + r * 4);
+    __m512 scale = Avx512Vectors::every_lane_float(scales + r * 4);
     if (!F::kScalesAtEnd) scale = _mm512_mul_ps(w_scale, scale);
     acc[r] = _mm512_fmadd_ps(scale, row_sums<F>(sums, r), acc[r]);
-    if (F::kHasMinimum) acc[r] = _mm512_fmadd_ps(minimum, every_lane_float(scales + (F::kGroup + r) * 4), acc[r]);
+    if (F::kHasMinimum) acc[r] = _mm512_fmadd_ps(minimum, Avx512Vectors::every_lane_float(scales + (F::kGroup + r) * 4), acc[r]);
   }
 }
 

@@ -5,7 +5,7 @@
 // Included by sources compiled for such a path: everything here has internal linkage.
 #pragma once
 
-#include "linear_floats_neon.h"
+#include "linear_vectors_neon.h"
 
 namespace relevo {
 namespace {
@@ -55,7 +55,7 @@ struct Integers {
     static constexpr size_t kScalesAt = kGroups * kGroupBytes;
     static constexpr size_t kBytes = kScalesAt + (kPerChannel ? 0 : 32) + (kHasMinimum ? 32 : 0);
     static constexpr bool kPrefetch = true;
-    static float32x4_t scale(const uint8_t* block, int quad) { return load_halves(block + kScalesAt + quad * 8); }
+    static float32x4_t scale(const uint8_t* block, int quad) { return Neon::load_halves(block + kScalesAt + quad * 8); }
     static float32x4_t minimum(const uint8_t* block, int quad) { return scale(block + 32, quad); }
     template <bool kHigh>
     static int8x16_t values(uint8x16_t bytes) {
@@ -74,12 +74,12 @@ struct Integers {
   struct ExpandedBlock {
     static constexpr size_t kBytes = kWeightsBytes + (kPerChannel ? 0 : 64) + (kHasMinimum ? 64 : 0);
     static constexpr bool kPrefetch = false;
-    static float32x4_t scale(const uint8_t* block, int quad) { return load_floats(block + kWeightsBytes + quad * 16); }
+    static float32x4_t scale(const uint8_t* block, int quad) { return Neon::load_floats(block + kWeightsBytes + quad * 16); }
     static float32x4_t minimum(const uint8_t* block, int quad) { return scale(block + 64, quad); }
     static void take_scales(const uint8_t* packed, uint8_t* out) {
       for (int quad = 0; quad < 4 && !kPerChannel; ++quad) {
-        store_floats(out + kWeightsBytes + quad * 16, PackedBlock::scale(packed, quad));
-        if (kHasMinimum) store_floats(out + kWeightsBytes + 64 + quad * 16, PackedBlock::minimum(packed, quad));
+        Neon::store_floats(out + kWeightsBytes + quad * 16, PackedBlock::scale(packed, quad));
+        if (kHasMinimum) Neon::store_floats(out + kWeightsBytes + 64 + quad * 16, PackedBlock::minimum(packed, quad));
       }
     }
   };
@@ -102,12 +102,12 @@ struct Integers {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       int32x4_t dot = dots[r];
-      if (kHasOffset) dot = vsubq_s32(dot, vreinterpretq_s32_f32(every_lane(ends + (R + r) * 4)));
-      float32x4_t scale = every_lane(ends + r * 4);
+      if (kHasOffset) dot = vsubq_s32(dot, vreinterpretq_s32_f32(Neon::every_lane_float(ends + (R + r) * 4)));
+      float32x4_t scale = Neon::every_lane_float(ends + r * 4);
       if constexpr (!kPerChannel) scale = vmulq_f32(Weights::scale(w, quad), scale);
       acc[r][quad] = vfmaq_f32(acc[r][quad], scale, vcvtq_f32_s32(dot));
       if constexpr (kHasMinimum)
-        acc[r][quad] = vfmaq_f32(acc[r][quad], Weights::minimum(w, quad), every_lane(ends + (R + r) * 4));
+        acc[r][quad] = vfmaq_f32(acc[r][quad], Weights::minimum(w, quad), Neon::every_lane_float(ends + (R + r) * 4));
     }
   }
 };

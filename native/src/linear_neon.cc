@@ -118,21 +118,9 @@ struct Lanes : Integers<kOne> {
   }
 };
 
-struct NeonPath {
-  static constexpr Path kPath = Path::neon;
-  template <Format kStored>
-  using Floats = relevo::Floats<kStored>;
-  template <Format kOne>
-  using Bytes = Lanes<kOne>;
-  template <Format kOne>
-  using Nibbles = Lanes<kOne>;
-  template <Format kOne>
-  using WideNibbles = Lanes<kOne>;
-};
-
 }  // namespace
 
 extern const LinearKernels kLinearNeon;
-const LinearKernels kLinearNeon = kernels_of<NeonPath>();
+const LinearKernels kLinearNeon = kernels_of<NeonPath<Path::neon, Lanes>>();
 
 }  // namespace relevo

@@ -3,6 +3,7 @@
 
 #include "machine_limits.h"
 #include "machine_limits_paths.h"
+#include "machine_limits_registers.h"
 
 namespace relevo {
 namespace {
@@ -12,40 +13,10 @@ constexpr int BYTE_SUMS = 4;
 constexpr int NARROW_DEPTH = 8;  // sums of 4-bit by 8-bit products that fit 16 bits: 8 * 2 * 15 * 127 < 32768
 constexpr size_t WORDS_AHEAD = 256;  // 2 KiB; measured best at 64 to 256 MB
 
-// Makes a register unknown to the compiler, so that what depends on it is computed again.
-inline void hide(__m256i& value) { asm volatile("" : "+x"(value)); }
-inline void hide(__m256& value) { asm volatile("" : "+x"(value)); }
-
-uint64_t sum_words(__m256i value) {
-  alignas(32) uint64_t words[4];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(words), value);
-  return words[0] + words[1] + words[2] + words[3];
-}
-
-double sum_lanes(__m256i value) {
-  alignas(32) int32_t lanes[8];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), value);
-  double total = 0;
-  for (const int32_t lane : lanes) total += lane;
-  return total;
-}
-
 double multiply_floats(int64_t rounds) {
-  __m256 sums[FLOAT_SUMS];
-  for (__m256& sum : sums) sum = _mm256_setzero_ps();
-  __m256 x = _mm256_set1_ps(1.0f);
-  const __m256 y = _mm256_set1_ps(1.0f);
-  for (int64_t round = 0; round < rounds; ++round) {
-    hide(x);
-    for (__m256& sum : sums) sum = _mm256_fmadd_ps(x, y, sum);
-  }
-  double total = 0;
-  for (const __m256& sum : sums) {
-    alignas(32) float lanes[8];
-    _mm256_store_ps(lanes, sum);
-    for (const float lane : lanes) total += static_cast<double>(lane);
-  }
-  return total;
+  return multiply_in_registers<float, FLOAT_SUMS>(
+      rounds, _mm256_setzero_ps(), _mm256_set1_ps(1.0f),
+      [](const __m256& sum, const __m256& x, const __m256& y) { return _mm256_fmadd_ps(x, y, sum); });
 }
 
 // `Depth` products are added in 16 bits before they are widened.
@@ -71,7 +42,7 @@ double multiply_bytes(int64_t rounds) {
     for (int i = 0; i < BYTE_SUMS; ++i) sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(narrow[i], ones));
   }
   double total = 0;
-  for (const __m256i& sum : sums) total += sum_lanes(sum);
+  for (const __m256i& sum : sums) total += sum_lanes<int32_t>(sum);
   return total;
 }
 
@@ -89,7 +60,7 @@ uint64_t read_with_avx2(const uint64_t* words, size_t num_words) {
     }
   }
   uint64_t total = 0;
-  for (const __m256i& sum : sums) total += sum_words(sum);
+  for (const __m256i& sum : sums) total += sum_lanes<uint64_t, uint64_t>(sum);
   for (; i < num_words; ++i) total += words[i];
   return total;
 }

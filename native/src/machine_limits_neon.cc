@@ -1,21 +1,24 @@
 // Limits with what every 64-bit Arm processor has. Products of bytes have 16 bits and are added by pairs.
-#include "machine_limits_neon.h"
+#include <arm_neon.h>
 
 #include "machine_limits.h"
 #include "machine_limits_paths.h"
+#include "machine_limits_registers.h"
 
 namespace relevo {
 namespace {
 
 constexpr int FLOAT_SUMS = 24;       // up to four multipliers, latency four: at least sixteen in flight
+constexpr int BYTE_SUMS = 16;        // the same, latency three or four
 constexpr size_t WORDS_AHEAD = 256;  // 2 KiB; not measured
 static_assert(FLOAT_SUMS * 4 == FLOAT_PRODUCTS_NEON, "a vector holds 4 floats");
 
 double multiply_with_neon(int64_t rounds) {
-  return multiply_bytes(rounds, [](int32x4_t sum, int8x16_t x, int8x16_t y) {
-    const int16x8_t products = vmlal_high_s8(vmull_s8(vget_low_s8(x), vget_low_s8(y)), x, y);
-    return vpadalq_s16(sum, products);
-  });
+  return multiply_in_registers<int32_t, BYTE_SUMS>(
+      rounds, vdupq_n_s32(0), vdupq_n_s8(1), [](int32x4_t sum, int8x16_t x, int8x16_t y) {
+        const int16x8_t products = vmlal_high_s8(vmull_s8(vget_low_s8(x), vget_low_s8(y)), x, y);
+        return vpadalq_s16(sum, products);
+      });
 }
 
 }  // namespace
@@ -33,18 +36,9 @@ uint64_t read_with_neon(const uint64_t* words, size_t num_words) {
 }
 
 double multiply_floats_with_neon(int64_t rounds) {
-  float32x4_t sums[FLOAT_SUMS];
-  for (float32x4_t& sum : sums) sum = vdupq_n_f32(0.0f);
-  float32x4_t x = vdupq_n_f32(1.0f);
-  const float32x4_t y = vdupq_n_f32(1.0f);
-  for (int64_t round = 0; round < rounds; ++round) {
-    hide(x);
-    for (float32x4_t& sum : sums) sum = vfmaq_f32(sum, x, y);
-  }
-  double total = 0;
-  for (const float32x4_t& sum : sums)
-    for (int lane = 0; lane < 4; ++lane) total += static_cast<double>(sum[lane]);
-  return total;
+  return multiply_in_registers<float, FLOAT_SUMS>(
+      rounds, vdupq_n_f32(0.0f), vdupq_n_f32(1.0f),
+      [](float32x4_t sum, float32x4_t x, float32x4_t y) { return vfmaq_f32(sum, x, y); });
 }
 
 const LimitKernels limits_neon = {

@@ -1,6 +1,9 @@
 // Limits by plain C++: what the compiler makes of simple loops.
+#include <type_traits>
+
 #include "machine_limits.h"
 #include "machine_limits_paths.h"
+#include "machine_limits_registers.h"
 
 namespace relevo {
 namespace {
@@ -12,18 +15,6 @@ constexpr int ROUNDS_KEPT = 512;  // before the sums are emptied: 512 * 16 fits 
 // The vectors that every processor of our architectures has; the compiler knows how to compute with them.
 using Floats = float __attribute__((vector_size(16)));
 using Shorts = int16_t __attribute__((vector_size(16)));
-
-// Makes a register unknown to the compiler, so that what depends on it is computed again.
-template <typename Vector>
-inline void hide(Vector& value) {
-#if defined(__x86_64__)
-  asm volatile("" : "+x"(value));
-#elif defined(__aarch64__)
-  asm volatile("" : "+w"(value));
-#else
-  asm volatile("" : "+m"(value));
-#endif
-}
 
 uint64_t read(const uint64_t* words, size_t num_words) {
   uint64_t sums[4] = {0, 0, 0, 0};
@@ -38,10 +29,9 @@ uint64_t read(const uint64_t* words, size_t num_words) {
 
 template <typename Vector>
 double empty(Vector (&sums)[SUMS]) {
-  constexpr size_t LANES = sizeof(Vector) / sizeof(sums[0][0]);
   double total = 0;
   for (Vector& sum : sums) {
-    for (size_t lane = 0; lane < LANES; ++lane) total += static_cast<double>(sum[lane]);
+    total += sum_lanes<std::decay_t<decltype(sum[0])>>(sum);
     sum = Vector{};
   }
   return total;
