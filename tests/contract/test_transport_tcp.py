@@ -67,6 +67,11 @@ def frame_bytes(frame: frames.AnyFrame, num_payload_bytes: int) -> bytes:
     return frames._PREFIX.pack(b"RLKV", frames.KV_PROTOCOL_VERSION, 0, len(head), num_payload_bytes) + head
 
 
+NESTED = frames._PREFIX.pack(b"RLKV", frames.KV_PROTOCOL_VERSION, 0, 10_010, 0) + (
+    b"\x93\xa7Applied\x01" + b"\x91" * 9_999 + b"\xc0"
+)  # a field nobody asked for, nested without end
+
+
 def eventually(condition: Callable[[], bool]) -> None:
     never = threading.Event()
     for _ in range(10_000):
@@ -202,6 +207,30 @@ def test_cancel_gives_a_mute_receiver_up(arena: Arena) -> None:
         assert isinstance(event, TransferFailed)
         assert event.reservation == other
         assert not event.stale
+
+
+@pytest.mark.parametrize("num_greetings", [0, 1])
+def test_a_receiver_that_answers_nonsense_is_given_up(arena: Arena, num_greetings: int) -> None:
+    """Red if a thread of the link ends without a word: nothing would ever go to that address again."""
+    woken = threading.Event()
+    reservation = make_reservation([0])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(WAIT_S)
+        address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+        with closing(TcpTransport(arena, on_wake=woken.set)) as sender:
+            sender.write(reservation, address, 0, [0])
+            sock, _ = listener.accept()
+            with sock:
+                frames.receive_frame(sock)
+                for _ in range(num_greetings):
+                    frames.send_frame(sock, frames.Accepted())
+                sock.sendall(NESTED)
+                assert woken.wait(WAIT_S)
+            (event,) = sender.poll()
+            assert isinstance(event, TransferFailed)
+            sender.cancel(reservation)
+            sender.write(reservation, address, 0, [0])
+            listener.accept()[0].close()
 
 
 def test_credit_bounds_what_is_in_flight(arena: Arena) -> None:

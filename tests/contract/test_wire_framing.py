@@ -55,6 +55,7 @@ def frame(body: bytes) -> bytes:
         frame(msgspec.msgpack.encode(["NoSuchMessage", 1])),
         frame(msgspec.msgpack.encode(["Ping", "not a number"])),
         frame(msgspec.msgpack.encode(["Pong", 1])),  # the other direction
+        frame(b"\x93\xa4Ping\x01" + b"\x91" * 10_000 + b"\xc0"),  # a field nobody asked for, nested without end
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )

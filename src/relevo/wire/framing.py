@@ -57,7 +57,7 @@ class FrameDecoder(Generic[M]):
     def _decode(self, body: bytes) -> M:
         try:
             return self._decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"the peer sent a message that cannot be read: {error}") from error
 
 

@@ -117,7 +117,7 @@ def receive_frame(sock: socket.socket) -> tuple[AnyFrame, int]:
     receive_into(sock, [memoryview(head)])
     try:
         frame = _decoder.decode(head)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"the peer sent a frame that cannot be read: {error}") from error
     if payload_bytes and not frame.has_payload:
         raise ProtocolError(f"the peer sent {payload_bytes} bytes after a {type(frame).__name__} frame")
