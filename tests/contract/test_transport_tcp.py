@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import struct
 import threading
@@ -148,6 +150,21 @@ def test_nonsense_ends_the_connection_and_nothing_else(receiver: TcpTransport, n
             frames.receive_frame(sock)
     with connected(receiver):
         pass
+
+
+def test_a_connection_that_cannot_be_accepted_is_not_the_last(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if a moment without a free descriptor is the end of all handoffs to this worker."""
+    accept, failures = socket.socket.accept, iter([errno.EMFILE, errno.EHOSTUNREACH])
+
+    def failing_accept(sock: socket.socket) -> object:
+        code = next(failures, None)
+        if code is not None:
+            raise OSError(code, os.strerror(code))
+        return accept(sock)
+
+    monkeypatch.setattr(socket.socket, "accept", failing_accept)
+    with closing(TcpTransport(arena, options=TcpOptions(secret="s"))) as receiver, connected(receiver):
+        assert next(failures, None) is None
 
 
 def test_who_does_not_know_the_secret_is_refused(receiver: TcpTransport) -> None:

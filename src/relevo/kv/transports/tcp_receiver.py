@@ -42,6 +42,7 @@ from relevo.kv.transports.tcp_frames import (
 
 MAX_CONNECTIONS = 1024  # arbitrary; one per sending worker and one per read under way
 HANDSHAKE_TIMEOUT_S = 5.0
+ACCEPT_RETRY_S = 0.1  # arbitrary; after a connection that could not be accepted, for want of descriptors say
 _SCRATCH_BYTES = 1024 * 1024
 _log = logging.getLogger("relevo.kv")
 
@@ -55,7 +56,7 @@ class TcpReceiver:
         self._secret = secret.encode()
         self._lock = threading.Lock()
         self._threads: dict[socket.socket, threading.Thread] = {}
-        self._closing = False
+        self._closing = threading.Event()
         self.num_refused_writes = 0
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=128)
@@ -66,7 +67,7 @@ class TcpReceiver:
     def close(self, timeout_s: float) -> None:
         """Stop listening, end every connection, wait for the threads until the time is up."""
         with self._lock:
-            self._closing = True
+            self._closing.set()
             threads = [self._acceptor, *self._threads.values()]
             sockets = [self._listener, *self._threads]
         for sock in sockets:
@@ -83,10 +84,13 @@ class TcpReceiver:
                 sock, _ = self._listener.accept()
             except ConnectionAbortedError:
                 continue
-            except OSError:  # close() has shut the listener down
-                return
+            except OSError as error:
+                if self._closing.wait(ACCEPT_RETRY_S):  # close() has shut the listener down
+                    return
+                _log.warning("a KV connection could not be accepted: %s", error)
+                continue
             with self._lock:
-                if self._closing or len(self._threads) >= MAX_CONNECTIONS:
+                if self._closing.is_set() or len(self._threads) >= MAX_CONNECTIONS:
                     sock.close()
                     continue
                 thread = threading.Thread(target=self._serve, args=(sock,), name="kv-receive", daemon=True)
