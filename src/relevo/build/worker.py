@@ -132,14 +132,18 @@ def _own_block_ids(config: WorkerConfig) -> range:
 
 
 def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
+    """Closed to writers: the warm-up writes into this worker's blocks, and a prefill worker that still computes there
+    for an earlier incarnation has to find its right ended before it tells what it read."""
     if config.arena_fd >= 0:
-        return Arena.attach(config.arena_fd, layout, config.num_arena_blocks)
+        arena = Arena.attach(config.arena_fd, layout, config.num_arena_blocks)
+        arena.close_to_writers(_own_block_ids(config))
+        return arena
     return Arena.create(layout, config.num_arena_blocks, shared=False)
 
 
 def _transport(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> KVTransport:
     if config.transport == "shm":
-        return ShmTransport(arena, own_block_ids=_own_block_ids(config), on_wake=wake)
+        return ShmTransport(arena, on_wake=wake)
     return TcpTransport(arena, on_wake=wake)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from relevo.core.kv import KVLayout
 from relevo.kv.arena_file import (
     HEAD,
     HEAD_BYTES,
+    NO_GENERATION,
     arena_bytes,
     arena_head,
     arena_start,
@@ -98,6 +99,10 @@ class Arena:
                 views.append(self._run(block_ids[start], end - start))
                 start = end
         return views
+
+    def close_to_writers(self, block_ids: Iterable[BlockId]) -> None:
+        """End every right to write these blocks, whoever granted it."""
+        self.generations[list(block_ids)] = NO_GENERATION
 
     def copy_block(self, source: BlockId, target: BlockId) -> None:
         self.block(target)[:] = self.block(source)

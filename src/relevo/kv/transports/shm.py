@@ -37,7 +37,7 @@ class ShmTransport:
         self._address = f"shm:{arena.identity}"
         self._events = EventQueue(on_wake)
         self._ledger = TransferLedger()
-        arena.generations[list(own_block_ids)] = NO_GENERATION
+        arena.close_to_writers(own_block_ids)
         self.num_refused_writes = 0
 
     def address(self) -> str:
