@@ -279,10 +279,29 @@ def test_an_unsealed_or_unknown_handoff_is_rejected_and_nothing_is_held():
 
 @pytest.mark.parametrize(
     ("prompt", "n", "code"),
-    [([1] * 16, 1, "context_length_exceeded"), ([1] * 13, 3, "invalid_request"), ([], 1, "invalid_request")],
+    [([1] * 16, 1, "context_length_exceeded"), ([1] * 2, 0, "invalid_request"), ([], 1, "invalid_request")],
 )
 def test_reservations_that_can_never_be_granted_are_rejected(prompt, n, code):
     assert Driver().reserve(make_request("a", prompt, n=n)).code == code
+
+
+@pytest.mark.parametrize("num_prompt", [13, 15])
+def test_continuations_whose_copies_do_not_fit_beside_the_prompt_run_one_after_the_other(num_prompt):
+    """Red if a worker refuses for its n a request that it computes when it is not split. Seven or all eight blocks are
+    the prompt's."""
+    prefill, decode = pair()
+    request = make_request("a", ([1, 2, 3] * 5)[:num_prompt], n=3, max_tokens=4, ignore_eos=True)
+    assert prefill.scheduler.prefill_into(request, grant(decode, request), 0) is None
+    prefill.drain()
+    decode.scheduler.seal("a", num_prompt)
+    assert decode.scheduler.start_decode(baton(request, prefill), 0) is None
+    decode.drain()
+    alone = Driver()
+    alone.submit(request)
+    alone.drain()
+    assert {key: prefill.tokens[key] + decode.tokens[key] for key in alone.tokens} == alone.tokens
+    assert len(alone.tokens) == 3
+    assert decode.is_clean()
 
 
 def test_a_reservation_that_does_not_fit_its_prompt_is_rejected():

@@ -44,9 +44,15 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def num_copy_blocks(request: EngineRequest, block_size: int) -> int:
-    """Copies of a partial last prompt block that the n continuations need beside the first one's."""
-    return request.sampling.n - 1 if len(request.prompt_token_ids) % block_size else 0
+def num_copy_blocks(request: EngineRequest, block_size: int, num_pool_blocks: int) -> int:
+    """Copies of a partial last prompt block that the n continuations need beside the first one's.
+
+    No more than the empty pool has beside the prompt: a continuation without one starts when another has ended.
+    """
+    num_prompt = len(request.prompt_token_ids)
+    if num_prompt % block_size == 0:
+        return 0
+    return min(request.sampling.n - 1, num_pool_blocks - num_blocks_for(num_prompt, block_size))
 
 
 def max_outputs(request: EngineRequest, config: SchedulerConfig, *, bounded_by_pool: bool) -> int:
@@ -74,15 +80,10 @@ def check_request(request: EngineRequest, config: SchedulerConfig) -> Rejected |
     return None
 
 
-def check_fits(num_tokens: int, num_extra_blocks: int, config: SchedulerConfig) -> Rejected | None:
-    """`num_tokens` tokens and `num_extra_blocks` blocks must fit the empty pool."""
+def check_fits(num_tokens: int, config: SchedulerConfig) -> Rejected | None:
+    """`num_tokens` tokens must fit the empty pool."""
     if num_tokens <= config.num_pool_tokens:
-        needed = num_blocks_for(num_tokens, config.block_size) + num_extra_blocks
-        if needed <= config.num_blocks:
-            return None
-        return Rejected(
-            "invalid_request", f"n needs {needed} KV blocks and the worker has {config.num_blocks}; lower n."
-        )
+        return None
     return Rejected(
         "context_length_exceeded",
         f"The request needs KV room for {num_tokens} tokens and the worker has room for {config.num_pool_tokens}.",
@@ -95,7 +96,7 @@ def check_local(request: EngineRequest, samples: Sequence[SampleState], config: 
     if rejected is not None:
         return rejected
     num_prompt = len(request.prompt_token_ids)
-    rejected = check_fits(num_prompt + 1, 0, config)
+    rejected = check_fits(num_prompt + 1, config)
     if rejected is not None or not samples:
         return rejected
     live = [len(sample.output_token_ids) for sample in samples if sample.finish_reason is None]
@@ -107,19 +108,14 @@ def check_local(request: EngineRequest, samples: Sequence[SampleState], config: 
 
 
 def check_reserve(request: EngineRequest, config: SchedulerConfig) -> Rejected | None:
-    num_prompt = len(request.prompt_token_ids)
-    return (
-        check_request(request, config)
-        or check_fits(num_prompt, num_copy_blocks(request, config.block_size), config)
-        or check_fits(num_prompt + 1, 0, config)
-    )
+    return check_request(request, config) or check_fits(len(request.prompt_token_ids) + 1, config)
 
 
 def check_prefill(request: EngineRequest, reservation: Reservation, config: SchedulerConfig) -> Rejected | None:
     rejected = check_request(request, config)
     num_prompt = len(request.prompt_token_ids)
     if rejected is None and not config.zero_copy:
-        rejected = check_fits(num_prompt, 0, config)
+        rejected = check_fits(num_prompt, config)
     if rejected is None and len(reservation.block_ids) != num_blocks_for(num_prompt, config.block_size):
         rejected = Rejected(
             "handoff_failed",

@@ -57,10 +57,13 @@ class Reservations:
     def grant(
         self, request: EngineRequest, hashes: list[BlockHash], num_usable_hashes: int, num_spare: int
     ) -> Reservation | None:
-        """Room for the whole prompt and the copies that n > 1 needs; None if it would leave less than `num_spare`."""
+        """Room for the whole prompt and the copies that n > 1 needs; None if it would leave less than `num_spare`.
+
+        Requires a prompt that fits the empty pool.
+        """
         num_prompt = len(request.prompt_token_ids)
         num_prompt_blocks = num_blocks_for(num_prompt, self._block_size)
-        num_blocks = num_prompt_blocks + num_copy_blocks(request, self._block_size)
+        num_blocks = num_prompt_blocks + num_copy_blocks(request, self._block_size, self._pool.num_blocks)
         acquired = self._pool.acquire(hashes[:num_usable_hashes], num_blocks, num_spare)
         if acquired is None:
             return None
