@@ -137,6 +137,8 @@ class Supervisor:
             )  # fmt: skip
         finally:
             os.close(write_fd)
+        if self._stopping.is_set():  # too late for `_shut_down` to have seen it
+            child.process.kill()
         assert child.process.stdin is not None
         child.process.stdin.write(msgspec.json.encode(config))
         child.process.stdin.close()
