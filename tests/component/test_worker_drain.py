@@ -20,9 +20,8 @@ class VirtualClock:
 
 
 class RecordingServer:
-    peer_ids = (PeerId(1), PeerId(2))
-
     def __init__(self) -> None:
+        self.peer_ids: tuple[PeerId, ...] = (PeerId(1), PeerId(2))
         self.sent: list[tuple[PeerId, wire.ToGateway]] = []
         self.num_wakes = 0
 
@@ -68,6 +67,17 @@ def test_every_gateway_hears_once_and_the_worker_leaves_with_its_last_request(
     assert not drain.may_leave(1)
     assert server.sent == [(PeerId(1), wire.Leaving()), (PeerId(2), wire.Leaving())]
     assert drain.may_leave(0)
+
+
+def test_a_gateway_that_comes_during_the_drain_hears_of_it(drain: Drain, server: RecordingServer) -> None:
+    """Red when only those that were there at its beginning hear: the newcomer would send requests to a worker that
+    leaves."""
+    drain.ask()
+    assert not drain.may_leave(1)
+    server.peer_ids = (PeerId(1), PeerId(2), PeerId(3))
+    server.sent.clear()
+    assert not drain.may_leave(1)
+    assert server.sent == [(PeerId(3), wire.Leaving())]
 
 
 def test_what_outlasts_the_drain_is_left(drain: Drain, clock: VirtualClock) -> None:

@@ -1,4 +1,4 @@
-"""A worker on its way out: announced once, over when nothing is left or its time is.
+"""A worker on its way out: announced once to each gateway, over when nothing is left or its time is.
 
 Owns whether somebody asked for it and when it ends. Does not know requests, only how many there are.
 """
@@ -6,11 +6,11 @@ Owns whether somebody asked for it and when it ends. Does not know requests, onl
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relevo.core.ports import Clock
 from relevo.wire import messages as wire
-from relevo.wire.server import WireServer
+from relevo.wire.server import PeerId, WireServer
 
 log = logging.getLogger("relevo.engine")
 
@@ -21,7 +21,8 @@ class Drain:
     server: WireServer
     timeout_s: float  # how long it waits for what runs
     _is_asked: bool = False
-    _ends_at_ns: int | None = None  # set when it was announced
+    _ends_at_ns: int | None = None  # set when it began
+    _told: set[PeerId] = field(default_factory=set)
 
     def ask(self) -> None:
         """Called from a signal handler too: only notes it and wakes the loop."""
@@ -29,13 +30,15 @@ class Drain:
         self.server.wake()
 
     def may_leave(self, num_requests: int) -> bool:
-        """Nothing is left, or what is left is to be continued elsewhere. Announces the drain when first called."""
+        """Nothing is left, or what is left is to be continued elsewhere. Announces the drain to whom it was not yet."""
         if not self._is_asked:
             return False
         if self._ends_at_ns is None:
             log.info("draining: %d requests may finish for %.0f s", num_requests, self.timeout_s)
             self._ends_at_ns = self.clock.now_ns() + round(self.timeout_s * 1e9)
-            for peer in self.server.peer_ids:
+        for peer in self.server.peer_ids:
+            if peer not in self._told:
+                self._told.add(peer)
                 self.server.send(peer, wire.Leaving())
         if num_requests and self.clock.now_ns() >= self._ends_at_ns:
             log.warning("leaving %d requests to be continued elsewhere", num_requests)
