@@ -73,6 +73,11 @@ class Member:
     def ref(self) -> WorkerRef:
         return WorkerRef(self.worker_id, self.hello.epoch if self.hello is not None else 0)
 
+    @property
+    def is_gone(self) -> bool:
+        """It was there, and its process has ended since."""
+        return self.hello is not None and self.connection is None
+
 
 class Membership:
     """Keeps a connection to every configured worker. `run` until cancelled."""
@@ -209,10 +214,12 @@ class Membership:
         self._all_fenced(member)
 
     def _fence(self, member: Member, orphans: Iterable[RequestId]) -> None:
-        """Every other worker has to answer once more. Those that are not there are asked when they join."""
+        """Every other worker has to answer once more, unless its process is gone. Those that never were there are
+        asked when they join."""
         member.fence_nonce += 1
         member.orphans.update(orphans)
-        member.unfenced = {worker_id for worker_id in self._members if worker_id != member.worker_id}
+        others = [other for other in self._members.values() if other is not member and not other.is_gone]
+        member.unfenced = {other.worker_id for other in others}
         for other in self._members.values():
             if other is not member and other.connection is not None:
                 self.send(other.ref, wire.Fence(member.worker_id, member.ref.epoch, member.fence_nonce))

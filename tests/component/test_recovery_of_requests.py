@@ -1,0 +1,198 @@
+"""What becomes of a request when workers go, come back or fail it: the dispatcher on virtual time, workers by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, cast
+
+from virtual_time import VirtualLoop, run_virtually
+
+from relevo.core import errors
+from relevo.core.baton import SampledToken
+from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
+from relevo.core.ids import RequestId, WorkerId
+from relevo.core.request import EngineRequest, FinishReason, SamplingParams
+from relevo.engine.fake_runner import fake_layout
+from relevo.gateway.dispatch import Dispatcher
+from relevo.gateway.membership import Member, Membership
+from relevo.gateway.placement import Placement
+from relevo.gateway.route_notes import RouteNotes
+from relevo.policy.admission import Admission, AdmissionLimits
+from relevo.policy.handoff import HandoffLimits
+from relevo.policy.worker_choice import WorkerChooser
+from relevo.wire import messages as wire
+
+LIMITS = HandoffLimits(queue_s=30.0, prefill_s=10.0, transfer_s=5.0, drain_lease_s=2.0, decode_stall_s=20.0)
+R = RequestId("r")
+
+
+class Silent:
+    """No metrics."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: None
+
+
+class ManualWorker:
+    """One incarnation, as the connection that the gateway has to it. It says what the test says, and fences at once."""
+
+    def __init__(self, hello: wire.Hello) -> None:
+        self.hello = hello
+        self.heard: list[wire.ToWorker] = []
+        self.is_broken = False  # and the gateway has not read so far
+        self._incoming: asyncio.Queue[wire.ToGateway | None] = asyncio.Queue()
+
+    def send(self, message: wire.ToWorker) -> None:
+        if self.is_broken:
+            raise errors.WorkerLost("broken")
+        self.heard.append(message)
+        if isinstance(message, wire.Fence):
+            self.say(wire.Fenced(message.worker_id, message.epoch, message.nonce))
+        elif isinstance(message, wire.Ping):
+            self.say(wire.Pong(message.nonce))
+
+    async def receive(self) -> wire.ToGateway:
+        message = await self._incoming.get()
+        if message is None:
+            raise errors.WorkerLost("closed")
+        return message
+
+    def close(self) -> None:
+        pass
+
+    def say(self, message: wire.ToGateway) -> None:
+        self._incoming.put_nowait(message)
+
+    def die(self) -> None:
+        self._incoming.put_nowait(None)
+
+    def leave(self) -> None:
+        """As when it is drained and its time for that is over."""
+        self.say(wire.Leaving())
+        self.die()
+
+    def says_token(self, token_id: int, finish: FinishReason | None = None) -> None:
+        output = TokenOutput(R, 0, (SampledToken(token_id),), finish)
+        self.say(wire.StepOutputs((output,), WorkerLoad(), StepCounters()))
+
+    def asked(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+
+@dataclass
+class World:
+    loop: VirtualLoop
+    roles: dict[str, str]
+    workers: dict[str, ManualWorker] = field(default_factory=dict)
+    fenced: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._joining: dict[str, ManualWorker] = {}
+        self._epochs = dict.fromkeys(self.roles, 0)
+        members = [Member(WorkerId(name), role, name) for name, role in self.roles.items()]
+        self.membership = Membership(members, connect=cast(Any, self._connect))
+        self.placement = Placement(self.membership, WorkerChooser(), 4, Random(0))
+        self.dispatcher = Dispatcher(
+            membership=self.membership,
+            placement=self.placement,
+            admission=Admission(AdmissionLimits()),
+            limits=LIMITS,
+            block_size=4,
+            model_name="fake",
+            metrics=Silent(),
+            clock=self.loop,
+            notes=RouteNotes(),
+            fence=lambda worker, reason: self.fenced.append(worker.worker_id),
+        )
+
+    async def _connect(self, address: str) -> ManualWorker:
+        if address not in self._joining:
+            raise ConnectionRefusedError
+        return self._joining.pop(address)
+
+    async def start(self, *names: str) -> None:
+        """New incarnations, in rotation when it returns."""
+        for name in names:
+            self.come(name)
+        await until(lambda: all(self.is_ready(name) for name in names))
+
+    def come(self, name: str) -> ManualWorker:
+        self._epochs[name] += 1
+        worker = self._joining[name] = self.workers[name] = ManualWorker(
+            wire.Hello(
+                protocol_version=wire.PROTOCOL_VERSION,
+                worker_id=WorkerId(name),
+                epoch=self._epochs[name],
+                pid=1,
+                role=self.roles[name],
+                layout=fake_layout(4),
+                model_name="fake",
+                vocab_size=256,
+                max_model_len=256,
+                transport="shm",
+                address=name,
+                load=WorkerLoad(),
+            )
+        )
+        return worker
+
+    def is_ready(self, name: str) -> bool:
+        return any(member.is_ready for member in self.membership.members if member.worker_id == name)
+
+    def worker_asked(self, kind: type[Any]) -> ManualWorker | None:
+        """Whoever of those that are there now was asked for it."""
+        return next((worker for worker in self.workers.values() if worker.asked(kind)), None)
+
+    def ask(self) -> asyncio.Task[list[int]]:
+        return asyncio.create_task(self._tokens())
+
+    async def _tokens(self) -> list[int]:
+        sampling = SamplingParams(max_tokens=99, seed=0, temperature=0, ignore_eos=True)
+        request = EngineRequest(request_id=R, prompt_token_ids=tuple(range(10)), sampling=sampling)
+        return [token.token_id async for output in self.dispatcher.generate(request) for token in output.tokens]
+
+
+@asynccontextmanager
+async def world_of(loop: VirtualLoop, roles: dict[str, str]) -> AsyncIterator[World]:
+    world = World(loop, roles)
+    running = asyncio.create_task(world.membership.run(world.dispatcher))
+    try:
+        yield world
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110  # any task may bring it about
+        await asyncio.sleep(0.05)
+
+
+def virtually(story: Callable[[VirtualLoop], Coroutine[Any, Any, None]]) -> None:
+    loop = VirtualLoop()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(200.0):  # of virtual time
+            await story(loop)
+
+    run_virtually(loop, bounded())
+
+
+def test_a_worker_that_returns_does_not_wait_for_one_that_is_gone() -> None:
+    """Who is gone writes into nobody's blocks. Red when a worker that cannot start keeps the other one out, too."""
+
+    async def story(loop: VirtualLoop) -> None:
+        async with world_of(loop, {"u": "unified", "v": "unified"}) as world:
+            await world.start("u", "v")
+            world.workers["u"].die()
+            world.workers["v"].die()
+            await until(lambda: not world.is_ready("u") and not world.is_ready("v"))
+            await world.start("u")
+            assert not world.is_ready("v")
+            await world.start("v")
+
+    virtually(story)
