@@ -182,6 +182,30 @@ def virtually(story: Callable[[VirtualLoop], Coroutine[Any, Any, None]]) -> None
     run_virtually(loop, bounded())
 
 
+def test_a_long_stream_outlives_any_number_of_drains() -> None:
+    """Every worker is replaced in turn, twice. Red when a move by a drain counts as a failure of the request."""
+
+    async def story(loop: VirtualLoop) -> None:
+        async with world_of(loop, {"u": "unified", "v": "unified"}) as world:
+            await world.start("u", "v")
+            answer = world.ask()
+            for move in range(5):
+                await until(lambda: world.worker_asked(wire.Submit))
+                serving = world.worker_asked(wire.Submit)
+                assert serving is not None
+                serving.says_token(move)
+                await asyncio.sleep(1.0)
+                serving.leave()
+                await world.start(serving.hello.worker_id)
+            await until(lambda: world.worker_asked(wire.Submit))
+            serving = world.worker_asked(wire.Submit)
+            assert serving is not None
+            serving.says_token(9, FinishReason.LENGTH)
+            assert await answer == [0, 1, 2, 3, 4, 9]
+
+    virtually(story)
+
+
 def test_a_worker_that_returns_does_not_wait_for_one_that_is_gone() -> None:
     """Who is gone writes into nobody's blocks. Red when a worker that cannot start keeps the other one out, too."""
 

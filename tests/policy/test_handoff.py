@@ -198,6 +198,15 @@ def test_attempts_are_bounded_and_the_last_failure_is_told() -> None:
     assert h.End(outcome=h.Outcome.FAILED, code="step_failed", reason="boom 2") in driver.effects
 
 
+def test_a_worker_that_was_asked_to_leave_failed_nobody() -> None:
+    """Red when a rolling restart uses up the attempts of a long request."""
+    driver = Driver().until_prefill()
+    assert kinds(driver.tell(h.WorkerDied(P, has_left=True))) == ["ChoosePrefill"]
+    driver.tell(h.PrefillChosen(None))
+    assert driver.tell(h.WorkerDied(D, has_left=True)) == (h.Route("", (P, D), resume=False),)
+    assert driver.state.num_failures == 0
+
+
 def test_no_route_after_a_failure_tells_the_failure_and_when_to_come_back() -> None:
     driver = Driver()
     driver.tell(h.Routed(D, split=False), h.WorkerDied(D))

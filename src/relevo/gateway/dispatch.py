@@ -219,7 +219,7 @@ class Dispatcher:
         self._placement.forget(worker)
         self._unfollowed.discard(worker)
         for flight in list(self._flights.values()):
-            self._advance(flight, h.WorkerDied(worker))
+            self._advance(flight, self._lost(worker))
         self._door.pump()
 
     def on_heard(self) -> None:
@@ -277,7 +277,7 @@ class Dispatcher:
             case h.SendPrefill(worker=worker):
                 decode = self._membership.get(WorkerRef(effect.reservation.worker_id, effect.reservation.epoch))
                 if decode is None or decode.hello is None:
-                    return h.WorkerDied(WorkerRef(effect.reservation.worker_id, effect.reservation.epoch))
+                    return self._lost(WorkerRef(effect.reservation.worker_id, effect.reservation.epoch))
                 num_found = flight.state.num_found_tokens
                 return self._send(worker, wire.Prefill(request, effect.reservation, decode.hello.address, num_found))
             case h.SendSeal(worker=worker):
@@ -296,12 +296,18 @@ class Dispatcher:
         return None
 
     def _send(self, worker: WorkerRef, message: wire.ToWorker) -> h.Event | None:
-        return None if self._membership.send(worker, message) else h.WorkerDied(worker)
+        return None if self._membership.send(worker, message) else self._lost(worker)
+
+    def _lost(self, worker: WorkerRef) -> h.WorkerDied:
+        return h.WorkerDied(worker, has_left=self._membership.has_left(worker))
 
     def _route(self, flight: Flight, route: h.Route) -> h.Event | None:
         choice = self._placement.choose_decode(flight.request, route.exclude)
         if choice is None:
-            return self._park(flight, route)
+            if not self._placement.may_wait():
+                return self._no_route()
+            self._park(flight, route)
+            return None
         request_id = flight.request.request_id
         log.debug("%s: decode on %s: %s", request_id, choice.worker.worker_id, choice.reason)
         self._notes.add(request_id, f"decode {choice.worker.worker_id}: {choice.reason}")

@@ -112,6 +112,11 @@ class Membership:
             return None
         return member
 
+    def has_left(self, worker: WorkerRef) -> bool:
+        """That incarnation has said that it leaves: it goes, or went, because it was asked to."""
+        member = self._members.get(worker.worker_id)
+        return member is not None and member.ref == worker and member.is_leaving
+
     def send(self, worker: WorkerRef, message: wire.ToWorker) -> bool:
         """False if that incarnation is gone (or its connection just broke): nothing was sent."""
         member = self.get(worker)

@@ -69,6 +69,11 @@ def replace_decode(state: HandoffState, code: str, reason: str, now_ns: int, out
     state = _count_failure(state, code, reason)
     if code in REQUEST_FAULT_CODES or state.num_failures >= state.limits.max_attempts:
         return fail(state, code, reason, now_ns, out)
+    return leave_decode(state, now_ns, out)
+
+
+def leave_decode(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    """The same, and it was nobody's failure."""
     state = replace(state, phase=Phase.REPLACING, deadline_at_ns=None)
     return _ask_all(state, now_ns, out, decode_lease_s=state.limits.drain_lease_s)
 
@@ -78,6 +83,11 @@ def replace_prefill(state: HandoffState, code: str, reason: str, now_ns: int, ou
     state = _count_failure(state, code, reason)
     if code in REQUEST_FAULT_CODES or state.num_failures >= state.limits.max_attempts:
         return fail(state, code, reason, now_ns, out)
+    return leave_prefill(state, now_ns, out)
+
+
+def leave_prefill(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    """The same, and it was nobody's failure."""
     state = replace(state, phase=Phase.RECALLING, deadline_at_ns=None)
     return _ask_prefill(state, now_ns, out)
 
@@ -112,10 +122,14 @@ def on_worker_died(state: HandoffState, event: WorkerDied, now_ns: int, out: lis
         state = replace(state, decode=None)
         if state.phase in (Phase.REPLACING, Phase.DRAINING):
             return state
+        if event.has_left:
+            return leave_decode(state, now_ns, out)
         return replace_decode(state, WorkerLost.code, reason, now_ns, out)
     state = replace(state, prefill=None)
     if state.phase in LETTING_GO:
         return state
+    if event.has_left:
+        return leave_prefill(state, now_ns, out)
     return replace_prefill(state, WorkerLost.code, reason, now_ns, out)
 
 

@@ -121,6 +121,7 @@ class WorkerDied:
     """The process is gone, so it writes nothing any more. Also the answer to anything sent to a worker that is gone."""
 
     worker: WorkerRef
+    has_left: bool = False  # it was asked to leave: nobody's failure
 
 
 @dataclass(frozen=True, slots=True)
