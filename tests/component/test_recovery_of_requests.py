@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
 
+import pytest
 from virtual_time import VirtualLoop, run_virtually
 
 from relevo.core import errors
@@ -180,6 +181,91 @@ def virtually(story: Callable[[VirtualLoop], Coroutine[Any, Any, None]]) -> None
             await story(loop)
 
     run_virtually(loop, bounded())
+
+
+def test_who_waited_for_a_worker_to_return_keeps_its_deadlines() -> None:
+    """The new incarnation is silent about it. Red when the timer that bounds that wait is taken for the handoff's."""
+
+    async def story(loop: VirtualLoop) -> None:
+        async with world_of(loop, {"u": "unified"}) as world:
+            await world.start("u")
+            answer = world.ask()
+            await until(lambda: world.worker_asked(wire.Submit))
+            world.workers["u"].says_token(1)
+            await asyncio.sleep(1.0)
+            world.workers["u"].die()
+            await asyncio.sleep(1.0)
+            await world.start("u")
+            await until(lambda: world.worker_asked(wire.Submit))
+            world.workers["u"].says_token(2)
+            stalled_at_s = loop.time()
+            await until(lambda: world.workers["u"].asked(wire.Abort))
+            assert loop.time() - stalled_at_s < 2 * 20.0
+            answer.cancel()
+
+    virtually(story)
+
+
+def test_a_request_that_every_worker_failed_ends_at_once() -> None:
+    """Nobody is away who could come back. Red when it waits for a worker to become ready though all are."""
+
+    async def story(loop: VirtualLoop) -> None:
+        async with world_of(loop, {"u": "unified"}) as world:
+            await world.start("u")
+            answer = world.ask()
+            await until(lambda: world.worker_asked(wire.Submit))
+            failed_at_s = loop.time()
+            world.workers["u"].say(wire.RequestFailed(R, "step_failed", "the engine failed in a step: no numbers"))
+            with pytest.raises(errors.StepFailed, match="no numbers"):
+                await answer
+            assert loop.time() - failed_at_s < 1.0
+            assert world.dispatcher.num_flights == 0
+            assert world.placement.is_idle
+
+    virtually(story)
+
+
+def test_a_request_that_a_worker_failed_waits_for_one_that_is_on_its_way_back() -> None:
+    async def story(loop: VirtualLoop) -> None:
+        async with world_of(loop, {"u": "unified", "v": "unified"}) as world:
+            await world.start("u", "v")
+            answer = world.ask()
+            await until(lambda: world.worker_asked(wire.Submit))
+            first = world.worker_asked(wire.Submit)
+            assert first is not None
+            other = "v" if first.hello.worker_id == "u" else "u"
+            world.workers[other].die()
+            await until(lambda: not world.is_ready(other))
+            first.say(wire.RequestFailed(R, "step_failed", "no numbers"))
+            await asyncio.sleep(5.0)
+            assert not answer.done()
+            first.die()
+            await world.start(other)
+            await until(lambda: world.workers[other].asked(wire.Submit))
+            world.workers[other].says_token(3, FinishReason.LENGTH)
+            assert await answer == [3]
+
+    virtually(story)
+
+
+def test_a_request_for_a_worker_whose_end_was_not_read_yet_waits_for_its_return() -> None:
+    """Red when that worker counts as ready: then nobody seems to be away, and the request fails at once."""
+
+    async def story(loop: VirtualLoop) -> None:
+        async with world_of(loop, {"u": "unified"}) as world:
+            await world.start("u")
+            world.workers["u"].is_broken = True
+            answer = world.ask()
+            await asyncio.sleep(0.5)
+            assert not answer.done()
+            world.workers["u"].die()
+            await until(lambda: not world.is_ready("u"))
+            await world.start("u")
+            await until(lambda: world.workers["u"].asked(wire.Submit))
+            world.workers["u"].says_token(3, FinishReason.LENGTH)
+            assert await answer == [3]
+
+    virtually(story)
 
 
 def test_a_long_stream_outlives_any_number_of_drains() -> None:

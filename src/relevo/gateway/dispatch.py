@@ -54,7 +54,8 @@ class Flight:
     refused_by: str = ""  # the limit that ended it, if one did
     outbox: Outbox[TokenOutput | h.End] = field(default_factory=Outbox)
     is_started: bool = False  # the door knows of its first token
-    timer: asyncio.TimerHandle | None = None
+    timer: asyncio.TimerHandle | None = None  # of `state`
+    parking: asyncio.TimerHandle | None = None  # while it waits for a worker to become ready
     is_split: bool = False  # a handoff is under way, its outcome not yet counted
     is_handoff_open: bool = False  # its cost to the client is not yet measured
     first_token_at_ns: int | None = None  # of the prefill worker
@@ -200,11 +201,10 @@ class Dispatcher:
         self._membership.send(worker, wire.FollowCache())
         if self.status().ready:
             self.ready.set()
-        parked, self._parked = self._parked, {}
-        for request_id, route in parked.items():
-            flight = self._flights.get(request_id)
-            if flight is not None:
-                self._carry_out(flight, (route,))
+        for request_id, route in list(self._parked.items()):
+            flight = self._flights[request_id]
+            self._unpark(flight)
+            self._carry_out(flight, (route,))
         self._door.pump()
 
     def _on_cache_report(self, worker: WorkerRef, report: wire.CacheEvents | wire.CacheSnapshot) -> None:
@@ -315,20 +315,27 @@ class Dispatcher:
         flight.first_token_at_ns = None
         return h.Routed(choice.worker, flight.is_split)
 
-    def _park(self, flight: Flight, route: h.Route) -> h.Event | None:
+    def _park(self, flight: Flight, route: h.Route) -> None:
         """Nobody is ready: wait for a worker to join, as long as a request may wait for room."""
         request_id = flight.request.request_id
+        self._unpark(flight)
         self._parked[request_id] = replace(route, exclude=())
-        if flight.timer is not None:
-            flight.timer.cancel()
         wait_s = self._limits.queue_s if self._limits.queue_s is not None else 60.0
-        flight.timer = asyncio.get_running_loop().call_later(wait_s, self._give_up, request_id)
-        return None
+        flight.parking = asyncio.get_running_loop().call_later(wait_s, self._give_up, flight)
 
-    def _give_up(self, request_id: RequestId) -> None:
-        if self._parked.pop(request_id, None) is not None:
-            reason = "no worker became ready in time; see /ready for the reason"
-            self._on_event(request_id, h.NoRoute(errors.NoWorker.code, reason, retry_after_s=5.0))
+    def _unpark(self, flight: Flight) -> None:
+        self._parked.pop(flight.request.request_id, None)
+        if flight.parking is not None:
+            flight.parking.cancel()
+            flight.parking = None
+
+    def _give_up(self, flight: Flight) -> None:
+        self._unpark(flight)
+        self._advance(flight, self._no_route())
+
+    def _no_route(self) -> h.NoRoute:
+        reason = "no worker became ready in time; see /ready for the reason"
+        return h.NoRoute(errors.NoWorker.code, reason, retry_after_s=5.0)
 
     def _choose_prefill(self, flight: Flight, effect: h.ChoosePrefill) -> h.Event:
         decode = WorkerRef(effect.reservation.worker_id, effect.reservation.epoch)
@@ -373,7 +380,7 @@ class Dispatcher:
 
     def _finish(self, flight: Flight, end: h.End) -> None:
         flight.outbox.put(end)
-        self._parked.pop(flight.request.request_id, None)
+        self._unpark(flight)
         if flight.is_split and end.outcome is not h.Outcome.FINISHED:
             self._metrics.handoff_finished(self._model_name, str(end.outcome), 0.0, 0, 0.0)
         flight.is_split = False

@@ -125,6 +125,7 @@ class Membership:
         try:
             member.connection.send(message)
         except WorkerLost:
+            member.is_ready = False  # `on_worker_gone` follows
             return False
         return True
 

@@ -21,7 +21,7 @@ from relevo.policy.perf_model import HandoffCostModel
 from relevo.policy.prefix_cache import chain
 from relevo.policy.prefix_index import PrefixIndex
 from relevo.policy.router import Use
-from relevo.policy.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView
+from relevo.policy.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView, is_anyone_away
 from relevo.wire import messages as wire
 
 
@@ -82,6 +82,10 @@ class Placement:
                 self._in_flight.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
             self._chose("decode", request_id, choice.use)
         return choice
+
+    def may_wait(self) -> bool:
+        """For a request that nobody who is ready may take: will there be others?"""
+        return is_anyone_away(self._views())
 
     def choose_prefill(
         self, request: EngineRequest, decode: WorkerRef, num_uncached_tokens: int, exclude: Iterable[WorkerRef]

@@ -225,6 +225,11 @@ class WorkerChooser:
         return pick, num_uncached[pick.candidate.key]
 
 
+def is_anyone_away(views: Sequence[WorkerView]) -> bool:
+    """Whoever is not ready is on its way back, as a new incarnation that has failed nobody."""
+    return not all(view.ready for view in views)
+
+
 def with_costs(views: Sequence[WorkerView]) -> list[WorkerView]:
     """Workers that have measured nothing yet are taken for as slow as the slowest: free work would draw everything."""
     measured = [view.load.costs for view in views if view.has_measured_costs]
