@@ -195,8 +195,9 @@ def test_a_broken_row_fails_the_step_and_names_the_request(broken: float, temper
     logits = random_logits(1, 2)
     logits[1, 4] = broken
     req = request(temperature=temperature)
-    with pytest.raises(StepFailed, match="req-7"):
+    with pytest.raises(StepFailed, match="req-7") as failure:
         Sampler(VOCAB_SIZE).sample(logits, [(1, req, SampleState(0))])
+    assert failure.value.request_ids == {"req-7"}
     assert Sampler(VOCAB_SIZE).sample(logits, [(0, req, SampleState(0))])  # nobody draws from the broken row
 
 

@@ -32,6 +32,7 @@ Expected outcomes ("does not fit", "rejected") are values, not exceptions.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
 
@@ -141,9 +142,14 @@ class WorkerLost(WorkerError):
 
 
 class StepFailed(WorkerError):
-    """The engine raised while it computed a step that contained the request."""
+    """The engine raised while it computed a step that contained the request. `request_ids`: whose rows were the
+    reason; empty: nobody knows, so every request of the step has failed."""
 
     code = "step_failed"
+
+    def __init__(self, message: str, *, request_ids: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self.request_ids = frozenset(request_ids)
 
 
 class HandoffFailed(WorkerError):

@@ -304,10 +304,13 @@ class EngineLoop:
         return request_id in self._legs or self.scheduler.holds(request_id)
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> None:
-        """A step raised: its requests end with an error, the worker goes on."""
+        """A step raised: whoever was the reason ends with an error, the others are computed again. Who that was may be
+        unknown; then all of them end. The worker goes on."""
         log.error("step %d failed: %s", plan.step_id, error, exc_info=error)
         code = error.code if isinstance(error, StepFailed) else StepFailed.code
         request_ids = list(dict.fromkeys(row.request_id for row in plan.rows))
+        if isinstance(error, StepFailed):
+            request_ids = [each for each in request_ids if each in error.request_ids] or request_ids
         self.scheduler.fail(request_ids)
         for request_id in request_ids:
             self._fail(request_id, code, f"the engine failed in a step: {error}")

@@ -48,7 +48,7 @@ class Sampler:
 
         logits: [R, >= V] float32; columns from V on are padding of the output layer and never drawn. `summaries`: of
         these logits, if the backend made them while it computed.
-        Raises StepFailed, with the request's id in the message, if a named row holds NaN or infinity.
+        Raises StepFailed, with the ids of the requests whose named rows hold NaN or infinity.
         """
         if not specs:
             return []
@@ -87,12 +87,13 @@ def _check_finite(summaries: RowSummaries, specs: Sequence[SampleSpec]) -> None:
     finite = summaries.finite.tolist()
     if all(finite):
         return
-    for row, request, _ in specs:
-        if not finite[row]:
-            raise StepFailed(
-                f"the model computed NaN or infinity for request {request.request_id}; "
-                "check the dtype of the weights and whether the file is damaged"
-            )
+    request_ids = list(dict.fromkeys(request.request_id for row, request, _ in specs if not finite[row]))
+    if request_ids:
+        raise StepFailed(
+            f"the model computed NaN or infinity for request {', '.join(request_ids)}; "
+            "check the dtype of the weights and whether the file is damaged",
+            request_ids=request_ids,
+        )
 
 
 def _draw_edited(row: Logits, request: EngineRequest, sample: SampleState) -> TokenId:
