@@ -196,7 +196,9 @@ class Settings(BaseModel):
     tenant_weight: Names = Field(
         (), description="NAME=WEIGHT of a tenant's share when requests wait, for example team-a=2. Default: 1."
     )
-    batch_queue_timeout_s: float = Field(3600.0, gt=0, description="Longest wait of a batch request in the gateway.")
+    batch_queue_timeout_s: float = Field(
+        3600.0, gt=0, description="Longest wait of a batch request in the gateway, or set aside on a worker."
+    )
     queue_timeout_s: float = Field(
         300.0, gt=0, description="Longest wait in the gateway, and longest wait for decode room on a worker."
     )

@@ -16,7 +16,7 @@ from relevo.core import errors
 from relevo.core.baton import SampledToken
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
-from relevo.core.request import EngineRequest, FinishReason, SamplingParams
+from relevo.core.request import EngineRequest, FinishReason, SamplingParams, ServiceTerms
 from relevo.engine.fake_runner import fake_layout
 from relevo.gateway.dispatch import Dispatcher
 from relevo.gateway.membership import Member, Membership
@@ -102,6 +102,7 @@ class World:
             placement=self.placement,
             admission=Admission(AdmissionLimits()),
             limits=LIMITS,
+            batch_limits=LIMITS.of_who_gives_way(100.0),
             block_size=4,
             model_name="fake",
             metrics=Silent(),
@@ -148,12 +149,12 @@ class World:
         """Whoever of those that are there now was asked for it."""
         return next((worker for worker in self.workers.values() if worker.asked(kind)), None)
 
-    def ask(self) -> asyncio.Task[list[int]]:
-        return asyncio.create_task(self._tokens())
+    def ask(self, *, is_batch: bool = False) -> asyncio.Task[list[int]]:
+        return asyncio.create_task(self._tokens(ServiceTerms(is_batch=is_batch)))
 
-    async def _tokens(self) -> list[int]:
+    async def _tokens(self, terms: ServiceTerms) -> list[int]:
         sampling = SamplingParams(max_tokens=99, seed=0, temperature=0, ignore_eos=True)
-        request = EngineRequest(request_id=R, prompt_token_ids=tuple(range(10)), sampling=sampling)
+        request = EngineRequest(request_id=R, prompt_token_ids=tuple(range(10)), sampling=sampling, terms=terms)
         return [token.token_id async for output in self.dispatcher.generate(request) for token in output.tokens]
 
 
@@ -288,6 +289,24 @@ def test_a_long_stream_outlives_any_number_of_drains() -> None:
             assert serving is not None
             serving.says_token(9, FinishReason.LENGTH)
             assert await answer == [0, 1, 2, 3, 4, 9]
+
+    virtually(story)
+
+
+def test_a_batch_request_that_gives_way_to_others_is_not_taken_from_its_worker() -> None:
+    """Red when the patience with a stream that others wait for is all that a batch request gets."""
+
+    async def story(loop: VirtualLoop) -> None:
+        async with world_of(loop, {"u": "unified"}) as world:
+            await world.start("u")
+            answer = world.ask(is_batch=True)
+            await until(lambda: world.worker_asked(wire.Submit))
+            await asyncio.sleep(50.0)
+            world.workers["u"].says_token(1)
+            await asyncio.sleep(50.0)
+            assert not world.workers["u"].asked(wire.Abort)
+            world.workers["u"].says_token(2, FinishReason.LENGTH)
+            assert await answer == [1, 2]
 
     virtually(story)
 

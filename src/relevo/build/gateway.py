@@ -177,17 +177,19 @@ def build_dispatcher(
     def fence(worker: WorkerRef, reason: str) -> None:
         report(Status(kind="fence", worker_id=worker.worker_id, epoch=worker.epoch, message=reason))
 
+    limits = HandoffLimits(
+        queue_s=config.queue_timeout_s,
+        prefill_s=config.prefill_timeout_s,
+        transfer_s=config.transfer_timeout_s,
+        drain_lease_s=config.drain_lease_s,
+        max_attempts=config.max_attempts,
+    )
     return Dispatcher(
         membership=membership,
         placement=placement,
         admission=Admission(build_admission_limits(config), config.tenant_weights),
-        limits=HandoffLimits(
-            queue_s=config.queue_timeout_s,
-            prefill_s=config.prefill_timeout_s,
-            transfer_s=config.transfer_timeout_s,
-            drain_lease_s=config.drain_lease_s,
-            max_attempts=config.max_attempts,
-        ),
+        limits=limits,
+        batch_limits=limits.of_who_gives_way(config.batch_queue_timeout_s),
         block_size=config.block_size,
         model_name=config.served_model_names[0],
         metrics=metrics,

@@ -77,10 +77,12 @@ class Dispatcher:
         clock: Clock,
         notes: RouteNotes,
         fence: Callable[[WorkerRef, str], None],
+        batch_limits: h.HandoffLimits | None = None,
     ) -> None:
+        """`batch_limits`: of batch requests; None: the same as for everybody."""
         self._membership = membership
         self._placement = placement
-        self._limits = limits
+        self._limits = {False: limits, True: batch_limits or limits}  # by: is it a batch request
         self._block_size = block_size
         self._model_name = model_name
         self._metrics = metrics
@@ -148,7 +150,7 @@ class Dispatcher:
             num_prompt_tokens=len(request.prompt_token_ids),
             num_samples=request.sampling.n,
             block_size=self._block_size,
-            limits=self._limits,
+            limits=self._limits[request.terms.is_batch],
         )
         flight = self._flights[request.request_id] = Flight(request, state, opening)
         try:
@@ -320,7 +322,8 @@ class Dispatcher:
         request_id = flight.request.request_id
         self._unpark(flight)
         self._parked[request_id] = replace(route, exclude=())
-        wait_s = self._limits.queue_s if self._limits.queue_s is not None else 60.0
+        queue_s = flight.state.limits.queue_s
+        wait_s = queue_s if queue_s is not None else 60.0
         flight.parking = asyncio.get_running_loop().call_later(wait_s, self._give_up, flight)
 
     def _unpark(self, flight: Flight) -> None:

@@ -5,7 +5,7 @@ The decisions are in `policy.handoff`; whoever carries out the effects (gateway,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from relevo.core.baton import SampleState
@@ -24,6 +24,10 @@ class HandoffLimits:
     drain_lease_s: float = 5.0  # Abort sent -> Dropped; longer than any step of the engine
     decode_stall_s: float | None = 120.0  # without a token of the decode worker
     max_attempts: int = 3  # workers may fail so often under one request, then it fails
+
+    def of_who_gives_way(self, wait_s: float) -> HandoffLimits:
+        """For requests that workers set aside while others want the room: so long nothing of them is no failure."""
+        return replace(self, queue_s=wait_s, prefill_s=wait_s, decode_stall_s=wait_s)
 
 
 class Outcome(StrEnum):
