@@ -30,6 +30,7 @@ class Exchange:
     url: str
     headers: Mapping[str, str]
     body: bytes
+    has_own_key: bool = False  # the check's, which may be shown; else the operator's, which may not
 
     @property
     def sent(self) -> str:
@@ -42,7 +43,7 @@ class Exchange:
         """A command that repeats the request; bodies that a shell cannot take come from a pipe."""
         words = ["curl", "-sS", "-i", "-N", "-X", self.method, shlex.quote(self.url)]
         for name, value in self.headers.items():
-            if name.lower() == "authorization":
+            if name.lower() == "authorization" and not self.has_own_key:
                 words += ["-H", f'"Authorization: Bearer {KEY_PLACEHOLDER}"']
             else:
                 words += ["-H", shlex.quote(f"{name}: {value}")]
@@ -83,6 +84,18 @@ class TokenLogprob:
     data: bytes | None = None
 
 
+def parse_json(text: str | bytes) -> Any:
+    """As RFC 8259 has it: NaN and Infinity are none. Raises ValueError, also for what is nested too deep to be read."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 @dataclass(kw_only=True)
 class Answer:
     """A whole response. `raw` is the body."""
@@ -104,7 +117,7 @@ class Answer:
     @cached_property
     def json(self) -> Any:
         try:
-            return json.loads(self.raw)
+            return parse_json(self.raw)
         except ValueError:
             raise self.fail("the body is not JSON", "a JSON body") from None
 
@@ -122,14 +135,14 @@ class Answer:
 
     @property
     def error_message(self) -> str:
-        """What the body says, whatever its shape."""
+        """What the body says, whatever its shape; half surrogate pairs, which cannot be printed, as escapes."""
         try:
-            body = json.loads(self.raw)
+            body = parse_json(self.raw)
         except ValueError:
             return shortened(self.raw.decode(errors="replace"), 200)
         error = body.get("error", body) if isinstance(body, dict) else body
         message = error.get("message", error) if isinstance(error, dict) else error
-        return shortened(str(message), 300)
+        return shortened(str(message).encode(errors="backslashreplace").decode(), 300)
 
     def at(self, kind: type[T], *path: str | int) -> T:
         """The member at `path`. `int` does not take booleans; `float` takes integers too."""
@@ -186,7 +199,7 @@ def read_logprobs(answer: Answer, told: Mapping[str, Any]) -> list[TokenLogprob]
         return [_chat_entry(answer, entry) for entry in entries]
     tokens = answer.typed(told.get("tokens"), list, "logprobs.tokens")
     values = answer.typed(told.get("token_logprobs"), list, "logprobs.token_logprobs")
-    tops = told.get("top_logprobs") or [None] * len(tokens)
+    tops = answer.typed(told.get("top_logprobs") or [None] * len(tokens), list, "logprobs.top_logprobs")
     if not len(tokens) == len(values) == len(tops):
         raise answer.fail(
             f"{len(tokens)} tokens, {len(values)} token_logprobs, {len(tops)} top_logprobs", "equal lengths"
@@ -195,7 +208,9 @@ def read_logprobs(answer: Answer, told: Mapping[str, Any]) -> list[TokenLogprob]
         TokenLogprob(
             answer.typed(token, str, "logprobs.tokens[]"),
             0.0 if value is None else answer.typed(value, float, "logprobs.token_logprobs[]"),
-            tuple(top.items()) if isinstance(top, dict) else (),
+            tuple((name, answer.typed(p, float, "logprobs.top_logprobs[]")) for name, p in top.items())
+            if isinstance(top, dict)
+            else (),
         )
         for token, value, top in zip(tokens, values, tops, strict=True)
     ]
@@ -207,9 +222,23 @@ def _chat_entry(answer: Answer, entry: Any) -> TokenLogprob:
     token = answer.typed(fields.get("token"), str, f"{name}.token")
     value = answer.typed(fields.get("logprob"), float, f"{name}.logprob")
     top = answer.typed(fields.get("top_logprobs", []), list, f"{name}.top_logprobs")
-    pairs = tuple((str(one.get("token")), float(one.get("logprob", 0.0))) for one in top if isinstance(one, dict))
+    pairs = []
+    for one in top:
+        alternative = answer.typed(one, dict, f"{name}.top_logprobs[]")
+        pairs.append((
+            answer.typed(alternative.get("token"), str, f"{name}.top_logprobs[].token"),
+            answer.typed(alternative.get("logprob"), float, f"{name}.top_logprobs[].logprob"),
+        ))  # fmt: skip
     listed = fields.get("bytes")
-    return TokenLogprob(token, value, pairs, bytes(listed) if isinstance(listed, list) else None)
+    return TokenLogprob(token, value, tuple(pairs), _bytes(answer, listed) if listed is not None else None)
+
+
+def _bytes(answer: Answer, listed: Any) -> bytes:
+    name = "logprobs.content[].bytes"
+    numbers = [answer.typed(number, int, f"{name}[]") for number in answer.typed(listed, list, name)]
+    if not all(0 <= number < 256 for number in numbers):
+        raise answer.fail(f"{name} is {shortened(str(numbers), 100)}", "numbers from 0 to 255")
+    return bytes(numbers)
 
 
 @dataclass(kw_only=True)
@@ -232,7 +261,7 @@ class StreamAnswer(Answer):
             if event.data.strip() == "[DONE]":
                 continue
             try:
-                chunk = json.loads(event.data)
+                chunk = parse_json(event.data)
             except ValueError:
                 raise self.fail(f"an event is not JSON: {shortened(event.data, 100)!r}", "JSON events") from None
             found.append(self.typed(chunk, dict, "an event"))
@@ -248,12 +277,22 @@ class StreamAnswer(Answer):
 
     def choice_parts(self, index: int = 0) -> list[dict[str, Any]]:
         """The parts of one choice, in order."""
-        choices = [choice for chunk in self.chunks for choice in chunk.get("choices") or ()]
-        return [choice for choice in choices if isinstance(choice, dict) and choice.get("index", 0) == index]
+        choices = [
+            self.typed(choice, dict, "choices[]")
+            for chunk in self.chunks
+            for choice in self.typed(chunk.get("choices") or [], list, "choices")
+        ]
+        return [choice for choice in choices if choice.get("index", 0) == index]
+
+    def deltas(self, index: int = 0) -> list[dict[str, Any]]:
+        """The delta of each part of one choice of a chat, {} where there is none."""
+        return [self.typed(part.get("delta") or {}, dict, "delta") for part in self.choice_parts(index)]
 
     def pieces_of_text(self, index: int = 0) -> list[str]:
-        parts = self.choice_parts(index)
-        told = [(part.get("delta") or {}).get("content") if self.is_chat else part.get("text") for part in parts]
+        if self.is_chat:
+            told = [delta.get("content") for delta in self.deltas(index)]
+        else:
+            told = [part.get("text") for part in self.choice_parts(index)]
         return [text for text in told if isinstance(text, str)]
 
     def text(self, index: int = 0) -> str:

@@ -61,7 +61,8 @@ def _cards(answer: Answer) -> dict[str, dict[str, Any]]:
 
 
 def _context_length(card: dict[str, Any]) -> int | None:
-    meta = card.get("meta") or {}
+    meta = card.get("meta")
+    meta = meta if isinstance(meta, dict) else {}
     for value in (card.get("max_model_len"), meta.get("n_ctx"), meta.get("n_ctx_train")):
         if isinstance(value, int) and value > 0:
             return value
@@ -111,6 +112,7 @@ async def _ask_about_generation(server: Server, facts: Facts) -> None:
         (Need.JSON_OBJECT, chat | {"response_format": {"type": "json_object"}}),
         (Need.JSON_SCHEMA, chat | {"response_format": schema}),
         (Need.LOGIT_BIAS, base | {"logit_bias": {"1": -100}}),
+        (Need.IGNORE_EOS, base | {"ignore_eos": True}),
     ):
         answer = await _ask(server, facts, need, body) or answer
     if answer is None or answer.status != 200 or "cached_tokens" not in answer.raw.decode(errors="replace"):
@@ -142,7 +144,7 @@ async def _ask_about_surroundings(server: Server, facts: Facts) -> None:
 
 
 async def tokenize(server: Server, model: str, text: str, *, special: bool = True) -> list[int] | None:
-    """Token ids of `text`, in the dialects of vLLM (`prompt`) and llama.cpp (`content`)."""
+    """Token ids of `text`, which is not empty, in the dialects of vLLM (`prompt`) and llama.cpp (`content`)."""
     flags = {"add_special_tokens": special, "add_special": special}
     body = {"model": model, "prompt": text, "content": text, **flags}
     answer = await server.send(server.exchange("POST", "/tokenize", orjson.dumps(body)))
@@ -151,7 +153,7 @@ async def tokenize(server: Server, model: str, text: str, *, special: bool = Tru
     except (ValueError, KeyError, TypeError):
         return None
     is_list = isinstance(tokens, list) and all(isinstance(token, int) for token in tokens)
-    return tokens if is_list else None
+    return tokens if is_list and tokens else None
 
 
 async def _version(server: Server) -> str:

@@ -111,6 +111,11 @@ class Trial:
             raise Skip("/tokenize stopped answering with token ids")
         return tokens
 
+    @property
+    def endless(self) -> dict[str, Any]:
+        """Fields for an answer that goes on to max_tokens, where the server knows them."""
+        return {"ignore_eos": True} if self.facts.has(Need.IGNORE_EOS) else {}
+
     # ---- judging -----------------------------------------------------------------------------------------------------
 
     def logprob_fields(self, path: str) -> dict[str, Any]:
@@ -144,13 +149,19 @@ class Trial:
         return reading(answer.raw.decode(errors="replace"), names) if answer.status == 200 else None
 
     async def settled_at(self, gauge_is_running: bool, limit: float) -> float | None:
-        """Waits up to `settle_s` for the gauge to fall to `limit`; its last value if it does not, else None."""
+        """Waits up to `settle_s` for the gauge to fall to `limit`; its last value if it does not, else None.
+
+        Raises Mismatch if the gauge, which was there before the checks, is gone by then.
+        """
         deadline_s = time.monotonic() + self.settle_s
         while True:
             value = await (self.running() if gauge_is_running else self.kv_usage())
-            if value is None or value <= limit:
+            if value is not None and value <= limit:
                 return None
             if time.monotonic() > deadline_s:
+                if value is None:
+                    need = Need.RUNNING_METRIC if gauge_is_running else Need.KV_METRIC
+                    raise Mismatch(f"/metrics no longer has {need}", expected="the gauge it had before")
                 return value
             await asyncio.sleep(POLL_S)
 

@@ -56,6 +56,7 @@ class Need(StrEnum):
     JSON_OBJECT = "response_format json_object"
     JSON_SCHEMA = "response_format json_schema"
     LOGIT_BIAS = "logit_bias"
+    IGNORE_EOS = "ignore_eos"
     TOKENIZE = "/tokenize"
     CACHED_TOKENS = "usage.prompt_tokens_details.cached_tokens"
     RUNNING_METRIC = "a metric of running requests"

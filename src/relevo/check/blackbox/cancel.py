@@ -39,7 +39,7 @@ async def _need_idle(t: Trial) -> None:
 )
 async def stream(t: Trial) -> None:
     await _need_idle(t)
-    path, body = t.prompt_body(QUESTION, max_tokens=_LONG_TOKENS, ignore_eos=True)
+    path, body = t.prompt_body(QUESTION, max_tokens=_LONG_TOKENS, **t.endless)
     t.last = t.stream_exchange(path, body)
     await t.server.abandon_after_events(t.last, 3)
     await _wait_until_none_runs(t, "the client left its stream")
@@ -54,10 +54,11 @@ async def stream(t: Trial) -> None:
 )
 async def whole(t: Trial) -> None:
     await _need_idle(t)
-    path, body = t.prompt_body(QUESTION, max_tokens=_LONG_TOKENS, ignore_eos=True)
+    path, body = t.prompt_body(QUESTION, max_tokens=_LONG_TOKENS, **t.endless)
     t.last = t.server.exchange("POST", path, orjson.dumps(body))
     if not await t.server.abandon_after_s(t.last, 0.2):
-        return  # it had been answered by then: there was nothing to end
+        t.notes.append("answered before the client left, so that there was nothing to end")
+        return
     await _wait_until_none_runs(t, "the client left")
 
 
@@ -72,7 +73,7 @@ async def many_prefills(t: Trial) -> None:
     (await t.ask(fresh_words(t.rng, _PREFILL_WORDS), max_tokens=1)).ok()
     one_prefill_s = time.monotonic() - started_s
     bodies = [
-        t.prompt_body(fresh_words(t.rng, _PREFILL_WORDS), max_tokens=_LONG_TOKENS, ignore_eos=True)
+        t.prompt_body(fresh_words(t.rng, _PREFILL_WORDS), max_tokens=_LONG_TOKENS, **t.endless)
         for _ in range(_NUM_PREFILLS)
     ]
     delay_s = min(0.3, one_prefill_s)
@@ -100,7 +101,7 @@ async def many_prefills(t: Trial) -> None:
 async def kv_returns(t: Trial) -> None:
     baseline, reference = await t.quiet_baseline()
     for _ in range(5):
-        path, body = t.prompt_body(fresh_words(t.rng, 60), max_tokens=_LONG_TOKENS, ignore_eos=True)
+        path, body = t.prompt_body(fresh_words(t.rng, 60), max_tokens=_LONG_TOKENS, **t.endless)
         t.last = t.stream_exchange(path, body)
         await t.server.abandon_after_events(t.last, 2)
     await t.closing_probe(baseline, reference)
@@ -117,7 +118,7 @@ async def random_moments(t: Trial) -> None:
 
     async def one() -> None:
         text = fresh_words(t.rng, t.rng.choice((4, 40, 200)))
-        path, body = t.prompt_body(text, max_tokens=_LONG_TOKENS, ignore_eos=True)
+        path, body = t.prompt_body(text, max_tokens=_LONG_TOKENS, **t.endless)
         try:
             await t.server.abandon_after_s(t.stream_exchange(path, body), t.rng.uniform(0.0, 0.5))
         except CLIENT_ERRORS:
@@ -140,7 +141,7 @@ async def beside_others(t: Trial) -> None:
     reference = (await t.post(path, body)).ok()
 
     async def leave() -> None:
-        other_path, other = t.prompt_body(fresh_words(t.rng, 60), max_tokens=_LONG_TOKENS, ignore_eos=True)
+        other_path, other = t.prompt_body(fresh_words(t.rng, 60), max_tokens=_LONG_TOKENS, **t.endless)
         await t.server.abandon_after_s(t.stream_exchange(other_path, other), t.rng.uniform(0.0, 0.4))
 
     asking = asyncio.create_task(t.post(path, body))

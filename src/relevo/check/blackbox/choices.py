@@ -85,7 +85,7 @@ async def stream(t: Trial) -> None:
         if not answer.text(index):
             raise answer.fail(f"no text for index {index}", "text for both")
         answer.finish_reason(index)
-        if not any((part.get("delta") or {}).get("role") for part in answer.choice_parts(index)):
+        if not any(delta.get("role") for delta in answer.deltas(index)):
             raise answer.fail(f"no role for index {index}", "a role for both")
 
 

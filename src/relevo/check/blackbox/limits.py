@@ -8,14 +8,17 @@ from relevo.check.exchange import Answer
 from relevo.check.sources import OPENAI_CHAT, OPENAI_ERRORS, VLLM
 from relevo.check.texts import OPENING, QUESTION
 from relevo.check.trial import Trial
-from relevo.check.words import Level, Mismatch, Need, check
+from relevo.check.words import Level, Mismatch, Need, Skip, check
 
 _FEW_EVENTS = 6
+_MAX_WORDS = 400_000  # that are sent, each at least a token; arbitrary
 
 
 async def _overflow(t: Trial) -> Answer:
-    """A prompt of about one and a half times the context."""
-    num_words = min(3 * (t.facts.max_model_len or 0) // 2, 400_000)
+    """A prompt of about one and a half times the context. Raises Skip where that is too long to send."""
+    num_words = 3 * (t.facts.max_model_len or 0) // 2
+    if num_words > _MAX_WORDS:
+        raise Skip(f"a prompt longer than a context of {t.facts.max_model_len} tokens is too long to send")
     return await t.ask("word " * num_words, max_tokens=1)
 
 
@@ -120,7 +123,7 @@ async def many_stop_strings(t: Trial) -> None:
 
 @check(
     "limits.whole_context",
-    "A prompt of half the context is answered.",
+    "A prompt of half the context, at most 2,000 tokens, is answered, and counted as it was sent.",
     why="The context length is a promise.",
     source=OPENAI_CHAT,
     needs=(Need.CONTEXT_LENGTH, Need.TOKENIZE, Need.COMPLETIONS),

@@ -9,17 +9,24 @@ import orjson
 from relevo.check.exchange import Answer
 from relevo.check.sources import ISOLATION
 from relevo.check.texts import TOPICS, fresh_words
-from relevo.check.trial import Trial
-from relevo.check.words import Need, check
+from relevo.check.trial import CLIENT_ERRORS, Trial
+from relevo.check.words import Need, Skip, check
 
 _NEEDS = (Need.ORACLE,)
 _LENGTHS = (1, 12, 13, 25, 50, 100, 200, 400)  # words; around block and chunk borders for common sizes
 
 
 async def _ask_oracle(t: Trial, path: str, body: dict[str, object]) -> Answer:
+    """Raises Skip if it has none: that says nothing about the server."""
     assert t.oracle is not None, "checks that need an oracle run with one only"
     exchange = t.oracle.exchange("POST", path, orjson.dumps(body | {"model": t.oracle_model}))
-    return (await t.oracle.send(exchange)).ok()
+    try:
+        answer = await t.oracle.send(exchange)
+    except CLIENT_ERRORS as error:
+        raise Skip(f"the oracle does not answer: {str(error) or type(error).__name__}") from error
+    if answer.status != 200:
+        raise Skip(f"the oracle refused with HTTP {answer.status}: {answer.error_message}")
+    return answer
 
 
 @check(

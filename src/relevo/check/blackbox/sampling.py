@@ -114,7 +114,7 @@ def _quarters(text: str) -> list[str]:
     "With ignore_eos and max_tokens 12 exactly 12 tokens are generated, where the fields are known.",
     why="Load generators depend on it; ignored, their numbers mean nothing.",
     source=VLLM,
-    needs=_CHAT,
+    needs=(Need.CHAT, Need.IGNORE_EOS),
     level=Level.SHOULD,
 )
 async def min_tokens(t: Trial) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
+from relevo.check.exchange import parse_json
 from relevo.check.sources import OPENAI_SDK, SSE, UNICODE
 from relevo.check.texts import EMOJI_OPENING
 from relevo.check.trial import Trial
@@ -41,7 +41,7 @@ async def one_line_json(t: Trial) -> None:
         if event.data.strip() == "[DONE]":
             continue
         try:
-            is_object = isinstance(json.loads(event.data), dict)
+            is_object = isinstance(parse_json(event.data), dict)
         except ValueError:
             is_object = False
         if not is_object:
@@ -87,6 +87,6 @@ async def whole_characters(t: Trial) -> None:
 )
 async def own_chunks(t: Trial) -> None:
     answers = await asyncio.gather(t.stream_chat(), t.stream_chat("Describe a sunrise over the mountains."))
-    ids = [{chunk.get("id") for chunk in answer.ok().chunks} for answer in answers]
+    ids = [{str(chunk.get("id")) for chunk in answer.ok().chunks} for answer in answers]
     if len(ids[0]) != 1 or len(ids[1]) != 1 or ids[0] == ids[1]:
         raise answers[1].fail(f"ids are {ids}", "one id per stream, a different one for each")

@@ -40,12 +40,16 @@ async def chunks(t: Trial) -> None:
     answer = (await t.stream_chat()).ok()
     if not answer.chunks:
         raise answer.fail("no chunks", "chunks")
-    seen = {(chunk.get("id"), chunk.get("created"), chunk.get("model")) for chunk in answer.chunks}
-    if len(seen) != 1 or None in next(iter(seen)):
+    kinds_of = {"id": str, "created": int, "model": str}
+    seen: set[tuple[object, ...]] = {
+        tuple(answer.typed(chunk.get(name), kind, f"{name} of a chunk") for name, kind in kinds_of.items())
+        for chunk in answer.chunks
+    }
+    if len(seen) != 1:
         raise answer.fail(f"(id, created, model) are {sorted(map(str, seen))}", "one of each, the same in all chunks")
-    kinds = {chunk.get("object") for chunk in answer.chunks}
+    kinds = {str(chunk.get("object")) for chunk in answer.chunks}
     if kinds != {"chat.completion.chunk"}:
-        raise answer.fail(f"object is {sorted(map(str, kinds))}", "object 'chat.completion.chunk'")
+        raise answer.fail(f"object is {sorted(kinds)}", "object 'chat.completion.chunk'")
 
 
 @check(
@@ -57,7 +61,7 @@ async def chunks(t: Trial) -> None:
 )
 async def role(t: Trial) -> None:
     answer = (await t.stream_chat()).ok()
-    roles = [(part.get("delta") or {}).get("role") for part in answer.choice_parts()]
+    roles = [delta.get("role") for delta in answer.deltas()]
     if not roles or roles[0] != "assistant":
         raise answer.fail(f"the first chunk's role is {roles[0] if roles else None!r}", "role 'assistant'")
     if any(roles[1:]):
@@ -76,7 +80,7 @@ async def finish(t: Trial) -> None:
     answer.finish_reason()
     parts = answer.choice_parts()
     at = next(number for number, part in enumerate(parts) if part.get("finish_reason") is not None)
-    if any((part.get("delta") or {}).get("content") for part in parts[at + 1 :]):
+    if any(delta.get("content") for delta in answer.deltas()[at + 1 :]):
         raise answer.fail("text after the finish_reason", "no text after it")
 
 
@@ -255,8 +259,8 @@ async def length(t: Trial) -> None:
 )
 async def completion_chunks(t: Trial) -> None:
     answer = (await t.stream_complete()).ok()
-    kinds = {chunk.get("object") for chunk in answer.chunks}
+    kinds = {str(chunk.get("object")) for chunk in answer.chunks}
     if kinds != {"text_completion"}:
-        raise answer.fail(f"object is {sorted(map(str, kinds))}", "object 'text_completion'")
+        raise answer.fail(f"object is {sorted(kinds)}", "object 'text_completion'")
     if len(answer.pieces_of_text()) < NUM_TOKENS / 4:
         raise answer.fail(f"{len(answer.pieces_of_text())} chunks of text", "text in several chunks")

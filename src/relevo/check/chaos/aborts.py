@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from relevo.check.chaos.recovery import disturber_of, some_target, wait_until_healed
-from relevo.check.disturber import Action
+from relevo.check.chaos.recovery import ended, kill, some_target, wait_until_healed
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import fresh_words
 from relevo.check.trial import CLIENT_ERRORS, Trial
@@ -17,7 +16,7 @@ _AT_ONCE = 16
 
 async def _abort_one(t: Trial) -> None:
     text = fresh_words(t.rng, t.rng.choice((3, 20, 80, 250)))
-    path, body = t.prompt_body(text, max_tokens=300, ignore_eos=True)
+    path, body = t.prompt_body(text, max_tokens=300, **t.endless)
     exchange = t.stream_exchange(path, body)
     try:
         if t.rng.random() < 0.5:
@@ -57,6 +56,9 @@ async def abort_and_kill(t: Trial) -> None:
     target, num_targets = await some_target(t)
     storm = asyncio.create_task(_storm(t, _NUM_ABORTS // 4))
     await asyncio.sleep(t.rng.uniform(0.1, 0.5))
-    await disturber_of(t).do(Action.KILL, target)
-    await storm
+    try:
+        await kill(t, target)
+        await storm
+    finally:
+        await ended([storm])
     await wait_until_healed(t, num_targets, baseline, reference)

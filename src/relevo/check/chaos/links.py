@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from relevo.check.chaos.recovery import disturber_of, some_target
+from relevo.check.chaos.recovery import some_target, undone
 from relevo.check.disturber import Action
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import QUESTION, fresh_words
 from relevo.check.trial import CLIENT_ERRORS, Trial
-from relevo.check.words import Mismatch, Need, Skip, check
+from relevo.check.words import Mismatch, Need, check
 
 _NEEDS = (Need.PROCESSES,)
 _READ_PAUSE_S = 0.2
@@ -28,7 +28,7 @@ _STREAM_TOKENS = 400  # of the stream beside them
 )
 async def slow_reader(t: Trial) -> None:
     baseline, reference = await t.quiet_baseline()
-    path, body = t.prompt_body(QUESTION, max_tokens=300, ignore_eos=True, n=1)
+    path, body = t.prompt_body(QUESTION, max_tokens=300, **t.endless)
     begun = [asyncio.Event() for _ in range(4)]
     slow = [asyncio.create_task(_read_slowly(t, path, body, event)) for event in begun]
     try:
@@ -62,7 +62,7 @@ async def _read_slowly(t: Trial, path: str, body: dict[str, object], begun: asyn
 @asynccontextmanager
 async def _a_stream(t: Trial) -> AsyncIterator[None]:
     """One runs meanwhile, from its first text on; how it ends is not judged."""
-    path, body = t.prompt_body(QUESTION, max_tokens=_STREAM_TOKENS, ignore_eos=True)
+    path, body = t.prompt_body(QUESTION, max_tokens=_STREAM_TOKENS, **t.endless)
     heard = asyncio.Event()
     running = asyncio.create_task(t.stream(path, body, heard))
     waiting = asyncio.create_task(heard.wait())
@@ -84,13 +84,8 @@ async def _disturbed(t: Trial, begin: Action, end: Action, why_skipped: str) -> 
     baseline, reference = await t.quiet_baseline()
     requests = [t.prompt_body(fresh_words(t.rng, _NUM_WORDS)) for _ in range(_NUM_REQUESTS)]
     target, _ = await some_target(t)
-    async with _a_stream(t):
-        if not await disturber_of(t).do(begin, target):
-            raise Skip(why_skipped)
-        try:
-            answers = await asyncio.gather(*(t.post(path, body | t.logprob_fields(path)) for path, body in requests))
-        finally:
-            await disturber_of(t).do(end, target)
+    async with _a_stream(t), undone(t, begin, end, target, why_skipped):
+        answers = await asyncio.gather(*(t.post(path, body | t.logprob_fields(path)) for path, body in requests))
     for answer in answers:
         if answer.status == 200:
             t.same_text(answer, (await t.ask_again(answer)).ok(), "disturbed and undisturbed")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-from relevo.check.disturber import Disturber
+from relevo.check.disturber import Action, Disturber
+from relevo.check.equality import difference
 from relevo.check.exchange import Answer, StreamAnswer
 from relevo.check.texts import TOPICS
 from relevo.check.trial import CLIENT_ERRORS, Trial
 from relevo.check.words import Mismatch, Skip
+from relevo.core.errors import StartError
 
 RECOVERY_S = 60.0  # arbitrary: a model has to be loaded again
 POLL_S = 0.1
@@ -26,6 +29,7 @@ class Watched:
     path: str
     body: dict[str, Any]
     reference: Answer
+    is_repeatable: bool = True  # False: sampled by a server whose seeds do not hold, so that only the form is judged
 
 
 def disturber_of(t: Trial) -> Disturber:
@@ -33,16 +37,51 @@ def disturber_of(t: Trial) -> Disturber:
     return t.disturber
 
 
-async def some_target(t: Trial) -> tuple[str, int]:
-    """A process to disturb, drawn, and how many there are. Raises Skip if there is none."""
+async def all_targets(t: Trial) -> list[str]:
+    """The processes that may be disturbed. Raises Skip if there is none."""
     targets = await disturber_of(t).targets()
     if not targets:
-        raise Skip("no process fits --processes at present")
+        raise Skip("there is no process to disturb at present")
+    return targets
+
+
+async def some_target(t: Trial) -> tuple[str, int]:
+    """A process to disturb, drawn, and how many there are. Raises Skip if there is none."""
+    targets = await all_targets(t)
     return t.rng.choice(targets), len(targets)
 
 
+async def kill(t: Trial, target: str) -> None:
+    """Raises Skip if that cannot be done."""
+    if not await disturber_of(t).do(Action.KILL, target):
+        raise Skip("the chaos command cannot kill processes")
+
+
+@asynccontextmanager
+async def undone(t: Trial, begin: Action, end: Action, target: str, why_skipped: str) -> AsyncIterator[None]:
+    """`begin` holds inside, and `end` follows whatever happens. Raises Skip if `begin` cannot be done.
+
+    A `begin` that failed or was broken off may hold all the same: it is ended too.
+    """
+    disturber = disturber_of(t)
+    try:
+        if not await disturber.do(begin, target):
+            raise Skip(why_skipped)
+    except (StartError, asyncio.CancelledError):
+        with suppress(StartError):  # the first failure is the one to tell
+            await disturber.do(end, target)
+        raise
+    try:
+        yield
+    finally:
+        await disturber.do(end, target)
+
+
 async def watched_requests(t: Trial, count: int) -> list[Watched]:
-    """Greedy and seeded requests with their answers of a quiet server."""
+    """Greedy and seeded requests with their answers of a quiet server.
+
+    A seed is a promise only as far as the server keeps it undisturbed, asked for again with the others at once.
+    """
     found = []
     for number in range(count):
         path, body = t.prompt_body(f"Here is a text about {TOPICS[number % len(TOPICS)]}:", max_tokens=STREAM_TOKENS)
@@ -50,7 +89,11 @@ async def watched_requests(t: Trial, count: int) -> list[Watched]:
             body |= {"temperature": 0.8, "seed": 100 + number}
         body |= t.logprob_fields(path)
         found.append(Watched(path, body, (await t.post(path, body)).ok()))
-    return found
+    again = await asyncio.gather(*(t.post(one.path, one.body) for one in found))
+    return [
+        replace(one, is_repeatable="seed" not in one.body or difference(answer.ok(), one.reference) is None)
+        for one, answer in zip(found, again, strict=True)
+    ]
 
 
 async def open_streams(t: Trial, requests: list[Watched]) -> list[asyncio.Task[StreamAnswer | None]]:
@@ -62,6 +105,13 @@ async def open_streams(t: Trial, requests: list[Watched]) -> list[asyncio.Task[S
         await asyncio.wait((task, wait), return_when=asyncio.FIRST_COMPLETED)
         wait.cancel()
     return tasks
+
+
+async def ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """None of them runs on beside what comes next."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _stream(t: Trial, request: Watched, heard: asyncio.Event) -> StreamAnswer | None:
@@ -85,6 +135,8 @@ def judge_stream(t: Trial, answer: StreamAnswer | None, request: Watched, *, may
         )
     if answer.was_cut or answer.num_done != 1:
         raise answer.fail("the stream ends without [DONE] and without an error", "the whole answer, or one error event")
+    if not request.is_repeatable:
+        return True
     t.same_text(answer, request.reference, "disturbed and undisturbed")
     if answer.finish_reason() != request.reference.finish_reason():
         raise answer.fail(f"finish_reason is {answer.finish_reason()!r}", repr(request.reference.finish_reason()))
@@ -114,8 +166,11 @@ async def disturb_under_streams(
     requests = await watched_requests(t, num_streams)
     target, num_targets = await some_target(t)
     streams = await open_streams(t, requests)
-    await disturb(target)
-    await judge_all(t, streams, requests, may_fail=may_fail)
+    try:
+        await disturb(target)
+        await judge_all(t, streams, requests, may_fail=may_fail)
+    finally:
+        await ended(streams)
     await wait_until_healed(t, num_targets, baseline, reference)
 
 

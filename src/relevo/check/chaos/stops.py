@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
-from relevo.check.chaos.recovery import disturb_under_streams, disturber_of, some_target, wait_until_healed
+from relevo.check.chaos.recovery import disturb_under_streams, some_target, undone, wait_until_healed
 from relevo.check.disturber import Action
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import OPENING
 from relevo.check.trial import CLIENT_ERRORS, POLL_S, Trial
-from relevo.check.words import Mismatch, Need, Skip, check
+from relevo.check.words import Mismatch, Need, check
 
 _NEEDS = (Need.PROCESSES,)
 _NUM_STREAMS = 6
@@ -20,15 +19,9 @@ _SHORT_PAUSE_S = 0.5
 NOTICE_S = 10.0  # within which a stopped process must be noticed
 
 
-@asynccontextmanager
-async def stopped(t: Trial, target: str) -> AsyncIterator[None]:
+def stopped(t: Trial, target: str) -> AbstractAsyncContextManager[None]:
     """The process does nothing inside, and runs again afterwards whatever happens."""
-    if not await disturber_of(t).do(Action.STOP, target):
-        raise Skip("the chaos command cannot stop processes")
-    try:
-        yield
-    finally:
-        await disturber_of(t).do(Action.CONTINUE, target)
+    return undone(t, Action.STOP, Action.CONTINUE, target, "the chaos command cannot stop processes")
 
 
 async def _stopped_for(t: Trial, target: str, pause_s: float) -> None:
@@ -57,8 +50,9 @@ async def short_pause(t: Trial) -> None:
 async def stopped_is_noticed(t: Trial) -> None:
     baseline, reference = await t.quiet_baseline()
     target, num_targets = await some_target(t)
+    ready_path = await _ready_path(t)
     async with stopped(t, target):
-        if not await _is_noticed(t):
+        if not await _is_noticed(t, ready_path):
             raise Mismatch(
                 f"no answer and ready after {NOTICE_S:.0f} s with a stopped process",
                 expected="an answer, or a readiness that says no",
@@ -67,14 +61,22 @@ async def stopped_is_noticed(t: Trial) -> None:
     await wait_until_healed(t, num_targets, baseline, reference)
 
 
-async def _is_noticed(t: Trial) -> bool:
+async def _ready_path(t: Trial) -> str | None:
+    """The most telling of the usual paths that says yes while all is well; the no of another means nothing."""
+    for path in ("/ready", "/health"):
+        if (await t.server.send(t.server.exchange("GET", path))).status == 200:
+            return path
+    return None
+
+
+async def _is_noticed(t: Trial, ready_path: str | None) -> bool:
     deadline_s = time.monotonic() + NOTICE_S
     asking = asyncio.create_task(_is_answered(t))
     try:
         while time.monotonic() < deadline_s:
             if asking.done() and asking.result():
                 return True
-            if not await _says_ready(t):
+            if ready_path is not None and not await _says_ready(t, ready_path):
                 return True
             if asking.done():
                 asking = asyncio.create_task(_is_answered(t))
@@ -93,17 +95,14 @@ async def _is_answered(t: Trial) -> bool:
         return False
 
 
-async def _says_ready(t: Trial) -> bool:
-    """The most telling of the usual paths that is there; one that does not answer does not say yes."""
-    for path in ("/ready", "/health"):
-        try:
-            async with asyncio.timeout(NOTICE_S):
-                answer = await t.server.send(t.server.exchange("GET", path))
-        except CLIENT_ERRORS:
-            return False
-        if answer.status != 404:
-            return answer.status == 200
-    return True
+async def _says_ready(t: Trial, path: str) -> bool:
+    """A path that does not answer does not say yes."""
+    try:
+        async with asyncio.timeout(NOTICE_S):
+            answer = await t.server.send(t.server.exchange("GET", path))
+    except CLIENT_ERRORS:
+        return False
+    return answer.status == 200
 
 
 @check(

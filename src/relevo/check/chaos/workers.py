@@ -6,15 +6,16 @@ import asyncio
 import time
 
 from relevo.check.chaos.recovery import (
+    all_targets,
     disturb_under_streams,
-    disturber_of,
+    ended,
     judge_all,
+    kill,
     open_streams,
     some_target,
     wait_until_healed,
     watched_requests,
 )
-from relevo.check.disturber import Action
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import fresh_words
 from relevo.check.trial import CLIENT_ERRORS, Trial
@@ -26,9 +27,7 @@ _ERROR_WITHIN_S = 10.0
 
 
 async def _kill_under_streams(t: Trial, *, may_fail: bool) -> None:
-    await disturb_under_streams(
-        t, _NUM_STREAMS, lambda target: disturber_of(t).do(Action.KILL, target), may_fail=may_fail
-    )
+    await disturb_under_streams(t, _NUM_STREAMS, lambda target: kill(t, target), may_fail=may_fail)
 
 
 @check(
@@ -68,8 +67,12 @@ async def kill_in_prefill(t: Trial) -> None:
     tasks = [asyncio.create_task(_ended(t, path, body)) for path, body in bodies]
     await asyncio.sleep(t.rng.uniform(0.0, 0.3))
     killed_at_s = time.monotonic()
-    await disturber_of(t).do(Action.KILL, target)
-    for status, ended_at_s, told in await asyncio.gather(*tasks):
+    try:
+        await kill(t, target)
+        answers = await asyncio.gather(*tasks)
+    finally:
+        await ended(tasks)
+    for status, ended_at_s, told in answers:
         if status != 200 and ended_at_s - killed_at_s > _ERROR_WITHIN_S:
             raise Mismatch(
                 f"{told} {ended_at_s - killed_at_s:.1f} s after the kill",
@@ -99,10 +102,13 @@ async def _ended(t: Trial, path: str, body: dict[str, object]) -> tuple[int | No
 async def restart_each(t: Trial) -> None:
     baseline, reference = await t.quiet_baseline()
     requests = await watched_requests(t, 3)
-    targets = await disturber_of(t).targets()  # those that come back have other names
+    targets = await all_targets(t)  # those that come back have other names
     num_targets = len(targets)
     for target in targets:
         streams = await open_streams(t, requests)
-        await disturber_of(t).do(Action.KILL, target)
-        await judge_all(t, streams, requests, may_fail=True)
+        try:
+            await kill(t, target)
+            await judge_all(t, streams, requests, may_fail=True)
+        finally:
+            await ended(streams)
         await wait_until_healed(t, num_targets, baseline, reference)
