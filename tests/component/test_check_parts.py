@@ -201,14 +201,14 @@ async def test_a_chaos_command_lists_acts_and_declines(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = tmp_path / "chaos.sh"
     script.write_text(
-        'case "$1" in\n  list) echo "a b";;\n'
+        'case "$1" in\n  list) echo "a b"; echo; echo c;;\n'
         f'  kill) echo "$@" >> {shlex.quote(str(log))};;\n'
         "  stop) exit 3;;\n  *) exit 64;;\nesac\n"
     )
     disturber = ChaosCommand(f"sh {shlex.quote(str(script))}")
-    assert await disturber.targets() == ["a", "b"]
-    assert await disturber.do(Action.KILL, "b")
-    assert log.read_text() == "kill b\n"
+    assert await disturber.targets() == ["a b", "c"], "one a line"
+    assert await disturber.do(Action.KILL, "a b")
+    assert log.read_text() == "kill a b\n"
     assert not await disturber.do(Action.FILL_DISK, "a")
     with pytest.raises(StartError, match="status 3"):
         await disturber.do(Action.STOP, "a")

@@ -7,6 +7,7 @@ Disturbing a link or a disk would reach beyond the processes, so it is left to t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shlex
@@ -58,8 +59,10 @@ class LocalProcesses:
 
     @classmethod
     def of(cls, specs: Sequence[str]) -> LocalProcesses:
-        """Raises SettingsError for an expression that is none."""
+        """Raises SettingsError for an expression that is none, or that says nothing and so fits everything."""
         for spec in specs:
+            if not spec.strip():
+                raise SettingsError("--processes is empty and would fit every process of the machine; name a pid")
             try:
                 re.compile(_expression(spec))
             except re.error as error:
@@ -79,6 +82,8 @@ class LocalProcesses:
         number = {Action.KILL: signal.SIGKILL, Action.STOP: signal.SIGSTOP, Action.CONTINUE: signal.SIGCONT}.get(action)
         if number is None:
             return False
+        if action is not Action.CONTINUE and target not in await self.targets():
+            return True  # it is gone, and its pid may be another process's by now
         try:
             os.kill(int(target), number)
         except ProcessLookupError:
@@ -94,22 +99,39 @@ class ChaosCommand:
 
     command: str
 
+    @classmethod
+    def of(cls, command: str) -> ChaosCommand:
+        """Raises SettingsError for what no shell could split into words."""
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise SettingsError(f"--chaos-command {command!r} is not a command line: {error}") from None
+        if not words:
+            raise SettingsError("--chaos-command is empty; give the command that disturbs your processes")
+        return cls(command)
+
     async def targets(self) -> list[str]:
-        status, output = await self._run("list")
+        status, output = await self._run("list", stdout=asyncio.subprocess.PIPE)
         if status != 0:
             raise StartError(f"'{self.command} list' ended with status {status}")
-        return output.split()
+        return [line.strip() for line in output.splitlines() if line.strip()]
 
     async def do(self, action: Action, target: str) -> bool:
-        status, _ = await self._run(str(action), target)
+        # nothing is read: what it leaves running in the background may keep a pipe open
+        status, _ = await self._run(str(action), target, stdout=asyncio.subprocess.DEVNULL)
         if status not in (0, EXIT_UNSUPPORTED):
             raise StartError(f"'{self.command} {action} {target}' ended with status {status}")
         return status == 0
 
-    async def _run(self, *words: str) -> tuple[int, str]:
+    async def _run(self, *words: str, stdout: int) -> tuple[int, str]:
+        """Its status and output. One that is broken off is killed with all of its process group."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *shlex.split(self.command), *words, stdout=asyncio.subprocess.PIPE
+                *shlex.split(self.command),
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=stdout,
+                process_group=0,  # out of the reach of Ctrl-C: what it began has to be undone
             )
         except OSError as error:
             raise StartError(f"--chaos-command {self.command!r} cannot be run: {error}") from error
@@ -117,10 +139,13 @@ class ChaosCommand:
             async with asyncio.timeout(COMMAND_TIMEOUT_S):
                 output, _ = await process.communicate()
         except TimeoutError:
-            process.kill()
-            await process.wait()
             raise StartError(f"'{self.command} {' '.join(words)}' took longer than {COMMAND_TIMEOUT_S:.0f} s") from None
-        return process.returncode or 0, output.decode(errors="replace")
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        return process.returncode or 0, (output or b"").decode(errors="replace")
 
 
 def _expression(spec: str) -> str:

@@ -17,7 +17,8 @@ from relevo.check.exchange import Exchange, shortened
 from relevo.check.facts import Facts, find_facts, pick_model
 from relevo.check.server import Server
 from relevo.check.trial import CLIENT_ERRORS, Trial
-from relevo.check.words import Check, Level, Mismatch, Result, Skip, Status
+from relevo.check.words import Check, Level, Mismatch, Need, Result, Skip, Status
+from relevo.core.errors import SettingsError
 
 SHOWN_ANSWER_CHARS = 2_000
 
@@ -61,6 +62,8 @@ class CheckRun:
             oracle_model = ""
             if options.oracle is not None:
                 oracle_model, _ = await pick_model(oracle, options.oracle_model)
+            if options.disturber is not None and any(Need.PROCESSES in one.needs for one in self.checks):
+                await _need_targets(options.disturber)
             for one in self.checks:
                 trial = Trial(
                     server,
@@ -73,6 +76,15 @@ class CheckRun:
                     options.pause_s,
                 )
                 yield await run_one(one, trial, options.check_timeout_s)
+
+
+async def _need_targets(disturber: Disturber) -> None:
+    """Raises SettingsError if there is nothing to disturb: a mistyped name would pass for a stack that survives."""
+    if not await disturber.targets():
+        raise SettingsError(
+            "no process fits --processes, or 'list' of the --chaos-command names none; "
+            "this command and what it was started from are never meant"
+        )
 
 
 async def run_one(one: Check, trial: Trial, check_timeout_s: float) -> Result:

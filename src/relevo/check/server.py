@@ -14,13 +14,19 @@ from typing import Self
 import aiohttp
 
 from relevo.check.exchange import Answer, Exchange, StreamAnswer
+from relevo.core.errors import SettingsError
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 def normalise_url(url: str) -> str:
-    """`host:port`, `http://host:port/` and `http://host:port/v1` all name the same server."""
+    """`host:port`, `http://host:port/` and `http://host:port/v1` all name the same server.
+
+    Raises SettingsError for one with a password in it: reports show URLs.
+    """
     with_scheme = url if "://" in url else f"http://{url}"
+    if "@" in with_scheme.partition("://")[2].partition("/")[0]:
+        raise SettingsError("the URL has a name or password before its host; give a key as --api-key instead")
     return with_scheme.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -51,11 +57,16 @@ class Server:
         return self._session
 
     def exchange(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Exchange:
-        """What a request will be: JSON unless `headers` say otherwise, with the key if there is one."""
+        """What a request will be: JSON unless `headers` say otherwise, with the key if there is one.
+
+        A header that is given empty is not sent, not even by default.
+        """
         chosen = dict(JSON_HEADERS if body else {}) | dict(headers or {})
-        if self.api_key is not None and "Authorization" not in chosen:
+        has_own_key = "Authorization" in chosen
+        if self.api_key is not None and not has_own_key:
             chosen["Authorization"] = f"Bearer {self.api_key}"
-        return Exchange(method=method, url=self.url + path, headers=chosen, body=body)
+        shown = {name: value for name, value in chosen.items() if value}
+        return Exchange(method=method, url=self.url + path, headers=shown, body=body, has_own_key=has_own_key)
 
     async def send(self, exchange: Exchange) -> Answer:
         """The answer, whatever its status. Raises aiohttp.ClientError, TimeoutError."""

@@ -1,13 +1,16 @@
 """`relevo check URL`: parses argv, calls `relevo.check`, prints the table, writes JSON and JUnit XML.
 
-Exit status: 0 if every MUST was met or could not be told, 1 if not, 2 for a mistake of the operator, 130 after Ctrl-C.
+Exit status: 0 if every MUST was met or could not be told, 1 if not, 2 for a mistake of the operator, 130 after Ctrl-C,
+143 after SIGTERM.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +37,7 @@ from relevo.core.errors import RelevoError
 
 EXIT_OPERATOR_ERROR = 2
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 _out = Console(width=None if sys.stdout.isatty() else 160)  # a file or pipe has no width: cut nothing
 _err = Console(stderr=True)
@@ -75,6 +79,9 @@ def check(
             return
         if url is None:
             _fail("name the server to check, for example http://127.0.0.1:8000")
+        if api_key is not None and not api_key.isprintable():
+            _fail("the API key has a line break or another control character in it; give it without")
+        _need_writable(json_out, junit)
         options = CheckOptions(
             url=url,
             model=model,
@@ -88,32 +95,43 @@ def check(
             disturber=_disturber(processes or (), chaos_command),
         )
         run = CheckRun(options, checks)
-        results, interrupted = _run(run)
     except RelevoError as error:
         _fail(error.message)
+    results, ended_early, status = _run(run)
+    if status == EXIT_OPERATOR_ERROR and not results:
+        _fail(ended_early)
     _out.print(result_table(results))
-    _out.print(failure_stories(results))
+    _out.print(failure_stories(results), soft_wrap=True)  # a command that is broken into lines is another one
     _out.print(f"{len(results)} checks: {summary(results)}", highlight=False)
-    _write(json_out, json.dumps(to_json(results, _about(run)), indent=1, ensure_ascii=False).encode() + b"\n")
+    about = _about(run) | {"ended_early": ended_early or None}
+    _write(json_out, json.dumps(to_json(results, about), indent=1, ensure_ascii=False).encode() + b"\n")
     _write(junit, to_junit(results, f"relevo check {url}", strict=strict))
-    status = EXIT_INTERRUPTED if interrupted else exit_status(results, strict=strict)
+    if ended_early:
+        _err.print(f"relevo check: ended early: {ended_early}", markup=False, highlight=False, soft_wrap=True)
+    status = status or exit_status(results, strict=strict)
     if status:
         raise typer.Exit(status)
 
 
 def _disturber(processes: tuple[str, ...] | list[str], command: str | None) -> Disturber | None:
-    if processes and command:
+    if processes and command is not None:
         _fail("--processes and --chaos-command exclude each other; give one of them")
-    if command:
-        return ChaosCommand(command)
+    if command is not None:
+        return ChaosCommand.of(command)
     return LocalProcesses.of(processes) if processes else None
 
 
-def _run(run: CheckRun) -> tuple[list[Result], bool]:
-    """The results so far, and whether Ctrl-C ended the run."""
+def _run(run: CheckRun) -> tuple[list[Result], str, int]:
+    """The results, why there are no more ("" if these are all), and the exit status for that.
+
+    However it ends, a check that is broken off first undoes what it did to processes.
+    """
     results: list[Result] = []
 
     async def collect() -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine of asyncio.run is a task"
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         async for result in run.results():
             results.append(result)
             told = f": {result.got[:200]}" if result.status in (Status.FAILED, Status.ADVICE) else ""
@@ -123,8 +141,12 @@ def _run(run: CheckRun) -> tuple[list[Result], bool]:
     try:
         asyncio.run(collect())
     except KeyboardInterrupt:
-        return results, True
-    return results, False
+        return results, "Ctrl-C", EXIT_INTERRUPTED
+    except asyncio.CancelledError:
+        return results, "SIGTERM", EXIT_TERMINATED
+    except RelevoError as error:
+        return results, error.message, EXIT_OPERATOR_ERROR
+    return results, "", 0
 
 
 def _about(run: CheckRun) -> dict[str, Any]:
@@ -138,6 +160,13 @@ def _about(run: CheckRun) -> dict[str, Any]:
         "platform": platform.platform(),
         "seed": run.options.seed,
     }
+
+
+def _need_writable(*paths: Path | None) -> None:
+    """Asked before the checks: what took minutes may not be lost for a mistyped folder."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+            _fail(f"cannot write {path}; name a file in a folder that is there and may be written to")
 
 
 def _write(path: Path | None, data: bytes) -> None:
