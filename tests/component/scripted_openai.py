@@ -68,7 +68,8 @@ class ScriptedOpenAI:
     seen: list[list[str]] = field(default_factory=list)
     ids: dict[str, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=lambda: ["1", "2"])  # of the processes
-    broken: str = ""  # how open and new requests behave: "", cut, error, hang, wrong, refuse
+    broken: str = ""  # how open and new requests behave: "", cut, error, hang, hang_second, wrong, refuse
+    num_generating: int = 0  # requests so far
     error_chunks: int = 1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     disturbed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -208,7 +209,8 @@ class ScriptedOpenAI:
         if self.fault.request is not None and call.method == "POST":
             self.fault.request(call)
         generates = "completions" in call.path
-        if generates and self.broken == "hang":
+        self.num_generating += generates
+        if generates and (self.broken == "hang" or (self.broken == "hang_second" and self.num_generating % 2 == 0)):
             await asyncio.Event().wait()
         reply = self.answer(call)
         if self.fault.reply is not None:

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from fault_edits import chunks, first_entry, put, request, status, whole
+from fault_edits import chunks, every_text, first_entry, put, request, retext, status, whole
 from scripted_answers import MODEL, Call, Reply, error
 from scripted_openai import MAX_MODEL_LEN, Fault, ScriptedDisturber, ScriptedOpenAI, scripted
 
@@ -87,6 +87,34 @@ async def test_a_fault_of_the_oracle_is_none_of_the_server(is_up: bool) -> None:
     assert result.status is Status.SKIPPED and "oracle" in result.reason
 
 
+async def test_null_is_for_members_that_the_reference_declares_nullable() -> None:
+    """`user` is a string there."""
+    no_null_user = status(lambda call: isinstance(call.body, dict) and call.body.get("user", "") is None, 400)
+    assert (await result_of("shape.null_fields", no_null_user)).status is Status.PASSED
+
+
+async def test_near_ties_of_short_answers_are_none_of_a_stream() -> None:
+    """Red when they are asked for without the log probabilities that tell of the tie."""
+
+    def entry(token: str, other: str) -> dict[str, Any]:
+        top = [{"token": token, "logprob": -0.70}, {"token": other, "logprob": -0.71}]
+        return {"token": token, "logprob": -0.70, "top_logprobs": top}
+
+    def tie(call: Call, answer: Reply) -> None:
+        if not isinstance(call.body, dict) or call.body.get("max_tokens") not in (1, 2, 3):
+            return
+        told = {"content": [entry("?", "!") if answer.chunks is not None else entry("!", "?")]}
+        choice = answer.chunks[1]["choices"][0] if answer.chunks is not None else answer.body["choices"][0]
+        if answer.chunks is not None:
+            every_text(lambda text: "?")(answer.chunks)
+        else:
+            retext(lambda text: "!")(answer.body)
+        choice["logprobs"] = told if call.body.get("logprobs") else None
+
+    result = await result_of("stream.short_equals_whole", Fault(reply=tie))
+    assert result.status is Status.PASSED and result.notes, result
+
+
 # ---- what a broken server may not pass with --------------------------------------------------------------------------
 
 
@@ -127,6 +155,17 @@ async def test_a_readiness_that_always_says_no_notices_nothing(monkeypatch: pyte
     never_ready = status(lambda call: call.path in ("/ready", "/health"), 503)
     never_ready.at_disturbance = hang
     result = await result_of("chaos.stopped_is_noticed", never_ready)
+    assert result.status is Status.FAILED and "no answer" in result.got
+
+
+async def test_a_stopped_process_that_gets_every_second_request_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when one answer is enough, which another process may have given."""
+    monkeypatch.setattr(stops, "NOTICE_S", 1.0)
+
+    def hang(server: ScriptedOpenAI, action: str) -> None:
+        server.broken, server.num_generating = ("hang_second", 0) if action == "stop" else ("", 0)
+
+    result = await result_of("chaos.stopped_is_noticed", Fault(at_disturbance=hang))
     assert result.status is Status.FAILED and "no answer" in result.got
 
 

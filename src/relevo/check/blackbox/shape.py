@@ -190,7 +190,7 @@ async def max_completion_tokens(t: Trial) -> None:
     needs=_NEEDS_CHAT,
 )
 async def null_fields(t: Trial) -> None:
-    names = ("stop", "seed", "n", "logit_bias", "presence_penalty", "top_p", "stream", "stream_options", "user")
+    names = ("stop", "seed", "n", "logit_bias", "presence_penalty", "top_p", "stream", "stream_options")
     fields = t.logprob_fields(CHAT)
     answer = (await t.chat(**dict.fromkeys(names), **fields)).ok()
     t.same_text(answer, (await t.chat(**fields)).ok(), "with nulls and without")

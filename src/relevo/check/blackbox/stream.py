@@ -151,8 +151,8 @@ def _check_equal(t: Trial, streamed: StreamAnswer, whole: Answer) -> None:
 )
 async def short_equals_whole(t: Trial) -> None:
     for max_tokens in (1, 2, 3):
-        streamed = (await t.stream_chat(max_tokens=max_tokens)).ok()
-        _check_equal(t, streamed, (await t.chat(max_tokens=max_tokens)).ok())
+        fields = t.logprob_fields("/v1/chat/completions") | {"max_tokens": max_tokens}
+        _check_equal(t, (await t.stream_chat(**fields)).ok(), (await t.chat(**fields)).ok())
 
 
 @check(

@@ -9,13 +9,14 @@ from contextlib import AbstractAsyncContextManager
 from relevo.check.chaos.recovery import disturb_under_streams, some_target, undone, wait_until_healed
 from relevo.check.disturber import Action
 from relevo.check.sources import RECOVERY
-from relevo.check.texts import OPENING
+from relevo.check.texts import fresh_words
 from relevo.check.trial import CLIENT_ERRORS, POLL_S, Trial
 from relevo.check.words import Mismatch, Need, check
 
 _NEEDS = (Need.PROCESSES,)
 _NUM_STREAMS = 6
 _SHORT_PAUSE_S = 0.5
+_NUM_PROBES = 4
 NOTICE_S = 10.0  # within which a stopped process must be noticed
 
 
@@ -71,7 +72,7 @@ async def _ready_path(t: Trial) -> str | None:
 
 async def _is_noticed(t: Trial, ready_path: str | None) -> bool:
     deadline_s = time.monotonic() + NOTICE_S
-    asking = asyncio.create_task(_is_answered(t))
+    asking = asyncio.create_task(_are_answered(t))
     try:
         while time.monotonic() < deadline_s:
             if asking.done() and asking.result():
@@ -79,7 +80,7 @@ async def _is_noticed(t: Trial, ready_path: str | None) -> bool:
             if ready_path is not None and not await _says_ready(t, ready_path):
                 return True
             if asking.done():
-                asking = asyncio.create_task(_is_answered(t))
+                asking = asyncio.create_task(_are_answered(t))
             await asyncio.sleep(4 * POLL_S)
         return False
     finally:
@@ -87,12 +88,14 @@ async def _is_noticed(t: Trial, ready_path: str | None) -> bool:
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def _is_answered(t: Trial) -> bool:
-    path, body = t.prompt_body(OPENING, max_tokens=2)
+async def _are_answered(t: Trial) -> bool:
+    """Several at once, of different prompts: a single one may have gone past the process that is stopped."""
+    bodies = [t.prompt_body(fresh_words(t.rng, 4), max_tokens=2) for _ in range(_NUM_PROBES)]
     try:
-        return (await t.post(path, body)).status == 200
+        answers = await asyncio.gather(*(t.post(*body) for body in bodies))
     except CLIENT_ERRORS:
         return False
+    return all(answer.status == 200 for answer in answers)
 
 
 async def _says_ready(t: Trial, path: str) -> bool:
