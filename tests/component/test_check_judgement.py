@@ -16,7 +16,7 @@ from relevo.check.catalogue import CHECKS
 from relevo.check.chaos import aborts, recovery, stops
 from relevo.check.exchange import Answer, Exchange, parse_json
 from relevo.check.facts import Facts, find_facts
-from relevo.check.run import run_one
+from relevo.check.run import CheckOptions, run_one
 from relevo.check.server import Server
 from relevo.check.trial import Trial
 from relevo.check.words import Result, Status
@@ -113,6 +113,14 @@ async def test_near_ties_of_short_answers_are_none_of_a_stream() -> None:
 
     result = await result_of("stream.short_equals_whole", Fault(reply=tie))
     assert result.status is Status.PASSED and result.notes, result
+
+
+async def test_a_slow_server_that_is_allowed_for_has_the_time_for_several_answers() -> None:
+    """Red when a check ends at a limit of its own while each answer comes in time, or calls that a missing answer."""
+    assert CheckOptions(url="u", timeout_s=550).check_timeout_s >= 5 * 550
+    async with trial_on(Fault()) as (trial, _):
+        result = await run_one(BY_ID["concurrency.equal"], trial, 0.001)
+    assert result.status is Status.FAILED and "the check was not over" in result.got
 
 
 # ---- what a broken server may not pass with --------------------------------------------------------------------------

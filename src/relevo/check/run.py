@@ -21,6 +21,8 @@ from relevo.check.words import Check, Level, Mismatch, Need, Result, Skip, Statu
 from relevo.core.errors import SettingsError
 
 SHOWN_ANSWER_CHARS = 2_000
+MIN_CHECK_TIMEOUT_S = 600.0  # arbitrary
+NUM_LONG_ANSWERS = 5  # that a check may wait for, each as long as an answer may take; arbitrary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +33,15 @@ class CheckOptions:
     oracle: str | None = None
     oracle_model: str | None = None
     timeout_s: float = 120.0  # per request
-    check_timeout_s: float = 600.0  # per check; no check waits longer, whatever the server does
     settle_s: float = 5.0  # how long abandoned requests may stay
     pause_s: float = 12.0
     seed: int = 0
     disturber: Disturber | None = None
+
+    @property
+    def check_timeout_s(self) -> float:
+        """Per check: none waits longer, whatever the server does; a server that is slow gets more."""
+        return self.pause_s + max(MIN_CHECK_TIMEOUT_S, NUM_LONG_ANSWERS * self.timeout_s)
 
 
 @dataclass(slots=True)
@@ -104,8 +110,10 @@ async def run_one(one: Check, trial: Trial, check_timeout_s: float) -> Result:
     except Mismatch as mismatch:
         told = mismatch
     except CLIENT_ERRORS as error:
-        waited_s = check_timeout_s if limit.expired() else trial.server.timeout_s
-        told = Mismatch(_no_answer(error, waited_s), expected="an answer", exchange=trial.last)
+        if limit.expired():
+            told = Mismatch(f"the check was not over within {check_timeout_s:g} s", exchange=trial.last)
+        else:
+            told = Mismatch(_no_answer(error, trial.server.timeout_s), expected="an answer", exchange=trial.last)
     else:
         duration_s = time.monotonic() - started_s
         return Result(check=one, status=Status.PASSED, duration_s=duration_s, notes=tuple(trial.notes))
