@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
@@ -19,7 +20,7 @@ from relevo.check.facts import Facts, find_facts
 from relevo.check.run import CheckOptions, run_one
 from relevo.check.server import Server
 from relevo.check.trial import Trial
-from relevo.check.words import Result, Status
+from relevo.check.words import Need, Result, Status
 
 BY_ID = {one.id: one for one in CHECKS}
 
@@ -85,6 +86,18 @@ async def test_a_fault_of_the_oracle_is_none_of_the_server(is_up: bool) -> None:
             async with Server(url, None, 60.0) as trial.oracle:
                 result = await run_one(BY_ID["oracle.usage"], trial, 60.0)
     assert result.status is Status.SKIPPED and "oracle" in result.reason
+
+
+async def test_a_server_that_wants_json_to_be_named_offers_json_objects() -> None:
+    """The reference says that the prompt has to ask for it. Red when the question whether it is offered does not."""
+
+    def refuse(call: Call, answer: Reply) -> None:
+        if b"json_object" in call.raw and b"JSON" not in call.raw:
+            answer.status, answer.body = 400, error(400, "messages must contain the word JSON").body
+
+    async with trial_on(Fault(reply=refuse)) as (trial, _):
+        facts = await find_facts(trial.server, None, has_oracle=True, has_processes=True)
+    assert facts.has(Need.JSON_OBJECT)
 
 
 async def test_null_is_for_members_that_the_reference_declares_nullable() -> None:
@@ -201,6 +214,22 @@ async def test_a_leak_is_found_where_extensions_are_refused() -> None:
         trial.facts = await find_facts(trial.server, None, has_oracle=True, has_processes=True)
         assert (await run_one(BY_ID["sampling.min_tokens"], trial, 60.0)).status is Status.SKIPPED
         assert (await run_one(BY_ID["cancel.kv_returns"], trial, 60.0)).status is Status.FAILED
+
+
+async def test_a_check_that_runs_out_of_time_leaves_no_stream_to_the_next() -> None:
+    """Red when streams of which nothing has come yet stay open."""
+
+    def hang(call: Call) -> None:
+        server.broken = "hang" if isinstance(call.body, dict) and call.body.get("stream") else ""
+
+    async with trial_on(Fault(request=hang)) as (trial, server):
+        opening = asyncio.create_task(recovery.open_streams(trial, await recovery.watched_requests(trial, 1)))
+        while server.broken != "hang":  # noqa: ASYNC110  # the server sets no event
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        names = [getattr(task.get_coro(), "__name__", "") for task in asyncio.all_tasks()]
+    assert "_stream" not in names
 
 
 # ---- odd answers -----------------------------------------------------------------------------------------------------

@@ -98,6 +98,9 @@ async def _ask_about_generation(server: Server, facts: Facts) -> None:
     if not facts.has(Need.CHAT) and not facts.has(Need.COMPLETIONS):
         reasons = f"{facts.lacking[Need.CHAT]}; {facts.lacking[Need.COMPLETIONS]}"
         raise StartError(f"{server.url} generates nothing that can be checked: {reasons}")
+    asks_for_json = chat | {
+        "messages": [{"role": "user", "content": "Name a colour, as JSON."}]
+    }  # or it may be refused
     base = chat if facts.has(Need.CHAT) else plain
     schema = {"type": "json_schema", "json_schema": {"name": "probe", "strict": True, "schema": _SCHEMA}}
     tool = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
@@ -109,8 +112,8 @@ async def _ask_about_generation(server: Server, facts: Facts) -> None:
         (Need.ECHO, plain | {"echo": True}),
         (Need.TOOLS, chat | {"tools": [tool]}),
         (Need.FORCED_TOOL, chat | {"tools": [tool], "tool_choice": forced}),
-        (Need.JSON_OBJECT, chat | {"response_format": {"type": "json_object"}}),
-        (Need.JSON_SCHEMA, chat | {"response_format": schema}),
+        (Need.JSON_OBJECT, asks_for_json | {"response_format": {"type": "json_object"}}),
+        (Need.JSON_SCHEMA, asks_for_json | {"response_format": schema}),
         (Need.LOGIT_BIAS, base | {"logit_bias": {"1": -100}}),
         (Need.IGNORE_EOS, base | {"ignore_eos": True}),
     ):

@@ -101,9 +101,14 @@ async def open_streams(t: Trial, requests: list[Watched]) -> list[asyncio.Task[S
     heard = [asyncio.Event() for _ in requests]
     tasks = [asyncio.create_task(_stream(t, request, event)) for request, event in zip(requests, heard, strict=True)]
     waits = [asyncio.create_task(event.wait()) for event in heard]
-    for task, wait in zip(tasks, waits, strict=True):
-        await asyncio.wait((task, wait), return_when=asyncio.FIRST_COMPLETED)
-        wait.cancel()
+    try:
+        for task, wait in zip(tasks, waits, strict=True):
+            await asyncio.wait((task, wait), return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        await ended(tasks)
+        raise
+    finally:
+        await ended(waits)
     return tasks
 
 
