@@ -167,7 +167,7 @@ async def test_a_check_that_is_skipped_leaves_no_stream_to_the_next() -> None:
 
 
 async def test_a_readiness_that_always_says_no_notices_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stops, "NOTICE_S", 1.0)
+    monkeypatch.setattr(stops, "NOTICE_S", 0.3)
     monkeypatch.setattr(recovery, "RECOVERY_S", 0.2)
 
     def hang(server: ScriptedOpenAI, action: str) -> None:
@@ -181,7 +181,7 @@ async def test_a_readiness_that_always_says_no_notices_nothing(monkeypatch: pyte
 
 async def test_a_stopped_process_that_gets_every_second_request_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when one answer is enough, which another process may have given."""
-    monkeypatch.setattr(stops, "NOTICE_S", 1.0)
+    monkeypatch.setattr(stops, "NOTICE_S", 0.3)
 
     def hang(server: ScriptedOpenAI, action: str) -> None:
         server.broken, server.num_generating = ("hang_second", 0) if action == "stop" else ("", 0)

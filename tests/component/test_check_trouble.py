@@ -103,10 +103,8 @@ def running_check(url: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-async def test_a_stopped_process_runs_again_however_the_run_is_ended(
-    number: signal.Signals, status: int, tmp_path: Path
-) -> None:
+async def test_sigterm_continues_the_stopped_process_and_tells_what_was_found(tmp_path: Path) -> None:
+    """Red when a CI that ends the run leaves a process stopped."""
     out = tmp_path / "out.json"
     flags = ["--only", "shape.health", "--only", "chaos.long_pause", "--pause-s", "500", "--json", str(out)]
     with in_thread(ScriptedOpenAI()) as url:
@@ -114,9 +112,9 @@ async def test_a_stopped_process_runs_again_however_the_run_is_ended(
             with running_check(url, *flags, "--processes", str(process.pid)) as check:
                 while state_of(process.pid) != "T" and check.poll() is None:  # noqa: ASYNC110  # the kernel sets no event
                     await asyncio.sleep(0.01)
-                check.send_signal(number)
+                check.send_signal(signal.SIGTERM)
                 output, _ = await asyncio.to_thread(check.communicate)
-                assert check.returncode == status, output
+                assert check.returncode == 143, output
                 assert state_of(process.pid) != "T"
     assert [one["id"] for one in json.loads(out.read_text())["results"]] == ["shape.health"]
 
