@@ -51,6 +51,8 @@ def test_a_priority_header_wins_over_the_body() -> None:
     [
         {"x-request-timeout": "0"},
         {"x-request-timeout": "nan"},
+        {"x-request-timeout": "1e300"},
+        {"x-slo-ttft-ms": "1e308"},
         {"x-llm-d-slo-ttft-ms": "fast"},
         {"x-slo-tpot-ms": "-1"},
         {"x-relevo-class": "gold"},
@@ -74,3 +76,10 @@ def test_refusals_say_which_limit_and_when_to_come_back() -> None:
     headers = error_headers(late)
     assert {headers[name] for name in DROPPED_HEADERS} == {"client_timeout"}
     assert headers["x-should-retry"] == "false" and "Retry-After" not in headers
+
+
+def test_the_longest_times_are_still_nanoseconds_of_64_bits() -> None:
+    """Red if a bound were in the header's unit and not in seconds."""
+    terms = service_terms({"x-request-timeout": "1e9", "x-slo-ttft-ms": "1e12"}, None, "")
+    assert (terms.timeout_s, terms.ttft_s) == (1e9, 1e9)
+    assert round(1e9 * 1e9) < 2**63

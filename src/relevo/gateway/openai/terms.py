@@ -21,6 +21,7 @@ FAIRNESS_HEADER = "x-gateway-inference-fairness-id"
 BATCH_TIERS = ("batch", "flex")
 MAX_PRIORITY = 2**31 - 1
 MAX_FAIRNESS_ID = 128  # characters
+MAX_S = 1e9  # arbitrary: 31 years, whose nanoseconds are still a 64-bit integer
 
 
 def service_terms(headers: Mapping[str, str], service_tier: str | None, tenant: str) -> ServiceTerms:
@@ -65,11 +66,11 @@ def _positive(headers: Mapping[str, str], names: tuple[str, ...], unit_s: float)
         if text is None:
             continue
         try:
-            value = float(text)
+            value_s = float(text) * unit_s
         except ValueError:
-            value = math.nan
-        if not 0.0 < value < math.inf:
+            value_s = math.nan
+        if not 0.0 < value_s <= MAX_S:
             unit = "seconds" if unit_s == 1.0 else "milliseconds"
-            raise InvalidRequest(f"The header {name} must be a number of {unit} above 0.")
-        return value * unit_s
+            raise InvalidRequest(f"The header {name} must be a number of {unit} above 0, at most {MAX_S / unit_s:.0f}.")
+        return value_s
     return None
