@@ -74,6 +74,7 @@ def test_a_tenant_cannot_name_another_ones_session() -> None:
         ({}, {"session_id": 7}),
         ({}, {"metadata": {"user_id": "just a name"}}),
         ({}, {"metadata": {"user_id": "{broken"}}),
+        ({}, {"metadata": {"user_id": '{"session_id": ' + "[" * 100_000}}),
         ({}, {"metadata": {"user_id": "[1]"}}),
     ],
 )

@@ -79,6 +79,7 @@ class ChatTemplate:
 
     def render(
         self,
+        /,  # templates may have a variable of that name
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,

@@ -42,6 +42,7 @@ class PromptTemplate(Protocol):
 
     def render(
         self,
+        /,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,

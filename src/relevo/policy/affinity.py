@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from relevo.core.errors import InvalidRequest
+
 KEY_BYTES = 16
 MAX_KEY_CHARS = 255  # arbitrary; more of a client's key than this is not looked at
+MAX_NESTING = 100  # arbitrary; levels of objects and lists in a message or tool, far from the interpreter's stack
 MAX_PROMPT_HEAD = 1024  # characters or token ids of a completion prompt, which grows: only its head is stable
 BILLING_PREFIX = "x-anthropic-billing-header:"
 
@@ -58,7 +61,7 @@ def affinity_of(
 ) -> Affinity:
     """`headers` are looked up in lower case. `extra_headers` are the operator's own, asked last before the content.
 
-    The same value under two names is the same session.
+    The same value under two names is the same session. Raises InvalidRequest as `without_markers` does.
     """
     for source, value in _named(headers, body, extra_headers):
         if isinstance(value, str) and (text := value.strip()):
@@ -69,7 +72,7 @@ def affinity_of(
 def without_markers(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages or tools as they should reach template and hash: without `cache_control` and billing nonces.
 
-    Order and everything else stay. The input is not changed.
+    Order and everything else stay. The input is not changed. Raises InvalidRequest for more than `MAX_NESTING` levels.
     """
     return [_without_nonce(_plain(item)) for item in items]
 
@@ -92,7 +95,7 @@ def _session_in_metadata(metadata: object) -> object:
         return None
     try:
         members = json.loads(user_id)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return members.get("session_id") if isinstance(members, dict) else None
 
@@ -115,11 +118,15 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
-def _plain(value: Any) -> Any:
-    """Deep copy without `cache_control` members."""
+def _plain(value: Any, num_levels: int = MAX_NESTING) -> Any:
+    """Deep copy without `cache_control` members. Raises InvalidRequest if it has more than `num_levels` levels."""
+    if not isinstance(value, Mapping | list):
+        return value
+    if not num_levels:
+        raise InvalidRequest(f"Messages and tools may be nested {MAX_NESTING} levels deep, and one of them is deeper.")
     if isinstance(value, Mapping):
-        return {key: _plain(member) for key, member in value.items() if key != "cache_control"}
-    return [_plain(member) for member in value] if isinstance(value, list) else value
+        return {key: _plain(member, num_levels - 1) for key, member in value.items() if key != "cache_control"}
+    return [_plain(member, num_levels - 1) for member in value]
 
 
 def _without_nonce(message: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from relevo.gateway.metering.ledger import GroupBy, UsageFilter, UsageSum, total
 _AGO = re.compile(r"(\d{1,6})([mhd])")
 _UNIT_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNIX_S = re.compile(r"\d{9,10}")
+_FIRST_MS, _LAST_MS = (int(at.replace(tzinfo=UTC).timestamp()) * 1000 for at in (datetime.min, datetime.max))
 
 
 class UsageSource(Protocol):
@@ -38,18 +39,23 @@ def parse_moment(text: str, now_ms: int, param: str) -> int:
     """
     text = text.strip()
     if ago := _AGO.fullmatch(text):
-        return now_ms - int(ago[1]) * _UNIT_MS[ago[2]]
-    if _UNIX_S.fullmatch(text):
-        return int(text) * 1000
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidRequest(
-            f"'{param}' is {text[:40]!r}; write 2026-11-30, 2026-11-30T08:00, Unix seconds, or 24h, 7d (so long ago).",
-            param=param,
-        ) from None
-    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return int(aware.timestamp() * 1000)
+        moment_ms = now_ms - int(ago[1]) * _UNIT_MS[ago[2]]
+    elif _UNIX_S.fullmatch(text):
+        moment_ms = int(text) * 1000
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise InvalidRequest(
+                f"'{param}' is {text[:40]!r}; write 2026-11-30, 2026-11-30T08:00, Unix seconds, or 24h, 7d (so long "
+                "ago).",
+                param=param,
+            ) from None
+        aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        moment_ms = int(aware.timestamp() * 1000)
+    if not _FIRST_MS <= moment_ms <= _LAST_MS:
+        raise InvalidRequest(f"'{param}' is {text[:40]!r}, which is not between the years 1 and 9999.", param=param)
+    return moment_ms
 
 
 def parse_group_by(text: str, param: str) -> tuple[GroupBy, ...]:

@@ -1,0 +1,57 @@
+"""Bodies and queries that are well-formed and mean harm, or nothing: each is refused in words, none is a failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted_gateway import rig, says
+
+from relevo.core.errors import InvalidRequest
+from relevo.gateway.metering.usage_query import parse_moment
+
+NOW_MS = 1_796_000_000_000
+USER = {"role": "user", "content": "hi"}
+
+
+def nested(num_levels: int, kind: str) -> Any:
+    value: Any = 1
+    for _ in range(num_levels):
+        value = [value] if kind == "lists" else {"k": value}
+    return value
+
+
+@pytest.mark.parametrize("kind", ["lists", "objects"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_messages_and_tools_that_are_nested_too_deeply_are_refused(path: str, kind: str) -> None:
+    """Red if something walks them as deep as they are: the interpreter's stack ends before the parser's limit."""
+    deep = nested(700, kind)
+    function = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    for body in ({"messages": [USER | {"extra": deep}]}, {"messages": [USER], "tools": [function]}):
+        answer = await rig(says("x")).post(path, {"model": "tiny", **body})
+        assert answer.status_code == 400, answer.text
+        assert "levels deep" in answer.json()["error"]["message"]
+
+
+async def test_a_tool_schema_as_deep_as_people_write_them_is_taken() -> None:
+    function = {"type": "function", "function": {"name": "f", "parameters": nested(60, "objects")}}
+    assert (await rig(says("x")).chat(tools=[function])).status_code == 200
+
+
+async def test_a_variable_of_the_template_may_be_called_self() -> None:
+    """Red if names of variables meet names of parameters."""
+    answer = await rig(says("x")).chat(chat_template_kwargs={"self": 1})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("moment", ["999999d", "0001-01-01T00:00+23:59", "9999-12-31T23:59-23:59"])
+def test_a_moment_outside_the_calendar_is_refused(moment: str) -> None:
+    """Red if it is found out when the answer tells it."""
+    with pytest.raises(InvalidRequest, match=r"'since' is .* between the years 1 and 9999"):
+        parse_moment(moment, NOW_MS, "since")
+
+
+async def test_usage_since_the_ends_of_the_calendar() -> None:
+    for moment in ("0001-01-01", "9999-12-31T23:59:59Z"):
+        answer = await rig().get(f"/v1/usage?since={moment}")
+        assert answer.status_code == 200 and answer.json()["since"][:4] == moment[:4]
