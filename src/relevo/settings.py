@@ -10,6 +10,9 @@ import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from relevo.core.ports import MAX_DURATION_S
 
 ENVIRONMENT_PREFIX = "RELEVO_"
 _SUFFIX_TOKENS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}
@@ -50,6 +53,20 @@ def parse_list(value: object) -> object:
     return value
 
 
+def parse_keys(value: object) -> object:
+    """As `parse_list`, for keys that fit into a header. Empty is refused: it would open a server meant to be closed."""
+    keys = parse_list(value)
+    if isinstance(keys, list | tuple) and not (keys and all(map(_fits_into_a_header, keys))):
+        raise PydanticCustomError(
+            "api_key", "a key is printable ASCII without spaces around it; leave the setting out to serve without keys"
+        )
+    return keys
+
+
+def _fits_into_a_header(key: object) -> bool:
+    return isinstance(key, str) and key != "" and key.isascii() and key.isprintable() and key == key.strip()
+
+
 def parse_cores(value: object) -> object:
     """As `parse_list`; each entry of a list may name several too: `--cores 0,1`."""
     return parse_list(",".join(map(str, value))) if isinstance(value, list) else parse_list(value)
@@ -58,6 +75,8 @@ def parse_cores(value: object) -> object:
 Length = Annotated[int | None, BeforeValidator(parse_length)]
 Bytes = Annotated[int | None, BeforeValidator(parse_bytes)]
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
+Keys = Annotated[tuple[str, ...], BeforeValidator(parse_keys)]
+Seconds = Annotated[float, Field(le=MAX_DURATION_S)]
 Cores = Annotated[tuple[str, ...], BeforeValidator(parse_cores)]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVDTypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -66,7 +85,7 @@ KVDTypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 class Settings(BaseModel):
     """What the user asked for. `Settings(...)` looks into the environment for what it is not given."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # model
     model: str = Field(
@@ -103,14 +122,16 @@ class Settings(BaseModel):
         "auto", description="Dtype of the KV cache. auto: that of --dtype, and float16 where that is auto."
     )
     max_model_len: Length = Field(None, description="Longest prompt + output in tokens: 8192, 8k, 8K or auto.")
-    seed: int | None = Field(None, description="Seed for requests that bring none; default: drawn per request.")
+    seed: int | None = Field(
+        None, ge=0, le=2**64 - 1, description="Seed for requests that bring none; default: drawn per request."
+    )
 
     # HTTP
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
-    api_key: Names = Field((), description="Keys clients must send (Bearer or x-api-key). None: open.")
+    api_key: Keys = Field((), description="Keys clients must send (Bearer or x-api-key). None: open.")
     allowed_origins: Names = Field((), description="Origins browsers may call from (CORS). None: same origin only.")
-    max_body_bytes: Bytes = Field(8 * 2**20, description="Longest accepted request body.")
+    max_body_bytes: Bytes = Field(8 * 2**20, ge=1, description="Longest accepted request body.")
     root_path: str = Field("", description="Path prefix when a proxy strips one.")
     gateways: int = Field(
         1, ge=1, le=64, description="Gateway processes that share the port, for when one core is not enough for HTTP."
@@ -150,7 +171,7 @@ class Settings(BaseModel):
     # engine
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     kv_cache_memory_bytes: Bytes = Field(
-        None, description="KV cache per worker, for example 2GiB. Default: sized from free memory."
+        None, ge=1, description="KV cache per worker, for example 2GiB. Default: sized from free memory."
     )
     num_kv_blocks: int | None = Field(None, ge=1, description="KV blocks per worker; overrides kv_cache_memory_bytes.")
     max_num_seqs: int = Field(64, ge=1, description="Most continuations that decode together on a worker.")
@@ -159,7 +180,7 @@ class Settings(BaseModel):
         ge=1,
         description="Tokens per step: decodes first, prefill chunks from the rest. Default: what fits into max_step_s.",
     )
-    max_step_s: float = Field(
+    max_step_s: Seconds = Field(
         0.5, gt=0, description="Longest step the default token budget aims at; messages are heard between steps."
     )
     max_prefill_tokens: int | None = Field(
@@ -171,7 +192,7 @@ class Settings(BaseModel):
     routing_policy: Literal["ttft", "round_robin", "least_requests", "prefix_only"] = Field(
         "ttft", description="How workers are chosen. ttft: shortest estimated TTFT; the others are for comparison."
     )
-    affinity_max_penalty_s: float = Field(
+    affinity_max_penalty_s: Seconds = Field(
         0.5, ge=0, description="Most TTFT that keeping a session or prefix on its worker may cost."
     )
     affinity_load_factor: float = Field(
@@ -187,34 +208,34 @@ class Settings(BaseModel):
     max_num_queued_batch_reqs: int = Field(
         1024, ge=0, description="Batch requests that may wait; more are answered 429."
     )
-    max_queue_ttft_s: float = Field(
+    max_queue_ttft_s: Seconds = Field(
         60.0, gt=0, description="Who would wait longer than this for its first token is answered 429 at once."
     )
-    dispatch_ahead_s: float = Field(
+    dispatch_ahead_s: Seconds = Field(
         0.5, gt=0, description="Prompt work that may wait on a worker; the rest waits in the gateway, in fair order."
     )
     tenant_weight: Names = Field(
         (), description="NAME=WEIGHT of a tenant's share when requests wait, for example team-a=2. Default: 1."
     )
-    batch_queue_timeout_s: float = Field(
+    batch_queue_timeout_s: Seconds = Field(
         3600.0, gt=0, description="Longest wait of a batch request in the gateway, or set aside on a worker."
     )
-    queue_timeout_s: float = Field(
+    queue_timeout_s: Seconds = Field(
         300.0, gt=0, description="Longest wait in the gateway, and longest wait for decode room on a worker."
     )
-    prefill_timeout_s: float = Field(300.0, gt=0, description="Longest prefill, its queue included.")
-    transfer_timeout_s: float = Field(30.0, gt=0, description="Longest wait from the last chunk to the sealed KV.")
-    drain_lease_s: float = Field(
+    prefill_timeout_s: Seconds = Field(300.0, gt=0, description="Longest prefill, its queue included.")
+    transfer_timeout_s: Seconds = Field(30.0, gt=0, description="Longest wait from the last chunk to the sealed KV.")
+    drain_lease_s: Seconds = Field(
         5.0, ge=0.5, description="How long a prefill worker may take to let go of blocks before it is ended."
     )
-    heartbeat_timeout_s: float = Field(
+    heartbeat_timeout_s: Seconds = Field(
         8.0, ge=2.0, description="A worker whose step loop does not answer for so long is ended and started again."
     )
     max_attempts: int = Field(3, ge=1, description="How often a request is tried when workers fail.")
-    drain_timeout_s: float = Field(
+    drain_timeout_s: Seconds = Field(
         30.0, ge=0, description="How long a worker that leaves waits for what it runs; the rest continues elsewhere."
     )
-    shutdown_timeout_s: float = Field(30.0, ge=0, description="How long Ctrl-C waits for running requests.")
+    shutdown_timeout_s: Seconds = Field(30.0, ge=0, description="How long Ctrl-C waits for running requests.")
 
     # operation
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -222,9 +243,9 @@ class Settings(BaseModel):
     )
 
     # fake engine (model `fake`): for tests of everything around an engine
-    fake_base_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per step.")
-    fake_per_token_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per computed token.")
-    fake_per_kv_token_s: float = Field(0.0, ge=0, description="`fake` engine: seconds per token of context read.")
+    fake_base_s: Seconds = Field(0.0, ge=0, description="`fake` engine: seconds per step.")
+    fake_per_token_s: Seconds = Field(0.0, ge=0, description="`fake` engine: seconds per computed token.")
+    fake_per_kv_token_s: Seconds = Field(0.0, ge=0, description="`fake` engine: seconds per token of context read.")
 
     @model_validator(mode="before")
     @classmethod

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from relevo.build.serve import plan_serving
 from relevo.cli import edge as edge_command
 from relevo.cli import serve as serve_command
 from relevo.cli.main import main
+from relevo.cli.options import make_settings
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +59,14 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
         (("fake", "--kv-cache-memory-bytes", "900GiB"), "--kv-cache-memory-bytes"),
         (("fake", "--host", "no.such.host.invalid"), "--host"),
         (("fake", "--cores", "0,999"), "--cores"),
+        (("fake", "--cores", "²"), "--cores"),
+        (("fake", "--queue-timeout-s", "inf"), "--queue-timeout-s"),
+        (("fake", "--queue-timeout-s", "1e300"), "--queue-timeout-s"),
+        (("fake", "--resource-share", "inf"), "--resource-share"),
+        (("fake", "--seed", "-1"), "--seed"),
+        (("fake", "--seed", str(2**64)), "--seed"),
+        (("fake", "--max-body-bytes", "0"), "--max-body-bytes"),
+        (("fake", "--served-model-name", ""), "--served-model-name"),
         (("fake", "--tensor-paralel-size", "2"), "--tensor-paralel-size"),
         (("/no/such/model.gguf",), "/no/such/model.gguf"),
         (("fake", "--device", "cuda"), "cuda"),
@@ -119,3 +129,29 @@ def test_regions_that_cannot_be(
 
 def test_a_drain_where_nobody_answers(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     assert "--url" in refused(monkeypatch, capfd, "drain", "decode-0", "--url", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("key", ["", " ", "a\n", "clé"])
+def test_a_key_that_no_client_can_send(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], key: str
+) -> None:
+    """Red if such a key locked everybody out, or if it were shown to whoever reads the log."""
+    said = refused(monkeypatch, capfd, "serve", "fake", "--api-key", "right", "--api-key", key)
+    assert said.startswith("relevo: --api-key: ") and "printable ASCII" in said
+    assert "right" not in said and "clé" not in said
+
+
+@pytest.mark.parametrize("text", ["", " ", ","])
+def test_an_empty_list_of_keys_opens_no_server(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], text: str
+) -> None:
+    """Red if RELEVO_API_KEY=$UNSET served everybody."""
+    monkeypatch.setenv("RELEVO_API_KEY", text)
+    assert "leave the setting out" in refused(monkeypatch, capfd, "serve", "fake")
+
+
+@pytest.mark.parametrize("given", ["/x/", "/x", "/"])
+def test_a_slash_behind_the_root_path_is_none_of_it(given: str) -> None:
+    """Red if it were kept: the server would look for //v1 and find nothing."""
+    settings = make_settings({"model": "fake", "root_path": given})
+    assert plan_serving(settings).gateway.root_path == given.rstrip("/")

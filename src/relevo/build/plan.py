@@ -52,6 +52,8 @@ def _check_names(asks: Sequence[ModelAsk]) -> None:
     owners: dict[str, ModelAsk] = {}
     for ask in asks:
         for name in ask.served_names:
+            if not name.strip():
+                raise SettingsError("--served-model-name is empty; write a name, or leave it out for the model's own")
             if name in owners:
                 raise SettingsError(
                     f"models {owners[name].section} and {ask.section} both are to be served as {name}; give one of "
@@ -94,7 +96,7 @@ def allowed_cores(asked: Sequence[str], allowed: tuple[int, ...], name: str) -> 
     """`asked` as numbers, or all. Raises SettingsError, which begins with `name`."""
     if not asked:
         return allowed
-    wrong = [core for core in asked if not core.isdigit() or int(core) not in allowed]
+    wrong = [core for core in asked if not core.isdecimal() or int(core) not in allowed]
     if wrong:
         shown = ",".join(map(str, allowed))
         raise SettingsError(f"{name} {','.join(asked)}: {wrong[0]} is not one of the allowed cores {shown}")
@@ -146,7 +148,7 @@ def weights_bytes(ask: ModelAsk) -> int:
 def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
     return GatewayConfig(
         listen_fd=-1,
-        root_path=settings.root_path,
+        root_path=settings.root_path.rstrip("/"),
         models=tuple(plan.served for plan in plans),
         api_key_hashes=tuple(hashlib.sha256(key.encode()).hexdigest() for key in settings.api_key),
         allowed_origins=settings.allowed_origins,

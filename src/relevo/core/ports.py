@@ -10,6 +10,8 @@ from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout, Reservation
 from relevo.core.plan import StepPlan, StepResult
 
+MAX_DURATION_S = 1e9  # arbitrary: 31 years, whose nanoseconds are still a 64-bit integer
+
 
 class Clock(Protocol):
     """Monotonic time."""

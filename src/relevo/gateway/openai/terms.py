@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 
 from relevo.core.errors import InvalidRequest
+from relevo.core.ports import MAX_DURATION_S
 from relevo.core.request import ServiceTerms
 
 TIMEOUT_HEADER = "x-request-timeout"  # seconds, from acceptance to the last token
@@ -21,7 +22,6 @@ FAIRNESS_HEADER = "x-gateway-inference-fairness-id"
 BATCH_TIERS = ("batch", "flex")
 MAX_PRIORITY = 2**31 - 1
 MAX_FAIRNESS_ID = 128  # characters
-MAX_S = 1e9  # arbitrary: 31 years, whose nanoseconds are still a 64-bit integer
 
 
 def service_terms(headers: Mapping[str, str], service_tier: str | None, tenant: str) -> ServiceTerms:
@@ -69,8 +69,9 @@ def _positive(headers: Mapping[str, str], names: tuple[str, ...], unit_s: float)
             value_s = float(text) * unit_s
         except ValueError:
             value_s = math.nan
-        if not 0.0 < value_s <= MAX_S:
+        if not 0.0 < value_s <= MAX_DURATION_S:
             unit = "seconds" if unit_s == 1.0 else "milliseconds"
-            raise InvalidRequest(f"The header {name} must be a number of {unit} above 0, at most {MAX_S / unit_s:.0f}.")
+            most = MAX_DURATION_S / unit_s
+            raise InvalidRequest(f"The header {name} must be a number of {unit} above 0, at most {most:.0f}.")
         return value_s
     return None
