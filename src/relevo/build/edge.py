@@ -13,6 +13,7 @@ from relevo.core.errors import SettingsError
 from relevo.gateway.edge.app import edge_app
 from relevo.gateway.edge.metrics import EdgeMetrics
 from relevo.gateway.edge.regions import Region, Regions
+from relevo.gateway.http_protocol import DoorProtocol
 from relevo.policy.region_choice import RegionChoice
 
 MAX_BODY_BYTES = 32 * 2**20  # the regions have limits of their own, with their own words
@@ -47,7 +48,7 @@ async def _run(regions: Mapping[str, str], listener: socket.socket, log_level: s
     async with edge_app(known, choice, EdgeMetrics(), MAX_BODY_BYTES) as app:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=DoorProtocol,
             lifespan="off",
             log_config=None,
             access_log=False,

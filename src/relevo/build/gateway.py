@@ -34,6 +34,7 @@ from relevo.gateway.chat_template import ChatTemplate
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.detokenizer import IncrementalDetokenizer
 from relevo.gateway.dispatch import Dispatcher
+from relevo.gateway.http_protocol import DoorProtocol
 from relevo.gateway.membership import Member, Membership
 from relevo.gateway.placement import Placement
 from relevo.gateway.readiness import readiness
@@ -107,7 +108,7 @@ async def _serve(
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=DoorProtocol,
             lifespan="off",
             log_config=None,
             access_log=False,
