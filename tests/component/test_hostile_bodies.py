@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import pytest
@@ -55,3 +56,22 @@ async def test_usage_since_the_ends_of_the_calendar() -> None:
     for moment in ("0001-01-01", "9999-12-31T23:59:59Z"):
         answer = await rig().get(f"/v1/usage?since={moment}")
         assert answer.status_code == 200 and answer.json()["since"][:4] == moment[:4]
+
+
+async def test_a_compressed_body_is_refused_as_such() -> None:
+    """Red if it were called broken JSON: the client would look for the mistake in its JSON."""
+    body = gzip.compress(b'{"prompt": "hi"}')
+    async with rig(says("x")).client() as client:
+        answer = await client.post("/v1/completions", content=body, headers={"content-encoding": "gzip"})
+        plain = await client.post(
+            "/v1/completions", content=b'{"prompt": "hi"}', headers={"content-encoding": "identity"}
+        )
+    assert answer.status_code == 400 and "Content-Encoding 'gzip'" in answer.json()["error"]["message"]
+    assert plain.status_code == 200, plain.text
+
+
+async def test_zero_is_not_the_same_as_not_asked_for() -> None:
+    """Red if 0 passed for False: `prompt_logprobs` of 0 asks for something that is not offered."""
+    answer = await rig(says("x")).post("/v1/completions", {"prompt": "hi", "prompt_logprobs": 0})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt_logprobs"
+    assert (await rig(says("x")).post("/v1/completions", {"prompt": "hi", "prompt_logprobs": False})).status_code == 200

@@ -72,6 +72,14 @@ def check_media_type(content_type: str | None) -> None:
         raise UnsupportedMediaType("Unsupported Media Type: Only 'application/json' is allowed")
 
 
+def check_encoding(content_encoding: str | None) -> None:
+    """Raises UnsupportedMediaType for a compressed body."""
+    if (content_encoding or "identity").strip().lower() != "identity":
+        raise UnsupportedMediaType(
+            f"Content-Encoding {content_encoding!r} is not read here; send the body as plain JSON."
+        )
+
+
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body` without its null members. Raises InvalidRequest."""
     try:

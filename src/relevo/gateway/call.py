@@ -13,7 +13,7 @@ from starlette.types import Send
 
 from relevo import __version__
 from relevo.gateway.auth import Caller
-from relevo.gateway.body import check_media_type, check_schema, parse_object, read_body
+from relevo.gateway.body import check_encoding, check_media_type, check_schema, parse_object, read_body
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.served_models import ServedModel
 from relevo.gateway.turnstile import Turnstile
@@ -62,6 +62,7 @@ class Call:
         """The body as `schema`, and its size in bytes, once it is this call's turn. Raises RequestError, also what
         `refuse` raises for a member."""
         check_media_type(self.request.headers.get("content-type"))
+        check_encoding(self.request.headers.get("content-encoding"))
         body = await read_body(self.request, self.context.max_body_bytes)
         await self.turnstile.enter()
         members = parse_object(body)

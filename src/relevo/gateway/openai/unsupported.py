@@ -44,17 +44,21 @@ REFUSED_FIELDS: Mapping[str, str] = {  # field -> the rest of the sentence
     "audio": "answers are text only",
     "web_search_options": "nothing is searched here",
 }
-_NOT_GIVEN: tuple[Any, ...] = ([], "", False)  # as some clients write what they do not want
 
 
 def refuse_fields(members: Mapping[str, Any]) -> None:
     """Raises InvalidRequest for a field of the body that would change the meaning of the answer if it were ignored."""
     for name, value in members.items():
-        if name in REFUSED_FIELDS and value not in _NOT_GIVEN:
+        if name in REFUSED_FIELDS and not _is_not_given(value):
             raise InvalidRequest(f"'{name}' is not supported: {REFUSED_FIELDS[name]}.", param=name)
     modalities = members.get("modalities", ["text"])
     if modalities != ["text"]:
         raise InvalidRequest(f"'modalities' must be ['text'], got {modalities!r}.", param="modalities")
+
+
+def _is_not_given(value: Any) -> bool:
+    """As some clients write what they do not want. 0 is a wish: of `prompt_logprobs` it asks for the prompt's own."""
+    return value is False or value in ([], "")
 
 
 def refuse_unsupported(fields: GenerationFields) -> None:
