@@ -55,7 +55,7 @@ class TcpReceiver:
         self._grants = grants
         self._secret = secret.encode()
         self._lock = threading.Lock()
-        self._threads: dict[socket.socket, threading.Thread] = {}
+        self._threads: dict[socket.socket, threading.Thread] = {}  # some have ended: `close` waits for those too
         self._closing = threading.Event()
         self.num_refused_writes = 0
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -90,12 +90,13 @@ class TcpReceiver:
                 _log.warning("a KV connection could not be accepted: %s", error)
                 continue
             with self._lock:
+                self._threads = {each: thread for each, thread in self._threads.items() if thread.is_alive()}
                 if self._closing.is_set() or len(self._threads) >= MAX_CONNECTIONS:
                     sock.close()
                     continue
                 thread = threading.Thread(target=self._serve, args=(sock,), name="kv-receive", daemon=True)
                 self._threads[sock] = thread
-            thread.start()
+                thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
@@ -108,8 +109,6 @@ class TcpReceiver:
             if isinstance(error, ProtocolError):
                 _log.warning("a KV connection was closed: %s", error.message)
         finally:
-            with self._lock:
-                self._threads.pop(sock, None)
             sock.close()
 
     def _shake_hands(self, sock: socket.socket) -> bool:
