@@ -36,6 +36,12 @@ def test_a_phase_nobody_serves_is_refused(text: str, missing: str) -> None:
         parse_topology(text)
 
 
+def test_more_workers_than_a_machine_serves_are_refused() -> None:
+    assert parse_topology("256p256d").num_workers == 512
+    with pytest.raises(SettingsError, match="more than 512 workers"):
+        parse_topology("9999p1d")
+
+
 def test_worker_ids_are_unique_and_carry_the_role() -> None:
     roles = parse_topology("2p1d").worker_roles()
     assert roles == (("prefill-0", "prefill"), ("prefill-1", "prefill"), ("decode-0", "decode"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from relevo.core.errors import SettingsError
 
 _NPMD = re.compile(r"([0-9]+)p([0-9]+)d")
+MAX_WORKERS = 512  # arbitrary: more processes than one machine serves a model with; a slip of the finger starts them all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ def parse_topology(text: str) -> Topology:
             f"--topology {text} has no {'prefill' if num_prefill < 1 else 'decode'} worker, and a split topology needs "
             f"at least one of each; use 1p1d, or unified for workers that do both"
         )
+    if num_prefill + num_decode > MAX_WORKERS:
+        raise SettingsError(f"--topology {text} has more than {MAX_WORKERS} workers; use fewer")
     return Topology(num_prefill=num_prefill, num_decode=num_decode)
 
 
