@@ -63,6 +63,7 @@ class Tally:
     num_silent: int = 0  # aborted before anything came: in a queue, in prefill, in transfer
     num_decoding: int = 0  # aborted after the first event
     num_ended: int = 0  # had ended by themselves; the run is void if there are many
+    refusals: list[str] = field(default_factory=list)  # status lines of what was not let in, or did not come at all
     memory_bytes: list[dict[int, int]] = field(default_factory=list)  # per round, by process
 
     def __str__(self) -> str:
@@ -90,6 +91,7 @@ async def send_and_leave(url: str, leaver: Leaver, max_tokens: int, tally: Tally
     seen: list[bytes] = []
     reading = asyncio.create_task(_read(reader, leaver.moment.num_events, seen))
     done, _ = await asyncio.wait((reading,), timeout=None if leaver.moment.num_events else leaver.moment.delay_s)
+    refusal = reading.result() if reading in done else ""
     has_ended = reading in done and (leaver.moment.num_events is None or any(b"[DONE]" in line for line in seen))
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
@@ -97,21 +99,27 @@ async def send_and_leave(url: str, leaver: Leaver, max_tokens: int, tally: Tally
         writer.transport.abort()
     else:
         writer.close()
+    if refusal:
+        tally.refusals.append(refusal)
+        return
     tally.num_ended += has_ended
     tally.num_aborted += not has_ended
     tally.num_silent += not has_ended and not seen
     tally.num_decoding += not has_ended and bool(seen)
 
 
-async def _read(reader: asyncio.StreamReader, num_events: int | None, seen: list[bytes]) -> None:
-    """Until that many events, or (None) until the whole answer: its last event, or its body."""
+async def _read(reader: asyncio.StreamReader, num_events: int | None, seen: list[bytes]) -> str:
+    """Until that many events, or (None) until the whole answer: its last event, or its body. Its status line if it is
+    a refusal, otherwise empty."""
     status = await reader.readline()
-    assert b" 200 " in status, status
+    if b" 200 " not in status:
+        return status.decode(errors="replace") or "no answer"
     async for line in reader:
         if line.startswith((b"data: ", b"{")):
             seen.append(line)
             if len(seen) == num_events or b"[DONE]" in line or line.startswith(b"{"):
-                return
+                break
+    return ""
 
 
 async def run_round(url: str, leavers: list[Leaver], max_tokens: int, tally: Tally) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from relevo.core.errors import SettingsError
 
 _NPMD = re.compile(r"([0-9]+)p([0-9]+)d")
-MAX_WORKERS = 512  # arbitrary: more processes than one machine serves a model with; a slip of the finger starts them all
+MAX_WORKERS = 512  # arbitrary: more than one machine serves a model with; a slip of the finger would start them all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
