@@ -235,6 +235,9 @@ class Settings(BaseModel):
     drain_timeout_s: Seconds = Field(
         30.0, ge=0, description="How long a worker that leaves waits for what it runs; the rest continues elsewhere."
     )
+    start_timeout_s: Seconds = Field(
+        1800.0, gt=0, description="A process that is not ready so long after its start is ended, and started again."
+    )
     shutdown_timeout_s: Seconds = Field(30.0, ge=0, description="How long Ctrl-C waits for running requests.")
 
     # operation
@@ -259,7 +262,7 @@ OF_THE_SERVER = frozenset(
     (
         *("models", "gateways", "host", "port", "api_key", "allowed_origins", "max_body_bytes", "root_path"),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
-        "log_level",
+        *("log_level", "start_timeout_s"),
     )
 )  # the same for every model; what is in neither set is each model's, and a default for all where it is a flag
 

@@ -43,6 +43,7 @@ class Child:
     epoch: int = 0
     process: asyncio.subprocess.Process | None = None
     started_at_s: float = 0.0
+    deadline: asyncio.TimerHandle | None = None  # until it is ready
     num_fast_deaths: int = 0
     was_ready: bool = False
     failure: str = ""
@@ -62,6 +63,7 @@ class Supervisor:
 
     workers: list[ChildSpec]
     gateways: list[ChildSpec]
+    start_timeout_s: float  # from a child's start until it is ready
     shutdown_timeout_s: float
     on_status: Callable[[str, Status], None] = lambda name, status: None
     _children: dict[str, Child] = field(default_factory=dict)
@@ -142,8 +144,12 @@ class Supervisor:
         assert child.process.stdin is not None
         child.process.stdin.write(msgspec.json.encode(config))
         child.process.stdin.close()
-        await self._read_statuses(child, read_fd)
-        await child.process.wait()
+        child.deadline = asyncio.get_running_loop().call_later(self.start_timeout_s, self._start_took_too_long, child)
+        try:
+            await self._read_statuses(child, read_fd)
+            await child.process.wait()
+        finally:
+            child.deadline.cancel()
 
     async def _read_statuses(self, child: Child, read_fd: int) -> None:
         """Until the child closes its end, which it does at the latest by ending."""
@@ -161,11 +167,22 @@ class Supervisor:
     def _handle(self, child: Child, status: Status) -> None:
         if status.kind == "ready":
             child.was_ready = True
+            if child.deadline is not None:
+                child.deadline.cancel()
         elif status.kind == "failed":
             child.failure = status.message
         elif status.kind == "fence":
             self._fence(status)
         self.on_status(child.spec.name, status)
+
+    def _start_took_too_long(self, child: Child) -> None:
+        assert child.process is not None
+        child.failure = (
+            f"{child.spec.name} was not ready {self.start_timeout_s:g} s after its start; if it only loads slowly, "
+            "raise --start-timeout-s"
+        )
+        with contextlib.suppress(ProcessLookupError):
+            child.process.kill()
 
     def _fence(self, status: Status) -> None:
         """A gateway asks to end a worker that does not let go of blocks; an older incarnation is already gone."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relevo.supervisor import ChildSpec, Supervisor
+from relevo.supervisor import ChildSpec, StartFailed, Supervisor
 
 
 async def test_a_stop_while_a_child_is_being_started_ends_that_child_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,7 +15,10 @@ async def test_a_stop_while_a_child_is_being_started_ends_that_child_too(monkeyp
     start = asyncio.create_subprocess_exec
     processes: list[asyncio.subprocess.Process] = []
     supervisor = Supervisor(
-        workers=[], gateways=[ChildSpec(name="gateway-0", kind="gateway", config={})], shutdown_timeout_s=0.0
+        workers=[],
+        gateways=[ChildSpec(name="gateway-0", kind="gateway", config={})],
+        start_timeout_s=600.0,
+        shutdown_timeout_s=0.0,
     )
 
     async def start_late(*_: Any, **options: Any) -> asyncio.subprocess.Process:
@@ -34,3 +37,38 @@ async def test_a_stop_while_a_child_is_being_started_ends_that_child_too(monkeyp
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def with_worker(worker_id: str, start_timeout_s: float) -> Supervisor:
+    workers = [ChildSpec(name=worker_id, kind="worker", config={})]
+    return Supervisor(workers=workers, gateways=[], start_timeout_s=start_timeout_s, shutdown_timeout_s=0.0)
+
+
+async def test_a_first_start_that_never_ends_is_given_up_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = asyncio.create_subprocess_exec
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", lambda *_, **options: start("sleep", "600", **options))
+    async with asyncio.timeout(20.0):
+        with pytest.raises(StartFailed, match=r"decode-0 was not ready 0\.2 s after its start.*--start-timeout-s"):
+            await with_worker("decode-0", 0.2).run()
+
+
+async def test_a_worker_that_hangs_while_it_starts_again_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when only a worker that has said hello is watched: one that hangs before would be missing for ever."""
+    start = asyncio.create_subprocess_exec
+    processes: list[asyncio.subprocess.Process] = []
+    supervisor = with_worker("decode-0", 600.0)
+
+    async def start_next(*_: Any, **options: Any) -> asyncio.subprocess.Process:
+        status_fd = options["pass_fds"][-1]
+        programs = {0: f"""echo '{{"kind": "ready"}}' >&{status_fd}""", 1: "exec sleep 600"}
+        if len(processes) == 1:
+            supervisor.start_timeout_s = 0.2  # now that it was ready once, at whatever pace
+        if len(processes) == 2:
+            supervisor.stop()
+        processes.append(await start("bash", "-c", programs.get(len(processes), "exit 0"), **options))
+        return processes[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_next)
+    async with asyncio.timeout(20.0):
+        await supervisor.run()
+    assert [process.returncode for process in processes[:2]] == [0, -9]

@@ -128,6 +128,7 @@ def serving(
         yield Supervisor(
             workers=[_worker_child(worker) for workers in located for worker in workers],
             gateways=[_child(each.gateway_id, "gateway", each, (listener.fileno(),)) for each in gateways],
+            start_timeout_s=settings.start_timeout_s,
             shutdown_timeout_s=settings.shutdown_timeout_s,
             on_status=on_status,
         )
