@@ -210,6 +210,21 @@ async def test_malformed_bodies(body: bytes, content_type: str, status: int, cod
         assert response.json()["error"]["code"] == code
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"prompt": "hi",}', "line 1 column 16"),
+        (b'{"prompt": "\\ud800"}', "surrogate"),
+        (b'{"prompt": "hi"', "line 1 column 16"),
+    ],
+)
+async def test_json_that_is_none_is_refused_with_the_reason_and_the_place(body: bytes, reason: str) -> None:
+    async with rig(says("x")).client() as client:
+        response = await client.post(TEXT, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert reason in response.json()["error"]["message"]
+
+
 async def test_a_body_without_a_declared_type_is_taken_as_json() -> None:
     async with rig(says("x")).client() as client:
         response = await client.post(TEXT, content=b'{"prompt": "hi"}')
