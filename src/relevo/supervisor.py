@@ -79,8 +79,11 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 keepers = [group.create_task(self._keep(spec)) for spec in (*self.workers, *self.gateways)]
                 group.create_task(self._shut_down(keepers))
-        except* StartFailed as failures:
-            raise StartFailed(str(failures.exceptions[0])) from None
+        except ExceptionGroup as failures:  # not `except*`: older Pythons wrap what is raised there into a group again
+            failed, others = failures.split(StartFailed)
+            if failed is None or others is not None:
+                raise
+            raise StartFailed(str(failed.exceptions[0])) from None
         finally:
             self._kill_all()
 

@@ -327,13 +327,17 @@ def test_mistakes_of_the_command_are_one_sentence(arguments: tuple[str, ...], wo
 
 
 def test_a_terminated_comparison_leaves_no_server_behind(tmp_path: Path) -> None:
-    """The peer never answers; red when SIGTERM ends the command and leaves the peer running."""
+    """The peer never answers; red when SIGTERM ends the command and leaves the peer running, or is not
+    heard because Ctrl-C is ignored."""
     started = tmp_path / "pid"
     hears = "signal.signal(signal.SIGINT, signal.SIG_DFL)"  # also when the shell of the tests ignores it
     lines = ("import os, sys, signal", hears, f"open({str(started)!r}, 'w').write(str(os.getpid()))", "signal.pause()")
     peer = shlex.join([sys.executable, "-c", "; ".join(lines), "{port}"])
     command = [sys.executable, "-m", "relevo", "bench", "peers", "--relevo-command", peer, "--peer", "b=http://x"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    in_background = shlex.join(["exec", *command])  # where a shell has Ctrl-C ignored
+    process = subprocess.Popen(
+        ["bash", "-c", f"trap '' INT; {in_background}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     while not (started.exists() and started.read_text()):
         assert process.poll() is None
     process.terminate()

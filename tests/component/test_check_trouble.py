@@ -160,7 +160,7 @@ async def test_a_process_that_was_not_named_is_not_signalled() -> None:
     async with sleeper("a stranger") as process:
         disturber = LocalProcesses.of([NEVER])
         assert await disturber.do(Action.STOP, str(process.pid)) and await disturber.do(Action.KILL, str(process.pid))
-        assert state_of(process.pid) == "S"
+        assert state_of(process.pid) not in ("T", "Z")
 
 
 def test_patterns_and_commands_that_say_nothing_are_refused() -> None:

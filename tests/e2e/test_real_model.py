@@ -34,6 +34,7 @@ def test_a_sensible_streamed_answer(served: Stack) -> None:
     assert chunks[-2].choices[0].finish_reason == "stop"
     usage = chunks[-1].usage
     assert usage is not None and usage.prompt_tokens > 30 and usage.completion_tokens < 30
+    served.post("/v1/completions", {"prompt": [5] * 1500, "max_tokens": 2})  # so long that a handoff is worth it
     served.wait_idle()
     assert served.metric("relevo:prefill_tokens_total", role="prefill") > 0
     assert served.metric("relevo:decode_tokens_total", role="decode") > 0

@@ -30,12 +30,16 @@ JsonOut = Annotated[Path | None, typer.Option("--json", help="Write every record
 def run(work: Coroutine[Any, Any, None]) -> bool:
     """Run to the end; True if Ctrl-C or SIGTERM ended it early. Either way servers that it started are ended."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    before_int = signal.getsignal(signal.SIGINT)
+    if before_int is signal.SIG_IGN:  # as a shell leaves it for what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         friendly(lambda: run_until_complete(work))
     except KeyboardInterrupt:
         return True
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, before_int)
     return False
 
 
