@@ -123,3 +123,14 @@ def test_a_wrong_cell_is_found() -> None:
         canaries.check_told("a", 0, 0, 6)
     with pytest.raises(Foreign):
         canaries.drawn("a", 0, 0, 6)
+
+
+def test_what_is_drawn_from_given_away_blocks_after_the_end_is_told_to_nobody() -> None:
+    """Red when the storm takes it for foreign, as it was read with leave; or lets it be told."""
+    canaries = Canaries(shared_memory=True)
+    canaries.add("a", (1, 2, 3))
+    canaries.drawn("a", 0, 0, 5)
+    canaries.ended.add("a")
+    canaries.drawn("a", 0, 0, 6)
+    with pytest.raises(Foreign):
+        canaries.check_told("a", 0, 0, 6)
