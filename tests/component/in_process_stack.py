@@ -253,11 +253,12 @@ def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, nu
             zero_copy=True,
         )
     )
+    arena.close_to_writers(range(first_block_id, first_block_id + num_blocks))
     loop = EngineLoop(
         identity=WorkerIdentity(worker_id=WorkerId(worker_id), epoch=1, pid=1, role=role, model_name="fake"),
         scheduler=scheduler,
         runner=FakeRunner(arena, max_model_len=num_blocks * BLOCK_SIZE),
-        transport=ShmTransport(arena, own_block_ids=range(first_block_id, first_block_id + num_blocks)),
+        transport=ShmTransport(arena),
         server=cast(Any, server),
         costs=costs,
         clock=MonotonicClock(),

@@ -104,11 +104,12 @@ class TimedWorker:
             lease_s=5.0,
             zero_copy=True,
         )
+        arena.close_to_writers(range(first_block_id, first_block_id + NUM_BLOCKS))
         self.engine = EngineLoop(
             identity=WorkerIdentity(worker_id=WorkerId(name), epoch=1, pid=1, role=role, model_name="fake"),
             scheduler=Scheduler(config),
             runner=self.runner,
-            transport=ShmTransport(arena, own_block_ids=range(first_block_id, first_block_id + NUM_BLOCKS)),
+            transport=ShmTransport(arena),
             server=cast(Any, self.server),
             costs=costs,
             clock=loop,

@@ -290,7 +290,8 @@ class StormWorld:
 
         def make_transport(wake: Callable[[], None]) -> KVTransport:
             if shares:
-                return LateShmTransport(arena, own_block_ids=range(first, first + storm.num_blocks), on_wake=wake)
+                arena.close_to_writers(range(first, first + storm.num_blocks))
+                return LateShmTransport(arena, on_wake=wake)
             return self._hub.endpoint(name, arena, wake)
 
         config = SchedulerConfig(

@@ -74,8 +74,9 @@ class Rig:
             if self.shared is None:
                 self.shared = Arena.create(layout, NUM_BLOCKS, shared=True)
             arena = Arena.attach(self.shared.fd, layout, NUM_BLOCKS)
-            own = range(NUM_BLOCKS) if not self.workers or address else ()
-            transport = ShmTransport(arena, own_block_ids=own, on_wake=woken.set)
+            if not self.workers or address:
+                arena.close_to_writers(range(NUM_BLOCKS))
+            transport = ShmTransport(arena, on_wake=woken.set)
         elif self.kind == "tcp":
             arena = Arena.create(layout, NUM_BLOCKS, shared=False)
             options = TcpOptions(frame_bytes=3 * layout.bytes_per_block, max_in_flight_bytes=1, checksum=True)

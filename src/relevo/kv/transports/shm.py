@@ -9,7 +9,7 @@ asks it to let go (policy.handoff).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +29,12 @@ class ShmTransport:
     name = "shm"
     zero_copy = True
 
-    def __init__(
-        self, arena: Arena, *, own_block_ids: Iterable[BlockId] = (), on_wake: Callable[[], None] = lambda: None
-    ) -> None:
-        """`own_block_ids`: blocks of this worker; rights that an earlier incarnation granted on them end here."""
+    def __init__(self, arena: Arena, *, on_wake: Callable[[], None] = lambda: None) -> None:
+        """Rights that an earlier incarnation granted on this worker's blocks have ended: `Arena.close_to_writers`."""
         self._arena = arena
         self._address = f"shm:{arena.identity}"
         self._events = EventQueue(on_wake)
         self._ledger = TransferLedger()
-        arena.close_to_writers(own_block_ids)
         self.num_refused_writes = 0
 
     def address(self) -> str:
