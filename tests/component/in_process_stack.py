@@ -18,7 +18,7 @@ from relevo.core.events import StepCosts
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.plan import StepPlan
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.engine.fake_runner import FakeRunner, fake_layout
+from relevo.engine.fake_runner import FAKE_MODEL, FakeRunner, fake_layout
 from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.gateway.dispatch import Dispatcher
 from relevo.gateway.gossip import Gossip, Peer, Teller
@@ -249,6 +249,7 @@ def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, nu
             max_prefill_tokens=16,
             max_running=8,
             max_model_len=num_blocks * BLOCK_SIZE,
+            vocab_size=FAKE_MODEL.vocab_size,
             lease_s=5.0,
             zero_copy=True,
         )

@@ -212,6 +212,7 @@ def served_model(generator: ScriptedGenerator, **parts: Any) -> ServedModel:
         "chat_template": ChatTemplate(TEMPLATE),
         "make_detokenizer": partial(IncrementalDetokenizer, TOKENIZER),
         "max_model_len": MAX_MODEL_LEN,
+        "vocab_size": VOCAB_SIZE,
         "eos_token_ids": (EOS,),
     }
     return ServedModel(**(settings | parts))

@@ -24,6 +24,7 @@ from scheduler_model import CellMemory, CheckedModel, make_request, reference
 from relevo.core.baton import Baton, SampleState
 from relevo.core.events import TokenOutput
 from relevo.core.kv import BlockState, Reservation
+from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest
 from relevo.policy.scheduler import ComputedPrefix, Scheduler, SchedulerConfig
 
@@ -205,7 +206,11 @@ class TwoWorkers(RuleBasedStateMachine):
         assert plan.num_tokens <= scheduler.config.max_batched_tokens
         if between is not None:
             between(plan)
-        outcome = scheduler.commit(plan, self.models[worker].execute(plan), self.now_ns)
+        self._commit(worker, plan, self.models[worker].execute(plan))
+        return True
+
+    def _commit(self, worker, plan, result):
+        outcome = self.workers[worker].commit(plan, result, self.now_ns)
         for prefix in outcome.prefixes:
             record = self.records[prefix.request_id]
             assert not record.transfers or prefix.num_tokens >= record.transfers[-1].num_tokens
@@ -214,7 +219,6 @@ class TwoWorkers(RuleBasedStateMachine):
             self._take(output)
         for output in outcome.outputs:
             self._maybe_decode(self.records[output.request_id])
-        return True
 
     def _take(self, output: TokenOutput):
         record = self.records[output.request_id]
@@ -259,19 +263,25 @@ class TwoWorkers(RuleBasedStateMachine):
         self._step(worker, between)
 
     def _step_that_fails(self, worker, data):
+        """For one request: the others' rows are computed."""
         plan = self.workers[worker].plan(self.now_ns)
         if plan is None:
             return
         request_id = data.draw(st.sampled_from(plan.rows)).request_id
+        rows = [row for row in plan.rows if row.request_id != request_id]
+        blocks = {block_id for row in rows for block_id in row.block_ids}
+        copies = tuple(copy for copy in plan.block_copies if copy[1] in blocks)
+        sampled = iter(self.models[worker].execute(StepPlan(plan.step_id, tuple(rows), copies)).sampled)
+        whole = tuple(() if row.request_id == request_id else next(sampled) for row in plan.rows)
         record = self.records[request_id]
+        self.workers[worker].abort(request_id, writer_active=False)
         if record.phase == "prefilling" and not record.is_aborted:  # the gateway lets D finish alone
-            self.workers[worker].fail([request_id])
             self._prefill_locally(record)
         else:
-            self.workers[worker].fail([request_id])
             self._abort(record)
             if record.is_writer_active:
                 self._writer_gone(record)
+        self._commit(worker, plan, StepResult(plan.step_id, whole, 0.0))
 
     # ---- things going wrong ----
 

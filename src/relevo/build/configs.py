@@ -81,6 +81,7 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     download_dir: str | None
     chat_template: str | None
     model_hash: str
+    vocab_size: int
     max_model_len: int
     block_size: int
     seed: int | None

@@ -270,6 +270,15 @@ def _served_model(backend: ModelBackend) -> ServedModel:
     with about_model(config.section):
         files = tokenizer_files(config)
         tokenizer = Tokenizer(files)
+        if tokenizer.vocab_size > config.vocab_size:
+            log.warning(
+                "%s: the tokenizer has ids up to %d and the model %d tokens; a prompt that holds id %d or "
+                "above is refused",
+                config.served_model_names[0],
+                tokenizer.vocab_size - 1,
+                config.vocab_size,
+                config.vocab_size,
+            )
         return ServedModel(
             names=config.served_model_names,
             generator=backend.dispatcher,
@@ -279,6 +288,7 @@ def _served_model(backend: ModelBackend) -> ServedModel:
                 tokenizer, skip_special_tokens=skip_special_tokens, continues_text=continues_text
             ),
             max_model_len=config.max_model_len,
+            vocab_size=config.vocab_size,
             eos_token_ids=files.eos_token_ids,
             generation_defaults=files.generation_defaults,
             draw_seed=(lambda: secrets.randbits(64)) if config.seed is None else (lambda: config.seed or 0),

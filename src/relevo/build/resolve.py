@@ -278,6 +278,7 @@ def _served(ask: ModelAsk, topology: Topology, max_model_len: int, budget: int) 
         download_dir=settings.download_dir,
         chat_template=settings.chat_template,
         model_hash=ask.model_hash,
+        vocab_size=ask.model.vocab_size,
         max_model_len=max_model_len,
         block_size=settings.block_size,
         seed=settings.seed,

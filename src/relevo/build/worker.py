@@ -53,7 +53,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
             role=config.role,
             model_name=config.model,
         ),
-        scheduler=Scheduler(scheduler_config(config, transport.zero_copy, costs.costs)),
+        scheduler=Scheduler(scheduler_config(config, transport.zero_copy, costs.costs, runner.vocab_size)),
         runner=runner,
         transport=transport,
         server=server,
@@ -147,7 +147,7 @@ def _transport(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> 
     return TcpTransport(arena, on_wake=wake)
 
 
-def scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts) -> SchedulerConfig:
+def scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts, vocab_size: int) -> SchedulerConfig:
     """Budgets cut to the measured costs. Raises SettingsError when a step of one token outlasts the drain lease."""
     budget = config.max_num_batched_tokens
     if config.max_step_s > 0.0:
@@ -165,6 +165,7 @@ def scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts) ->
         max_prefill_tokens=min(config.max_prefill_tokens, budget),
         max_running=config.max_num_seqs,
         max_model_len=config.max_model_len,
+        vocab_size=vocab_size,
         lease_s=config.drain_lease_s,
         zero_copy=zero_copy,
         enable_prefix_caching=config.enable_prefix_caching,

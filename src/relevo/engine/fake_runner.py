@@ -10,6 +10,7 @@ Step time can be simulated; it is slept only if a cost is set.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -43,7 +44,9 @@ class FakeRunner:
         vocab_size: int = FAKE_MODEL.vocab_size,
         max_model_len: int = FAKE_MODEL.max_position,
         eos_one_in: int = 0,
+        fault: Callable[[StepPlan], None] | None = None,
     ) -> None:
+        """`fault` may raise instead of the step's result, with the KV of its rows written."""
         (group,) = arena.layout.groups
         assert arena.layout.dtype == "uint64", "fingerprints are uint64"
         self.layout = arena.layout
@@ -52,6 +55,7 @@ class FakeRunner:
         self.model = FakeModel(vocab_size=vocab_size, eos_one_in=eos_one_in)
         self._arena = arena
         self._costs = costs
+        self.fault = fault
         shape = (arena.num_blocks, group.num_layers, 2, group.num_kv_heads, self.layout.block_size, group.head_size)
         self._slots: Words = np.frombuffer(arena.buffer, dtype=np.uint64).reshape(shape)[:, 0, :, 0, :, 0]  # [N, 2, S]
 
@@ -60,6 +64,8 @@ class FakeRunner:
         for source, target in plan.block_copies:
             self._arena.copy_block(source, target)
         sampled = tuple(self._compute(row) for row in plan.rows)
+        if self.fault is not None:
+            self.fault(plan)
         cost_s = self._costs.step_s(plan.num_tokens, plan.num_kv_tokens)
         if cost_s > 0:
             time.sleep(cost_s)

@@ -15,13 +15,14 @@ from relevo.core.errors import StepFailed
 from relevo.core.events import TokenOutput, TransferFailed, TransferSealed
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import Reservation
-from relevo.core.plan import StepPlan
+from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import Clock, KVTransport, ModelRunner
 from relevo.engine.cache_feed import CacheFeed
 from relevo.engine.drain import Drain
 from relevo.engine.legs import PrefillLeg
 from relevo.engine.load_reports import LoadReports
 from relevo.engine.orphans import Orphans
+from relevo.engine.step_recovery import execute_apart
 from relevo.policy.perf_model import StepCostModel
 from relevo.policy.scheduler import Rejected, Scheduler, StepOutcome
 from relevo.wire import messages as wire
@@ -111,9 +112,9 @@ class EngineLoop:
         try:
             result = self.runner.execute(plan)
         except Exception as error:
-            self._fail_step(plan, error)
-            return True
-        self.costs.observe(plan.num_tokens, plan.num_kv_tokens, result.step_s)
+            result = self._recover_step(plan, error)
+        else:
+            self.costs.observe(plan.num_tokens, plan.num_kv_tokens, result.step_s)
         outcome = self.scheduler.commit(plan, result, self.clock.now_ns())
         self._reports.count_step(plan, outcome)
         self._push_prefixes(outcome)
@@ -303,14 +304,10 @@ class EngineLoop:
     def _holds(self, request_id: RequestId) -> bool:
         return request_id in self._legs or self.scheduler.holds(request_id)
 
-    def _fail_step(self, plan: StepPlan, error: Exception) -> None:
-        """A step raised: whoever was the reason ends with an error, the others are computed again. Who that was may be
-        unknown; then all of them end. The worker goes on."""
-        log.error("step %d failed: %s", plan.step_id, error, exc_info=error)
-        code = error.code if isinstance(error, StepFailed) else StepFailed.code
-        request_ids = list(dict.fromkeys(row.request_id for row in plan.rows))
-        if isinstance(error, StepFailed):
-            request_ids = [each for each in request_ids if each in error.request_ids] or request_ids
-        self.scheduler.fail(request_ids)
-        for request_id in request_ids:
-            self._fail(request_id, code, f"the engine failed in a step: {error}")
+    def _recover_step(self, plan: StepPlan, error: Exception) -> StepResult:
+        """A step raised: the requests that are the reason end with an error, the others' rows are computed."""
+        recovered = execute_apart(self.runner, plan, error)
+        for request_id, reason in recovered.failures.items():
+            code = reason.code if isinstance(reason, StepFailed) else StepFailed.code
+            self._fail(request_id, code, f"the engine failed in a step: {reason}")
+        return recovered.result

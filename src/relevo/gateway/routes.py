@@ -94,8 +94,9 @@ async def tokenize(call: Call) -> Response:
 
 async def detokenize(call: Call) -> Response:
     fields, num_bytes = await call.read(DetokenizeFields)
-    tokenizer = call.context.models.meant_by(fields.model)[0].tokenizer
-    token_ids = check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens")
+    served, _ = call.context.models.meant_by(fields.model)
+    tokenizer = served.tokenizer
+    token_ids = check_token_ids(fields.tokens, max(served.vocab_size, tokenizer.vocab_size), "tokens")
     return json_response({"prompt": await call.context.text_work.run(num_bytes, lambda: tokenizer.decode(token_ids))})
 
 

@@ -78,6 +78,7 @@ class ServedModel:
     chat_template: PromptTemplate | None  # None: the model has none, /v1/chat/completions answers 400
     make_detokenizer: DetokenizerFactory
     max_model_len: int  # tokens, prompt and output together
+    vocab_size: int  # of the model: ids below it have an embedding, whatever the tokenizer knows besides
     eos_token_ids: tuple[TokenId, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)  # as in generation_config.json
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)  # for requests that bring none

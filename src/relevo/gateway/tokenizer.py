@@ -52,10 +52,11 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self.decoder = byte_decoder_of(None if backend.decoder is None else json.loads(backend.decoder.__getstate__()))
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = self._named_id(files.bos_token)
         self.eos_token_ids = files.eos_token_ids
         added = backend.get_added_tokens_decoder()
+        # one more than the highest id: added tokens may leave a gap behind the others
+        self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added), 0)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._add_bos = self._resolve_add_bos(files.add_bos_token)
         self._bytes: dict[TokenId, bytes] = {}  # filled on demand, at most one entry per token of the vocabulary

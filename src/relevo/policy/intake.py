@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relevo.core.baton import SampleState
-from relevo.core.ids import WorkerId
+from relevo.core.ids import TokenId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
 
@@ -25,6 +25,7 @@ class SchedulerConfig:
     max_prefill_tokens: int  # of one step while decodes run; 0: see policy.chunking.prefill_budget
     max_running: int  # continuations that run here or have room reserved here; prefill legs do not count
     max_model_len: int  # prompt and outputs, tokens
+    vocab_size: int = 2**31 - 1  # the model computes ids below it; default: whatever comes
     lease_s: float
     zero_copy: bool  # prefill legs compute straight into the receiver's blocks
     enable_prefix_caching: bool = True
@@ -77,6 +78,17 @@ def check_request(request: EngineRequest, config: SchedulerConfig) -> Rejected |
             f"The prompt has {num_prompt} tokens and the context length is {config.max_model_len}; at least one token "
             "must be left for the output.",
         )
+    return check_ids(request.prompt_token_ids, config)
+
+
+def check_ids(token_ids: Sequence[TokenId], config: SchedulerConfig) -> Rejected | None:
+    """A step must not meet an id that the model has no embedding for."""
+    for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
+        if not 0 <= token_id < config.vocab_size:
+            return Rejected(
+                "invalid_request",
+                f"The prompt holds token id {token_id}, but the model has {config.vocab_size} tokens.",
+            )
     return None
 
 
@@ -99,6 +111,9 @@ def check_local(request: EngineRequest, samples: Sequence[SampleState], config: 
     rejected = check_fits(num_prompt + 1, config)
     if rejected is not None or not samples:
         return rejected
+    for sample in samples:
+        if (rejected := check_ids(sample.output_token_ids, config)) is not None:
+            return rejected
     live = [len(sample.output_token_ids) for sample in samples if sample.finish_reason is None]
     if not live:
         return Rejected("invalid_request", "Every continuation of the request has finished already.")

@@ -21,8 +21,6 @@ Sources: vLLM (Kwon et al., SOSP 2023), Sarathi-Serve (Agrawal et al., OSDI 2024
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from relevo.core.baton import Baton, SampleState
 from relevo.core.events import UNKNOWN_COSTS, StepCosts, TokenOutput, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
@@ -177,6 +175,8 @@ class Scheduler:
             rejected = Rejected("handoff_failed", f"Only {baton.num_sealed_tokens} prompt tokens are sealed.")
         elif not live or any(not sample.output_token_ids for sample in live):
             rejected = Rejected("invalid_request", "A decode needs at least one unfinished sample, each with a token.")
+        else:
+            rejected = next(filter(None, (intake.check_ids(each.output_token_ids, self.config) for each in live)), None)
         if rejected is not None:
             self.abort(request_id, writer_active=False)
             return rejected
@@ -235,8 +235,8 @@ class Scheduler:
     # ---- one step ----------------------------------------------------------------------------------------------------
 
     def plan(self, now_ns: int) -> StepPlan | None:
-        """The next step; None: nothing can be computed now. Must be followed by `commit` or `fail`."""
-        assert self._step is None, "the last plan was neither committed nor failed"
+        """The next step; None: nothing can be computed now. Must be followed by `commit`."""
+        assert self._step is None, "the last plan was not committed"
         self._lineup.may_plan = False
         step = self._planner.rows(now_ns)
         if not step:
@@ -253,7 +253,10 @@ class Scheduler:
         return StepPlan(self._num_steps, tuple(row for _, row in step), copies)
 
     def commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> StepOutcome:
-        """Take in what the step computed: tokens, ends, finished blocks. Requests dropped meanwhile bring nothing."""
+        """Take in what the step computed: tokens, ends, finished blocks. Requests dropped meanwhile bring nothing.
+
+        Those whose rows could not be computed are dropped before.
+        """
         assert self._step is not None and plan.step_id == result.step_id == self._num_steps
         outputs: list[TokenOutput] = []
         prefixes: list[ComputedPrefix] = []
@@ -268,20 +271,9 @@ class Scheduler:
             if row.samples:
                 outputs.extend(take_tokens(branch, sampled, self.config.worker_id, now_ns))
                 self._continue(branch)
-        self._end_step()
-        return StepOutcome(tuple(outputs), tuple(prefixes))
-
-    def fail(self, request_ids: Sequence[RequestId]) -> None:
-        """The step raised: drop these requests. The other rows of the step are planned again."""
-        for request_id in request_ids:
-            self.abort(request_id, writer_active=False)
-        for branch, _ in self._step or ():
-            branch.is_in_step = False
-        self._end_step()
-
-    def _end_step(self) -> None:
         self._step = None
         self._lineup.end_step()
+        return StepOutcome(tuple(outputs), tuple(prefixes))
 
     def _continue(self, branch: Branch) -> None:
         """After a draw: the branch ends, goes on, or forks into one branch per unfinished sample."""

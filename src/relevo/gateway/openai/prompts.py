@@ -37,7 +37,7 @@ def chat_token_ids(served: ServedModel, fields: ChatFields) -> list[TokenId]:
         served, fields.messages, tools, fields.add_generation_prompt, fields.continue_final_message, template_kwargs
     )
     token_ids = served.tokenizer.encode(text, add_special_tokens=fields.add_special_tokens)
-    return check_length(served, token_ids, "messages")
+    return check_prompt(served, token_ids, "messages")
 
 
 def completion_prompts(served: ServedModel, fields: CompletionFields) -> list[Prompt]:
@@ -50,9 +50,9 @@ def completion_prompts(served: ServedModel, fields: CompletionFields) -> list[Pr
                 item,
             )
         else:
-            token_ids = check_token_ids(item, served.tokenizer.vocab_size, "prompt")
+            token_ids = check_token_ids(item, served.vocab_size, "prompt")
             text = served.tokenizer.decode(token_ids) if fields.echo else ""
-        prompts.append(Prompt(check_length(served, token_ids, "prompt"), text if fields.echo else None))
+        prompts.append(Prompt(check_prompt(served, token_ids, "prompt"), text if fields.echo else None))
     return prompts
 
 
@@ -107,12 +107,19 @@ def render_messages(
     )
 
 
-def check_length(served: ServedModel, token_ids: list[TokenId], param: str) -> list[TokenId]:
-    """`token_ids` unchanged, if there are any and they leave room for one more token."""
+def check_prompt(served: ServedModel, token_ids: list[TokenId], param: str) -> list[TokenId]:
+    """`token_ids` unchanged, if there are any, they leave room for one more token, and the model has all of them."""
     if not token_ids:
         raise InvalidRequest(f"'{param}' must not be empty.", param=param)
     if len(token_ids) >= served.max_model_len:
         raise ContextLengthExceeded(context_overflow_message(served.max_model_len, len(token_ids)), param=param)
+    if (highest := max(token_ids)) >= served.vocab_size:
+        name = served.tokenizer.token_to_bytes(highest).decode(errors="replace")
+        raise InvalidRequest(
+            f"'{param}' holds the token {name!r} (id {highest}), which the tokenizer knows and the model does not: "
+            f"it has {served.vocab_size} tokens; leave that text out.",
+            param=param,
+        )
     return token_ids
 
 

@@ -52,7 +52,7 @@ def new_generation(
         num_room_tokens=served.max_model_len - len(token_ids),
         default_max_tokens=default_max_tokens,
         num_logprobs=num_logprobs,
-        vocab_size=served.tokenizer.vocab_size,
+        vocab_size=served.vocab_size,
         generation_defaults=served.generation_defaults,
         drawn_seed=served.draw_seed(),
     )

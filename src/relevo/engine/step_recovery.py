@@ -1,0 +1,71 @@
+"""What becomes of a step that raised: the requests that are the reason are found, the step is computed for the others.
+
+Owns the parts of a plan that are executed apart. It does not know how a request ends. A step may be executed again as
+often as it takes: the same tokens leave the same KV in the same slots, and a draw depends on nothing but its own row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from relevo.core.baton import SampledToken
+from relevo.core.errors import StepFailed
+from relevo.core.ids import RequestId
+from relevo.core.plan import StepPlan, StepResult
+from relevo.core.ports import ModelRunner
+from relevo.policy.suspects import Suspects
+
+log = logging.getLogger("relevo.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredStep:
+    """`result` has no tokens in the rows of `failures`, and those of a whole step in the others."""
+
+    result: StepResult
+    failures: dict[RequestId, Exception] = field(default_factory=dict)
+
+
+def execute_apart(runner: ModelRunner, plan: StepPlan, error: Exception) -> RecoveredStep:
+    """`plan` has raised `error`: execute it in parts until every request is computed or known to raise."""
+    request_ids = list(dict.fromkeys(row.request_id for row in plan.rows))
+    suspects = Suspects(request_ids, _named(error))
+    failures = dict.fromkeys(suspects.culprits, error)
+    sampled: dict[int, tuple[SampledToken, ...]] = {}
+    num_parts = 0
+    while group := suspects.next_group:
+        num_parts += 1
+        places, part = _part(plan, set(group))
+        try:
+            result = runner.execute(part)
+        except Exception as part_error:
+            failures.update(dict.fromkeys(suspects.raised(_named(part_error)), part_error))
+            continue
+        suspects.passed()
+        sampled.update(zip(places, result.sampled, strict=True))
+    log.error(
+        "step %d failed: %s; of its %d requests these end: %s (found with %d more steps)",
+        plan.step_id,
+        error,
+        len(request_ids),
+        ", ".join(failures) or "none, it was transient",
+        num_parts,
+        exc_info=error,
+    )
+    rows = tuple(sampled.get(index, ()) for index in range(len(plan.rows)))
+    return RecoveredStep(StepResult(plan.step_id, rows, 0.0), failures)
+
+
+def _named(error: Exception) -> Collection[str]:
+    return error.request_ids if isinstance(error, StepFailed) else ()
+
+
+def _part(plan: StepPlan, request_ids: set[RequestId]) -> tuple[list[int], StepPlan]:
+    """The rows of some requests with their block copies, and their places in the whole plan."""
+    places = [index for index, row in enumerate(plan.rows) if row.request_id in request_ids]
+    rows = tuple(plan.rows[index] for index in places)
+    blocks = {block_id for row in rows for block_id in row.block_ids}
+    copies = tuple((source, target) for source, target in plan.block_copies if target in blocks)
+    return places, StepPlan(plan.step_id, rows, copies)
