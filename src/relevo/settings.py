@@ -130,6 +130,13 @@ class Settings(BaseModel):
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     api_key: Keys = Field((), description="Keys clients must send (Bearer or x-api-key). None: open.")
+    best_priority: int = Field(
+        0,
+        ge=-(2**31 - 1),
+        le=0,
+        description="Best `priority` that clients without a key, or with one of --api-key, may ask for; lower is "
+        "served earlier. Keys of `relevo keys create` have their own.",
+    )
     allowed_origins: Names = Field((), description="Origins browsers may call from (CORS). None: same origin only.")
     max_body_bytes: Bytes = Field(8 * 2**20, ge=1, description="Longest accepted request body.")
     root_path: str = Field("", description="Path prefix when a proxy strips one.")
@@ -260,7 +267,17 @@ class Settings(BaseModel):
 OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_template"))  # makes no sense for several
 OF_THE_SERVER = frozenset(
     (
-        *("models", "gateways", "host", "port", "api_key", "allowed_origins", "max_body_bytes", "root_path"),
+        *(
+            "models",
+            "gateways",
+            "host",
+            "port",
+            "api_key",
+            "best_priority",
+            "allowed_origins",
+            "max_body_bytes",
+            "root_path",
+        ),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
         *("log_level", "start_timeout_s"),
     )

@@ -100,6 +100,7 @@ class Metered:
             name="",
             tenant=limits.pop("tenant", None),
             is_admin=limits.pop("is_admin", False),
+            best_priority=limits.pop("best_priority", 0),
             limits=KeyLimits(**limits),
             expires_at_ms=None,
             now_ms=NOW_MS,

@@ -49,6 +49,28 @@ def test_the_last_key_that_ends_does_not_open_the_server(fields: dict[str, int])
             ring.identify(headers)
 
 
+async def test_a_priority_before_others_is_an_operators_grant_to_a_key() -> None:
+    """Red if a key could put its requests before those of every other key."""
+    async with metered(says("a")) as m:
+        plain, _ = await m.make_key()
+        granted, _ = await m.make_key(best_priority=-2)
+        for asked, key, status in (
+            (-1, plain, 400),
+            (0, plain, 200),
+            (3, plain, 200),
+            (-2, granted, 200),
+            (-3, granted, 400),
+        ):
+            for body, headers in ((BODY | {"priority": asked}, {}), (BODY, {"x-relevo-priority": str(asked)})):
+                answer = await m.rig.post("/v1/completions", body, **bearer(key), **headers)
+                assert answer.status_code == status, answer.text
+                if status == 200:
+                    assert m.rig.generator.requests[-1].priority == asked
+                else:
+                    assert answer.json()["error"]["param"] == "priority" and "granted" in answer.text
+        assert all(row.outcome == "finished" for row in await m.written())
+
+
 async def test_two_keys_of_a_tenant_share_prefixes_and_other_tenants_do_not() -> None:
     async with metered(says("a")) as m:
         keys = [(await m.make_key(tenant=tenant))[0] for tenant in ("acme", "acme", "other")]

@@ -7,12 +7,12 @@ import pytest
 from relevo.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from relevo.core.request import ServiceTerms
 from relevo.gateway.http_errors import DROPPED_HEADERS, error_headers, shape_of
-from relevo.gateway.openai.terms import priority_of, service_terms
+from relevo.gateway.openai.terms import MAX_PRIORITY, priority_of, service_terms
 
 
 def test_nothing_said_means_no_limits() -> None:
     assert service_terms({}, None, "") == ServiceTerms()
-    assert priority_of({}, 7) == 7
+    assert priority_of({}, 7, 0) == 7
 
 
 def test_headers_are_read_in_their_units() -> None:
@@ -42,8 +42,20 @@ def test_a_fairness_id_stands_for_a_tenant_only_without_keys() -> None:
 
 
 def test_a_priority_header_wins_over_the_body() -> None:
-    assert priority_of({"x-vllm-priority": "-2"}, 5) == -2
-    assert priority_of({"x-vllm-priority": "-2", "x-relevo-priority": "1"}, 5) == 1
+    assert priority_of({"x-vllm-priority": "-2"}, 5, -2) == -2
+    assert priority_of({"x-vllm-priority": "-2", "x-relevo-priority": "1"}, 5, 0) == 1
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-relevo-priority": "-3"}, {"x-vllm-priority": "-3"}])
+def test_a_priority_beyond_the_grant_is_refused_wherever_it_is_said(headers: dict[str, str]) -> None:
+    """Red if a client could put itself before others without its operator's leave."""
+    in_body = 0 if headers else -3
+    with pytest.raises(InvalidRequest, match="is -3, and the best priority granted here is -2") as refused:
+        priority_of(headers, in_body, -2)
+    assert refused.value.param == "priority"
+    assert priority_of(headers, in_body, -3) == -3
+    with pytest.raises(InvalidRequest, match="must be between"):
+        priority_of({}, 2**40, 0)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +75,7 @@ def test_a_priority_header_wins_over_the_body() -> None:
 def test_what_cannot_be_read_is_named(headers: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         service_terms(headers, None, "")
-        priority_of(headers, 0)
+        priority_of(headers, 0, -MAX_PRIORITY)
     assert next(iter(headers)) in refused.value.message
 
 

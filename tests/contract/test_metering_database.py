@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -185,6 +186,23 @@ def test_preparing_again_changes_nothing_and_other_versions_are_refused(connecti
     connection.write([(next_version, ())])
     with pytest.raises(DatabaseError, match=f"version {SCHEMA_VERSION + 1}"):
         prepare(connection)
+
+
+def test_tables_of_an_older_version_are_brought_up_to_date_with_their_rows(database: Database) -> None:
+    """Red if an upgrade lost a key, gave it a priority, or failed where two processes start at once."""
+    connection = database.connect()
+    prepare(connection)
+    limits = KeyLimits(tokens_per_minute=10)
+    _, record = create_key(
+        connection, name="n", tenant="t", limits=limits, is_admin=False, expires_at_ms=None, now_ms=7, best_priority=-4
+    )
+    assert list_keys(connection) == [record] and record.best_priority == -4
+    older = ("ALTER TABLE api_keys DROP COLUMN best_priority", "UPDATE relevo_facts SET value = 1 WHERE name LIKE 's%'")
+    connection.write([(sql, ()) for sql in older])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: prepare(database.connect()), range(2)))
+    assert list_keys(connection) == [replace(record, best_priority=0)]
+    prepare(connection)
 
 
 def test_two_connections_write_at_once(database: Database) -> None:

@@ -112,6 +112,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     root_path: str
     models: tuple[ServedModelConfig, ...]
     api_key_hashes: tuple[str, ...]
+    best_priority: int
     allowed_origins: tuple[str, ...]
     max_body_bytes: int
     shutdown_timeout_s: float

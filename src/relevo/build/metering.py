@@ -71,7 +71,7 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
     except DatabaseError as error:
         raise StartError(f"the usage database cannot be used: {error}") from error
     writer = LedgerWriter(writing, metrics)
-    key_ring = KeyRing(ApiKeys(config.api_key_hashes), unix_ms)
+    key_ring = KeyRing(ApiKeys(config.api_key_hashes, config.best_priority), unix_ms)
     meter = Meter(
         writer=writer,
         accounts=Accounts(),

@@ -151,6 +151,7 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
         root_path=settings.root_path.rstrip("/"),
         models=tuple(plan.served for plan in plans),
         api_key_hashes=tuple(hashlib.sha256(key.encode()).hexdigest() for key in settings.api_key),
+        best_priority=settings.best_priority,
         allowed_origins=settings.allowed_origins,
         max_body_bytes=settings.max_body_bytes or 8 * 2**20,
         shutdown_timeout_s=settings.shutdown_timeout_s,

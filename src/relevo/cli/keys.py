@@ -17,6 +17,7 @@ from relevo.build.metering import unix_ms
 from relevo.cli.database import DatabaseUrl, DataDir, connect, print_table
 from relevo.core.errors import SettingsError
 from relevo.gateway.metering.keys import KeyRecord, create_key, list_keys, revoke_key
+from relevo.gateway.openai.terms import MAX_PRIORITY
 from relevo.policy.key_limits import KeyLimits, Period
 from relevo.policy.pricing import decimal_of, plain
 
@@ -45,6 +46,14 @@ def create(
         int | None, typer.Option(min=1, help="Most tokens per minute; cached prompt tokens do not count.")
     ] = None,
     expires: Annotated[str | None, typer.Option(help="Lifetime or day: 12h, 30d, 2027-01-31.")] = None,
+    best_priority: Annotated[
+        int,
+        typer.Option(
+            min=-MAX_PRIORITY,
+            max=0,
+            help="Best priority its requests may ask for; below 0 is served before others. Default: 0.",
+        ),
+    ] = 0,
     admin: Annotated[bool, typer.Option("--admin", help="May see the usage of every key.")] = False,
     json_out: Annotated[bool, typer.Option("--json", help="Print the key and its record as JSON.")] = False,
     data_dir: DataDir = None,
@@ -62,6 +71,7 @@ def create(
         is_admin=admin,
         expires_at_ms=expires_at_ms,
         now_ms=now_ms,
+        best_priority=best_priority,
     )
     if json_out:
         typer.echo(json.dumps({"key": key, **_shown(record)}, indent=1))
@@ -81,7 +91,18 @@ def list_all(
     if format is ListFormat.JSON:
         typer.echo(json.dumps(records, indent=1))
         return
-    columns = ("key_id", "prefix", "name", "tenant", "state", "budget", "tokens_per_minute", "created", "expires")
+    columns = (
+        "key_id",
+        "prefix",
+        "name",
+        "tenant",
+        "state",
+        "budget",
+        "tokens_per_minute",
+        "best_priority",
+        "created",
+        "expires",
+    )
     table = Table(*columns, box=None, pad_edge=False)
     for record in records:
         budget = record["budget"] and f"{record['budget']} {record['budget_period']}"
@@ -111,6 +132,7 @@ def _shown(record: KeyRecord) -> dict[str, Any]:
         "tenant": record.tenant,
         "state": record.state(unix_ms()),
         "admin": record.is_admin,
+        "best_priority": record.best_priority,
         "budget": None if limits.budget is None else plain(limits.budget),
         "budget_period": str(limits.budget_period),
         "tokens_per_minute": limits.tokens_per_minute,

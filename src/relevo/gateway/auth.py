@@ -29,6 +29,7 @@ class Caller:
     tenant: str = ""  # empty without keys; keys of one tenant may share cached prefixes
     key_id: str = ""  # empty without keys
     is_admin: bool = False  # may see the usage of every key
+    best_priority: int = 0  # the least number its requests may ask for; below 0 is served before others
 
 
 class Authenticator(Protocol):
@@ -42,6 +43,7 @@ class ApiKeys:
     """The SHA-256 digests (hex) of the keys that are accepted; empty means no key is asked for."""
 
     digests: tuple[str, ...] = ()
+    best_priority: int = 0  # of each, and of everybody where there are none
 
     @classmethod
     def of(cls, keys: Iterable[str]) -> ApiKeys:
@@ -50,16 +52,22 @@ class ApiKeys:
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """Anonymous without keys; else tenant and key id are the beginning of the key's digest."""
         if not self.digests:
-            return Caller()
+            return self.anonymous
         caller = self.find(presented_digest(headers))
         if caller is None:
             raise Unauthorized(UNKNOWN_KEY)
         return caller
 
+    @property
+    def anonymous(self) -> Caller:
+        return Caller(best_priority=self.best_priority)
+
     def find(self, digest: str) -> Caller | None:
         """None if no key has that SHA-256 digest (hex)."""
         matches = [known for known in self.digests if hmac.compare_digest(known, digest)]  # no early exit
-        return Caller(tenant=digest[:16], key_id=digest[:16]) if matches else None
+        if not matches:
+            return None
+        return Caller(tenant=digest[:16], key_id=digest[:16], best_priority=self.best_priority)
 
 
 def digest_of(key: str) -> str:

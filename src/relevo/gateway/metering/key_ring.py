@@ -31,7 +31,7 @@ class KeyRing:
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
         if not self._fixed.digests and not self._by_digest:
-            return Caller()
+            return self._fixed.anonymous
         digest = presented_digest(headers)
         fixed = self._fixed.find(digest)
         if fixed is not None:
@@ -42,4 +42,9 @@ class KeyRing:
         state = record.state(self._now_ms())
         if state != "active":
             raise Unauthorized(f"The API key {record.prefix}... is {state}.")
-        return Caller(tenant=record.tenant, key_id=record.key_id, is_admin=record.is_admin)
+        return Caller(
+            tenant=record.tenant,
+            key_id=record.key_id,
+            is_admin=record.is_admin,
+            best_priority=record.best_priority,
+        )

@@ -34,6 +34,7 @@ class KeyRecord:
     created_at_ms: int
     expires_at_ms: int | None = None
     revoked_at_ms: int | None = None
+    best_priority: int = 0  # the least number that a request may ask for; below 0 is served before others
 
     def state(self, now_ms: int) -> str:
         if self.revoked_at_ms is not None:
@@ -56,6 +57,7 @@ def create_key(
     is_admin: bool,
     expires_at_ms: int | None,
     now_ms: int,
+    best_priority: int = 0,
 ) -> tuple[str, KeyRecord]:
     """The new key, which cannot be had again, and its record. Without a tenant the key is one of its own.
 
@@ -73,6 +75,7 @@ def create_key(
         limits=limits,
         created_at_ms=now_ms,
         expires_at_ms=expires_at_ms,
+        best_priority=best_priority,
     )
     columns = {column: value for column, value in asdict(record).items() if column != "limits"}
     columns["is_admin"] = int(is_admin)

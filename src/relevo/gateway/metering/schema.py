@@ -1,10 +1,10 @@
-"""Tables of metering, made when a database is opened for the first time."""
+"""Tables of metering: made when a database is opened for the first time, brought up to date when it is older."""
 
 from __future__ import annotations
 
 from relevo.gateway.metering.database import Connection, DatabaseError, Statement
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # one row per admitted request; amounts of currency are text, exact
 _USAGE = """
@@ -40,7 +40,8 @@ CREATE TABLE IF NOT EXISTS api_keys (
     budget_period TEXT NOT NULL,
     created_at_ms BIGINT NOT NULL,
     expires_at_ms BIGINT,
-    revoked_at_ms BIGINT
+    revoked_at_ms BIGINT,
+    best_priority BIGINT NOT NULL DEFAULT 0
 )"""
 _FACTS = "CREATE TABLE IF NOT EXISTS relevo_facts (name TEXT PRIMARY KEY, value BIGINT NOT NULL)"
 _CREATE: tuple[Statement, ...] = (
@@ -54,6 +55,10 @@ _CREATE: tuple[Statement, ...] = (
         ({"name": "schema_version", "value": SCHEMA_VERSION}, {"name": "keys_revision", "value": 0}),
     ),
 )
+# what brings tables of a version to the next one; additions only, so that an older Relevo goes on while it runs
+_UPGRADES: dict[int, tuple[Statement, ...]] = {
+    1: (("ALTER TABLE api_keys ADD COLUMN best_priority BIGINT NOT NULL DEFAULT 0", ()),),
+}
 
 
 def prepare(connection: Connection) -> None:
@@ -62,6 +67,25 @@ def prepare(connection: Connection) -> None:
         connection.write(_CREATE)
     except DatabaseError:
         connection.write(_CREATE)  # PostgreSQL: somebody else was making the same tables
-    ((version,),) = connection.read("SELECT value FROM relevo_facts WHERE name = 'schema_version'")
+    version = _version(connection)
+    while version in _UPGRADES:
+        version = _upgrade(connection, version)
     if version != SCHEMA_VERSION:
         raise DatabaseError(f"its tables have version {version}, this Relevo writes version {SCHEMA_VERSION}")
+
+
+def _version(connection: Connection) -> int:
+    ((version,),) = connection.read("SELECT value FROM relevo_facts WHERE name = 'schema_version'")
+    assert isinstance(version, int)
+    return version
+
+
+def _upgrade(connection: Connection, version: int) -> int:
+    """The version that the tables have now. Raises DatabaseError."""
+    said = "UPDATE relevo_facts SET value = :value WHERE name = 'schema_version'"
+    try:
+        connection.write([*_UPGRADES[version], (said, ({"value": version + 1},))])
+    except DatabaseError:
+        if _version(connection) == version:  # else another process was first
+            raise
+    return _version(connection)

@@ -57,7 +57,7 @@ def new_generation(
         drawn_seed=served.draw_seed(),
     )
     terms = service_terms(call.request.headers, fields.service_tier, call.tenant)
-    priority = priority_of(call.request.headers, fields.priority)
+    priority = priority_of(call.request.headers, fields.priority, call.caller.best_priority)
     request = EngineRequest(
         request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
         prompt_token_ids=tuple(token_ids),

@@ -35,20 +35,31 @@ def service_terms(headers: Mapping[str, str], service_tier: str | None, tenant: 
     )
 
 
-def priority_of(headers: Mapping[str, str], in_body: int) -> int:
-    """Lower is earlier. Raises InvalidRequest."""
+def priority_of(headers: Mapping[str, str], in_body: int, best_priority: int) -> int:
+    """Lower is earlier, `best_priority` the least that the caller may ask for. Raises InvalidRequest."""
+    priority, named = _asked_priority(headers, in_body)
+    if abs(priority) > MAX_PRIORITY:
+        raise InvalidRequest(f"{named} must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.", param="priority")
+    if priority < best_priority:
+        raise InvalidRequest(
+            f"{named} is {priority}, and the best priority granted here is {best_priority}: send {best_priority} or "
+            "more (lower is served earlier), or ask the operator for an API key with a better --best-priority.",
+            param="priority",
+        )
+    return priority
+
+
+def _asked_priority(headers: Mapping[str, str], in_body: int) -> tuple[int, str]:
+    """And what said so."""
     for name in PRIORITY_HEADERS:
         text = headers.get(name)
         if text is None:
             continue
         try:
-            priority = int(text)
+            return int(text), f"The header {name}"
         except ValueError:
             raise InvalidRequest(f"The header {name} must be a whole number; lower is served earlier.") from None
-        if abs(priority) > MAX_PRIORITY:
-            raise InvalidRequest(f"The header {name} must be between -{MAX_PRIORITY} and {MAX_PRIORITY}.")
-        return priority
-    return in_body
+    return in_body, "priority"
 
 
 def _is_batch(asked: str | None, service_tier: str | None) -> bool:
