@@ -161,6 +161,60 @@ def _drop_tool_results(body: dict[str, Any]) -> None:
     body["messages"] = [message for message in body["messages"] if message["role"] != "tool"]
 
 
+_EMPTY_200 = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+
+def _unless_whole(sign: bytes, told: bytes) -> Callable[[bytes], bytes | None]:
+    """Answers heads that have the sign with these bytes."""
+    return lambda head: told if sign in head else None
+
+
+def _ends_all_beside_a_wrong_token() -> Fault:
+    """Once a token was wrong, streams that run break off."""
+
+    def edit(call: Call, answer: Reply) -> None:
+        if answer.chunks is not None:
+            del answer.chunks[-2:]
+            answer.cut = True
+
+    return reply(edit)
+
+
+def _tells_the_last_canary() -> Fault:
+    """A header shows what the request before had in its prompt."""
+    before: list[str] = []
+
+    def edit(call: Call, answer: Reply) -> None:
+        if before:
+            answer.headers["x-before"] = before[-1]
+        before.extend(word for word in str(call.body.get("prompt", "")).split() if word.startswith("zq"))
+
+    return reply(edit)
+
+
+def _answers_by_request_id() -> Fault:
+    """The first answer under a request id is kept for all that name it."""
+    kept: dict[str, Any] = {}
+
+    def edit(call: Call, answer: Reply) -> None:
+        if name := {key.lower(): value for key, value in call.headers.items()}.get("x-request-id"):
+            answer.body = kept.setdefault(name, answer.body)
+
+    return reply(edit)
+
+
+def _names_the_caller(call: Call, answer: Reply) -> None:
+    answer.body = {**answer.body, "caller": call.headers.get("Authorization", "")}
+
+
+def _other_text_for_the_same() -> Fault:
+    """No two answers to one question are the same."""
+    counter = iter(range(10**9))
+    return whole(
+        lambda body: [put(None, "choices", 0, "logprobs")(body), retext(lambda text: f"{text}{next(counter)}")(body)]
+    )
+
+
 FAULTS: dict[str, Fault] = {
     # shape
     "shape.models": whole(put("page", "object"), "/v1/models", when=lambda body: True),
@@ -372,6 +426,40 @@ FAULTS: dict[str, Fault] = {
     "concurrency.no_foreign_words": reply(_text_of_another),
     "concurrency.all_answered": status(lambda call: str(_body_of(call).get("prompt", "")).startswith("9:"), 500),
     "concurrency.mixed_kinds": chunks(every_text(lambda text: text + "?")),
+    # hostile
+    "hostile.logit_bias": status(lambda call: len(_body_of(call).get("logit_bias") or ()) > 10, 500),
+    "hostile.stop_token_ids": status(lambda call: "stop_token_ids" in _body_of(call), 500),
+    "hostile.many_choices": status(lambda call: _body_of(call).get("n", 1) > 64, 502),
+    "hostile.huge_prompt": status(lambda call: len(call.raw) > 10_000, 500),
+    "hostile.tokenize": status(lambda call: call.path == "/tokenize", 500),
+    "hostile.many_messages": status(lambda call: len(_body_of(call).get("messages") or ()) > 10, 500),
+    "hostile.many_tools": status(lambda call: "tools" in _body_of(call), 500),
+    "hostile.deep_schema": status(lambda call: "response_format" in _body_of(call), 500),
+    "hostile.many_fields": status(lambda call: "field_9" in _body_of(call), 500),
+    "hostile.logprobs": status(lambda call: _body_of(call).get("top_logprobs") == 20, 500),
+    "hostile.token_outside_vocabulary": _ends_all_beside_a_wrong_token(),
+    "hostile.many_digits": status(lambda call: b"0" * 400 in call.raw, 500),
+    "hostile.chunk_borders": Fault(answers_bytes=_unless_whole(b"chunked", b"HTTP/1.1 200 OK\r\n\r\n{}")),
+    "hostile.upgrade_offer": Fault(answers_bytes=_unless_whole(b"h2c", b"HTTP/1.1 400 Bad Request\r\n\r\n")),
+    "hostile.two_lengths": Fault(answers_bytes=_unless_whole(b"Content-Length: 5", 2 * _EMPTY_200)),
+    "hostile.no_host": Fault(answers_bytes=lambda head: None if b"Host" in head else _EMPTY_200),
+    "hostile.trailer_key": Fault(answers_bytes=lambda head: _EMPTY_200 if b"chunked" in head else None),
+    "hostile.http_1_0": Fault(
+        answers_bytes=_unless_whole(b"HTTP/1.0", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+    ),
+    "hostile.silent_connections": Fault(max_connections=100),
+    "hostile.half_heads": Fault(max_connections=100),
+    "hostile.half_bodies": Fault(max_connections=100),
+    # tenants
+    "tenants.cached_tokens": whole(lambda body: body["usage"]["prompt_tokens_details"].update(cached_tokens=16)),
+    "tenants.no_foreign_words": _tells_the_last_canary(),
+    "tenants.same_request_id": _answers_by_request_id(),
+    "tenants.keys_are_not_shown": reply(_names_the_caller, "/v1/models"),
+    "tenants.flood": Fault(one_at_a_time=True),
+    "tenants.long_streams": Fault(one_at_a_time=True),
+    "tenants.large_n": Fault(one_at_a_time=True),
+    "tenants.priority": Fault(one_at_a_time=True),
+    "tenants.equal_beside": _other_text_for_the_same(),
     # oracle
     "oracle.topics": whole(retext(lambda text: text + "!")),
     "oracle.lengths": whole(retext(lambda text: text + "!")),

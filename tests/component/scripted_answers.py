@@ -65,6 +65,8 @@ def why_wrong(call: Call) -> Reply | None:
         ("tool_choice", lambda value: isinstance(value, dict) or value in ("none", "auto", "required")),
         ("response_format", lambda value: value["type"] in ("text", "json_object", "json_schema")),
     ]
+    if any(isinstance(value, int) and value > 2**63 for value in body.values()):
+        return error(400, "a number is too large")
     for name, is_right in rules:
         if body.get(name) is not None and not is_right(body[name]):
             return error(400, f"{name} is wrong")

@@ -52,6 +52,11 @@ class Fault:
     ignores_clients_that_left: bool = False
     leaks_kv: bool = False
     blocks_behind: bool = False  # long work of clients that left delays others
+    one_at_a_time: bool = False  # all requests, in the order in which they came
+    max_connections: int | None = None  # further ones are closed
+    answers_bytes: Callable[[bytes], bytes | None] | None = (
+        None  # to a head as it came; None: as if there were no fault
+    )
     hangs_beside: int = 0  # no short answers once so many long streams have begun
     at_disturbance: Callable[[ScriptedOpenAI, str], None] | None = None
 
@@ -60,12 +65,15 @@ class Fault:
 class ScriptedOpenAI:
     fault: Fault = field(default_factory=Fault)
     api_key: str | None = None
+    other_key: str | None = None  # of another tenant
+    holds_long: bool = False  # a long answer waits until a short one was given
+    short_given: asyncio.Event = field(default_factory=asyncio.Event)
     token_delay_s: float = 0.001
     running: int = 0
     num_long: int = 0  # requests for more than LONG tokens so far
     leaked_tokens: int = 0
     held_tokens: int = 0
-    seen: list[list[str]] = field(default_factory=list)
+    seen: dict[str, list[list[str]]] = field(default_factory=dict)  # per key
     ids: dict[str, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=lambda: ["1", "2"])  # of the processes
     broken: str = ""  # how open and new requests behave: "", cut, error, hang, hang_second, wrong, refuse
@@ -133,7 +141,8 @@ class ScriptedOpenAI:
             return error(404, "no such path")
         if call.method != "POST":
             return error(405, "use POST")
-        if self.api_key and call.headers.get("Authorization") != f"Bearer {self.api_key}":
+        keys = [f"Bearer {key}" for key in (self.api_key, self.other_key) if key]
+        if keys and call.headers.get("Authorization") not in keys:
             return error(401, "wrong key")
         if "json" not in call.headers.get("Content-Type", "json"):
             return error(400, "only JSON")
@@ -156,6 +165,9 @@ class ScriptedOpenAI:
             prompts = [tools + "".join(f"{m['role']}: {said(m)}\n" for m in body["messages"]) + "assistant: "]
         else:
             given = body["prompt"]
+            known = range(len(self.ids))
+            if isinstance(given, list) and any(isinstance(one, int) and one not in known for one in given):
+                return error(400, "a token is outside the vocabulary")
             prompts = (
                 [given] if isinstance(given, str) else given if isinstance(given[0], str) else [self.from_ids(given)]
             )
@@ -166,7 +178,7 @@ class ScriptedOpenAI:
             )
         n = body.get("n") or 1
         made = [self.generate(prompt, body, index) for prompt in prompts for index in range(n)]
-        usage = self._usage(prompt_pieces, made)
+        usage = self._usage(call.headers.get("Authorization", ""), prompt_pieces, made)
         envelope = {
             "id": f"id-{uuid.uuid4().hex}",
             "object": "chat.completion" if chat else "text_completion",
@@ -184,12 +196,13 @@ class ScriptedOpenAI:
             reply.body = {**envelope, "choices": choices, "usage": usage}
         return reply
 
-    def _usage(self, prompts: list[list[str]], made: list[Generation]) -> dict[str, Any]:
+    def _usage(self, key: str, prompts: list[list[str]], made: list[Generation]) -> dict[str, Any]:
         cached = 0
+        seen = self.seen.setdefault(key, [])
         for prompt in prompts:
-            shared = max((common(prompt, old) for old in self.seen), default=0)
+            shared = max((common(prompt, old) for old in seen), default=0)
             cached += min(shared, len(prompt) - 1) // BLOCK * BLOCK
-            self.seen.append(prompt)
+            seen.append(prompt)
         num_prompt, num_made = sum(map(len, prompts)), sum(len(one.tokens) for one in made)
         return {
             "prompt_tokens": num_prompt,
@@ -202,6 +215,8 @@ class ScriptedOpenAI:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         call = Call(request.method, request.path, dict(request.headers), await request.read())
+        if "Host" not in request.headers:
+            return web.Response(status=400)
         try:
             call.body = json.loads(call.raw.decode(), parse_constant=lambda name: json.loads("}"))
         except (ValueError, RecursionError):
@@ -220,13 +235,19 @@ class ScriptedOpenAI:
         reply.headers.setdefault("x-request-id", uuid.uuid4().hex)
         if not generates or reply.status != 200:
             return self._whole(reply)
-        work = asyncio.create_task(self._work(request, call, reply))
+        work = asyncio.create_task(self._in_turn(request, call, reply))
         if self.fault.ignores_clients_that_left:
             return await asyncio.shield(work)
         try:
             return await work
         finally:
             work.cancel()
+
+    async def _in_turn(self, request: web.Request, call: Call, reply: Reply) -> web.StreamResponse:
+        if not self.fault.one_at_a_time:
+            return await self._work(request, call, reply)
+        async with self.lock:
+            return await self._work(request, call, reply)
 
     async def _work(self, request: web.Request, call: Call, reply: Reply) -> web.StreamResponse:
         self.running += 1
@@ -236,6 +257,8 @@ class ScriptedOpenAI:
             self.num_long += is_long
             if self.fault.hangs_beside and not is_long and self.num_long >= self.fault.hangs_beside:
                 await asyncio.Event().wait()
+            if self.holds_long and is_long:
+                await self.short_given.wait()
             if self.fault.blocks_behind and is_long:
                 await self.lock.acquire()  # for ever: nobody notices that its client has left
             if self.fault.blocks_behind:
@@ -249,6 +272,8 @@ class ScriptedOpenAI:
             for _ in range(max(1, reply.num_held // 4 if is_long else 1)):
                 await asyncio.sleep(4 * self.token_delay_s)
                 self._break_if_told(request)
+            if not is_long:
+                self.short_given.set()
             return self._whole(reply)
         finally:
             self.running -= 1
@@ -309,10 +334,61 @@ async def scripted(server: ScriptedOpenAI) -> AsyncIterator[str]:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
+    port = runner.addresses[0][1]
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        if server.fault.answers_bytes is None and server.fault.max_connections is None:
+            yield f"http://127.0.0.1:{port}"
+        else:
+            async with in_front(server.fault, port) as front_port:
+                yield f"http://127.0.0.1:{front_port}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def in_front(fault: Fault, port: int) -> AsyncIterator[int]:
+    """Faults that no HTTP library makes: a listener that answers heads as it likes and passes on the rest."""
+    num_open = 0
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_open
+        num_open += 1
+        try:
+            if fault.max_connections is not None and num_open > fault.max_connections:
+                return
+            head = await reader.readuntil(b"\r\n\r\n")
+            told = fault.answers_bytes(head) if fault.answers_bytes is not None else None
+            if told is not None:
+                writer.write(told)
+                await writer.drain()
+                return
+            behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", port)
+            behind_writer.write(head)
+            back = asyncio.create_task(_pipe(behind_reader, writer))
+            there = asyncio.create_task(_pipe(reader, behind_writer))
+            try:
+                await back
+            finally:
+                there.cancel()
+                back.cancel()
+                behind_writer.close()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            num_open -= 1
+            writer.close()
+
+    listener = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        listener.close()
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(2**16):
+        writer.write(data)
+        await writer.drain()
 
 
 @dataclass

@@ -11,7 +11,8 @@ from check_faults import FAULTS
 from scripted_answers import MODEL, Call, Reply, error
 from scripted_openai import MAX_MODEL_LEN, Fault, ScriptedDisturber, ScriptedOpenAI, scripted
 
-from relevo.check.blackbox import cancel, stream
+from relevo.check import beside
+from relevo.check.blackbox import cancel, hostile, stream, tenants
 from relevo.check.catalogue import CHECKS, chosen
 from relevo.check.chaos import aborts, recovery, stops
 from relevo.check.facts import Facts, find_facts
@@ -22,19 +23,22 @@ from relevo.check.words import Check, Level, Need, Result, Status
 from relevo.core.errors import SettingsError
 
 KEY = "right-key"
+OTHER_KEY = "other-key"
 BY_ID = {one.id: one for one in CHECKS}
 
 
 @asynccontextmanager
-async def trials(fault: Fault, *, timeout_s: float, settle_s: float) -> AsyncIterator[Trial]:
+async def trials(fault: Fault, *, timeout_s: float, settle_s: float, holds_long: bool = False) -> AsyncIterator[Trial]:
     """A trial against a server with `fault`, with a faultless oracle and processes to disturb."""
-    broken, right = ScriptedOpenAI(api_key=KEY), ScriptedOpenAI(api_key=KEY)
-    broken.fault = fault
+    broken, right = ScriptedOpenAI(api_key=KEY, other_key=OTHER_KEY), ScriptedOpenAI(api_key=KEY)
+    broken.fault, broken.holds_long = fault, holds_long
+    broken.token_delay_s = 0.0002 if fault.one_at_a_time else broken.token_delay_s
     async with (
         scripted(broken) as url,
         scripted(right) as oracle_url,
         Server(url, KEY, timeout_s) as server,
         Server(oracle_url, KEY, 60.0) as oracle,
+        Server(url, OTHER_KEY, timeout_s) as other,
     ):
         yield Trial(
             server,
@@ -44,6 +48,7 @@ async def trials(fault: Fault, *, timeout_s: float, settle_s: float) -> AsyncIte
             oracle,
             MODEL,
             disturber=ScriptedDisturber(broken),
+            other=other,
             pause_s=0.02,
         )
 
@@ -52,6 +57,11 @@ async def trials(fault: Fault, *, timeout_s: float, settle_s: float) -> AsyncIte
 def small_storms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aborts, "_NUM_ABORTS", 64)
     monkeypatch.setattr(cancel, "_NUM_RANDOM", 8)
+    monkeypatch.setattr(hostile, "_HUGE_TEXT", "word " * 4_000)
+    for name in ("_NUM_STOP_IDS", "_NUM_BIASES", "_NUM_MESSAGES", "_NUM_FIELDS"):
+        monkeypatch.setattr(hostile, name, 2_000)
+    for name, num in (("_NUM_FLOOD", 16), ("_NUM_STREAMS", 16), ("_STREAM_TOKENS", 128), ("_NUM_CHOICES", 8)):
+        monkeypatch.setattr(tenants, name, num)
 
 
 def told(result: Result) -> str:
@@ -62,7 +72,8 @@ def told(result: Result) -> str:
 async def test_passes_where_all_is_right(one: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when a check demands more than a right server does."""
     monkeypatch.setattr(stream, "_SLOW_S", float("inf"))  # how busy this machine is says nothing about a server
-    async with trials(Fault(), timeout_s=60.0, settle_s=30.0) as trial:
+    monkeypatch.setattr(beside, "LONGEST_GAP_S", float("inf"))
+    async with trials(Fault(), timeout_s=60.0, settle_s=30.0, holds_long=one.group == "tenants") as trial:
         result = await run_one(one, trial, 60.0)
     assert result.status is Status.PASSED, told(result)
 
@@ -72,7 +83,9 @@ async def test_fails_on_its_fault(one: Check, monkeypatch: pytest.MonkeyPatch) -
     """Red when a check stops seeing what it is there for."""
     monkeypatch.setattr(recovery, "RECOVERY_S", 0.2)
     monkeypatch.setattr(stops, "NOTICE_S", 1.0)
-    async with trials(FAULTS[one.id], timeout_s=1.0, settle_s=0.1) as trial:
+    fault = FAULTS[one.id]
+    timeout_s = 60.0 if fault.one_at_a_time else 1.0
+    async with trials(fault, timeout_s=timeout_s, settle_s=0.1) as trial:
         result = await run_one(one, trial, 60.0)
     wanted = Status.FAILED if one.level is Level.MUST else Status.ADVICE
     assert result.status is wanted, told(result)
@@ -109,7 +122,7 @@ def test_patterns_choose_by_id_group_and_glob() -> None:
 
 async def test_a_server_that_offers_everything_lacks_nothing() -> None:
     async with scripted(ScriptedOpenAI(api_key=KEY)) as url, Server(url, KEY, 60.0) as server:
-        facts = await find_facts(server, None, has_oracle=True, has_processes=True)
+        facts = await find_facts(server, None, has_oracle=True, has_processes=True, other=server)
     assert (facts.model, facts.max_model_len, facts.lacking) == (MODEL, MAX_MODEL_LEN, {})
 
 

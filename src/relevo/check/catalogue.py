@@ -12,6 +12,7 @@ from relevo.check.blackbox import (
     completions,
     concurrency,
     errors,
+    hostile,
     limits,
     logprobs,
     oracle,
@@ -20,6 +21,7 @@ from relevo.check.blackbox import (
     sse,
     stop,
     stream,
+    tenants,
     tools,
     unicode,
     usage,
@@ -30,7 +32,7 @@ from relevo.core.errors import SettingsError
 
 _MODULES: tuple[ModuleType, ...] = (
     *(shape, completions, tools, stream, sse, stop, logprobs, choices, sampling, usage, limits, errors, unicode),
-    *(concurrency, oracle, cancel, aborts, workers, stops, links),
+    *(concurrency, hostile, tenants, oracle, cancel, aborts, workers, stops, links),
 )
 
 CHECKS: tuple[Check, ...] = tuple(

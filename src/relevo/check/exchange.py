@@ -22,6 +22,7 @@ MAX_ARGUMENT_CHARS = 4_000  # longer bodies come from a program; arbitrary
 SHOWN_CHARS = 2_000  # of a body in a report; arbitrary
 _REPETITION = re.compile(rb"(.{1,15}?)\1{63,}", re.DOTALL)
 KEY_PLACEHOLDER = "$OPENAI_API_KEY"  # keys are never written into reports
+OTHER_KEY_PLACEHOLDER = "$OTHER_API_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Exchange:
     headers: Mapping[str, str]
     body: bytes
     has_own_key: bool = False  # the check's, which may be shown; else the operator's, which may not
+    key_placeholder: str = KEY_PLACEHOLDER  # stands for the operator's
 
     @property
     def sent(self) -> str:
@@ -44,7 +46,7 @@ class Exchange:
         words = ["curl", "-sS", "-i", "-N", "-X", self.method, shlex.quote(self.url)]
         for name, value in self.headers.items():
             if name.lower() == "authorization" and not self.has_own_key:
-                words += ["-H", f'"Authorization: Bearer {KEY_PLACEHOLDER}"']
+                words += ["-H", f'"Authorization: Bearer {self.key_placeholder}"']
             else:
                 words += ["-H", shlex.quote(f"{name}: {value}")]
         if not self.body:

@@ -69,7 +69,9 @@ def _context_length(card: dict[str, Any]) -> int | None:
     return None
 
 
-async def find_facts(server: Server, wanted_model: str | None, *, has_oracle: bool, has_processes: bool) -> Facts:
+async def find_facts(
+    server: Server, wanted_model: str | None, *, has_oracle: bool, has_processes: bool, other: Server | None = None
+) -> Facts:
     """Ask. Raises what `pick_model` raises, and StartError if neither generating endpoint is there."""
     model, card = await pick_model(server, wanted_model)
     facts = Facts(model, _context_length(card))
@@ -77,6 +79,10 @@ async def find_facts(server: Server, wanted_model: str | None, *, has_oracle: bo
         facts.lacking[Need.CONTEXT_LENGTH] = "/v1/models tells no context length"
     if server.api_key is None:
         facts.lacking[Need.API_KEY] = "no --api-key was given"
+    if other is None:
+        facts.lacking[Need.OTHER_KEY] = "no --other-api-key was given"
+    else:
+        await pick_model(other, model)
     if not has_oracle:
         facts.lacking[Need.ORACLE] = "no --oracle was given"
     if not has_processes:

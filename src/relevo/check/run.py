@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from relevo.check.disturber import Disturber
-from relevo.check.exchange import Exchange, shortened
+from relevo.check.exchange import OTHER_KEY_PLACEHOLDER, Exchange, shortened
 from relevo.check.facts import Facts, find_facts, pick_model
 from relevo.check.server import Server
 from relevo.check.trial import CLIENT_ERRORS, Trial
@@ -30,6 +30,7 @@ class CheckOptions:
     url: str
     model: str | None = None
     api_key: str | None = None
+    other_api_key: str | None = None  # of another tenant
     oracle: str | None = None
     oracle_model: str | None = None
     timeout_s: float = 120.0  # per request
@@ -58,12 +59,15 @@ class CheckRun:
         async with (
             Server(options.url, options.api_key, options.timeout_s) as server,
             Server(options.oracle or options.url, options.api_key, options.timeout_s) as oracle,
+            Server(options.url, options.other_api_key, options.timeout_s, OTHER_KEY_PLACEHOLDER) as other_server,
         ):
+            other = other_server if options.other_api_key is not None else None
             self.facts = facts = await find_facts(
                 server,
                 options.model,
                 has_oracle=options.oracle is not None,
                 has_processes=options.disturber is not None,
+                other=other,
             )
             oracle_model = ""
             if options.oracle is not None:
@@ -78,8 +82,9 @@ class CheckRun:
                     options.settle_s,
                     oracle if options.oracle is not None else None,
                     oracle_model,
-                    options.disturber,
-                    options.pause_s,
+                    disturber=options.disturber,
+                    other=other,
+                    pause_s=options.pause_s,
                 )
                 yield await run_one(one, trial, options.check_timeout_s)
 

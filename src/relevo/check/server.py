@@ -10,13 +10,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from relevo.check.exchange import Answer, Exchange, StreamAnswer
+from relevo.check.exchange import KEY_PLACEHOLDER, Answer, Exchange, StreamAnswer
+from relevo.check.words import Skip
 from relevo.core.errors import SettingsError
 
 JSON_HEADERS = {"Content-Type": "application/json"}
+SEGMENT_PAUSE_S = 0.05  # arbitrary; long enough that two pieces are read apart
 
 
 def normalise_url(url: str) -> str:
@@ -37,6 +40,7 @@ class Server:
     url: str
     api_key: str | None = None
     timeout_s: float = 120.0
+    key_placeholder: str = KEY_PLACEHOLDER
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +70,14 @@ class Server:
         if self.api_key is not None and not has_own_key:
             chosen["Authorization"] = f"Bearer {self.api_key}"
         shown = {name: value for name, value in chosen.items() if value}
-        return Exchange(method=method, url=self.url + path, headers=shown, body=body, has_own_key=has_own_key)
+        return Exchange(
+            method=method,
+            url=self.url + path,
+            headers=shown,
+            body=body,
+            has_own_key=has_own_key,
+            key_placeholder=self.key_placeholder,
+        )
 
     async def send(self, exchange: Exchange) -> Answer:
         """The answer, whatever its status. Raises aiohttp.ClientError, TimeoutError."""
@@ -139,6 +150,37 @@ class Server:
         except (aiohttp.ClientError, ConnectionError):
             return False
         return False
+
+    async def raw(self, *pieces: bytes, quiet_s: float = 1.0) -> bytes:
+        """Send bytes as they are, each piece in a segment of its own; what comes back until the server closes the
+        connection, or says nothing more for `quiet_s` after it has said something. Raises Skip over https."""
+        reader, writer = await self.connect()
+        found = b""
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(SEGMENT_PAUSE_S)
+            async with asyncio.timeout(self.timeout_s):
+                while True:
+                    async with asyncio.timeout(quiet_s if found else None):
+                        read = await reader.read(2**16)
+                    if not read:
+                        return found
+                    found += read
+        except (ConnectionError, TimeoutError):
+            if not found:
+                raise
+            return found
+        finally:
+            writer.transport.abort()
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection on which nothing was said yet. Raises Skip over https."""
+        parts = urlsplit(self.url)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise Skip("raw bytes are sent over http only")
+        return await asyncio.wait_for(asyncio.open_connection(parts.hostname, parts.port or 80), 10.0)
 
     def _open(self, exchange: Exchange) -> aiohttp.client._RequestContextManager:
         return self.session.request(

@@ -39,6 +39,7 @@ class Trial:
     oracle: Server | None = None
     oracle_model: str = ""
     disturber: Disturber | None = None
+    other: Server | None = None  # the same server, asked with the key of another tenant
     pause_s: float = 12.0  # how long a process is stopped by the check of long pauses
     notes: list[str] = field(default_factory=list)
     last: Exchange | None = None  # what was sent last; shown when nothing came back
@@ -97,8 +98,11 @@ class Trial:
         self.last = exchange = self.stream_exchange(path, body)
         return await self.server.stream(exchange, max_events=num_events)
 
-    def stream_exchange(self, path: str, body: dict[str, Any]) -> Exchange:
-        return self.server.exchange("POST", path, orjson.dumps(body | {"stream": True}))
+    def exchange(self, path: str, body: dict[str, Any], server: Server | None = None) -> Exchange:
+        return (server or self.server).exchange("POST", path, orjson.dumps(body))
+
+    def stream_exchange(self, path: str, body: dict[str, Any], server: Server | None = None) -> Exchange:
+        return self.exchange(path, body | {"stream": True}, server)
 
     async def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
         named = {name.replace("_", "-"): value for name, value in headers.items()}

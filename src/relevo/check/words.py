@@ -39,6 +39,8 @@ class Group(StrEnum):
     UNICODE = "unicode"
     CONCURRENCY = "concurrency"
     ORACLE = "oracle"
+    HOSTILE = "hostile"
+    TENANTS = "tenants"
     CHAOS = "chaos"
 
 
@@ -63,6 +65,7 @@ class Need(StrEnum):
     KV_METRIC = "a metric of KV cache usage"
     CONTEXT_LENGTH = "a context length in /v1/models"
     API_KEY = "an API key (--api-key)"
+    OTHER_KEY = "a key of another tenant (--other-api-key)"
     ORACLE = "an oracle (--oracle)"
     PROCESSES = "processes to disturb (--processes or --chaos-command)"
 

@@ -49,6 +49,9 @@ def check(
         str | None, typer.Option(help="Served model to ask for. Default: the first of /v1/models.")
     ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as Bearer token.")] = None,
+    other_api_key: Annotated[
+        str | None, typer.Option(envvar="OTHER_API_KEY", help="Key of another tenant, for the group tenants.")
+    ] = None,
     oracle: Annotated[str | None, typer.Option(help="URL of a server with the same weights to compare with.")] = None,
     oracle_model: Annotated[str | None, typer.Option(help="Its model. Default: the first of its /v1/models.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Ids, groups or globs (stream.*); repeat.")] = None,
@@ -79,13 +82,16 @@ def check(
             return
         if url is None:
             _fail("name the server to check, for example http://127.0.0.1:8000")
-        if api_key is not None and not api_key.isprintable():
-            _fail("the API key has a line break or another control character in it; give it without")
+        if not all(key.isprintable() for key in (api_key, other_api_key) if key is not None):
+            _fail("an API key has a line break or another control character in it; give it without")
+        if other_api_key is not None and other_api_key == api_key:
+            _fail("--other-api-key is the same as --api-key; give a key of another tenant")
         _need_writable(json_out, junit)
         options = CheckOptions(
             url=url,
             model=model,
             api_key=api_key,
+            other_api_key=other_api_key,
             oracle=oracle,
             oracle_model=oracle_model,
             timeout_s=timeout_s,

@@ -76,7 +76,7 @@ async def many_prefills(t: Trial) -> None:
         t.prompt_body(fresh_words(t.rng, _PREFILL_WORDS), max_tokens=_LONG_TOKENS, **t.endless)
         for _ in range(_NUM_PREFILLS)
     ]
-    delay_s = min(0.3, one_prefill_s)
+    delay_s = min(0.3, max(0.05, one_prefill_s))  # long enough that the server has the requests
     exchanges = [t.stream_exchange(path, body) for path, body in bodies]
     await asyncio.gather(*(t.server.abandon_after_s(exchange, delay_s) for exchange in exchanges))
     limit_s = 3 * one_prefill_s + t.settle_s
