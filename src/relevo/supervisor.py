@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,6 +24,7 @@ from relevo.wire.status import Status
 log = logging.getLogger("relevo.supervisor")
 
 _RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0)  # arbitrary: quick first, then polite, back in seconds
+GATEWAY_END_S = 8.0  # for a gateway to keep the rows of answers that were cut; longer than its own deadlines
 _HEALTHY_AFTER_S = 60.0  # a child that lived this long starts the delays anew
 
 
@@ -95,9 +96,12 @@ class Supervisor:
         self._signals += 1
         if self._signals == 1:
             log.info(
-                "stopping: running requests may finish for %.0f s, Ctrl-C again ends at once", self.shutdown_timeout_s
+                "stopping: running requests may finish for %.0f s, Ctrl-C again cuts them off", self.shutdown_timeout_s
             )
             self.stop()
+        elif self._signals == 2:
+            log.info("stopping: running requests are cut off, Ctrl-C again kills every process and loses usage rows")
+            self._cut_off()
         else:
             self._kill_all()
 
@@ -197,9 +201,18 @@ class Supervisor:
     async def _shut_down(self, keepers: list[asyncio.Task[None]]) -> None:
         """Gateways first (they wait for running requests), then the workers."""
         await self._stopping.wait()
-        await self._end([self._children[spec.name] for spec in self.gateways], self.shutdown_timeout_s + 5.0)
+        await self._end([self._children[spec.name] for spec in self.gateways], self.shutdown_timeout_s + GATEWAY_END_S)
         await self._end([self._children[spec.name] for spec in self.workers], 5.0)
         await asyncio.gather(*keepers, return_exceptions=True)
+
+    def _cut_off(self) -> None:
+        """A second SIGTERM to the gateways, which end within GATEWAY_END_S of it."""
+        children = [self._children[spec.name] for spec in self.gateways if spec.name in self._children]
+        for child in children:
+            if child.pid is not None:
+                child.process.terminate()  # type: ignore[union-attr]  # pid is not None
+        loop = asyncio.get_running_loop()
+        loop.call_later(GATEWAY_END_S, self._kill, children)
 
     async def _end(self, children: list[Child], deadline_s: float) -> None:
         running = [
@@ -218,7 +231,10 @@ class Supervisor:
                     process.kill()
 
     def _kill_all(self) -> None:
-        for child in self._children.values():
+        self._kill(self._children.values())
+
+    def _kill(self, children: Iterable[Child]) -> None:
+        for child in children:
             if child.process is not None and child.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.kill()

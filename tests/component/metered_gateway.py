@@ -16,6 +16,7 @@ from relevo.core.request import EngineRequest
 from relevo.gateway.auth import ApiKeys
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.database import Connection, DatabaseError, MemoryDatabase, Parameters, Row, Statement
+from relevo.gateway.metering.journal import Journal
 from relevo.gateway.metering.key_ring import KeyRing
 from relevo.gateway.metering.keys import KeyRecord, create_key
 from relevo.gateway.metering.ledger import LedgerRow
@@ -66,6 +67,7 @@ class CountingLedgerMetrics:
     num_failures: int = 0
     rejections: list[str] = field(default_factory=list)
     is_up: bool = True
+    num_journaled: int = 0
 
     def ledger_kept(self, outcomes: Sequence[str], commit_s: float) -> None:
         self.outcomes.extend(outcomes)
@@ -75,6 +77,9 @@ class CountingLedgerMetrics:
 
     def ledger_pending(self, num_rows: int, *, is_up: bool) -> None:
         self.is_up = is_up
+
+    def ledger_journaled(self, num_rows: int) -> None:
+        self.num_journaled += num_rows
 
     def admission_rejected(self, model: str, reason: str) -> None:
         self.rejections.append(reason)
@@ -126,13 +131,14 @@ async def metered(
     num_cached: int = 0,
     *,
     commit_timeout_s: float = 60.0,
+    journal: Journal | None = None,
     **context: Any,
 ) -> AsyncIterator[Metered]:
     inner = MemoryDatabase().connect()
     prepare(inner)
     connection = TroubledConnection(inner)
     metrics, clock, key_ring = CountingLedgerMetrics(), CountingClock(), KeyRing(ApiKeys(), lambda: NOW_MS)
-    writer = LedgerWriter(connection, metrics)
+    writer = LedgerWriter(connection, metrics, journal)
     meter = Meter(
         writer=writer,
         accounts=Accounts(),

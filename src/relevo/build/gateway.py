@@ -6,25 +6,23 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import random
 import secrets
-import signal
-import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
-from starlette.types import ASGIApp
-
 from relevo.build.about_model import about_model
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.event_loop import run_until_complete
 from relevo.build.metering import Metering, build_metering
+from relevo.build.serve_http import serve_until_stopped
 from relevo.build.start_phases import StartPhases
 from relevo.core.errors import StartError
 from relevo.core.ids import WorkerId, WorkerRef
@@ -34,7 +32,6 @@ from relevo.gateway.chat_template import ChatTemplate
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.detokenizer import IncrementalDetokenizer
 from relevo.gateway.dispatch import Dispatcher
-from relevo.gateway.http_protocol import DoorProtocol
 from relevo.gateway.membership import Member, Membership
 from relevo.gateway.placement import Placement
 from relevo.gateway.readiness import readiness
@@ -56,6 +53,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("relevo.gateway")
 
 THREAD_TURN_S = 0.001  # how long a thread that renders a template keeps the event loop waiting; arbitrary, Python: 5 ms
+EXIT_S = 1.0  # for what runs in threads, once all rows are kept; arbitrary
+EXIT_BROKEN = 1  # not 0, which a supervisor takes for an end that was asked for
 JOIN_S = 5.0  # how long a gateway that was restarted waits for workers before it accepts; arbitrary
 
 Report = Callable[[Status], None]
@@ -90,7 +89,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
                 await _all_ready([backend.dispatcher for backend in backends])
             tasks.append(asyncio.create_task(gossip.run()))
         for task in tasks:
-            task.add_done_callback(_end_if_broken)
+            task.add_done_callback(end_if_broken)
         try:
             async with metering.running():
                 yield
@@ -99,34 +98,24 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    run_until_complete(_serve(config, app, running))
+    broken: list[BaseException] = []
 
+    def end_if_broken(task: asyncio.Task[None]) -> None:
+        """A task that fails leaves its model without workers for ever; the supervisor starts a new gateway instead."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("the connections to workers are broken, this gateway ends", exc_info=error)
+            broken.append(error)
+            context.stopping.drain()
 
-async def _serve(
-    config: GatewayConfig, app: ASGIApp, running: Callable[[], contextlib.AbstractAsyncContextManager[None]]
-) -> None:
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http=DoorProtocol,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            root_path=config.root_path,
-            timeout_graceful_shutdown=int(config.shutdown_timeout_s),
-            timeout_keep_alive=75,
-            server_header=False,
-        )
-    )
-    async with running():
-        await server.serve(sockets=[socket.socket(fileno=config.listen_fd)])
+    async def serve() -> None:
+        await serve_until_stopped(config, app, running, context.stopping, metering.meter.hurry)
+        ending = threading.Timer(EXIT_S, os._exit, (EXIT_BROKEN if broken else 0,))  # if a read of the database hangs
+        ending.daemon = True
+        ending.start()
 
-
-def _end_if_broken(task: asyncio.Task[None]) -> None:
-    """A task that fails leaves its model without workers for ever; the supervisor starts a new gateway instead."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.critical("the connections to workers are broken, this gateway ends", exc_info=error)
-        signal.raise_signal(signal.SIGTERM)
+    run_until_complete(serve())
+    if broken:
+        sys.exit(EXIT_BROKEN)
 
 
 async def _all_ready(dispatchers: Sequence[Dispatcher]) -> None:

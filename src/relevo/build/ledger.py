@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the gateway opens its database through this module and need
     from relevo.settings import Settings
 
 DATABASE_FILE = "relevo.db"
+JOURNAL_FOLDER = "journal"
 
 
 def database_location(data_dir: str | None, database_url: str | None) -> str:
@@ -67,6 +68,7 @@ def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
         plan.gateway,
         database=location,
         ledger_fsync=settings.ledger_fsync,
+        journal_dir="" if location == "memory" else str(_data_folder(settings.data_dir) / JOURNAL_FOLDER),
         prices={name: price for model in plan.models for name, price in _prices(model.ask).items()},
     )
     note = "usage is kept in memory only" if location == "memory" else f"usage and API keys: {location_name(location)}"

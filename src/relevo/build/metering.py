@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from decimal import Decimal
+from pathlib import Path
 
 from relevo.build.configs import GatewayConfig
 from relevo.build.ledger import open_database
@@ -16,6 +18,7 @@ from relevo.core.ports import Clock
 from relevo.gateway.auth import ApiKeys
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.database import Connection, DatabaseError
+from relevo.gateway.metering.journal import Journal, replay_journals
 from relevo.gateway.metering.key_ring import KeyRing
 from relevo.gateway.metering.meter import Meter
 from relevo.gateway.metering.refresh import MeteringRefresh
@@ -24,8 +27,9 @@ from relevo.gateway.metering.writer import LedgerWriter
 from relevo.policy.pricing import FREE, ModelPrice
 from relevo.telemetry.metrics import GatewayMetrics
 
-LAST_TABS_S = 1.0  # for requests that were cut off to hand their rows over; arbitrary
-CLOSE_S = 3.0  # for rows that wait when the gateway ends; the supervisor kills it after 5 s
+LAST_TABS_S = 0.5  # for requests that were cut off to hand their rows over; arbitrary
+CLOSE_S = 2.0  # for the database to take the rows that wait when the gateway ends; arbitrary, then the journal has them
+CLOSE_CONNECTION_S = 0.5  # for a database to let go of a connection; arbitrary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +62,14 @@ class Metering:
                 async with asyncio.timeout(LAST_TABS_S):
                     await self.meter.all_closed.wait()  # of requests that were cut off
             await self.writer.close(CLOSE_S)
-            for connection in self.connections:
-                connection.close()
+            if not self.writer.is_stuck:
+                closing = threading.Thread(target=self._close_connections, daemon=True)
+                closing.start()
+                closing.join(CLOSE_CONNECTION_S)  # nothing else runs any more
+
+    def _close_connections(self) -> None:
+        for connection in self.connections:
+            connection.close()
 
 
 def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock) -> Metering:
@@ -68,9 +78,14 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
         database = open_database(config.database, fsync=config.ledger_fsync)
         writing, reading = database.connect(), database.connect()
         prepare(writing)
+        journal = None
+        if config.journal_dir:
+            folder = Path(config.journal_dir)
+            metrics.ledger_replayed(*astuple(replay_journals(folder, database.name, writing)))
+            journal = Journal(folder, database.name, fsync=config.ledger_fsync)
     except DatabaseError as error:
         raise StartError(f"the usage database cannot be used: {error}") from error
-    writer = LedgerWriter(writing, metrics)
+    writer = LedgerWriter(writing, metrics, journal)
     key_ring = KeyRing(ApiKeys(config.api_key_hashes, config.best_priority), unix_ms)
     meter = Meter(
         writer=writer,

@@ -14,7 +14,8 @@ RelevoError
 │   ├── Overloaded
 │   ├── NoWorker
 │   ├── KeyLimitReached
-│   └── LedgerUnavailable
+│   ├── LedgerUnavailable
+│   └── ServerStopping
 ├── WorkerError               a worker or the way to it failed
 │   ├── WorkerLost
 │   ├── StepFailed
@@ -128,6 +129,12 @@ class LedgerUnavailable(CapacityError):
     """What requests use cannot be recorded, so none is taken."""
 
     code = "ledger_unavailable"
+
+
+class ServerStopping(CapacityError):
+    """The server is being stopped: it takes no new request, or has cut off one that ran."""
+
+    code = "server_stopping"
 
 
 class WorkerError(RelevoError):

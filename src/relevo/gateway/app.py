@@ -105,7 +105,8 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._serve(scope, receive, send)
+            with self.context.stopping.call():
+                await self._serve(scope, receive, send)
         elif scope["type"] == "lifespan":
             await _live(receive, send)
         else:
@@ -118,7 +119,7 @@ class Gateway:
         exchange = Exchange(send, _request_id(request))
         handler_name = UNKNOWN_HANDLER
         try:
-            caller = self.context.api_keys.identify(request.headers) if is_guarded(path) else Caller()
+            caller = self._caller(request, path)
             route, rest = self._table.find(scope["method"], path)
             handler_name = route.path
             call = Call(
@@ -145,6 +146,13 @@ class Gateway:
         if response is not None:
             await response(scope, receive, exchange.send)
         self.context.metrics.http_response(handler_name, scope["method"], exchange.status or STATUS_CLIENT_GONE)
+
+    def _caller(self, request: Request, path: str) -> Caller:
+        """Raises Unauthorized; ServerStopping, for what is not asked by probes."""
+        if not is_guarded(path):
+            return Caller()
+        self.context.stopping.check()
+        return self.context.api_keys.identify(request.headers)
 
     def _unexpected(self, exchange: Exchange) -> Response | None:
         if exchange.status is not None:

@@ -16,6 +16,7 @@ from relevo.gateway.metering.meter import NoMeter, UsageMeter
 from relevo.gateway.metering.usage_query import NoUsage, UsageSource
 from relevo.gateway.ports import EngineStatus
 from relevo.gateway.served_models import ServedModels
+from relevo.gateway.stopping import Stopping
 from relevo.gateway.text_work import TextWork
 from relevo.telemetry.latency import RequestRecord
 from relevo.telemetry.merged_series import SeriesFamily
@@ -74,3 +75,4 @@ class GatewayContext:
     affinity_headers: tuple[str, ...] = ()  # more headers that name a session
     others: OtherGateways | None = None  # None: it is the only one
     text_work: TextWork = field(default_factory=TextWork)
+    stopping: Stopping = field(default_factory=Stopping)

@@ -58,6 +58,7 @@ HTTP_SHAPES: dict[str, HttpShape] = {
     "handoff_failed": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
     "no_worker": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
     "ledger_unavailable": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
+    "server_stopping": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
     "start_failed": HttpShape(503, "service_unavailable_error"),
 }
 

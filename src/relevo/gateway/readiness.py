@@ -50,10 +50,12 @@ def readiness(context: GatewayContext, asked: str | None = None) -> dict[str, An
     have_started = context.is_restarted or all(
         worker.epoch > 0 for status in statuses.values() for worker in status.workers
     )
-    is_ready = have_started and any(status.ready for status in statuses.values()) and not meter_failure
+    is_stopping = context.stopping.is_draining
+    is_ready = have_started and any(status.ready for status in statuses.values()) and not (meter_failure or is_stopping)
     said: dict[str, Any] = {"ready": is_ready, "models": _models(statuses), "workers": _workers(statuses)}
     if not is_ready:
-        said["reason"] = _why_not_all_serve(statuses) or meter_failure or "no worker is ready"
+        stopping = "the server is being stopped" if is_stopping else ""
+        said["reason"] = stopping or _why_not_all_serve(statuses) or meter_failure or "no worker is ready"
     return said
 
 

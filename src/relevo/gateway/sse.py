@@ -13,6 +13,8 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Send
 
+from relevo.gateway.stopping import Answering, CutOff
+
 DONE_EVENT = b"data: [DONE]\n\n"
 KEEPALIVE_COMMENT = b": keep-alive\n\n"
 STREAM_HEADERS = {
@@ -77,11 +79,18 @@ async def wait_until_gone(receive: Receive) -> None:
         pass
 
 
-async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; cancel it at once when the client goes, and then raise ClientGone. Leaves no task behind."""
+async def run_while_connected(
+    receive: Receive, work: Coroutine[Any, Any, None], answering: Answering | None = None
+) -> None:
+    """Run `work`; cancel it at once when the client goes, and then raise ClientGone; or when the answer is cut, and
+    then raise CutOff. Leaves no task behind."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(wait_until_gone(receive))
     try:
+        if answering is not None:
+            await asyncio.wait((working, watching, answering.cut), return_when=asyncio.FIRST_COMPLETED)
+            if not (working.done() or watching.done() or answering.is_complete):
+                raise CutOff
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientGone

@@ -207,6 +207,15 @@ TABLE: tuple[Metric, ...] = (
         buckets=COMMIT_BUCKETS_S,
     ),
     Metric(
+        name="relevo:ledger_journal_rows_total",
+        kind=Kind.COUNTER,
+        origin=Origin.LEDGER,
+        labels=("event",),
+        help="Rows that the database did not take in time: written to the journal, replayed from one at the start, or "
+        "corrupt there and kept aside.",
+        label_values=("written", "replayed", "corrupt"),
+    ),
+    Metric(
         name="relevo:ledger_pending_rows",
         kind=Kind.GAUGE,
         origin=Origin.LEDGER,

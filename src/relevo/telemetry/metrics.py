@@ -87,6 +87,15 @@ class GatewayMetrics:
         self._gauges["relevo:ledger_pending_rows"].set(num_rows)
         self._gauges["relevo:ledger_up"].set(is_up)
 
+    def ledger_journaled(self, num_rows: int) -> None:
+        """Rows were kept in the journal, because the database did not take them."""
+        self._counters["relevo:ledger_journal_rows_total"].labels(event="written").inc(num_rows)
+
+    def ledger_replayed(self, num_rows: int, num_corrupt_lines: int) -> None:
+        """What the journals of former processes held."""
+        self._counters["relevo:ledger_journal_rows_total"].labels(event="replayed").inc(num_rows)
+        self._counters["relevo:ledger_journal_rows_total"].labels(event="corrupt").inc(num_corrupt_lines)
+
     def http_response(self, handler: str, method: str, status: int) -> None:
         """`handler`: the route's pattern, not the path that the client sent. `status`: the code, e.g. 200."""
         method = method if method in _METHODS else "OTHER"

@@ -45,14 +45,19 @@ class LedgerRow:
 
 
 _COLUMNS = tuple(field.name for field in fields(LedgerRow))
-_PUT = (
-    f"INSERT INTO usage_ledger ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{name}' for name in _COLUMNS)}) "
-    f"ON CONFLICT (request_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _COLUMNS[1:])}"
-)
+_INSERT = f"INSERT INTO usage_ledger ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{name}' for name in _COLUMNS)}) "
+_ASSIGNMENTS = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[1:])
+_PUT = f"{_INSERT} ON CONFLICT (request_id) DO UPDATE SET {_ASSIGNMENTS}"
+_INSERT_MISSING = f"{_INSERT} ON CONFLICT (request_id) DO NOTHING"
 
 
 def put_rows(rows: Iterable[LedgerRow]) -> Statement:
     return _PUT, [asdict(row) for row in rows]
+
+
+def insert_missing_rows(rows: Iterable[LedgerRow]) -> Statement:
+    """Rows whose request ids are there already change nothing."""
+    return _INSERT_MISSING, [asdict(row) for row in rows]
 
 
 class GroupBy(StrEnum):

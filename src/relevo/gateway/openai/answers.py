@@ -28,6 +28,7 @@ from relevo.gateway.merge import merged_deltas
 from relevo.gateway.metering.meter import Tab
 from relevo.gateway.openai.chunks import ChunkEncoder
 from relevo.gateway.sse import DONE_EVENT, ClientGone, EventStream, encode_event, run_while_connected
+from relevo.gateway.stopping import Answering, CutOff, cut_error
 from relevo.gateway.text_generation import TextDelta, TextGeneration
 from relevo.policy.billing import Outcome
 
@@ -127,43 +128,53 @@ async def answer(call: Call, job: Job) -> Response | None:
     """
     response: Response | None = None
     response_id = job.answer_format.id
-    tab = call.context.meter.open(call.caller, job.model, response_id, job.generations, call.reply_headers)
+    stream = EventStream(call.send, call.context.sse_keepalive_s)
+    with call.context.stopping.answer() as answering:
+        tab = call.context.meter.open(call.caller, job.model, response_id, job.generations, call.reply_headers)
 
-    async def work() -> None:
-        nonlocal response
-        if job.stream:
-            await _stream(call, job, tab)
-        else:
-            response = await _whole(job, tab)
+        async def work() -> None:
+            nonlocal response
+            if job.stream:
+                await _stream(call, job, tab, stream, answering)
+            else:
+                response = await _whole(job, tab, answering)
 
-    try:
-        await run_while_connected(call.request.receive, work())
-    except ClientGone:
-        tab.close(Outcome.ABORTED)
-        raise
-    finally:
-        tab.close(Outcome.FAILED)  # an error before the answer began, or the server stops; else it is closed
-        for generation in job.generations:
-            generation.record()
+        try:
+            await run_while_connected(call.request.receive, work(), answering)
+        except ClientGone:
+            tab.close(Outcome.ABORTED)
+            raise
+        except CutOff:
+            tab.close(Outcome.FAILED)
+            if not stream.started:
+                raise cut_error() from None
+            await stream.write(encode_event(error_body(cut_error())))
+            await stream.end()
+        finally:
+            stream.stop_keepalive()
+            tab.close(Outcome.FAILED)  # an error before the answer began; else it is closed
+            for generation in job.generations:
+                generation.record()
     return response
 
 
-async def _whole(job: Job, tab: Tab) -> Response:
+async def _whole(job: Job, tab: Tab, answering: Answering) -> Response:
     choices = [FinishedChoice(index) for index in range(job.num_choices)]
     async with aclosing(merged_deltas(job.generations)) as deltas:
         async for delta in deltas:
             choices[job.index_of(delta)].add(delta)
             job.generations[delta.prompt_index].stamp(delta)
+    answering.is_complete = True
     await tab.settle(Outcome.FINISHED)
     body = job.answer_format.whole(choices)
     body["usage"] = usage_of(job.generations)
     return Response(orjson.dumps(body), media_type="application/json")
 
 
-async def _stream(call: Call, job: Job, tab: Tab) -> None:
-    stream = EventStream(call.send, call.context.sse_keepalive_s)
+async def _stream(call: Call, job: Job, tab: Tab, stream: EventStream, answering: Answering) -> None:
     try:
         last = await _write_deltas(stream, job)
+        answering.is_complete = True
         await tab.settle(Outcome.FINISHED)
         if job.include_usage:
             last += encode_event(job.answer_format.usage_only() | {"usage": usage_of(job.generations)})
@@ -179,8 +190,6 @@ async def _stream(call: Call, job: Job, tab: Tab) -> None:
             await tab.settle(Outcome.FAILED)
         await stream.write(encode_event(error_body(error)))
         await stream.end()
-    finally:
-        stream.stop_keepalive()
 
 
 async def _write_deltas(stream: EventStream, job: Job) -> bytes:

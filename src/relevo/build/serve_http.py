@@ -1,0 +1,93 @@
+"""Serves HTTP in a gateway until it is stopped, and the order of its end.
+
+SIGTERM: new requests are refused while those that run may finish (`shutdown_timeout_s`); then every answer is cut with
+its last event and its row handed over; then connections are closed and the rows written (`build.metering`). A second
+SIGTERM cuts at once. Every stage has its own deadline, and their sum is shorter than the supervisor's patience
+(`supervisor.GATEWAY_END_S`), so that a gateway is never killed while it keeps rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from relevo.build.configs import GatewayConfig
+from relevo.gateway.http_protocol import DoorProtocol
+from relevo.gateway.stopping import Stopping
+
+log = logging.getLogger("relevo.gateway")
+
+CUT_S = 1.0  # for the last events of answers that were cut; arbitrary: a client that does not read gets none
+CLOSE_CONNECTIONS_S = 1  # for clients to read what was written; arbitrary, whole seconds
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, without its signal handling: that ends the process before the rows are written."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def serve_until_stopped(
+    config: GatewayConfig,
+    app: ASGIApp,
+    running: Callable[[], contextlib.AbstractAsyncContextManager[None]],
+    stopping: Stopping,
+    hurry: Callable[[], Awaitable[None]],
+) -> None:
+    """`running`: what has to run meanwhile, rows are written when it is left; `hurry`: called when answers are cut."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=DoorProtocol,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            root_path=config.root_path,
+            timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
+            timeout_keep_alive=75,
+            server_header=False,
+        )
+    )
+    _on_sigterm(stopping)
+    async with running():
+        serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]), name="http")
+        stopped = asyncio.create_task(stopping.until_draining())
+        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not serving.done():
+            await end_answers(stopping, config.shutdown_timeout_s, hurry)
+        server.should_exit = True
+        await serving
+
+
+async def end_answers(stopping: Stopping, shutdown_timeout_s: float, hurry: Callable[[], Awaitable[None]]) -> None:
+    """Let them finish, then cut them; return when all have ended, or `CUT_S` after the cut."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(shutdown_timeout_s):
+            await stopping.until_idle_or_cut()
+    stopping.cut()
+    hurrying = asyncio.ensure_future(hurry())
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CUT_S):
+            await asyncio.gather(hurrying, stopping.until_idle())
+
+
+def _on_sigterm(stopping: Stopping) -> None:
+    def stop() -> None:
+        if stopping.is_draining:
+            stopping.cut()
+        else:
+            stopping.drain()
+
+    if threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
