@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from relevo.build.hardware import Hardware
 from relevo.build.ledger import with_metering
 from relevo.build.models_file import AskedModel, asked_models
-from relevo.build.plan import ServePlan, resolve, weights_bytes
-from relevo.build.resolve import Hardware, ModelAsk
+from relevo.build.plan import ServePlan, resolve
+from relevo.build.resolve import GATEWAY_BYTES, SUPERVISOR_BYTES, WORKER_BYTES, ModelAsk, weights_bytes
 from relevo.core.errors import SettingsError
 from relevo.engine.fake_model import FAKE_MODEL
 from relevo.settings import OF_ONE_MODEL, OF_THE_SERVER, Settings
@@ -125,10 +126,12 @@ def test_each_model_has_workers_cores_and_an_arena_of_its_own(tmp_path: Path) ->
 
 def test_shares_divide_cores_and_the_default_kv_cache(tmp_path: Path) -> None:
     text = "[a]\nmodel = 'x'\nresource_share = 3\n[b]\nmodel = 'y'\n"
-    a, b = plan(tmp_path, text, free_bytes=GIB // 16, topology="unified").models
+    free_bytes = GATEWAY_BYTES + SUPERVISOR_BYTES + 2 * WORKER_BYTES + GIB // 64
+    a, b = plan(tmp_path, text, free_bytes=free_bytes, topology="unified").models
     assert (len(a.workers[0].cores), len(b.workers[0].cores)) == (6, 2)
     assert a.kv_bytes == pytest.approx(3 * b.kv_bytes, rel=0.01)
-    alone = plan(tmp_path, "[a]\nmodel = 'x'\n", free_bytes=GIB // 16, topology="unified").models[0]
+    alone_bytes = free_bytes - WORKER_BYTES
+    alone = plan(tmp_path, "[a]\nmodel = 'x'\n", free_bytes=alone_bytes, topology="unified").models[0]
     assert a.kv_bytes + b.kv_bytes == pytest.approx(alone.kv_bytes, rel=0.01), "together they take what one would"
 
 
@@ -137,7 +140,7 @@ def test_memory_is_asked_for_all_models_together(tmp_path: Path) -> None:
     text = TWO + "num_kv_blocks = 4\ntopology = 'unified'\n"
     plan(tmp_path, text, file_bytes=3 * GIB, free_bytes=10 * GIB, num_kv_blocks=4)
     with pytest.raises(
-        SettingsError, match=r"small 6\.0 GiB with 2 workers, big 3\.0 GiB with 1 worker\), but only 8\.0"
+        SettingsError, match=r"small 6\.13 GiB with 2 workers, big 3\.06 GiB with 1 worker, gateway.*only 8\.00"
     ):
         plan(tmp_path, text, file_bytes=3 * GIB, free_bytes=8 * GIB, num_kv_blocks=4)
 

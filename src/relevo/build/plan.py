@@ -13,12 +13,20 @@ from dataclasses import dataclass, replace
 
 from relevo.build.about_model import about_model
 from relevo.build.configs import GatewayConfig, WorkerConfig
-from relevo.build.resolve import Hardware, ModelAsk, ModelPlan, may_share_cores, resolve_model
+from relevo.build.hardware import Hardware, gib
+from relevo.build.resolve import (
+    GATEWAY_BYTES,
+    SUPERVISOR_BYTES,
+    WORKER_BYTES,
+    ModelAsk,
+    ModelPlan,
+    may_share_cores,
+    resolve_model,
+    weights_bytes,
+)
 from relevo.core.errors import SettingsError
 from relevo.policy.topology import parse_topology, share_cores
 from relevo.settings import Settings
-
-_BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +48,24 @@ def resolve(settings: Settings, asks: Sequence[ModelAsk], hardware: Hardware) ->
     _check_names(asks)
     total_share = sum(ask.settings.resource_share for ask in asks)
     plans = []
-    for ask, cores in zip(asks, _cores(settings, asks, hardware), strict=True):
+    cores_of = _cores(settings, asks, hardware)
+    own_bytes = [_at_least_bytes(ask, cores, hardware) for ask, cores in zip(asks, cores_of, strict=True)]
+    in_front_bytes = settings.gateways * GATEWAY_BYTES + SUPERVISOR_BYTES
+    for ask, cores, needed in zip(asks, cores_of, own_bytes, strict=True):
         with about_model(ask.section):
-            own = replace(hardware, cores=cores)
+            others_bytes = in_front_bytes + sum(own_bytes) - needed
+            own = replace(hardware, cores=cores, available_memory_bytes=hardware.available_memory_bytes - others_bytes)
             plans.append(resolve_model(ask, own, ask.settings.resource_share / total_share))
-    _check_memory(plans, hardware)
-    return ServePlan(models=tuple(plans), gateway=_gateway(settings, plans))
+    _check_memory(plans, in_front_bytes, hardware)
+    return ServePlan(models=tuple(plans), gateway=_gateway(settings, plans), notes=hardware.notes)
+
+
+def _at_least_bytes(ask: ModelAsk, cores: Sequence[int], hardware: Hardware) -> int:
+    """Of a model's workers without their KV; 0 where they compute in the memory of devices."""
+    if ask.settings.device == "cuda" or (ask.settings.device == "auto" and hardware.num_cuda_devices):
+        return 0
+    num_workers = min(2, len(cores)) if ask.settings.topology == "auto" else _num_workers(ask.settings)
+    return num_workers * (weights_bytes(ask) + WORKER_BYTES)
 
 
 def _check_names(asks: Sequence[ModelAsk]) -> None:
@@ -64,7 +84,8 @@ def _check_names(asks: Sequence[ModelAsk]) -> None:
 
 def _cores(settings: Settings, asks: Sequence[ModelAsk], hardware: Hardware) -> list[tuple[int, ...]]:
     """Each model's, in the order of `asks`."""
-    pool = allowed_cores(settings.cores, hardware.cores, "--cores")
+    usual = hardware.cores_in_quota or hardware.cores
+    pool = allowed_cores(settings.cores, hardware.cores, "--cores") if settings.cores else usual
     own = {
         index: allowed_cores(ask.settings.cores, hardware.cores, f"cores of model {ask.section}:")
         for index, ask in enumerate(asks)
@@ -115,34 +136,27 @@ def _check_disjoint(asks: Sequence[ModelAsk], own: dict[int, tuple[int, ...]]) -
             owners[core] = asks[index].section
 
 
-def _check_memory(plans: Sequence[ModelPlan], hardware: Hardware) -> None:
-    """Weights and KV caches of all workers that compute in the machine's own memory."""
+def _check_memory(plans: Sequence[ModelPlan], in_front_bytes: int, hardware: Hardware) -> None:
+    """Weights, KV caches and processes of all workers that compute in the machine's own memory."""
     needs = [
-        (plan, len(plan.workers) * weights_bytes(plan.ask) + plan.kv_bytes)
+        (plan, len(plan.workers) * (weights_bytes(plan.ask) + WORKER_BYTES) + plan.kv_bytes)
         for plan in plans
         if plan.workers[0].device == "cpu"
     ]
-    needed_bytes = sum(num_bytes for _, num_bytes in needs)
-    if needed_bytes <= hardware.available_memory_bytes:
+    needed_bytes = sum(num_bytes for _, num_bytes in needs) + in_front_bytes
+    if not needs or needed_bytes <= hardware.available_memory_bytes:
         return
     parts = ", ".join(
-        f"{plan.served.served_model_names[0]} {num_bytes / 2**30:.1f} GiB with {len(plan.workers)} "
+        f"{plan.served.served_model_names[0]} {gib(num_bytes)} GiB with {len(plan.workers)} "
         f"worker{'s' if len(plan.workers) > 1 else ''}"
         for plan, num_bytes in needs
     )
     raise SettingsError(
-        f"weights and KV caches need {needed_bytes / 2**30:.1f} GiB ({parts}), but only "
-        f"{hardware.available_memory_bytes / 2**30:.1f} GiB are free; lower --kv-cache-memory-bytes, start fewer "
-        f"workers, or leave a model out"
+        f"weights, KV caches and processes need {gib(needed_bytes)} GiB ({parts}, gateway and supervisor "
+        f"{gib(in_front_bytes)} GiB), but only {gib(hardware.available_memory_bytes)} GiB are free"
+        f"{f' ({hardware.memory_reason})' if hardware.memory_reason else ''}; lower --kv-cache-memory-bytes, start "
+        f"fewer workers, or leave a model out"
     )
-
-
-def weights_bytes(ask: ModelAsk) -> int:
-    """Of one worker, at least: what is stored in a format that the backend does not multiply grows when it is read."""
-    if ask.settings.quantization == "int8":
-        return ask.num_parameters
-    per_parameter = _BYTES_PER_PARAMETER.get(ask.settings.dtype)
-    return ask.weights_bytes if per_parameter is None else ask.num_parameters * per_parameter
 
 
 def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from relevo.build.configs import ServedModelConfig, WorkerAddress, WorkerConfig, kv_layout
+from relevo.build.hardware import Hardware, gib
 from relevo.core.errors import SettingsError
 from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
-from relevo.policy.topology import Topology, assign_cores, choose_topology, parse_topology
+from relevo.policy.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_topology
 from relevo.settings import Settings
 
 _KV_MEMORY_FRACTION = 0.3  # of the free memory, over all workers of all models; arbitrary
@@ -24,17 +25,14 @@ _MIN_BLOCKS = 4
 _CPU_BATCHED_TOKENS = 512  # upper bounds; `max_step_s` and the measured costs decide below them
 _GPU_BATCHED_TOKENS = 2048
 _FLOATS = ("float32", "bfloat16", "float16")
+_BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """What the machine offers to the workers."""
-
-    cores: tuple[int, ...]
-    available_memory_bytes: int
-    has_bf16: bool
-    num_cuda_devices: int = 0
-    cuda_memory_bytes: int = 0
+# What processes take besides weights and KV. Measured with SmolLM2 on two cores, rounded up: a worker 42 MB, a gateway
+# 85 MB after four prompts of 1,500 tokens (the texts of many requests come on top), the supervisor 40 MB.
+WORKER_BYTES = 64 * 2**20
+GATEWAY_BYTES = 192 * 2**20
+SUPERVISOR_BYTES = 48 * 2**20
+_LEAST_KV_TOKENS = 2048  # `auto` splits only where each worker can hold a request of that length; arbitrary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +88,10 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     kv_dtype = _kv_dtype(settings, dtype)
     if model.architecture == "fake":
         backend, dtype, kv_dtype = "fake", "uint64", "uint64"
-    topology, topology_reason = _topology(settings, device, hardware)
     layout = kv_layout(model, ask.model_hash, kv_dtype, settings.block_size)
+    topology, topology_reason = _topology(ask, layout, device, hardware)
     num_workers = topology.num_workers
-    num_blocks = _num_blocks(settings, layout, model.max_position, device, num_workers, hardware, memory_fraction)
+    num_blocks = _num_blocks(ask, layout, device, num_workers, hardware, memory_fraction)
     max_model_len = _max_model_len(settings, model, num_blocks)
     budget = settings.max_num_batched_tokens or (_CPU_BATCHED_TOKENS if device == "cpu" else _GPU_BATCHED_TOKENS)
     if budget < settings.max_num_seqs:
@@ -200,11 +198,19 @@ def _dtype(settings: Settings, model: ModelConfig, device: str, backend: str, ha
     return model.dtype if model.dtype in _FLOATS else "bfloat16"
 
 
-def _topology(settings: Settings, device: str, hardware: Hardware) -> tuple[Topology, str]:
+def _topology(ask: ModelAsk, layout: KVLayout, device: str, hardware: Hardware) -> tuple[Topology, str]:
+    settings = ask.settings
     if settings.topology == "auto":
         if device == "cuda":
             return parse_topology("unified"), "KV in device memory is not handed between processes yet"
-        return choose_topology(num_cores=len(hardware.cores), num_devices=0)
+        topology, reason = choose_topology(num_cores=len(hardware.cores), num_devices=0)
+        kv_bytes = topology.num_workers * min(ask.model.max_position, _LEAST_KV_TOKENS) * layout.bytes_per_token
+        if topology.num_workers > 1 and kv_bytes > room_for_kv(ask, topology.num_workers, hardware):
+            return UNIFIED, (
+                f"{topology.num_workers} workers with {gib(weights_bytes(ask))} GiB of weights each and room for KV "
+                f"do not fit into the {gib(hardware.available_memory_bytes)} GiB {hardware.memory_reason}".rstrip()
+            )
+        return topology, reason
     topology = parse_topology(settings.topology)
     if device == "cuda" and topology.num_workers > 1:
         raise SettingsError(
@@ -214,28 +220,39 @@ def _topology(settings: Settings, device: str, hardware: Hardware) -> tuple[Topo
     return topology, "as asked for"
 
 
+def room_for_kv(ask: ModelAsk, num_workers: int, hardware: Hardware) -> int:
+    """Of all its workers, in the machine's own memory; below 0 if not even their weights fit."""
+    return hardware.available_memory_bytes - num_workers * (weights_bytes(ask) + WORKER_BYTES)
+
+
+def weights_bytes(ask: ModelAsk) -> int:
+    """Of one worker, at least: what is stored in a format that the backend does not multiply grows when it is read."""
+    if ask.settings.quantization == "int8":
+        return ask.num_parameters
+    per_parameter = _BYTES_PER_PARAMETER.get(ask.settings.dtype)
+    return ask.weights_bytes if per_parameter is None else ask.num_parameters * per_parameter
+
+
 def _num_blocks(
-    settings: Settings,
-    layout: KVLayout,
-    max_position: int,
-    device: str,
-    num_workers: int,
-    hardware: Hardware,
-    memory_fraction: float,
+    ask: ModelAsk, layout: KVLayout, device: str, num_workers: int, hardware: Hardware, memory_fraction: float
 ) -> int:
+    settings = ask.settings
     if settings.num_kv_blocks is not None:
         return settings.num_kv_blocks
     memory_bytes = settings.kv_cache_memory_bytes
     if memory_bytes is None:
         available = hardware.cuda_memory_bytes if device == "cuda" else hardware.available_memory_bytes
-        most_useful = settings.max_num_seqs * max_position * layout.bytes_per_token
+        most_useful = settings.max_num_seqs * ask.model.max_position * layout.bytes_per_token
         own = int(available * _KV_MEMORY_FRACTION * memory_fraction)
+        if device == "cpu":
+            own = min(own, int(room_for_kv(ask, num_workers, hardware) * memory_fraction))
+            _check_room(ask, layout, own, num_workers, hardware)
         memory_bytes = min(own // num_workers, _KV_MEMORY_MAX_BYTES, most_useful)
     elif device == "cpu" and memory_bytes * num_workers > hardware.available_memory_bytes:
-        free_gib = hardware.available_memory_bytes / 2**30
         raise SettingsError(
-            f"--kv-cache-memory-bytes {memory_bytes} for each of {num_workers} workers is more than the {free_gib:.1f} "
-            f"GiB that are free; ask for at most {hardware.available_memory_bytes // num_workers}"
+            f"--kv-cache-memory-bytes {memory_bytes} for each of {num_workers} workers is more than the "
+            f"{gib(hardware.available_memory_bytes)} GiB that are free; ask for at most "
+            f"{max(0, room_for_kv(ask, num_workers, hardware)) // num_workers}"
         )
     num_blocks = memory_bytes // layout.bytes_per_block
     if num_blocks < _MIN_BLOCKS:
@@ -244,6 +261,19 @@ def _num_blocks(
             f"{_MIN_BLOCKS} are needed; raise --kv-cache-memory-bytes to {_MIN_BLOCKS * layout.bytes_per_block} or more"
         )
     return num_blocks
+
+
+def _check_room(ask: ModelAsk, layout: KVLayout, kv_bytes: int, num_workers: int, hardware: Hardware) -> None:
+    if kv_bytes >= num_workers * _MIN_BLOCKS * layout.bytes_per_block:
+        return
+    workers, each = (f"{num_workers} workers", " each") if num_workers > 1 else ("a worker", "")
+    fewer = "--topology unified, " if num_workers > 1 else ""
+    raise SettingsError(
+        f"{workers} with {gib(weights_bytes(ask))} GiB of weights and "
+        f"{gib(WORKER_BYTES)} GiB besides{each} leave no room for a KV cache in the "
+        f"{gib(max(0, hardware.available_memory_bytes))} GiB {hardware.memory_reason or 'that are free'}; use {fewer}"
+        f"a smaller model or --quantization int8, or give it more memory"
+    )
 
 
 def _max_model_len(settings: Settings, model: ModelConfig, num_blocks: int) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -16,10 +14,11 @@ from relevo.build.about_model import about_model
 from relevo.build.backend import check_installed
 from relevo.build.configs import GatewayConfig, ServedModelConfig, WorkerConfig
 from relevo.build.gateways import gateway_configs
+from relevo.build.hardware import detect_hardware
 from relevo.build.ledger import with_metering
 from relevo.build.models_file import AskedModel, asked_models
 from relevo.build.plan import ServePlan, resolve
-from relevo.build.resolve import Hardware, ModelAsk, ModelPlan
+from relevo.build.resolve import ModelAsk, ModelPlan
 from relevo.core.errors import SettingsError
 from relevo.kv.arena_file import create_arena_file
 from relevo.settings import Settings
@@ -61,27 +60,6 @@ def _with_head(asked: AskedModel) -> ModelAsk:
             section=asked.section,
             price=asked.price,
         )
-
-
-def detect_hardware(device: str) -> Hardware:
-    """What this process may use. CUDA is asked for only where a device node exists."""
-    cores = (
-        tuple(sorted(os.sched_getaffinity(0)))
-        if hasattr(os, "sched_getaffinity")
-        else tuple(range(os.cpu_count() or 1))
-    )
-    num_devices, device_memory_bytes = 0, 0
-    if device != "cpu" and Path("/dev/nvidia0").exists() and importlib.util.find_spec("torch") is not None:
-        from relevo.engine.ops.torch.device import cuda_devices
-
-        num_devices, device_memory_bytes = cuda_devices()
-    return Hardware(
-        cores=cores,
-        available_memory_bytes=_available_memory_bytes(),
-        has_bf16=_cpu_has_bf16(),
-        num_cuda_devices=num_devices,
-        cuda_memory_bytes=device_memory_bytes,
-    )
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -161,20 +139,3 @@ def _worker_child(worker: WorkerConfig) -> ChildSpec:
 
 def _child(name: str, kind: str, config: WorkerConfig | GatewayConfig, fds: tuple[int, ...]) -> ChildSpec:
     return ChildSpec(name=name, kind=kind, config=msgspec.to_builtins(config), inherited_fds=fds)
-
-
-def _available_memory_bytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
-
-
-def _cpu_has_bf16() -> bool:
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return "amx_bf16" in flags or "avx512_bf16" in flags or " bf16" in flags
