@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway.stop_strings import StopStringMatcher
+from relevo.gateway.stop_strings import StopStringMatcher, StopStrings
 
 
 def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
@@ -36,7 +36,7 @@ LETTERS = st.text("ab\n中", max_size=4)
 @given(st.lists(LETTERS, max_size=12), st.lists(LETTERS.filter(bool), max_size=4), st.booleans())
 @settings(max_examples=500, deadline=None)
 def test_equals_the_naive_search(pieces: list[str], stops: list[str], include: bool) -> None:
-    matcher = StopStringMatcher(stops, include_stop_str_in_output=include)
+    matcher = StopStringMatcher(StopStrings(stops), include_stop_str_in_output=include)
     assert run(matcher, pieces) == naive("".join(pieces), stops, include)
 
 
@@ -44,7 +44,7 @@ def test_equals_the_naive_search(pieces: list[str], stops: list[str], include: b
 @settings(max_examples=300, deadline=None)
 def test_holds_back_only_what_could_become_a_stop(pieces: list[str], stops: list[str]) -> None:
     """After every piece: emitted + held is the text, and held is the longest tail that begins a stop string."""
-    matcher, emitted, text = StopStringMatcher(stops), "", ""
+    matcher, emitted, text = StopStringMatcher(StopStrings(stops)), "", ""
     for piece in pieces:
         outcome = matcher.feed(piece)
         if outcome.stopped:
@@ -55,24 +55,51 @@ def test_holds_back_only_what_could_become_a_stop(pieces: list[str], stops: list
 
 
 def test_a_stop_across_three_tokens() -> None:
-    matcher = StopStringMatcher(["\n\nUser:"])
+    matcher = StopStringMatcher(StopStrings(["\n\nUser:"]))
     assert [matcher.feed(piece).text for piece in ("Hi\n", "\nUs")] == ["Hi", ""]
     outcome = matcher.feed("er: more")
     assert (outcome.text, outcome.stopped, outcome.stop) == ("", True, "\n\nUser:")
 
 
 def test_nothing_follows_a_stop() -> None:
-    matcher = StopStringMatcher(["END"])
+    matcher = StopStringMatcher(StopStrings(["END"]))
     assert matcher.feed("a END b").text == "a "
     assert (matcher.feed("more").text, matcher.feed("more").stop, matcher.flush()) == ("", "END", "")
 
 
 def test_without_stops_text_passes_at_once() -> None:
-    matcher = StopStringMatcher([])
+    matcher = StopStringMatcher(StopStrings([]))
     assert (matcher.feed("abc").text, matcher.feed("").text, matcher.flush()) == ("abc", "", "")
 
 
 def test_an_empty_stop_is_refused() -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        StopStringMatcher(["x", ""])
+        StopStrings(["x", ""])
     assert refusal.value.param == "stop"
+
+
+class CountedStops(StopStrings):
+    """Counts the looks at a state."""
+
+    def __init__(self, stops: list[str]) -> None:
+        super().__init__(stops)
+        self.num_looks = 0
+        counted = self
+
+        class Counted(dict[str, int]):
+            def __contains__(self, char: object) -> bool:
+                counted.num_looks += 1
+                return super().__contains__(char)
+
+        self._next = [Counted(targets) for targets in self._next]
+
+
+@pytest.mark.parametrize("num_stops", [1, 64])
+def test_the_work_per_character_does_not_grow_with_the_stop_strings(num_stops: int) -> None:
+    """Red if a character is compared with every stop string, or with every length of one."""
+    stops = CountedStops(["a" * 1000 + chr(ord("b") + i) for i in range(num_stops)])
+    matcher = StopStringMatcher(stops)
+    text = ("a" * 990 + "\n") * 5
+    for char in text:
+        matcher.feed(char)
+    assert stops.num_looks <= 3 * len(text)

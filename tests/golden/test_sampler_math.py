@@ -20,8 +20,9 @@ from transformers import (
 
 from relevo.core.baton import SampleState
 from relevo.core.request import EngineRequest, SamplingParams
+from relevo.engine.logit_edits import edited
 from relevo.engine.sampler import Sampler
-from relevo.engine.sampling_math import candidates, draw, edited, nucleus, waits
+from relevo.engine.sampling_math import candidates, draw, nucleus, waits
 
 
 def request(prompt: tuple[int, ...] = (1,), **sampling: Any) -> EngineRequest:

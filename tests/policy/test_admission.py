@@ -153,6 +153,23 @@ def test_cached_tokens_cost_a_tenth_in_the_line() -> None:
     assert sum(name.startswith("a") for name in order) == 10, order
 
 
+def test_costly_draws_are_paid_in_the_line() -> None:
+    """Red when a tenant slows everybody's steps with edits and log probabilities and pays as if it did not."""
+    admission = admission_with()
+    plain = SamplingParams(max_tokens=100, seed=0)
+    costly = replace(plain, logit_bias={1: 1.0}, num_logprobs=20)
+    for i in range(100):
+        for tenant, sampling in (("plain", plain), ("costly", costly)):
+            admission.enter(replace(request(f"{tenant}{i}", tenant=tenant), sampling=sampling), 0, IDLE, 0)
+    order = []
+    for _ in range(90):
+        sent = send(admission)
+        assert sent is not None
+        order.append(sent)
+        admission.done(sent, 0, num_output_tokens=100)
+    assert 57 <= sum(name.startswith("plain") for name in order) <= 63, order
+
+
 def test_who_writes_more_than_expected_owes_it() -> None:
     """Red when the outputs of a request are not charged to its tenant when it ends."""
     admission = admission_with()

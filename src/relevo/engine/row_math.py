@@ -26,7 +26,7 @@ class RowSummaries:
 
 @dataclass(frozen=True, slots=True)
 class RowDraw:
-    """A draw from row `row` for output token `position` of continuation `sample_index`; not greedy, nothing edited."""
+    """A draw from row `row` for output token `position` of continuation `sample_index`; not greedy."""
 
     row: int
     sampling: SamplingParams
@@ -56,7 +56,7 @@ class NumpyRowMath:
 
 
 def draw_from(row: Logits, sampling: SamplingParams, sample_index: int, position: int) -> TokenId:
-    """`row`: [V], may hold -inf for tokens that must not be drawn."""
+    """`row`: [V]"""
     token_ids, weights = candidates(row, sampling)
     token_waits = waits(sampling.seed, sample_index, position, len(row))
     index = draw(weights, token_waits if token_ids is None else token_waits[token_ids])

@@ -1,10 +1,10 @@
 """Logits in, tokens out: one draw for each continuation that ends a row of the step.
 
-Owns the order of the operations and the fast paths; the arithmetic is in `sampling_math` and, for rows without edits
-and log-probabilities, the backend's `RowMath`. Holds no state: a draw
-depends on the row, the request and the continuation's tokens, so a row alone, a row in a batch and the same row on
-another worker give one token. Does not know when a continuation ends: `ignore_eos` and stop tokens are the
-scheduler's, here end-of-sequence is masked until `min_tokens` and may be drawn afterwards.
+Owns the order of the operations and the fast paths; the arithmetic is in `logit_edits`, `sampling_math` and the
+backend's `RowMath`. What it keeps between steps can be derived anew: a draw depends on the row, the request and the
+continuation's tokens, so a row alone, a row in a batch and the same row on another worker give one token. Does not know
+when a continuation ends: `ignore_eos` and stop tokens are the scheduler's, here end-of-sequence is masked until
+`min_tokens` and may be drawn afterwards.
 
 Order, for one row:
 
@@ -23,14 +23,17 @@ top_k compare logits and commute with everything, top_p takes a share of what is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from relevo.core.baton import SampledToken, SampleState
 from relevo.core.errors import StepFailed
 from relevo.core.ids import TokenId
 from relevo.core.request import EngineRequest
-from relevo.engine.row_math import NumpyRowMath, RowDraw, RowMath, RowSummaries, draw_from
-from relevo.engine.sampling_math import Logits, best_logprobs, edited, is_edited, is_greedy, log_normaliser
+from relevo.engine.logit_edits import EditCache, SampleEdits, is_edited
+from relevo.engine.row_math import NumpyRowMath, RowDraw, RowMath, RowSummaries
+from relevo.engine.sampling_math import Logits, best_logprobs, is_greedy, log_normaliser
 
 SampleSpec = tuple[int, EngineRequest, SampleState]  # (row in logits, request, continuation)
 
@@ -40,6 +43,8 @@ class Sampler:
         """`row_math`: of the backend that computes the logits; default: numpy's."""
         self.vocab_size = vocab_size
         self._math = row_math or NumpyRowMath()
+        self._edits = EditCache(vocab_size)
+        self._edited: Logits = np.empty((0, vocab_size), dtype=np.float32)  # written again in every step
 
     def sample(
         self, logits: Logits, specs: Sequence[SampleSpec], summaries: RowSummaries | None = None
@@ -57,30 +62,52 @@ class Sampler:
             summaries = self._math.summarise(logits)
         _check_finite(summaries, specs)
         token_ids = self._token_ids(logits, specs, summaries)
-        return [
-            _with_logprobs(logits[row], token_id, request.sampling.num_logprobs)
-            if request.sampling.num_logprobs is not None
-            else SampledToken(token_id)
-            for (row, request, _), token_id in zip(specs, token_ids, strict=True)
-        ]
+        return _with_logprobs(logits, specs, token_ids)
 
     def _token_ids(self, logits: Logits, specs: Sequence[SampleSpec], summaries: RowSummaries) -> list[TokenId]:
         token_ids = [0] * len(specs)
         best = summaries.best.tolist()
-        places, draws = [], []  # of rows without edits, drawn together
+        plain: dict[int, RowDraw] = {}  # by place in `specs`; drawn together
+        edits: dict[int, SampleEdits] = {}
         for place, (row, request, sample) in enumerate(specs):
             sampling, position = request.sampling, len(sample.output_token_ids)
             if is_edited(sampling, position):
-                token_ids[place] = _draw_edited(logits[row], request, sample)
+                edits[place] = self._edits.of(request, sample)
             elif is_greedy(sampling):
                 token_ids[place] = best[row]
             else:
-                places.append(place)
-                draws.append(RowDraw(row, sampling, sample.sample_index, position))
-        if draws:
-            for place, token_id in zip(places, self._math.draw(logits, draws), strict=True):
-                token_ids[place] = token_id
+                plain[place] = RowDraw(row, sampling, sample.sample_index, position)
+        self._draw(logits, plain, token_ids)
+        if edits:
+            self._draw_edited(logits, specs, edits, token_ids)
+            self._edits.keep(edits.values())
         return token_ids
+
+    def _draw(self, logits: Logits, draws: Mapping[int, RowDraw], token_ids: list[TokenId]) -> None:
+        if draws:
+            drawn = self._math.draw(logits, list(draws.values()))
+            for place, token_id in zip(draws, drawn, strict=True):
+                token_ids[place] = token_id
+
+    def _draw_edited(
+        self,
+        logits: Logits,
+        specs: Sequence[SampleSpec],
+        edits: Mapping[int, SampleEdits],
+        token_ids: list[TokenId],
+    ) -> None:
+        if len(self._edited) < len(edits):
+            self._edited = np.empty((len(edits), self.vocab_size), dtype=np.float32)
+        draws: dict[int, RowDraw] = {}
+        for index, (place, edit) in enumerate(edits.items()):
+            row, request, sample = specs[place]
+            np.copyto(self._edited[index], logits[row])
+            edit.apply(self._edited[index])
+            if is_greedy(request.sampling):
+                token_ids[place] = int(self._edited[index].argmax())
+            else:
+                draws[place] = RowDraw(index, request.sampling, sample.sample_index, len(sample.output_token_ids))
+        self._draw(self._edited[: len(edits)], draws, token_ids)
 
 
 def _check_finite(summaries: RowSummaries, specs: Sequence[SampleSpec]) -> None:
@@ -96,17 +123,20 @@ def _check_finite(summaries: RowSummaries, specs: Sequence[SampleSpec]) -> None:
         )
 
 
-def _draw_edited(row: Logits, request: EngineRequest, sample: SampleState) -> TokenId:
-    logits = edited(row, request, sample)
-    if is_greedy(request.sampling):
-        return int(logits.argmax())
-    return draw_from(logits, request.sampling, sample.sample_index, len(sample.output_token_ids))
-
-
-def _with_logprobs(row: Logits, token_id: TokenId, num_logprobs: int) -> SampledToken:
-    normaliser = log_normaliser(row)
-    return SampledToken(
-        token_id,
-        logprob=float(row[token_id]) - normaliser,
-        top_logprobs=best_logprobs(row, normaliser, num_logprobs),
-    )
+def _with_logprobs(logits: Logits, specs: Sequence[SampleSpec], token_ids: Sequence[TokenId]) -> list[SampledToken]:
+    """Of each row once, however many continuations draw from it."""
+    normalisers: dict[int, float] = {}
+    best: dict[tuple[int, int], tuple[tuple[TokenId, float], ...]] = {}
+    tokens = []
+    for (row, request, _), token_id in zip(specs, token_ids, strict=True):
+        num_logprobs = request.sampling.num_logprobs
+        if num_logprobs is None:
+            tokens.append(SampledToken(token_id))
+            continue
+        if row not in normalisers:
+            normalisers[row] = log_normaliser(logits[row])
+        if (row, num_logprobs) not in best:
+            best[row, num_logprobs] = best_logprobs(logits[row], normalisers[row], num_logprobs)
+        logprob = float(logits[row, token_id]) - normalisers[row]
+        tokens.append(SampledToken(token_id, logprob, best[row, num_logprobs]))
+    return tokens

@@ -20,7 +20,7 @@ from relevo.core.ids import TokenId
 from relevo.core.request import EngineRequest, FinishReason
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.served_models import Detokenizer, ServedModel
-from relevo.gateway.stop_strings import StopStringMatcher
+from relevo.gateway.stop_strings import StopStringMatcher, StopStrings
 from relevo.policy.billing import Work
 from relevo.telemetry.latency import RequestRecord, RequestTimes
 
@@ -29,7 +29,7 @@ from relevo.telemetry.latency import RequestRecord, RequestTimes
 class TextOptions:
     """What the text side needs to know of a request."""
 
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: StopStrings | None = None
     include_stop_string: bool = False  # also: show the text of the token that ended the choice
     skip_special_tokens: bool = True
     continues_text: bool = False  # the output goes on in the middle of a text, not in a message of its own
@@ -241,7 +241,7 @@ class TextGeneration:
 
 def _choice(served: ServedModel, options: TextOptions) -> ChoiceText:
     matcher = None
-    if options.stop_strings:
+    if options.stop_strings is not None:
         matcher = StopStringMatcher(options.stop_strings, include_stop_str_in_output=options.include_stop_string)
     detokenizer = served.make_detokenizer(
         skip_special_tokens=options.skip_special_tokens, continues_text=options.continues_text

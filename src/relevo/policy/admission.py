@@ -28,6 +28,7 @@ from relevo.core.errors import DeadlineExceeded, NoWorker, Overloaded
 from relevo.core.ids import RequestId
 from relevo.core.request import EngineRequest
 from relevo.policy.admission_words import LIMITS, AdmissionLimits, Admitted, Overdue, Refusal, Rejected, refusal_of
+from relevo.policy.draw_price import output_token_price
 from relevo.policy.outlook import Outlook
 from relevo.policy.punctuality import WAITED, Punctuality
 from relevo.policy.wait_forecast import WaitForecast
@@ -47,6 +48,7 @@ class _Entry:
     leave_limit: str
     end_by_ns: int | None
     prompt_cost_tokens: int
+    output_price: float  # of each output token
     predicted_at_ns: int  # the first token
     has_waited: bool  # it was predicted to wait
     sent_at_ns: int | None = None
@@ -141,6 +143,7 @@ class Admission:
             leave_limit=leave_limit,
             end_by_ns=_after(request.arrived_at_ns or now_ns, request.terms.timeout_s),
             prompt_cost_tokens=prompt_cost,
+            output_price=output_token_price(request.sampling),
             predicted_at_ns=now_ns + round((wait_s + outlook.queue_s + outlook.own_s) * 1e9),
             has_waited=wait_s > 0.0,
         )
@@ -182,7 +185,7 @@ class Admission:
             self._forecast.output_tokens.observe(num_output_tokens / ticket.num_samples)
             self._forecast.residence_s.observe((now_ns - entry.started_at_ns) / 1e9)
         if entry.sent_at_ns is not None:
-            self._line.settle(ticket, entry.prompt_cost_tokens + num_output_tokens)
+            self._line.settle(ticket, entry.prompt_cost_tokens + ceil(entry.output_price * num_output_tokens))
         else:
             self._line.remove(request_id)
             if not self.has_line:
@@ -267,7 +270,8 @@ class Admission:
             request_id=request.request_id,
             tenant=terms.tenant,
             level=level,
-            cost_tokens=prompt_cost + sampling.n * round(min(sampling.max_tokens, expected)),
+            cost_tokens=prompt_cost
+            + ceil(output_token_price(sampling) * sampling.n * round(min(sampling.max_tokens, expected))),
             num_prompt_tokens=num_prompt,
             num_samples=sampling.n,
             entered_at_ns=now_ns,

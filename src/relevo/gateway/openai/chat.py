@@ -15,7 +15,7 @@ from relevo.gateway.call import Call, system_fingerprint
 from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import chat_logprobs
 from relevo.gateway.openai.prompts import chat_token_ids
-from relevo.gateway.openai.requests import new_generation, response_id
+from relevo.gateway.openai.requests import new_generations, response_id
 from relevo.gateway.openai.schemas import ChatFields
 from relevo.gateway.openai.unsupported import (
     FIELDS_WITHOUT_EFFECT,
@@ -37,11 +37,11 @@ async def chat_completions(call: Call) -> Response | None:
     if fields.echo:
         raise InvalidRequest("'echo' is only supported by /v1/completions.", param="echo")
     token_ids = await call.context.text_work.run(num_bytes, lambda: chat_token_ids(served, fields))
-    generation = new_generation(
+    generations = new_generations(
         call,
         served,
         fields,
-        token_ids,
+        [token_ids],
         model=model,
         num_logprobs=num_logprobs,
         default_max_tokens=None,
@@ -59,7 +59,7 @@ async def chat_completions(call: Call) -> Response | None:
     options = fields.stream_options
     job = Job(
         model=model,
-        generations=(generation,),
+        generations=generations,
         num_choices_per_prompt=fields.n,
         answer_format=answer_format,
         stream=fields.stream,

@@ -14,7 +14,7 @@ from relevo.gateway.call import Call, system_fingerprint
 from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import completion_logprobs
 from relevo.gateway.openai.prompts import Prompt, completion_prompts
-from relevo.gateway.openai.requests import new_generation, response_id
+from relevo.gateway.openai.requests import new_generations, response_id
 from relevo.gateway.openai.schemas import CompletionFields
 from relevo.gateway.openai.unsupported import FIELDS_WITHOUT_EFFECT, refuse_fields, refuse_unsupported
 from relevo.gateway.served_models import TextTokenizer
@@ -30,19 +30,15 @@ async def completions(call: Call) -> Response | None:
     refuse_unsupported(fields)
     _refuse_unsupported_here(fields)
     prompts = await call.context.text_work.run(num_bytes, lambda: completion_prompts(served, fields))
-    generations = tuple(
-        new_generation(
-            call,
-            served,
-            fields,
-            prompt.token_ids,
-            model=model,
-            prompt_index=prompt_index,
-            num_logprobs=fields.logprobs,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            continues_text=True,
-        )
-        for prompt_index, prompt in enumerate(prompts)
+    generations = new_generations(
+        call,
+        served,
+        fields,
+        [prompt.token_ids for prompt in prompts],
+        model=model,
+        num_logprobs=fields.logprobs,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        continues_text=True,
     )
     answer_format = CompletionFormat(
         id=response_id(call, fields, "cmpl"),

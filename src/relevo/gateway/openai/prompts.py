@@ -12,8 +12,9 @@ from typing import Any
 from relevo.core.errors import ContextLengthExceeded, InvalidRequest
 from relevo.core.ids import TokenId
 from relevo.gateway.http_errors import context_overflow_message
+from relevo.gateway.openai.bounds import check_choices
 from relevo.gateway.openai.sampling import check_token_ids
-from relevo.gateway.openai.schemas import MAX_PROMPTS, ChatFields, CompletionFields, TokenizeFields
+from relevo.gateway.openai.schemas import ChatFields, CompletionFields, TokenizeFields
 from relevo.gateway.served_models import ServedModel
 from relevo.policy.affinity import without_markers
 
@@ -43,7 +44,9 @@ def chat_token_ids(served: ServedModel, fields: ChatFields) -> list[TokenId]:
 def completion_prompts(served: ServedModel, fields: CompletionFields) -> list[Prompt]:
     """One prompt per text or list of token ids. Raises InvalidRequest, ContextLengthExceeded."""
     prompts: list[Prompt] = []
-    for item in _split_prompts(fields.prompt):
+    items = _split_prompts(fields.prompt)
+    check_choices(len(items), fields.n)
+    for item in items:
         if isinstance(item, str):
             token_ids, text = (
                 served.tokenizer.encode(item, add_special_tokens=fields.add_special_tokens) if item else [],
@@ -154,6 +157,4 @@ def _split_prompts(prompt: str | list[Any]) -> Sequence[str | list[TokenId]]:
         raise InvalidRequest("'prompt' mixes texts and token ids; send one kind.", param="prompt")
     if not prompt:
         raise InvalidRequest("'prompt' must not be empty.", param="prompt")
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"'prompt' has {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed.", param="prompt")
     return prompt

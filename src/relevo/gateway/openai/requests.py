@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from relevo.core.ids import RequestId, TokenId
 from relevo.core.request import BATCH_PRIORITY, EngineRequest
 from relevo.gateway.call import Call
-from relevo.gateway.openai.sampling import resolve_sampling
+from relevo.gateway.openai.sampling import for_prompt, resolve_sampling
 from relevo.gateway.openai.schemas import ChatFields, GenerationFields
 from relevo.gateway.openai.terms import priority_of, service_terms
 from relevo.gateway.served_models import ServedModel
+from relevo.gateway.stop_strings import StopStrings
 from relevo.gateway.text_generation import TextGeneration, TextOptions
 from relevo.policy.affinity import affinity_of
 
@@ -34,59 +35,65 @@ def cache_salt(tenant: str, salt: str | None) -> bytes:
     return hashlib.sha256(f"{tenant}\0{salt or ''}".encode()).digest()
 
 
-def new_generation(
+def new_generations(
     call: Call,
     served: ServedModel,
     fields: GenerationFields,
-    token_ids: list[TokenId],
+    prompts: Sequence[list[TokenId]],
     *,
     model: str,
-    prompt_index: int = 0,
     num_logprobs: int | None,
     default_max_tokens: int | None,
     continues_text: bool,
-) -> TextGeneration:
-    """The engine request of one prompt, not yet running. Raises InvalidRequest."""
-    sampling = resolve_sampling(
+) -> tuple[TextGeneration, ...]:
+    """One engine request per prompt, not yet running. Raises InvalidRequest."""
+    shared = resolve_sampling(
         fields,
-        num_room_tokens=served.max_model_len - len(token_ids),
-        default_max_tokens=default_max_tokens,
         num_logprobs=num_logprobs,
         vocab_size=served.vocab_size,
         generation_defaults=served.generation_defaults,
-        drawn_seed=served.draw_seed(),
     )
     terms = service_terms(call.request.headers, fields.service_tier, call.tenant)
     priority = priority_of(call.request.headers, fields.priority, call.caller.best_priority)
-    request = EngineRequest(
-        request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
-        prompt_token_ids=tuple(token_ids),
-        sampling=sampling,
-        eos_token_ids=served.eos_token_ids,
-        salt=cache_salt(call.tenant, fields.cache_salt),
-        priority=priority + BATCH_PRIORITY if terms.is_batch else priority,
-        terms=terms,
-        arrived_at_ns=call.accepted_at_ns,
-        session=_session(call, fields, token_ids, model),
-    )
     options = TextOptions(
         stop_strings=_stop_strings(fields.stop),
         include_stop_string=fields.include_stop_str_in_output,
         skip_special_tokens=fields.skip_special_tokens,
         continues_text=continues_text,
         min_tokens=fields.min_tokens,
-        stop_token_ids=sampling.stop_token_ids,
+        stop_token_ids=shared.stop_token_ids,
     )
-    return TextGeneration(
-        served,
-        call.context,
-        request,
-        options,
-        model=model,
-        prompt_index=prompt_index,
-        is_streamed=fields.stream,
-        on_first_output=_explainer(call, served, request.request_id),
-    )
+
+    def generation(prompt_index: int, token_ids: list[TokenId]) -> TextGeneration:
+        request = EngineRequest(
+            request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
+            prompt_token_ids=tuple(token_ids),
+            sampling=for_prompt(
+                shared,
+                fields,
+                num_room_tokens=served.max_model_len - len(token_ids),
+                default_max_tokens=default_max_tokens,
+                drawn_seed=served.draw_seed(),
+            ),
+            eos_token_ids=served.eos_token_ids,
+            salt=cache_salt(call.tenant, fields.cache_salt),
+            priority=priority + BATCH_PRIORITY if terms.is_batch else priority,
+            terms=terms,
+            arrived_at_ns=call.accepted_at_ns,
+            session=_session(call, fields, token_ids, model),
+        )
+        return TextGeneration(
+            served,
+            call.context,
+            request,
+            options,
+            model=model,
+            prompt_index=prompt_index,
+            is_streamed=fields.stream,
+            on_first_output=_explainer(call, served, request.request_id),
+        )
+
+    return tuple(generation(index, token_ids) for index, token_ids in enumerate(prompts))
 
 
 def _session(call: Call, fields: GenerationFields, token_ids: list[TokenId], model: str) -> bytes:
@@ -120,7 +127,6 @@ def _explainer(call: Call, served: ServedModel, request_id: RequestId) -> Callab
     return note
 
 
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def _stop_strings(stop: str | list[str] | None) -> StopStrings | None:
+    stops = [stop] if isinstance(stop, str) else stop
+    return StopStrings(stops) if stops else None

@@ -1,16 +1,19 @@
 """Request fields to resolved sampling parameters: defaults and cross-field rules.
 
-Pure but for the seed, which is drawn by the caller. Does not know prompts or HTTP.
+A request's sampling is resolved once, however many prompts it has. Pure but for the seed, which is drawn by the
+caller. Does not know prompts or HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from relevo.core.errors import InvalidRequest
 from relevo.core.ids import TokenId
 from relevo.core.request import SamplingParams
+from relevo.gateway.openai.bounds import check_bounds
 from relevo.gateway.openai.schemas import ChatFields, GenerationFields
 
 NEUTRAL: Mapping[str, float] = {  # what each parameter is when nobody sets it
@@ -27,11 +30,38 @@ NEUTRAL: Mapping[str, float] = {  # what each parameter is when nobody sets it
 def resolve_sampling(
     fields: GenerationFields,
     *,
-    num_room_tokens: int,
-    default_max_tokens: int | None,
     num_logprobs: int | None,
     vocab_size: int,
     generation_defaults: Mapping[str, Any],
+) -> SamplingParams:
+    """What all prompts of a request share; each is completed by `for_prompt`. Raises InvalidRequest."""
+    check_bounds(fields)
+    top_k = int(_value(fields.top_k, generation_defaults, "top_k"))
+    return SamplingParams(
+        max_tokens=1,
+        seed=0,
+        n=fields.n,
+        temperature=_value(fields.temperature, generation_defaults, "temperature"),
+        top_k=min(top_k, vocab_size) if top_k > 0 else 0,
+        top_p=_value(fields.top_p, generation_defaults, "top_p"),
+        min_p=_value(fields.min_p, generation_defaults, "min_p"),
+        frequency_penalty=_value(fields.frequency_penalty, generation_defaults, "frequency_penalty"),
+        presence_penalty=_value(fields.presence_penalty, generation_defaults, "presence_penalty"),
+        repetition_penalty=_value(fields.repetition_penalty, generation_defaults, "repetition_penalty"),
+        logit_bias=_logit_bias(fields.logit_bias, vocab_size),
+        num_logprobs=num_logprobs,
+        stop_token_ids=tuple(dict.fromkeys(check_token_ids(fields.stop_token_ids, vocab_size, "stop_token_ids"))),
+        min_tokens=fields.min_tokens,
+        ignore_eos=fields.ignore_eos,
+    )
+
+
+def for_prompt(
+    shared: SamplingParams,
+    fields: GenerationFields,
+    *,
+    num_room_tokens: int,
+    default_max_tokens: int | None,
     drawn_seed: int,
 ) -> SamplingParams:
     """`num_room_tokens` is what the context length leaves for output, at least 1; `max_tokens` is cut to it.
@@ -45,24 +75,7 @@ def resolve_sampling(
             f"'min_tokens' is {fields.min_tokens}, more than the {max_tokens} tokens that may be generated.",
             param="min_tokens",
         )
-    top_k = int(_value(fields.top_k, generation_defaults, "top_k"))
-    return SamplingParams(
-        max_tokens=max_tokens,
-        seed=drawn_seed if fields.seed is None else fields.seed % 2**64,
-        n=fields.n,
-        temperature=_value(fields.temperature, generation_defaults, "temperature"),
-        top_k=min(top_k, vocab_size) if top_k > 0 else 0,
-        top_p=_value(fields.top_p, generation_defaults, "top_p"),
-        min_p=_value(fields.min_p, generation_defaults, "min_p"),
-        frequency_penalty=_value(fields.frequency_penalty, generation_defaults, "frequency_penalty"),
-        presence_penalty=_value(fields.presence_penalty, generation_defaults, "presence_penalty"),
-        repetition_penalty=_value(fields.repetition_penalty, generation_defaults, "repetition_penalty"),
-        logit_bias=_logit_bias(fields.logit_bias, vocab_size),
-        num_logprobs=num_logprobs,
-        stop_token_ids=tuple(check_token_ids(fields.stop_token_ids, vocab_size, "stop_token_ids")),
-        min_tokens=fields.min_tokens,
-        ignore_eos=fields.ignore_eos,
-    )
+    return replace(shared, max_tokens=max_tokens, seed=drawn_seed if fields.seed is None else fields.seed % 2**64)
 
 
 def check_token_ids(token_ids: list[TokenId], vocab_size: int, param: str) -> list[TokenId]:

@@ -1,7 +1,8 @@
 """The request bodies that OpenAI clients send, with vLLM's extensions: names, types and ranges.
 
 A member that is not listed is accepted and ignored, `null` means "not given" (see gateway.body). Does not know
-defaults, the model or the tokenizer. Sources: OpenAI API reference; vLLM's OpenAI-compatible server documentation.
+defaults, the model or the tokenizer, nor how many of a thing are allowed (see `bounds`). Sources: OpenAI API reference;
+vLLM's OpenAI-compatible server documentation.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from msgspec import Meta
 
 MAX_CHOICES = 128  # OpenAI's bound of n
 MAX_LOGPROBS = 20  # OpenAI's bound of top_logprobs
-MAX_PROMPTS = 256  # arbitrary bound of prompts in one completion request
-MAX_STOP_STRINGS = 64  # arbitrary; OpenAI allows 4
 MAX_INT = 2**31 - 1
 
 Count = Annotated[int, Meta(ge=1, le=MAX_INT)]
@@ -47,7 +46,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] = {}
     seed: int | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: StopString | list[StopString] | None = None
     stop_token_ids: list[TokenIdField] = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
