@@ -34,7 +34,7 @@ class ChildSpec:
 
     name: str
     kind: str  # "worker" or "gateway", the first argument of cli.child
-    config: dict[str, object]
+    config: dict[str, object] = field(repr=False)  # may hold secrets
     inherited_fds: tuple[int, ...] = ()
 
 

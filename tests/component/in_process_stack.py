@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from relevo.build.clock import MonotonicClock
 from relevo.core.errors import WorkerLost
-from relevo.core.events import StepCosts
+from relevo.core.events import StepCosts, WireRefusal
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.plan import StepPlan
 from relevo.core.request import EngineRequest, SamplingParams
@@ -44,6 +44,7 @@ class InProcessServer:
 
     def __init__(self) -> None:
         self.inbox: deque[tuple[PeerId, Any]] = deque()
+        self.num_refused_connections: dict[WireRefusal, int] = {}
         self.peers: dict[PeerId, InProcessConnection] = {}
         self.has_message = asyncio.Event()
         self._next_id = 0

@@ -18,7 +18,7 @@ import numpy as np
 from virtual_time import VirtualLoop
 
 from relevo.core.errors import StepFailed, WorkerLost
-from relevo.core.events import StepCosts
+from relevo.core.events import StepCosts, WireRefusal
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.plan import ScheduledRow, StepPlan, StepResult
@@ -192,6 +192,7 @@ class StormServer:
     """In place of relevo.wire.server.WireServer."""
 
     on_work: Callable[[], None]
+    num_refused_connections: dict[WireRefusal, int] = field(default_factory=dict)
     links: dict[PeerId, Link] = field(default_factory=dict)
     inbox: list[tuple[PeerId, wire.ToWorker | PeerGone]] = field(default_factory=list)
     taken: list[tuple[PeerId, wire.ToWorker | PeerGone]] = field(default_factory=list)  # by the turn that has begun

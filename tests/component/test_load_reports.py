@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 
 from relevo.core.baton import SampledToken
-from relevo.core.events import StepCosts, TokenOutput, WorkerLoad
+from relevo.core.events import StepCosts, TokenOutput, WireRefusal, WorkerLoad
 from relevo.core.ids import RequestId
+from relevo.core.kv import KVRefusal
 from relevo.core.ports import KVTransport
 from relevo.engine.load_reports import LoadReports
 from relevo.policy.perf_model import StepCostModel
@@ -33,6 +34,7 @@ class CountingScheduler:
 
 class RecordingServer:
     peer_ids = (ONE, TWO)
+    num_refused_connections: ClassVar = {WireRefusal.USER: 1}
 
     def __init__(self) -> None:
         self.sent: list[tuple[PeerId, str]] = []
@@ -43,6 +45,7 @@ class RecordingServer:
 
 class QuietTransport:
     num_refused_writes = 2
+    num_refused_connections: ClassVar = {KVRefusal.SECRET: 3}
 
 
 @pytest.fixture
@@ -99,3 +102,7 @@ def test_nothing_is_said_twice(reports: LoadReports, server: RecordingServer) ->
 def test_refusals_of_the_transport_and_of_the_loop_are_one_count(reports: LoadReports) -> None:
     reports.num_refused_writes += 1
     assert reports.counters().num_refused_writes == 3
+
+
+def test_refusals_at_both_doors_of_a_worker_are_reported_by_reason(reports: LoadReports) -> None:
+    assert reports.counters().num_refused_connections == {"kv/secret": 3, "wire/user": 1}

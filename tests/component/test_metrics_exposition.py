@@ -252,6 +252,7 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
         transferred_bytes=7,
         transfer_s=0.5,
         num_refused_writes=8,
+        num_refused_connections={"kv/secret": 9, "wire/user": 10},
     )
     expected = {
         "relevo:steps_total": 1,
@@ -267,6 +268,10 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
     }
     for name, value in expected.items():
         assert scrape.value(name, worker(counters=counters)) == value, name
+    refused = "relevo:refused_connections_total"
+    assert scrape.value(refused, worker(counters=counters), door="kv", reason="secret") == 9
+    assert scrape.value(refused, worker(counters=counters), door="wire", reason="user") == 10
+    assert scrape.value(refused, worker(counters=counters), door="kv", reason="timeout") == 0
 
 
 def collected(series: WorkerSeries, name: str, seen: WorkerStatus) -> float:

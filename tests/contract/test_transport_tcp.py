@@ -7,23 +7,28 @@ import os
 import socket
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
-from transport_rigs import WAIT_S, make_layout, make_reservation
+from transport_rigs import SECRET, WAIT_S, make_layout, make_reservation
 
-from relevo.core.errors import HandoffFailed, ProtocolError
+from relevo.core.errors import ProtocolError
 from relevo.core.events import TransferFailed, TransferSealed
+from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.transports import tcp_frames as frames
+from relevo.kv.transports import tcp_handshake as handshakes
 from relevo.kv.transports.tcp import TcpTransport
 from relevo.kv.transports.tcp_sender import TcpOptions
 
 LAYOUT = make_layout(64 * 1024)
 SIZE = LAYOUT.bytes_per_block
+OWN = WorkerRef(WorkerId("d"), 1)
 
 
 @pytest.fixture
@@ -34,21 +39,18 @@ def arena() -> Iterator[Arena]:
 
 @pytest.fixture
 def receiver(arena: Arena) -> Iterator[TcpTransport]:
-    with closing(TcpTransport(arena, options=TcpOptions(secret="s"))) as receiver:
+    with closing(transport(arena)) as receiver:
         yield receiver
 
 
-def dial(transport: TcpTransport, secret: str = "s") -> socket.socket:
-    sock = socket.create_connection(frames.split_address(transport.address()), WAIT_S)
-    frames.send_frame(sock, frames.Connect(LAYOUT, secret))
-    return sock
+def transport(arena: Arena, **more: Any) -> TcpTransport:
+    return TcpTransport(arena, secret=SECRET, identity=OWN, **more)
 
 
 @contextmanager
-def connected(transport: TcpTransport) -> Iterator[socket.socket]:
-    """A sender whose every byte the test decides."""
-    with dial(transport) as sock:
-        assert frames.receive_frame(sock)[0] == frames.Accepted()
+def connected(receiver: TcpTransport) -> Iterator[socket.socket]:
+    """A sender whose every byte the test decides, once it has proved itself."""
+    with receiver._sender.connect(receiver.address(), OWN) as sock:
         yield sock
 
 
@@ -163,28 +165,25 @@ def test_a_connection_that_cannot_be_accepted_is_not_the_last(arena: Arena, monk
         return accept(sock)
 
     monkeypatch.setattr(socket.socket, "accept", failing_accept)
-    with closing(TcpTransport(arena, options=TcpOptions(secret="s"))) as receiver, connected(receiver):
+    with closing(transport(arena)) as receiver, connected(receiver):
         assert next(failures, None) is None
-
-
-def test_who_does_not_know_the_secret_is_refused(receiver: TcpTransport) -> None:
-    with dial(receiver, secret="guess") as sock:
-        answer, _ = frames.receive_frame(sock)
-        assert isinstance(answer, frames.Rejected)
-        assert "secret" in answer.reason
-        with pytest.raises(ConnectionError):
-            frames.receive_frame(sock)
-
-
-def test_reading_blocks_that_do_not_exist_fails(receiver: TcpTransport) -> None:
-    with pytest.raises(HandoffFailed, match="outside the arena"):
-        receiver.read(receiver.address(), [16], [0])
 
 
 def test_a_broken_address_is_named() -> None:
     for wrong in ("tcp:host", "unix:/x", "tcp:host:http"):
         with pytest.raises(ProtocolError, match="is not the address"):
             frames.split_address(wrong)
+
+
+def welcome(sock: socket.socket) -> None:
+    """What a receiver does until a sender's Connect has come."""
+    handshake = handshakes.ReceiverHandshake(SECRET, OWN, os.urandom(handshakes.NONCE_BYTES))
+    deadline_s = time.monotonic() + WAIT_S
+    sock.sendall(handshake.challenge(frames.receive_exactly(sock, handshakes.OPENING_BYTES, deadline_s)))
+    verdict = handshake.judge(frames.receive_exactly(sock, handshakes.PROOF_BYTES, deadline_s))
+    sock.sendall(handshake.verdict(verdict))
+    sock.settimeout(WAIT_S)
+    assert frames.receive_frame(sock)[0] == frames.Connect(LAYOUT)
 
 
 @contextmanager
@@ -196,7 +195,7 @@ def mute_receiver() -> Iterator[str]:
         def greet() -> None:
             sock, _ = listener.accept()
             held.append(sock)
-            frames.receive_frame(sock)
+            welcome(sock)
             frames.send_frame(sock, frames.Accepted())
 
         thread = threading.Thread(target=greet, daemon=True)
@@ -212,10 +211,10 @@ def test_cancel_gives_a_mute_receiver_up(arena: Arena) -> None:
     woken = threading.Event()
     options = TcpOptions(drain_timeout_s=0.05, max_in_flight_bytes=4 * SIZE, frame_bytes=SIZE)
     cancelled, other = make_reservation(list(range(10))), make_reservation([11], name="other")
-    with mute_receiver() as address, closing(TcpTransport(arena, options=options, on_wake=woken.set)) as sender:
+    with mute_receiver() as address, closing(transport(arena, options=options, on_wake=woken.set)) as sender:
         sender.write(cancelled, address, 0, list(range(10)))
         sender.write(other, address, 0, [11])
-        link = sender._sender._links[address]
+        link = sender._sender._links[address, OWN]
         eventually(lambda: bool(link._unanswered))
         sender.cancel(cancelled)
         assert link.is_lost
@@ -234,11 +233,11 @@ def test_a_receiver_that_answers_nonsense_is_given_up(arena: Arena, num_greeting
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(WAIT_S)
         address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
-        with closing(TcpTransport(arena, on_wake=woken.set)) as sender:
+        with closing(transport(arena, on_wake=woken.set)) as sender:
             sender.write(reservation, address, 0, [0])
             sock, _ = listener.accept()
             with sock:
-                frames.receive_frame(sock)
+                welcome(sock)
                 for _ in range(num_greetings):
                     frames.send_frame(sock, frames.Accepted())
                 sock.sendall(NESTED)
@@ -253,9 +252,9 @@ def test_a_receiver_that_answers_nonsense_is_given_up(arena: Arena, num_greeting
 def test_credit_bounds_what_is_in_flight(arena: Arena) -> None:
     """Red if a receiver that does not answer is sent more than its credit."""
     options = TcpOptions(drain_timeout_s=0.05, max_in_flight_bytes=2 * SIZE, frame_bytes=SIZE)
-    with mute_receiver() as address, closing(TcpTransport(arena, options=options)) as sender:
+    with mute_receiver() as address, closing(transport(arena, options=options)) as sender:
         sender.write(make_reservation(list(range(10))), address, 0, list(range(10)))
-        link = sender._sender._links[address]
+        link = sender._sender._links[address, OWN]
         eventually(lambda: len(link._unanswered) == 2)
         assert link._in_flight_bytes == 2 * SIZE
         assert len(link.queued) == 8
@@ -265,9 +264,9 @@ def test_cancelling_what_is_only_queued_costs_nobody_anything(arena: Arena) -> N
     """Red if cancel cuts a link, or waits, for writes that were never sent."""
     options = TcpOptions(max_in_flight_bytes=SIZE, frame_bytes=SIZE, drain_timeout_s=10 * WAIT_S)
     running, waiting = make_reservation([0]), make_reservation([1, 2], name="waiting")
-    with mute_receiver() as address, closing(TcpTransport(arena, options=options)) as sender:
+    with mute_receiver() as address, closing(transport(arena, options=options)) as sender:
         sender.write(running, address, 0, [0])
-        link = sender._sender._links[address]
+        link = sender._sender._links[address, OWN]
         eventually(lambda: bool(link._unanswered))
         sender.write(waiting, address, 0, [1, 2])
         sender.seal(waiting, address, 8)
@@ -282,13 +281,13 @@ def test_a_failure_is_reported_when_nothing_of_the_transfer_is_in_flight(arena: 
     reservation = make_reservation([0, 1])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
-        with closing(TcpTransport(arena, options=options)) as sender:
+        with closing(transport(arena, options=options)) as sender:
             sender.write(reservation, address, 0, [0, 1])
             sock, _ = listener.accept()
             with sock:
-                frames.receive_frame(sock)
+                welcome(sock)
                 frames.send_frame(sock, frames.Accepted())
-                link = sender._sender._links[address]
+                link = sender._sender._links[address, OWN]
                 eventually(lambda: len(link._unanswered) == 2)
                 frames.send_frame(sock, frames.Refused(0, "why", stale=True))
                 eventually(lambda: len(link._unanswered) == 1)
@@ -303,10 +302,10 @@ def test_a_failure_is_reported_when_nothing_of_the_transfer_is_in_flight(arena: 
 def test_one_refusal_is_reported_once(receiver: TcpTransport, arena: Arena) -> None:
     """Red if every refused frame is an event, or if a cancelled transfer cannot be tried again."""
     woken = threading.Event()
-    options = TcpOptions(secret="s", frame_bytes=SIZE)
+    options = TcpOptions(frame_bytes=SIZE)
     with (
         closing(Arena.create(LAYOUT, 16, shared=False)) as mine,
-        closing(TcpTransport(mine, options=options, on_wake=woken.set)) as sender,
+        closing(transport(mine, options=options, on_wake=woken.set)) as sender,
     ):
         stale = make_reservation(list(range(12)))
         for _ in range(2):
@@ -334,7 +333,7 @@ def test_one_refusal_is_reported_once(receiver: TcpTransport, arena: Arena) -> N
 
 def test_close_leaves_no_thread(arena: Arena) -> None:
     before = set(threading.enumerate())
-    receiver, sender = TcpTransport(arena), TcpTransport(arena)
+    receiver, sender = transport(arena), transport(arena)
     reservation = make_reservation([1])
     receiver.reserve(reservation)
     sender.write(reservation, receiver.address(), 0, [2])

@@ -26,7 +26,8 @@ class EchoWorker:
 
     def __init__(self, address: str, on_message: Callable[[WireServer, PeerId, object], None] | None = None) -> None:
         self.server = WireServer(lambda: HELLO)
-        self.address = self.server.listen(address)
+        self.server.listen(address)
+        self.address = address
         self.arrived: list[tuple[PeerId, object]] = []
         self.num_polls = 0
         self._on_message = on_message
@@ -52,9 +53,9 @@ class EchoWorker:
         assert not self._thread.is_alive()
 
 
-@pytest.fixture(params=["unix", "tcp"])
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"unix:{tmp_path_factory.mktemp('s')}/w" if request.param == "unix" else "tcp:127.0.0.1:0"
+@pytest.fixture
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"unix:{tmp_path_factory.mktemp('s')}/w"
 
 
 @pytest.fixture
@@ -165,11 +166,8 @@ async def test_messages_before_the_end_are_still_received(address: str) -> None:
 async def test_nonsense_from_a_gateway_costs_only_its_own_connection(
     worker: EchoWorker, connection: WorkerConnection
 ) -> None:
-    kind, _, rest = worker.address.partition(":")
-    place = rest if kind == "unix" else ("127.0.0.1", int(rest.rpartition(":")[2]))
-    family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
-    with socket.socket(family) as vandal:
-        vandal.connect(place)
+    with socket.socket(socket.AF_UNIX) as vandal:
+        vandal.connect(worker.address.removeprefix("unix:"))
         vandal.sendall(b"GET / HTTP/1.1\r\n\r\n")
         await asyncio.to_thread(drain, vandal)  # until the worker hangs up
     await pong(connection, 1)
@@ -190,15 +188,17 @@ def drain(sock: socket.socket) -> None:
         (b"", WorkerLost),
     ],
 )
-async def test_a_server_that_does_not_greet_as_agreed_is_refused(first: bytes, error: type[Exception]) -> None:
+async def test_a_server_that_does_not_greet_as_agreed_is_refused(
+    first: bytes, error: type[Exception], address: str
+) -> None:
     async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(first)
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    server = await asyncio.start_unix_server(greet, address.removeprefix("unix:"))
     with pytest.raises(error):
-        await WorkerConnection.open(f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await WorkerConnection.open(address)
     server.close()
 
 
@@ -210,8 +210,8 @@ async def test_nobody_there_is_an_os_error(tmp_path: Path) -> None:
 async def test_a_worker_that_does_not_read_is_given_up(address: str) -> None:
     """Red if sends to a stalled worker pile up without a bound."""
     server = WireServer(lambda: HELLO)
-    bound = server.listen(address)
-    opening = asyncio.create_task(WorkerConnection.open(bound, max_unsent_bytes=1_000_000))
+    server.listen(address)
+    opening = asyncio.create_task(WorkerConnection.open(address, max_unsent_bytes=1_000_000))
     while not opening.done():
         server.poll(0)
         await asyncio.sleep(0)
@@ -236,7 +236,8 @@ def greeted(server: WireServer, address: str) -> socket.socket:
 
 def test_a_gateway_that_does_not_read_is_dropped(tmp_path: Path) -> None:
     server = WireServer(lambda: HELLO, max_unsent_bytes=1_000_000)
-    with greeted(server, server.listen(f"unix:{tmp_path}/w")):
+    server.listen(f"unix:{tmp_path}/w")
+    with greeted(server, f"unix:{tmp_path}/w"):
         peer = next(iter(server._peers))
         for _ in range(100):
             server.send(peer, wire.Refused(RID, "c", "x" * 100_000))

@@ -14,7 +14,7 @@ from wire_samples import SAMPLES
 from relevo.core.errors import ProtocolError, SettingsError
 from relevo.wire import framing
 from relevo.wire import messages as wire
-from relevo.wire.address import TcpAddress, UnixAddress, parse_address
+from relevo.wire.address import unix_path
 
 TO_WORKER = [m for m in SAMPLES if isinstance(m, get_args(wire.ToWorker))]
 TO_GATEWAY = [m for m in SAMPLES if isinstance(m, get_args(wire.ToGateway))]
@@ -79,10 +79,7 @@ def test_a_message_beyond_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_addresses() -> None:
-    assert parse_address("unix:/run/w0") == UnixAddress("/run/w0")
-    assert parse_address("tcp:localhost:80") == TcpAddress("localhost", 80)
-    assert parse_address("tcp:[::1]:80") == TcpAddress("::1", 80)
-    assert str(parse_address("tcp:[::1]:80")) == "tcp:[::1]:80"
-    for wrong in ("", "unix:", "tcp:80", "tcp:h:", "tcp:h:99999", "http://h", "unix:/" + 100 * "x"):
+    assert unix_path("unix:/run/w0") == "/run/w0"
+    for wrong in ("", "unix:", "tcp:127.0.0.1:80", "http://h", "unix:/" + 100 * "x"):
         with pytest.raises(SettingsError):
-            parse_address(wrong)
+            unix_path(wrong)

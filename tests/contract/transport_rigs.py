@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from relevo.core.events import TransferEvent
-from relevo.core.ids import RequestId, WorkerId
+from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.ports import KVTransport
 from relevo.kv.arena import Arena
@@ -17,6 +17,7 @@ from relevo.kv.transports.tcp_sender import TcpOptions
 
 WAIT_S = 10.0  # a deadline, not a measurement
 NUM_BLOCKS = 16
+SECRET = b"of one start of one server, only"
 
 
 def make_layout(block_bytes: int = 64, block_size: int = 4) -> KVLayout:
@@ -63,6 +64,7 @@ class Rig:
         self.layout = layout or make_layout()
         self.hub = FakeHub(seed, faults or Faults(delay_ns=(1, 1000)))
         self.shared: Arena | None = None
+        self.epoch = 1  # of the receiver
         self.workers: list[Worker] = []
         self.receiver = self.join()
 
@@ -81,7 +83,11 @@ class Rig:
             arena = Arena.create(layout, NUM_BLOCKS, shared=False)
             options = TcpOptions(frame_bytes=3 * layout.bytes_per_block, max_in_flight_bytes=1, checksum=True)
             port = int(address.rpartition(":")[2]) if address else 0
-            transport = TcpTransport(arena, port=port, options=options, on_wake=woken.set)
+            self.epoch += bool(address)
+            identity = WorkerRef(WorkerId("d" if not self.workers or address else "p"), self.epoch)
+            transport = TcpTransport(
+                arena, secret=SECRET, identity=identity, port=port, options=options, on_wake=woken.set
+            )
         else:
             arena = Arena.create(layout, NUM_BLOCKS, shared=False)
             transport = self.hub.endpoint(address or f"fake:{len(self.workers)}", arena, woken.set)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+import secrets
 import threading
 import time
 import zlib
@@ -24,7 +25,7 @@ from rich.table import Table
 from relevo.bench.transport_peer import receive_blocks
 from relevo.core.errors import HandoffFailed, SettingsError
 from relevo.core.events import TransferFailed, TransferSealed
-from relevo.core.ids import RequestId, WorkerId
+from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.ports import KVTransport
 from relevo.kv.arena import Arena
@@ -40,6 +41,7 @@ LAYOUT = KVLayout(
 )
 SEAL_TIMEOUT_S = 60.0  # arbitrary; a transfer that takes longer has failed
 LEASE_S = 60.0
+SENDER, RECEIVER = WorkerRef(WorkerId("bench-sender"), 1), WorkerRef(WorkerId("bench"), 1)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -138,16 +140,17 @@ def _measure_shm(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tu
 
 
 def _measure_tcp(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tuple[float, float]]:
+    secret = secrets.token_bytes(32)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    peer = context.Process(target=receive_blocks, args=(theirs, layout, num_blocks), daemon=True)
+    peer = context.Process(target=receive_blocks, args=(theirs, layout, num_blocks, secret, RECEIVER), daemon=True)
     peer.start()
     theirs.close()
     arena = Arena.create(layout, num_blocks, shared=False)
     _fill(arena)
     expected = zlib.crc32(arena.buffer)
     woken = threading.Event()
-    sender = TcpTransport(arena, on_wake=woken.set)
+    sender = TcpTransport(arena, secret=secret, identity=SENDER, on_wake=woken.set)
     samples = []
     try:
         address = ours.recv()
@@ -194,8 +197,8 @@ def _timed_write(
 def _reservation(repeat: int, num_blocks: int) -> Reservation:
     return Reservation(
         request_id=RequestId(f"bench-{repeat}"),
-        worker_id=WorkerId("bench"),
-        epoch=1,
+        worker_id=RECEIVER.worker_id,
+        epoch=RECEIVER.epoch,
         block_ids=tuple(range(num_blocks)),
         generations=(repeat + 1,) * num_blocks,
         num_hit_tokens=0,

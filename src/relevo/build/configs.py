@@ -46,8 +46,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     fake_per_token_s: float
     fake_per_kv_token_s: float
     log_level: str
+    kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport listens
     epoch: int = 0
     status_fd: int = -1
+
+    def __repr__(self) -> str:
+        """Without the secret, wherever it may be printed."""
+        return f"WorkerConfig({self.worker_id!r}, epoch={self.epoch})"
 
 
 class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -91,10 +93,12 @@ def serving(
     system."""
     with contextlib.ExitStack() as owned:
         runtime_folder = owned.enter_context(tempfile.TemporaryDirectory(prefix="relevo-", ignore_cleanup_errors=True))
+        Path(runtime_folder).chmod(0o700)  # whatever the umask is
+        kv_secret = secrets.token_hex(32)  # the supervisor's and the workers', for as long as this server runs
         located = []
         for model in plan.models:
             arena_fd = _arena_fd(model, owned)
-            located.append(tuple(_located(worker, runtime_folder, arena_fd) for worker in model.workers))
+            located.append(tuple(_located(worker, runtime_folder, arena_fd, kv_secret) for worker in model.workers))
         gateway = msgspec.structs.replace(
             plan.gateway,
             listen_fd=listener.fileno(),
@@ -121,9 +125,11 @@ def _arena_fd(model: ModelPlan, owned: contextlib.ExitStack) -> int:
     return fd
 
 
-def _located(worker: WorkerConfig, runtime_folder: str, arena_fd: int) -> WorkerConfig:
+def _located(worker: WorkerConfig, runtime_folder: str, arena_fd: int, kv_secret: str) -> WorkerConfig:
+    """With what this start gives it. The secret goes to workers that listen for others, over their standard input."""
     address = f"unix:{runtime_folder}/{worker.worker_id.replace('/', '.')}.sock"
-    return msgspec.structs.replace(worker, address=address, arena_fd=arena_fd)
+    secret = kv_secret if worker.transport == "tcp" else ""
+    return msgspec.structs.replace(worker, address=address, arena_fd=arena_fd, kv_secret=secret)
 
 
 def _with_addresses(model: ServedModelConfig, workers: tuple[WorkerConfig, ...]) -> ServedModelConfig:

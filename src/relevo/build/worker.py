@@ -12,7 +12,7 @@ from relevo.build.configs import WorkerConfig, kv_layout
 from relevo.build.start_phases import StartPhases
 from relevo.core.errors import SettingsError
 from relevo.core.events import StepCosts
-from relevo.core.ids import WorkerId
+from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import KVLayout
 from relevo.core.ports import KVTransport, ModelRunner
 from relevo.engine.loop import EngineLoop, WorkerIdentity
@@ -144,7 +144,12 @@ def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
 def _transport(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> KVTransport:
     if config.transport == "shm":
         return ShmTransport(arena, on_wake=wake)
-    return TcpTransport(arena, on_wake=wake)
+    return TcpTransport(
+        arena,
+        secret=bytes.fromhex(config.kv_secret),
+        identity=WorkerRef(WorkerId(config.worker_id), config.epoch),
+        on_wake=wake,
+    )
 
 
 def scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts, vocab_size: int) -> SchedulerConfig:

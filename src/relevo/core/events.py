@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 from relevo.core.baton import PrefillFacts, SampledToken
@@ -66,6 +67,26 @@ class StepCounters:
     transferred_bytes: int = 0  # KV handed to another worker (moved, or owner changed)
     transfer_s: float = 0.0
     num_refused_writes: int = 0  # writes under an old generation or epoch
+    num_refused_connections: dict[str, int] = field(default_factory=dict)  # by "door/reason", see refused_key
+
+
+class Door(StrEnum):
+    """Where a worker is reached."""
+
+    KV = "kv"  # other workers, with blocks: core.kv.KVRefusal says why not
+    WIRE = "wire"  # gateways, with requests
+
+
+class WireRefusal(StrEnum):
+    """Why a connection to the door of gateways ended."""
+
+    PROTOCOL = "protocol"  # it sent what is no message
+    USER = "user"  # another user of the machine
+    LIMIT = "limit"  # too many were there
+
+
+def refused_key(door: Door, reason: str) -> str:
+    return f"{door}/{reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,17 @@ class BlockState(StrEnum):
     FREED = "freed"
 
 
+class KVRefusal(StrEnum):
+    """Why a connection to a worker's KV port ended before a block could be written over it."""
+
+    PROTOCOL = "protocol"  # it did not speak the protocol
+    SECRET = "secret"  # it does not know the secret of this start of the server
+    TIMEOUT = "timeout"  # it did not finish its handshake in time
+    LIMIT = "limit"  # too many were there
+    INCARNATION = "incarnation"  # it knows the secret, but wanted an incarnation that is gone
+    LAYOUT = "layout"  # it knows the secret, but its blocks do not fit
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     """Room on a decode worker for one request, and the right to write its blocks until `lease_s` has passed.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from relevo.core.events import TransferEvent
 from relevo.core.ids import BlockId
-from relevo.core.kv import KVLayout, Reservation
+from relevo.core.kv import KVLayout, KVRefusal, Reservation
 from relevo.core.plan import StepPlan, StepResult
 
 MAX_DURATION_S = 1e9  # arbitrary: 31 years, whose nanoseconds are still a 64-bit integer
@@ -56,6 +56,12 @@ class KVTransport(Protocol):
         """Writes under an ended right, since the start, counted where they were refused."""
         ...
 
+    @property
+    def num_refused_connections(self) -> Mapping[KVRefusal, int]:
+        """Connections that ended before a block could be written over them, since the start; none where peers do not
+        connect."""
+        ...
+
     def address(self) -> str:
         """Where senders reach this receiver; opaque to everybody else."""
         ...
@@ -75,10 +81,6 @@ class KVTransport(Protocol):
         ...
 
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None: ...
-
-    def read(self, address: str, block_ids: Sequence[BlockId], local_block_ids: Sequence[BlockId]) -> None:
-        """Pull blocks from a peer that shares them (blocking)."""
-        ...
 
     def cancel(self, reservation: Reservation) -> None:
         """Sender side: drop queued writes. When this returns no write of the reservation is in flight."""

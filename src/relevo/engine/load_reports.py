@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
+from relevo.core.events import Door, StepCounters, TokenOutput, WorkerLoad, refused_key
 from relevo.core.plan import StepPlan
 from relevo.core.ports import KVTransport
 from relevo.policy.perf_model import StepCostModel
@@ -48,7 +48,15 @@ class LoadReports:
             transferred_bytes=self.transferred_bytes,
             transfer_s=self.transfer_s,
             num_refused_writes=self.num_refused_writes + self.transport.num_refused_writes,
+            num_refused_connections=self._refused_connections(),
         )
+
+    def _refused_connections(self) -> dict[str, int]:
+        kv, gateways = self.transport.num_refused_connections, self.server.num_refused_connections
+        return {
+            **{refused_key(Door.KV, reason): count for reason, count in kv.items()},
+            **{refused_key(Door.WIRE, reason): count for reason, count in gateways.items()},
+        }
 
     def count_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
         self.num_steps += 1

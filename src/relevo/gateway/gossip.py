@@ -11,21 +11,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from relevo.core.errors import ProtocolError
 from relevo.policy.gossip import Batch, Hearsay, Journal
+from relevo.telemetry.limited_log import LimitedLog
 from relevo.wire import gossip as wire
 from relevo.wire.framing import FrameDecoder, encode_frame
 from relevo.wire.messages import Message
+from relevo.wire.unix_socket import is_own_user, listen_unix
 
 log = logging.getLogger("relevo.gateway")
 
 PROGRESS_S = 0.02  # how long news may wait that no choice hangs on; arbitrary
 MAX_UNREAD_BYTES = 8 * 1024 * 1024  # arbitrary; a follower this far behind begins anew
 ANSWER_S = 1.0  # for an answer from another gateway; arbitrary, one that computes takes milliseconds
+QUESTION_S = 5.0  # for the first word of a connection; arbitrary
+MAX_CONNECTIONS = 256  # arbitrary: 63 followers, and a question each at a time
 _CONNECT_RETRY_S = 0.05
 _CONNECT_RETRY_MAX_S = 0.5
 _READ_BYTES = 256 * 1024
@@ -67,7 +73,9 @@ class Gossip:
     answers: Mapping[str, Callable[[], bytes]]
     on_taken: Callable[[str, int], None] = lambda key_id, num_tokens: None  # by a key, through another gateway
     _taken: dict[str, int] = field(default_factory=dict)
+    _connections: set[asyncio.StreamWriter] = field(default_factory=set)
     _followers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log))
     _connected: set[str] = field(default_factory=set)
     _timer: asyncio.TimerHandle | None = None
     _is_due: bool = False  # a flush is scheduled for the end of this turn
@@ -86,10 +94,17 @@ class Gossip:
         self.news(True)
 
     async def run(self) -> None:
-        server = await asyncio.start_unix_server(self._serve, self.path)  # replaces that of a former incarnation
+        server = await asyncio.start_unix_server(self._serve, sock=self._listener())
         async with server, asyncio.TaskGroup() as group:
             for peer in self.peers:
                 group.create_task(self._follow(peer))
+
+    def _listener(self) -> socket.socket:
+        """At the path of a former incarnation, if there was one."""
+        Path(self.path).unlink(missing_ok=True)
+        listener = listen_unix(self.path)
+        listener.setblocking(False)
+        return listener
 
     async def ask(self, about: str) -> dict[str, bytes | None]:
         """What each other gateway answers, by its id; None: it does not answer within `ANSWER_S`."""
@@ -126,24 +141,44 @@ class Gossip:
             follower.write(frame)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._may_stay(writer):
+            writer.close()
+            return
+        self._connections.add(writer)
         try:
-            match await _receive(reader, wire.teller_side_decoder()):
+            async with asyncio.timeout(QUESTION_S):
+                said = await _receive(reader, wire.teller_side_decoder())
+            match said:
                 case wire.Follow():
                     self._flush()  # a snapshot is of what everybody was told
                     for model, teller in self.tellers.items():
                         self._send(writer, encode_frame(wire.Told(model, teller.journal.snapshot())))
                     self._followers.add(writer)
-                    await reader.read()  # until it leaves
+                    if await reader.read(1):  # it has nothing more to say: this is its end
+                        raise ProtocolError("a follower said more than that it follows")
                 case wire.Ask(about=about):
                     answer = self.answers.get(about)
                     if answer is not None:
                         writer.write(encode_frame(wire.Answer(answer())))
                         await writer.drain()
-        except (OSError, ProtocolError) as error:
+        except ProtocolError as error:
+            self._limited_log.warning("protocol", f"a connection was refused: {error.message}")
+        except OSError as error:  # TimeoutError too
             log.debug("a gateway that listened is gone: %s", error)
         finally:
+            self._connections.discard(writer)
             self._followers.discard(writer)
             writer.close()
+
+    def _may_stay(self, writer: asyncio.StreamWriter) -> bool:
+        """Gateways run as one user, and each connects to each other one with a follower and its questions."""
+        if not is_own_user(writer.get_extra_info("socket").fileno()):
+            self._limited_log.warning("user", "a connection was refused: a process of another user connected")
+            return False
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._limited_log.warning("limit", f"a connection was refused: {MAX_CONNECTIONS} are connected already")
+            return False
+        return True
 
     # ---- listening ---------------------------------------------------------------------------------------------------
 

@@ -254,6 +254,12 @@ TABLE: tuple[Metric, ...] = (
         "KV writes refused because their right had ended: of aborted requests, and of former incarnations of a worker.",
         (*_MODEL, "worker"),
     ),
+    _worker_count(
+        "relevo:refused_connections_total",
+        "Connections to a worker's own ports that ended because the peer had no right to be there: kv, where other "
+        "workers bring blocks, and wire, where gateways bring requests; see guides/security.md.",
+        (*_MODEL, "worker", "door", "reason"),
+    ),
     _worker_count("relevo:worker_restarts_total", "Incarnations after the first.", (*_MODEL, "worker")),
     _worker_gauge("relevo:blocks", "KV blocks by state; the states add up to the pool.", (*_MODEL, "worker", "state")),
     _worker_gauge("relevo:worker_up", "1 if requests can be sent to the worker, else 0.", _OWN),

@@ -6,15 +6,15 @@ present one counts, so an exported counter never falls (work done between the la
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from relevo.core.events import StepCounters, WorkerLoad
-from relevo.core.kv import KVLayout
+from relevo.core.events import Door, StepCounters, WireRefusal, WorkerLoad, refused_key
+from relevo.core.kv import KVLayout, KVRefusal
 from relevo.telemetry.metric_table import BY_NAME, TABLE, Kind, Metric, Origin
 
 _Family = GaugeMetricFamily | CounterMetricFamily
@@ -77,12 +77,19 @@ class _Incarnations:
         if epoch not in (0, self.epoch):
             self.former = self.totals()
             self.epoch, self.present = epoch, {}
-        for counter in fields(counters):
+        for name, value in _values(counters):
             # a new connection to the same incarnation shows zeros until its first report
-            self.present[counter.name] = max(self.present.get(counter.name, 0), getattr(counters, counter.name))
+            self.present[name] = max(self.present.get(name, 0), value)
 
     def totals(self) -> dict[str, float]:
         return {name: self.former.get(name, 0) + self.present.get(name, 0) for name in self.former | self.present}
+
+
+def _values(counters: StepCounters) -> Iterator[tuple[str, float]]:
+    """Each number by its name; those of a mapping by their keys."""
+    for counter in fields(counters):
+        value = getattr(counters, counter.name)
+        yield from value.items() if isinstance(value, dict) else ((counter.name, value),)
 
 
 class WorkerSeries(Collector):
@@ -122,6 +129,8 @@ class WorkerSeries(Collector):
             incarnations = self._incarnations[model_name, worker.worker_id]
             for name, value in _counters(incarnations).items():
                 _add(families, name, labels, value)
+            for (door, reason), count in _refused(incarnations).items():
+                _add(families, "relevo:refused_connections_total", labels | {"door": door, "reason": reason}, count)
             for state, num_blocks in _blocks(worker.load).items():
                 _add(families, "relevo:blocks", labels | {"state": state}, num_blocks)
             if worker.layout is not None and worker.load.num_total_blocks:
@@ -172,6 +181,13 @@ def _counters(incarnations: _Incarnations) -> dict[str, float]:
         "relevo:refused_writes_total": totals["num_refused_writes"],
         "relevo:worker_restarts_total": max(incarnations.epoch - 1, 0),
     }
+
+
+def _refused(incarnations: _Incarnations) -> dict[tuple[str, str], float]:
+    """By door and reason, every one that there can be."""
+    totals = incarnations.totals()
+    reasons: dict[Door, type[KVRefusal] | type[WireRefusal]] = {Door.KV: KVRefusal, Door.WIRE: WireRefusal}
+    return {(d, reason): totals.get(refused_key(d, reason), 0) for d, kinds in reasons.items() for reason in kinds}
 
 
 def _blocks(load: WorkerLoad) -> dict[str, int]:

@@ -7,12 +7,11 @@ leaves in one write. Does not know requests; a connection that ends is not made 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 from typing import cast
 
 from relevo.core.errors import ProtocolError, RelevoError, WorkerLost
-from relevo.wire.address import UnixAddress, parse_address
+from relevo.wire.address import unix_path
 from relevo.wire.framing import encode_frame, gateway_side_decoder
 from relevo.wire.messages import PROTOCOL_VERSION, Hello, ToGateway, ToWorker
 
@@ -37,13 +36,10 @@ class WorkerConnection:
     ) -> WorkerConnection:
         """Connect and take the Hello. OSError (TimeoutError included) if nobody answers, WorkerLost if the worker
         hangs up, ProtocolError if it speaks another version."""
-        place = parse_address(address)
+        path = unix_path(address)
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout_s):
-            if isinstance(place, UnixAddress):
-                _, stream = await loop.create_unix_connection(lambda: _Stream(address), place.path)
-            else:
-                _, stream = await loop.create_connection(lambda: _Stream(address), place.host, place.port)
+            _, stream = await loop.create_unix_connection(lambda: _Stream(address), path)
             connection = cls(stream, max_unsent_bytes)
             try:
                 connection.hello = _checked(await connection.receive(), address)
@@ -140,10 +136,6 @@ class _Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        sock: socket.socket | None = transport.get_extra_info("socket")
-        if sock is not None and sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def data_received(self, data: bytes) -> None:
         try:

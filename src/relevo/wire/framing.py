@@ -33,8 +33,9 @@ def encode_frame(message: Message) -> bytes:
 class FrameDecoder(Generic[M]):
     """Turns a stream of bytes, cut anywhere, into messages. Once it has raised, the stream cannot be used further."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[M], max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder = decoder
+        self._max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> list[M]:
@@ -44,8 +45,10 @@ class FrameDecoder(Generic[M]):
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
             (num_bytes,) = _LENGTH.unpack_from(self._buffer, start)
-            if num_bytes > MAX_FRAME_BYTES:
-                raise ProtocolError(f"the peer announced a frame of {num_bytes} bytes, the limit is {MAX_FRAME_BYTES}")
+            if num_bytes > self._max_frame_bytes:
+                raise ProtocolError(
+                    f"the peer announced a frame of {num_bytes} bytes, the limit is {self._max_frame_bytes}"
+                )
             end = start + _LENGTH.size + num_bytes
             if len(self._buffer) < end:
                 break

@@ -36,6 +36,7 @@ class Answer(Message, frozen=True, tag=True):
     body: bytes
 
 
+MAX_QUESTION_BYTES = 256  # arbitrary; what a listener says is a word
 ToTeller = Follow | Ask
 ToListener = Told | Taken | Answer
 _to_teller: msgspec.msgpack.Decoder[ToTeller] = msgspec.msgpack.Decoder(ToTeller)
@@ -43,7 +44,7 @@ _to_listener: msgspec.msgpack.Decoder[ToListener] = msgspec.msgpack.Decoder(ToLi
 
 
 def teller_side_decoder() -> FrameDecoder[ToTeller]:
-    return FrameDecoder(_to_teller)
+    return FrameDecoder(_to_teller, MAX_QUESTION_BYTES)
 
 
 def listener_side_decoder() -> FrameDecoder[ToListener]:

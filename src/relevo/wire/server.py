@@ -11,7 +11,6 @@ import errno
 import logging
 import selectors
 import socket
-import stat
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,11 +19,15 @@ from pathlib import Path
 from typing import NewType
 
 from relevo.core.errors import ProtocolError, SettingsError
-from relevo.wire.address import TcpAddress, UnixAddress, parse_address
+from relevo.core.events import WireRefusal
+from relevo.telemetry.limited_log import LimitedLog
+from relevo.wire.address import unix_path
 from relevo.wire.framing import FrameDecoder, encode_frame, worker_side_decoder
 from relevo.wire.messages import Hello, ToGateway, ToWorker
+from relevo.wire.unix_socket import is_own_user, listen_unix
 
 PeerId = NewType("PeerId", int)  # never used twice by one server
+MAX_PEERS = 256  # arbitrary; one per gateway is needed, and there are 64 at most
 MAX_UNSENT_BYTES = 64 * 1024 * 1024  # arbitrary; a gateway this far behind is as good as lost
 _READ_BYTES = 1024 * 1024  # per peer and poll, so that a busy peer does not starve the others
 _log = logging.getLogger("relevo.wire")
@@ -67,21 +70,20 @@ class WireServer:
             end.setblocking(False)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._take_wake)
         self._is_woken = False
+        self._limited_log = LimitedLog(_log)
+        self.num_refused_connections: dict[WireRefusal, int] = {}
 
-    def listen(self, address: str) -> str:
-        """Listen at `address` and return where peers reach it (port 0 is replaced). SettingsError if it is taken."""
-        place = parse_address(address)
+    def listen(self, address: str) -> None:
+        """Listen at `address` for processes of this user. SettingsError if it is taken."""
+        path = unix_path(address)
         try:
-            listener = _listen_unix(place) if isinstance(place, UnixAddress) else _listen_tcp(place)
+            listener = listen_unix(path)
         except OSError as error:
             raise SettingsError(f"cannot listen at {address}: {error.strerror}; choose another address") from error
         listener.setblocking(False)
         self._listener = listener
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        if isinstance(place, UnixAddress):
-            self._unix_path = Path(place.path)
-            return str(place)
-        return str(TcpAddress(place.host, listener.getsockname()[1]))
+        self._unix_path = Path(path)
 
     def poll(self, timeout_s: float | None) -> list[tuple[PeerId, ToWorker | PeerGone]]:
         """Send what is buffered and return what has arrived, in order per peer. Waits for at least one message or
@@ -156,18 +158,29 @@ class WireServer:
             sock, _ = listener.accept()
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
-                _log.warning("a connection could not be accepted: %s", error)
+                self._limited_log.warning("accept", f"a connection could not be accepted: {error}")
+            return
+        if not is_own_user(sock.fileno()):
+            self._refuse(sock, WireRefusal.USER, "a process of another user connected to this worker")
+            return
+        if len(self._peers) >= MAX_PEERS:
+            self._refuse(sock, WireRefusal.LIMIT, f"{MAX_PEERS} peers are connected already")
             return
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer = _Peer(PeerId(self._next_id), sock)
         self._next_id += 1
         self._peers[peer.peer_id] = peer
         self._selector.register(sock, selectors.EVENT_READ, lambda _, mask: self._serve(peer, mask))
         assert self.on_connect is not None, "set on_connect before the first poll"
         self.send(peer.peer_id, self.on_connect())
+
+    def _refuse(self, sock: socket.socket, reason: WireRefusal, message: str) -> None:
+        sock.close()
+        self._count_refused(reason, message)
+
+    def _count_refused(self, reason: WireRefusal, message: str) -> None:
+        self.num_refused_connections[reason] = self.num_refused_connections.get(reason, 0) + 1
+        self._limited_log.warning(reason, f"a connection was refused: {message}")
 
     def _serve(self, peer: _Peer, mask: int) -> None:
         if mask & selectors.EVENT_WRITE and peer.peer_id in self._peers:
@@ -187,7 +200,7 @@ class WireServer:
             self._drop(peer, error.strerror or str(error))
             return
         except ProtocolError as error:
-            _log.warning("a peer was dropped: %s", error.message)
+            self._count_refused(WireRefusal.PROTOCOL, error.message)
             self._drop(peer, error.message)
             return
         self._inbox.extend((peer.peer_id, message) for message in messages)
@@ -221,32 +234,3 @@ class WireServer:
             peer.sock.close()
             peer.unsent.clear()
             self._inbox.append((peer.peer_id, PeerGone(reason)))
-
-
-def _listen_tcp(place: TcpAddress) -> socket.socket:
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    return socket.create_server((place.host, place.port), family=family)
-
-
-def _listen_unix(place: UnixAddress) -> socket.socket:
-    """Takes over the path of a socket that nobody listens at any more."""
-    if _is_abandoned(place.path):
-        Path(place.path).unlink()
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(place.path)
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _is_abandoned(path: str) -> bool:
-    try:
-        if not stat.S_ISSOCK(Path(path).stat().st_mode):
-            return False
-    except FileNotFoundError:
-        return False
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(path) == errno.ECONNREFUSED

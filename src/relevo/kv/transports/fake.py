@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from relevo.core.errors import HandoffFailed, LayoutMismatch
+from relevo.core.errors import LayoutMismatch
 from relevo.core.events import TransferEvent
 from relevo.core.ids import BlockId
-from relevo.core.kv import Reservation
+from relevo.core.kv import KVRefusal, Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.grants import GrantTable
 from relevo.kv.layout_check import check_layout
@@ -196,6 +196,7 @@ class FakeTransport:
         self._inboxes: dict[Transfer, _Inbox] = {}
         self.events = EventQueue(on_wake)
         self.num_refused_writes = 0
+        self.num_refused_connections: dict[KVRefusal, int] = {}  # peers do not connect
 
     def address(self) -> str:
         return self._address
@@ -220,15 +221,6 @@ class FakeTransport:
 
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None:
         self._send(reservation, address, 0, num_tokens=num_tokens)
-
-    def read(self, address: str, block_ids: Sequence[BlockId], local_block_ids: Sequence[BlockId]) -> None:
-        """Pull blocks at once, without faults. HandoffFailed if nobody answers at the address."""
-        with self._hub.lock:
-            peer = self._hub.find(address)
-            if peer is None:
-                raise HandoffFailed(f"nobody answers at {address}")
-            for source, target in zip(block_ids, local_block_ids, strict=True):
-                self._arena.block(target)[:] = peer._arena.block(source)
 
     def cancel(self, reservation: Reservation) -> None:
         with self._hub.lock:

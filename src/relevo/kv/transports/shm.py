@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from relevo.core.errors import HandoffFailed
 from relevo.core.events import TransferEvent
 from relevo.core.ids import BlockId
-from relevo.core.kv import Reservation
+from relevo.core.kv import KVRefusal, Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.arena_file import NO_GENERATION
 from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
@@ -36,6 +35,7 @@ class ShmTransport:
         self._events = EventQueue(on_wake)
         self._ledger = TransferLedger()
         self.num_refused_writes = 0
+        self.num_refused_connections: dict[KVRefusal, int] = {}  # peers do not connect
 
     def address(self) -> str:
         return self._address
@@ -74,13 +74,6 @@ class ShmTransport:
         transfer = self._ledger.open(reservation)
         if not self._fails(transfer, address):
             self._events.put(transfer.sealed(num_tokens, time.perf_counter()))
-
-    def read(self, address: str, block_ids: Sequence[BlockId], local_block_ids: Sequence[BlockId]) -> None:
-        """Copy blocks within the arena. HandoffFailed if `address` names another arena."""
-        if address != self._address:
-            raise HandoffFailed(f"{address} is another arena than {self._address}; use the tcp transport between boxes")
-        for source, target in zip(block_ids, local_block_ids, strict=True):
-            self._arena.copy_block(source, target)
 
     def cancel(self, reservation: Reservation) -> None:
         self._ledger.forget(reservation)

@@ -1,4 +1,4 @@
-"""What two TCP transports say to each other: a fixed prefix, a msgpack head, then raw block bytes.
+"""What two TCP transports that know each other say: a fixed prefix, a msgpack head, then raw block bytes.
 
     "RLKV" | version u16 | 0 u16 | head_bytes u32 | payload_bytes u64 | head | payload        (little-endian)
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -17,8 +18,8 @@ import msgspec
 from relevo.core.errors import ProtocolError
 from relevo.core.ids import BlockId, RequestId
 from relevo.core.kv import KVLayout
+from relevo.kv.transports.tcp_handshake import KV_PROTOCOL_VERSION
 
-KV_PROTOCOL_VERSION = 1
 MAX_HEAD_BYTES = 4 * 1024 * 1024  # arbitrary; a head names a few hundred blocks
 MAX_IO_VECTORS = 512  # below every platform's IOV_MAX
 _MAGIC = b"RLKV"
@@ -32,10 +33,9 @@ class Frame(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Connect(Frame, frozen=True, tag=True):
-    """First frame, from the sender; answered with Accepted or Rejected."""
+    """First frame after the handshake, from the sender; answered with Accepted or Rejected."""
 
     layout: KVLayout
-    secret: str
 
 
 class Accepted(Frame, frozen=True, tag=True):
@@ -79,17 +79,7 @@ class Refused(Frame, frozen=True, tag=True):
     stale: bool
 
 
-class ReadBlocks(Frame, frozen=True, tag=True):
-    """Answered with Blocks or Rejected."""
-
-    block_ids: tuple[BlockId, ...]
-
-
-class Blocks(Frame, frozen=True, tag=True):
-    has_payload: ClassVar[bool] = True
-
-
-AnyFrame = Connect | Accepted | Rejected | WriteBlocks | Seal | Applied | Refused | ReadBlocks | Blocks
+AnyFrame = Connect | Accepted | Rejected | WriteBlocks | Seal | Applied | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
@@ -132,6 +122,22 @@ def receive_into(sock: socket.socket, views: Sequence[memoryview]) -> None:
         if count == 0:
             raise ConnectionError("the peer closed the connection")
         rest = advance(rest, count)
+
+
+def receive_exactly(sock: socket.socket, num_bytes: int, deadline_s: float) -> bytes:
+    """TimeoutError once `time.monotonic()` has passed the deadline, however often a little comes."""
+    received = bytearray(num_bytes)
+    rest = memoryview(received)
+    while rest:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the peer did not answer in time")
+        sock.settimeout(left_s)
+        count = sock.recv_into(rest)
+        if count == 0:
+            raise ConnectionError("the peer closed the connection")
+        rest = rest[count:]
+    return bytes(received)
 
 
 def advance(views: list[memoryview], num_bytes: int) -> list[memoryview]:

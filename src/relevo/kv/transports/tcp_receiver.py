@@ -1,15 +1,14 @@
-"""Receiving half of the TCP transport: one thread accepts, one blocking thread per connected sender stores blocks.
+"""Receiving half of the TCP transport: one blocking thread per connected sender stores blocks.
 
 Bytes go from the socket straight into arena blocks, in pieces that the kernel already holds and with the grant's lock
 held; waiting for the network happens without it. A write whose grant is closed, or closes half-way, is read to
-scratch and refused. Owns: the listening socket, its connections, the count of refused writes.
+scratch and refused. Owns: the connections of senders that have proved themselves (`tcp_door` owns the others), their
+number, the count of refused writes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import logging
 import select
 import socket
 import threading
@@ -18,17 +17,18 @@ import zlib
 from collections.abc import Callable
 
 from relevo.core.errors import LayoutMismatch, ProtocolError
+from relevo.core.ids import WorkerRef
+from relevo.core.kv import KVRefusal
 from relevo.kv.arena import Arena
 from relevo.kv.grants import Grant, GrantTable
 from relevo.kv.layout_check import check_layout
+from relevo.kv.transports.tcp_door import TcpDoor
 from relevo.kv.transports.tcp_frames import (
     MAX_IO_VECTORS,
     Accepted,
     AnyFrame,
     Applied,
-    Blocks,
     Connect,
-    ReadBlocks,
     Refused,
     Rejected,
     Seal,
@@ -40,94 +40,103 @@ from relevo.kv.transports.tcp_frames import (
     tune,
 )
 
-MAX_CONNECTIONS = 1024  # arbitrary; one per sending worker and one per read under way
-HANDSHAKE_TIMEOUT_S = 5.0
-ACCEPT_RETRY_S = 0.1  # arbitrary; after a connection that could not be accepted, for want of descriptors say
-_SCRATCH_BYTES = 1024 * 1024
-_log = logging.getLogger("relevo.kv")
+MAX_SENDERS = 128  # arbitrary; one per worker that prefills, each with a thread
+CONNECT_TIMEOUT_S = 5.0  # arbitrary; from the handshake to the first frame
+_SCRATCH_BYTES = 64 * 1024
 
 
 class TcpReceiver:
     """Listens from construction to `close`."""
 
-    def __init__(self, arena: Arena, grants: GrantTable, host: str, port: int, secret: str) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        grants: GrantTable,
+        address: tuple[str, int],
+        secret: bytes,
+        own: WorkerRef,
+        handshake_timeout_s: float,
+    ) -> None:
         self._arena = arena
         self._grants = grants
-        self._secret = secret.encode()
         self._lock = threading.Lock()
         self._threads: dict[socket.socket, threading.Thread] = {}  # some have ended: `close` waits for those too
-        self._closing = threading.Event()
+        self._closing = False
         self.num_refused_writes = 0
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=128)
-        self.port: int = self._listener.getsockname()[1]
-        self._acceptor = threading.Thread(target=self._accept, name="kv-accept", daemon=True)
-        self._acceptor.start()
+        self.door = TcpDoor(
+            address,
+            secret,
+            own,
+            has_room=self._has_room,
+            admit=self._admit,
+            on_stale=self._count_refused,
+            handshake_timeout_s=handshake_timeout_s,
+        )
+
+    @property
+    def num_senders(self) -> int:
+        with self._lock:
+            return sum(thread.is_alive() for thread in self._threads.values())
 
     def close(self, timeout_s: float) -> None:
         """Stop listening, end every connection, wait for the threads until the time is up."""
+        deadline_s = time.monotonic() + timeout_s
+        self.door.close(timeout_s)
         with self._lock:
-            self._closing.set()
-            threads = [self._acceptor, *self._threads.values()]
-            sockets = [self._listener, *self._threads]
-        for sock in sockets:
+            self._closing = True
+            threads = dict(self._threads)
+        for sock in threads:
             with contextlib.suppress(OSError):  # it may have ended by itself
                 sock.shutdown(socket.SHUT_RDWR)
-        deadline_s = time.monotonic() + timeout_s
-        for thread in threads:
+        for thread in threads.values():
             thread.join(max(0.0, deadline_s - time.monotonic()))
-        self._listener.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except ConnectionAbortedError:
-                continue
-            except OSError as error:
-                if self._closing.wait(ACCEPT_RETRY_S):  # close() has shut the listener down
-                    return
-                _log.warning("a KV connection could not be accepted: %s", error)
-                continue
-            with self._lock:
-                self._threads = {each: thread for each, thread in self._threads.items() if thread.is_alive()}
-                if self._closing.is_set() or len(self._threads) >= MAX_CONNECTIONS:
-                    sock.close()
-                    continue
-                thread = threading.Thread(target=self._serve, args=(sock,), name="kv-receive", daemon=True)
-                self._threads[sock] = thread
-                thread.start()
+    def _has_room(self) -> bool:
+        return self.num_senders < MAX_SENDERS
+
+    def _admit(self, sock: socket.socket) -> None:
+        with self._lock:
+            if self._closing:
+                sock.close()
+                return
+            self._threads = {each: thread for each, thread in self._threads.items() if thread.is_alive()}
+            thread = threading.Thread(target=self._serve, args=(sock,), name="kv-receive", daemon=True)
+            self._threads[sock] = thread
+            thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
             tune(sock)
-            if self._shake_hands(sock):
+            if self._agree(sock):
                 connection = _Connection(sock, self._arena, self._grants, self._count_refused)
                 while True:
                     connection.answer(*receive_frame(sock))
-        except (OSError, ProtocolError) as error:
-            if isinstance(error, ProtocolError):
-                _log.warning("a KV connection was closed: %s", error.message)
+        except ProtocolError as error:
+            self.door.refused(KVRefusal.PROTOCOL, f"a sender that had proved itself then failed: {error.message}")
+        except OSError:
+            pass  # it left, or this worker closes
         finally:
             sock.close()
 
-    def _shake_hands(self, sock: socket.socket) -> bool:
-        sock.settimeout(HANDSHAKE_TIMEOUT_S)
-        frame, _ = receive_frame(sock)
+    def _agree(self, sock: socket.socket) -> bool:
+        """Whether the sender's blocks fit."""
+        sock.settimeout(CONNECT_TIMEOUT_S)
+        try:
+            frame, _ = receive_frame(sock)
+        except TimeoutError:
+            self.door.refused(KVRefusal.TIMEOUT, f"it sent no frame in {CONNECT_TIMEOUT_S:g} s")
+            return False
         if not isinstance(frame, Connect):
             raise ProtocolError(f"a connection begins with Connect, not with {type(frame).__name__}")
         reason = None
-        if not hmac.compare_digest(frame.secret.encode(), self._secret):
-            reason = "The sender does not know the secret of this receiver."
-        else:
-            try:
-                check_layout(self._arena.layout, frame.layout, "The sender")
-            except LayoutMismatch as error:
-                reason = error.message
+        try:
+            check_layout(self._arena.layout, frame.layout, "The sender")
+        except LayoutMismatch as error:
+            reason = error.message
         send_frame(sock, Accepted() if reason is None else Rejected(reason))
         sock.settimeout(None)
         if reason is not None:
-            _log.warning("a KV connection was refused: %s", reason)
+            self.door.refused(KVRefusal.LAYOUT, reason)
         return reason is None
 
     def _count_refused(self) -> None:
@@ -155,8 +164,6 @@ class _Connection:
                 send_frame(self._sock, self._write(frame, payload_bytes))
             case Seal():
                 send_frame(self._sock, self._seal(frame))
-            case ReadBlocks():
-                self._read(frame)
             case _:
                 raise ProtocolError(f"a sender may not send {type(frame).__name__}")
 
@@ -204,11 +211,3 @@ class _Connection:
         if grant is None:
             return Refused(frame.ticket, "the receiver has withdrawn the blocks", stale=True)
         return Applied(frame.ticket)
-
-    def _read(self, frame: ReadBlocks) -> None:
-        try:
-            spans = self._arena.spans(frame.block_ids)
-        except IndexError as error:
-            send_frame(self._sock, Rejected(str(error)))
-            return
-        send_frame(self._sock, Blocks(), spans)

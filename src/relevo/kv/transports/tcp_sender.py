@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 import socket
 import threading
 import time
@@ -19,10 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relevo.core.errors import ProtocolError
-from relevo.core.ids import BlockId
+from relevo.core.ids import BlockId, WorkerRef
 from relevo.core.kv import Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
+from relevo.kv.transports.tcp_door import HANDSHAKE_TIMEOUT_S
 from relevo.kv.transports.tcp_frames import (
     Accepted,
     Applied,
@@ -31,20 +33,28 @@ from relevo.kv.transports.tcp_frames import (
     Rejected,
     Seal,
     WriteBlocks,
+    receive_exactly,
     receive_frame,
     send_frame,
     split_address,
     tune,
+)
+from relevo.kv.transports.tcp_handshake import (
+    CHALLENGE_BYTES,
+    NONCE_BYTES,
+    VERDICT_BYTES,
+    SenderHandshake,
+    StaleTarget,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpOptions:
     checksum: bool = False  # send a crc32 with every block; the receiver refuses what does not match
-    secret: str = ""  # the receiver refuses senders that do not name the same
     frame_bytes: int = 4 * 1024 * 1024  # blocks of one frame; at least one block
     max_in_flight_bytes: int = 32 * 1024 * 1024
     connect_timeout_s: float = 5.0
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S  # of a receiver for a stranger
     drain_timeout_s: float = 2.0  # cancel waits so long for answers, then cuts the link
 
 
@@ -62,13 +72,14 @@ class _Job:
 class TcpSender:
     """Called from the step loop; answers come in on the links' threads. One lock around all state."""
 
-    def __init__(self, arena: Arena, events: EventQueue, options: TcpOptions) -> None:
+    def __init__(self, arena: Arena, events: EventQueue, options: TcpOptions, secret: bytes) -> None:
         self.arena = arena
         self.events = events
         self.options = options
+        self._secret = secret
         self.changed = threading.Condition()
         self.ledger = TransferLedger()
-        self._links: dict[str, _Link] = {}
+        self._links: dict[tuple[str, WorkerRef], _Link] = {}  # an address may be another worker's by now
 
     def write(
         self, reservation: Reservation, address: str, first_index: int, local_block_ids: Sequence[BlockId]
@@ -115,12 +126,19 @@ class TcpSender:
         for link in links:
             link.join(deadline_s)
 
-    def connect(self, address: str) -> socket.socket:
-        """A connection past its handshake. OSError or ProtocolError (also for a refusal) otherwise."""
+    def connect(self, address: str, target: WorkerRef) -> socket.socket:
+        """A connection to that incarnation, proved from both sides. OSError or ProtocolError otherwise (StaleTarget if
+        another incarnation is there)."""
+        deadline_s = time.monotonic() + self.options.connect_timeout_s
         sock = socket.create_connection(split_address(address), self.options.connect_timeout_s)
         try:
             tune(sock)
-            send_frame(sock, Connect(self.arena.layout, self.options.secret))
+            handshake = SenderHandshake(self._secret, target, secrets.token_bytes(NONCE_BYTES))
+            sock.sendall(handshake.opening)
+            sock.sendall(handshake.proof(receive_exactly(sock, CHALLENGE_BYTES, deadline_s)))
+            handshake.check(receive_exactly(sock, VERDICT_BYTES, deadline_s))
+            sock.settimeout(self.options.connect_timeout_s)
+            send_frame(sock, Connect(self.arena.layout))
             answer, _ = receive_frame(sock)
             if isinstance(answer, Rejected):
                 raise ProtocolError(answer.reason)
@@ -134,21 +152,23 @@ class TcpSender:
     def _queue(self, address: str, job: _Job) -> None:
         if job.transfer.failed is not None:
             return
-        link = self._links.get(address)
+        target = WorkerRef(job.transfer.reservation.worker_id, job.transfer.reservation.epoch)
+        link = self._links.get((address, target))
         if link is None or link.is_lost:
-            self._links = {a: link for a, link in self._links.items() if not link.is_lost}
-            link = self._links[address] = _Link(self, address)
+            self._links = {place: link for place, link in self._links.items() if not link.is_lost}
+            link = self._links[address, target] = _Link(self, address, target)
         job.transfer.begin(job.num_bytes, time.perf_counter())
         link.queued.append(job)
         self.changed.notify_all()
 
 
 class _Link:
-    """The connection to one receiver. Everything but the socket calls happens under the sender's lock."""
+    """The connection to one incarnation. Everything but the socket calls happens under the sender's lock."""
 
-    def __init__(self, sender: TcpSender, address: str) -> None:
+    def __init__(self, sender: TcpSender, address: str, target: WorkerRef) -> None:
         self._sender = sender
         self._address = address
+        self._target = target
         self._tickets = itertools.count()
         self._unanswered: dict[int, _Job] = {}
         self._in_flight_bytes = 0
@@ -170,8 +190,9 @@ class _Link:
                 kept.append(job)
         self.queued = kept
 
-    def lose(self, reason: str) -> None:
-        """End the link and every transfer that has something queued or in flight on it. Idempotent; lock held."""
+    def lose(self, reason: str, *, stale: bool = False) -> None:
+        """End the link and every transfer that has something queued or in flight on it. Idempotent; lock held.
+        `stale`: the receiver has ended their rights."""
         if self.is_lost:
             return
         self.is_lost = True
@@ -179,7 +200,7 @@ class _Link:
         self._unanswered.clear()
         self.queued.clear()
         for job in jobs:
-            job.transfer.fail(f"{self._address}: {reason}", stale=False)
+            job.transfer.fail(f"{self._target.worker_id}: {reason}", stale=stale)
             self._end(job)
         if self._sock is not None:
             with contextlib.suppress(OSError):  # the peer may have closed it already
@@ -197,14 +218,14 @@ class _Link:
             while sock is not None and (next_job := self._take()) is not None:
                 self._send(sock, *next_job)
         except (OSError, ProtocolError) as error:
-            self._lose_and_wake(str(error))
+            self._lose_and_wake(str(error), stale=isinstance(error, StaleTarget))
         finally:
             if self._sock is not None:
                 self._threads[-1].join()
                 self._sock.close()
 
     def _connect(self) -> socket.socket | None:
-        sock = self._sender.connect(self._address)
+        sock = self._sender.connect(self._address, self._target)
         sock.settimeout(None)
         with self._sender.changed:
             if self.is_lost:
@@ -279,7 +300,7 @@ class _Link:
         elif (failure := transfer.failure_to_report()) is not None:
             self._sender.events.add(failure)
 
-    def _lose_and_wake(self, reason: str) -> None:
+    def _lose_and_wake(self, reason: str, *, stale: bool = False) -> None:
         with self._sender.changed:
-            self.lose(reason)
+            self.lose(reason, stale=stale)
         self._sender.events.wake()
