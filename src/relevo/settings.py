@@ -6,6 +6,7 @@ into frozen configurations without Optionals. The table in docs/settings.md is g
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from typing import Annotated, Any, Literal
 
@@ -53,6 +54,19 @@ def parse_list(value: object) -> object:
     return value
 
 
+def parse_networks(value: object) -> object:
+    """As `parse_list`, each an address or a network in CIDR notation."""
+    networks = parse_list(value)
+    for text in networks if isinstance(networks, list | tuple) else ():
+        try:
+            ipaddress.ip_network(str(text), strict=False)
+        except ValueError:
+            raise PydanticCustomError(
+                "network", "{text} is neither an address nor a network such as 10.0.0.0/8", {"text": str(text)}
+            ) from None
+    return networks
+
+
 def parse_keys(value: object) -> object:
     """As `parse_list`, for keys that fit into a header. Empty is refused: it would open a server meant to be closed."""
     keys = parse_list(value)
@@ -76,6 +90,7 @@ Length = Annotated[int | None, BeforeValidator(parse_length)]
 Bytes = Annotated[int | None, BeforeValidator(parse_bytes)]
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
 Keys = Annotated[tuple[str, ...], BeforeValidator(parse_keys)]
+Networks = Annotated[tuple[str, ...], BeforeValidator(parse_networks)]
 Seconds = Annotated[float, Field(le=MAX_DURATION_S)]
 Cores = Annotated[tuple[str, ...], BeforeValidator(parse_cores)]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -140,6 +155,31 @@ class Settings(BaseModel):
     allowed_origins: Names = Field((), description="Origins browsers may call from (CORS). None: same origin only.")
     max_body_bytes: Bytes = Field(8 * 2**20, ge=1, description="Longest accepted request body.")
     root_path: str = Field("", description="Path prefix when a proxy strips one.")
+    keep_alive_timeout_s: Seconds = Field(
+        75.0, gt=0, description="How long a connection without a request is kept for the next one."
+    )
+    header_timeout_s: Seconds = Field(
+        20.0, gt=0, description="How long a client may take for the headers of a request, or for a TLS handshake."
+    )
+    stall_timeout_s: Seconds = Field(
+        30.0,
+        gt=0,
+        description="A client that sends a body, or reads an answer, at less than 240 bytes/s for so long is cut off.",
+    )
+    max_connections: int | None = Field(
+        None,
+        ge=1,
+        description="Open connections of a gateway; above it the longest idle is closed. Default: what the descriptor "
+        "limit allows, at most 16384.",
+    )
+    max_connections_per_address: int | None = Field(
+        None,
+        ge=1,
+        description="Open connections of one client address (IPv6: of one /64). Default: half of all.",
+    )
+    trusted_proxies: Networks = Field(
+        (), description="Addresses or networks (10.0.0.0/8) that are not bounded per address: proxies in front of us."
+    )
     gateways: int = Field(
         1, ge=1, le=64, description="Gateway processes that share the port, for when one core is not enough for HTTP."
     )
@@ -267,17 +307,9 @@ class Settings(BaseModel):
 OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_template"))  # makes no sense for several
 OF_THE_SERVER = frozenset(
     (
-        *(
-            "models",
-            "gateways",
-            "host",
-            "port",
-            "api_key",
-            "best_priority",
-            "allowed_origins",
-            "max_body_bytes",
-            "root_path",
-        ),
+        *("models", "gateways", "host", "port", "api_key", "best_priority", "allowed_origins", "max_body_bytes"),
+        *("root_path", "keep_alive_timeout_s", "header_timeout_s", "stall_timeout_s", "max_connections"),
+        *("max_connections_per_address", "trusted_proxies"),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
         *("log_level", "start_timeout_s"),
     )

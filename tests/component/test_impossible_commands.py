@@ -154,4 +154,4 @@ def test_an_empty_list_of_keys_opens_no_server(
 def test_a_slash_behind_the_root_path_is_none_of_it(given: str) -> None:
     """Red if it were kept: the server would look for //v1 and find nothing."""
     settings = make_settings({"model": "fake", "root_path": given})
-    assert plan_serving(settings).gateway.root_path == given.rstrip("/")
+    assert plan_serving(settings).gateway.http.root_path == given.rstrip("/")

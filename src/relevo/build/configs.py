@@ -110,11 +110,23 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     affinity_max_penalty_s: float = 0.5
 
 
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Connections of one process that speaks HTTP. 0: what the process may have."""
+
+    root_path: str = ""
+    max_connections: int = 0
+    max_connections_per_address: int = 0
+    trusted_proxies: tuple[str, ...] = ()
+    header_timeout_s: float = 20.0
+    keep_alive_timeout_s: float = 75.0
+    stall_timeout_s: float = 30.0
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the gateway process needs."""
 
     listen_fd: int
-    root_path: str
+    http: HttpConfig
     models: tuple[ServedModelConfig, ...]
     api_key_hashes: tuple[str, ...]
     best_priority: int

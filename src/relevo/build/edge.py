@@ -6,14 +6,14 @@ import socket
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-import uvicorn
-
+from relevo.build.configs import HttpConfig
+from relevo.build.door import build_door
 from relevo.build.event_loop import run_until_complete
 from relevo.core.errors import SettingsError
 from relevo.gateway.edge.app import edge_app
 from relevo.gateway.edge.metrics import EdgeMetrics
 from relevo.gateway.edge.regions import Region, Regions
-from relevo.gateway.http_protocol import DoorProtocol
+from relevo.gateway.http.server import HttpServer
 from relevo.policy.region_choice import RegionChoice
 
 MAX_BODY_BYTES = 32 * 2**20  # the regions have limits of their own, with their own words
@@ -37,24 +37,15 @@ def parse_regions(given: list[str]) -> dict[str, str]:
     return regions
 
 
-def run_edge(regions: Mapping[str, str], listener: socket.socket, log_level: str) -> None:
+def run_edge(regions: Mapping[str, str], listener: socket.socket) -> None:
     """Serve on `listener` until SIGTERM or SIGINT; requests that run may finish."""
-    run_until_complete(_run(regions, listener, log_level))
+    run_until_complete(_run(regions, listener))
 
 
-async def _run(regions: Mapping[str, str], listener: socket.socket, log_level: str) -> None:
+async def _run(regions: Mapping[str, str], listener: socket.socket) -> None:
     choice = RegionChoice()
     known = Regions([Region(name, url) for name, url in regions.items()], choice.lost)
-    async with edge_app(known, choice, EdgeMetrics(), MAX_BODY_BYTES) as app:
-        config = uvicorn.Config(
-            app,
-            http=DoorProtocol,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            log_level=log_level,
-            server_header=False,
-            date_header=False,
-            timeout_graceful_shutdown=30,
-        )
-        await uvicorn.Server(config).serve(sockets=[listener])
+    metrics = EdgeMetrics()
+    async with edge_app(known, choice, metrics, MAX_BODY_BYTES) as app:
+        door = build_door(HttpConfig(), app, metrics)
+        await HttpServer(door, shutdown_timeout_s=30.0, date_header=False).serve(sockets=[listener])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from relevo.build.about_model import about_model
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
+from relevo.build.door import build_door
 from relevo.build.event_loop import run_until_complete
 from relevo.build.metering import Metering, build_metering
 from relevo.build.serve_http import serve_until_stopped
@@ -98,6 +99,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    door = build_door(config.http, app, metrics)
     broken: list[BaseException] = []
 
     def end_if_broken(task: asyncio.Task[None]) -> None:
@@ -108,7 +110,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
             context.stopping.drain()
 
     async def serve() -> None:
-        await serve_until_stopped(config, app, running, context.stopping, metering.meter.hurry)
+        await serve_until_stopped(config, door, running, context.stopping, metering.meter.hurry)
         ending = threading.Timer(EXIT_S, os._exit, (EXIT_BROKEN if broken else 0,))  # if a read of the database hangs
         ending.daemon = True
         ending.start()

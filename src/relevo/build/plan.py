@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from relevo.build.about_model import about_model
-from relevo.build.configs import GatewayConfig, WorkerConfig
+from relevo.build.configs import GatewayConfig, HttpConfig, WorkerConfig
 from relevo.build.hardware import Hardware, gib
 from relevo.build.resolve import (
     GATEWAY_BYTES,
@@ -162,7 +162,15 @@ def _check_memory(plans: Sequence[ModelPlan], in_front_bytes: int, hardware: Har
 def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
     return GatewayConfig(
         listen_fd=-1,
-        root_path=settings.root_path.rstrip("/"),
+        http=HttpConfig(
+            root_path=settings.root_path.rstrip("/"),
+            max_connections=settings.max_connections or 0,
+            max_connections_per_address=settings.max_connections_per_address or 0,
+            trusted_proxies=settings.trusted_proxies,
+            header_timeout_s=settings.header_timeout_s,
+            keep_alive_timeout_s=settings.keep_alive_timeout_s,
+            stall_timeout_s=settings.stall_timeout_s,
+        ),
         models=tuple(plan.served for plan in plans),
         api_key_hashes=tuple(hashlib.sha256(key.encode()).hexdigest() for key in settings.api_key),
         best_priority=settings.best_priority,

@@ -14,13 +14,11 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Generator
-
-import uvicorn
-from starlette.types import ASGIApp
+from collections.abc import Awaitable, Callable
 
 from relevo.build.configs import GatewayConfig
-from relevo.gateway.http_protocol import DoorProtocol
+from relevo.gateway.http.door import Door
+from relevo.gateway.http.server import HttpServer
 from relevo.gateway.stopping import Stopping
 
 log = logging.getLogger("relevo.gateway")
@@ -29,35 +27,15 @@ CUT_S = 1.0  # for the last events of answers that were cut; arbitrary: a client
 CLOSE_CONNECTIONS_S = 1  # for clients to read what was written; arbitrary, whole seconds
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's, without its signal handling: that ends the process before the rows are written."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
 async def serve_until_stopped(
     config: GatewayConfig,
-    app: ASGIApp,
+    door: Door,
     running: Callable[[], contextlib.AbstractAsyncContextManager[None]],
     stopping: Stopping,
     hurry: Callable[[], Awaitable[None]],
 ) -> None:
     """`running`: what has to run meanwhile, rows are written when it is left; `hurry`: called when answers are cut."""
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=DoorProtocol,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            root_path=config.root_path,
-            timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
-            timeout_keep_alive=75,
-            server_header=False,
-        )
-    )
+    server = HttpServer(door, shutdown_timeout_s=CLOSE_CONNECTIONS_S, handles_signals=False)
     _on_sigterm(stopping)
     async with running():
         serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]), name="http")

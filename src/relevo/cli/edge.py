@@ -28,4 +28,4 @@ def edge(
     listener = open_listener(host, port)
     bound_host, bound_port = listener.getsockname()[:2]
     typer.echo(f"edge before {', '.join(regions)}, ready: http://{bound_host}:{bound_port}/v1", err=True)
-    run_edge(regions, listener, log_level)
+    run_edge(regions, listener)

@@ -37,7 +37,13 @@ class MethodNotAllowed(RequestError):
         self.allowed = allowed
 
 
+class TooManyConnections(CapacityError):
+    code = "too_many_connections"
+
+
 HTTP_SHAPES: dict[str, HttpShape] = {
+    "invalid_http_request": HttpShape(400, "invalid_request_error"),
+    "invalid_path": HttpShape(400, "invalid_request_error"),
     "invalid_request": HttpShape(400, "invalid_request_error"),
     "context_length_exceeded": HttpShape(400, "invalid_request_error"),
     "unsupported_media_type": HttpShape(400, "invalid_request_error"),
@@ -53,6 +59,7 @@ HTTP_SHAPES: dict[str, HttpShape] = {
     "internal_error": HttpShape(500, "server_error"),
     "step_failed": HttpShape(500, "server_error", retry_after_s=1.0),
     "protocol_error": HttpShape(502, "server_error"),
+    "too_many_connections": HttpShape(503, "service_unavailable_error", retry_after_s=5.0),
     "worker_failed": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
     "worker_lost": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
     "handoff_failed": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),

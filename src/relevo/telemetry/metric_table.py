@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from relevo.core.request import FinishReason
+from relevo.policy.connections import Refusal, Wait
 
 
 class Kind(StrEnum):
@@ -74,6 +75,8 @@ _REQUEST = ("model_name", "engine")
 _WORKER = ("model_name", "engine", "role")
 _OWN = ("model_name", "worker", "role")
 _MODEL = ("model_name",)
+CONNECTION_REFUSALS = tuple(Refusal)
+CONNECTION_WAITS = (Wait.HEAD, Wait.BODY, Wait.READER)
 
 
 def _of_requests(name: str, buckets: tuple[float, ...], help_text: str, labels: tuple[str, ...] = _REQUEST) -> Metric:
@@ -162,6 +165,25 @@ TABLE: tuple[Metric, ...] = (
         label_values=MISSED_WHEN,
     ),
     _count("http_requests_total", "HTTP responses; status is the class of the code.", ("handler", "method", "status")),
+    Metric(
+        name="relevo:http_connections",
+        kind=Kind.GAUGE,
+        origin=Origin.REQUESTS,
+        labels=(),
+        help="Open connections of clients, TLS handshakes included.",
+    ),
+    _count(
+        "relevo:http_connections_refused_total",
+        "Connections refused, or closed while idle to make room for another (full).",
+        labels=("reason",),
+        label_values=CONNECTION_REFUSALS,
+    ),
+    _count(
+        "relevo:http_connections_timed_out_total",
+        "Connections ended because the client kept the server waiting, by what it owed.",
+        labels=("waited_for",),
+        label_values=CONNECTION_WAITS,
+    ),
     _count(
         "relevo:handoffs_total",
         "Requests that were to change worker, by what came of it.",

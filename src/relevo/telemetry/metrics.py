@@ -101,6 +101,17 @@ class GatewayMetrics:
         method = method if method in _METHODS else "OTHER"
         self._counters["http_requests_total"].labels(handler=handler, method=method, status=f"{status // 100}xx").inc()
 
+    def connections_open(self, num_open: int) -> None:
+        self._gauges["relevo:http_connections"].set(num_open)
+
+    def connection_refused(self, reason: str) -> None:
+        """`reason`: one of metric_table.CONNECTION_REFUSALS."""
+        self._counters["relevo:http_connections_refused_total"].labels(reason=reason).inc()
+
+    def connection_timed_out(self, waited_for: str) -> None:
+        """`waited_for`: one of metric_table.CONNECTION_WAITS."""
+        self._counters["relevo:http_connections_timed_out_total"].labels(waited_for=waited_for).inc()
+
     def render(self, statuses: Mapping[str, StatusView]) -> tuple[bytes, str]:
         """The body of /metrics in the Prometheus text format, and its content type. `statuses`: by model name."""
         self._workers.observe(statuses)

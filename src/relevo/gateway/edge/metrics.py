@@ -24,6 +24,14 @@ class EdgeMetrics:
             "relevo:edge_failures", "Requests that ended without a whole answer.", ("reason",), registry=self._registry
         )
         self._up = Gauge("relevo:edge_region_up", "1 while the region serves.", ("region",), registry=self._registry)
+        self._connections = Gauge("relevo:http_connections", "Open connections of clients.", registry=self._registry)
+        self._refused = Counter(
+            "relevo:http_connections_refused", "Connections refused.", ("reason",), registry=self._registry
+        )
+        self._timed_out = Counter(
+            "relevo:http_connections_timed_out", "Connections that kept the edge waiting.", ("waited_for",),
+            registry=self._registry,
+        )  # fmt: skip
         self._open = Gauge(
             "relevo:edge_requests_in_flight", "Requests open in a region.", ("region",), registry=self._registry
         )
@@ -36,6 +44,19 @@ class EdgeMetrics:
 
     def ended(self, reason: str) -> None:
         self._ended.labels(reason).inc()
+
+    def connections_open(self, num_open: int) -> None:
+        self._connections.set(num_open)
+
+    def connection_refused(self, reason: str) -> None:
+        self._refused.labels(reason).inc()
+
+    def connection_timed_out(self, waited_for: str) -> None:
+        self._timed_out.labels(waited_for).inc()
+
+    def http_response(self, handler: str, method: str, status: int) -> None:
+        """One that no region saw: it was not an HTTP request."""
+        self.ended("invalid_http_request")
 
     def render(self, regions: Mapping[str, tuple[bool, int]]) -> tuple[bytes, str]:
         """`regions`: whether each is up, and its open requests."""

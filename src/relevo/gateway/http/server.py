@@ -1,0 +1,66 @@
+"""The HTTP server of a process: uvicorn's life (signals, draining, the Date header) around our own door.
+
+uvicorn's own protocols are not used; docs/adr/0010 says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import uvicorn
+
+from relevo.gateway.http.connection import HttpConnection
+from relevo.gateway.http.door import Door
+from relevo.gateway.http.listener import Listener, TlsContext, no_tls
+
+
+class HttpServer(uvicorn.Server):
+    """`handles_signals`: SIGTERM and SIGINT end it, after which uvicorn raises them again; otherwise `should_exit`."""
+
+    def __init__(
+        self,
+        door: Door,
+        *,
+        shutdown_timeout_s: float,
+        date_header: bool = True,
+        handles_signals: bool = True,
+        tls: TlsContext = no_tls,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                door.app,
+                http=HttpConnection,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                date_header=date_header,
+                timeout_graceful_shutdown=int(shutdown_timeout_s),
+            )
+        )
+        self.door = door
+        self.tls = tls
+        self._handles_signals = handles_signals
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return super().capture_signals() if self._handles_signals else contextlib.nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. The sockets are given: they are bound and listening before anything else is started."""
+        state = self.server_state
+        state.connections = self.door.connections  # type: ignore[assignment]  # uvicorn only calls `shutdown` of them
+        state.tasks = self.door.tasks
+        listeners = [Listener(each, self.door, self.tls) for each in sockets or ()]
+        self.servers = listeners  # type: ignore[assignment]  # uvicorn only closes them
+        for listener in listeners:
+            listener.start()
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        should_exit = await super().on_tick(counter)
+        self.door.default_headers = self.server_state.default_headers
+        return should_exit
