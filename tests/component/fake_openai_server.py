@@ -38,6 +38,10 @@ class FakeOpenAI:
     token_delay_s: float = 0.0
     hold_until_in_flight: int = 0  # nobody is answered before so many requests are there at once
     hang: bool = False  # answer nobody, ever
+    hang_after: int | None = None  # tokens after which a stream goes silent
+    text: str = ""  # of every token, instead of a numbered one
+    headers: dict[str, str] = field(default_factory=dict)  # of every stream
+    client_left: threading.Event = field(default_factory=threading.Event)  # a stream that hung was given up
     metrics: list[str] = field(default_factory=list)  # bodies of the next scrapes, the last one repeats
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_in_flight: int = 0
@@ -100,7 +104,7 @@ class FakeOpenAI:
             self.num_in_flight -= 1
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **self.headers})
         await response.prepare(request)
         chat = "messages" in body
         if chat:
@@ -115,8 +119,13 @@ class FakeOpenAI:
             if self.error_event_after == number:
                 await _send(response, {"error": {"message": "engine died", "code": 500}})
                 return response
+            if self.hang_after == number:
+                await self._wait_until_left(request)
+                return response
             await asyncio.sleep(self.token_delay_s)
-            text = "".join(f" t{i}" for i in range(number, min(num_tokens, number + self.tokens_per_chunk)))
+            text = self.text or "".join(
+                f" t{i}" for i in range(number, min(num_tokens, number + self.tokens_per_chunk))
+            )
             choice = {"delta": {"content": text}} if chat else {"text": text}
             await _send(response, {"choices": [{"index": 0, "finish_reason": None, **choice}]})
         last = {"delta": {}} if chat else {"text": ""}
@@ -125,6 +134,11 @@ class FakeOpenAI:
             await _send(response, {"choices": [], "usage": self._usage(body, num_tokens)})
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _wait_until_left(self, request: web.Request) -> None:
+        while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110  # no event tells it
+            await asyncio.sleep(0.01)
+        self.client_left.set()
 
     def _usage(self, body: dict[str, Any], num_tokens: int) -> dict[str, Any]:
         num_prompt = len(_count_prompt(body))

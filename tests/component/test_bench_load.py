@@ -12,12 +12,13 @@ from fake_openai_server import TEMPLATE_TOKENS, FakeOpenAI, served
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relevo.bench.client import OpenAIClient, normalise_url
+from relevo.bench.client import OpenAIClient
 from relevo.bench.load import run_closed_loop, run_open_loop
 from relevo.bench.records import ClientRecord, Endpoint, Outcome, PlannedRequest
 from relevo.bench.report import Slo, report_load
 from relevo.bench.serve import LoadTest, ServeOptions, TraceOptions
-from relevo.bench.sse import SSEParser
+from relevo.client.server import normalise_url
+from relevo.client.sse import SSEParser
 from relevo.core.errors import ModelNotFound, SettingsError, StartError, Unauthorized
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.lengths import FixedLength, UniformLengths

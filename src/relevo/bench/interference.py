@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from relevo.bench.client import OpenAIClient, normalise_url
+from relevo.bench.client import OpenAIClient
 from relevo.bench.interference_phase import PhaseOptions, open_loop_phase, sustained_prompts_per_s
 from relevo.bench.interference_report import InterferenceReport, Variant, VariantResult
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
+from relevo.client.server import normalise_url
 from relevo.core.errors import SettingsError
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets, arrivals_until
 

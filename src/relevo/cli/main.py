@@ -14,6 +14,7 @@ from relevo.core.errors import RelevoError
 # Command: its module, and what is mounted of it (a function, or a Typer with commands of its own).
 _COMMANDS = {
     "serve": ("relevo.cli.serve", "command"),
+    "chat": ("relevo.cli.chat", "chat"),
     "check": ("relevo.cli.check", "check"),
     "edge": ("relevo.cli.edge", "edge"),
     "drain": ("relevo.cli.drain", "drain"),

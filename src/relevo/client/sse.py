@@ -1,6 +1,6 @@
 """Server-sent events, as a stream of bytes that arrives in pieces. Source: WHATWG HTML, section 9.2.6.
 
-Only `data` fields matter to a load generator; comments, event names and ids are skipped.
+Only `data` fields matter to clients of this API; comments, event names and ids are skipped.
 """
 
 from __future__ import annotations
