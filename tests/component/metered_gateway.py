@@ -147,6 +147,7 @@ async def metered(
         now_ms=lambda: NOW_MS,
         metrics=metrics,
         commit_timeout_s=commit_timeout_s,
+        why_ended=key_ring.why_ended,
     )
     refresh = MeteringRefresh(connection, key_ring, meter)
     writer.start()

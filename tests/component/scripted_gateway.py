@@ -69,7 +69,7 @@ def facts(num_prompt_tokens: int, num_cached_tokens: int) -> PrefillFacts:
 
 @dataclass
 class Hang:
-    """A step that never comes."""
+    """A step that does not come."""
 
 
 Step = tuple[int, Sequence[int], FinishReason | None] | Exception | Hang  # sample index, token ids, end
@@ -95,6 +95,7 @@ class ScriptedGenerator:
     num_to_hang: int = 1  # `hanging` is set once so many requests hang
     num_hanging: int = 0
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
+    resume: asyncio.Event = field(default_factory=asyncio.Event)  # the first step that hangs comes after all
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last open request has ended
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
@@ -110,7 +111,7 @@ class ScriptedGenerator:
                     self.num_hanging += 1
                     if self.num_hanging == self.num_to_hang:
                         self.hanging.set()
-                    await asyncio.Event().wait()
+                    await (self.resume if self.num_hanging == 1 else asyncio.Event()).wait()
                     continue
                 yield TokenOutput(request.request_id, step[0], sampled(request, step[1]), step[2], first_facts)
                 first_facts = None

@@ -7,16 +7,16 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 import pytest
 from in_process_stack import Gateway, in_process_stack, request_for, until
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_gateway import rig
+from scripted_gateway import CountingClock, rig
 
 from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.gateways import gateway_configs, share
+from relevo.build.gossip import share_accounts
 from relevo.core.errors import SettingsError
 from relevo.core.events import StepCounters, WorkerLoad
 from relevo.core.ids import WorkerRef
@@ -131,8 +131,7 @@ async def test_a_key_has_one_minute_of_tokens_through_all_gateways(folder: str) 
         assert second is not None
         accounts = [accounts_of_one_key(), accounts_of_one_key()]
         for gossip, own in zip((first, second), accounts, strict=True):
-            own.on_taken = gossip.taken
-            gossip.on_taken = partial(taken_elsewhere, own)
+            share_accounts(gossip, own, CountingClock())
         await hear_each_other(stack.gateways)
         charge = accounts[0].try_charge("k", 60, Decimal(0), 0, 0)
         assert isinstance(charge, Charge)
@@ -143,21 +142,49 @@ async def test_a_key_has_one_minute_of_tokens_through_all_gateways(folder: str) 
         assert left(accounts[0]) == 90
 
 
-def accounts_of_one_key() -> Accounts:
+async def test_a_key_has_one_budget_through_all_gateways(folder: str) -> None:
+    """Red when what runs or ended at another gateway of the server is not counted, or counted twice."""
+    async with in_process_stack(SPLIT, gossip_folder=folder) as stack:
+        first, second = (gateway.gossip for gateway in stack.gateways)
+        assert first is not None
+        assert second is not None
+        own, other = accounts_of_one_key(budget=Decimal(100)), accounts_of_one_key(budget=Decimal(100))
+        share_accounts(first, own, CountingClock())
+        share_accounts(second, other, CountingClock())
+        await hear_each_other(stack.gateways)
+        charge, there = own.try_charge("k", 10, Decimal(10), 0, 0), other.try_charge("k", 10, Decimal(10), 0, 0)
+        assert isinstance(charge, Charge) and isinstance(there, Charge)
+        await until(lambda: committed(own) == committed(other) == 20)
+        assert own.progress("k", charge, 85, Decimal(85), 0, 0) is None
+        await until(lambda: committed(other) == 95)
+        refused = other.progress("k", there, 16, Decimal(16), 0, 0)
+        assert refused is not None and refused.limit == "budget"
+        own.settle("k", charge, 85, Decimal(85), 0, 0)
+        other.settle("k", there, 16, Decimal(16), 0, 0)
+        await until(lambda: committed(own) == committed(other) == 101)
+        other.forget_elsewhere("gateway-1")
+        assert committed(other) == 101, "what has ended stays, whichever gateway told of it"
+        for accounts in (own, other):
+            questions = accounts.questions(100_000, None, only_new=False)
+            accounts.correct(questions, [Decimal(101)], 100_000)
+            assert committed(accounts) == 101, "once in the ledger, rows are not counted again"
+
+
+def committed(accounts: Accounts) -> Decimal:
+    return accounts._by_key["k"].account.committed
+
+
+def accounts_of_one_key(**limits: Any) -> Accounts:
     accounts = Accounts()
     record = KeyRecord(
         **{
             **dict.fromkeys((field.name for field in fields(KeyRecord)), None),
             "key_id": "k",
-            "limits": KeyLimits(tokens_per_minute=100),
+            "limits": KeyLimits(**(limits or {"tokens_per_minute": 100})),
         }  # type: ignore[arg-type]  # what accounts read of it
     )
     accounts.load([record], 0, 0)
     return accounts
-
-
-def taken_elsewhere(accounts: Accounts, key_id: str, num_tokens: int) -> None:
-    accounts.taken_elsewhere(key_id, num_tokens, 0)
 
 
 def left(accounts: Accounts) -> int:

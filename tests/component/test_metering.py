@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -16,9 +17,11 @@ import pytest
 from metered_gateway import NOW_MS, Metered, metered, until
 from scripted_gateway import MODEL, Hang, Step, events, ids, raw_call, says
 
-from relevo.core.errors import NoWorker, Overloaded, WorkerLost
+from relevo.core.errors import DeadlineExceeded, NoWorker, Overloaded, WorkerLost
 from relevo.core.request import FinishReason
+from relevo.gateway.metering.keys import revoke_key
 from relevo.gateway.metering.ledger import LedgerRow
+from relevo.policy.key_limits import KeyLimits
 
 PROMPT = "hi"  # 2 tokens
 LENGTH = FinishReason.LENGTH
@@ -80,16 +83,16 @@ async def leave_while_it_hangs(m: Metered, **fields: Any) -> list[dict[str, Any]
 
 @pytest.mark.parametrize(
     ("fields", "billed"),
-    [({"stream": True}, (2, 1, 3, 0, 0)), ({"stream": False}, (2, 1, 0, 0, 3))],
-    ids=["a stream: what was written", "a whole answer: nothing was"],
+    [({"stream": True}, (2, 1, 3, 0, 0)), ({"stream": False}, (2, 1, 3, 0, 0))],
+    ids=["a stream", "a whole answer"],
 )
-async def test_an_aborted_request_is_billed_its_prompt_and_what_was_delivered(
+async def test_a_client_that_leaves_is_billed_its_prompt_and_what_was_computed_for_it(
     fields: dict[str, Any], billed: tuple[int, ...]
 ) -> None:
     async with metered([*says("abc", end=LENGTH)[:2], (0, ids("c"), None), Hang()], num_cached=1) as m:
         await leave_while_it_hangs(m, **fields)
         (row,) = await m.written()
-        assert (row.outcome, tokens(row)) == ("aborted", billed)
+        assert (row.outcome, row.cause, tokens(row)) == ("aborted", "client_gone", billed)
 
 
 async def test_a_client_that_leaves_before_its_prompt_was_computed_pays_nothing() -> None:
@@ -99,14 +102,121 @@ async def test_a_client_that_leaves_before_its_prompt_was_computed_pays_nothing(
         assert (row.outcome, tokens(row), row.cost) == ("aborted", (0, 0, 0, 0, 0), "0")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_our_own_failure_is_not_billed_and_the_work_is_counted(stream: bool) -> None:
-    script: Sequence[Step] = [(0, ids("ab"), None), WorkerLost("gone")]
-    async with metered(script, num_cached=1) as m:
-        response = await m.rig.complete(stream=stream)
+@pytest.mark.parametrize(
+    ("error", "outcome", "cause"),
+    [
+        (DeadlineExceeded("over"), "aborted", "client_timeout"),
+        (WorkerLost("gone"), "failed", "worker_failed"),
+        (RuntimeError("a bug"), "failed", "internal"),
+    ],
+)
+async def test_what_was_delivered_is_billed_whatever_ended_it(error: Exception, outcome: str, cause: str) -> None:
+    async with metered([(0, ids("ab"), None), error], num_cached=1) as m:
+        response = await m.rig.complete(stream=True)
+        *_, last = events(response)
+        assert "error" in last
         (row,) = await m.written()
-        assert (row.outcome, tokens(row), row.cost) == ("failed", (0, 0, 0, 2, 2), "0")
-        assert response.status_code == (200 if stream else 503)
+        assert (row.outcome, row.cause, tokens(row)) == (outcome, cause, (2, 1, 2, 0, 0))
+        assert Decimal(row.cost) > 0
+
+
+async def test_a_whole_answer_that_its_client_ran_out_of_time_for_is_billed_as_computed() -> None:
+    async with metered([(0, ids("ab"), None), DeadlineExceeded("over")], num_cached=1) as m:
+        assert (await m.rig.complete(stream=False)).status_code == 504
+        (row,) = await m.written()
+        assert (row.outcome, tokens(row)) == ("aborted", (2, 1, 2, 0, 0))
+
+
+async def test_a_client_that_runs_out_of_time_before_its_first_token_pays_nothing_and_has_a_row() -> None:
+    async with metered([DeadlineExceeded("over")]) as m:
+        key, _ = await m.make_key(tokens_per_minute=3)
+        answers = [
+            await m.rig.post("/v1/completions", {"model": MODEL, "prompt": PROMPT}, authorization=f"Bearer {key}")
+            for _ in range(2)
+        ]
+        assert [answer.status_code for answer in answers] == [504, 429], "its tokens of the minute are not given back"
+        (row,) = await m.written()
+        assert (row.outcome, row.cause, tokens(row)) == ("aborted", "client_timeout", (0, 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_budget_ends_what_runs_one_step_behind_it(stream: bool) -> None:
+    """2 prompt tokens of 0.003, then 0.02 a token: 0.05 is used up by the third."""
+    async with metered(says("abcdef")) as m:
+        key, record = await m.make_key(budget=Decimal("0.05"))
+        body = {"model": MODEL, "prompt": PROMPT, "stream": stream}
+        response = await m.rig.post("/v1/completions", body, authorization=f"Bearer {key}")
+        error = events(response)[-1]["error"] if stream else response.json()["error"]
+        assert error["code"] == "insufficient_quota"
+        assert response.status_code == (200 if stream else 429)
+        (row,) = await m.written()
+        assert (row.outcome, row.cause, row.completion_tokens, row.cost) == ("aborted", "budget_spent", 3, "0.066")
+        assert m.meter.accounts._by_key[record.key_id].account.committed == Decimal("0.066")
+
+
+async def test_a_budget_ends_streams_that_run_together_one_step_each_behind_it() -> None:
+    def script(request: Any) -> Sequence[Step]:
+        return says("x" * 150, end=LENGTH)
+
+    async with metered(script) as m:
+        key, _ = await m.make_key(budget=Decimal("1"))
+        body = {"model": MODEL, "prompt": PROMPT, "stream": True, "max_tokens": 150}
+        async with m.rig.client(authorization=f"Bearer {key}") as client:
+            answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(7)))
+        assert {answer.status_code for answer in answers} <= {200, 429}
+        rows = await m.written()
+        total = sum(Decimal(row.cost) for row in rows)
+        assert Decimal(1) < total <= Decimal(1) + Decimal("0.02") * len(rows)
+
+
+async def test_an_answer_that_completes_with_its_last_token_is_not_refused() -> None:
+    async with metered(says("a", end=LENGTH)) as m:
+        key, _ = await m.make_key(budget=Decimal("0.01"))
+        body = {"model": MODEL, "prompt": PROMPT}
+        assert (await m.rig.post("/v1/completions", body, authorization=f"Bearer {key}")).status_code == 200
+        assert (await m.rig.post("/v1/completions", body, authorization=f"Bearer {key}")).status_code == 429
+
+
+async def test_a_revoked_key_ends_what_runs_at_its_next_step() -> None:
+    step = asyncio.Event()
+    async with metered([(0, ids("a"), None), Hang(), (0, ids("b"), None), Hang()]) as m:
+        m.rig.generator.resume = step
+        key, record = await m.make_key()
+        body = {"model": MODEL, "prompt": PROMPT, "stream": True}
+        answering = asyncio.create_task(m.rig.post("/v1/completions", body, authorization=f"Bearer {key}"))
+        await m.rig.generator.hanging.wait()
+        revoke_key(m.connection.inner, record.key_id, NOW_MS)
+        await m.refresh.refresh(only_new=True)
+        step.set()
+        *_, last = events(await answering)
+        assert last["error"]["code"] == "invalid_api_key" and "revoked" in last["error"]["message"]
+        (row,) = await m.written()
+        assert (row.outcome, row.cause, row.completion_tokens) == ("aborted", "key_ended", 2)
+
+
+async def test_a_limit_that_a_key_gets_while_it_runs_counts_what_runs() -> None:
+    step = asyncio.Event()
+    async with metered([(0, ids("a"), None), Hang(), (0, ids("b"), None), Hang()]) as m:
+        m.rig.generator.resume = step
+        key, record = await m.make_key()
+        body = {"model": MODEL, "prompt": PROMPT, "stream": True}
+        answering = asyncio.create_task(m.rig.post("/v1/completions", body, authorization=f"Bearer {key}"))
+        await m.rig.generator.hanging.wait()
+        limited = replace(record, limits=KeyLimits(budget=Decimal("0.01")))
+        m.meter.accounts.load([limited], m.meter.clock.now_ns(), NOW_MS)
+        step.set()
+        *_, last = events(await answering)
+        assert last["error"]["code"] == "insufficient_quota"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_our_own_failure_before_anything_was_delivered_is_not_billed(stream: bool) -> None:
+    script: Sequence[Step] = [WorkerLost("gone")] if stream else [(0, ids("ab"), None), WorkerLost("gone")]
+    async with metered(script, num_cached=1) as m:
+        assert (await m.rig.complete(stream=stream)).status_code == 503
+        (row,) = await m.written()
+        unbilled = (0, 0) if stream else (2, 2)
+        assert (row.outcome, tokens(row), row.cost) == ("failed", (0, 0, 0, *unbilled), "0")
 
 
 async def test_one_failed_prompt_of_several_makes_the_answer_a_failure() -> None:
@@ -205,7 +315,7 @@ async def test_a_full_disk_takes_no_new_request_shows_it_and_loses_no_row() -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_whose_row_is_not_kept_in_time_fails_and_is_not_billed(stream: bool) -> None:
+async def test_an_answer_whose_row_nothing_keeps_in_time_fails_and_is_billed_what_was_delivered(stream: bool) -> None:
     async with metered(says("ab"), commit_timeout_s=0.01) as m:
         key, record = await m.make_key(budget=Decimal(1))
         m.connection.full = True
@@ -219,9 +329,10 @@ async def test_an_answer_whose_row_is_not_kept_in_time_fails_and_is_not_billed(s
             assert response.status_code == 503
         m.connection.full = False
         (row,) = await m.written()
-        assert (row.outcome, row.cost, tokens(row)) == ("failed", "0", (0, 0, 0, 2, 3))
+        billed = (2, 0, 3, 0, 0) if stream else (0, 0, 0, 2, 3)
+        assert (row.outcome, row.cause, tokens(row)) == ("failed", "ledger_failed", billed)
         account = m.meter.accounts._by_key[record.key_id].account
-        assert account.committed == 0
+        assert account.committed == Decimal(row.cost) == (Decimal("0.066") if stream else 0)
 
 
 async def test_rows_that_cannot_be_written_before_the_end_are_logged(caplog: pytest.LogCaptureFixture) -> None:

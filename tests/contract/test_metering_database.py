@@ -197,11 +197,17 @@ def test_tables_of_an_older_version_are_brought_up_to_date_with_their_rows(datab
         connection, name="n", tenant="t", limits=limits, is_admin=False, expires_at_ms=None, now_ms=7, best_priority=-4
     )
     assert list_keys(connection) == [record] and record.best_priority == -4
-    older = ("ALTER TABLE api_keys DROP COLUMN best_priority", "UPDATE relevo_facts SET value = 1 WHERE name LIKE 's%'")
+    put(connection, replace(ROW, cause="complete"))
+    older = (
+        "ALTER TABLE api_keys DROP COLUMN best_priority",
+        "ALTER TABLE usage_ledger DROP COLUMN cause",
+        "UPDATE relevo_facts SET value = 1 WHERE name LIKE 's%'",
+    )
     connection.write([(sql, ()) for sql in older])
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda _: prepare(database.connect()), range(2)))
     assert list_keys(connection) == [replace(record, best_priority=0)]
+    assert connection.read("SELECT request_id, cause FROM usage_ledger") == [("r0", "")]
     prepare(connection)
 
 

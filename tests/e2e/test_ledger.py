@@ -142,7 +142,7 @@ def test_keys_are_made_limited_and_revoked_while_the_server_runs(tmp_path: Path)
         assert int(headers["Retry-After"]) >= 1 and headers[limit] == "10"
 
         spent = [ask(running, poor["key"])[0] for _ in range(4)]
-        assert spent == [200, 200, 429, 429], "4 + 4 tokens cost 0.00000304: the budget is used up by the second"
+        assert spent == [200, 429, 429, 429], "4 + 4 tokens cost 0.00000304: the second is ended"
         status, error, headers = ask(running, poor["key"])
         assert error["error"]["code"] == "insufficient_quota" and headers["x-should-retry"] == "false"
 

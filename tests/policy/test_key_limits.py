@@ -174,9 +174,19 @@ class Spending(RuleBasedStateMachine):
     @rule(which=st.integers(0, 50), num_tokens=st.integers(0, 100), cents=st.integers(0, 900))
     def end(self, which: int, num_tokens: int, cents: int) -> None:
         charged = self.running.pop(which % len(self.running))
-        self.one.settle(charged, num_tokens, Decimal(cents) / 100, self.now_ns, NOON_S)
         self.level = min(Fraction(50), self.level - num_tokens + charged.num_tokens)
+        self.one.settle(charged, num_tokens, Decimal(cents) / 100, self.now_ns, NOON_S)
         self.spent += Fraction(cents, 100)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 50), num_tokens=st.integers(0, 9), cents=st.integers(0, 300))
+    def step(self, which: int, num_tokens: int, cents: int) -> None:
+        charged = self.running[which % len(self.running)]
+        cost = charged.cost + Decimal(cents) / 100
+        total = charged.num_tokens + num_tokens
+        refused = self.one.progress(charged, total, cost, self.now_ns, NOON_S)
+        self.level = min(Fraction(50), self.level - num_tokens)
+        assert (refused is not None) == (self.one.committed > 20)
 
     @rule(elapsed_ns=st.integers(0, 3 * MINUTE_NS))
     def wait(self, elapsed_ns: int) -> None:
@@ -187,6 +197,101 @@ class Spending(RuleBasedStateMachine):
     def what_is_committed_is_what_was_spent_and_runs(self) -> None:
         assert Fraction(self.one.committed) == self.spent + sum(Fraction(c.cost) for c in self.running)
 
+
+class StepsOfOneKey(RuleBasedStateMachine):
+    """Streams of one key at up to three gateways of a server that hear each other, each told at its next step."""
+
+    BUDGET = Decimal(30)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gateways = [account(budget=self.BUDGET) for _ in range(3)]
+        self.open: list[tuple[int, Charge]] = []
+        self.longest_step = Decimal(0)
+        self.billed = Decimal(0)
+        self.num_most_open = 0
+
+    def tell(self, gateway: int, ended: Decimal = Decimal(0)) -> None:
+        for other, one in enumerate(self.gateways):
+            if other != gateway:
+                one.runs_elsewhere(str(gateway), self.gateways[gateway].running)
+                one.spent_elsewhere(ended, NOON_S)
+
+    @rule(gateway=st.integers(0, 2), prompt=st.integers(0, 12))
+    def enter(self, gateway: int, prompt: int) -> None:
+        outcome = self.gateways[gateway].try_charge(prompt, Decimal(prompt), 0, NOON_S)
+        if isinstance(outcome, Charge):
+            self.open.append((gateway, outcome))
+            self.num_most_open = max(self.num_most_open, len(self.open))
+            self.tell(gateway)
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 50), step=st.integers(1, 5), given_back=st.integers(0, 12))
+    def step_of_one(self, which: int, step: int, given_back: int) -> None:
+        gateway, charge = self.open[which % len(self.open)]
+        self.longest_step = max(self.longest_step, Decimal(step))
+        cost = max(Decimal(0), charge.cost - given_back) + step  # it was cached, as its first token tells
+        refused = self.gateways[gateway].progress(charge, int(cost), cost, 0, NOON_S)
+        if refused is not None:
+            self.end(which % len(self.open))
+        else:
+            self.tell(gateway)
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 50))
+    def finish(self, which: int) -> None:
+        self.end(which % len(self.open))
+
+    def end(self, which: int) -> None:
+        gateway, charge = self.open.pop(which)
+        cost = charge.cost
+        self.gateways[gateway].settle(charge, charge.num_tokens, cost, 0, NOON_S)
+        self.billed += cost
+        self.tell(gateway, cost)
+
+    @invariant()
+    def the_budget_is_exceeded_by_one_step_of_each_open_stream_at_most(self) -> None:
+        running = sum((charge.cost for _, charge in self.open), Decimal(0))
+        assert self.billed + running <= self.BUDGET + self.longest_step * self.num_most_open
+
+    @invariant()
+    def all_gateways_say_the_same(self) -> None:
+        running = sum((charge.cost for _, charge in self.open), Decimal(0))
+        assert {one.committed for one in self.gateways} == {self.billed + running}
+
+
+def test_time_that_goes_back_begins_no_budget_anew() -> None:
+    one = account(budget=Decimal(1), budget_period=Period.DAY)
+    one.settle(charge(one, 1, "1"), 1, Decimal(1), 0, NOON_S)
+    refusal(one, 1, "0.1", now_s=NOON_S - 86_400)
+    refusal(one, 1, "0.1")
+    charge(one, 1, "0.1", now_s=NOON_S + 86_400)
+
+
+def test_a_charge_of_a_former_account_gives_nothing_back_to_the_next() -> None:
+    """Limits that are taken away and set again while a request runs. Red when its end makes room that was not there."""
+    running = charge(account(budget=Decimal(10)), 1, "9")
+    again = account(budget=Decimal(10))
+    again.settle(running, 1, Decimal(2), 0, NOON_S)
+    assert again.committed == 2
+
+
+def test_servers_that_do_not_hear_each_other_each_hold_the_budget() -> None:
+    """The bound where several servers share a ledger, until they read each other's rows: the budget of each."""
+    servers = [account(budget=Decimal(10)) for _ in range(3)]
+    for one in servers:
+        running = charge(one, 1, "0")
+        while one.progress(running, 1, running.cost + 1, 0, NOON_S) is None:
+            pass
+        one.settle(running, 1, running.cost, 0, NOON_S)
+    assert sum(one.committed for one in servers) == 3 * (10 + 1)
+    for one in servers:
+        one.correct(Decimal(33), NOON_S)
+        refusal(one, 1, "0")
+
+
+TestStepsOfOneKey = StepsOfOneKey.TestCase
+TestStepsOfOneKey.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 TestSpending = Spending.TestCase
 TestSpending.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

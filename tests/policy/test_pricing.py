@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -143,6 +144,9 @@ def test_what_is_billed_and_what_is_not_are_all_that_was_done(outcome: Outcome, 
     assert bill.billed.num_prompt + bill.num_unbilled_prompt_tokens == sum(w.num_prompt_tokens for w in computed)
     assert bill.billed.num_output + bill.num_unbilled_output_tokens == sum(w.num_output_tokens for w in done)
     assert bill.billed.num_cached <= bill.billed.num_prompt
+    delivered = sum(w.num_delivered_tokens for w in done)
+    assert bill.billed.num_output >= delivered, "what was delivered is billed, whatever ended it"
+    assert not delivered or bill.billed.num_prompt or not sum(w.num_prompt_tokens for w in computed)
 
 
 def test_the_rule_by_outcome() -> None:
@@ -159,9 +163,10 @@ def test_the_rule_by_outcome() -> None:
     finished = bill_for(Outcome.FINISHED, [running])
     assert finished.billed == BilledTokens(num_prompt=100, num_cached=64, num_output=10)
     aborted = bill_for(Outcome.ABORTED, [running, waiting])
-    assert aborted.billed == BilledTokens(num_prompt=100, num_cached=64, num_output=7)
-    assert (aborted.num_unbilled_prompt_tokens, aborted.num_unbilled_output_tokens) == (0, 3)
-    failed = bill_for(Outcome.FAILED, [running, waiting])
-    assert failed.billed == BilledTokens()
-    assert (failed.num_unbilled_prompt_tokens, failed.num_unbilled_output_tokens) == (100, 10)
+    assert aborted.billed == BilledTokens(num_prompt=100, num_cached=64, num_output=10)
+    assert (aborted.num_unbilled_prompt_tokens, aborted.num_unbilled_output_tokens) == (0, 0)
+    undelivered = replace(running, num_delivered_tokens=0)
+    failed = bill_for(Outcome.FAILED, [running, undelivered, waiting])
+    assert failed.billed == BilledTokens(num_prompt=100, num_cached=64, num_output=7)
+    assert (failed.num_unbilled_prompt_tokens, failed.num_unbilled_output_tokens) == (100, 13)
     assert cost_of(FREE, finished.billed) == 0

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
 from relevo.build.configs import GatewayConfig
+from relevo.core.ports import Clock
 from relevo.gateway.dispatch import Dispatcher
 from relevo.gateway.gossip import Gossip, Peer, Teller
+from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.meter import Meter
 from relevo.gateway.placement import Placement
+from relevo.policy.pricing import plain
 from relevo.telemetry.merged_series import SeriesFamily
+from relevo.wire.gossip import Ended, Spending
 
 _METRICS, _READINESS = "metrics", "readiness"
 _encode = msgspec.msgpack.encode
@@ -51,12 +56,29 @@ def build_others(
             for name, (placement, dispatcher) in models.items()
         },
         answers={_METRICS: lambda: _encode(tuple(metrics())), _READINESS: lambda: _encode(readiness())},
-        on_taken=lambda key_id, num_tokens: meter.accounts.taken_elsewhere(key_id, num_tokens, meter.clock.now_ns()),
     )
-    meter.accounts.on_taken = gossip.taken
+    share_accounts(gossip, meter.accounts, meter.clock)
     for placement, _ in models.values():
         placement.tell(gossip.news)
     return Others(config.gateway_id, gossip)
+
+
+def share_accounts(gossip: Gossip, accounts: Accounts, clock: Clock) -> None:
+    """Limits of keys are counted together with the gateways that hear each other."""
+
+    def heard(gateway_id: str, spending: Spending) -> None:
+        running = {key_id: Decimal(cost) for key_id, cost in spending.running_by_key.items()}
+        accounts.runs_elsewhere(gateway_id, running)
+        for ended in spending.ended:
+            accounts.spent_elsewhere(ended.key_id, ended.ended_at_ms, Decimal(ended.cost))
+
+    gossip.on_taken = lambda key_id, num_tokens: accounts.taken_elsewhere(key_id, num_tokens, clock.now_ns())
+    gossip.on_spending = heard
+    gossip.on_lost = accounts.forget_elsewhere
+    gossip.running = lambda: {key_id: plain(cost) for key_id, cost in accounts.running().items()}
+    accounts.on_taken = gossip.taken
+    accounts.on_running = lambda key_id, cost: gossip.spends(key_id, plain(cost))
+    accounts.on_spent = lambda key_id, ended_at_ms, cost: gossip.spent(Ended(key_id, ended_at_ms, plain(cost)))
 
 
 def _decoded(body: bytes | None, kind: Any) -> Any:

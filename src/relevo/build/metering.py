@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import astuple, dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -92,8 +92,9 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
         accounts=Accounts(),
         prices=_model_prices(config),
         clock=clock,
-        now_ms=unix_ms,
+        now_ms=never_back(unix_ms),
         metrics=metrics,
+        why_ended=key_ring.why_ended,
     )
     return Metering(
         key_ring=key_ring,
@@ -106,6 +107,18 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
 
 def unix_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def never_back(now_ms: Callable[[], int]) -> Callable[[], int]:
+    """A clock that stands still while `now_ms` is behind what it said before: rows and sums follow one another."""
+    latest = 0
+
+    def now() -> int:
+        nonlocal latest
+        latest = max(latest, now_ms())
+        return latest
+
+    return now
 
 
 def _model_prices(config: GatewayConfig) -> dict[str, ModelPrice]:

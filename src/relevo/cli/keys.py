@@ -117,7 +117,7 @@ def revoke(
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """End a key for good; requests that run may finish."""
+    """End a key for good; requests that run with it end within about a second."""
     record = revoke_key(connect(data_dir, database_url), key, unix_ms())
     typer.echo(f"revoked {record.key_id} ({record.prefix}...)", err=True)
 

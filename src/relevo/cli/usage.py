@@ -27,7 +27,9 @@ class UsageFormat(StrEnum):
 
 
 def usage(
-    by: Annotated[str, typer.Option(help="Comma separated: key, tenant, model, day, outcome.")] = "key,model,day",
+    by: Annotated[
+        str, typer.Option(help="Comma separated: key, tenant, model, day, outcome, cause.")
+    ] = "key,model,day",
     since: Annotated[str | None, typer.Option(help="From then on: 2026-11-30, Unix seconds, 24h, 7d.")] = None,
     until: Annotated[str | None, typer.Option(help="Before then; the same forms.")] = None,
     key: Annotated[str | None, typer.Option(help="Of one key: its id.")] = None,

@@ -69,6 +69,10 @@ class ApiKeys:
             return None
         return Caller(tenant=digest[:16], key_id=digest[:16], best_priority=self.best_priority)
 
+    def has(self, key_id: str) -> bool:
+        """Whether one of these keys has this id."""
+        return any(digest.startswith(key_id) for digest in self.digests)
+
 
 def digest_of(key: str) -> str:
     """What is kept of a key. Keys are long and random, so a plain SHA-256 cannot be searched."""

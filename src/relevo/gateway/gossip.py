@@ -72,8 +72,13 @@ class Gossip:
     tellers: Mapping[str, Teller]  # by model
     answers: Mapping[str, Callable[[], bytes]]
     on_taken: Callable[[str, int], None] = lambda key_id, num_tokens: None  # by a key, through another gateway
+    on_spending: Callable[[str, wire.Spending], None] = lambda gateway_id, spending: None  # through another gateway
+    on_lost: Callable[[str], None] = lambda gateway_id: None  # it is not heard any more
+    running: Callable[[], dict[str, str]] = dict  # what a gateway that begins to listen is told of spending
     _taken: dict[str, int] = field(default_factory=dict)
     _connections: set[asyncio.StreamWriter] = field(default_factory=set)
+    _running: dict[str, str] = field(default_factory=dict)
+    _ended: list[wire.Ended] = field(default_factory=list)
     _followers: set[asyncio.StreamWriter] = field(default_factory=set)
     _limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log))
     _connected: set[str] = field(default_factory=set)
@@ -88,9 +93,19 @@ class Gossip:
         elif not is_urgent and not self._is_due and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PROGRESS_S, self._flush)
 
-    def taken(self, key_id: str, num_tokens: int) -> None:
+    def taken(self, key_id: str, num_tokens: int, is_urgent: bool) -> None:
         """A key took tokens of its minute through this gateway, or gave them back."""
-        self._taken[key_id] = self._taken.get(key_id, 0) + num_tokens
+        if num_tokens:
+            self._taken[key_id] = self._taken.get(key_id, 0) + num_tokens
+            self.news(is_urgent)
+
+    def spends(self, key_id: str, running: str) -> None:
+        """What a key's requests that run here have used up to now."""
+        self._running[key_id] = running
+        self.news(False)
+
+    def spent(self, ended: wire.Ended) -> None:
+        self._ended.append(ended)
         self.news(True)
 
     async def run(self) -> None:
@@ -123,7 +138,9 @@ class Gossip:
             self._timer.cancel()
         self._timer, self._is_due = None, False
         messages: list[Message] = [wire.Taken(self._taken)] if self._taken else []
-        self._taken = {}
+        if self._running or self._ended:
+            messages.append(wire.Spending(self._running, tuple(self._ended)))
+        self._taken, self._running, self._ended = {}, {}, []
         for model, teller in self.tellers.items():
             batch = teller.journal.batch()
             if batch is not None:
@@ -153,6 +170,7 @@ class Gossip:
                     self._flush()  # a snapshot is of what everybody was told
                     for model, teller in self.tellers.items():
                         self._send(writer, encode_frame(wire.Told(model, teller.journal.snapshot())))
+                    self._send(writer, encode_frame(wire.Spending(self.running())))
                     self._followers.add(writer)
                     if await reader.read(1):  # it has nothing more to say: this is its end
                         raise ProtocolError("a follower said more than that it follows")
@@ -202,6 +220,7 @@ class Gossip:
             finally:
                 self._connected.discard(peer.gateway_id)
                 writer.close()
+                self.on_lost(peer.gateway_id)
                 for teller in self.tellers.values():
                     teller.withdraw(peer.gateway_id)
 
@@ -221,6 +240,8 @@ class Gossip:
             case wire.Taken(num_tokens_by_key=taken):
                 for key_id, num_tokens in taken.items():
                     self.on_taken(key_id, num_tokens)
+            case wire.Spending():
+                self.on_spending(peer.gateway_id, message)
             case _:
                 raise ProtocolError(f"it sent a {type(message).__name__} that nobody asked for")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from relevo.core.baton import PrefillFacts, SampledToken
-from relevo.core.errors import CapacityError, RequestError, WorkerError
+from relevo.core.errors import CapacityError, DeadlineExceeded, RequestError, WorkerError
 from relevo.core.events import TokenOutput
 from relevo.core.ids import TokenId
 from relevo.core.request import EngineRequest, FinishReason
@@ -167,8 +167,11 @@ class TextGeneration:
                         return
             raise WorkerError("The generation ended before it was complete.")
         except Exception as error:
-            was_admitted = bool(self.num_output_tokens) or not isinstance(error, CapacityError | RequestError)
-            self._outcome = "failed" if was_admitted else None
+            if isinstance(error, DeadlineExceeded):  # it was in line, at least
+                self._outcome = "aborted"
+            else:
+                was_admitted = bool(self.num_output_tokens) or not isinstance(error, CapacityError | RequestError)
+                self._outcome = "failed" if was_admitted else None
             raise
 
     def stamp(self, delta: TextDelta) -> None:

@@ -1,10 +1,12 @@
 """What one API key may use: tokens per minute, and a budget in currency.
 
-A request is charged its prompt when it enters, and what it really used when it ends: output tokens are added, cached
-prompt tokens and prompts that were never computed are given back. So a key can overshoot by what is in flight, never
-by more, and the overshoot is paid back before the next request enters.
+A request is charged its prompt when it enters, its output as it is computed, and what it really used when it ends:
+cached prompt tokens and prompts that were never computed are given back. A budget is looked at after every step of
+every request, so a key exceeds it by one step of each open stream at most. Tokens per minute end no request: a key can
+overshoot them by the output of what runs, which is paid back before its next request enters.
 
-Owns the counts of one key. Integers and decimals only; both clocks are arguments.
+Owns the counts of one key. Integers and decimals only; both clocks are arguments. Unix time that goes back begins no
+period anew.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
 
-from relevo.policy.pricing import EXACT, plain
+from relevo.policy.pricing import EXACT, exact_sum, plain
 
 _NS_PER_MINUTE = 60_000_000_000
 
@@ -34,12 +36,12 @@ class KeyLimits:
     budget_period: Period = Period.TOTAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Charge:
-    """What a request was charged when it entered; handed back to `settle` once."""
+    """What a request has been charged up to now; handed back to `settle` once."""
 
-    num_tokens: int
-    cost: Decimal
+    num_tokens: int = 0
+    cost: Decimal = Decimal(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,9 @@ class KeyAccount:
     def __init__(self, limits: KeyLimits, now_ns: int, now_unix_s: float) -> None:
         self._limits = limits
         self._bucket = _bucket(limits, now_ns)
-        self._reserved = Decimal(0)  # of requests that run
+        self._open: set[Charge] = set()  # of requests that run
+        self._reserved = Decimal(0)  # the sum of their costs
+        self._elsewhere: dict[str, Decimal] = {}  # of requests that run at other gateways, by gateway
         self._spent = Decimal(0)  # of requests that have ended
         self._period_start_s = period_start_s(limits.budget_period, now_unix_s)
 
@@ -132,12 +136,19 @@ class KeyAccount:
     @property
     def committed(self) -> Decimal:
         """Spent, and reserved for what runs."""
-        return EXACT.add(self._spent, self._reserved)
+        return exact_sum((self._spent, self._reserved, *self._elsewhere.values()))
+
+    @property
+    def running(self) -> Decimal:
+        """Reserved for what runs here."""
+        return self._reserved
 
     def change_limits(self, limits: KeyLimits, now_ns: int, now_unix_s: float) -> None:
         """A new rate starts with a full bucket; what was spent stays, unless the period is another one."""
         if limits.tokens_per_minute != self._limits.tokens_per_minute:
             self._bucket = _bucket(limits, now_ns)
+        if limits.budget_period is not self._limits.budget_period:
+            self._period_start_s, self._spent = period_start_s(limits.budget_period, now_unix_s), Decimal(0)
         self._limits = limits
         self._roll(now_unix_s)
 
@@ -147,17 +158,47 @@ class KeyAccount:
         refused = self._over_budget(cost, now_unix_s) or self._over_rate(num_tokens, now_ns)
         if refused is not None:
             return refused
-        if self._bucket is not None:
-            self._bucket.take(num_tokens, now_ns)
-        self._reserved = EXACT.add(self._reserved, cost)
-        return Charge(num_tokens=num_tokens, cost=cost)
+        charge = Charge()
+        self._set(charge, num_tokens, cost, now_ns)
+        return charge
+
+    def progress(
+        self, charge: Charge, num_tokens: int, cost: Decimal, now_ns: int, now_unix_s: float
+    ) -> Refused | None:
+        """The request has used so much up to now. Refused: more than the key has, so it must end."""
+        self._roll(now_unix_s)
+        self._set(charge, num_tokens, cost, now_ns)
+        budget = self._limits.budget
+        if budget is None or self.committed <= budget:
+            return None
+        return self._refused("is used up", budget, now_unix_s)
 
     def settle(self, charge: Charge, num_tokens: int, cost: Decimal, now_ns: int, now_unix_s: float) -> None:
         """The request has ended and used `num_tokens` (cached ones not counted) for `cost`."""
         self._roll(now_unix_s)
-        if self._bucket is not None:
-            self._bucket.take(num_tokens - charge.num_tokens, now_ns)
+        self._set(charge, num_tokens, cost, now_ns)
+        self._open.discard(charge)
         self._reserved = EXACT.subtract(self._reserved, charge.cost)
+        self._spent = EXACT.add(self._spent, cost)
+
+    def _set(self, charge: Charge, num_tokens: int, cost: Decimal, now_ns: int) -> None:
+        """A charge that was begun before the key had limits is taken over whole."""
+        is_known = charge in self._open
+        if self._bucket is not None:
+            self._bucket.take(num_tokens - (charge.num_tokens if is_known else 0), now_ns)
+        self._reserved = exact_sum((self._reserved, cost, charge.cost.copy_negate() if is_known else Decimal(0)))
+        self._open.add(charge)
+        charge.num_tokens, charge.cost = num_tokens, cost
+
+    def runs_elsewhere(self, gateway_id: str, cost: Decimal) -> None:
+        """What requests of the key that run at another gateway have used up to now, all together."""
+        self._elsewhere.pop(gateway_id, None)
+        if cost:
+            self._elsewhere[gateway_id] = cost
+
+    def spent_elsewhere(self, cost: Decimal, now_unix_s: float) -> None:
+        """A request has ended at another gateway."""
+        self._roll(now_unix_s)
         self._spent = EXACT.add(self._spent, cost)
 
     def taken_elsewhere(self, num_tokens: int, now_ns: int) -> None:
@@ -166,23 +207,27 @@ class KeyAccount:
             self._bucket.take(num_tokens, now_ns)
 
     def correct(self, spent: Decimal, now_unix_s: float) -> None:
-        """What the ledger says; other gateways write to it too."""
-        self._roll(now_unix_s)
+        """What the ledger says of the present period; other gateways write to it too."""
+        self._period_start_s = period_start_s(self._limits.budget_period, now_unix_s)
         self._spent = spent
 
     def rate(self, now_ns: int) -> RateView | None:
         return None if self._bucket is None else self._bucket.view(now_ns)
 
     def _over_budget(self, cost: Decimal, now_unix_s: float) -> Refused | None:
-        budget, period = self._limits.budget, self._limits.budget_period
+        budget = self._limits.budget
         if budget is None or (self.committed < budget and EXACT.add(self.committed, cost) <= budget):
             return None
+        return self._refused("does not cover this request", budget, now_unix_s)
+
+    def _refused(self, what: str, budget: Decimal, now_unix_s: float) -> Refused:
+        period = self._limits.budget_period
         named = {Period.TOTAL: "", Period.DAY: " for today", Period.MONTH: " for this month"}[period]
         end_s = period_end_s(period, now_unix_s)
         until = "" if end_s is None else f"; the next one begins at {datetime.fromtimestamp(end_s, UTC):%Y-%m-%d} UTC"
         return Refused(
             limit="budget",
-            reason=f"The budget of this API key{named}, {plain(budget)}, does not cover this request{until}.",
+            reason=f"The budget of this API key{named}, {plain(budget)}, {what}{until}.",
             retry_after_s=None if end_s is None else end_s - now_unix_s,
         )
 
@@ -204,7 +249,7 @@ class KeyAccount:
 
     def _roll(self, now_unix_s: float) -> None:
         start_s = period_start_s(self._limits.budget_period, now_unix_s)
-        if start_s != self._period_start_s:
+        if start_s > self._period_start_s:
             self._period_start_s = start_s
             self._spent = Decimal(0)
 

@@ -32,13 +32,29 @@ class Taken(Message, frozen=True, tag=True):
     num_tokens_by_key: dict[str, int]
 
 
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """A request of a key with a budget; its row comes to the ledger."""
+
+    key_id: str
+    ended_at_ms: int  # Unix
+    cost: str  # decimal text
+
+
+class Spending(Message, frozen=True, tag=True):
+    """Of API keys with a budget: what requests that run have used up to now, by key, where that changed; and requests
+    that ended since the last such message."""
+
+    running_by_key: dict[str, str]
+    ended: tuple[Ended, ...] = ()
+
+
 class Answer(Message, frozen=True, tag=True):
     body: bytes
 
 
 MAX_QUESTION_BYTES = 256  # arbitrary; what a listener says is a word
 ToTeller = Follow | Ask
-ToListener = Told | Taken | Answer
+ToListener = Told | Taken | Spending | Answer
 _to_teller: msgspec.msgpack.Decoder[ToTeller] = msgspec.msgpack.Decoder(ToTeller)
 _to_listener: msgspec.msgpack.Decoder[ToListener] = msgspec.msgpack.Decoder(ToListener)
 

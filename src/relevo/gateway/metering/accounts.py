@@ -1,13 +1,14 @@
 """One `KeyAccount` per limited API key, and keeping what it has spent true to the ledger.
 
 Spent is the ledger's sum up to a moment a little ago plus what ended here since: our own rows are counted exactly once,
-and those of other gateways on the same database arrive with that delay.
+and those of other servers on the same database arrive with that delay. The gateways of one server tell each other what
+runs and what ends (`on_taken`, `on_running`, `on_spent`), so they count together at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -22,7 +23,7 @@ _UNLIMITED = KeyLimits()
 @dataclass(slots=True)
 class _Kept:
     account: KeyAccount
-    recent: deque[tuple[int, Decimal]] = field(default_factory=deque)  # ended at ms, cost; of this gateway
+    recent: deque[tuple[int, Decimal]] = field(default_factory=deque)  # ended at ms, cost; of this server's gateways
     is_corrected: bool = False  # the ledger has been asked at least once
     was_used: bool = False  # since it was asked
 
@@ -39,7 +40,11 @@ class SpentQuestion:
 class Accounts:
     def __init__(self) -> None:
         self._by_key: dict[str, _Kept] = {}
-        self.on_taken: Callable[[str, int], None] = lambda key_id, num_tokens: None  # tokens of a key's minute
+        # tokens of a key's minute; `is_urgent`: another request may be let in or not because of it
+        self.on_taken: Callable[[str, int, bool], None] = lambda key_id, num_tokens, is_urgent: None
+        self.on_running: Callable[[str, Decimal], None] = lambda key_id, cost: None  # of all that runs here, up to now
+        self.on_spent: Callable[[str, int, Decimal], None] = lambda key_id, ended_at_ms, cost: None  # by one that ended
+        self._elsewhere: dict[str, dict[str, Decimal]] = {}  # by gateway: what a key's requests there have used
 
     def load(self, records: Iterable[KeyRecord], now_ns: int, now_ms: int) -> None:
         """Take the limits of all keys as they are now."""
@@ -48,32 +53,91 @@ class Accounts:
         for key_id, limits in limited.items():
             kept = self._by_key.get(key_id)
             if kept is None:
-                self._by_key[key_id] = _Kept(KeyAccount(limits, now_ns, now_ms / 1000))
+                account = KeyAccount(limits, now_ns, now_ms / 1000)
+                for gateway_id, costs in self._elsewhere.items():
+                    account.runs_elsewhere(gateway_id, costs.get(key_id, Decimal(0)))
+                self._by_key[key_id] = _Kept(account)
             elif kept.account.limits != limits:
                 kept.account.change_limits(limits, now_ns, now_ms / 1000)
                 kept.is_corrected = False
 
-    def try_charge(
-        self, key_id: str, num_tokens: int, cost: Decimal, now_ns: int, now_ms: int
-    ) -> Charge | Refused | None:
-        """None: the key has no limits and there is nothing to settle."""
+    def try_charge(self, key_id: str, num_tokens: int, cost: Decimal, now_ns: int, now_ms: int) -> Charge | Refused:
+        """A key without limits is charged nothing; limits that it gets later count its running requests whole."""
+        kept = self._by_key.get(key_id)
+        if kept is None:
+            return Charge()
+        charge = kept.account.try_charge(num_tokens, cost, now_ns, now_ms / 1000)
+        if isinstance(charge, Charge):
+            self.on_taken(key_id, charge.num_tokens, True)
+            self._tell_running(key_id, kept)
+        return charge
+
+    def is_limited(self, key_id: str) -> bool:
+        return key_id in self._by_key
+
+    def progress(
+        self, key_id: str, charge: Charge, num_tokens: int, cost: Decimal, now_ns: int, now_ms: int
+    ) -> Refused | None:
+        """What a request has used up to now. Refused: it has to end."""
         kept = self._by_key.get(key_id)
         if kept is None:
             return None
-        charge = kept.account.try_charge(num_tokens, cost, now_ns, now_ms / 1000)
-        if isinstance(charge, Charge):
-            self.on_taken(key_id, charge.num_tokens)
-        return charge
+        taken = num_tokens - charge.num_tokens
+        refused = kept.account.progress(charge, num_tokens, cost, now_ns, now_ms / 1000)
+        self.on_taken(key_id, taken, False)
+        self._tell_running(key_id, kept)
+        return refused
 
     def settle(
         self, key_id: str, charge: Charge, num_tokens: int, cost: Decimal, now_ns: int, ended_at_ms: int
     ) -> None:
         kept = self._by_key.get(key_id)
+        if kept is None:
+            return
+        taken = num_tokens - charge.num_tokens
+        kept.account.settle(charge, num_tokens, cost, now_ns, ended_at_ms / 1000)
+        kept.recent.append((ended_at_ms, cost))
+        kept.was_used = True
+        self.on_taken(key_id, taken, True)
+        self._tell_running(key_id, kept)
+        if kept.account.limits.budget is not None:
+            self.on_spent(key_id, ended_at_ms, cost)
+
+    def _tell_running(self, key_id: str, kept: _Kept) -> None:
+        if kept.account.limits.budget is not None:
+            self.on_running(key_id, kept.account.running)
+
+    def running(self) -> dict[str, Decimal]:
+        """By key: what its running requests have used here; for a gateway that begins to listen."""
+        return {
+            key_id: kept.account.running
+            for key_id, kept in self._by_key.items()
+            if kept.account.limits.budget is not None and kept.account.running
+        }
+
+    def runs_elsewhere(self, gateway_id: str, costs: Mapping[str, Decimal]) -> None:
+        """What the running requests of keys have used at another gateway up to now."""
+        told = self._elsewhere.setdefault(gateway_id, {})
+        for key_id, cost in costs.items():
+            told.pop(key_id, None)
+            if cost:
+                told[key_id] = cost
+            if (kept := self._by_key.get(key_id)) is not None:
+                kept.account.runs_elsewhere(gateway_id, cost)
+
+    def spent_elsewhere(self, key_id: str, ended_at_ms: int, cost: Decimal) -> None:
+        """A request has ended at another gateway of this server; its row comes to the same ledger."""
+        kept = self._by_key.get(key_id)
         if kept is not None:
-            kept.account.settle(charge, num_tokens, cost, now_ns, ended_at_ms / 1000)
+            kept.account.spent_elsewhere(cost, ended_at_ms / 1000)
             kept.recent.append((ended_at_ms, cost))
             kept.was_used = True
-            self.on_taken(key_id, num_tokens - charge.num_tokens)
+
+    def forget_elsewhere(self, gateway_id: str) -> None:
+        """It is not heard any more: what runs there is not known."""
+        for key_id in self._elsewhere.pop(gateway_id, {}):
+            if (kept := self._by_key.get(key_id)) is not None:
+                kept.account.runs_elsewhere(gateway_id, Decimal(0))
 
     def taken_elsewhere(self, key_id: str, num_tokens: int, now_ns: int) -> None:
         """Another gateway let the key take so many tokens, or gave them back."""
@@ -102,8 +166,8 @@ class Accounts:
             kept = self._by_key.get(question.key_id)
             if kept is None:
                 continue
-            while kept.recent and kept.recent[0][0] < min(question.until_ms, now_ms - SETTLED_AFTER_MS):
-                kept.recent.popleft()
+            settled_ms = min(question.until_ms, now_ms - SETTLED_AFTER_MS)
+            kept.recent = deque(entry for entry in kept.recent if entry[0] >= settled_ms)
             since_ms = max(question.until_ms, question.since_ms)
             own = exact_sum(cost for ended_at_ms, cost in kept.recent if ended_at_ms >= since_ms)
             kept.account.correct(exact_sum((answer, own)), now_ms / 1000)

@@ -21,9 +21,20 @@ class KeyRing:
         self._fixed = fixed
         self._now_ms = now_ms
         self._by_digest: dict[str, KeyRecord] = {}
+        self._by_key_id: dict[str, KeyRecord] = {}
 
     def load(self, records: Iterable[KeyRecord]) -> None:
         self._by_digest = {record.digest: record for record in records}
+        self._by_key_id = {record.key_id: record for record in self._by_digest.values()}
+
+    def why_ended(self, caller: Caller) -> str:
+        """Why the key of a running request may not be used any more; empty: it may."""
+        record = self._by_key_id.get(caller.key_id)
+        if record is None:
+            known = not caller.key_id or self._fixed.has(caller.key_id)
+            return "" if known else "The API key of this request does not exist any more."
+        state = record.state(self._now_ms())
+        return "" if state == "active" else f"The API key {record.prefix}... is {state}."
 
     @property
     def records(self) -> Iterable[KeyRecord]:

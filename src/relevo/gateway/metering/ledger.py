@@ -42,6 +42,7 @@ class LedgerRow:
     cost: str
     started_at_ms: int
     ended_at_ms: int
+    cause: str = ""  # one of policy.billing.Cause; empty: written before there were causes
 
 
 _COLUMNS = tuple(field.name for field in fields(LedgerRow))
@@ -68,6 +69,7 @@ class GroupBy(StrEnum):
     MODEL = "model"
     DAY = "day"  # of UTC, on which the request ended
     OUTCOME = "outcome"
+    CAUSE = "cause"
 
 
 _GROUP_SQL = {
@@ -76,6 +78,7 @@ _GROUP_SQL = {
     GroupBy.MODEL: "model",
     GroupBy.DAY: f"ended_at_ms / {MS_PER_DAY}",
     GroupBy.OUTCOME: "outcome",
+    GroupBy.CAUSE: "cause",
 }
 
 

@@ -1,9 +1,9 @@
 """What a request is charged, and the one row that says what it used: opened when it enters, closed when it ends.
 
 Owns the order: limits are asked before anything runs; the row is handed over at the request's single terminal event;
-an answer is completed only once its row is kept. Rules are `policy.billing`'s and `policy.key_limits`', rows are
-written by `metering.writer`. A row that is not kept in time is replaced by one that bills nothing, because the client
-is told that the request failed.
+they are looked at again after each of its steps; an answer is completed only once its row is kept. Rules are
+`policy.billing`'s and `policy.key_limits`', rows are written by `metering.writer`. A row that is not kept in time is
+replaced by that of a failure of ours, because that is what the client is told.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Protocol
 
-from relevo.core.errors import BudgetSpent, KeyLimitReached, LedgerUnavailable
+from relevo.core.errors import BudgetSpent, KeyLimitReached, LedgerUnavailable, Unauthorized
 from relevo.core.ports import Clock
 from relevo.gateway.auth import Caller
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.ledger import LedgerRow
 from relevo.gateway.metering.writer import LedgerWriter
-from relevo.policy.billing import Bill, Outcome, Work, bill_for
+from relevo.policy.billing import Bill, Cause, Work, bill_for, num_rate_tokens, so_far
 from relevo.policy.key_limits import Charge, Refused
-from relevo.policy.pricing import BilledTokens, ModelPrice, cost_of, plain
+from relevo.policy.pricing import EXACT, BilledTokens, ModelPrice, cost_of, plain
 
 log = logging.getLogger("relevo.gateway.ledger")
 
@@ -48,11 +48,15 @@ class Metered(Protocol):
 class Tab(Protocol):
     """One request's entry in the books. Whichever of `settle` and `close` comes first ends it."""
 
-    async def settle(self, outcome: Outcome) -> None:
-        """Return once the row is kept. Raises LedgerUnavailable: then nothing is billed."""
+    def progress(self) -> None:
+        """After every step of the request: count what it has used. Raises BudgetSpent, Unauthorized: then it ends."""
         ...
 
-    def close(self, outcome: Outcome) -> None:
+    async def settle(self, cause: Cause) -> None:
+        """Return once the row is kept. Raises LedgerUnavailable: then it has failed, and is billed so."""
+        ...
+
+    def close(self, cause: Cause) -> None:
         """Hand the row over and do not wait."""
         ...
 
@@ -95,6 +99,7 @@ class Meter:
     clock: Clock
     now_ms: Callable[[], int]
     metrics: MeterMetrics
+    why_ended: Callable[[Caller], str] = lambda caller: ""  # why a key may not be used any more; empty: it may
     commit_timeout_s: float = COMMIT_TIMEOUT_S
     keys_failure: str = ""  # why API keys cannot be read; empty if they can
     all_closed: asyncio.Event = field(default_factory=_set_event)  # no tab is open
@@ -158,13 +163,28 @@ class OpenTab:
     response_id: str
     runs: Sequence[Metered]
     price: ModelPrice
-    charge: Charge | None  # None: the key has no limits
+    charge: Charge
     started_at_ms: int
-    _request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _request_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # never the client's: it names the row
     _is_closed: bool = False
 
-    async def settle(self, outcome: Outcome) -> None:
-        row = self._close(outcome)
+    def progress(self) -> None:
+        meter, key_id = self.meter, self.caller.key_id
+        if not key_id:
+            return
+        if reason := meter.why_ended(self.caller):
+            raise Unauthorized(reason)
+        if not meter.accounts.is_limited(key_id):
+            return
+        used = so_far(self._works())
+        num_tokens = used.num_prompt - used.num_cached + used.num_output
+        cost = cost_of(self.price, used)
+        refused = meter.accounts.progress(key_id, self.charge, num_tokens, cost, meter.clock.now_ns(), meter.now_ms())
+        if refused is not None:
+            raise _refusal(refused)
+
+    async def settle(self, cause: Cause) -> None:
+        row = self._close(cause)
         if row is None:
             return
         writer = self.meter.writer
@@ -179,39 +199,41 @@ class OpenTab:
             self._take_back(row)
             raise LedgerUnavailable("The use of this request could not be recorded.")
 
-    def close(self, outcome: Outcome) -> None:
-        row = self._close(outcome)
+    def close(self, cause: Cause) -> None:
+        row = self._close(cause)
         if row is not None:
             self.meter.writer.put(row)
 
-    def _close(self, outcome: Outcome) -> LedgerRow | None:
+    def _close(self, cause: Cause) -> LedgerRow | None:
         """The row, once; None if it was closed before or nothing ever ran."""
         if self._is_closed:
             return None
         self._is_closed = True
         self.meter.tab_closed()
-        works = [work for run in self.runs if (work := run.work()) is not None]
-        bill = bill_for(outcome, works)
-        row = self._row(outcome, bill)
-        num_tokens = bill.billed.num_prompt - bill.billed.num_cached + bill.billed.num_output
+        works = self._works()
+        bill = bill_for(cause.outcome, works)
+        row = self._row(cause, bill)
+        num_tokens = num_rate_tokens(cause.outcome, bill, self.charge.num_tokens)
         self._settle_charge(self.charge, num_tokens, Decimal(row.cost), row.ended_at_ms)
         return row if works else None
 
     def _take_back(self, row: LedgerRow) -> None:
-        bill = bill_for(Outcome.FAILED, [work for run in self.runs if (work := run.work()) is not None])
-        self.meter.writer.put(
-            replace(self._row(Outcome.FAILED, bill), started_at_ms=row.started_at_ms, ended_at_ms=row.ended_at_ms)
-        )
-        if self.charge is not None:
-            nothing = Charge(num_tokens=0, cost=Decimal(0))
-            self._settle_charge(nothing, 0, Decimal(row.cost).copy_negate(), row.ended_at_ms)
+        """What was delivered is billed all the same."""
+        cause = Cause.LEDGER_FAILED
+        taken_back = self._row(cause, bill_for(cause.outcome, self._works()))
+        taken_back = replace(taken_back, started_at_ms=row.started_at_ms, ended_at_ms=row.ended_at_ms)
+        self.meter.writer.put(taken_back)
+        difference = EXACT.subtract(Decimal(taken_back.cost), Decimal(row.cost))
+        self._settle_charge(Charge(), 0, difference, row.ended_at_ms)
 
-    def _settle_charge(self, charge: Charge | None, num_tokens: int, cost: Decimal, ended_at_ms: int) -> None:
-        if charge is not None:
-            now_ns = self.meter.clock.now_ns()
-            self.meter.accounts.settle(self.caller.key_id, charge, num_tokens, cost, now_ns, ended_at_ms)
+    def _works(self) -> list[Work]:
+        return [work for run in self.runs if (work := run.work()) is not None]
 
-    def _row(self, outcome: Outcome, bill: Bill) -> LedgerRow:
+    def _settle_charge(self, charge: Charge, num_tokens: int, cost: Decimal, ended_at_ms: int) -> None:
+        now_ns = self.meter.clock.now_ns()
+        self.meter.accounts.settle(self.caller.key_id, charge, num_tokens, cost, now_ns, ended_at_ms)
+
+    def _row(self, cause: Cause, bill: Bill) -> LedgerRow:
         price = self.price
         return LedgerRow(
             request_id=self._request_id,
@@ -219,7 +241,8 @@ class OpenTab:
             key_id=self.caller.key_id,
             tenant=self.caller.tenant,
             model=self.model,
-            outcome=str(outcome),
+            outcome=str(cause.outcome),
+            cause=str(cause),
             prompt_tokens=bill.billed.num_prompt,
             cached_tokens=bill.billed.num_cached,
             completion_tokens=bill.billed.num_output,
@@ -235,7 +258,7 @@ class OpenTab:
 
 
 class NoMeter:
-    """Nobody is limited and nothing is written."""
+    """No key is limited and nothing is written."""
 
     failure = ""
 
@@ -249,10 +272,13 @@ class NoMeter:
     ) -> Tab:
         return self
 
-    async def settle(self, outcome: Outcome) -> None:
+    def progress(self) -> None:
         return
 
-    def close(self, outcome: Outcome) -> None:
+    async def settle(self, cause: Cause) -> None:
+        return
+
+    def close(self, cause: Cause) -> None:
         return
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relevo.gateway.metering.database import Connection, DatabaseError, Statement
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # one row per admitted request; amounts of currency are text, exact
 _USAGE = """
@@ -25,7 +25,8 @@ CREATE TABLE IF NOT EXISTS usage_ledger (
     output_cost_per_token TEXT NOT NULL,
     cost TEXT NOT NULL,
     started_at_ms BIGINT NOT NULL,
-    ended_at_ms BIGINT NOT NULL
+    ended_at_ms BIGINT NOT NULL,
+    cause TEXT NOT NULL DEFAULT ''
 )"""
 _KEYS = """
 CREATE TABLE IF NOT EXISTS api_keys (
@@ -58,6 +59,7 @@ _CREATE: tuple[Statement, ...] = (
 # what brings tables of a version to the next one; additions only, so that an older Relevo goes on while it runs
 _UPGRADES: dict[int, tuple[Statement, ...]] = {
     1: (("ALTER TABLE api_keys ADD COLUMN best_priority BIGINT NOT NULL DEFAULT 0", ()),),
+    2: (("ALTER TABLE usage_ledger ADD COLUMN cause TEXT NOT NULL DEFAULT ''", ()),),
 }
 
 

@@ -21,7 +21,16 @@ import orjson
 from starlette.responses import Response
 
 from relevo.core.baton import SampledToken
-from relevo.core.errors import LedgerUnavailable, RelevoError
+from relevo.core.errors import (
+    BudgetSpent,
+    CapacityError,
+    DeadlineExceeded,
+    LedgerUnavailable,
+    RelevoError,
+    RequestError,
+    Unauthorized,
+    WorkerError,
+)
 from relevo.gateway.call import Call
 from relevo.gateway.http_errors import error_body
 from relevo.gateway.merge import merged_deltas
@@ -30,7 +39,7 @@ from relevo.gateway.openai.chunks import ChunkEncoder
 from relevo.gateway.sse import DONE_EVENT, ClientGone, EventStream, encode_event, run_while_connected
 from relevo.gateway.stopping import Answering, CutOff, cut_error
 from relevo.gateway.text_generation import TextDelta, TextGeneration
-from relevo.policy.billing import Outcome
+from relevo.policy.billing import Cause
 
 logger = logging.getLogger(__name__)
 
@@ -142,17 +151,20 @@ async def answer(call: Call, job: Job) -> Response | None:
         try:
             await run_while_connected(call.request.receive, work(), answering)
         except ClientGone:
-            tab.close(Outcome.ABORTED)
+            tab.close(Cause.CLIENT_GONE)
             raise
         except CutOff:
-            tab.close(Outcome.FAILED)
+            tab.close(Cause.SERVER_STOPPED)
             if not stream.started:
                 raise cut_error() from None
             await stream.write(encode_event(error_body(cut_error())))
             await stream.end()
+        except Exception as error:
+            tab.close(cause_of(error))
+            raise
         finally:
             stream.stop_keepalive()
-            tab.close(Outcome.FAILED)  # an error before the answer began; else it is closed
+            tab.close(Cause.SERVER_STOPPED)  # this call was cancelled; else it is closed
             for generation in job.generations:
                 generation.record()
     return response
@@ -160,12 +172,16 @@ async def answer(call: Call, job: Job) -> Response | None:
 
 async def _whole(job: Job, tab: Tab, answering: Answering) -> Response:
     choices = [FinishedChoice(index) for index in range(job.num_choices)]
+    num_unfinished = job.num_choices
     async with aclosing(merged_deltas(job.generations)) as deltas:
         async for delta in deltas:
             choices[job.index_of(delta)].add(delta)
             job.generations[delta.prompt_index].stamp(delta)
+            num_unfinished -= delta.finish_reason is not None
+            if num_unfinished:
+                tab.progress()
     answering.is_complete = True
-    await tab.settle(Outcome.FINISHED)
+    await tab.settle(Cause.COMPLETE)
     body = job.answer_format.whole(choices)
     body["usage"] = usage_of(job.generations)
     return Response(orjson.dumps(body), media_type="application/json")
@@ -173,9 +189,9 @@ async def _whole(job: Job, tab: Tab, answering: Answering) -> Response:
 
 async def _stream(call: Call, job: Job, tab: Tab, stream: EventStream, answering: Answering) -> None:
     try:
-        last = await _write_deltas(stream, job)
+        last = await _write_deltas(stream, job, tab)
         answering.is_complete = True
-        await tab.settle(Outcome.FINISHED)
+        await tab.settle(Cause.COMPLETE)
         if job.include_usage:
             last += encode_event(job.answer_format.usage_only() | {"usage": usage_of(job.generations)})
         await stream.write(last + DONE_EVENT)
@@ -186,13 +202,13 @@ async def _stream(call: Call, job: Job, tab: Tab, stream: EventStream, answering
         if not isinstance(error, RelevoError):
             logger.exception("a stream broke off request_id=%s", call.request_id)
             error = RelevoError("The server failed while it wrote this answer.")
-        with contextlib.suppress(LedgerUnavailable):  # nothing is billed for it anyway
-            await tab.settle(Outcome.FAILED)
+        with contextlib.suppress(LedgerUnavailable):  # the client is told of one failure
+            await tab.settle(cause_of(error))
         await stream.write(encode_event(error_body(error)))
         await stream.end()
 
 
-async def _write_deltas(stream: EventStream, job: Job) -> bytes:
+async def _write_deltas(stream: EventStream, job: Job, tab: Tab) -> bytes:
     """Write everything but the last finish chunk, which is returned: it makes the answer complete."""
     answer_format = job.answer_format
     encoder = _encoder(job)
@@ -215,7 +231,25 @@ async def _write_deltas(stream: EventStream, job: Job) -> bytes:
             if data:
                 await stream.write(data)
             job.generations[delta.prompt_index].stamp(delta)
+            if num_unfinished:
+                tab.progress()
     return last
+
+
+def cause_of(error: Exception) -> Cause:
+    """What the ledger says of a request that ended with this error."""
+    match error:
+        case DeadlineExceeded():
+            return Cause.CLIENT_TIMEOUT
+        case BudgetSpent():
+            return Cause.BUDGET_SPENT
+        case Unauthorized():
+            return Cause.KEY_ENDED
+        case LedgerUnavailable():
+            return Cause.LEDGER_FAILED
+        case WorkerError() | CapacityError() | RequestError():
+            return Cause.WORKER_FAILED
+    return Cause.INTERNAL
 
 
 def _encoder(job: Job) -> ChunkEncoder:
