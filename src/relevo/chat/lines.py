@@ -21,7 +21,7 @@ HELP = """\
 /help            this
 /reset           forget the conversation; system prompt and settings stay
 /system TEXT     set the system prompt; without TEXT: none
-/set NAME VALUE  such as /set temperature 0.7; without VALUE: as the server has it
+/set NAME VALUE  such as /set temperature 0.7; without VALUE: the server's
 /set             what is set, and what can be
 /why             why the last answer came from the workers it came from
 /exit            leave; so does Ctrl-D, and Ctrl-C twice
