@@ -153,6 +153,15 @@ class Settings(BaseModel):
         "served earlier. Keys of `relevo keys create` have their own.",
     )
     allowed_origins: Names = Field((), description="Origins browsers may call from (CORS). None: same origin only.")
+    metrics_require_key: bool = Field(
+        False,
+        description="GET /metrics asks for a key, as /v1 does. Without keys, or by default, it is open to probes.",
+    )
+    expose_processes: bool = Field(
+        False,
+        description="GET /ready names process ids and socket addresses of workers to every client, not to admin keys "
+        "alone.",
+    )
     max_body_bytes: Bytes = Field(8 * 2**20, ge=1, description="Longest accepted request body.")
     root_path: str = Field("", description="Path prefix when a proxy strips one.")
     keep_alive_timeout_s: Seconds = Field(
@@ -309,7 +318,7 @@ OF_THE_SERVER = frozenset(
     (
         *("models", "gateways", "host", "port", "api_key", "best_priority", "allowed_origins", "max_body_bytes"),
         *("root_path", "keep_alive_timeout_s", "header_timeout_s", "stall_timeout_s", "max_connections"),
-        *("max_connections_per_address", "trusted_proxies"),
+        *("max_connections_per_address", "trusted_proxies", "metrics_require_key", "expose_processes"),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
         *("log_level", "start_timeout_s"),
     )

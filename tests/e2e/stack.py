@@ -120,7 +120,7 @@ def stack(model: str, *flags: str, env: dict[str, str] | None = None) -> Iterato
         [sys.executable, "-m", "relevo", "serve", model, "--port", "0", *flags],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "RELEVO_DATABASE_URL": "memory", **(env or {})},
+        env={**os.environ, "RELEVO_DATABASE_URL": "memory", "RELEVO_EXPOSE_PROCESSES": "true", **(env or {})},
     )
     assert process.stderr is not None
     lines: list[str] = []

@@ -142,7 +142,7 @@ _EDGE_COMMAND = f"{sys.executable} -m relevo edge --port {{port}} --region here=
 
 def _gateway_command(port: int, options: GatewayCostOptions) -> list[str]:
     flags = ("--topology", "unified", "--fake-base-s", str(options.step_s), "--max-num-seqs", str(options.num_streams))
-    return serve_command("fake", port, (*flags, "--max-num-batched-tokens", "8192"))
+    return serve_command("fake", port, (*flags, "--max-num-batched-tokens", "8192", "--expose-processes"))
 
 
 def _proxy_command(command: str, upstream: str) -> Callable[[int, GatewayCostOptions], list[str]]:

@@ -102,7 +102,7 @@ async def soak(options: SoakOptions, result: SoakResult, say: Callable[[str], No
         serve_command(options.model, port, flags),
         port,
         options.folder / "server.log",
-        environment={"RELEVO_DATABASE_URL": ""},
+        environment={"RELEVO_DATABASE_URL": "", "RELEVO_EXPOSE_PROCESSES": "true"},
     )
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)

@@ -131,6 +131,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key_hashes: tuple[str, ...]
     best_priority: int
     allowed_origins: tuple[str, ...]
+    metrics_require_key: bool
+    expose_processes: bool
     max_body_bytes: int
     shutdown_timeout_s: float
     log_level: str

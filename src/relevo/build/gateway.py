@@ -248,6 +248,8 @@ def build_context(
         meter=metering.meter,
         usage=metering.refresh,
         allowed_origins=config.allowed_origins,
+        metrics_require_key=config.metrics_require_key,
+        expose_processes=config.expose_processes,
         max_body_bytes=config.max_body_bytes,
         started_at_unix_s=int(time.time()),
         is_restarted=config.epoch > 1,

@@ -175,6 +175,8 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
         api_key_hashes=tuple(hashlib.sha256(key.encode()).hexdigest() for key in settings.api_key),
         best_priority=settings.best_priority,
         allowed_origins=settings.allowed_origins,
+        metrics_require_key=settings.metrics_require_key,
+        expose_processes=settings.expose_processes,
         max_body_bytes=settings.max_body_bytes or 8 * 2**20,
         shutdown_timeout_s=settings.shutdown_timeout_s,
         log_level=settings.log_level,

@@ -52,6 +52,8 @@ def _replace(url: str, worker_id: str, timeout_s: float) -> float:
     before = _worker(url, worker_id)
     if not before["ready"]:
         raise DrainFailed(f"{worker_id} is not ready; wait until it is")
+    if "pid" not in before:
+        raise DrainFailed(f"{url} does not name its processes; start it with --expose-processes")
     try:
         os.kill(before["pid"], signal.SIGTERM)
     except ProcessLookupError:

@@ -149,6 +149,8 @@ class Gateway:
 
     def _caller(self, request: Request, path: str) -> Caller:
         """Raises Unauthorized; ServerStopping, for what is not asked by probes."""
+        if path == "/metrics" and self.context.metrics_require_key:
+            return self.context.api_keys.identify(request.headers)
         if not is_guarded(path):
             return Caller()
         self.context.stopping.check()

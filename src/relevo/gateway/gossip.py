@@ -259,9 +259,11 @@ class Gossip:
 
 
 async def _receive(reader: asyncio.StreamReader, decoder: FrameDecoder[M]) -> M | None:
-    """The first message; None if the connection ends before it. Raises OSError, ProtocolError."""
+    """The only message; None if the connection ends before it. Raises OSError, ProtocolError."""
     while data := await reader.read(_READ_BYTES):
         messages = decoder.feed(data)
+        if len(messages) > 1:
+            raise ProtocolError("it said more than one thing at once")
         if messages:
             return messages[0]
     return None

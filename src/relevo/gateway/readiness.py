@@ -2,7 +2,8 @@
 
 One model that cannot serve does not take the others out of rotation: the server is ready while any model is, once all
 have started; a gateway that was restarted waits for none. `?model=NAME` asks about one. Where several gateways share a
-port, /ready asks all of them: a worker is ready when every gateway may send to it.
+port, /ready asks all of them: a worker is ready when every gateway may send to it. Process ids and addresses are told
+to admin keys, and to everybody where the operator says so.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import Any
 
 from starlette.responses import Response
 
+from relevo.core.errors import Unauthorized
 from relevo.gateway.call import Call
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.ports import EngineStatus
 from relevo.gateway.replies import json_response
+
+OF_PROCESSES = frozenset(("pid", "address"))  # of a worker: of use to its operator, and to an attacker
 
 
 async def health(call: Call) -> Response:
@@ -40,7 +44,21 @@ async def ready(call: Call) -> Response:
     said, others = readiness(call.context, asked), call.context.others
     if others is not None:
         said = _with_others(said, others.gateway_id, await others.readiness(), is_of_one_model=asked is not None)
+    if not (call.context.expose_processes or _is_admin(call)):
+        said = {**said, "workers": [_without_process(worker) for worker in said["workers"]]}
     return json_response(said, 200 if said["ready"] else 503)
+
+
+def _is_admin(call: Call) -> bool:
+    """Whether this comes with an admin's key. Probes come without any, and are answered too."""
+    try:
+        return call.context.api_keys.identify(call.request.headers).is_admin
+    except Unauthorized:
+        return False
+
+
+def _without_process(worker: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in worker.items() if name not in OF_PROCESSES}
 
 
 def readiness(context: GatewayContext, asked: str | None = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the file and never looks into it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import tempfile
@@ -52,10 +53,14 @@ def data_offset(num_blocks: int) -> int:
 
 
 def _nameless_file(size: int) -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("relevo-arena")
-    else:
+    """Of that size for ever, where the kernel can promise it: a process that shrank it would end all that map it."""
+    if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
+        os.ftruncate(fd, size)
+        return fd
+    fd = os.memfd_create("relevo-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.fchmod(fd, 0o600)
     os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return fd

@@ -8,6 +8,7 @@ its way. A connection may be used by several threads, one at a time. Implementat
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,10 +57,8 @@ class SqliteDatabase:
 
     def connect(self) -> SqliteConnection:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _close_to_others(self._path)
             connection = _open(str(self._path))
-            with contextlib.suppress(OSError):
-                self._path.chmod(0o600)  # who uses how much is nobody else's business
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
         except (sqlite3.Error, OSError) as error:
@@ -116,6 +115,19 @@ class SqliteConnection:
                 yield
             except (sqlite3.Error, OverflowError) as error:
                 raise DatabaseError(str(error)) from error
+
+
+def _close_to_others(path: Path) -> None:
+    """Who uses how much is the owner's business alone: the file is there, and was never open to others, before SQLite
+    opens it; SQLite gives what it puts beside it the same mode."""
+    if not path.parent.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.chmod(0o700)  # under a umask that takes the owner's rights
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        with contextlib.suppress(OSError):  # not there, or another user's whose group we are in
+            path.with_name(name).chmod(0o600)
 
 
 def _open(name: str) -> sqlite3.Connection:
