@@ -7,6 +7,7 @@ into frozen configurations without Optionals. The table in docs/settings.md is g
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 from typing import Annotated, Any, Literal
 
@@ -86,11 +87,25 @@ def parse_cores(value: object) -> object:
     return parse_list(",".join(map(str, value))) if isinstance(value, list) else parse_list(value)
 
 
+def parse_json_object(value: object) -> object:
+    """JSON from the command line or the environment; a table of the file of models as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        document = json.loads(value)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise PydanticCustomError("json_object", 'must be a JSON object, such as {"temperature": 0.5}')
+    return document
+
+
 Length = Annotated[int | None, BeforeValidator(parse_length)]
 Bytes = Annotated[int | None, BeforeValidator(parse_bytes)]
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_list)]
 Keys = Annotated[tuple[str, ...], BeforeValidator(parse_keys)]
 Networks = Annotated[tuple[str, ...], BeforeValidator(parse_networks)]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(parse_json_object)]
 Seconds = Annotated[float, Field(le=MAX_DURATION_S)]
 Cores = Annotated[tuple[str, ...], BeforeValidator(parse_cores)]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -117,6 +132,15 @@ class Settings(BaseModel):
     revision: str | None = Field(None, description="Branch, tag or commit of a hub id.")
     download_dir: str | None = Field(None, description="Hub cache folder; default: HF_HUB_CACHE or HF_HOME.")
     chat_template: str | None = Field(None, description="Jinja file that replaces the model's own chat template.")
+    generation_config: str = Field(
+        "auto",
+        min_length=1,
+        description="What requests sample with where they say nothing. auto: as the model's makers do "
+        "(generation_config.json, keys of a GGUF file); vllm: neutral; or a folder with a generation_config.json.",
+    )
+    override_generation_config: JsonObject = Field(
+        {}, description='JSON object whose values win over those, for example {"temperature": 0.5}.'
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the engine computes.")
     backend: Literal["auto", "native", "torch"] = Field(
         "auto", description="What computes: native (own kernels) or torch. auto: native on CPUs, torch on CUDA."
@@ -338,6 +362,6 @@ def settings_markdown() -> str:
     for name, field in Settings.model_fields.items():
         flag = "`MODEL` (argument)" if name == "model" else f"`--{name.replace('_', '-')}`"
         default = field.default
-        shown = "" if default in (None, (), "") else f"`{default}`"
+        shown = "" if default in (None, (), "", {}) else f"`{default}`"
         lines.append(f"| {flag} | `{ENVIRONMENT_PREFIX}{name.upper()}` | {shown} | {field.description} |")
     return "\n".join(lines) + "\n"

@@ -54,7 +54,7 @@ def test_generation_config_wins_over_config(tmp_path: Path) -> None:
     path = folder(tmp_path, generation_config={"eos_token_id": [2, 3, 2], "top_p": 0.9}, config={"eos_token_id": 1})
     files = tokenizer_files_from_folder(path)
     assert files.eos_token_ids == (2, 3)
-    assert files.generation_defaults["top_p"] == 0.9
+    assert files.generation_config["top_p"] == 0.9
 
 
 def test_config_names_the_end_when_nobody_else_does(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ Kept apart from the settings they come from, so that a child imports what it nee
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from relevo.core.kv import KVGroup, KVLayout
@@ -85,6 +87,8 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None
     download_dir: str | None
     chat_template: str | None
+    generation_config: str  # "auto", "vllm", or a folder
+    override_generation_config: dict[str, Any]
     model_hash: str
     vocab_size: int
     max_model_len: int

@@ -40,6 +40,7 @@ from relevo.gateway.route_notes import RouteNotes
 from relevo.gateway.served_models import ServedModel, ServedModels
 from relevo.gateway.tokenizer import Tokenizer
 from relevo.policy.admission import Admission, AdmissionLimits
+from relevo.policy.generation_defaults import defaults_note, generation_defaults
 from relevo.policy.handoff import HandoffLimits
 from relevo.policy.outlook import RoomLimits
 from relevo.policy.router import RouterLimits, RoutingPolicy
@@ -283,7 +284,7 @@ def _served_model(backend: ModelBackend) -> ServedModel:
             max_model_len=config.max_model_len,
             vocab_size=config.vocab_size,
             eos_token_ids=files.eos_token_ids,
-            generation_defaults=files.generation_defaults,
+            generation_defaults=_generation_defaults(config, files),
             draw_seed=(lambda: secrets.randbits(64)) if config.seed is None else (lambda: config.seed or 0),
             model_hash=config.model_hash,
             explain_route=backend.notes.explain,
@@ -299,6 +300,23 @@ def tokenizer_files(config: ServedModelConfig) -> TokenizerFiles:
     from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
 
     return load_tokenizer_files(config.model, revision=config.revision, download_dir=config.download_dir)
+
+
+def _generation_defaults(config: ServedModelConfig, files: TokenizerFiles) -> dict[str, float]:
+    """What requests that say nothing sample with. Raises StartError."""
+    stated, origin = files.generation_config, files.generation_origin
+    if config.generation_config == "vllm":
+        stated, origin = {}, "--override-generation-config"
+    elif config.generation_config != "auto":
+        from relevo.engine.loaders.tokenizer_files import read_generation_config
+
+        origin = f"--generation-config {config.generation_config}"
+        stated = read_generation_config(Path(config.generation_config).expanduser())
+    defaults = generation_defaults(stated, origin, config.override_generation_config)
+    if config.override_generation_config and origin != "--override-generation-config":
+        origin += " and --override-generation-config"
+    log.info("%s: %s", config.served_model_names[0], defaults_note(defaults, stated, origin))
+    return defaults
 
 
 def _with_template(config: ServedModelConfig, files: TokenizerFiles) -> TokenizerFiles:

@@ -16,6 +16,7 @@ from relevo.build.hardware import Hardware, gib
 from relevo.core.errors import SettingsError
 from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
+from relevo.policy.generation_defaults import checked_overrides
 from relevo.policy.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_topology
 from relevo.settings import Settings
 
@@ -307,6 +308,8 @@ def _served(ask: ModelAsk, topology: Topology, max_model_len: int, budget: int) 
         revision=settings.revision,
         download_dir=settings.download_dir,
         chat_template=settings.chat_template,
+        generation_config=settings.generation_config,
+        override_generation_config=checked_overrides(settings.override_generation_config),
         model_hash=ask.model_hash,
         vocab_size=ask.model.vocab_size,
         max_model_len=max_model_len,

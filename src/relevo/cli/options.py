@@ -44,7 +44,7 @@ def make_settings(given: dict[str, Any]) -> Settings:
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    shown = field.default if field.default not in (None, ()) else None
+    shown = field.default if field.default not in (None, (), {}) else None
     help_text = field.description or ""
     if shown is not None and name != "model":
         help_text += f" [default: {shown}]"

@@ -54,6 +54,7 @@ class TokenizerFiles:
     additional_special_tokens: tuple[str, ...] = ()
     add_bos_token: bool | None = None  # None: as tokenizer.json's post-processor does
     eos_token_ids: tuple[TokenId, ...] = ()  # generation ends at any of them
-    generation_defaults: dict[str, Any] = field(default_factory=dict)  # generation_config.json
+    generation_config: dict[str, Any] = field(default_factory=dict)  # what the makers sample with, and more; raw
+    generation_origin: str = "generation_config.json"  # what says so
     model_max_length: int | None = None
     bpe: BpeTables | None = None  # None: they are in tokenizer_json

@@ -73,6 +73,7 @@ def _model_card(call: Call, served: ServedModel, name: str) -> dict[str, Any]:
         "root": served.name,
         "parent": None,
         "max_model_len": served.max_model_len,
+        "default_sampling_params": dict(served.generation_defaults),
         "permission": [],
     }
 

@@ -80,7 +80,7 @@ class ServedModel:
     max_model_len: int  # tokens, prompt and output together
     vocab_size: int  # of the model: ids below it have an embedding, whatever the tokenizer knows besides
     eos_token_ids: tuple[TokenId, ...] = ()
-    generation_defaults: Mapping[str, Any] = field(default_factory=dict)  # as in generation_config.json
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)  # where a request says nothing
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)  # for requests that bring none
     model_hash: str = ""  # goes into `system_fingerprint`
     explain_route: Callable[[RequestId], str] | None = None  # why a request went where it went
