@@ -9,7 +9,7 @@ import pytest
 
 from relevo.core.errors import InvalidRequest, ModelFileError
 from relevo.core.model import TokenizerFiles
-from relevo.gateway.chat_template import ChatTemplate
+from relevo.gateway.chat_template import ChatTemplate, ModelTemplates
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SMOLLM2 = (
@@ -246,8 +246,91 @@ def test_from_files() -> None:
     files = TokenizerFiles(
         tokenizer_json="{}", chat_template="{{ bos_token }}{{ pad_token }}", bos_token="<s>", eos_token=None
     )
-    template = ChatTemplate.from_files(files)
+    template = ModelTemplates.from_files(files)
     assert template is not None
     assert template.render([USER]) == "<s>"
     bare = TokenizerFiles(tokenizer_json="{}", chat_template=None, bos_token=None, eos_token=None)
-    assert ChatTemplate.from_files(bare) is None
+    assert ModelTemplates.from_files(bare) is None
+
+
+# ---- answers without content -----------------------------------------------------------------------------------------
+
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+AS_THEY_COME = "{% for m in messages %}"
+WITHOUT_CONTENT = {  # how a template reads `content`, and what it writes for an answer that has none
+    "attribute of a text": (AS_THEY_COME + "[{{ m.content.split('</think>')[-1].strip() }}]{% endfor %}", "[q][]"),
+    "membership": (AS_THEY_COME + "[{{ '</think>' in m['content'] }}]{% endfor %}", "[False][False]"),
+    "concatenation": (AS_THEY_COME + "{{ '[' + m['content'] + ']' }}{% endfor %}", "[q][]"),
+    "printed": (AS_THEY_COME + "[{{ m.content }}]{% endfor %}", "[q][]"),
+    "asks is none": (
+        AS_THEY_COME + "{% if m.content is none %}nothing{% else %}[{{ m.content }}]{% endif %}{% endfor %}",
+        "[q]nothing",
+    ),
+    "asks is not none": (
+        AS_THEY_COME + "{% if m.content is not none %}[{{ m.content + '' }}]{% endif %}{% endfor %}",
+        "[q]",
+    ),
+    "asks for truth": (AS_THEY_COME + "{% if m.content %}[{{ m.content }}]{% endif %}{% endfor %}", "[q]"),
+    "parts": (AS_THEY_COME + "[{% for p in m.content %}{{ p.text }}{% endfor %}]{% endfor %}", "[q][]"),
+}
+
+
+@pytest.mark.parametrize("extra", [{}, {"tool_calls": [CALL]}])
+@pytest.mark.parametrize("sent", [{"content": None}, {}])
+@pytest.mark.parametrize("name", WITHOUT_CONTENT)
+def test_an_answer_without_content_is_no_text_unless_the_template_asks_for_none(
+    name: str, sent: dict[str, Any], extra: dict[str, Any]
+) -> None:
+    """Red when clients that send a tool call back as they got it hear of attributes of Python objects."""
+    template, expected = WITHOUT_CONTENT[name]
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", **sent, **extra}]
+    assert ChatTemplate(template).render(chat) == expected
+
+
+def test_a_tool_call_without_arguments_has_an_empty_object() -> None:
+    template = ChatTemplate("{% for c in messages[1].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}")
+    for function in ({"name": "f"}, {"name": "f", "arguments": None}, {"name": "f", "arguments": ""}):
+        assert template.render([USER, {"role": "assistant", "tool_calls": [{"function": function}]}]) == "{}"
+
+
+@pytest.mark.parametrize("call", [None, "f", {}, {"function": None}, {"function": {"arguments": "{}"}}, {"name": "f"}])
+def test_a_tool_call_that_names_no_tool_is_refused_by_place(call: Any) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        ChatTemplate(CHATML_TOOLS).render([USER, {"role": "assistant", "tool_calls": [CALL, call]}])
+    assert refusal.value.param == "messages[1].tool_calls[1].function.name"
+
+
+def test_what_a_template_stumbles_over_becomes_one_sentence_with_advice() -> None:
+    with pytest.raises(InvalidRequest, match=r"^the model's .* cannot render .* \(.*'absent'.*\); check that .*[^.]$"):
+        ChatTemplate("{{ messages[0].absent.deeper }}").render([USER])
+
+
+# ---- several templates -----------------------------------------------------------------------------------------------
+
+PLAIN, WITH_TOOLS = "{{ messages[0].content }}", "{{ tools | tojson }}{{ messages[0].content }}"
+
+
+def model_with(template: str | None, **named: str) -> ModelTemplates | None:
+    return ModelTemplates.from_files(
+        TokenizerFiles(
+            tokenizer_json="{}", chat_template=template, named_templates=named, bos_token=None, eos_token=None
+        )
+    )
+
+
+def test_requests_with_tools_get_the_template_for_tools() -> None:
+    model = model_with(PLAIN, tool_use=WITH_TOOLS, rag="{{ documents }}")
+    assert model is not None and model.knows_tools
+    assert model.render([USER]) == model.render([USER], []) == USER["content"]
+    assert model.render([USER], TOOLS).startswith("[{")
+
+
+def test_a_template_for_tools_that_leaves_them_out_is_not_taken() -> None:
+    model = model_with(WITH_TOOLS, tool_use=PLAIN)
+    assert model is not None and model.knows_tools and model.render([USER], TOOLS).startswith("[{")
+
+
+@pytest.mark.parametrize(("template", "usable"), [(PLAIN, True), ("{{ raise_exception('no') }}", False), ("hi", False)])
+def test_a_template_that_writes_no_question_is_known_at_start(template: str, usable: bool) -> None:
+    model = model_with(template)
+    assert model is not None and model.is_usable is usable

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import byte_level, metaspace, sentencepiece
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
+from relevo.core.baton import SampledToken
 from relevo.core.errors import InvalidRequest
+from relevo.core.model import TokenizerFiles
 from relevo.gateway.detokenizer import IncrementalDetokenizer
+from relevo.gateway.openai.logprobs import chat_logprobs, token_text
 from relevo.gateway.tokenizer import Tokenizer
 
 TOKENIZERS = {"byte_level": byte_level(), "sentencepiece": sentencepiece(), "metaspace": metaspace()}
@@ -144,3 +149,22 @@ def test_encoding_lets_other_threads_run() -> None:
         steps += 1
     thread.join()
     assert steps > 5
+
+
+@pytest.mark.parametrize("text", ["größer", "đem", "Ġx", "<ä>", "中文"])
+@pytest.mark.parametrize("special", [True, False])
+def test_an_added_token_is_its_own_text_wherever_it_is_shown(text: str, special: bool) -> None:
+    """Red when what was found in the text itself is read as the alphabet of bytes, as the library's decoder does."""
+    backend = Backend(models.BPE(vocab={c: i for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([AddedToken(text, special=special, normalized=False)])
+    files = TokenizerFiles(tokenizer_json=backend.to_str(), chat_template=None, bos_token=None, eos_token=None)
+    tokenizer = Tokenizer(files)
+    token_ids = tokenizer.encode(f"größ {text}!")
+    assert 256 in token_ids
+    assert tokenizer.decode(token_ids, skip_special_tokens=False) == f"größ {text}!"
+    assert "".join(stream(tokenizer, token_ids, skip_special_tokens=False)) == f"größ {text}!"
+    assert token_text(tokenizer, 256) == text and tokenizer.token_to_bytes(256) == text.encode()
+    shown = chat_logprobs(tokenizer, [SampledToken(256, -0.5, ((256, -0.5),))], 1)["content"][0]
+    assert shown["token"] == shown["top_logprobs"][0]["token"] == text

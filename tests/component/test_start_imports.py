@@ -42,11 +42,11 @@ import relevo.cli.child
 import relevo.build.gateway
 from relevo.build.ledger import open_database
 from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
-from relevo.gateway.chat_template import ChatTemplate
+from relevo.gateway.chat_template import ModelTemplates
 from relevo.gateway.tokenizer import Tokenizer
 open_database("memory")
 files = load_tokenizer_files()
-assert ChatTemplate.from_files(files) and Tokenizer(files).encode("hello")
+assert ModelTemplates.from_files(files) and Tokenizer(files).encode("hello")
 """
 
 _WORKER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,37 @@ def test_special_tokens_as_strings_and_as_objects(tmp_path: Path) -> None:
     assert files.eos_token_ids == (2,)  # from the token, as no file names ids
 
 
-def test_generation_config_wins_over_config(tmp_path: Path) -> None:
-    path = folder(tmp_path, generation_config={"eos_token_id": [2, 3, 2], "top_p": 0.9}, config={"eos_token_id": 1})
+def test_generation_ends_at_whatever_any_file_calls_an_end(tmp_path: Path) -> None:
+    """Red when the first file that says something silences the others: texts then run on to their limit."""
+    path = folder(
+        tmp_path,
+        generation_config={"eos_token_id": [5, 3, 5], "top_p": 0.9},
+        config={"eos_token_id": 1, "text_config": {"eos_token_id": [4, 1]}},
+        tokenizer_config={"eos_token": "</s>"},
+    )
     files = tokenizer_files_from_folder(path)
-    assert files.eos_token_ids == (2, 3)
+    assert files.eos_token_ids == (5, 3, 1, 4, 2)
     assert files.generation_config["top_p"] == 0.9
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_the_end_of_a_turn_ends_generation_where_the_template_writes_it(tmp_path: Path, is_special: bool) -> None:
+    document = json.loads(TOKENIZER_JSON)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": is_special}
+    document["added_tokens"].append({"id": 900, "content": "<|im_end|>", **flags})
+    path = folder(tmp_path, generation_config={"eos_token_id": 2}, tokenizer_config={"chat_template": "{{ messages }}"})
+    (path / "tokenizer.json").write_text(json.dumps(document))
+    files = tokenizer_files_from_folder(path)
+    assert files.eos_token_ids == (2,)
+    assert replace(files, chat_template="{{ messages }}<|im_end|>").eos_token_ids == (2, 900)
+    assert replace(files, named_templates={"tool_use": "<|im_end|>"}).eos_token_ids == (2, 900)
+
+
+@pytest.mark.parametrize("wrong", ["2", [2, None], True, -1, 2.0, {"a": 1}])
+def test_an_end_that_is_no_token_id_is_named(tmp_path: Path, wrong: Any) -> None:
+    for name in ("config", "generation_config"):
+        with pytest.raises(ModelFileError, match=rf"{name}\.json: eos_token_id is .* mend it"):
+            tokenizer_files_from_folder(folder(tmp_path, **{"config": {}, name: {"eos_token_id": wrong}}))
 
 
 def test_config_names_the_end_when_nobody_else_does(tmp_path: Path) -> None:
@@ -65,8 +92,28 @@ def test_chat_template_of_several_and_from_its_own_file(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     path = folder(tmp_path, tokenizer_config={"chat_template": named})
     assert tokenizer_files_from_folder(path).chat_template == "D"
+    assert tokenizer_files_from_folder(path).named_templates == {"tool_use": "T"}
+    (path / "chat_template.json").write_text('{"chat_template": "P"}')
+    assert tokenizer_files_from_folder(path).chat_template == "P"
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text("A")
+    (path / "additional_chat_templates" / "rag.jinja").write_text("R")
     (path / "chat_template.jinja").write_text("J")
-    assert tokenizer_files_from_folder(path).chat_template == "J"
+    files = tokenizer_files_from_folder(path)
+    assert (files.chat_template, files.named_templates) == ("J", {"tool_use": "A", "rag": "R"})
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config", "chat_template"])
+def test_an_only_template_serves_whatever_its_name(tmp_path: Path, file: str) -> None:
+    only = {"chat_template": [{"name": "tool_use", "template": "T"}]}
+    files = tokenizer_files_from_folder(folder(tmp_path, **{file: only}))
+    assert (files.chat_template, files.named_templates) == ("T", {})
+
+
+@pytest.mark.parametrize("wrong", [7, [7], [{"name": "default"}], {"default": None}])
+def test_what_is_no_template_is_named(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(ModelFileError, match=r"tokenizer_config\.json: chat_template is neither"):
+        tokenizer_files_from_folder(folder(tmp_path, tokenizer_config={"chat_template": wrong}))
 
 
 def test_settings_of_a_training_run_do_not_cut_prompts(tmp_path: Path) -> None:

@@ -161,6 +161,17 @@ def test_turn_end_of_the_template_ends_generation() -> None:
     assert tokenizer_files_from_gguf(fields).eos_token_ids == (7,)
 
 
+def test_templates_for_tools_are_read_beside_the_plain_one() -> None:
+    fields = byte_level_fields() | {"tokenizer.chat_template": "P", "tokenizer.chat_template.tool_use": "T<|eot_id|>"}
+    fields |= {"tokenizer.chat_templates": ["tool_use"]}
+    files = tokenizer_files_from_gguf(fields)
+    assert (files.chat_template, files.named_templates) == ("P", {"tool_use": "T<|eot_id|>"})
+
+
+def test_an_end_outside_the_vocabulary_is_none() -> None:
+    assert tokenizer_files_from_gguf(byte_level_fields(eot_token_id=2**32 - 1)).eos_token_ids == (7,)
+
+
 def naive_sentencepiece(fields: Fields, text: str) -> list[int]:
     """From the definition: spell spaces, then merge the neighbours whose union scores best, leftmost first."""
     tokens = fields["tokenizer.ggml.tokens"]

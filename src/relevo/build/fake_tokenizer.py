@@ -26,5 +26,5 @@ def fake_tokenizer_files() -> TokenizerFiles:
         chat_template=_TEMPLATE,
         bos_token=None,
         eos_token=_EOS,
-        eos_token_ids=(len(alphabet),),
+        stated_eos_token_ids=(len(alphabet),),
     )

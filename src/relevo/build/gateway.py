@@ -29,7 +29,7 @@ from relevo.core.errors import StartError
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
 from relevo.gateway.app import create_app
-from relevo.gateway.chat_template import ChatTemplate
+from relevo.gateway.chat_template import ModelTemplates
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.detokenizer import IncrementalDetokenizer
 from relevo.gateway.dispatch import Dispatcher
@@ -262,7 +262,7 @@ def _served_model(backend: ModelBackend) -> ServedModel:
     """Reads the model's tokenizer. Raises StartError."""
     config = backend.config
     with about_model(config.section):
-        files = tokenizer_files(config)
+        files = _with_template(config, tokenizer_files(config))
         tokenizer = Tokenizer(files)
         if tokenizer.vocab_size > config.vocab_size:
             log.warning(
@@ -277,7 +277,7 @@ def _served_model(backend: ModelBackend) -> ServedModel:
             names=config.served_model_names,
             generator=backend.dispatcher,
             tokenizer=tokenizer,
-            chat_template=ChatTemplate.from_files(_with_template(config, files)),
+            chat_template=_templates(config, files),
             make_detokenizer=lambda *, skip_special_tokens, continues_text: IncrementalDetokenizer(
                 tokenizer, skip_special_tokens=skip_special_tokens, continues_text=continues_text
             ),
@@ -324,6 +324,19 @@ def _with_template(config: ServedModelConfig, files: TokenizerFiles) -> Tokenize
     if config.chat_template is None:
         return files
     try:
-        return replace(files, chat_template=Path(config.chat_template).read_text(encoding="utf-8"))
+        template = Path(config.chat_template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(f"--chat-template {config.chat_template} cannot be read: {error}") from error
+    return replace(files, chat_template=template, named_templates={})
+
+
+def _templates(config: ServedModelConfig, files: TokenizerFiles) -> ModelTemplates | None:
+    """Says so where chats will be refused. Raises StartError for a template that cannot be read."""
+    templates = ModelTemplates.from_files(files)
+    if templates is None or not templates.is_usable:
+        names = ", ".join(files.named_templates)
+        why = f"has chat templates named {names} and none for plain chats" if names else "has no chat template"
+        if templates is not None:
+            why = "has a chat template that does not put a plain question into the prompt"
+        log.warning("%s %s; /v1/completions works, for chats give --chat-template", config.served_model_names[0], why)
+    return templates

@@ -47,14 +47,24 @@ class TokenizerFiles:
 
     tokenizer_json: str  # Hugging Face `tokenizers` format; without what is in `bpe`
     chat_template: str | None
+    named_templates: dict[str, str] = field(default_factory=dict)  # beside it, such as "tool_use"
     bos_token: str | None
     eos_token: str | None
     unk_token: str | None = None
     pad_token: str | None = None
     additional_special_tokens: tuple[str, ...] = ()
     add_bos_token: bool | None = None  # None: as tokenizer.json's post-processor does
-    eos_token_ids: tuple[TokenId, ...] = ()  # generation ends at any of them
+    stated_eos_token_ids: tuple[TokenId, ...] = ()  # of all files and keys that name one
+    turn_end_ids: dict[str, TokenId] = field(default_factory=dict)  # added tokens that may end a turn, by their text
     generation_config: dict[str, Any] = field(default_factory=dict)  # what the makers sample with, and more; raw
     generation_origin: str = "generation_config.json"  # what says so
     model_max_length: int | None = None
     bpe: BpeTables | None = None  # None: they are in tokenizer_json
+
+    @property
+    def eos_token_ids(self) -> tuple[TokenId, ...]:
+        """Generation ends at any of them: a template that writes one after each message taught the model to stop there,
+        also where the files name only the end of the document."""
+        templates = [self.chat_template or "", *self.named_templates.values()]
+        written = [id_ for text, id_ in self.turn_end_ids.items() if any(text in template for template in templates)]
+        return tuple(dict.fromkeys((*self.stated_eos_token_ids, *written)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -20,32 +21,42 @@ class ContentForm(StrEnum):
     EITHER = "either"
 
 
-def fit_messages(
-    messages: Sequence[Mapping[str, Any]], form: ContentForm, *, rename_developer: bool
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageForm:
+    """What one template was written for."""
+
+    content: ContentForm = ContentForm.STRING
+    asks_for_none: bool = False  # tells an answer without content by `none`, and not by an empty text
+    knows_developer: bool = True
+
+
+def fit_messages(messages: Sequence[Mapping[str, Any]], form: MessageForm) -> list[dict[str, Any]]:
     """New messages in the form that the template takes; the given ones stay as they are.
 
-    Keys whose value is None are left out, as templates test for presence. Arguments of tool calls become objects, as
-    templates write them as JSON. `developer` becomes `system` if asked for. Raises InvalidRequest, naming the place,
-    for anything but text.
+    Keys whose value is None are left out, as templates test for presence; but `content` is always there, empty where a
+    client sent none. Arguments of tool calls become objects, as templates write them as JSON. `developer` becomes
+    `system` where the template does not know it. Raises InvalidRequest, naming the place, for anything but text.
     """
     if not messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
-    return [_fit_message(message, form, rename_developer, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_fit_message(message, form, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _fit_message(message: Mapping[str, Any], form: ContentForm, rename_developer: bool, place: str) -> dict[str, Any]:
+def _fit_message(message: Mapping[str, Any], form: MessageForm, place: str) -> dict[str, Any]:
     fitted = {key: value for key, value in message.items() if value is not None}
     if "role" not in fitted:
         raise InvalidRequest(f"{place} has no role", param=f"{place}.role")
-    if rename_developer and fitted["role"] == "developer":
+    if fitted["role"] == "developer" and not form.knows_developer:
         fitted["role"] = "system"
-    if "content" in fitted:
-        fitted["content"] = _fit_content(fitted["content"], form, f"{place}.content")
+    if "content" in fitted or not form.asks_for_none:
+        fitted["content"] = _fit_content(fitted.get("content", ""), form.content, f"{place}.content")
+    else:
+        fitted["content"] = None
     if "tool_calls" in fitted:
         if not isinstance(fitted["tool_calls"], list):
             raise InvalidRequest(f"{place}.tool_calls must be a list", param=f"{place}.tool_calls")
-        fitted["tool_calls"] = [_fit_tool_call(call) for call in fitted["tool_calls"]]
+        calls = enumerate(fitted["tool_calls"])
+        fitted["tool_calls"] = [_fit_tool_call(call, f"{place}.tool_calls[{j}]") for j, call in calls]
     return fitted
 
 
@@ -72,13 +83,17 @@ def _text_of_part(part: Any, place: str) -> str:
     return text
 
 
-def _fit_tool_call(call: Any) -> Any:
+def _fit_tool_call(call: Any, place: str) -> Any:
     """Clients send arguments as a string of JSON; what is not an object in there stays a string."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        place = f"{place}.function.name"
+        raise InvalidRequest(f"{place} must be a string that names the called tool", param=place)
+    given = function.get("arguments")
+    if given is not None and not isinstance(given, str):
         return call
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = json.loads(given or "{}")
     except (json.JSONDecodeError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from relevo.core.errors import InvalidRequest, ModelFileError
 from relevo.core.model import TokenizerFiles
-from relevo.gateway.chat_messages import ContentForm, fit_messages
+from relevo.gateway.chat_messages import ContentForm, MessageForm, fit_messages
 
 Message = Mapping[str, Any]
 
@@ -31,16 +31,8 @@ _PROBE_TOOL = "relevo_probe_tool"
 _PROBE_AS_VALUE = re.compile(rf"""['"]text['"]: ['"]{_PROBE}""")
 _CONTINUE = "RELEVO_CONTINUES_HERE "  # the space shows whether the template trims what follows a message
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
-# What a template of somebody else's can raise when it meets messages it was not written for.
-_RENDER_ERRORS: tuple[type[Exception], ...] = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
+_WITH_TOOLS = "tool_use"  # as transformers names it
+_PROBE_CALL = {"id": "relevo000", "type": "function", "function": {"name": _PROBE_TOOL, "arguments": {}}}
 
 
 class ChatTemplate:
@@ -63,19 +55,16 @@ class ChatTemplate:
             raise ModelFileError(f"the model's chat template, line {error.lineno}: {error.message}") from error
         given = special_tokens or {}
         self._special_tokens = {name: token for name, token in given.items() if token is not None}
-        self._content_form = self._probe_content_form()
-        self._knows_developer = self._shows([{"role": "developer", "content": _PROBE}, {"role": "user", "content": ""}])
+        takes_parts = self._shows([{"role": "user", "content": [{"type": "text", "text": _PROBE}]}])
+        takes_strings = self._shows([{"role": "user", "content": _PROBE}])
+        self.is_usable = takes_parts or takes_strings  # False: not even a plain question is in the prompt
+        both = ContentForm.EITHER if takes_strings else ContentForm.PARTS
+        self._form = MessageForm(
+            content=both if takes_parts else ContentForm.STRING,
+            asks_for_none=self._asks_for_none(),
+            knows_developer=self._shows([{"role": "developer", "content": _PROBE}, {"role": "user", "content": ""}]),
+        )
         self.knows_tools = self._shows_tools()
-
-    @classmethod
-    def from_files(cls, files: TokenizerFiles) -> ChatTemplate | None:
-        """The template of a model; None if it has none and serves completions only."""
-        if files.chat_template is None:
-            return None
-        special = {name: getattr(files, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-        if files.additional_special_tokens:
-            special["additional_special_tokens"] = list(files.additional_special_tokens)
-        return cls(files.chat_template, special)
 
     def render(
         self,
@@ -100,7 +89,7 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other; set one of them to false",
                 param="continue_final_message",
             )
-        fitted = fit_messages(messages, self._content_form, rename_developer=not self._knows_developer)
+        fitted = fit_messages(messages, self._form)
         if continue_final_message:
             return self._render_continued(fitted, tools, chat_template_kwargs)
         return self._render(fitted, tools, add_generation_prompt, chat_template_kwargs)
@@ -125,9 +114,11 @@ class ChatTemplate:
             )
         except _Refusal as refusal:
             raise InvalidRequest(str(refusal), param="messages") from refusal
-        except _RENDER_ERRORS as error:
+        except Exception as error:  # whatever a template can raise that was not written for these messages
             raise InvalidRequest(
-                f"the model's chat template cannot render these messages: {error}", param="messages"
+                f"the model's chat template cannot render these messages ({str(error) or type(error).__name__}); check "
+                "that the roles alternate as the model expects, and that every message and tool call has its fields",
+                param="messages",
             ) from error
 
     def _render_continued(
@@ -164,18 +155,67 @@ class ChatTemplate:
     def _shows_tools(self) -> bool:
         """Whether the template writes what a tool is called, so that the model can know of it."""
         function = {"name": _PROBE_TOOL, "description": "", "parameters": {"type": "object", "properties": {}}}
-        messages = fit_messages([{"role": "user", "content": ""}], self._content_form, rename_developer=False)
+        messages = fit_messages([{"role": "user", "content": ""}], self._form)
         try:
             return _PROBE_TOOL in self._render(messages, [{"type": "function", "function": function}], True, {})
         except InvalidRequest:
             return False
 
-    def _probe_content_form(self) -> ContentForm:
-        """Ask the template itself which form of `content` it takes."""
-        if not self._shows([{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]):
-            return ContentForm.STRING
-        takes_strings = self._shows([{"role": "user", "content": _PROBE}])
-        return ContentForm.EITHER if takes_strings else ContentForm.PARTS
+    def _asks_for_none(self) -> bool:
+        """Whether an answer without content is something else to the template than an answer of no text.
+
+        Not if the template then fails or shows the word: it was written for texts.
+        """
+        return any(self._tells_none_from_text(**extra) for extra in ({}, {"tool_calls": [_PROBE_CALL]}))
+
+    def _tells_none_from_text(self, **extra: Any) -> bool:
+        def rendered(content: str | None) -> str:
+            answer = {"role": "assistant", "content": content, **extra}
+            return self._render([{"role": "user", "content": ""}, answer], None, True, {})
+
+        try:
+            of_none = rendered(None)
+        except InvalidRequest:
+            return False
+        try:
+            return "None" not in of_none and of_none != rendered("")
+        except InvalidRequest:
+            return True
+
+
+class ModelTemplates:
+    """The templates of one model: one for requests with tools, if it has such, and one for all others."""
+
+    def __init__(self, default: ChatTemplate, with_tools: ChatTemplate | None = None) -> None:
+        self._default = default
+        self._with_tools = with_tools if with_tools is not None and with_tools.knows_tools else default
+        self.is_usable = default.is_usable
+
+    @classmethod
+    def from_files(cls, files: TokenizerFiles) -> ModelTemplates | None:
+        """None if the model has none for plain chats and serves completions only. Raises ModelFileError."""
+        if files.chat_template is None:
+            return None
+        special = {name: getattr(files, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        if files.additional_special_tokens:
+            special["additional_special_tokens"] = list(files.additional_special_tokens)
+        with_tools = files.named_templates.get(_WITH_TOOLS)
+        default = ChatTemplate(files.chat_template, special)
+        return cls(default, None if with_tools is None else ChatTemplate(with_tools, special))
+
+    @property
+    def knows_tools(self) -> bool:
+        return self._with_tools.knows_tools
+
+    def render(
+        self,
+        /,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> str:
+        """As `ChatTemplate.render`."""
+        return (self._with_tools if tools else self._default).render(messages, tools, **options)
 
 
 class _Refusal(jinja2.TemplateError):

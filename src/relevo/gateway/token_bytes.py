@@ -27,6 +27,9 @@ class ByteDecoder:
     spell: TokenSpelling
     strips_first_space: bool = False  # one space at the very start of a text is the tokenizer's own
     errors: str = "replace"  # the error handler for bytes that are not UTF-8
+    added_as_they_are: bool = (
+        False  # added tokens are found in the text itself, so they are not spelled in its alphabet
+    )
 
 
 def byte_decoder_of(decoder: dict[str, Any] | None) -> ByteDecoder | None:
@@ -34,7 +37,7 @@ def byte_decoder_of(decoder: dict[str, Any] | None) -> ByteDecoder | None:
     steps = _steps(decoder)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return ByteDecoder(_spell_byte_level)
+        return ByteDecoder(_spell_byte_level, added_as_they_are=True)
     if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and _reads_space(steps[0]):
         if kinds[3:] == []:
             return ByteDecoder(_spell_sentencepiece, errors=REPLACE_EACH_BYTE)
@@ -72,7 +75,7 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def _spell_byte_level(token: str) -> bytes:
-    """A token with a character outside the alphabet (an added token, say) stands for itself."""
+    """A token with a character outside the alphabet stands for itself."""
     try:
         return bytes([_BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:

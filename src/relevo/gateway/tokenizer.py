@@ -57,6 +57,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         # one more than the highest id: added tokens may leave a gap behind the others
         self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added), 0)
+        self._added_ids = frozenset(added)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._add_bos = self._resolve_add_bos(files.add_bos_token)
         self._bytes: dict[TokenId, bytes] = {}  # filled on demand, at most one entry per token of the vocabulary
@@ -102,7 +103,12 @@ class Tokenizer:
             token = self._backend.id_to_token(token_id) if token_id >= 0 else None
             if token is None:
                 return b""
-            spelled = self.decoder.spell(token) if self.decoder else token.encode()
+            decoder = self.decoder
+            is_added = (
+                token_id in self._added_ids and len(token) > 1
+            )  # one character may be the spelling of a byte, too
+            is_text = decoder is None or (decoder.added_as_they_are and is_added)
+            spelled = token.encode() if decoder is None or is_text else decoder.spell(token)
             self._bytes[token_id] = spelled
         return spelled
 

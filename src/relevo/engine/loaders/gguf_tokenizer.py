@@ -86,8 +86,9 @@ def token_list(fields: Mapping[str, Any]) -> list[str]:
     return tokens
 
 
-def control_tokens(fields: Mapping[str, Any]) -> set[str]:
-    return {token for token, kind in _typed_tokens(fields) if kind == _CONTROL}
+def added_tokens(fields: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Ids and texts of tokens that are matched whole, before the text is cut into words."""
+    return [(i, token) for i, (token, kind) in enumerate(_typed_tokens(fields)) if kind in (_CONTROL, _USER_DEFINED)]
 
 
 def _typed_tokens(fields: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

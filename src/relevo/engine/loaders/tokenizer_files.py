@@ -5,8 +5,7 @@ Owns which file or key wins when several say the same thing. It runs no tokenize
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from typing import Any
 from relevo.core.errors import ModelFileError
 from relevo.core.model import TokenizerFiles
 from relevo.engine.loaders.gguf_metadata import read_metadata
-from relevo.engine.loaders.gguf_tokenizer import adds_bos, control_tokens, token_list, tokenizer_from_gguf
+from relevo.engine.loaders.gguf_tokenizer import added_tokens, adds_bos, token_list, tokenizer_from_gguf
 from relevo.engine.loaders.locate import PACKAGED_MODEL, locate_model
+from relevo.engine.loaders.template_files import folder_templates, gguf_templates
+from relevo.engine.loaders.text_files import parse_object, read_object, read_text
 
 _NO_LIMIT_TOKENS = 10**9  # transformers writes 10^30 for "no limit"
 _GGML = "tokenizer.ggml."
@@ -32,9 +33,13 @@ _SAMPLING_KEYS = {  # GGUF's word -> generation_config.json's
 # Measured: of 30 answers to "What is the capital of France?" 30 are right greedily, 20 at temperature 0.2 and top_p 0.9
 # (the example of the makers' model card), 12 at temperature 1. Without do_sample transformers draws greedily, too.
 _PACKAGED_GENERATION = {"temperature": 0.0}
-# Control tokens that end a turn. A template that writes one after each message taught the model to stop there, also
-# where the file names only the end of the document.
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>")
+# Added tokens that end a turn where a template writes them.
+_TURN_ENDS = frozenset(
+    (
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end|>", "<end_of_turn>"),
+        *("<|end_of_turn|>", "<|end_of_text|>", "<|endoftext|>", "<|return|>", "<turn|>"),
+    )
+)
 
 
 def load_tokenizer_files(
@@ -58,35 +63,43 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
         raise ModelFileError(
             f"there is no {path}; --generation-config takes auto, vllm, or a folder that has that file"
         )
-    return _read_object(path)
+    return read_object(path)
 
 
 def tokenizer_files_from_folder(path: Path | str) -> TokenizerFiles:
     """Read tokenizer.json and its companions. Raises ModelFileError if the folder has none, or a file is broken."""
     folder = Path(path)
-    tokenizer_json = _read_text(folder / "tokenizer.json")
+    tokenizer_json = read_text(folder / "tokenizer.json")
     if tokenizer_json is None:
         raise ModelFileError(
             f"{folder} has no tokenizer.json; save one with transformers' AutoTokenizer.from_pretrained(...)"
             ".save_pretrained(...), or serve a GGUF file of the model"
         )
-    _parse_object(tokenizer_json, folder / "tokenizer.json")
-    special = _read_object(folder / "special_tokens_map.json")
-    config = _read_object(folder / "tokenizer_config.json")
-    generation = _read_object(folder / "generation_config.json")
-    model = _read_object(folder / "config.json")
+    document = parse_object(tokenizer_json, folder / "tokenizer.json")
+    added = {entry["content"]: entry["id"] for entry in document.get("added_tokens") or []}
+    special = read_object(folder / "special_tokens_map.json")
+    config = read_object(folder / "tokenizer_config.json")
+    generation = read_object(folder / "generation_config.json")
+    model = read_object(folder / "config.json")
     eos_token = _token_text(config, special, "eos_token")
-    stated_eos = generation.get("eos_token_id", model.get("eos_token_id"))
+    template, named = folder_templates(folder, config)
     return TokenizerFiles(
         tokenizer_json=tokenizer_json,
-        chat_template=_chat_template(folder, config),
+        chat_template=template,
+        named_templates=named,
         bos_token=_token_text(config, special, "bos_token"),
         eos_token=eos_token,
         unk_token=_token_text(config, special, "unk_token"),
         pad_token=_token_text(config, special, "pad_token"),
         additional_special_tokens=_additional_tokens(config, special),
         add_bos_token=config.get("add_bos_token"),
-        eos_token_ids=_ids(stated_eos) or _id_of(tokenizer_json, eos_token),
+        stated_eos_token_ids=_ids(
+            _stated_ends(generation, folder / "generation_config.json"),
+            _stated_ends(model, folder / "config.json"),
+            _stated_ends(_text_config(model), folder / "config.json"),
+            _id_of(eos_token, added, document),
+        ),
+        turn_end_ids={text: token_id for text, token_id in added.items() if text in _TURN_ENDS},
         generation_config=generation,
         model_max_length=_limit(config.get("model_max_length")),
     )
@@ -97,7 +110,8 @@ def tokenizer_files_from_gguf(fields: Mapping[str, Any]) -> TokenizerFiles:
 
     Raises UnsupportedModel or ModelFileError, see `gguf_tokenizer.tokenizer_from_gguf`.
     """
-    tokens, template = token_list(fields), fields.get("tokenizer.chat_template")
+    tokens = token_list(fields)
+    template, named_templates = gguf_templates(fields)
     document, tables = tokenizer_from_gguf(fields)
 
     def named(key: str) -> str | None:
@@ -108,12 +122,18 @@ def tokenizer_files_from_gguf(fields: Mapping[str, Any]) -> TokenizerFiles:
         tokenizer_json=document,
         bpe=tables,
         chat_template=template,
+        named_templates=named_templates,
         bos_token=named("bos_token_id"),
         eos_token=named("eos_token_id"),
         unk_token=named("unknown_token_id"),
         pad_token=named("padding_token_id"),
         add_bos_token=adds_bos(fields),
-        eos_token_ids=_gguf_eos_ids(fields, tokens, template),
+        stated_eos_token_ids=_ids(
+            token_id
+            for token_id in (fields.get(_GGML + key) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
+            if isinstance(token_id, int) and 0 <= token_id < len(tokens)
+        ),
+        turn_end_ids={text: token_id for token_id, text in added_tokens(fields) if text in _TURN_ENDS},
         generation_config={
             name: fields[_SAMPLING + key] for key, name in _SAMPLING_KEYS.items() if _SAMPLING + key in fields
         },
@@ -127,52 +147,6 @@ def tokenizer_files_from_gguf_file(path: Path | str) -> TokenizerFiles:
     return tokenizer_files_from_gguf(read_metadata(path))
 
 
-def _gguf_eos_ids(fields: Mapping[str, Any], tokens: list[str], template: str | None) -> tuple[int, ...]:
-    stated = [fields.get(_GGML + key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    controls = control_tokens(fields)
-    written = {end for end in _TURN_ENDS if template and end in template and end in controls}
-    turn_ends = [token_id for token_id, token in enumerate(tokens) if token in written]
-    return _ids([token_id for token_id in stated if token_id is not None] + turn_ends)
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"cannot read {path}: {error}") from error
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if the file is absent."""
-    text = _read_text(path)
-    return {} if text is None else _parse_object(text, path)
-
-
-def _parse_object(text: str, path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ModelFileError(f"{path} is not valid JSON ({error}); download it again") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path} holds no JSON object; download it again")
-    return value
-
-
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's; of several named ones, `default`."""
-    text = _read_text(folder / "chat_template.jinja")
-    if text is not None:
-        return text
-    stated = config.get("chat_template")
-    if isinstance(stated, list):
-        stated = {entry["name"]: entry["template"] for entry in stated}
-    if isinstance(stated, dict):
-        stated = stated.get("default")
-    return stated
-
-
 def _token_text(config: Mapping[str, Any], special: Mapping[str, Any], name: str) -> str | None:
     value = config.get(name) or special.get(name)
     return value["content"] if isinstance(value, dict) else value
@@ -183,16 +157,34 @@ def _additional_tokens(config: Mapping[str, Any], special: Mapping[str, Any]) ->
     return tuple(token["content"] if isinstance(token, dict) else token for token in stated)
 
 
-def _ids(value: int | Iterable[int] | None) -> tuple[int, ...]:
+def _stated_ends(config: Mapping[str, Any], path: Path) -> Sequence[int]:
+    """`eos_token_id`: a number, a list of numbers, or not there. Raises ModelFileError for anything else."""
+    value = config.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+            raise ModelFileError(f"{path}: eos_token_id is {value!r} and must be a token id or a list of them; mend it")
+    return ids
+
+
+def _text_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    nested = model.get("text_config")
+    return nested if isinstance(nested, dict) else {}
+
+
+def _ids(*stated: Iterable[int]) -> tuple[int, ...]:
     """Distinct ids in the order given."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(dict.fromkeys(value))
+    return tuple(dict.fromkeys(token_id for ids in stated for token_id in ids))
 
 
-def _id_of(tokenizer_json: str, token: str | None) -> tuple[int, ...]:
-    added = json.loads(tokenizer_json).get("added_tokens", [])
-    return tuple(entry["id"] for entry in added if entry["content"] == token)
+def _id_of(token: str | None, added: Mapping[str, int], document: Mapping[str, Any]) -> Sequence[int]:
+    """Of a token of a tokenizer.json: it need not be an added one."""
+    if token is None:
+        return []
+    if token in added:
+        return [added[token]]
+    vocabulary = (document.get("model") or {}).get("vocab")
+    return [vocabulary[token]] if isinstance(vocabulary, dict) and token in vocabulary else []
 
 
 def _limit(value: float | None) -> int | None:
