@@ -14,7 +14,8 @@ from relevo.core.errors import ModelFileError
 from relevo.core.model import TokenizerFiles
 from relevo.engine.loaders.gguf_metadata import read_metadata
 from relevo.engine.loaders.gguf_tokenizer import added_tokens, adds_bos, token_list, tokenizer_from_gguf
-from relevo.engine.loaders.locate import PACKAGED_MODEL, locate_model
+from relevo.engine.loaders.locate import locate_model
+from relevo.engine.loaders.packaged_model import PACKAGED_MODEL
 from relevo.engine.loaders.template_files import folder_templates, gguf_templates
 from relevo.engine.loaders.text_files import parse_object, read_object, read_text
 

@@ -72,7 +72,7 @@ def new_generations(
                 shared,
                 fields,
                 num_room_tokens=served.max_model_len - len(token_ids),
-                default_max_tokens=default_max_tokens,
+                default_max_tokens=default_max_tokens or served.generation_defaults.get("max_new_tokens"),
                 drawn_seed=served.draw_seed(),
             ),
             eos_token_ids=served.eos_token_ids,

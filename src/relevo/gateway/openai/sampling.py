@@ -69,7 +69,6 @@ def for_prompt(
     `drawn_seed` is used when the client gave none, so that a request can continue elsewhere with the same draws.
     Raises InvalidRequest.
     """
-    default_max_tokens = default_max_tokens or generation_defaults.get("max_new_tokens")
     max_tokens = min(_max_tokens(fields) or default_max_tokens or num_room_tokens, num_room_tokens)
     if fields.min_tokens > max_tokens:
         raise InvalidRequest(
