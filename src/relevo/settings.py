@@ -186,6 +186,11 @@ class Settings(BaseModel):
         description="GET /ready names process ids and socket addresses of workers to every client, not to admin keys "
         "alone.",
     )
+    allowed_hosts: Names = Field(
+        (),
+        description="Names a server without keys on a loopback address may be called by, beside localhost and "
+        "addresses; * for any.",
+    )
     max_body_bytes: Bytes = Field(8 * 2**20, ge=1, description="Longest accepted request body.")
     root_path: str = Field("", description="Path prefix when a proxy strips one.")
     keep_alive_timeout_s: Seconds = Field(
@@ -340,9 +345,10 @@ class Settings(BaseModel):
 OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_template"))  # makes no sense for several
 OF_THE_SERVER = frozenset(
     (
-        *("models", "gateways", "host", "port", "api_key", "best_priority", "allowed_origins", "max_body_bytes"),
-        *("root_path", "keep_alive_timeout_s", "header_timeout_s", "stall_timeout_s", "max_connections"),
-        *("max_connections_per_address", "trusted_proxies", "metrics_require_key", "expose_processes"),
+        *("models", "gateways", "host", "port", "api_key", "best_priority", "allowed_origins", "allowed_hosts"),
+        *("max_body_bytes", "root_path", "keep_alive_timeout_s", "header_timeout_s", "stall_timeout_s"),
+        *("max_connections", "max_connections_per_address", "trusted_proxies", "metrics_require_key"),
+        *("expose_processes",),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
         *("log_level", "start_timeout_s"),
     )

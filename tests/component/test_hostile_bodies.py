@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 from typing import Any
 
+import msgspec
+import orjson
 import pytest
 from scripted_gateway import rig, says
 
 from relevo.core.errors import InvalidRequest
 from relevo.gateway.metering.usage_query import parse_moment
+from relevo.gateway.openai.schemas import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 
 NOW_MS = 1_796_000_000_000
 USER = {"role": "user", "content": "hi"}
@@ -75,3 +78,39 @@ async def test_zero_is_not_the_same_as_not_asked_for() -> None:
     answer = await rig(says("x")).post("/v1/completions", {"prompt": "hi", "prompt_logprobs": 0})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt_logprobs"
     assert (await rig(says("x")).post("/v1/completions", {"prompt": "hi", "prompt_logprobs": False})).status_code == 200
+
+
+HUGE = ("1" + "0" * 400, "-1" + "0" * 400, "1" + "0" * 39, "1" + "0" * 4999, "1e999", "-1e400")
+
+
+@pytest.mark.parametrize("number", HUGE, ids=[f"{each[:4]}... {len(each)}" for each in HUGE])
+@pytest.mark.parametrize(
+    ("path", "schema", "needed"),
+    [
+        ("/v1/completions", CompletionFields, {"prompt": "hi"}),
+        ("/v1/chat/completions", ChatFields, {"messages": [USER]}),
+        ("/tokenize", TokenizeFields, {"prompt": "hi"}),
+        ("/detokenize", DetokenizeFields, {"tokens": [1]}),
+    ],
+)
+async def test_a_number_that_nothing_holds_is_refused_in_every_field(
+    path: str, schema: type[msgspec.Struct], needed: dict[str, Any], number: str
+) -> None:
+    """Red if a field took an integer as long as it came, or a place in a list or object did."""
+    async with rig(says("x")).client() as client:
+        for name in schema.__struct_encode_fields__:
+            rest = orjson.dumps({key: value for key, value in needed.items() if key != name})[1:-1]
+            for shape in ("%s", "[%s]", '{"1": %s}'):
+                body = b'{"%b": %b%b%b}' % (name.encode(), (shape % number).encode(), b"," if rest else b"", rest)
+                answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+                assert answer.status_code == 400, (name, shape, answer.text)
+
+
+async def test_a_tool_may_have_any_number_in_its_schema() -> None:
+    """Red if the bound on fields reached into what others have written."""
+    function = {"name": "f", "parameters": {"properties": {"x": {"type": "integer", "maximum": 2**64 - 1}}}}
+    text = orjson.dumps({"messages": [USER], "tools": [{"type": "function", "function": function}]})
+    body = text.replace(str(2**64 - 1).encode(), str(2**128).encode())
+    async with rig(says("x")).client() as client:
+        answer = await client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text

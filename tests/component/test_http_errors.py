@@ -16,6 +16,7 @@ from relevo.gateway.openai.unsupported import REFUSED_FIELDS
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
 MESSAGES = [{"role": "user", "content": "hi"}]
 SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {}}
 NAMED_TOOL = {"type": "function", "function": {"name": "f"}}
@@ -198,6 +199,13 @@ BODIES: list[tuple[bytes, str, int, str]] = [
     (b"prompt=hi", "application/x-www-form-urlencoded", 400, "unsupported_media_type"),
     (b'{"prompt": "hi"}', "application/json; charset=utf-8", 200, ""),
     (b'{"prompt": "hi"}', "application/vnd.api+json", 200, ""),
+    (b'\xef\xbb\xbf{"prompt": "hi"}', "application/json", 200, ""),
+    (b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "hi"}', "application/json", 400, "invalid_request"),
+    *(('{"prompt": "hi"}'.encode(name), "application/json", 400, "invalid_request") for name in WIDE),
+    (b'{"prompt": "hi"}', "application/json; charset=UTF8", 200, ""),
+    (b'{"prompt": "hi"}', 'application/json; x=1; Charset = "utf-8"', 200, ""),
+    (b'{"prompt": "hi"}', "application/json; charset=iso-8859-1", 400, "unsupported_media_type"),
+    (b'{"prompt": "hi"}', "application/json; charset=utf-16", 400, "unsupported_media_type"),
 ]
 
 
@@ -213,6 +221,9 @@ async def test_malformed_bodies(body: bytes, content_type: str, status: int, cod
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
+        ('{"prompt": "é"}'.encode("latin-1"), "not UTF-8: byte 0xe9 at position 12"),
+        ('{"prompt": "hi"}'.encode("utf-16"), "UTF-16"),
+        ('{"prompt": "hi"}'.encode("utf-32-be"), "UTF-32"),
         (b'{"prompt": "hi",}', "line 1 column 16"),
         (b'{"prompt": "\\ud800"}', "surrogate"),
         (b'{"prompt": "hi"', "line 1 column 16"),

@@ -121,6 +121,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 0
     max_connections_per_address: int = 0
     trusted_proxies: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     header_timeout_s: float = 20.0
     keep_alive_timeout_s: float = 75.0
     stall_timeout_s: float = 30.0
@@ -134,7 +136,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ServedModelConfig, ...]
     api_key_hashes: tuple[str, ...]
     best_priority: int
-    allowed_origins: tuple[str, ...]
     metrics_require_key: bool
     expose_processes: bool
     max_body_bytes: int

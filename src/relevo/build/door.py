@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import os
 import resource
+import socket
 
 from starlette.types import ASGIApp
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import HttpConfig
 from relevo.gateway.http.door import ConnectionMetrics, Door
+from relevo.gateway.site import Site
 from relevo.policy.connections import NUM_RESERVED, ConnectionLimits, trusted_networks
 
 log = logging.getLogger("relevo.http")
@@ -22,6 +26,16 @@ _MAX_DESCRIPTORS = 2**20  # where the system names no limit
 def build_door(config: HttpConfig, app: ASGIApp, metrics: ConnectionMetrics) -> Door:
     limits = connection_limits(config, raise_descriptor_limit())
     return Door(app, limits, MonotonicClock(), metrics, root_path=config.root_path.rstrip("/"))
+
+
+def build_site(config: HttpConfig, listen_fd: int) -> Site:
+    return Site(_is_loopback(listen_fd), config.allowed_hosts, config.allowed_origins)
+
+
+def _is_loopback(listen_fd: int) -> bool:
+    with socket.socket(fileno=os.dup(listen_fd)) as listening:
+        address = listening.getsockname()
+    return isinstance(address, tuple) and ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
 
 
 def connection_limits(config: HttpConfig, num_descriptors: int) -> ConnectionLimits:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from relevo.build.configs import HttpConfig
-from relevo.build.door import build_door
+from relevo.build.door import build_door, build_site
 from relevo.build.event_loop import run_until_complete
 from relevo.core.errors import SettingsError
 from relevo.gateway.edge.app import edge_app
@@ -37,15 +37,15 @@ def parse_regions(given: list[str]) -> dict[str, str]:
     return regions
 
 
-def run_edge(regions: Mapping[str, str], listener: socket.socket) -> None:
+def run_edge(regions: Mapping[str, str], listener: socket.socket, http: HttpConfig) -> None:
     """Serve on `listener` until SIGTERM or SIGINT; requests that run may finish."""
-    run_until_complete(_run(regions, listener))
+    run_until_complete(_run(regions, listener, http))
 
 
-async def _run(regions: Mapping[str, str], listener: socket.socket) -> None:
+async def _run(regions: Mapping[str, str], listener: socket.socket, http: HttpConfig) -> None:
     choice = RegionChoice()
     known = Regions([Region(name, url) for name, url in regions.items()], choice.lost)
     metrics = EdgeMetrics()
-    async with edge_app(known, choice, metrics, MAX_BODY_BYTES) as app:
-        door = build_door(HttpConfig(), app, metrics)
+    async with edge_app(known, choice, metrics, MAX_BODY_BYTES, build_site(http, listener.fileno())) as app:
+        door = build_door(http, app, metrics)
         await HttpServer(door, shutdown_timeout_s=30.0, date_header=False).serve(sockets=[listener])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from relevo.build.about_model import about_model
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
-from relevo.build.door import build_door
+from relevo.build.door import build_door, build_site
 from relevo.build.event_loop import run_until_complete
 from relevo.build.metering import Metering, build_metering
 from relevo.build.serve_http import serve_until_stopped
@@ -248,12 +248,13 @@ def build_context(
         api_keys=metering.key_ring,
         meter=metering.meter,
         usage=metering.refresh,
-        allowed_origins=config.allowed_origins,
         metrics_require_key=config.metrics_require_key,
         expose_processes=config.expose_processes,
+        allowed_origins=config.http.allowed_origins,
         max_body_bytes=config.max_body_bytes,
         started_at_unix_s=int(time.time()),
         is_restarted=config.epoch > 1,
+        site=build_site(config.http, config.listen_fd),
         affinity_headers=config.affinity_headers,
     )
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from relevo.build.configs import HttpConfig
 from relevo.build.edge import parse_regions, run_edge
 from relevo.build.serve import open_listener
 from relevo.telemetry.log import configure
@@ -17,6 +18,9 @@ def edge(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.", min=0, max=65535)] = 8080,
+    allowed_hosts: Annotated[
+        list[str] | None, typer.Option(help="Names it may be called by on a loopback address; * for any.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Send each session to the region that holds its KV cache; balance, shed and fail over the rest.
@@ -28,4 +32,4 @@ def edge(
     listener = open_listener(host, port)
     bound_host, bound_port = listener.getsockname()[:2]
     typer.echo(f"edge before {', '.join(regions)}, ready: http://{bound_host}:{bound_port}/v1", err=True)
-    run_edge(regions, listener)
+    run_edge(regions, listener, HttpConfig(allowed_hosts=tuple(allowed_hosts or ())))

@@ -119,6 +119,8 @@ class Gateway:
         exchange = Exchange(send, _request_id(request))
         handler_name = UNKNOWN_HANDLER
         try:
+            if self.context.api_keys.is_open:
+                self.context.site.check(request.method, request.headers)
             caller = self._caller(request, path)
             route, rest = self._table.find(scope["method"], path)
             handler_name = route.path

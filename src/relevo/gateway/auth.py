@@ -33,6 +33,11 @@ class Caller:
 
 
 class Authenticator(Protocol):
+    @property
+    def is_open(self) -> bool:
+        """True: no key is asked for."""
+        ...
+
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """The caller behind `Authorization: Bearer KEY` or `x-api-key: KEY`. Raises Unauthorized."""
         ...
@@ -48,6 +53,10 @@ class ApiKeys:
     @classmethod
     def of(cls, keys: Iterable[str]) -> ApiKeys:
         return cls(tuple(digest_of(key) for key in keys if key))
+
+    @property
+    def is_open(self) -> bool:
+        return not self.digests
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """Anonymous without keys; else tenant and key id are the beginning of the key's digest."""

@@ -6,8 +6,10 @@ Owns the wording of 400s for malformed bodies. Does not know any field. `null` a
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +22,8 @@ from relevo.gateway.sse import ClientGone
 T = TypeVar("T")
 _DISCARD_BYTES = 64 * 2**20  # arbitrary: a client that sends more learns by a reset
 _DISCARD_S = 5.0  # arbitrary
+_CHARSET = re.compile(r"(?i)(?:^|;)\s*charset\s*=\s*\"?([^\s\";]*)")
+_LONG_NUMBER = re.compile(rb"[0-9]{38}")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
@@ -65,12 +69,16 @@ async def _discard(request: Request) -> None:
 
 def check_media_type(content_type: str | None) -> None:
     """Raises UnsupportedMediaType unless the body is declared as JSON or not declared at all."""
-    media_type = (content_type or "application/json").partition(";")[0].strip().lower()
+    media_type, _, parameters = (content_type or "application/json").partition(";")
+    media_type = media_type.strip().lower()
     is_json = media_type == "application/json" or (
         media_type.startswith("application/") and media_type.endswith("+json")
     )
     if not is_json:
         raise UnsupportedMediaType("Unsupported Media Type: Only 'application/json' is allowed")
+    charset = _CHARSET.search(parameters)
+    if charset is not None and charset.group(1).lower() not in ("utf-8", "utf8", "us-ascii"):
+        raise UnsupportedMediaType(f"JSON is not read as charset {charset.group(1)!r} here; send it as UTF-8.")
 
 
 def check_encoding(content_encoding: str | None) -> None:
@@ -81,17 +89,47 @@ def check_encoding(content_encoding: str | None) -> None:
         )
 
 
+def json_text(body: bytes) -> bytes:
+    """`body` without a byte order mark. Raises InvalidRequest for encodings that are not UTF-8."""
+    if body.startswith(codecs.BOM_UTF8):
+        body = body[len(codecs.BOM_UTF8) :]
+    if b"\0" in body[:4] or body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InvalidRequest("The request body looks like UTF-16 or UTF-32; send JSON as UTF-8.")
+    return body
+
+
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body` without its null members. Raises InvalidRequest."""
+    body = json_text(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {_why_not_json(body) or error}.") from None
+        why = _why_not_utf8(body) or f"not valid JSON: {_why_not_json(body) or error}"
+        raise InvalidRequest(f"The request body is {why}.") from None
     except RecursionError:
         raise InvalidRequest("The request body is nested too deeply.") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The request body must be a JSON object.")
+    if _LONG_NUMBER.search(body):
+        _check_integers(value)
     return {name: member for name, member in value.items() if member is not None}
+
+
+def _check_integers(members: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest for numbers that no field can mean. Schemas of tools lie deeper and may have any."""
+    for name, member in members.items():
+        inner = member.values() if isinstance(member, dict) else member if isinstance(member, list) else (member,)
+        if any(type(number) is int and not -(2**127) <= number < 2**128 for number in inner):
+            raise InvalidRequest(f"Invalid value for '{name}': an integer of more than 128 bits.", param=name)
+
+
+def _why_not_utf8(body: bytes) -> str:
+    """Empty if it is."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"not UTF-8: byte 0x{body[error.start]:02x} at position {error.start}; encode JSON as UTF-8"
+    return ""
 
 
 def _why_not_json(body: bytes) -> str:

@@ -16,6 +16,7 @@ from relevo.gateway.metering.meter import NoMeter, UsageMeter
 from relevo.gateway.metering.usage_query import NoUsage, UsageSource
 from relevo.gateway.ports import EngineStatus
 from relevo.gateway.served_models import ServedModels
+from relevo.gateway.site import Site
 from relevo.gateway.stopping import Stopping
 from relevo.gateway.text_work import TextWork
 from relevo.telemetry.latency import RequestRecord
@@ -78,3 +79,4 @@ class GatewayContext:
     others: OtherGateways | None = None  # None: it is the only one
     text_work: TextWork = field(default_factory=TextWork)
     stopping: Stopping = field(default_factory=Stopping)
+    site: Site = field(default_factory=Site)

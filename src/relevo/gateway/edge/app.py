@@ -23,14 +23,16 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
+from yarl import URL
 
-from relevo.core.errors import NoWorker, RelevoError, WorkerLost
+from relevo.core.errors import NoWorker, RelevoError, RequestError, WorkerLost
 from relevo.core.ids import RequestId
 from relevo.gateway.auth import presented_key
-from relevo.gateway.body import read_body
+from relevo.gateway.body import json_text, read_body
 from relevo.gateway.edge.metrics import EdgeMetrics
 from relevo.gateway.edge.regions import Regions
 from relevo.gateway.http_errors import error_body, error_response
+from relevo.gateway.site import Site
 from relevo.gateway.sse import ClientGone, encode_event
 from relevo.policy.affinity import affinity_of
 from relevo.policy.region_choice import BYTES_PER_TOKEN, RegionChoice, Tour
@@ -77,6 +79,7 @@ class Edge:
     metrics: EdgeMetrics
     client: aiohttp.ClientSession
     max_body_bytes: int
+    site: Site = field(default_factory=Site)
     rng: random.Random = field(default_factory=random.Random)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,6 +91,8 @@ class Edge:
             await response(scope, receive, send)
             return
         try:
+            if presented_key(request.headers) is None:
+                self.site.check(request.method, request.headers)
             await self._forward(request, receive, send)
         except ClientGone:
             self.metrics.ended("client_gone")
@@ -98,7 +103,7 @@ class Edge:
     # ---- what the edge says itself -----------------------------------------------------------------------------------
 
     def _own(self, request: Request) -> Response | None:
-        match request.url.path:
+        match request.scope["path"]:
             case "/health" | "/ready":
                 regions = [{"region": r.name, "ready": r.is_up, "reason": r.why_down} for r in self.regions.all]
                 is_ready = bool(self.regions.up())
@@ -130,11 +135,12 @@ class Edge:
 
     async def _read(self, request: Request) -> Forwarded:
         body = await read_body(request, self.max_body_bytes)
-        path = request.url.path
+        path = request.scope["path"]
+        raw_path, query = request.scope["raw_path"].decode("ascii"), request.scope["query_string"].decode("latin-1")
         return Forwarded(
             request_id=RequestId(uuid.uuid4().hex),
             method=request.method,
-            path_and_query=path + (f"?{request.url.query}" if request.url.query else ""),
+            path_and_query=raw_path + (f"?{query}" if query else ""),
             headers=[
                 (name.decode("latin-1"), value.decode("latin-1"))
                 for name, value in request.headers.raw
@@ -204,7 +210,7 @@ class Edge:
     async def _open(self, url: str, forwarded: Forwarded) -> tuple[aiohttp.ClientResponse, bytes]:
         answer = await self.client.request(
             forwarded.method,
-            url + forwarded.path_and_query,
+            URL(url + forwarded.path_and_query, encoded=True),  # as it came: a path is not mended on the way
             data=forwarded.body if forwarded.body or forwarded.method == "POST" else None,
             headers=forwarded.headers,
             allow_redirects=False,
@@ -249,8 +255,8 @@ def _chunk(data: bytes) -> Message:
 def _session(headers: Mapping[str, str], body: bytes) -> bytes:
     """Scoped by the caller's key, which only regions can check."""
     try:
-        parsed: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        parsed: Any = orjson.loads(json_text(body))
+    except (orjson.JSONDecodeError, RequestError):
         return b""  # the region will say what is wrong with it
     if not isinstance(parsed, dict):
         return b""
@@ -265,7 +271,7 @@ async def _disconnect(receive: Receive) -> None:
 
 @asynccontextmanager
 async def edge_app(
-    regions: Regions, choice: RegionChoice, metrics: EdgeMetrics, max_body_bytes: int
+    regions: Regions, choice: RegionChoice, metrics: EdgeMetrics, max_body_bytes: int, site: Site
 ) -> AsyncIterator[Edge]:
     """The application, with probes running and connections open."""
     timeout = aiohttp.ClientTimeout(total=None, connect=2.0, sock_connect=2.0)
@@ -273,7 +279,7 @@ async def edge_app(
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as client:
         probing = asyncio.create_task(regions.probe(client))
         try:
-            yield Edge(regions, choice, metrics, client, max_body_bytes)
+            yield Edge(regions, choice, metrics, client, max_body_bytes, site)
         finally:
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)

@@ -40,8 +40,12 @@ class KeyRing:
     def records(self) -> Iterable[KeyRecord]:
         return self._by_digest.values()
 
+    @property
+    def is_open(self) -> bool:
+        return not self._fixed.digests and not self._by_digest
+
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        if not self._fixed.digests and not self._by_digest:
+        if self.is_open:
             return self._fixed.anonymous
         digest = presented_digest(headers)
         fixed = self._fixed.find(digest)
