@@ -147,7 +147,7 @@ ACCEPTED: list[dict[str, Any]] = [
     chat(bad_words=[], functions=[], grammar="", modalities=["text"], guided_json=None),
     chat(unknown_field=[1], kv_transfer_params={"do_remote_decode": True}),
     chat(bootstrap_host="h", bootstrap_port=1, bootstrap_room=2, store=False, metadata={}, promptCacheKey="k"),
-    chat(seed=2**70, user="u", priority=-3, request_id="r-1", reasoning_effort="low"),
+    chat(seed=2**70, user="u", priority=3, request_id="r-1", reasoning_effort="low"),
     chat(messages=[{"role": "developer", "content": [{"type": "text", "text": "hi"}]}]),
     chat(messages=[*MESSAGES, {"role": "assistant", "content": None}]),
     {"messages": MESSAGES} | dict.fromkeys(("model", "n", "stop", "tools", "logit_bias", "stream", "max_tokens")),
