@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,18 +10,28 @@ import socket
 import time
 from pathlib import Path
 
-from stack import Stack, stack
+from stack import Stack, descendants, stack
 
 PROMPT = [(i * 31) % 256 for i in range(200)]
 HELD = 300  # connections a stranger holds at once
 
 
+def descriptors(pid: int) -> dict[int, tuple[str, int]]:
+    """What each descriptor of a process refers to, and its flags."""
+    found: dict[int, tuple[str, int]] = {}
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            info = Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text()
+            flags = re.search(r"flags:\s+([0-7]+)", info)
+            assert flags, info
+            found[int(fd.name)] = (str(fd.readlink()), int(flags[1], 8))
+    return found
+
+
 def listening_ports(pid: int) -> set[int]:
     """TCP ports on which a process listens, from what the kernel says of its descriptors."""
-    inodes = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        if found := re.match(r"socket:\[(\d+)\]", str(fd.readlink())):
-            inodes.add(found[1])
+    targets = [target for target, _ in descriptors(pid).values()]
+    inodes = {found[1] for target in targets if (found := re.match(r"socket:\[(\d+)\]", target))}
     lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return {int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A" and line[9] in inodes}
 
@@ -78,3 +89,14 @@ def test_a_stranger_at_the_kv_port_gets_nothing_and_service_goes_on() -> None:
         assert server.complete(PROMPT[::-1], max_tokens=8, ignore_eos=True)["usage"]["completion_tokens"] == 8
         server.wait_ready()
         server.wait_idle()
+
+
+def test_processes_hold_what_they_need_and_pass_nothing_on() -> None:
+    """Red if the KV's memory is in a process that serves HTTP, or if what a child was given outlives an exec of its."""
+    with stack("fake", "--topology", "1p1d", "--num-kv-blocks", "64", "--max-model-len", "256") as server:
+        workers = set(server.pids().values())
+        for pid in descendants(server.process.pid):
+            held = descriptors(pid)
+            for fd, (target, flags) in held.items():
+                assert fd <= 2 or flags & os.O_CLOEXEC, f"{pid} passes on {target}"
+            assert any("memfd:relevo-arena" in target for target, _ in held.values()) == (pid in workers)

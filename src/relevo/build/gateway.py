@@ -64,6 +64,7 @@ Report = Callable[[Status], None]
 
 def run_gateway(config: GatewayConfig, report: Report) -> None:
     """Serve HTTP on the inherited socket until SIGTERM, then let running requests finish."""
+    os.set_inheritable(config.listen_fd, False)  # ours, and of no process that we may start
     configure(config.log_level, config.gateway_id)
     phases = StartPhases()
     metrics = GatewayMetrics(model_names=[model.served_model_names[0] for model in config.models])

@@ -135,6 +135,7 @@ def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
     """Closed to writers: the warm-up writes into this worker's blocks, and a prefill worker that still computes there
     for an earlier incarnation has to find its right ended before it tells what it read."""
     if config.arena_fd >= 0:
+        os.set_inheritable(config.arena_fd, False)  # ours, and of no process that we may start
         arena = Arena.attach(config.arena_fd, layout, config.num_arena_blocks)
         arena.close_to_writers(_own_block_ids(config))
         return arena

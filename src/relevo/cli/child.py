@@ -52,10 +52,13 @@ class StatusPipe:
         os.set_inheritable(fd, False)
 
     def __call__(self, status: Status) -> None:
+        if self._fd < 0:
+            return
         try:
             os.write(self._fd, msgspec.json.encode(status) + b"\n")
         except OSError:
             os.close(self._fd)
+            self._fd = -1  # the number may be another file's from here on
 
 
 def _die_with_parent() -> None:
