@@ -314,7 +314,9 @@ class Settings(BaseModel):
         5.0, ge=0.5, description="How long a prefill worker may take to let go of blocks before it is ended."
     )
     heartbeat_timeout_s: Seconds = Field(
-        8.0, ge=2.0, description="A worker whose step loop does not answer for so long is ended and started again."
+        8.0,
+        ge=2.0,
+        description="A worker or gateway whose loop does not answer for so long is ended and started again.",
     )
     max_attempts: int = Field(3, ge=1, description="How often a request is tried when workers fail.")
     drain_timeout_s: Seconds = Field(

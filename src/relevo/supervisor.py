@@ -1,8 +1,9 @@
 """The parent process: starts the workers and the gateways, restarts what dies, ends everything cleanly.
 
 Owns child processes, the listening socket, the shared arena's file descriptor and the runtime folder. Knows nothing of
-models, requests or HTTP. Children report over a pipe, one JSON object per line (`Status`). They are ended by the kernel
-when the supervisor dies (PR_SET_PDEATHSIG, see cli.child), so that kill -9 of it leaves nothing behind.
+models, requests or HTTP. Children report over a pipe, one JSON object per line (`Status`). Another pipe ties them to
+the supervisor (`wire.leash`), so that kill -9 of it, at whatever instant, leaves nothing behind; over it they are asked
+for a sign of life, and one whose loop does not answer is ended and started again.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
+from relevo.policy.liveness import INTERVAL_S, Liveness
+from relevo.wire.child_process import Lifeline, python_command, python_environment
 from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.supervisor")
@@ -36,6 +38,7 @@ class ChildSpec:
     kind: str  # "worker" or "gateway", the first argument of cli.child
     config: dict[str, object] = field(repr=False)  # may hold secrets
     inherited_fds: tuple[int, ...] = ()
+    heartbeat_timeout_s: float = 8.0  # without a sign of life from its loop, once it was ready
 
 
 @dataclass(slots=True)
@@ -47,7 +50,12 @@ class Child:
     deadline: asyncio.TimerHandle | None = None  # until it is ready
     num_fast_deaths: int = 0
     was_ready: bool = False
+    is_ready: bool = False  # this incarnation
     failure: str = ""
+    liveness: Liveness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.liveness = Liveness.within(self.spec.heartbeat_timeout_s)
 
     @property
     def pid(self) -> int | None:
@@ -67,6 +75,8 @@ class Supervisor:
     start_timeout_s: float  # from a child's start until it is ready
     shutdown_timeout_s: float
     on_status: Callable[[str, Status], None] = lambda name, status: None
+    on_stopping: Callable[[], None] = lambda: None  # before the gateways are asked to end
+    pulse_interval_s: float = INTERVAL_S
     _children: dict[str, Child] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _signals: int = 0
@@ -134,29 +144,57 @@ class Supervisor:
     async def _run_once(self, child: Child) -> None:
         child.epoch += 1
         child.failure = ""
+        child.is_ready = False
+        child.liveness.heard()
         child.started_at_s = time.monotonic()
+        lifeline = Lifeline()
+        try:
+            await self._run_on(child, lifeline)
+        finally:
+            lifeline.close()
+
+    async def _run_on(self, child: Child, lifeline: Lifeline) -> None:
         read_fd, write_fd = os.pipe()
-        config = {**child.spec.config, "epoch": child.epoch, "status_fd": write_fd}
+        config = {**child.spec.config, "epoch": child.epoch, "status_fd": write_fd, "life_fd": lifeline.read_fd}
         try:
             child.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "relevo.cli.child", child.spec.kind,
+                *python_command("relevo.cli.child", child.spec.kind, str(lifeline.read_fd)),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(*child.spec.inherited_fds, write_fd),
+                pass_fds=(*child.spec.inherited_fds, lifeline.read_fd, write_fd),
+                env=python_environment(),
                 start_new_session=True,  # a Ctrl-C on the terminal reaches the supervisor only
-            )  # fmt: skip
+            )
         finally:
             os.close(write_fd)
+            lifeline.passed()
         if self._stopping.is_set():  # too late for `_shut_down` to have seen it
             child.process.kill()
         assert child.process.stdin is not None
         child.process.stdin.write(msgspec.json.encode(config))
         child.process.stdin.close()
         child.deadline = asyncio.get_running_loop().call_later(self.start_timeout_s, self._start_took_too_long, child)
+        watching = asyncio.create_task(self._watch(child, lifeline))
         try:
             await self._read_statuses(child, read_fd)
             await child.process.wait()
         finally:
             child.deadline.cancel()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self, child: Child, lifeline: Lifeline) -> None:
+        """Ask for a sign of life again and again; end the child when none comes."""
+        while True:
+            await asyncio.sleep(self.pulse_interval_s)
+            if not child.is_ready:
+                continue
+            if not child.liveness.ask():
+                break
+            lifeline.pulse()
+        silent_s = child.liveness.num_unanswered * self.pulse_interval_s
+        child.failure = f"its loop has not answered for {silent_s:.0f} s"
+        log.error("ending %s (epoch %d): %s", child.spec.name, child.epoch, child.failure)
+        self._kill([child])
 
     async def _read_statuses(self, child: Child, read_fd: int) -> None:
         """Until the child closes its end, which it does at the latest by ending."""
@@ -172,8 +210,11 @@ class Supervisor:
             transport.close()
 
     def _handle(self, child: Child, status: Status) -> None:
+        child.liveness.heard()
+        if status.kind == "alive":
+            return
         if status.kind == "ready":
-            child.was_ready = True
+            child.was_ready = child.is_ready = True
             if child.deadline is not None:
                 child.deadline.cancel()
         elif status.kind == "failed":
@@ -201,6 +242,7 @@ class Supervisor:
     async def _shut_down(self, keepers: list[asyncio.Task[None]]) -> None:
         """Gateways first (they wait for running requests), then the workers."""
         await self._stopping.wait()
+        self.on_stopping()
         await self._end([self._children[spec.name] for spec in self.gateways], self.shutdown_timeout_s + GATEWAY_END_S)
         await self._end([self._children[spec.name] for spec in self.workers], 5.0)
         await asyncio.gather(*keepers, return_exceptions=True)

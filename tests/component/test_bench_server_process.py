@@ -81,7 +81,7 @@ async def test_a_server_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
 
 def test_serve_command_names_interpreter_model_and_port() -> None:
     command = serve_command("some/model", 8123, ("--topology", "1p1d"))
-    assert command[:5] == [sys.executable, "-m", "relevo", "serve", "some/model"]
+    assert command[:6] == [sys.executable, "-P", "-m", "relevo", "serve", "some/model"]
     assert command[command.index("--port") + 1] == "8123"
     assert command[-2:] == ["--topology", "1p1d"]
     assert "some/model" not in serve_command(None, 1)

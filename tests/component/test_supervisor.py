@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from relevo.supervisor import ChildSpec, StartFailed, Supervisor
+from relevo.wire.status import Status
 
 
 async def test_a_stop_while_a_child_is_being_started_ends_that_child_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,3 +73,62 @@ async def test_a_worker_that_hangs_while_it_starts_again_is_ended_too(monkeypatc
     async with asyncio.timeout(20.0):
         await supervisor.run()
     assert [process.returncode for process in processes[:2]] == [0, -9]
+
+
+async def test_a_child_that_does_not_answer_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is: red when only workers are watched, or only while a gateway is connected to them."""
+    start = asyncio.create_subprocess_exec
+    processes: list[asyncio.subprocess.Process] = []
+    gateway = ChildSpec(name="gateway", kind="gateway", config={}, heartbeat_timeout_s=2.0)
+
+    def on_status(name: str, status: Status) -> None:
+        if status.kind == "ready" and len(processes) == 2:
+            supervisor.stop()
+
+    supervisor = Supervisor(
+        workers=[],
+        gateways=[gateway],
+        start_timeout_s=600.0,
+        shutdown_timeout_s=0.0,
+        on_status=on_status,
+        pulse_interval_s=0.01,
+    )
+
+    async def start_silent(*_: Any, **options: Any) -> asyncio.subprocess.Process:
+        says = f"""echo '{{"kind": "ready"}}' >&{options["pass_fds"][-1]}; exec sleep 600"""
+        processes.append(await start("bash", "-c", says, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_silent)
+    async with asyncio.timeout(60.0):
+        await supervisor.run()
+    assert processes[0].returncode == -9
+    assert len(processes) >= 2
+
+
+async def test_the_listening_socket_is_let_go_of_before_the_gateways_are_asked_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Red when the supervisor keeps its copy: connections are taken that nobody answers."""
+    start = asyncio.create_subprocess_exec
+    processes: list[asyncio.subprocess.Process] = []
+    still_running: list[bool] = []
+    supervisor = Supervisor(
+        workers=[],
+        gateways=[ChildSpec(name="gateway", kind="gateway", config={})],
+        start_timeout_s=600.0,
+        shutdown_timeout_s=0.0,
+        on_status=lambda name, status: supervisor.stop(),
+        on_stopping=lambda: still_running.append(processes[0].returncode is None),
+    )
+
+    async def start_ready(*_: Any, **options: Any) -> asyncio.subprocess.Process:
+        says = f"""echo '{{"kind": "ready"}}' >&{options["pass_fds"][-1]}; exec sleep 600"""
+        processes.append(await start("bash", "-c", says, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_ready)
+    async with asyncio.timeout(60.0):
+        await supervisor.run()
+    assert still_running == [True]
+    assert processes[0].returncode == -15

@@ -106,6 +106,80 @@ def check_held(rows: list[dict[str, Any]], kept: list[Held]) -> None:
         assert row["outcome"] == "aborted" and row["completion_tokens"] >= len(each.token_ids), row
 
 
+def test_a_hung_gateway_is_replaced_and_the_streams_of_the_other_go_on() -> None:
+    """Stopped, it keeps its connections and says nothing. Red when the supervisor looks only at what has ended."""
+    with stack(*FLAGS, *STEPS, "--heartbeat-timeout-s", "2") as running:
+        wait_until_both_serve(running)
+        asyncio.run(stop_one_under_load(running))
+        wait_until_both_serve(running)
+        running.wait_idle(60)
+
+
+async def stop_one_under_load(running: Stack) -> None:
+    pids = gateway_pids(running)
+    held: list[Held] = []
+    async with asyncio.timeout(120):
+        while {each.gateway_pid for each in held} < set(pids):  # whoever accepts first serves
+            names = [f"hung-{len(held) + i}" for i in range(NUM_HELD_AT_ONCE)]
+            held += await asyncio.gather(*(hold(running, name, pids) for name in names))
+        os.kill(pids[0], signal.SIGSTOP)
+        for each in held:
+            if each.gateway_pid == pids[0]:
+                assert not await each.read(MAX_TOKENS), (
+                    "a stopped gateway finished a stream"
+                )  # it ends when it is ended
+            else:
+                assert await each.read(NUM_TOKENS_AFTER), "a stream of the other gateway was cut"
+            each.writer.close()
+
+
+@pytest.mark.parametrize("num_gateways", [1, 2])
+def test_a_server_that_drains_answers_at_once_and_its_streams_end_well(num_gateways: int) -> None:
+    """503 with Retry-After while a stream runs, on every connection, and no connection at all after that. Red when
+    the supervisor goes on listening for gateways that do not accept any more."""
+    flags = (*FLAGS, "--gateways", str(num_gateways), *STEPS, "--shutdown-timeout-s", "100")
+    with stack(*flags) as running:
+        num_seen = asyncio.run(drain_under_a_stream(running, 300))
+        assert num_seen == 300
+        assert running.process.wait(timeout=60) == 0
+
+
+async def drain_under_a_stream(running: Stack, num_tokens: int) -> int:
+    """The number of tokens of a stream that ran when the server was asked to end."""
+    address = urlsplit(running.url)
+    pids = gateway_pids(running)
+    stream = await hold(running, "drained", pids, num_tokens)
+    running.process.send_signal(signal.SIGTERM)
+    while (await raw(address.port, "GET /ready"))[0] != 503:  # noqa: ASYNC110  # of another process
+        await asyncio.sleep(0.02)
+    for head in ["GET /ready", "POST /v1/completions", "POST /v1/chat/completions", "GET /ready"] * 5:
+        status, headers = await raw(address.port, head)
+        assert (status, "retry-after" in headers) == (503, True), (head, status, headers)
+    assert (await raw(address.port, "GET /health"))[0] == 200, "it is alive"
+    await stream.read(num_tokens - len(stream.token_ids))
+    stream.writer.close()
+    with contextlib.suppress(ConnectionError):  # what comes at the very end
+        while True:
+            assert (await raw(address.port, "GET /ready"))[0] in (503, 0)
+            await asyncio.sleep(0.02)
+    return len(stream.token_ids)
+
+
+async def raw(port: int | None, head: str) -> tuple[int, str]:
+    """Status and headers of an answer on a connection of its own; 0 if it is closed without one. Raises OSError if
+    nobody listens."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{head} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+    try:
+        async with asyncio.timeout(30.0):  # an answer that never comes
+            answer = (await reader.read()).decode()
+    except ConnectionResetError:
+        return 0, ""
+    finally:
+        writer.close()
+    return int(answer.split(" ", 2)[1]) if answer else 0, answer.partition("\r\n\r\n")[0].lower()
+
+
 async def kill_one_under_load(running: Stack, number: int, share: list[Sent]) -> tuple[list[Held], int]:
     """The held streams and the gateway that was killed. The last third of `share` is sent while it comes back."""
     before, after = share[: 2 * len(share) // 3], share[2 * len(share) // 3 :]
@@ -140,11 +214,11 @@ async def kill_one_under_load(running: Stack, number: int, share: list[Sent]) ->
     return held, victim
 
 
-async def hold(running: Stack, name: str, pids: list[int]) -> Held:
+async def hold(running: Stack, name: str, pids: list[int], max_tokens: int = MAX_TOKENS) -> Held:
     """Returns once tokens come."""
     address = urlsplit(running.url)
     prompt = [sum(name.encode()) % 256, *(i * 7 % 256 for i in range(40))]
-    body: dict[str, Any] = {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     sent = Sent(name, "/v1/completions", body | {"stream": True, "return_token_ids": True})
     data = json.dumps(sent.body).encode()
     reader, writer = await asyncio.open_connection(address.hostname, address.port)

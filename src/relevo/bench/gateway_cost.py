@@ -13,7 +13,6 @@ import asyncio
 import os
 import random
 import shlex
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,6 +33,7 @@ from relevo.core.ids import RequestId
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.telemetry.latency import summarise
 from relevo.wire import messages as wire
+from relevo.wire.child_process import python_command
 from relevo.wire.client import WorkerConnection
 
 DIRECT, GATEWAY, EDGE = "worker", "gateway", "edge"
@@ -137,7 +137,9 @@ async def measure_gateway_cost(
                 cost.take(records, _cpu_s(pids[cost.name]) - before_s)
 
 
-_EDGE_COMMAND = f"{sys.executable} -m relevo edge --port {{port}} --region here={{upstream}} --log-level warning"
+_EDGE_COMMAND = " ".join(
+    python_command("relevo", "edge", "--port", "{port}", "--region", "here={upstream}", "--log-level", "warning")
+)
 
 
 def _gateway_command(port: int, options: GatewayCostOptions) -> list[str]:

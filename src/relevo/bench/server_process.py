@@ -1,8 +1,9 @@
 """A server as a child process, for measurements that compare several.
 
-Owns the child's life: it is started in a session of its own, waited for until it says that it is ready, ended with
-SIGINT and waited for again. It signals its own child, and with `ends_group` what that child left behind in its session;
-a Relevo server ends its own workers. Output goes to a log file whose end is shown when the start fails.
+Owns the child's life: it is started in a session of its own, on a leash (it ends with us, `wire.leash`), waited for
+until it says that it is ready, ended with SIGINT and waited for again. It signals its own child, and with `ends_group`
+what that child left behind in its session; a Relevo server ends its own workers. Output goes to a log file whose end is
+shown when the start fails.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
-import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Self
 
 from relevo.bench.client import OpenAIClient
 from relevo.core.errors import StartError
+from relevo.wire.child_process import Lifeline, on_leash, python_command, python_environment
 
 POLL_INTERVAL_S = 0.2  # between looks at /ready; arbitrary
 STOP_TIMEOUT_S = 40.0  # for a clean end; a little over the server's own shutdown_timeout_s of 30 s
@@ -48,7 +50,7 @@ def serve_command(model: str | None, port: int, flags: Sequence[str] = ()) -> li
     """argv of `relevo serve` on the loopback."""
     named = [] if model is None else [model]
     where = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
-    return [sys.executable, "-m", "relevo", "serve", *named, *where, *flags]
+    return python_command("relevo", "serve", *named, *where, *flags)
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class ServerProcess:
     ends_group: bool = False  # for servers of others, which may leave children behind when they are killed
     started_at_ns: int = 0  # monotonic clock, just before the command ran
     _process: Process | None = None
+    _lifeline: Lifeline | None = None
     _has_ended: bool = False
 
     @property
@@ -97,19 +100,25 @@ class ServerProcess:
             raise
 
     async def _spawn(self) -> None:
+        if shutil.which(self.command[0]) is None:
+            raise StartError(f"cannot run {self.command[0]}: there is no such program")
+        self._lifeline = Lifeline()
         with self.log_path.open("ab") as log:
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self.command,
+                    *on_leash(self._lifeline.read_fd, list(self.command)),
+                    pass_fds=(self._lifeline.read_fd,),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     # no usage of anybody's is written down, and no key is asked for
-                    env={**os.environ, "RELEVO_DATABASE_URL": "memory", **self.environment},
+                    env={**python_environment(), "RELEVO_DATABASE_URL": "memory", **self.environment},
                     start_new_session=True,  # Ctrl-C at the terminal reaches the load generator, which ends the server
                 )
             except OSError as error:
                 raise StartError(f"cannot run {self.command[0]}: {error.strerror or error}") from error
+            finally:
+                self._lifeline.passed()
 
     async def stop(self) -> None:
         """SIGINT, then SIGKILL if the server has not ended in time. Idempotent."""
@@ -117,6 +126,8 @@ class ServerProcess:
             return
         await self._end(self._process)
         self._has_ended = True
+        if self._lifeline is not None:
+            self._lifeline.close()
         if self.ends_group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

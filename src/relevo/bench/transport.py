@@ -8,13 +8,15 @@ generations and acknowledgements are the real ones; every transfer's bytes are c
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 import re
 import secrets
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -144,7 +146,8 @@ def _measure_tcp(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tu
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     peer = context.Process(target=receive_blocks, args=(theirs, layout, num_blocks, secret, RECEIVER), daemon=True)
-    peer.start()
+    with _no_imports_from_here():
+        peer.start()
     theirs.close()
     arena = Arena.create(layout, num_blocks, shared=False)
     _fill(arena)
@@ -171,6 +174,20 @@ def _measure_tcp(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tu
         peer.join(SEAL_TIMEOUT_S)
         arena.close()
     return samples
+
+
+@contextlib.contextmanager
+def _no_imports_from_here() -> Iterator[None]:
+    """A process that is started meanwhile looks for no module in the current folder."""
+    former = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = former
 
 
 def _timed_write(

@@ -51,6 +51,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport listens
     epoch: int = 0
     status_fd: int = -1
+    life_fd: int = -1  # of `wire.child_process`
 
     def __repr__(self) -> str:
         """Without the secret, wherever it may be printed."""
@@ -151,6 +152,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[GatewayAddress, ...] = ()
     epoch: int = 0
     status_fd: int = -1
+    life_fd: int = -1
 
     @property
     def served_model_names(self) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ from relevo.policy.router import RouterLimits, RoutingPolicy
 from relevo.policy.worker_choice import WorkerChooser
 from relevo.telemetry.log import configure
 from relevo.telemetry.metrics import GatewayMetrics
+from relevo.wire.child_process import answer_pulses
 from relevo.wire.status import Status
 
 if TYPE_CHECKING:
@@ -112,6 +113,9 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
             context.stopping.drain()
 
     async def serve() -> None:
+        if config.life_fd >= 0:
+            alive = answer_pulses(config.life_fd, lambda: report(Status(kind="alive")))
+            asyncio.get_running_loop().add_reader(config.life_fd, alive)
         await serve_until_stopped(config, door, running, context.stopping, metering.meter.hurry)
         ending = threading.Timer(EXIT_S, os._exit, (EXIT_BROKEN if broken else 0,))  # if a read of the database hangs
         ending.daemon = True

@@ -108,11 +108,19 @@ def serving(
         )
         gateways = gateway_configs(gateway, settings.gateways, runtime_folder)
         yield Supervisor(
-            workers=[_worker_child(worker) for workers in located for worker in workers],
-            gateways=[_child(each.gateway_id, "gateway", each, (listener.fileno(),)) for each in gateways],
+            workers=[
+                _worker_child(worker, model.served.heartbeat_timeout_s)
+                for model, workers in zip(plan.models, located, strict=True)
+                for worker in workers
+            ],
+            gateways=[
+                _child(each.gateway_id, "gateway", each, (listener.fileno(),), settings.heartbeat_timeout_s)
+                for each in gateways
+            ],
             start_timeout_s=settings.start_timeout_s,
             shutdown_timeout_s=settings.shutdown_timeout_s,
             on_status=on_status,
+            on_stopping=listener.close,  # a copy that nobody accepts from would keep clients waiting
         )
 
 
@@ -139,9 +147,18 @@ def _with_addresses(model: ServedModelConfig, workers: tuple[WorkerConfig, ...])
     )
 
 
-def _worker_child(worker: WorkerConfig) -> ChildSpec:
-    return _child(worker.worker_id, "worker", worker, (worker.arena_fd,) if worker.arena_fd >= 0 else ())
+def _worker_child(worker: WorkerConfig, heartbeat_timeout_s: float) -> ChildSpec:
+    fds = (worker.arena_fd,) if worker.arena_fd >= 0 else ()
+    return _child(worker.worker_id, "worker", worker, fds, heartbeat_timeout_s)
 
 
-def _child(name: str, kind: str, config: WorkerConfig | GatewayConfig, fds: tuple[int, ...]) -> ChildSpec:
-    return ChildSpec(name=name, kind=kind, config=msgspec.to_builtins(config), inherited_fds=fds)
+def _child(
+    name: str, kind: str, config: WorkerConfig | GatewayConfig, fds: tuple[int, ...], heartbeat_timeout_s: float
+) -> ChildSpec:
+    return ChildSpec(
+        name=name,
+        kind=kind,
+        config=msgspec.to_builtins(config),
+        inherited_fds=fds,
+        heartbeat_timeout_s=heartbeat_timeout_s,
+    )

@@ -23,6 +23,7 @@ from relevo.policy.chunking import token_budget
 from relevo.policy.perf_model import StepCostModel
 from relevo.policy.scheduler import Scheduler, SchedulerConfig
 from relevo.telemetry.log import configure
+from relevo.wire.child_process import answer_pulses
 from relevo.wire.server import WireServer
 from relevo.wire.status import Status
 
@@ -63,6 +64,8 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     )
     server.on_connect = loop.hello
     server.listen(config.address)
+    if config.life_fd >= 0:
+        server.watch(config.life_fd, answer_pulses(config.life_fd, lambda: report(Status(kind="alive"))))
     report(Status(kind="ready", worker_id=config.worker_id))
     phases.done("listening")
     log.info("%s", phases)

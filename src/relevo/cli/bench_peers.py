@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from relevo.bench.environment import describe_environment
 from relevo.bench.peers import PeersOptions, Target, compare_peers
 from relevo.bench.peers_report import OURS, VARIANT, PeersReport, peers_table
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, progress, run, write_json
+from relevo.wire.child_process import python_command
 
 Lengths = Annotated[str, typer.Option(help="Tokens, comma separated.")]
 
@@ -104,8 +104,7 @@ def _ours(model: str | None, url: str | None, command: str | None, flags: Sequen
 
 def _serve_command(model: str | None, flags: Sequence[str]) -> str:
     named = [] if model is None else [model]
-    serve = [sys.executable, "-m", "relevo", "serve", *named, "--port", "{port}", "--log-level", "warning", *flags]
-    return shlex.join(serve)
+    return shlex.join(python_command("relevo", "serve", *named, "--port", "{port}", "--log-level", "warning", *flags))
 
 
 def _named(entry: str) -> tuple[str, str]:

@@ -1,11 +1,12 @@
-"""Entry point of the processes that the supervisor starts: `python -m relevo.cli.child worker|gateway`.
+"""Entry point of the processes that the supervisor starts: `python -P -m relevo.cli.child
+worker|gateway LIFE_FD`.
 
-Reads its configuration as JSON from stdin, dies with its parent, and reports a failed start in one sentence.
+Reads its configuration as JSON from stdin, ends with its parent (`wire.leash`), and reports a failed start in one
+sentence.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -16,15 +17,14 @@ import msgspec
 from relevo.build.about_model import about_model
 from relevo.build.configs import GatewayConfig, WorkerConfig
 from relevo.core.errors import StartError
+from relevo.wire.leash import end_with_parent
 from relevo.wire.status import EXIT_START_ERROR, Status
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     gc.disable()  # until the process serves: what a start makes is no garbage, and looking through it is a tenth of it
     kind = sys.argv[1]
-    _die_with_parent()
+    end_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to end
     text = sys.stdin.buffer.read()
     config = msgspec.json.decode(text, type=WorkerConfig if kind == "worker" else GatewayConfig)
@@ -59,16 +59,6 @@ class StatusPipe:
         except OSError:
             os.close(self._fd)
             self._fd = -1  # the number may be another file's from here on
-
-
-def _die_with_parent() -> None:
-    """The kernel ends this process when the supervisor dies, however it dies (Linux)."""
-    if sys.platform != "linux":
-        return
-    parent_pid = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        sys.exit("the supervisor is gone")
 
 
 if __name__ == "__main__":

@@ -42,11 +42,14 @@ async def ready(call: Call) -> Response:
     """200 while requests are served. Query: `model`, then 200 exactly when a request to it would be served."""
     asked = call.request.query_params.get("model")
     said, others = readiness(call.context, asked), call.context.others
-    if others is not None:
+    if others is not None and not call.context.stopping.is_draining:  # which is answered at once
         said = _with_others(said, others.gateway_id, await others.readiness(), is_of_one_model=asked is not None)
     if not (call.context.expose_processes or _is_admin(call)):
         said = {**said, "workers": [_without_process(worker) for worker in said["workers"]]}
-    return json_response(said, 200 if said["ready"] else 503)
+    response = json_response(said, 200 if said["ready"] else 503)
+    if not said["ready"]:
+        response.headers["Retry-After"] = "1"
+    return response
 
 
 def _is_admin(call: Call) -> bool:

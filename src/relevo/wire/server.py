@@ -85,6 +85,10 @@ class WireServer:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._unix_path = Path(path)
 
+    def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """`poll` calls it whenever there is something to read from another descriptor, and waits on."""
+        self._selector.register(fd, selectors.EVENT_READ, lambda _sock, _mask: on_readable())
+
     def poll(self, timeout_s: float | None) -> list[tuple[PeerId, ToWorker | PeerGone]]:
         """Send what is buffered and return what has arrived, in order per peer. Waits for at least one message or
         PeerGone, for `wake`, or for `timeout_s` (None: no limit; 0: not at all); only then the list may be empty."""
