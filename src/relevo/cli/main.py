@@ -17,6 +17,7 @@ _COMMANDS = {
     "chat": ("relevo.cli.chat", "chat"),
     "check": ("relevo.cli.check", "check"),
     "edge": ("relevo.cli.edge", "edge"),
+    "doctor": ("relevo.cli.doctor", "doctor"),
     "drain": ("relevo.cli.drain", "drain"),
     "version": ("relevo.cli.version", "version"),
     "usage": ("relevo.cli.usage", "usage"),

