@@ -19,7 +19,7 @@ from relevo.build.worker import build_fake, build_model, scheduler_config
 from relevo.core.kv import DTYPE_BYTES, KVLayout
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.loaders.resolve import load_model_files
-from relevo.engine.models.weights import EMBEDDING, HEAD
+from relevo.engine.models.weight_plan import EMBEDDING, HEAD
 from relevo.policy.scheduler import Scheduler
 from relevo.settings import Settings
 

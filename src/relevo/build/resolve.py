@@ -45,6 +45,7 @@ class ModelAsk:
     model_hash: str
     weights_bytes: int = 0  # as stored
     num_parameters: int = 0
+    notes: tuple[str, ...] = ()  # of the loader, on its files
     section: str = ""  # of the file of models; empty: the model named on the command line
     price: Mapping[str, Any] | None = None  # written in the section; else `settings.prices` names a file
 
@@ -148,7 +149,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         layout=layout,
         workers=workers,
         served=_served(ask, topology, max_model_len, budget),
-        notes=(_compute_note(workers[0]), _kv_note(layout, num_blocks, num_workers)),
+        notes=(*ask.notes, _compute_note(workers[0]), _kv_note(layout, num_blocks, num_workers)),
     )
 
 

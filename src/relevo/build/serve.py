@@ -59,6 +59,7 @@ def _with_head(asked: AskedModel) -> ModelAsk:
             model_hash=files.model_hash,
             weights_bytes=files.file_bytes,
             num_parameters=files.num_parameters,
+            notes=files.notes,
             section=asked.section,
             price=asked.price,
         )

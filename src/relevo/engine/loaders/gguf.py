@@ -17,6 +17,7 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import ModelConfig
 from relevo.engine.loaders.gguf_metadata import GGML_TYPES, GgmlType, GgufHead, GgufTensor, read_head
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
+from relevo.engine.models.weight_plan import unasked
 from relevo.engine.ops.formats import BLOCK_BYTES
 
 if TYPE_CHECKING:  # who only opens a file does without numpy
@@ -58,6 +59,12 @@ def open_gguf(path: Path, name: str) -> ModelFiles:
         for tensor in head.tensors.values()
         if (hf_name := _hf_name(tensor.name)) is not None
     ]
+    names = [_hf_name(name) or name for name in head.tensors if name not in _ROPE_FACTORS]
+    if strange := unasked(config, names):
+        raise UnsupportedModel(
+            f"{path} has {len(strange)} tensors that a {config.architecture} model like this one does not use, the "
+            f"first is {strange[0]}; computing without them would give other answers"
+        )
     stored.sort(key=lambda tensor: tensor.offset)
     return ModelFiles(name=name, source="gguf", path=path, config=config, stored=tuple(stored))
 

@@ -68,6 +68,7 @@ class ModelFiles:
     path: Path  # the GGUF file, or the folder
     config: ModelConfig
     stored: tuple[StoredTensor, ...]
+    notes: tuple[str, ...] = ()  # what an operator should hear of the files
     load_report: LoadReport | None = None  # of the last complete pass over `tensors`
     _hash: str = field(default="", init=False, repr=False)
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
+from relevo.engine.loaders.tied_head import with_head
 from relevo.engine.models.families import config_from_hf
+from relevo.engine.models.weight_plan import is_harmless, unasked
 
 if TYPE_CHECKING:  # who only opens a folder does without numpy
     import numpy as np
@@ -24,15 +27,21 @@ if TYPE_CHECKING:  # who only opens a folder does without numpy
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _MAX_HEADER_BYTES = 100_000_000  # required by the format
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_NO_WEIGHTS = {"BOOL", "U8", "I8", "I16", "U16", "I32", "U32", "I64", "U64"}  # buffers: masks, position ids
 
 
 def open_folder(folder: Path, name: str) -> ModelFiles:
     """Reads the headers only. Raises ModelFileError, UnsupportedModel."""
     config_path = folder / "config.json"
     config = config_from_hf(_json(config_path), str(config_path))
-    stored = [tensor for shard in _shards(folder) for tensor in _read_header(shard)]
-    return ModelFiles(name=name, source="safetensors", path=folder, config=config, stored=tuple(stored))
+    weight_map = _weight_map(folder)
+    stored = _one_of_each(folder, weight_map, [t for shard in _shards(folder, weight_map) for t in _read_header(shard)])
+    config, stored, notes = with_head(config, stored, str(folder))
+    if strange := unasked(config, (tensor.name for tensor in stored)):
+        raise ModelFileError(
+            f"{folder} has {len(strange)} tensors that a {config.architecture} model of its config.json does not use, "
+            f"the first is {strange[0]}; config and weights do not belong together, or a field of the config is missing"
+        )
+    return ModelFiles(name=name, source="safetensors", path=folder, config=config, stored=tuple(stored), notes=notes)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -47,12 +56,33 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _shards(folder: Path) -> list[Path]:
-    if (folder / _INDEX).exists():
-        weight_map = _json(folder / _INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelFileError(f"{folder / _INDEX} has no weight_map; download it again")
-        shards = [folder / name for name in sorted(set(map(str, weight_map.values())))]
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Which file each tensor is in; empty: there is no index."""
+    if not (folder / _INDEX).exists():
+        return {}
+    weight_map = _json(folder / _INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFileError(f"{folder / _INDEX} has no weight_map; download it again")
+    return {name: str(shard) for name, shard in weight_map.items()}
+
+
+def _one_of_each(folder: Path, weight_map: Mapping[str, str], found: list[StoredTensor]) -> list[StoredTensor]:
+    """A tensor is the one in the file that the index names: others are left from an earlier writing."""
+    stored = [tensor for tensor in found if weight_map.get(tensor.name, tensor.path.name) == tensor.path.name]
+    paths: dict[str, Path] = {}
+    for tensor in stored:
+        if tensor.name in paths:
+            raise ModelFileError(
+                f"{folder} has tensor {tensor.name} in {paths[tensor.name].name} and in {tensor.path.name} and no "
+                f"index that says which counts; keep the files of one model"
+            )
+        paths[tensor.name] = tensor.path
+    return stored
+
+
+def _shards(folder: Path, weight_map: Mapping[str, str]) -> list[Path]:
+    if weight_map:
+        shards = [folder / name for name in sorted(set(weight_map.values()))]
         missing = [shard.name for shard in shards if not shard.exists()]
         if missing:
             raise ModelFileError(
@@ -62,7 +92,8 @@ def _shards(folder: Path) -> list[Path]:
         return shards
     if (folder / _SINGLE).exists():
         return [folder / _SINGLE]
-    shards = sorted(folder.glob("*.safetensors"))
+    every = sorted(folder.glob("*.safetensors"))
+    shards = [shard for shard in every if not shard.name.startswith("consolidated")] or every  # the makers' own twin
     if not shards:
         raise ModelFileError(
             f"{folder} has no .safetensors file; save the model as safetensors, or give the path of a GGUF file"
@@ -81,9 +112,7 @@ def _read_header(path: Path) -> list[StoredTensor]:
         header = json.loads(raw)
         header.pop("__metadata__", None)
         tensors = [
-            _stored(path, 8 + header_bytes, name, entry)
-            for name, entry in header.items()
-            if entry["dtype"] not in _NO_WEIGHTS
+            _stored(path, 8 + header_bytes, name, entry) for name, entry in header.items() if not is_harmless(name)
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(f"{path} has a broken safetensors header ({error!r}); download it again") from error

@@ -1,0 +1,73 @@
+"""Which tensors a decoder is made of: names (Hugging Face's), shapes, and what a file may hold besides.
+
+Pure; it imports no numpy, so that who only opens a model can ask. Reading and stacking are `weights`'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from relevo.core.model import ModelConfig
+
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+Shapes = dict[str, tuple[int, ...]]  # of the parts of one weight, in stacking order
+
+# Buffers that some exporters keep and every reader computes: frequencies, their tables, positions, masks.
+_HARMLESS = re.compile(
+    r"(.*\.)?(rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)|position_ids|(attn|self_attn)\.masked_bias)"
+)
+
+
+def is_harmless(name: str) -> bool:
+    """Whether a tensor that no weight is made of may be left out."""
+    return _HARMLESS.fullmatch(name) is not None
+
+
+def unasked(config: ModelConfig, names: Iterable[str]) -> list[str]:
+    """Tensors that are neither part of this model nor harmless: it would compute without them."""
+    groups = [*top_plan(config).values()]
+    groups += [group for index in range(config.num_layers) for group in layer_plan(config, index).values()]
+    asked = {name for group in groups for name in group}
+    return [name for name in names if name not in asked and not is_harmless(name)]
+
+
+def top_plan(config: ModelConfig) -> dict[str, Shapes]:
+    plan: dict[str, Shapes] = {
+        "embedding": {EMBEDDING: (config.vocab_size, config.hidden_size)},
+        "final_norm": {FINAL_NORM: (config.hidden_size,)},
+    }
+    if not config.tie_word_embeddings:
+        plan["head"] = {HEAD: (config.vocab_size, config.hidden_size)}
+    return plan
+
+
+def layer_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
+    """LayerWeights' fields, each with its parts; no parts: the model has no such weight."""
+    prefix = f"model.layers.{index}."
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_size
+    query, key = config.num_heads * size, config.num_kv_heads * size
+    qkv_rows = {"q_proj": query, "k_proj": key, "v_proj": key}
+
+    def biases(present: bool, stem: str, rows: dict[str, int]) -> Shapes:
+        return {f"{stem}{name}.bias": (count,) for name, count in rows.items()} if present else {}
+
+    def head_norm(name: str) -> Shapes:
+        return {f"{attention}{name}.weight": (size,)} if config.qk_norm else {}
+
+    return {
+        "input_norm": {prefix + "input_layernorm.weight": (hidden,)},
+        "qkv": {f"{attention}{name}.weight": (rows, hidden) for name, rows in qkv_rows.items()},
+        "qkv_bias": biases(config.qkv_bias, attention, qkv_rows),
+        "q_norm": head_norm("q_norm"),
+        "k_norm": head_norm("k_norm"),
+        "output": {attention + "o_proj.weight": (hidden, query)},
+        "output_bias": biases(config.attention_bias, attention, {"o_proj": hidden}),
+        "mlp_norm": {prefix + "post_attention_layernorm.weight": (hidden,)},
+        "gate_up": {f"{mlp}{name}.weight": (inner, hidden) for name in ("gate_proj", "up_proj")},
+        "gate_up_bias": biases(config.mlp_bias, mlp, {"gate_proj": inner, "up_proj": inner}),
+        "down": {mlp + "down_proj.weight": (hidden, inner)},
+        "down_bias": biases(config.mlp_bias, mlp, {"down_proj": hidden}),
+    }
