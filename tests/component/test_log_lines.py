@@ -82,7 +82,7 @@ def test_a_traceback_follows_its_line() -> None:
         logging.getLogger("relevo").exception("step failed")
     lines = lines_of(stream)
     assert lines[0].endswith("error p step failed")
-    assert lines[-1] == "ValueError: cause"
+    assert lines[-1] == "  ValueError: cause"
 
 
 def test_unknown_level_is_refused() -> None:
@@ -95,3 +95,40 @@ def test_workers_do_not_pay_for_rich() -> None:
     code = "import sys, relevo.telemetry.log as log; log.configure('info', 'w'); print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("hostile", ["\n00:00:00 info p forged", "\x1b[2J", "\r", "\x00", "\x9b2J", "\u2028", "\x7f"])
+def test_what_strangers_send_neither_ends_a_line_nor_steers_a_terminal(hostile: str) -> None:
+    """Red if a value, a message or an exception's text gets out of its line."""
+    stream = io.StringIO()
+    configure("info", "p", stream)
+    log = logging.getLogger("relevo")
+    log.warning("path %s", f"/a{hostile}b", extra={"value": f"c{hostile}d"})
+    try:
+        raise ValueError(f"e{hostile}f")
+    except ValueError:
+        log.exception("failed")
+    text = stream.getvalue()
+    first, second, *traceback = text.split("\n")[:-1]
+    assert " p path /a" in first and second.endswith("error p failed")
+    assert all(line.startswith("  ") for line in traceback)
+    assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or c == "\u2028" for c in text.replace("\n", ""))
+
+
+def test_a_line_is_bounded() -> None:
+    stream = io.StringIO()
+    configure("info", "p", stream)
+    logging.getLogger("relevo").warning("path %s", "a" * 1_000_000)
+    assert len(stream.getvalue()) < 10_000
+
+
+def test_a_place_that_logs_without_end_is_held_back_and_says_so() -> None:
+    stream = io.StringIO()
+    configure("debug", "p", stream)
+    log = logging.getLogger("relevo")
+    for number in range(1000):
+        log.warning("bad request %d", number)
+        log.debug("detail")
+    lines = lines_of(stream)
+    assert sum("bad request" in line for line in lines) < 200
+    assert sum("detail" in line for line in lines) == 1000

@@ -9,7 +9,7 @@ import typer
 from relevo.build.configs import HttpConfig
 from relevo.build.edge import parse_regions, run_edge
 from relevo.build.serve import open_listener
-from relevo.telemetry.log import configure
+from relevo.telemetry.log import configure, say
 
 
 def edge(
@@ -31,5 +31,5 @@ def edge(
     configure(log_level, "edge")
     listener = open_listener(host, port)
     bound_host, bound_port = listener.getsockname()[:2]
-    typer.echo(f"edge before {', '.join(regions)}, ready: http://{bound_host}:{bound_port}/v1", err=True)
+    say(f"edge before {', '.join(regions)}, ready: http://{bound_host}:{bound_port}/v1")
     run_edge(regions, listener, HttpConfig(allowed_hosts=tuple(allowed_hosts or ())))

@@ -16,7 +16,7 @@ from relevo.cli.options import with_settings_flags
 from relevo.core.errors import StartError
 from relevo.settings import Settings
 from relevo.supervisor import StartFailed
-from relevo.telemetry.log import configure
+from relevo.telemetry.log import configure, say
 from relevo.wire.status import Status
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class StartView:
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False)  # above the bars
         else:
-            sys.stderr.write(f"{line}\n")
+            say(line)
 
     def close(self) -> None:
         if self._progress is not None:

@@ -206,6 +206,15 @@ TABLE: tuple[Metric, ...] = (
         "relevo:handoff_transfer_bytes", TRANSFER_BUCKETS_BYTES, "Completed handoffs: KV handed over.", labels=_MODEL
     ),
     Metric(
+        name="relevo:log_lines_not_written_total",
+        kind=Kind.COUNTER,
+        origin=Origin.REQUESTS,
+        labels=("reason",),
+        help="Log lines of the gateway that were held back because one place wrote many (repeated), or dropped because "
+        "standard error was not read (unread).",
+        label_values=("repeated", "unread"),
+    ),
+    Metric(
         name="relevo:ledger_rows_total",
         kind=Kind.COUNTER,
         origin=Origin.LEDGER,

@@ -16,6 +16,7 @@ from prometheus_client.exposition import generate_latest
 
 from relevo.core.request import FinishReason
 from relevo.telemetry.latency import RequestRecord
+from relevo.telemetry.log import num_not_written
 from relevo.telemetry.merged_series import SeriesFamily, merged_text, scraped
 from relevo.telemetry.metric_table import TABLE, Kind, Metric, Origin
 from relevo.telemetry.worker_series import GATEWAY, StatusView, WorkerSeries
@@ -37,6 +38,7 @@ class GatewayMetrics:
         for metric in TABLE:
             if metric.origin in (Origin.REQUESTS, Origin.LEDGER):
                 self._register(metric, model_names)
+        self._num_told_lines: dict[str, int] = {}  # of the log, by reason why they were not written
         self._workers = WorkerSeries()
         self._registry.register(self._workers)
         self._gauges["relevo:ledger_up"].set(1)
@@ -112,14 +114,21 @@ class GatewayMetrics:
         """`waited_for`: one of metric_table.CONNECTION_WAITS."""
         self._counters["relevo:http_connections_timed_out_total"].labels(waited_for=waited_for).inc()
 
+    def _observe_now(self, statuses: Mapping[str, StatusView]) -> None:
+        self._workers.observe(statuses)
+        for reason, number in num_not_written().items():
+            counter = self._counters["relevo:log_lines_not_written_total"].labels(reason=reason)
+            counter.inc(number - self._num_told_lines.get(reason, 0))
+            self._num_told_lines[reason] = number
+
     def render(self, statuses: Mapping[str, StatusView]) -> tuple[bytes, str]:
         """The body of /metrics in the Prometheus text format, and its content type. `statuses`: by model name."""
-        self._workers.observe(statuses)
+        self._observe_now(statuses)
         return generate_latest(self._registry), CONTENT_TYPE
 
     def scrape(self, statuses: Mapping[str, StatusView]) -> tuple[SeriesFamily, ...]:
         """What `render` shows, for `render_merged` of another gateway."""
-        self._workers.observe(statuses)
+        self._observe_now(statuses)
         return scraped(self._registry)
 
     def render_merged(
