@@ -192,6 +192,14 @@ class Settings(BaseModel):
         "addresses; * for any.",
     )
     max_body_bytes: Bytes = Field(8 * 2**20, ge=1, description="Longest accepted request body.")
+    max_body_memory_bytes: Bytes = Field(
+        128 * 2**20, ge=1, description="Request bodies being read at once by a gateway; more are answered 429."
+    )
+    max_tokenize_bytes: Bytes = Field(
+        2**20,
+        ge=1,
+        description="Longest accepted body of /tokenize and /detokenize; tokenizing takes 180 times it.",
+    )
     root_path: str = Field("", description="Path prefix when a proxy strips one.")
     keep_alive_timeout_s: Seconds = Field(
         75.0, gt=0, description="How long a connection without a request is kept for the next one."
@@ -348,7 +356,8 @@ OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_templa
 OF_THE_SERVER = frozenset(
     (
         *("models", "gateways", "host", "port", "api_key", "best_priority", "allowed_origins", "allowed_hosts"),
-        *("max_body_bytes", "root_path", "keep_alive_timeout_s", "header_timeout_s", "stall_timeout_s"),
+        *("max_body_bytes", "max_body_memory_bytes", "max_tokenize_bytes", "root_path"),
+        *("keep_alive_timeout_s", "header_timeout_s", "stall_timeout_s"),
         *("max_connections", "max_connections_per_address", "trusted_proxies", "metrics_require_key"),
         *("expose_processes",),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),

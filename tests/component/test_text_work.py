@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
 from relevo.core.errors import Overloaded
-from relevo.gateway.text_work import INLINE_BYTES, TextWork
+from relevo.gateway.text_work import INLINE_BYTES, LIMITS, TextWork
 
 
 async def test_short_texts_stay_in_the_event_loop() -> None:
@@ -17,7 +18,7 @@ async def test_short_texts_stay_in_the_event_loop() -> None:
 
 async def test_long_texts_run_on_threads_and_wait_in_a_bounded_queue() -> None:
     """Red when long texts hold up the event loop, pile up without bound, or keep their place when they are done."""
-    texts, gate = TextWork(num_threads=1, max_waiting=2), threading.Event()
+    texts, gate = TextWork(replace(LIMITS, max_working_jobs=1, max_waiting_jobs=2)), threading.Event()
 
     def work() -> threading.Thread:
         gate.wait(60)
@@ -35,7 +36,7 @@ async def test_long_texts_run_on_threads_and_wait_in_a_bounded_queue() -> None:
 
 
 async def test_a_client_that_leaves_gives_its_place_back() -> None:
-    texts, gate = TextWork(num_threads=1, max_waiting=1), threading.Event()
+    texts, gate = TextWork(replace(LIMITS, max_working_jobs=1, max_waiting_jobs=1)), threading.Event()
     at_work, waits = [asyncio.create_task(texts.run(INLINE_BYTES + 1, gate.wait)) for _ in range(2)]
     await asyncio.sleep(0)
     waits.cancel()

@@ -140,6 +140,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     metrics_require_key: bool
     expose_processes: bool
     max_body_bytes: int
+    max_body_memory_bytes: int
+    max_tokenize_bytes: int
     shutdown_timeout_s: float
     log_level: str
     database: str = "memory"  # or a URL, or the path of an SQLite file; filled in by build.metering, like the prices

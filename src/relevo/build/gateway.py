@@ -29,6 +29,7 @@ from relevo.core.errors import StartError
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
 from relevo.gateway.app import create_app
+from relevo.gateway.byte_account import ByteAccount
 from relevo.gateway.chat_template import ModelTemplates
 from relevo.gateway.context import GatewayContext
 from relevo.gateway.detokenizer import IncrementalDetokenizer
@@ -257,6 +258,8 @@ def build_context(
         expose_processes=config.expose_processes,
         allowed_origins=config.http.allowed_origins,
         max_body_bytes=config.max_body_bytes,
+        body_memory=ByteAccount(config.max_body_memory_bytes),
+        max_tokenize_bytes=config.max_tokenize_bytes,
         started_at_unix_s=int(time.time()),
         is_restarted=config.epoch > 1,
         site=build_site(config.http, config.listen_fd),

@@ -179,6 +179,8 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
         metrics_require_key=settings.metrics_require_key,
         expose_processes=settings.expose_processes,
         max_body_bytes=settings.max_body_bytes or 8 * 2**20,
+        max_body_memory_bytes=max(settings.max_body_memory_bytes or 128 * 2**20, settings.max_body_bytes or 8 * 2**20),
+        max_tokenize_bytes=settings.max_tokenize_bytes or 2**20,
         shutdown_timeout_s=settings.shutdown_timeout_s,
         log_level=settings.log_level,
         affinity_headers=settings.affinity_header,

@@ -16,7 +16,8 @@ import msgspec
 import orjson
 from starlette.requests import Request
 
-from relevo.core.errors import InvalidRequest, RequestTooLarge, UnsupportedMediaType
+from relevo.core.errors import InvalidRequest, Overloaded, RequestTooLarge, UnsupportedMediaType
+from relevo.gateway.byte_account import ByteAccount
 from relevo.gateway.sse import ClientGone
 
 T = TypeVar("T")
@@ -24,14 +25,16 @@ _DISCARD_BYTES = 64 * 2**20  # arbitrary: a client that sends more learns by a r
 _DISCARD_S = 5.0  # arbitrary
 _CHARSET = re.compile(r"(?i)(?:^|;)\s*charset\s*=\s*\"?([^\s\";]*)")
 _LONG_NUMBER = re.compile(rb"[0-9]{38}")
+MAX_JSON_ITEMS = 200_000  # arbitrary; parsing them takes about 50 ms of one core, and 40,000 messages have as many
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
-async def read_body(request: Request, max_body_bytes: int) -> bytes:
-    """The whole body. Raises RequestTooLarge when the limit is passed; never holds more than that.
+async def read_body(request: Request, max_body_bytes: int, memory: ByteAccount) -> bytes:
+    """The whole body; its bytes are taken from `memory` and are the caller's to give back.
 
-    What follows the limit is read and thrown away for a while: a client that is still sending would otherwise see a
-    reset connection instead of the answer.
+    Raises RequestTooLarge when the limit is passed, Overloaded when the bodies of all requests leave no memory for
+    more; never holds more than either. What follows is read and thrown away for a while: a client that is still sending
+    would otherwise see a reset connection instead of the answer.
     """
     too_large = RequestTooLarge(f"The request body is larger than {max_body_bytes} bytes, the limit of this server.")
     declared = request.headers.get("content-length", "")
@@ -41,17 +44,25 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
     chunks: list[bytes] = []
     num_bytes = 0
     more_body = True
-    while more_body:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunk = message.get("body", b"")
-        num_bytes += len(chunk)
-        if num_bytes > max_body_bytes:
+    try:
+        while more_body:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            if num_bytes + len(chunk) > max_body_bytes:
+                raise too_large
+            if not memory.take(len(chunk)):
+                raise Overloaded(f"Request bodies of {memory.max_bytes} bytes are being read, which is the limit.")
+            num_bytes += len(chunk)
+            chunks.append(chunk)
+            more_body = message.get("more_body", False)
+    except BaseException as error:
+        chunks.clear()
+        memory.give_back(num_bytes)
+        if isinstance(error, RequestTooLarge | Overloaded):
             await _discard(request)
-            raise too_large
-        chunks.append(chunk)
-        more_body = message.get("more_body", False)
+        raise
     return b"".join(chunks)
 
 
@@ -98,9 +109,29 @@ def json_text(body: bytes) -> bytes:
     return body
 
 
+def check_num_items(body: bytes) -> None:
+    """Raises InvalidRequest for more than `MAX_JSON_ITEMS` texts, names, lists and objects.
+
+    A parser makes each of them in one go, however small it is, and nothing else runs meanwhile. Counted without
+    parsing: exactly if it has to be, in a few passes of the C library.
+    """
+    if body.count(b'"') // 2 + body.count(b"{") + body.count(b"[") <= MAX_JSON_ITEMS:
+        return
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    num_texts = unescaped.count(b'"') // 2
+    if num_texts <= MAX_JSON_ITEMS:
+        outside = b"".join(unescaped.split(b'"')[::2])
+        if num_texts + outside.count(b"{") + outside.count(b"[") <= MAX_JSON_ITEMS:
+            return
+    raise InvalidRequest(
+        f"The request body holds more than {MAX_JSON_ITEMS} texts, names, lists and objects in all; send fewer."
+    )
+
+
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body` without its null members. Raises InvalidRequest."""
     body = json_text(body)
+    check_num_items(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

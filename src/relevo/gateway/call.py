@@ -53,23 +53,36 @@ class Call:
         """Empty without API keys."""
         return self.caller.tenant
 
-    async def read(
+    async def read(self, work: Callable[[bytes], T], max_body_bytes: int | None = None) -> T:
+        """`work(body)` once it is this call's turn: everything that costs more the more a client sends.
+
+        On a thread if the body is long; so `work` touches nothing that belongs to the event loop. Raises RequestError,
+        Overloaded, and what `work` raises.
+        """
+        check_media_type(self.request.headers.get("content-type"))
+        check_encoding(self.request.headers.get("content-encoding"))
+        context = self.context
+        most = context.max_body_bytes if max_body_bytes is None else min(max_body_bytes, context.max_body_bytes)
+        body = await read_body(self.request, most, context.body_memory)
+        try:
+            await self.turnstile.enter()
+            return await context.text_work.run(len(body), lambda: work(body), self.tenant)
+        finally:
+            context.body_memory.give_back(len(body))
+
+    def parse(
         self,
+        body: bytes,
         schema: type[T],
         without_effect: frozenset[str] = frozenset(),
         refuse: Callable[[dict[str, Any]], None] | None = None,
-    ) -> tuple[T, int]:
-        """The body as `schema`, and its size in bytes, once it is this call's turn. Raises RequestError, also what
-        `refuse` raises for a member."""
-        check_media_type(self.request.headers.get("content-type"))
-        check_encoding(self.request.headers.get("content-encoding"))
-        body = await read_body(self.request, self.context.max_body_bytes)
-        await self.turnstile.enter()
+    ) -> T:
+        """The body as `schema`. Raises InvalidRequest, also what `refuse` raises for a member."""
         members = parse_object(body)
         self.field_warnings.note(name for name in members if name in without_effect)
         if refuse is not None:
             refuse(members)
-        return check_schema(members, schema), len(body)
+        return check_schema(members, schema)
 
 
 def system_fingerprint(served: ServedModel) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from relevo.core.ports import Clock
 from relevo.gateway.auth import ApiKeys, Authenticator
+from relevo.gateway.byte_account import ByteAccount
 from relevo.gateway.metering.meter import NoMeter, UsageMeter
 from relevo.gateway.metering.usage_query import NoUsage, UsageSource
 from relevo.gateway.ports import EngineStatus
@@ -78,5 +79,7 @@ class GatewayContext:
     affinity_headers: tuple[str, ...] = ()  # more headers that name a session
     others: OtherGateways | None = None  # None: it is the only one
     text_work: TextWork = field(default_factory=TextWork)
+    body_memory: ByteAccount = field(default_factory=lambda: ByteAccount(128 * 2**20))  # request bodies being read
+    max_tokenize_bytes: int = 2**20  # of the bodies of /tokenize and /detokenize, whose texts have no other bound
     stopping: Stopping = field(default_factory=Stopping)
     site: Site = field(default_factory=Site)

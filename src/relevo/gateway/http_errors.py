@@ -113,9 +113,13 @@ def error_response(error: RelevoError) -> Response:
     )
 
 
-def context_overflow_message(max_model_len: int, num_prompt_tokens: int) -> str:
-    """Agents match this sentence to decide that a conversation must be compacted; change not one word."""
+def context_overflow_message(max_model_len: int, num_prompt_tokens: int, *, is_lower_bound: bool = False) -> str:
+    """Agents match this sentence to decide that a conversation must be compacted; change not one word.
+
+    `is_lower_bound`: of a prompt that was not read to its end; said as vLLM says it.
+    """
+    at_least = "at least " if is_lower_bound else ""
     return (
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
-        f"{num_prompt_tokens} input tokens. Please reduce the length of the input messages."
+        f"{at_least}{num_prompt_tokens} input tokens. Please reduce the length of the input messages."
     )

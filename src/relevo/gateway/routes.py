@@ -79,26 +79,32 @@ def _model_card(call: Call, served: ServedModel, name: str) -> dict[str, Any]:
 
 
 async def tokenize(call: Call) -> Response:
-    fields, num_bytes = await call.read(TokenizeFields)
-    served, _ = call.context.models.meant_by(fields.model)
-    token_ids = await call.context.text_work.run(num_bytes, lambda: tokenize_token_ids(served, fields))
-    names = [token_text(served.tokenizer, i) for i in token_ids] if fields.return_token_strs else None
-    return json_response(
-        {
-            "count": len(token_ids),
-            "max_model_len": served.max_model_len,
-            "tokens": token_ids,
-            "token_strs": names,
-        }
-    )
+    def work(body: bytes) -> Response:
+        fields = call.parse(body, TokenizeFields)
+        served, _ = call.context.models.meant_by(fields.model)
+        token_ids = tokenize_token_ids(served, fields)
+        names = [token_text(served.tokenizer, i) for i in token_ids] if fields.return_token_strs else None
+        return json_response(
+            {
+                "count": len(token_ids),
+                "max_model_len": served.max_model_len,
+                "tokens": token_ids,
+                "token_strs": names,
+            }
+        )
+
+    return await call.read(work, call.context.max_tokenize_bytes)
 
 
 async def detokenize(call: Call) -> Response:
-    fields, num_bytes = await call.read(DetokenizeFields)
-    served, _ = call.context.models.meant_by(fields.model)
-    tokenizer = served.tokenizer
-    token_ids = check_token_ids(fields.tokens, max(served.vocab_size, tokenizer.vocab_size), "tokens")
-    return json_response({"prompt": await call.context.text_work.run(num_bytes, lambda: tokenizer.decode(token_ids))})
+    def work(body: bytes) -> Response:
+        fields = call.parse(body, DetokenizeFields)
+        tokenizer = call.context.models.meant_by(fields.model)[0].tokenizer
+        return json_response(
+            {"prompt": tokenizer.decode(check_token_ids(fields.tokens, tokenizer.vocab_size, "tokens"))}
+        )
+
+    return await call.read(work, call.context.max_tokenize_bytes)
 
 
 ROUTES = (

@@ -1,6 +1,7 @@
-"""Work on long texts away from the event loop: chat templates, tokenizing, decoding.
+"""Work on long texts away from the event loop: JSON, chat templates, tokenizing, decoding.
 
-Owns the threads and the bound on how many texts wait for one. Does not know what the work is.
+Owns the threads, and who works on them when; in which order and how much at once is `policy.byte_line`'s. Does not know
+what the work is.
 """
 
 from __future__ import annotations
@@ -11,28 +12,68 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from relevo.core.errors import Overloaded
+from relevo.policy.byte_line import ByteLimits, ByteLine
 
 T = TypeVar("T")
 
 INLINE_BYTES = 8 * 1024  # arbitrary: work on shorter texts stays in the event loop, a thread would cost more
 NUM_THREADS = 4  # arbitrary: tokenizers release the interpreter, templates do not
-MAX_WAITING = 256  # arbitrary; texts beyond those at work
+LIMITS = ByteLimits(
+    max_working_jobs=NUM_THREADS,
+    max_working_bytes=2 * 2**20,  # arbitrary; measured: tokenizing takes up to 180 bytes of memory per byte
+    max_waiting_jobs=256,  # arbitrary
+    max_waiting_bytes=64 * 2**20,  # arbitrary
+)
 
 
 class TextWork:
-    def __init__(self, num_threads: int = NUM_THREADS, max_waiting: int = MAX_WAITING) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="text")  # started when first needed
-        self._max_unfinished = num_threads + max_waiting
-        self._num_unfinished = 0
+    """For one event loop."""
 
-    async def run(self, num_bytes: int, work: Callable[[], T]) -> T:
-        """`work()`, whose cost grows with `num_bytes` of text. Raises Overloaded if too many texts wait."""
+    def __init__(self, limits: ByteLimits = LIMITS) -> None:
+        self._threads = ThreadPoolExecutor(limits.max_working_jobs, thread_name_prefix="text")  # started when needed
+        self._line: ByteLine[asyncio.Future[None]] = ByteLine(limits)
+
+    async def run(self, num_bytes: int, work: Callable[[], T], tenant: str = "") -> T:
+        """`work()`, whose cost grows with `num_bytes` of text. Raises Overloaded if too much text waits."""
         if num_bytes <= INLINE_BYTES:
             return work()
-        if self._num_unfinished >= self._max_unfinished:
-            raise Overloaded(f"{self._num_unfinished} long texts wait to be read already, which is the limit.")
-        self._num_unfinished += 1
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        refusal = self._line.enter(turn, tenant, num_bytes)
+        if refusal is not None:
+            raise Overloaded(refusal)
+        self._start()
+        working: asyncio.Future[T] | None = None
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            await turn
+            working = loop.run_in_executor(self._threads, work)
+            return await asyncio.shield(working)
         finally:
-            self._num_unfinished -= 1
+            if working is None or working.done():
+                self._leave(turn)
+            else:  # the caller is gone, the thread is not
+                working.add_done_callback(lambda done: self._leave_after(turn, done))
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        return self._line.num_waiting_bytes
+
+    @property
+    def num_working_bytes(self) -> int:
+        return self._line.num_working_bytes
+
+    def _leave_after(self, turn: asyncio.Future[None], done: asyncio.Future[T]) -> None:
+        if not done.cancelled():
+            done.exception()  # nobody is left to hear it
+        self._leave(turn)
+
+    def _leave(self, turn: asyncio.Future[None]) -> None:
+        self._line.leave(turn)
+        self._start()
+
+    def _start(self) -> None:
+        while (turn := self._line.next()) is not None:
+            if turn.done():  # its caller has been cancelled and leaves soon
+                self._line.leave(turn)
+            else:
+                turn.set_result(None)

@@ -7,7 +7,7 @@ chat templates or streams (see `chat_template`, `detokenizer`).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -40,6 +40,9 @@ def backend_of(files: TokenizerFiles) -> Backend:
     return backend
 
 
+MAX_COMPOSED = 3  # bytes of a text that NFC makes one byte of, at most: Hangul of three letters becomes one of 3 bytes
+
+
 class Tokenizer:
     """A tokenizer of one model; every method may be called from any thread."""
 
@@ -60,7 +63,17 @@ class Tokenizer:
         self._added_ids = frozenset(added)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._add_bos = self._resolve_add_bos(files.add_bos_token)
+        self._drops_nothing = _drops_nothing(backend, added)
+        self._longest_token_bytes: int | None = None  # looked for when it is first asked for
         self._bytes: dict[TokenId, bytes] = {}  # filled on demand, at most one entry per token of the vocabulary
+
+    @property
+    def longest_token_bytes(self) -> int | None:
+        """No token stands for more bytes of a text; None: some may stand for any number."""
+        if self._longest_token_bytes is None and self.decoder is not None and self._drops_nothing:
+            longest = max(len(token.encode()) for token in self._backend.get_vocab(with_added_tokens=True))
+            self._longest_token_bytes = longest * MAX_COMPOSED
+        return self._longest_token_bytes
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[TokenId]:
         """Token ids of `text`; special tokens spelled out in it are recognised.
@@ -126,3 +139,15 @@ class Tokenizer:
             return None
         done = self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
         return None if done == wanted else wanted
+
+
+def _drops_nothing(backend: Backend, added: Mapping[int, AddedToken]) -> bool:
+    """Whether every byte of a text is in some token, but for what NFC composes."""
+    if any(token.lstrip or token.rstrip for token in added.values()):
+        return False  # takes in all blanks beside it
+    state = None if backend.normalizer is None else json.loads(backend.normalizer.__getstate__())
+    steps = [] if state is None else state["normalizers"] if state["type"] == "Sequence" else [state]
+    return all(
+        step["type"] in ("NFC", "Prepend") or (step["type"] == "Replace" and step["pattern"] == {"String": " "})
+        for step in steps
+    )

@@ -106,12 +106,17 @@ def _beginning(body: Mapping[str, Any]) -> list[str]:
     if not isinstance(messages, list):
         prompt = body.get("prompt")
         return [_text(prompt[:MAX_PROMPT_HEAD] if isinstance(prompt, str | list) else prompt)]
-    clean = without_markers([message for message in messages if isinstance(message, Mapping)])
-    system = next((m.get("content") for m in clean if m.get("role") in _SYSTEM_ROLES), "")
-    user = next((m.get("content") for m in clean if m.get("role") == "user"), "")
+    system, user = _first_content(messages, _SYSTEM_ROLES), _first_content(messages, ("user",))
     tools = body.get("tools")
     names = without_markers([tool for tool in tools if isinstance(tool, Mapping)]) if isinstance(tools, list) else []
     return [_text(system), _text(names), _text(user)]
+
+
+def _first_content(messages: Sequence[Any], roles: tuple[str, ...]) -> object:
+    for message in messages:
+        if isinstance(message, Mapping) and message.get("role") in roles:
+            return without_markers([message])[0].get("content")
+    return ""
 
 
 def _text(value: object) -> str:

@@ -28,12 +28,14 @@ from yarl import URL
 from relevo.core.errors import NoWorker, RelevoError, RequestError, WorkerLost
 from relevo.core.ids import RequestId
 from relevo.gateway.auth import presented_key
-from relevo.gateway.body import json_text, read_body
+from relevo.gateway.body import check_num_items, json_text, read_body
+from relevo.gateway.byte_account import ByteAccount
 from relevo.gateway.edge.metrics import EdgeMetrics
 from relevo.gateway.edge.regions import Regions
 from relevo.gateway.http_errors import error_body, error_response
 from relevo.gateway.site import Site
 from relevo.gateway.sse import ClientGone, encode_event
+from relevo.gateway.text_work import INLINE_BYTES
 from relevo.policy.affinity import affinity_of
 from relevo.policy.region_choice import BYTES_PER_TOKEN, RegionChoice, Tour
 
@@ -59,6 +61,9 @@ class Forwarded:
     num_tokens: int  # estimated
 
 
+BODY_MEMORY_BYTES = 256 * 2**20  # arbitrary; of all requests that are being forwarded
+
+
 @dataclass(slots=True)
 class Attempt:
     """An answer whose first byte is here, or that has no body."""
@@ -81,6 +86,7 @@ class Edge:
     max_body_bytes: int
     site: Site = field(default_factory=Site)
     rng: random.Random = field(default_factory=random.Random)
+    body_memory: ByteAccount = field(default_factory=lambda: ByteAccount(BODY_MEMORY_BYTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -132,11 +138,17 @@ class Edge:
                 task.cancel()
             await asyncio.gather(working, leaving, return_exceptions=True)
             self.choice.end(forwarded.request_id)
+            self.body_memory.give_back(len(forwarded.body))
 
     async def _read(self, request: Request) -> Forwarded:
-        body = await read_body(request, self.max_body_bytes)
+        body = await read_body(request, self.max_body_bytes, self.body_memory)
         path = request.scope["path"]
         raw_path, query = request.scope["raw_path"].decode("ascii"), request.scope["query_string"].decode("latin-1")
+        try:
+            session = await _session_off_loop(request.headers, body) if path in _SESSION_PATHS else b""
+        except BaseException:
+            self.body_memory.give_back(len(body))
+            raise
         return Forwarded(
             request_id=RequestId(uuid.uuid4().hex),
             method=request.method,
@@ -147,7 +159,7 @@ class Edge:
                 if name.lower() not in _HOP_BY_HOP and name.lower() != b"content-length"
             ],
             body=body,
-            session=_session(request.headers, body) if path in _SESSION_PATHS else b"",
+            session=session,
             num_tokens=max(1, len(body) // BYTES_PER_TOKEN),
         )
 
@@ -252,9 +264,16 @@ def _chunk(data: bytes) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": True}
 
 
+async def _session_off_loop(headers: Mapping[str, str], body: bytes) -> bytes:
+    if len(body) <= INLINE_BYTES:
+        return _session(headers, body)
+    return await asyncio.to_thread(_session, headers, body)
+
+
 def _session(headers: Mapping[str, str], body: bytes) -> bytes:
     """Scoped by the caller's key, which only regions can check."""
     try:
+        check_num_items(body)
         parsed: Any = orjson.loads(json_text(body))
     except (orjson.JSONDecodeError, RequestError):
         return b""  # the region will say what is wrong with it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -29,14 +30,19 @@ from relevo.gateway.text_generation import TextDelta
 
 async def chat_completions(call: Call) -> Response | None:
     """Answer one chat completion request. Raises RelevoError, ClientGone."""
-    fields, num_bytes = await call.read(ChatFields, FIELDS_WITHOUT_EFFECT, refuse_fields)
+    return await answer(call, await call.read(partial(_job, call)))
+
+
+def _job(call: Call, body: bytes) -> Job:
+    """What is left of the body when this returns is the job's alone. Raises RelevoError."""
+    fields = call.parse(body, ChatFields, FIELDS_WITHOUT_EFFECT, refuse_fields)
     served, model = call.context.models.meant_by(fields.model)
     num_logprobs = _num_logprobs(fields)
     refuse_unsupported(fields)
     refuse_tools(served, fields)
     if fields.echo:
         raise InvalidRequest("'echo' is only supported by /v1/completions.", param="echo")
-    token_ids = await call.context.text_work.run(num_bytes, lambda: chat_token_ids(served, fields))
+    token_ids = chat_token_ids(served, fields)
     generations = new_generations(
         call,
         served,
@@ -57,7 +63,7 @@ async def chat_completions(call: Call) -> Response | None:
         prompt_token_ids=token_ids if fields.return_token_ids else None,
     )
     options = fields.stream_options
-    job = Job(
+    return Job(
         model=model,
         generations=generations,
         num_choices_per_prompt=fields.n,
@@ -66,7 +72,6 @@ async def chat_completions(call: Call) -> Response | None:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
-    return await answer(call, job)
 
 
 def _num_logprobs(fields: ChatFields) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -25,11 +26,16 @@ DEFAULT_MAX_TOKENS = 16  # required by the API reference
 
 async def completions(call: Call) -> Response | None:
     """Answer one completion request, of one or several prompts. Raises RelevoError, ClientGone."""
-    fields, num_bytes = await call.read(CompletionFields, FIELDS_WITHOUT_EFFECT, refuse_fields)
+    return await answer(call, await call.read(partial(_job, call)))
+
+
+def _job(call: Call, body: bytes) -> Job:
+    """What is left of the body when this returns is the job's alone. Raises RelevoError."""
+    fields = call.parse(body, CompletionFields, FIELDS_WITHOUT_EFFECT, refuse_fields)
     served, model = call.context.models.meant_by(fields.model)
     refuse_unsupported(fields)
     _refuse_unsupported_here(fields)
-    prompts = await call.context.text_work.run(num_bytes, lambda: completion_prompts(served, fields))
+    prompts = completion_prompts(served, fields)
     generations = new_generations(
         call,
         served,
@@ -52,7 +58,7 @@ async def completions(call: Call) -> Response | None:
         return_token_ids=fields.return_token_ids,
     )
     options = fields.stream_options
-    job = Job(
+    return Job(
         model=model,
         generations=generations,
         num_choices_per_prompt=fields.n,
@@ -61,7 +67,6 @@ async def completions(call: Call) -> Response | None:
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
     )
-    return await answer(call, job)
 
 
 def _refuse_unsupported_here(fields: CompletionFields) -> None:

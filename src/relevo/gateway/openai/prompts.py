@@ -15,6 +15,7 @@ from relevo.gateway.http_errors import context_overflow_message
 from relevo.gateway.openai.bounds import check_choices
 from relevo.gateway.openai.sampling import check_token_ids
 from relevo.gateway.openai.schemas import ChatFields, CompletionFields, TokenizeFields
+from relevo.gateway.prompt_length import encode_within
 from relevo.gateway.served_models import ServedModel
 from relevo.policy.affinity import without_markers
 
@@ -37,8 +38,7 @@ def chat_token_ids(served: ServedModel, fields: ChatFields) -> list[TokenId]:
     text = render_messages(
         served, fields.messages, tools, fields.add_generation_prompt, fields.continue_final_message, template_kwargs
     )
-    token_ids = served.tokenizer.encode(text, add_special_tokens=fields.add_special_tokens)
-    return check_prompt(served, token_ids, "messages")
+    return check_prompt(served, _encode(served, text, fields.add_special_tokens, "messages"), "messages")
 
 
 def completion_prompts(served: ServedModel, fields: CompletionFields) -> list[Prompt]:
@@ -48,11 +48,10 @@ def completion_prompts(served: ServedModel, fields: CompletionFields) -> list[Pr
     check_choices(len(items), fields.n)
     for item in items:
         if isinstance(item, str):
-            token_ids, text = (
-                served.tokenizer.encode(item, add_special_tokens=fields.add_special_tokens) if item else [],
-                item,
-            )
+            token_ids = _encode(served, item, fields.add_special_tokens, "prompt") if item else []
+            text = item
         else:
+            check_length(served, len(item), "prompt")
             token_ids = check_token_ids(item, served.vocab_size, "prompt")
             text = served.tokenizer.decode(token_ids) if fields.echo else ""
         prompts.append(Prompt(check_prompt(served, token_ids, "prompt"), text if fields.echo else None))
@@ -114,8 +113,7 @@ def check_prompt(served: ServedModel, token_ids: list[TokenId], param: str) -> l
     """`token_ids` unchanged, if there are any, they leave room for one more token, and the model has all of them."""
     if not token_ids:
         raise InvalidRequest(f"'{param}' must not be empty.", param=param)
-    if len(token_ids) >= served.max_model_len:
-        raise ContextLengthExceeded(context_overflow_message(served.max_model_len, len(token_ids)), param=param)
+    check_length(served, len(token_ids), param)
     if (highest := max(token_ids)) >= served.vocab_size:
         name = served.tokenizer.token_to_bytes(highest).decode(errors="replace")
         raise InvalidRequest(
@@ -124,6 +122,22 @@ def check_prompt(served: ServedModel, token_ids: list[TokenId], param: str) -> l
             param=param,
         )
     return token_ids
+
+
+def check_length(served: ServedModel, num_tokens: int, param: str, *, is_lower_bound: bool = False) -> None:
+    """Raises ContextLengthExceeded unless one more token fits."""
+    if num_tokens >= served.max_model_len:
+        message = context_overflow_message(served.max_model_len, num_tokens, is_lower_bound=is_lower_bound)
+        raise ContextLengthExceeded(message, param=param)
+
+
+def _encode(served: ServedModel, text: str, add_special_tokens: bool, param: str) -> list[TokenId]:
+    """Raises ContextLengthExceeded, early for a text that is far too long."""
+    found = encode_within(served.tokenizer, text, served.max_model_len - 1, add_special_tokens=add_special_tokens)
+    if isinstance(found, int):
+        check_length(served, found, param, is_lower_bound=True)
+        raise AssertionError("more tokens than fit")
+    return found
 
 
 def _refuse_template(chat_template: object) -> None:
