@@ -231,6 +231,10 @@ class Settings(BaseModel):
     )
 
     # metering
+    require_keys: bool = Field(
+        False,
+        description="Refuse to start, and every request, where there is no API key: a lost key database opens nothing.",
+    )
     data_dir: str | None = Field(
         None,
         description="Folder of the usage ledger and API keys (relevo.db). Default: $XDG_STATE_HOME/relevo, which is "
@@ -361,7 +365,7 @@ OF_THE_SERVER = frozenset(
         *("max_connections", "max_connections_per_address", "trusted_proxies", "metrics_require_key"),
         *("expose_processes",),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
-        *("log_level", "start_timeout_s"),
+        *("log_level", "start_timeout_s", "require_keys"),
     )
 )  # the same for every model; what is in neither set is each model's, and a default for all where it is a flag
 

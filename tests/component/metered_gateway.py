@@ -68,6 +68,7 @@ class CountingLedgerMetrics:
     rejections: list[str] = field(default_factory=list)
     is_up: bool = True
     num_journaled: int = 0
+    keys_are_up: bool = True
 
     def ledger_kept(self, outcomes: Sequence[str], commit_s: float) -> None:
         self.outcomes.extend(outcomes)
@@ -80,6 +81,9 @@ class CountingLedgerMetrics:
 
     def ledger_journaled(self, num_rows: int) -> None:
         self.num_journaled += num_rows
+
+    def keys_read(self, *, is_up: bool) -> None:
+        self.keys_are_up = is_up
 
     def admission_rejected(self, model: str, reason: str) -> None:
         self.rejections.append(reason)

@@ -69,6 +69,18 @@ def test_usage_as_csv_and_json_gives_every_digit(run: Any) -> None:
     assert total["cost"] == "0.07037009999999999061732"
 
 
+def test_no_cell_of_a_csv_is_taken_for_a_formula(run: Any, tmp_path: Path) -> None:
+    """Names with commas and line breaks stay one cell, and what begins like a formula is text."""
+    names = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "a,b", 'a "b"', "a\nb"]
+    connection = SqliteDatabase(tmp_path / "relevo.db").connect()
+    connection.write([put_rows(replace(ROW, request_id=name, model=name) for name in names)])
+    connection.close()
+    rows = list(csv.DictReader(io.StringIO(run("usage", "--by", "model", "--format", "csv").stdout)))
+    shown = {row["model"] for row in rows}
+    assert shown >= {"a,b", 'a "b"', "a\nb", "'=cmd|' /C calc'!A0", "'+1", "'-1", "'@SUM(A1)"}
+    assert {row["requests"] for row in rows} <= {"1", "2"}
+
+
 def test_a_table_on_a_narrow_terminal_cuts_no_figure(run: Any) -> None:
     shown = run("usage").stdout
     assert "1,234,567" in shown and ROW.cost in shown and "0.07037009999999999061732" in shown and "…" not in shown
@@ -98,6 +110,12 @@ def test_a_key_is_shown_once_and_then_only_its_beginning(run: Any) -> None:
     [
         (("keys", "create", "--budget", "much"), "--budget much"),
         (("keys", "create", "--budget", "0"), "--budget 0"),
+        (("keys", "create", "--budget", "-1"), "--budget -1"),
+        (("keys", "create", "--budget", "NaN"), "--budget NaN"),
+        (("keys", "create", "--budget", "1e999999"), "--budget 1e999999"),
+        (("keys", "create", "--budget", "1e-300"), "--budget 1e-300"),
+        (("keys", "create", "a\nb"), "printable"),
+        (("keys", "create", "--tenant", "x" * 201), "--tenant"),
         (("keys", "create", "--expires", "soon"), "--expires soon"),
         (("keys", "create", "--expires", "2001-01-01"), "over already"),
         (("keys", "revoke", "rv-nothing"), "rv-nothing"),

@@ -146,6 +146,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     database: str = "memory"  # or a URL, or the path of an SQLite file; filled in by build.metering, like the prices
     ledger_fsync: bool = False
+    require_keys: bool = False  # also where there are none
     journal_dir: str = ""  # for rows that the database does not take; empty: nothing is kept
     prices: dict[str, PriceConfig] = {}  # by served name; none: everything is free
     affinity_headers: tuple[str, ...] = ()

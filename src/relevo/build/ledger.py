@@ -13,6 +13,8 @@ from relevo.build.configs import PriceConfig
 from relevo.build.documents import read_document
 from relevo.core.errors import SettingsError, StartError
 from relevo.gateway.metering.database import Connection, Database, DatabaseError, MemoryDatabase, SqliteDatabase
+from relevo.gateway.metering.keys import keys_revision, list_keys
+from relevo.gateway.metering.keys_marker import KeysMarker
 from relevo.gateway.metering.schema import prepare
 from relevo.gateway.metering.sql_alchemy import SqlAlchemyDatabase
 from relevo.policy.pricing import parse_prices, plain
@@ -63,16 +65,65 @@ def open_prepared(location: str) -> Connection:
 def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
     """The plan with prices read and the database tried. Raises StartError, SettingsError."""
     location = database_location(settings.data_dir, settings.database_url)
-    open_prepared(location).close()
+    notes = check_keys(location, settings)
     gateway = msgspec.structs.replace(
         plan.gateway,
         database=location,
         ledger_fsync=settings.ledger_fsync,
+        require_keys=settings.require_keys,
         journal_dir="" if location == "memory" else str(_data_folder(settings.data_dir) / JOURNAL_FOLDER),
         prices={name: price for model in plan.models for name, price in _prices(model.ask).items()},
     )
     note = "usage is kept in memory only" if location == "memory" else f"usage and API keys: {location_name(location)}"
-    return replace(plan, gateway=gateway, notes=(*plan.notes, note))
+    return replace(plan, gateway=gateway, notes=(*plan.notes, note, *notes))
+
+
+def keys_marker(data_dir: str | None, location: str) -> KeysMarker:
+    """Raises SettingsError, DatabaseError."""
+    return KeysMarker(_data_folder(data_dir), open_database(location).name)
+
+
+def check_keys(location: str, settings: Settings) -> tuple[str, ...]:
+    """Notes for the operator. Raises StartError if the database cannot be used, or where keys are needed and there are
+    none."""
+    connection = open_prepared(location)
+    try:
+        return _check_keys(connection, location, settings)
+    except DatabaseError as error:
+        raise StartError(f"the API keys cannot be read: {error}") from error
+    finally:
+        connection.close()
+
+
+def _check_keys(connection: Connection, location: str, settings: Settings) -> tuple[str, ...]:
+    if list_keys(connection):
+        if location == "memory":
+            return ()
+        marker = keys_marker(settings.data_dir, location)
+        try:
+            marker.leave()
+        except OSError as error:
+            return (f"{marker.path} cannot be written ({error.strerror}): if the keys are lost, only --require-keys "
+                    "keeps the server closed",)  # fmt: skip
+        return ()
+    if settings.api_key:
+        return ()
+    name, make_one = location_name(location), "make a key with `relevo keys create`, or give --api-key"
+    if settings.require_keys:
+        raise StartError(f"--require-keys: there are no API keys in {name}; {make_one}")
+    if location == "memory":
+        return ()
+    marker = keys_marker(settings.data_dir, location)
+    if marker.exists:
+        raise StartError(
+            f"there are no API keys in {name}, and there were some; restore the database, {make_one}; to serve "
+            f"everybody without keys, remove {marker.path}"
+        )
+    if keys_revision(connection):
+        raise StartError(
+            f"there are no API keys in {name}, and there were some, which were removed from its table; {make_one}"
+        )
+    return ()
 
 
 def location_name(location: str) -> str:

@@ -20,6 +20,7 @@ from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.database import Connection, DatabaseError
 from relevo.gateway.metering.journal import Journal, replay_journals
 from relevo.gateway.metering.key_ring import KeyRing
+from relevo.gateway.metering.keys_marker import KeysMarker
 from relevo.gateway.metering.meter import Meter
 from relevo.gateway.metering.refresh import MeteringRefresh
 from relevo.gateway.metering.schema import prepare
@@ -78,15 +79,17 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
         database = open_database(config.database, fsync=config.ledger_fsync)
         writing, reading = database.connect(), database.connect()
         prepare(writing)
-        journal = None
+        journal = marker = None
         if config.journal_dir:
             folder = Path(config.journal_dir)
+            marker = KeysMarker(folder.parent, database.name)
             metrics.ledger_replayed(*astuple(replay_journals(folder, database.name, writing)))
             journal = Journal(folder, database.name, fsync=config.ledger_fsync)
     except DatabaseError as error:
         raise StartError(f"the usage database cannot be used: {error}") from error
     writer = LedgerWriter(writing, metrics, journal)
-    key_ring = KeyRing(ApiKeys(config.api_key_hashes, config.best_priority), unix_ms)
+    is_closed = config.require_keys or (marker is not None and marker.exists)
+    key_ring = KeyRing(ApiKeys(config.api_key_hashes, config.best_priority), unix_ms, is_closed=is_closed)
     meter = Meter(
         writer=writer,
         accounts=Accounts(),
@@ -99,7 +102,7 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
     return Metering(
         key_ring=key_ring,
         meter=meter,
-        refresh=MeteringRefresh(reading, key_ring, meter),
+        refresh=MeteringRefresh(reading, key_ring, meter, marker),
         writer=writer,
         connections=(writing, reading),
     )

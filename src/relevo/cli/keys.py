@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -13,16 +14,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from relevo.build.ledger import database_location, keys_marker
 from relevo.build.metering import unix_ms
 from relevo.cli.database import DatabaseUrl, DataDir, connect, print_table
 from relevo.core.errors import SettingsError
 from relevo.gateway.metering.keys import KeyRecord, create_key, list_keys, revoke_key
 from relevo.gateway.openai.terms import MAX_PRIORITY
 from relevo.policy.key_limits import KeyLimits, Period
-from relevo.policy.pricing import decimal_of, plain
+from relevo.policy.pricing import MAX_BUDGET, MAX_DECIMALS, decimal_of, num_decimals, plain
 
 app = typer.Typer(name="keys", help="API keys: who may use the server, and how much.", no_args_is_help=True)
 
+MAX_NAME_CHARS = 200  # arbitrary
 _LIFETIME = re.compile(r"(\d{1,5})([mhdw])")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -63,10 +66,13 @@ def create(
     now_ms = unix_ms()
     limits = KeyLimits(tokens_per_minute=tokens_per_minute, budget=_budget(budget), budget_period=budget_period)
     expires_at_ms = _expiry_ms(expires, now_ms)
+    connection = connect(data_dir, database_url)
+    with contextlib.suppress(OSError):  # of the data folder; the database remembers as long as it is there
+        keys_marker(data_dir, database_location(data_dir, database_url)).leave()
     key, record = create_key(
-        connect(data_dir, database_url),
-        name=name,
-        tenant=tenant,
+        connection,
+        name=_one_line("NAME", name),
+        tenant=None if tenant is None else _one_line("--tenant", tenant),
         limits=limits,
         is_admin=admin,
         expires_at_ms=expires_at_ms,
@@ -144,9 +150,21 @@ def _shown(record: KeyRecord) -> dict[str, Any]:
 
 def _budget(text: str | None) -> Decimal | None:
     amount = None if text is None else decimal_of(text.strip())
-    if text is not None and (amount is None or amount <= 0):
-        raise SettingsError(f"--budget {text} must be a number above 0, 25.50 for example")
+    if text is not None and (amount is None or not 0 < amount <= MAX_BUDGET or num_decimals(amount) > MAX_DECIMALS):
+        raise SettingsError(
+            f"--budget {text[:40]} must be a number above 0 and at most {MAX_BUDGET}, with {MAX_DECIMALS} decimals at "
+            "most: 25.50 for example"
+        )
     return amount
+
+
+def _one_line(flag: str, text: str) -> str:
+    """Lists and exports show it: no control characters."""
+    if len(text) > MAX_NAME_CHARS or not text.isprintable():
+        raise SettingsError(
+            f"{flag} {text[:40]!r} must be one line of at most {MAX_NAME_CHARS} printable characters; shorten it"
+        )
+    return text
 
 
 def _expiry_ms(text: str | None, now_ms: int) -> int | None:

@@ -19,6 +19,8 @@ from relevo.gateway.metering.database import DatabaseError
 from relevo.gateway.metering.ledger import UsageFilter, usage_sums
 from relevo.gateway.metering.usage_query import COUNT_NAMES, parse_group_by, parse_moment, usage_json
 
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
 
 class UsageFormat(StrEnum):
     TABLE = "table"
@@ -56,9 +58,14 @@ def usage(
     elif format is UsageFormat.CSV:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([row[column] for column in columns] for row in found["data"])
+        writer.writerows([_csv_cell(row[column]) for column in columns] for row in found["data"])
     else:
         _print_table(columns, len(group_by), found["data"], found["total"])
+
+
+def _csv_cell(value: str | int) -> str | int:
+    """Spreadsheets compute what begins like a formula, a model called `=cmd` too; an apostrophe makes it text."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
 
 
 def _print_table(columns: Sequence[str], num_groups: int, rows: list[dict[str, Any]], total: dict[str, Any]) -> None:

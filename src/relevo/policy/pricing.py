@@ -16,6 +16,7 @@ from relevo.core.errors import SettingsError
 
 EXACT = Context(prec=200, traps=[Inexact, InvalidOperation, Overflow, DivisionByZero])
 MAX_DECIMALS = 40  # arbitrary; the table has prices whose floats were written out with 25
+MAX_BUDGET = Decimal(10**15)  # arbitrary; with MAX_DECIMALS it and every sum below it fit into EXACT
 MAX_PRICE = Decimal(1_000_000)  # per token; arbitrary: what is above is a price per million in the wrong field
 
 # Names in LiteLLM's table whose meaning for text is not the plain price: they would make another bill than ours.
@@ -119,10 +120,21 @@ def _amount(model: str, field: str, value: Any) -> Decimal:
     amount = decimal_of(value)
     if amount is None or not 0 <= amount <= MAX_PRICE:
         raise SettingsError(f"--prices: {field} of {model!r} is {value!r}; it must be a number from 0 to {MAX_PRICE}")
-    exponent = amount.normalize(EXACT).as_tuple().exponent
-    if isinstance(exponent, int) and -exponent > MAX_DECIMALS:
+    if num_decimals(amount) > MAX_DECIMALS:
         raise SettingsError(f"--prices: {field} of {model!r} has more than {MAX_DECIMALS} decimals")
     return amount
+
+
+def num_decimals(amount: Decimal) -> int:
+    """Of a finite number, as it was written: zeros at the end do not count."""
+    _, digits, exponent = amount.as_tuple()
+    assert isinstance(exponent, int), "finite"
+    num_zeros = 0
+    for digit in reversed(digits):
+        if digit:
+            break
+        num_zeros += 1
+    return max(0, -exponent - num_zeros) if num_zeros < len(digits) else 0
 
 
 def decimal_of(value: Any) -> Decimal | None:

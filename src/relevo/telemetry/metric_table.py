@@ -260,6 +260,14 @@ TABLE: tuple[Metric, ...] = (
         labels=(),
         help="0 while the last transaction failed; then no request is taken.",
     ),
+    Metric(
+        name="relevo:keys_up",
+        kind=Kind.GAUGE,
+        origin=Origin.LEDGER,
+        labels=(),
+        help="0 while API keys cannot be read, also because the database's file was removed or replaced; then no "
+        "request is taken.",
+    ),
     _worker_gauge("vllm:num_requests_running", "Continuations that decode."),
     _worker_gauge(
         "vllm:num_requests_waiting",

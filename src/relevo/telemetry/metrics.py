@@ -42,6 +42,7 @@ class GatewayMetrics:
         self._workers = WorkerSeries()
         self._registry.register(self._workers)
         self._gauges["relevo:ledger_up"].set(1)
+        self._gauges["relevo:keys_up"].set(1)
 
     def request_finished(self, record: RequestRecord) -> None:
         """Count an admitted request that has ended, however it ended. Call once per request."""
@@ -88,6 +89,9 @@ class GatewayMetrics:
     def ledger_pending(self, num_rows: int, *, is_up: bool) -> None:
         self._gauges["relevo:ledger_pending_rows"].set(num_rows)
         self._gauges["relevo:ledger_up"].set(is_up)
+
+    def keys_read(self, *, is_up: bool) -> None:
+        self._gauges["relevo:keys_up"].set(is_up)
 
     def ledger_journaled(self, num_rows: int) -> None:
         """Rows were kept in the journal, because the database did not take them."""

@@ -8,6 +8,7 @@ its way. A connection may be used by several threads, one at a time. Implementat
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sqlite3
 import threading
@@ -61,9 +62,9 @@ class SqliteDatabase:
             connection = _open(str(self._path))
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'NORMAL'}")
+            return SqliteConnection(connection, place=Place(self._path))
         except (sqlite3.Error, OSError) as error:
             raise DatabaseError(f"{self._path}: {error}") from error
-        return SqliteConnection(connection)
 
 
 class MemoryDatabase:
@@ -78,10 +79,42 @@ class MemoryDatabase:
         return self._connection
 
 
+class Place:
+    """The file that has a path's name: is it still the one that was opened?
+
+    A connection goes on with a file that was removed or replaced: keys revoked in the new file would go on working, and
+    rows would be lost with the old one. It cannot simply open the new one either: SQLite names the write-ahead log
+    after the path, so two files under one name destroy each other. What helps is a new start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._path = path
+        found = path.stat()
+        self._identity = (found.st_dev, found.st_ino)
+
+    def check(self) -> None:
+        """Raises DatabaseError."""
+        if what := self.why_not():
+            raise DatabaseError(f"{self._path} {what}; put the file back that was there, or start the server again")
+
+    def why_not(self) -> str:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return "was removed while it was in use"
+        except OSError as error:
+            return f"cannot be looked at ({error.strerror})"
+        is_same = (found.st_dev, found.st_ino) == self._identity
+        return "" if is_same else "was replaced by another file while it was in use"
+
+
 class SqliteConnection:
-    def __init__(self, connection: sqlite3.Connection, *, keep_open: bool = False) -> None:
+    def __init__(self, connection: sqlite3.Connection, *, keep_open: bool = False, place: Place | None = None) -> None:
+        """`place`: None: there is no file."""
         self._connection = connection
         self._keep_open = keep_open
+        self._place = place
         self._one_at_a_time = threading.Lock()
 
     def write(self, statements: Sequence[Statement]) -> None:
@@ -104,17 +137,26 @@ class SqliteConnection:
             return self._connection.execute(sql, parameters or {}).fetchall()
 
     def close(self) -> None:
-        if not self._keep_open:
-            with self._using():
-                self._connection.close()
+        if self._keep_open:
+            return
+        if self._place is not None and self._place.why_not():
+            # closing removes the write-ahead log by name, and that is another file's now
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+            return
+        with self._one_at_a_time:
+            self._connection.close()
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
         with self._one_at_a_time:
+            if self._place is not None:
+                self._place.check()
             try:
                 yield
             except (sqlite3.Error, OverflowError) as error:
                 raise DatabaseError(str(error)) from error
+            if self._place is not None:
+                self._place.check()  # else what was written may be in a file that is gone
 
 
 def _close_to_others(path: Path) -> None:

@@ -1,30 +1,39 @@
 """The gateway's copy of the API keys, and who is behind a request.
 
 Keys come from the command line (they never change) and from the database (`load` replaces them all). As soon as there
-is any key, even one that is revoked or expired, every guarded path needs a valid one: revoking the last key must not
-open the server. Does not know the database.
+is any key, even one that is revoked or expired, every guarded path needs a valid one, and goes on to need one when they
+are gone: neither revoking the last key nor losing the database opens the server. Does not know the database.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from relevo.core.errors import Unauthorized
 from relevo.gateway.auth import UNKNOWN_KEY, ApiKeys, Caller, presented_digest
 from relevo.gateway.metering.keys import KeyRecord
 
+log = logging.getLogger("relevo.gateway.keys")
+
 
 class KeyRing:
     """An `Authenticator`. `now_ms`: Unix milliseconds."""
 
-    def __init__(self, fixed: ApiKeys, now_ms: Callable[[], int]) -> None:
+    def __init__(self, fixed: ApiKeys, now_ms: Callable[[], int], *, is_closed: bool = False) -> None:
+        """`is_closed`: a key is needed even where there is none."""
         self._fixed = fixed
+        self.is_closed = is_closed or bool(fixed.digests)
         self._now_ms = now_ms
         self._by_digest: dict[str, KeyRecord] = {}
         self._by_key_id: dict[str, KeyRecord] = {}
 
     def load(self, records: Iterable[KeyRecord]) -> None:
+        had_keys = bool(self._by_digest)
         self._by_digest = {record.digest: record for record in records}
+        self.is_closed = self.is_closed or bool(self._by_digest)
+        if had_keys and not self._by_digest:
+            log.error("the database has no API keys any more; it had some, so every request is refused")
         self._by_key_id = {record.key_id: record for record in self._by_digest.values()}
 
     def why_ended(self, caller: Caller) -> str:
@@ -42,7 +51,8 @@ class KeyRing:
 
     @property
     def is_open(self) -> bool:
-        return not self._fixed.digests and not self._by_digest
+        """Served without a key."""
+        return not self.is_closed
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
         if self.is_open:

@@ -82,6 +82,8 @@ class UsageMeter(Protocol):
 class MeterMetrics(Protocol):
     def admission_rejected(self, model: str, reason: str) -> None: ...
 
+    def keys_read(self, *, is_up: bool) -> None: ...
+
 
 def _set_event() -> asyncio.Event:
     event = asyncio.Event()
