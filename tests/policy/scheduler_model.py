@@ -6,7 +6,7 @@ from zlib import crc32
 
 from relevo.core.baton import SampledToken
 from relevo.core.plan import ScheduledRow, StepPlan, StepResult
-from relevo.core.request import EngineRequest, FinishReason, SamplingParams
+from relevo.core.request import EngineRequest, FinishReason, SamplingParams, ServiceTerms
 
 EOS = 0
 VOCAB = 4
@@ -20,6 +20,7 @@ def make_request(
     n: int = 1,
     priority: int = 0,
     salt: bytes = b"",
+    tenant: str = "",
     **sampling: object,
 ) -> EngineRequest:
     return EngineRequest(
@@ -29,6 +30,7 @@ def make_request(
         eos_token_ids=(EOS,),
         salt=salt,
         priority=priority,
+        terms=ServiceTerms(tenant=tenant),
     )
 
 

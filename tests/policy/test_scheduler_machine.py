@@ -34,7 +34,8 @@ ARRIVAL = {
     "prompt": st.builds(lambda tokens, size: tokens[:size], st.sampled_from(PROMPTS), st.integers(1, 8)),
     "max_tokens": st.integers(1, 6),
     "n": st.integers(1, 3),
-    "priority": st.integers(0, 1),
+    "priority": st.integers(-1, 1),
+    "tenant": st.sampled_from(["", "", "b", "c"]),
     "salt": st.sampled_from([b"", b"", b"t"]),
 }
 CHAOS = [
@@ -112,11 +113,9 @@ class TwoWorkers(RuleBasedStateMachine):
 
     # ---- arrivals ----
 
-    def _new(self, prompt, max_tokens, n, priority, salt) -> Record:
-        request = make_request(
-            f"r{len(self.records)}", prompt, max_tokens=max_tokens, n=n, priority=priority, salt=salt
-        )
-        return Record(request, "D", [SampleState(index) for index in range(n)])
+    def _new(self, prompt, **rest) -> Record:
+        request = make_request(f"r{len(self.records)}", prompt, **rest)
+        return Record(request, "D", [SampleState(index) for index in range(request.sampling.n)])
 
     @rule(worker=st.sampled_from("PD"), **ARRIVAL)
     def submit(self, worker, **arrival):

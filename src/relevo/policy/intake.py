@@ -5,8 +5,8 @@ A request that can never run is rejected at once, with a reason the client can a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from relevo.core.baton import SampleState
 from relevo.core.ids import TokenId, WorkerId
@@ -29,6 +29,7 @@ class SchedulerConfig:
     lease_s: float
     zero_copy: bool  # prefill legs compute straight into the receiver's blocks
     enable_prefix_caching: bool = True
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # of shares; 1 for every other tenant
 
     @property
     def num_pool_tokens(self) -> int:
@@ -45,15 +46,15 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def num_copy_blocks(request: EngineRequest, block_size: int, num_pool_blocks: int) -> int:
-    """Copies of a partial last prompt block that the n continuations need beside the first one's.
+def num_copy_blocks(request: EngineRequest, num_slots: int, block_size: int, num_pool_blocks: int) -> int:
+    """Copies of a partial last prompt block that `num_slots` continuations need beside the first one's.
 
     No more than the empty pool has beside the prompt: a continuation without one starts when another has ended.
     """
     num_prompt = len(request.prompt_token_ids)
     if num_prompt % block_size == 0:
         return 0
-    return min(request.sampling.n - 1, num_pool_blocks - num_blocks_for(num_prompt, block_size))
+    return min(num_slots - 1, num_pool_blocks - num_blocks_for(num_prompt, block_size))
 
 
 def max_outputs(request: EngineRequest, config: SchedulerConfig, *, bounded_by_pool: bool) -> int:

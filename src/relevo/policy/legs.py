@@ -63,6 +63,8 @@ class Branch:
     is_running: bool = False
     is_in_step: bool = False  # between plan and commit
     is_dropped: bool = False
+    is_short: bool = False  # waits because blocks are lacking
+    num_passed_blocks: int = 0  # that others took meanwhile
 
     @property
     def key(self) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ from relevo.core.request import EngineRequest
 from relevo.policy import intake
 from relevo.policy.block_pool import BlockPool
 from relevo.policy.block_tables import BlockTables
+from relevo.policy.fair_turns import MAX_PASSED_POOLS, Shares, party_of, rank_of
 from relevo.policy.intake import SchedulerConfig
 from relevo.policy.legs import Branch, Leg, LegKind
 from relevo.policy.reservations import Reservations
@@ -41,6 +42,7 @@ class Lineup:
         self._reservations = reservations
         self._num_arrivals = 0
         self._closed_after_step: list[Branch] = []
+        self._short: list[Branch] = []  # wait because blocks are lacking, longest first
 
     def changed(self) -> None:
         self.may_plan = self.may_grant = True
@@ -109,13 +111,19 @@ class Lineup:
         else:
             self.run(branch)
 
-    def open(self, branch: Branch) -> bool:
-        """Start a waiting branch if there is a place and room for it."""
+    def open(self, branch: Branch, num_ahead: int = 0) -> bool:
+        """Start a waiting branch if there is a slot, `num_ahead` others being kept, and room for it. Of its
+        continuations those without a slot go on waiting, as a branch of their own."""
         leg = branch.leg
-        if not leg.is_prefill_leg and not self.has_slots(len(branch.samples)):
+        num_slots = len(branch.samples) if leg.is_prefill_leg else self.num_slots_for(branch, num_ahead)
+        if not num_slots:
             return False
-        if not self._tables.open(branch, self.num_decoding()):
+        if self.must_let_pass(branch) or not self._tables.open(branch, self.num_decoding()):
+            self.is_short(branch)
             return False
+        self._passes(branch, len(branch.block_ids))
+        if num_slots < len(branch.samples):
+            self.set_aside(branch, num_slots)
         if leg.first_scheduled_at_ns is None:
             leg.num_cached_tokens = min(branch.num_computed, leg.num_prompt_tokens)
             self._count_lookup(leg, leg.num_cached_tokens)
@@ -134,12 +142,16 @@ class Lineup:
         self.waiting.remove(branch)
         self.run(branch)
 
-    def grant(self, branch: Branch, num_kept: int) -> Reservation | None:
-        """Room for a waiting reservation if `num_kept` blocks stay available."""
+    def grant(self, branch: Branch, num_kept: int, num_slots: int) -> Reservation | None:
+        """Room for a waiting reservation and its first `num_slots` continuations if `num_kept` blocks stay
+        available."""
         leg = branch.leg
+        if self.must_let_pass(branch):
+            return None
         num_usable = len(self._tables.usable_hashes(branch.hashes, leg.num_prompt_tokens))
-        reservation = self._reservations.grant(leg.request, branch.hashes, num_usable, num_kept)
+        reservation = self._reservations.grant(leg.request, branch.hashes, num_usable, num_kept, num_slots)
         if reservation is not None:
+            self._passes(branch, len(reservation.block_ids))
             self._count_lookup(leg, reservation.num_hit_tokens)
             self.waiting.remove(branch)
             leg.branches = []
@@ -150,6 +162,67 @@ class Lineup:
         self.stop(branch)
         self._tables.close(branch)
         self.wait(branch)
+
+    def set_aside(self, branch: Branch, num_kept: int) -> None:
+        """All but the first `num_kept` continuations of a branch wait for slots of their own."""
+        leg = branch.leg
+        rest = Branch(leg=leg, samples=branch.samples[num_kept:], token_ids=branch.token_ids, hashes=branch.hashes)
+        branch.token_ids, branch.hashes = list(branch.token_ids), list(branch.hashes)
+        branch.samples = branch.samples[:num_kept]
+        leg.branches.append(rest)
+        self.wait(rest)
+
+    def give_back(self, branch: Branch) -> None:
+        """One slot less: a continuation of a branch that has drawn nothing yet is set aside, any other preempted."""
+        if len(branch.samples) > 1:
+            self.set_aside(branch, len(branch.samples) - 1)
+        else:
+            self.preempt(branch)
+
+    # ---- who lacks blocks --------------------------------------------------------------------------------------------
+
+    def is_short(self, branch: Branch) -> None:
+        """It found no blocks; from here on it is counted what others take."""
+        if not branch.is_short:
+            branch.is_short, branch.num_passed_blocks = True, 0
+            self._short.append(branch)
+            party = party_of(branch.leg.request)
+            if any(party_of(other.leg.request) != party for other in self.waiting):
+                self.changed()  # nothing is kept for it any more
+
+    def must_let_pass(self, branch: Branch) -> bool:
+        """No blocks for it at present: they are for a branch of another party that lacks its share of them, or that
+        was passed often enough."""
+        if not self._short:
+            return False
+        held_up, rank, party = self._held_up(), rank_of(branch.leg.request), party_of(branch.leg.request)
+        if held_up is not None and rank_of(held_up.leg.request) <= rank:
+            return party_of(held_up.leg.request) != party
+        rivals = [each for each in self._short if party_of(each.leg.request) != party]
+        blocks = self.blocks()
+        mine, size = blocks.of(party), self._config.block_size
+        return any(
+            rank_of(rival.leg.request) <= rank
+            and mine >= blocks.of(party_of(rival.leg.request), intake.num_blocks_for(len(rival.token_ids), size))
+            for rival in rivals
+        )
+
+    def _held_up(self) -> Branch | None:
+        limit = MAX_PASSED_POOLS * self._pool.num_blocks
+        return next((branch for branch in self._short if branch.num_passed_blocks >= limit), None)
+
+    def _passes(self, branch: Branch, num_blocks: int) -> None:
+        """The branch got `num_blocks`."""
+        self._forget_short(branch)
+        party = party_of(branch.leg.request)
+        for other in self._short:
+            if party_of(other.leg.request) != party:
+                other.num_passed_blocks += num_blocks
+
+    def _forget_short(self, branch: Branch) -> None:
+        if branch.is_short:
+            branch.is_short = False
+            self._short.remove(branch)
 
     # ---- going out ---------------------------------------------------------------------------------------------------
 
@@ -169,6 +242,7 @@ class Lineup:
                 self.stop(branch)
             elif branch in self.waiting:
                 self.waiting.remove(branch)
+                self._forget_short(branch)
             branch.is_dropped = True
             if branch.is_in_step:
                 self._closed_after_step.append(branch)
@@ -195,11 +269,30 @@ class Lineup:
     def num_decoding(self) -> int:
         return len(self.running_by_phase()[0])
 
-    def has_slots(self, num_samples: int, num_ahead: int = 0) -> bool:
-        """May `num_samples` more continuations start, `num_ahead` others going first? A lone request always may."""
-        taken = sum(len(branch.samples) for branch in self.running if not branch.leg.is_prefill_leg)
-        taken += self._reservations.num_samples + num_ahead
-        return taken == 0 or taken + num_samples <= self.max_running
+    def num_slots_for(self, branch: Branch, num_ahead: int = 0) -> int:
+        """How many continuations of the branch may start, `num_ahead` others going first."""
+        taken = sum(len(each.samples) for each in self.running if not each.leg.is_prefill_leg)
+        return max(0, min(len(branch.samples), self.max_running - taken - self._reservations.num_slots - num_ahead))
+
+    def slots(self) -> Shares:
+        """What each party holds, reservations counted."""
+        shares = Shares(self._config.tenant_weights)
+        for branch in self.running:
+            if not branch.leg.is_prefill_leg:
+                shares.add(party_of(branch.leg.request), len(branch.samples))
+        for grant in self._reservations.grants:
+            shares.add(grant.party, grant.num_slots)
+        return shares
+
+    def blocks(self) -> Shares:
+        """As `slots`, a shared block counted for each that holds it."""
+        shares = Shares(self._config.tenant_weights)
+        for branch in self.running:
+            if not branch.leg.is_foreign:
+                shares.add(party_of(branch.leg.request), len(branch.block_ids))
+        for grant in self._reservations.grants:
+            shares.add(grant.party, len(grant.reservation.block_ids) + len(grant.copy_block_ids))
+        return shares
 
     def has_work(self) -> bool:
         if self.may_grant and any(branch.leg.kind is LegKind.RESERVE for branch in self.waiting):
@@ -212,11 +305,17 @@ class Lineup:
         decoding, computing = self.running_by_phase()
         waiting = [branch for branch in self.waiting if branch.leg.kind is not LegKind.RESERVE]
         num_prefill_tokens = sum([branch.num_remaining for branch in computing])
-        num_prefill_tokens += sum([len(branch.token_ids) - branch.num_expected_hits for branch in waiting])
+        num_prefill_tokens += sum(
+            [
+                len(branch.token_ids) - branch.num_expected_hits
+                for branch in waiting
+                if branch.leg.first_scheduled_at_ns is None  # else it waits for a slot or blocks of others
+            ]
+        )
         return WorkerLoad(
             num_running=len(decoding),
             num_waiting=len({branch.leg.arrival for branch in self.waiting}),
-            num_reserved=len(self._reservations),
+            num_reserved=self._reservations.num_slots,
             num_waiting_prefill_tokens=num_prefill_tokens,
             num_decode_kv_tokens=sum([branch.num_computed for branch in decoding]),
             num_free_blocks=self._pool.num_free,

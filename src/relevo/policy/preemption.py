@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from relevo.policy.fair_turns import Shares, party_of, rank_of
 from relevo.policy.legs import Branch
 
 
-def choose_victim(running: Sequence[Branch]) -> Branch | None:
-    """Lowest priority, then latest arrival; `running` is in order of service. None: only prefill legs run."""
-    return next((branch for branch in reversed(running) if not branch.leg.is_prefill_leg), None)
+def choose_victim(running: Sequence[Branch], blocks: Shares) -> Branch | None:
+    """Of the worst rank, of the party that holds most blocks there for its weight: lowest priority, then latest
+    arrival. `running` is in order of service. None: only prefill legs run."""
+    able = [branch for branch in running if not branch.leg.is_prefill_leg]
+    worst = max((rank_of(branch.leg.request) for branch in able), default=0)
+    last = {party_of(branch.leg.request): branch for branch in able if rank_of(branch.leg.request) == worst}
+    return last[max(last, key=lambda party: (blocks.of(party), last[party].key))] if last else None
 
 
 def choose_batch_victim(running: Sequence[Branch]) -> Branch | None:
     """The last batch continuation in order of service; None: there is none to give way."""
-    victim = choose_victim(running)
-    return victim if victim is not None and victim.leg.request.terms.is_batch else None
+    return next((b for b in reversed(running) if not b.leg.is_prefill_leg and b.leg.request.terms.is_batch), None)

@@ -8,22 +8,25 @@ by whoever drives this, who may ask a writer to let go but never releases in its
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from relevo.core.ids import BlockHash, BlockId, RequestId, WorkerId
 from relevo.core.kv import BlockState, Reservation
 from relevo.core.request import EngineRequest
 from relevo.policy.block_pool import BlockPool
+from relevo.policy.fair_turns import Party, party_of
 from relevo.policy.intake import num_blocks_for, num_copy_blocks
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Grant:
     reservation: Reservation
-    copy_block_ids: list[BlockId]  # for the partial last blocks of continuations 1 .. n-1; no writer sees them
+    copy_block_ids: list[BlockId]  # for partial last blocks of the continuations after the first; no writer sees them
     hashes: list[BlockHash]  # of the full prompt blocks; empty without prefix caching
     num_prompt_tokens: int
-    num_samples: int
+    party: Party
+    num_slots: int  # continuations that may start at once; others wait for slots
     num_sealed_tokens: int
 
     def num_sealed_blocks(self, block_size: int) -> int:
@@ -50,20 +53,26 @@ class Reservations:
         return len(self._grants)
 
     @property
-    def num_samples(self) -> int:
-        """Continuations that will decode here once their prompts have arrived."""
-        return sum(grant.num_samples for grant in self._grants.values())
+    def grants(self) -> Iterable[Grant]:
+        """Of prompts that are still to arrive."""
+        return self._grants.values()
+
+    @property
+    def num_slots(self) -> int:
+        """Kept for continuations that will decode here once their prompts have arrived."""
+        return sum(grant.num_slots for grant in self._grants.values())
 
     def grant(
-        self, request: EngineRequest, hashes: list[BlockHash], num_usable_hashes: int, num_spare: int
+        self, request: EngineRequest, hashes: list[BlockHash], num_usable_hashes: int, num_spare: int, num_slots: int
     ) -> Reservation | None:
-        """Room for the whole prompt and the copies that n > 1 needs; None if it would leave less than `num_spare`.
+        """Room for the whole prompt and the copies that `num_slots` continuations need; None if it would leave less
+        than `num_spare`.
 
         Requires a prompt that fits the empty pool.
         """
         num_prompt = len(request.prompt_token_ids)
         num_prompt_blocks = num_blocks_for(num_prompt, self._block_size)
-        num_blocks = num_prompt_blocks + num_copy_blocks(request, self._block_size, self._pool.num_blocks)
+        num_blocks = num_prompt_blocks + num_copy_blocks(request, num_slots, self._block_size, self._pool.num_blocks)
         acquired = self._pool.acquire(hashes[:num_usable_hashes], num_blocks, num_spare)
         if acquired is None:
             return None
@@ -83,7 +92,8 @@ class Reservations:
             copy_block_ids=block_ids[num_prompt_blocks:],
             hashes=hashes,
             num_prompt_tokens=num_prompt,
-            num_samples=request.sampling.n,
+            party=party_of(request),
+            num_slots=num_slots,
             num_sealed_tokens=reservation.num_hit_tokens,
         )
         return reservation

@@ -7,14 +7,17 @@ messages → calls, then `take_grants`, `plan`, execute, `commit`, in one thread
 A step is decodes first (one token each), then prompt chunks from what is left of the token budget (`policy.chunking`).
 One waiting order holds submitted requests, prefill legs and reservations alike: (priority, arrival, sample).
 
-- Room is first come, first served: once an entry finds no room or no slot, nobody behind it takes blocks. Prefill legs
-  that compute straight into a receiver's blocks need neither and pass.
+- Tenants have fair shares of slots, blocks and prompt tokens (`policy.fair_turns`). Inside a tenant room is first come,
+  first served: once an entry finds no room or no slot, no later one of the tenant takes blocks, and other tenants pass
+  it for a bounded time. Prefill legs that compute straight into a receiver's blocks need neither and pass.
 - All blocks of a prompt are taken when it starts, so a started prompt never waits for room.
 - Watermark: starting or granting leaves one available block per decoding continuation, so that running decodes can
   grow; with no decodes everything that fits is given.
-- `max_running` bounds the slots: continuations that run or have room reserved here; a larger n runs alone.
-- A continuation that finds no block preempts the last in order, itself at worst (`policy.preemption`); the victim
-  keeps its place in the waiting order, which is before everybody of its priority that never ran.
+- `max_running` bounds the slots: continuations that run or have room reserved here. A request runs with as many of
+  its continuations as find slots; the others wait for theirs, and draw the tokens that they would have drawn beside it.
+- A continuation that finds no block preempts the last in order of the tenant that holds most, itself at worst, and one
+  that is kept from its tenant's share takes it from a tenant that has more (`policy.preemption`). The victim keeps its
+  place in the waiting order, which is before every request of its priority that never ran.
 
 Sources: vLLM (Kwon et al., SOSP 2023), Sarathi-Serve (Agrawal et al., OSDI 2024).
 """
@@ -30,6 +33,7 @@ from relevo.core.request import EngineRequest
 from relevo.policy import intake
 from relevo.policy.block_pool import BlockPool
 from relevo.policy.block_tables import BlockTables
+from relevo.policy.fair_turns import Party, in_turn, party_of
 from relevo.policy.intake import Rejected, SchedulerConfig
 from relevo.policy.legs import Branch, Leg, LegKind
 from relevo.policy.lineup import Lineup, copied
@@ -95,6 +99,8 @@ class Scheduler:
         first, *others = self._lineup.branch_out(leg, samples)
         self._tables.adopt(first, grant)
         self.pool.release(grant.copy_block_ids)
+        if len(first.samples) > grant.num_slots:
+            self._lineup.set_aside(first, grant.num_slots)
         self._lineup.run_or_wait(first)
         for branch in others:
             self._lineup.wait(branch)
@@ -114,20 +120,27 @@ class Scheduler:
         Requests that wait ahead for tokens of the step, not for room, keep the room they need (hits not discounted).
         """
         granted: list[Reservation] = []
-        num_kept, num_samples_ahead = self._lineup.num_decoding() if self._lineup.waiting else 0, 0
-        for branch in tuple(self._lineup.waiting):
-            leg = branch.leg
-            if leg.is_foreign:
+        num_kept, num_ahead = self._lineup.num_decoding() if self._lineup.waiting else 0, 0
+        kept_out: set[Party] = set()
+        for branch in in_turn(tuple(self._lineup.waiting), self._lineup.slots()):
+            leg, party = branch.leg, party_of(branch.leg.request)
+            if leg.is_foreign or party in kept_out:
                 continue
             if leg.kind is not LegKind.RESERVE:
+                if branch.is_short:  # others may pass, see `fair_turns.MAX_PASSED_POOLS`
+                    kept_out.add(party)
+                    continue
                 num_kept += intake.num_blocks_for(len(branch.token_ids), self.config.block_size)
-                num_samples_ahead += 0 if leg.is_prefill_leg else len(branch.samples)
+                num_ahead += 0 if leg.is_prefill_leg else 1
                 continue
-            has_slots = self._lineup.has_slots(len(branch.samples), num_samples_ahead)
-            reservation = self._lineup.grant(branch, num_kept) if has_slots else None
-            if reservation is None:
-                break
-            granted.append(reservation)
+            num_slots = self._lineup.num_slots_for(branch, num_ahead)
+            reservation = self._lineup.grant(branch, num_kept, num_slots) if num_slots else None
+            if reservation is not None:
+                granted.append(reservation)
+                continue
+            kept_out.add(party)
+            if num_slots:
+                self._lineup.is_short(branch)
         self._lineup.may_grant = False
         self._lineup.may_plan = self._lineup.may_plan or bool(granted)
         return granted
@@ -190,11 +203,14 @@ class Scheduler:
         leg.kind, leg.owes_facts, spare = LegKind.LOCAL, False, grant.copy_block_ids
         first, *others = [self._lineup.branch(leg, (copied(sample),)) for sample in live]
         self._tables.adopt(first, grant)
-        forks = [self._tables.fork(first, branch.samples[0], spare) for branch in others]
-        leg.branches = [first, *(branch for branch, _ in forks)]
+        forks = [self._tables.fork(first, branch.samples[0], spare)[0] for branch in others[: grant.num_slots - 1]]
+        later = others[grant.num_slots - 1 :]
+        leg.branches = [first, *forks, *later]
         self.pool.release(spare)
-        for branch in leg.branches:
+        for branch in (first, *forks):
             self._lineup.run_or_wait(branch)
+        for branch in later:
+            self._lineup.wait(branch)
 
     def abort(self, request_id: RequestId, writer_active: bool) -> None:
         """Let go of the request in whatever phase it is. Idempotent.
