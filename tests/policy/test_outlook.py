@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.policy.outlook import Outlook, RoomLimits, has_room, outlook
+from relevo.policy.tenant_use import Held
 from relevo.policy.worker_choice import Ask, WorkerView
 
 COSTS = StepCosts(base_s=0.010, per_token_s=0.001, per_kv_token_s=0.0)
@@ -31,8 +32,8 @@ def view(name: str, role: str, **of: int) -> WorkerView:
     )
 
 
-def room(*views: WorkerView, ask: Ask = ASK, n: int = 1, is_batch: bool = False) -> bool:
-    return has_room(views, ask, n, LIMITS, is_batch=is_batch)
+def room(*views: WorkerView, ask: Ask = ASK, is_batch: bool = False) -> bool:
+    return has_room(views, ask, LIMITS, is_batch=is_batch)
 
 
 def unified(**of: int) -> WorkerView:
@@ -42,7 +43,7 @@ def unified(**of: int) -> WorkerView:
 def test_an_idle_worker_has_room_for_anything() -> None:
     assert room(unified())
     assert room(unified(), is_batch=True)
-    assert room(unified(), ask=Ask(num_tokens=10**6), n=100), "the worker refuses what can never run, with a reason"
+    assert room(unified(), ask=Ask(num_tokens=10**6)), "the worker refuses what can never run, with a reason"
     assert not room()
     assert not room(replace(unified(), ready=False))
 
@@ -141,3 +142,38 @@ def test_what_batch_requests_hold_counts_as_free_for_others() -> None:
     full = {"num_free_blocks": 0, "num_reusable_blocks": 0, "num_in_flight_decodes": 2, "num_in_flight_batch": 1}
     assert not room(unified(**full, in_flight_batch_tokens=64))
     assert room(unified(**full, in_flight_batch_tokens=112))
+
+
+def held_by(**slots: int) -> dict[str, Held]:
+    return {tenant: Held(num_requests=num, num_slots=num) for tenant, num in slots.items()}
+
+
+def test_a_tenant_may_be_sent_its_share_of_a_worker_that_others_fill() -> None:
+    """Red when a worker whose slots another tenant holds has no room for anybody."""
+    full = {"num_running": 8, "num_in_flight_decodes": 8, "num_free_blocks": 0, "num_reusable_blocks": 0}
+    ask = replace(ASK, tenant="mine", num_unstarted=1)
+    for mine, has in ((0, True), (3, True), (4, False)):
+        busy = replace(unified(**full), held=held_by(hostile=8 - mine, **({"mine": mine} if mine else {})))
+        assert room(busy, ask=ask) is has
+        assert (outlook([busy], ask, 0.0, LIMITS).num_free_slots > 0) is has
+    assert not room(replace(unified(**full), held=held_by(mine=8)), ask=ask), "alone it waits for its own"
+    assert room(replace(unified(**full), held=held_by(mine=2)), ask=ask), "six are of another gateway"
+
+
+def test_a_tenant_always_has_one_request_at_a_worker_so_that_no_slot_waits_for_a_gateway() -> None:
+    full = replace(unified(num_running=8, num_in_flight_decodes=8), held={"": Held(8, 8)})
+    assert room(full, ask=replace(ASK, num_unstarted=0))
+    assert not room(full, ask=replace(ASK, num_unstarted=1))
+    assert not room(full, ask=replace(ASK, num_unstarted=0), is_batch=True)
+    crowded = replace(unified(num_running=8, num_in_flight_decodes=8, num_waiting=8), held={"": Held(8, 8)})
+    assert not room(crowded, ask=replace(ASK, num_unstarted=0)), "as many tenants wait there as there are slots"
+
+
+def test_prompts_of_another_tenant_count_as_ahead_up_to_ones_own() -> None:
+    """Red when a giant prompt of one tenant keeps the small prompts of another in line until it is computed."""
+    busy = unified(in_flight_prefill_tokens=100_000, num_in_flight_prefills=1, num_in_flight_decodes=1)
+    busy = replace(busy, held={"hostile": Held(num_requests=1, num_slots=1, num_prompt_tokens=100_000)})
+    ask = replace(ASK, tenant="mine", num_unstarted=1)
+    assert room(busy, ask=ask)
+    assert outlook([busy], ask, 0.0, LIMITS).queue_s == pytest.approx(0.1)
+    assert not room(busy, ask=replace(ask, tenant="hostile"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from hypothesis import given, settings
@@ -151,6 +152,26 @@ def test_what_is_said_to_be_ahead_is_what_leaves_before(mine: list[int], others:
     while (left := leave(line)) is not last:
         before += left.cost_tokens
     assert abs(before - ahead) <= 2 * QUANTUM_TOKENS + max([0, *others]) + max([cost, *mine])
+
+
+def test_a_tenant_without_room_is_passed_by_others_and_keeps_its_turn() -> None:
+    """Red when one request without room keeps the requests of every tenant in line."""
+    first, later, other = ticket("a", 900), ticket("a", 1), ticket("b", 5000)
+    line = filled(first, later, other)
+    assert line.peek() is first
+    assert line.pop(["a"]) is other
+    assert line.peek(["a"]) is None, "no request passes one of its own tenant"
+    assert line.pop() is first
+
+
+def test_a_priority_of_ones_own_orders_ones_own_requests_only() -> None:
+    """Red when a request that says it can wait waits for every other tenant too, and for ever."""
+    low, normal, others = replace(ticket("a"), priority=5), ticket("a"), [ticket("b", 600) for _ in range(9)]
+    line = filled(low, normal, *others)
+    order = [leave(line) for _ in range(11)]
+    assert order.index(normal) < order.index(low) < order.index(others[2])
+    assert filled(low).tokens_ahead("a", low.level, 1, priority=0) == 0
+    assert filled(low).victim_for("a", low.level, priority=0) is low
 
 
 class LineMachine(RuleBasedStateMachine):

@@ -49,6 +49,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     fake_per_kv_token_s: float
     log_level: str
     kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport listens
+    tenant_weights: dict[str, float] = {}
     epoch: int = 0
     status_fd: int = -1
     life_fd: int = -1  # of `wire.child_process`

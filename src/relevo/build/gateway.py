@@ -223,6 +223,7 @@ def build_room_limits(config: ServedModelConfig) -> RoomLimits:
         max_ahead_tokens=config.dispatch_ahead_tokens,
         max_ahead_s=config.dispatch_ahead_s,
         block_size=config.block_size,
+        tenant_weights=config.tenant_weights,
     )
 
 

@@ -127,6 +127,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             cores=tuple(worker_cores),
             max_model_len=max_model_len,
             max_num_seqs=settings.max_num_seqs,
+            tenant_weights=_tenant_weights(settings.tenant_weight),
             max_num_batched_tokens=budget,
             max_prefill_tokens=min(settings.max_prefill_tokens or budget, budget),
             max_step_s=settings.max_step_s if settings.max_num_batched_tokens is None else 0.0,

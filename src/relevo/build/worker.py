@@ -178,6 +178,7 @@ def scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts, vo
         lease_s=config.drain_lease_s,
         zero_copy=zero_copy,
         enable_prefix_caching=config.enable_prefix_caching,
+        tenant_weights=config.tenant_weights,
     )
 
 

@@ -21,6 +21,7 @@ from relevo.policy.perf_model import HandoffCostModel
 from relevo.policy.prefix_cache import chain
 from relevo.policy.prefix_index import PrefixIndex
 from relevo.policy.router import Use
+from relevo.policy.tenant_use import TenantUse
 from relevo.policy.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView, is_anyone_away
 from relevo.wire import messages as wire
 
@@ -43,6 +44,7 @@ class Placement:
         )
         self._rng = rng
         self._in_flight = InFlight()
+        self._tenant_use = TenantUse()
         self._index = PrefixIndex()
         self._hashes: dict[RequestId, list[BlockHash]] = {}  # of the usable full blocks of prompts in flight
         self._num_prompt_tokens: dict[RequestId, int] = {}
@@ -66,8 +68,7 @@ class Placement:
 
     def has_room(self, request: EngineRequest) -> bool:
         """May it be sent now?"""
-        num_samples, is_batch = request.sampling.n, request.terms.is_batch
-        return has_room(self._views(), self._ask(request), num_samples, self._room, is_batch=is_batch)
+        return has_room(self._views(), self._ask(request), self._room, is_batch=request.terms.is_batch)
 
     def choose_decode(self, request: EngineRequest, exclude: Iterable[WorkerRef]) -> Choice | None:
         """The decode worker, charged; None if nobody is ready."""
@@ -77,9 +78,12 @@ class Placement:
             is_batch = request.terms.is_batch
             self._in_flight.charge_decode(request_id, choice.worker, ask.num_tokens, is_batch=is_batch)
             self._in_flight.ask(request_id, choice.worker, choice.num_uncached_tokens)
+            num_slots = min(request.sampling.n, self._room.max_running)
+            self._tenant_use.decodes(request_id, request.terms.tenant, choice.worker, num_slots)
             self._index.expect(request_id, "decode", choice.worker, self._hashes[request_id])
             if not choice.split:
                 self._in_flight.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
+                self._tenant_use.computes(request_id, choice.worker, choice.num_uncached_tokens)
             self._chose("decode", request_id, choice.use)
         return choice
 
@@ -100,6 +104,7 @@ class Placement:
             decode_view, views, self._ask(request), num_uncached_tokens, self._handoff.handoff_s, self._rng
         )
         self._in_flight.charge_prefill(request_id, choice.worker or decode, choice.num_uncached_tokens)
+        self._tenant_use.computes(request_id, choice.worker or decode, choice.num_uncached_tokens)
         if choice.worker is not None and not decode_view.shares_blocks:
             self._index.expect(request_id, "prefill", choice.worker, self._hashes[request_id])
         self._chose("prefill", request_id, choice.use)
@@ -111,6 +116,7 @@ class Placement:
             case h.Tokens(output=output):
                 self._in_flight.answered(request_id)
                 self._in_flight.prefill_done(request_id)
+                self._tenant_use.started(request_id)
                 self._in_flight.decode_progress(request_id, len(output.tokens))
             case h.Granted():
                 self._in_flight.answered(request_id)
@@ -138,6 +144,7 @@ class Placement:
     def end(self, request_id: RequestId) -> None:
         """The request is over: charges and expectations go. What its workers said they cached stays."""
         self._in_flight.end(request_id)
+        self._tenant_use.end(request_id)
         self._index.withdraw(request_id)
         self._hashes.pop(request_id, None)
         self._num_prompt_tokens.pop(request_id, None)
@@ -162,7 +169,12 @@ class Placement:
     @property
     def is_idle(self) -> bool:
         """Everything that was charged was given back, nothing is expected any more."""
-        return self._in_flight.is_empty and not self._index.has_expectations and not self._hashes
+        return (
+            self._in_flight.is_empty
+            and self._tenant_use.is_empty
+            and not self._index.has_expectations
+            and not self._hashes
+        )
 
     def _ask(self, request: EngineRequest) -> Ask:
         """With the hits that are known now. The prompt is hashed once, up to the last block that may be a hit."""
@@ -177,6 +189,8 @@ class Placement:
             hit_tokens={worker: count * self._block_size for worker, count in matches.items()},
             prefixes={worker: hashes[count - 1] for worker, count in matches.items()},
             session=request.session,
+            tenant=request.terms.tenant,
+            num_unstarted=self._tenant_use.num_unstarted(request.terms.tenant),
         )
 
     def _views(self) -> list[WorkerView]:
@@ -196,4 +210,5 @@ class Placement:
             num_in_flight_batch=self._in_flight.num_batch(member.ref),
             num_in_flight_prefills=self._in_flight.num_prefills(member.ref),
             num_in_flight_decodes=self._in_flight.num_decodes(member.ref),
+            held=self._tenant_use.held(member.ref),
         )

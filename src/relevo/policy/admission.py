@@ -12,8 +12,8 @@ from there until `done`. Nothing behind the door is unbounded:
 - **length**: while an overload lasts, the line is no longer than it must be (`policy.standing_line`).
 - **deadlines**: who waited too long leaves without being computed; who runs past its client's timeout is given up.
 
-The order is `policy.waiting_line`'s: priority, then deficit round robin over the price of compute. Batch requests come
-after everybody, have bounds of their own, and count in nobody else's prediction.
+The order is `policy.waiting_line`'s: granted priority, then deficit round robin over the price of compute. Batch
+requests come last, have bounds of their own, and count in no other request's prediction.
 
 Owns the line, the bounds and the deadlines. Does not know workers (`policy.outlook` reads them) or HTTP.
 """
@@ -37,6 +37,7 @@ from relevo.policy.waiting_line import Level, Ticket, WaitingLine
 __all__ = ["LIMITS", "Admission", "AdmissionLimits", "Admitted", "Overdue", "Refusal", "Rejected"]
 
 CACHED_TOKEN_PRICE = 0.1  # of a token to compute: what most price lists say. Arbitrary.
+MAX_PASSED = 64  # arbitrary: tenants without room, until those that follow them are not asked
 EXPECTED_OUTPUT_TOKENS = 128  # of a continuation, before any was seen. Arbitrary.
 
 
@@ -122,7 +123,7 @@ class Admission:
         assert request.request_id not in self._entries, "admitted twice"
         ticket, prompt_cost = self._ticket(request, num_cached_tokens, now_ns)
         wait_s = self._forecast.wait_s(self._line, ticket, outlook)
-        is_first = self._line.victim_for(ticket.tenant, ticket.level) is not None
+        is_first = self._line.victim_for(ticket.tenant, ticket.level, ticket.priority) is not None
         late = self._punctuality.at_the_door(
             ticket, request.terms, wait_s, outlook, self.limits, now_ns, comes_before_others=is_first
         )
@@ -152,14 +153,19 @@ class Admission:
         return Admitted(wait_s, displaced)
 
     def next(self, now_ns: int, has_room: Callable[[Ticket], bool]) -> Ticket | None:
-        """Whose turn it is, if there is room for it: it leaves the line. Nobody passes the one whose turn it is."""
-        ticket = self._line.peek()
+        """Whose turn it is among those for whom there is room: it leaves the line. A tenant without room is passed by
+        other tenants of its level, and keeps its turn; no request passes one of its own tenant."""
+        passed: list[str] = []
+        while (ticket := self._line.peek(passed)) is not None and not has_room(ticket):
+            passed.append(ticket.tenant)
+            if len(passed) == MAX_PASSED:
+                ticket = None
+                break
         if ticket is None:
+            if passed:
+                self._forecast.drain.waits(now_ns)
             return None
-        if not has_room(ticket):
-            self._forecast.drain.waits(now_ns)
-            return None
-        self._line.pop()
+        self._line.pop(passed)
         self._forecast.drain.left(ticket.cost_tokens, now_ns, is_empty=not self.has_line)
         self._entries[ticket.request_id].sent_at_ns = now_ns
         return ticket
@@ -241,7 +247,7 @@ class Admission:
         """Who makes place for it, if that is fair and enough."""
         if limit == "max_running":
             return None
-        victim = self._line.victim_for(ticket.tenant, ticket.level)
+        victim = self._line.victim_for(ticket.tenant, ticket.level, ticket.priority)
         if victim is None:
             return None
         most, num_tokens = self.limits.max_queued_tokens, self._waiting[ticket.is_batch].num_tokens
@@ -265,7 +271,7 @@ class Admission:
         num_prompt, sampling, terms = len(request.prompt_token_ids), request.sampling, request.terms
         prompt_cost = max(1, ceil(num_prompt - num_cached_tokens * (1.0 - CACHED_TOKEN_PRICE)))
         expected = self._forecast.output_tokens.value or EXPECTED_OUTPUT_TOKENS
-        level: Level = (terms.is_batch, request.priority)
+        level: Level = (terms.is_batch, 0 if terms.is_batch else min(0, request.priority))
         ticket = Ticket(
             request_id=request.request_id,
             tenant=terms.tenant,
@@ -273,6 +279,7 @@ class Admission:
             cost_tokens=prompt_cost
             + ceil(output_token_price(sampling) * sampling.n * round(min(sampling.max_tokens, expected))),
             num_prompt_tokens=num_prompt,
+            priority=request.priority,
             num_samples=sampling.n,
             entered_at_ns=now_ns,
         )

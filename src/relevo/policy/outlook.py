@@ -5,6 +5,10 @@ prompt has at most a step or two of work, and the worker that would decode has a
 from `WorkerView`s: last reports, and what was sent since. A worker on which this gateway has nothing may always be sent
 one request, so a report that has grown old never keeps a gateway out for good.
 
+A tenant may also be sent what its share of a worker allows, although others fill it, and always one request that has no
+token yet: the worker gives it room as soon as that is fair (`policy.fair_turns`), and no slot waits for a gateway.
+Others' prompts count as ahead only as far as a worker computes them before.
+
 Batch requests use idle room only: no prompt waits there, and a quarter of slots and blocks stays free. What they hold
 counts as free for everybody else, because they give it back (`policy.step_planner`).
 Does not know who waits; that is `policy.admission`'s.
@@ -12,8 +16,8 @@ Does not know who waits; that is `policy.admission`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from relevo.policy.worker_choice import (
     DECODE_ROLES,
@@ -34,6 +38,7 @@ class RoomLimits:
     max_ahead_tokens: int  # of prompts, sent to a worker and not computed; two steps of them lose no time
     max_ahead_s: float  # the same in seconds, by measured costs
     block_size: int  # tokens
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1 for every other tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +54,17 @@ class Outlook:
     tpot_s: float = 0.0  # step time with the request in it, where that is shortest
 
 
-def has_room(
-    views: Sequence[WorkerView], ask: Ask, num_samples: int, limits: RoomLimits, *, is_batch: bool = False
-) -> bool:
-    """May the request be sent now? Some worker must have room to compute its prompt, and some to decode it."""
+def has_room(views: Sequence[WorkerView], ask: Ask, limits: RoomLimits, *, is_batch: bool = False) -> bool:
+    """May the request be sent now? Some worker must have room to compute its prompt, and some to decode a continuation
+    of it."""
     ready = [view for view in views if view.ready]
     prefill, decode = preferred(ready, PREFILL_ROLES), preferred(ready, DECODE_ROLES)
+    if not is_batch and ask.num_unstarted == 0 and any(view.load.num_waiting < limits.max_running for view in decode):
+        return True
     on_the_way = sum(view.in_flight_asked_tokens for view in ready if view not in prefill)  # to some prefill worker
     share = -(-on_the_way // max(1, len(prefill)))
     return any(_can_prefill(view, ask, share, limits, is_batch) for view in prefill) and any(
-        _can_decode(view, ask, num_samples, limits, is_batch) for view in decode
+        _can_decode(view, ask, limits, is_batch) for view in decode
     )
 
 
@@ -76,7 +82,7 @@ def outlook(views: Sequence[WorkerView], ask: Ask, handoff_s: float, limits: Roo
     ]
     return Outlook(
         own_s=prefill_s(best, num_uncached) + (handoff_s if is_split else 0.0),
-        queue_s=best.prefill_queue_s,
+        queue_s=best.load.costs.per_token_s * _num_ahead(best, ask, 0),
         prompt_tokens_per_s=sum(rates),
         num_free_slots=sum(_num_free_slots(view, ask, limits) for view in decode),
         num_running=sum(view.load.num_running for view in decode),
@@ -85,7 +91,7 @@ def outlook(views: Sequence[WorkerView], ask: Ask, handoff_s: float, limits: Roo
 
 
 def _can_prefill(view: WorkerView, ask: Ask, num_on_the_way: int, limits: RoomLimits, is_batch: bool) -> bool:
-    num_ahead = view.num_queued_prefill_tokens + num_on_the_way
+    num_ahead = _num_ahead(view, ask, num_on_the_way)
     if num_ahead == 0:
         return True
     if is_batch:
@@ -97,12 +103,14 @@ def _can_prefill(view: WorkerView, ask: Ask, num_on_the_way: int, limits: RoomLi
     return num_ahead + ask.num_uncached(view.ref) <= limits.max_ahead_tokens
 
 
-def _can_decode(view: WorkerView, ask: Ask, num_samples: int, limits: RoomLimits, is_batch: bool) -> bool:
+def _can_decode(view: WorkerView, ask: Ask, limits: RoomLimits, is_batch: bool) -> bool:
     if view.num_in_flight_decodes == 0:
         return not is_batch or view.num_streams == 0
     share = BATCH_FRACTION if is_batch else 1.0
     num_in_the_way = view.num_streams - (0 if is_batch else view.num_in_flight_batch)
-    if num_in_the_way + num_samples > limits.max_running * share:
+    if not is_batch and _num_share(view, ask, limits) > 0:
+        return True
+    if num_in_the_way + 1 > limits.max_running * share:
         return False
     if view.load.num_total_blocks == 0:
         return True
@@ -115,10 +123,38 @@ def _can_decode(view: WorkerView, ask: Ask, num_samples: int, limits: RoomLimits
 
 def _num_free_slots(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:
     num_free = max(0, limits.max_running - view.num_streams)
+    num_share = _num_share(view, ask, limits)
     if view.load.num_total_blocks == 0:
         return num_free
     by_blocks = _num_available_blocks(view, limits) // _num_blocks(ask.num_uncached(view.ref), limits)
-    return max(0, min(num_free, by_blocks))
+    return max(0, num_share, min(num_free, by_blocks))
+
+
+def _num_ahead(view: WorkerView, ask: Ask, num_on_the_way: int) -> int:
+    """Prompt tokens that are computed there before the request's own: its tenant's, and as many of each other tenant.
+    What is not known by tenant counts whole."""
+    if ask.num_unstarted is None:
+        return view.num_queued_prefill_tokens + num_on_the_way
+    mine = view.held[ask.tenant].num_prompt_tokens if ask.tenant in view.held else 0
+    most = mine + ask.num_uncached(view.ref)
+    others = [held.num_prompt_tokens for tenant, held in view.held.items() if tenant != ask.tenant]
+    unknown = max(0, view.num_queued_prefill_tokens - mine - sum(others))
+    return mine + min(unknown, most) + sum(min(num, most) for num in others) + num_on_the_way
+
+
+def _num_share(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:
+    """Slots that the tenant may still take of its share, whoever holds them; 0 while nobody holds more than a share.
+    Requests of other gateways count as those of one tenant."""
+    if ask.num_unstarted is None:
+        return 0
+    mine = view.held[ask.tenant].num_slots if ask.tenant in view.held else 0
+    others = {tenant: held.num_slots for tenant, held in view.held.items() if tenant != ask.tenant and held.num_slots}
+    num_unknown = max(0, view.num_streams - mine - sum(others.values()))
+    if not others and not num_unknown:
+        return 0
+    weights = limits.tenant_weights
+    total = weights.get(ask.tenant, 1.0) + sum(weights.get(tenant, 1.0) for tenant in others) + (num_unknown > 0)
+    return int(limits.max_running * weights.get(ask.tenant, 1.0) / total) - mine
 
 
 def _num_available_blocks(view: WorkerView, limits: RoomLimits) -> int:

@@ -22,7 +22,7 @@ class WaitForecast:
 
     def wait_s(self, line: WaitingLine, ticket: Ticket, outlook: Outlook) -> float:
         """Seconds in line for a ticket like this one: until its turn, and until it can decode."""
-        ahead_tokens = line.tokens_ahead(ticket.tenant, ticket.level, ticket.cost_tokens)
+        ahead_tokens = line.tokens_ahead(ticket.tenant, ticket.level, ticket.cost_tokens, ticket.priority)
         rate = self.drain.tokens_per_s() or outlook.prompt_tokens_per_s
         turn_s = ahead_tokens / rate if rate > 0.0 else 0.0
         return max(turn_s, self._decode_room_s(line, ahead_tokens, ticket, turn_s, outlook))
@@ -36,7 +36,7 @@ class WaitForecast:
             return 0.0
         waiting_tokens = sum(line.backlog_tokens(is_batch=is_batch) for is_batch in (False, True))
         num_ahead = len(line) * ahead_tokens / waiting_tokens if waiting_tokens else 0.0
-        num_missing = num_ahead + ticket.num_samples - outlook.num_free_slots
+        num_missing = num_ahead + 1 - outlook.num_free_slots
         leaving_per_s = outlook.num_running / max(residence_s, 1e-3)
         prefill_end_s = turn_s + outlook.queue_s + outlook.own_s
         if num_missing <= leaving_per_s * prefill_end_s:

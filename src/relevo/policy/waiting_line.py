@@ -1,4 +1,4 @@
-"""In which order waiting requests leave: strict priority, and deficit round robin over tokens inside a priority.
+"""In which order waiting requests leave: strict levels, and deficit round robin over tokens inside a level.
 
 Owns the line: who waits, whose turn it is, what each tenant may still take and what it owes. A request's cost is a
 price in tokens that the caller sets when it enters and corrects when it is over; a tenant gets, per round, a quantum of
@@ -11,14 +11,15 @@ Language Models (OSDI 2024)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import insort
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from relevo.core.ids import RequestId
 
 QUANTUM_TOKENS = 512  # arbitrary: about one prompt; smaller ones only cost rounds, larger ones make bursts
 
-Level = tuple[bool, int]  # batch or not, priority: lower leaves first
+Level = tuple[bool, int]  # batch or not, granted priority (0 or below): lower leaves first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class Ticket:
     level: Level
     cost_tokens: int  # at least 1; see policy.admission
     num_prompt_tokens: int
+    priority: int = 0  # among those of its tenant in its level: lower leaves first
     num_samples: int = 1
     entered_at_ns: int = 0
 
@@ -43,14 +45,14 @@ class _Flow:
     """One tenant in one level."""
 
     weight: float
-    tickets: dict[RequestId, Ticket] = field(default_factory=dict)  # in order of arrival
+    tickets: list[Ticket] = field(default_factory=list)  # in order of priority, then arrival
     backlog_tokens: int = 0
     deficit_tokens: float = 0.0  # may be spent; negative: owed
     num_unsettled: int = 0  # tickets that left and whose cost is not final
 
     @property
     def head(self) -> Ticket:
-        return next(iter(self.tickets.values()))
+        return self.tickets[0]
 
     @property
     def quantum_tokens(self) -> float:
@@ -67,15 +69,22 @@ class _LevelLine:
     flows: dict[str, _Flow] = field(default_factory=dict)  # waiting, owing or with costs that are not final
     turn: list[str] = field(default_factory=list)  # tenants that wait; the first one's visit is under way
 
-    def choose(self) -> str:
-        """Whose head leaves next; grants the quanta on the way there and makes it the first in turn."""
-        visits = [self._visit(index, self.flows[tenant]) for index, tenant in enumerate(self.turn)]
-        chosen = min(visits)
-        for index, tenant in enumerate(self.turn):
-            position = index or len(self.turn)
+    def choose(self, passed: Collection[str]) -> str | None:
+        """Whose head leaves next, those `passed` left out; grants the quanta on the way there and makes it the first in
+        turn."""
+        visits = {
+            index: self._visit(index, self.flows[tenant])
+            for index, tenant in enumerate(self.turn)
+            if tenant not in passed
+        }
+        if not visits:
+            return None
+        first = min(visits, key=lambda index: visits[index])
+        chosen = visits[first]
+        for index in visits:
+            position, flow = index or len(self.turn), self.flows[self.turn[index]]
             num_grants = chosen[0] if position <= chosen[1] else chosen[0] - 1
-            self.flows[tenant].deficit_tokens += max(0, num_grants) * self.flows[tenant].quantum_tokens
-        first = visits.index(chosen)
+            flow.deficit_tokens += max(0, num_grants) * flow.quantum_tokens
         self.turn = self.turn[first:] + self.turn[:first]
         return self.turn[0]
 
@@ -121,21 +130,23 @@ class WaitingLine:
         flow = self._flow(ticket)
         if not flow.tickets:
             self._levels[ticket.level].turn.append(ticket.tenant)
-        flow.tickets[ticket.request_id] = ticket
+        insort(flow.tickets, ticket, key=lambda each: each.priority)
         flow.backlog_tokens += ticket.cost_tokens
         self._tickets[ticket.request_id] = ticket
 
-    def peek(self) -> Ticket | None:
-        """Whose turn it is; stays so until the line changes. Quanta are granted as if it left now."""
+    def peek(self, passed: Collection[str] = ()) -> Ticket | None:
+        """Whose turn it is, if the tenants `passed` are left out; of the best level that waits. Stays so until the line
+        changes. Quanta are granted as if it left now."""
         level = self._first_level()
         if level is None:
             return None
         line = self._levels[level]
-        return line.flows[line.choose()].head
+        tenant = line.choose(passed)
+        return None if tenant is None else line.flows[tenant].head
 
-    def pop(self) -> Ticket | None:
+    def pop(self, passed: Collection[str] = ()) -> Ticket | None:
         """The one of `peek` leaves and is charged; `settle` must follow once its real cost is known."""
-        ticket = self.peek()
+        ticket = self.peek(passed)
         if ticket is not None:
             flow = self._levels[ticket.level].flows[ticket.tenant]
             flow.deficit_tokens -= ticket.cost_tokens
@@ -162,25 +173,25 @@ class WaitingLine:
             flow.deficit_tokens = min(0.0, flow.deficit_tokens)  # who wants nothing saves nothing
         self._tidy(ticket.level, ticket.tenant)
 
-    def tokens_ahead(self, tenant: str, level: Level, cost_tokens: int) -> float:
+    def tokens_ahead(self, tenant: str, level: Level, cost_tokens: int, priority: int = 0) -> float:
         """Cost of what will have left before a ticket that enters now, if nobody else enters.
 
-        Everything of better levels, everything of its own tenant, and of each other tenant what its weight allows
-        meanwhile.
+        Everything of better levels, of its own tenant what is not of worse priority, and of each other tenant what its
+        weight allows meanwhile.
         """
         ahead = float(sum(f.backlog_tokens for lv, ln in self._levels.items() if lv < level for f in ln.flows.values()))
         line = self._levels.get(level)
         if line is None:
             return ahead
         mine = line.flows.get(tenant)
-        own = mine.backlog_tokens if mine is not None else 0
+        own = 0 if mine is None else sum(each.cost_tokens for each in mine.tickets if each.priority <= priority)
         share = (own + cost_tokens) / self._weight(tenant)
         for other, flow in line.flows.items():
             if other != tenant:
                 ahead += min(float(flow.backlog_tokens), share * flow.weight)
         return ahead + own
 
-    def victim_for(self, tenant: str, level: Level) -> Ticket | None:
+    def victim_for(self, tenant: str, level: Level, priority: int = 0) -> Ticket | None:
         """Who gives up its place to a newcomer when the line is full; None: nobody is worse off than the newcomer.
 
         The last of the worst level of the class, of the tenant that holds most places for its weight there.
@@ -191,12 +202,15 @@ class WaitingLine:
         line = self._levels[worst]
         fullest = max(line.turn, key=lambda name: len(line.flows[name].tickets) / line.flows[name].weight)
         flow = line.flows[fullest]
+        last = flow.tickets[-1]
+        if worst == level and fullest == tenant:
+            return last if last.priority > priority else None
         if worst == level:
             mine = line.flows.get(tenant)
             num_mine = 1 + (len(mine.tickets) if mine is not None else 0)
-            if fullest == tenant or num_mine / self._weight(tenant) >= len(flow.tickets) / flow.weight:
+            if num_mine / self._weight(tenant) >= len(flow.tickets) / flow.weight:
                 return None
-        return next(reversed(flow.tickets.values()))
+        return last
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -214,7 +228,7 @@ class WaitingLine:
         del self._tickets[ticket.request_id]
         line = self._levels[ticket.level]
         flow = line.flows[ticket.tenant]
-        del flow.tickets[ticket.request_id]
+        del flow.tickets[next(index for index, each in enumerate(flow.tickets) if each is ticket)]
         flow.backlog_tokens -= ticket.cost_tokens
         if not flow.tickets:
             line.turn.remove(ticket.tenant)

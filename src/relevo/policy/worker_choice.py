@@ -24,6 +24,7 @@ from random import Random
 from relevo.core.events import WorkerLoad
 from relevo.core.ids import WorkerRef
 from relevo.policy.router import NO_USE, Candidate, Pick, Router, RouterLimits, RoutingPolicy, Use
+from relevo.policy.tenant_use import Held
 
 _DECODE_STEPS = 32  # arbitrary: so many steps of decoding weigh as much as the way to the first token
 
@@ -47,6 +48,7 @@ class WorkerView:
     num_in_flight_prefills: int = 0
     num_in_flight_decodes: int = 0
     num_in_flight_batch: int = 0  # of the decodes
+    held: Mapping[str, Held] = field(default_factory=dict)  # by tenants, of this gateway's requests
 
     @property
     def num_queued_prefill_tokens(self) -> int:
@@ -86,6 +88,8 @@ class Ask:
     hit_tokens: Mapping[WorkerRef, int] = field(default_factory=dict)  # of them, believed to be cached there
     prefixes: Mapping[WorkerRef, bytes] = field(default_factory=dict)  # hash of the last block of the hit there
     session: bytes = b""  # empty: belongs to none
+    tenant: str = ""
+    num_unstarted: int | None = None  # requests of the tenant that were sent and have no token yet; None: unknown
 
     def num_uncached(self, ref: WorkerRef) -> int:
         """At least one token is always computed."""
