@@ -147,12 +147,12 @@ def test_a_prompt_that_needs_nearly_every_block_neither_blocks_others_nor_waits_
         number += 1
         assert number < 300, "the giant waits for ever"
         name = f"m{number}"
-        driver.submit(asked(name, "mine", 4, 12))
+        driver.submit(asked(name, "mine", 4, 4))
         if number < 20:
             steps_to_start.append(steps_until_first_token(driver, name, 20))
         else:
             driver.step()
-    assert number >= 10 and max(steps_to_start) <= 3, "small prompts pass it meanwhile"
+    assert number >= 20 and max(steps_to_start) <= 3, "small prompts pass it meanwhile"
     driver.drain()
     assert exact(driver, [giant]) and driver.is_clean()
 
