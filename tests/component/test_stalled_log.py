@@ -59,10 +59,9 @@ import logging
 from relevo.telemetry.log import configure, num_not_written, say
 configure("info", "gateway")
 for number in range(3000):
-    for place in range(30):
-        exec(compile(f"logging.getLogger('relevo').warning('{'x' * 500} %d', {number})", f"place{place}.py", "exec"))
+    logging.getLogger("relevo").warning("%s %d", "x" * 500, number)
     say("y" * 500)
-print(num_not_written()["repeated"] > 0, num_not_written()["unread"] >= 0, flush=True)
+print(num_not_written()["repeated"] > 0, flush=True)
 """
 UNCAUGHT = """
 from relevo.telemetry.log import configure, say
@@ -83,7 +82,7 @@ def test_a_process_whose_log_is_not_read_goes_on_and_ends(code: str, status: int
         process.kill()
     assert process.stdout is not None and process.stderr is not None
     if status == 0:
-        assert process.stdout.read() == "True True\n"
+        assert process.stdout.read() == "True\n"
     process.stdout.close()
     process.stderr.close()
 

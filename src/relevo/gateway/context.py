@@ -80,6 +80,7 @@ class GatewayContext:
     others: OtherGateways | None = None  # None: it is the only one
     text_work: TextWork = field(default_factory=TextWork)
     body_memory: ByteAccount = field(default_factory=lambda: ByteAccount(128 * 2**20))  # request bodies being read
+    answer_memory: ByteAccount = field(default_factory=lambda: ByteAccount(256 * 2**20))  # of answers sent whole
     max_tokenize_bytes: int = 2**20  # of the bodies of /tokenize and /detokenize, whose texts have no other bound
     stopping: Stopping = field(default_factory=Stopping)
     site: Site = field(default_factory=Site)

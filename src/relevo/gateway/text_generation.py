@@ -130,6 +130,7 @@ class TextGeneration:
         self._num_unfinished = len(self._choices)
         self._token_at_ns: list[int] = []  # of the first continuation
         self._num_stamped_tokens = 0  # of all continuations
+        self._num_output_tokens = 0
         self._outcome: str | None = None  # None: nothing to record (not started, or never admitted)
         self._facts: PrefillFacts | None = None
 
@@ -145,7 +146,7 @@ class TextGeneration:
     @property
     def num_output_tokens(self) -> int:
         """Summed over the choices."""
-        return sum(choice.num_tokens for choice in self._choices)
+        return self._num_output_tokens
 
     async def deltas(self) -> AsyncGenerator[TextDelta, None]:
         """Yield until every choice has ended. Closing it early aborts the request on every worker.
@@ -224,6 +225,7 @@ class TextGeneration:
         if output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise WorkerError(f"The engine gave the request up ({output.finish_reason}).")
         text, tokens, offsets = choice.feed(output)
+        self._num_output_tokens += len(tokens)
         if choice.finish_reason is not None:
             self._num_unfinished -= 1
         return TextDelta(

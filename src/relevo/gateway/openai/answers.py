@@ -11,7 +11,9 @@ OpenAI SDK raises APIError on the event, and no client can take the text for com
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -20,7 +22,6 @@ from typing import Any, Protocol
 import orjson
 from starlette.responses import Response
 
-from relevo.core.baton import SampledToken
 from relevo.core.errors import (
     BudgetSpent,
     CapacityError,
@@ -36,6 +37,8 @@ from relevo.gateway.http_errors import error_body
 from relevo.gateway.merge import merged_deltas
 from relevo.gateway.metering.meter import Tab
 from relevo.gateway.openai.chunks import ChunkEncoder
+from relevo.gateway.openai.kept_answer import KeptAnswer
+from relevo.gateway.openai.logprobs import LogprobParts
 from relevo.gateway.sse import DONE_EVENT, ClientGone, EventStream, encode_event, run_while_connected
 from relevo.gateway.stopping import Answering, CutOff, cut_error
 from relevo.gateway.text_generation import TextDelta, TextGeneration
@@ -44,26 +47,35 @@ from relevo.policy.billing import Cause
 logger = logging.getLogger(__name__)
 
 
+CHAR_BYTES = 4  # at most, in memory
+OPENING_BYTES = 64 * 1024  # arbitrary: so many bytes of opening chunks are written at once
+
+
 @dataclass(slots=True)
 class FinishedChoice:
-    """One choice of a whole answer, put together from its deltas."""
+    """One choice of a whole answer, put together from its deltas; it keeps what the answer shows and nothing else."""
 
     index: int
-    text_parts: list[str] = field(default_factory=list)
-    tokens: list[SampledToken] = field(default_factory=list)
-    text_offsets: list[int] = field(default_factory=list)
+    token_ids: array[int] = field(default_factory=lambda: array("q"))  # if the answer tells tokens
+    logprobs: LogprobParts = field(default_factory=LogprobParts)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    _text: io.StringIO = field(default_factory=io.StringIO)
 
-    def add(self, delta: TextDelta) -> None:
-        self.text_parts.append(delta.text)
-        self.tokens.extend(delta.tokens)
-        self.text_offsets.extend(delta.text_offsets)
+    def add(self, delta: TextDelta, answer_format: AnswerFormat) -> int:
+        """Returns about how many bytes it takes."""
+        self._text.write(delta.text)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        num_bytes = len(delta.text) * CHAR_BYTES
+        if answer_format.tells_tokens:
+            self.token_ids.extend(token.token_id for token in delta.tokens)
+            shown = answer_format.logprobs(delta) if delta.tokens else None
+            num_bytes += len(delta.tokens) * self.token_ids.itemsize + (self.logprobs.add(shown) if shown else 0)
+        return num_bytes
 
     @property
     def text(self) -> str:
-        return "".join(self.text_parts)
+        return self._text.getvalue()
 
 
 class AnswerFormat(Protocol):
@@ -81,6 +93,10 @@ class AnswerFormat(Protocol):
     @property
     def tells_tokens(self) -> bool:
         """Whether the chunks of deltas show more than text."""
+        ...
+
+    def logprobs(self, delta: TextDelta) -> dict[str, Any] | None:
+        """What is said of the tokens' probabilities; None: nothing."""
         ...
 
     def delta(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
@@ -146,7 +162,7 @@ async def answer(call: Call, job: Job) -> Response | None:
             if job.stream:
                 await _stream(call, job, tab, stream, answering)
             else:
-                response = await _whole(job, tab, answering)
+                response = await _whole(call, job, tab, answering)
 
         try:
             await run_while_connected(call.request.receive, work(), answering)
@@ -170,12 +186,20 @@ async def answer(call: Call, job: Job) -> Response | None:
     return response
 
 
-async def _whole(job: Job, tab: Tab, answering: Answering) -> Response:
+async def _whole(call: Call, job: Job, tab: Tab, answering: Answering) -> Response:
+    kept = KeptAnswer(call.context.answer_memory)
+    try:
+        return await _put_together(job, tab, answering, kept)
+    finally:
+        kept.give_back()
+
+
+async def _put_together(job: Job, tab: Tab, answering: Answering, kept: KeptAnswer) -> Response:
     choices = [FinishedChoice(index) for index in range(job.num_choices)]
     num_unfinished = job.num_choices
     async with aclosing(merged_deltas(job.generations)) as deltas:
         async for delta in deltas:
-            choices[job.index_of(delta)].add(delta)
+            kept.grow(choices[job.index_of(delta)].add(delta, job.answer_format))
             job.generations[delta.prompt_index].stamp(delta)
             num_unfinished -= delta.finish_reason is not None
             if num_unfinished:
@@ -219,8 +243,7 @@ async def _write_deltas(stream: EventStream, job: Job, tab: Tab) -> bytes:
             index = job.index_of(delta)
             data = encoder.delta(index, delta)
             if not stream.started:
-                openings = [encoder.encode(answer_format.opening(opened)) for opened in range(job.num_choices)]
-                data = b"".join(openings) + data
+                data = await _write_openings(stream, job, encoder) + data
             if delta.finish_reason is not None:
                 num_unfinished -= 1
                 finish = encoder.encode(answer_format.finish(index, delta))
@@ -250,6 +273,17 @@ def cause_of(error: Exception) -> Cause:
         case WorkerError() | CapacityError() | RequestError():
             return Cause.WORKER_FAILED
     return Cause.INTERNAL
+
+
+async def _write_openings(stream: EventStream, job: Job, encoder: ChunkEncoder) -> bytes:
+    """Write what opens the choices; the rest of it, which goes with the first delta, is returned."""
+    pending = bytearray()
+    for opened in range(job.num_choices):
+        pending += encoder.encode(job.answer_format.opening(opened))
+        if len(pending) > OPENING_BYTES:
+            await stream.write(bytes(pending))
+            pending.clear()
+    return bytes(pending)
 
 
 def _encoder(job: Job) -> ChunkEncoder:

@@ -102,13 +102,18 @@ class ChatFormat:
     def tells_tokens(self) -> bool:
         return self.num_logprobs is not None or self.prompt_token_ids is not None
 
+    def logprobs(self, delta: TextDelta) -> dict[str, Any] | None:
+        if self.num_logprobs is None:
+            return None
+        return chat_logprobs(self.tokenizer, delta.tokens, self.num_logprobs)
+
     def delta(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
         if not delta.text and not (delta.tokens and self.tells_tokens):
             return None
         chunk = self._chunk(index, {"content": delta.text})
         choice = chunk["choices"][0]
         if self.num_logprobs is not None:
-            choice["logprobs"] = chat_logprobs(self.tokenizer, delta.tokens, self.num_logprobs)
+            choice["logprobs"] = self.logprobs(delta)
         if self.prompt_token_ids is not None:
             choice["token_ids"] = [token.token_id for token in delta.tokens]
         return chunk
@@ -130,7 +135,7 @@ class ChatFormat:
     def _whole_choice(self, choice: FinishedChoice) -> dict[str, Any]:
         logprobs = None
         if self.num_logprobs is not None:
-            logprobs = chat_logprobs(self.tokenizer, choice.tokens, self.num_logprobs)
+            logprobs = choice.logprobs.whole(chat_logprobs(self.tokenizer, (), 0))
         shown = {
             "index": choice.index,
             "message": {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []},
@@ -139,7 +144,7 @@ class ChatFormat:
             "stop_reason": choice.stop_reason,
         }
         if self.prompt_token_ids is not None:
-            shown["token_ids"] = [token.token_id for token in choice.tokens]
+            shown["token_ids"] = choice.token_ids.tolist()
         return shown
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:

@@ -106,15 +106,18 @@ class CompletionFormat:
     def tells_tokens(self) -> bool:
         return self.num_logprobs is not None or self.return_token_ids
 
+    def logprobs(self, delta: TextDelta) -> dict[str, Any] | None:
+        if self.num_logprobs is None:
+            return None
+        return completion_logprobs(self.tokenizer, delta.tokens, delta.text_offsets, self.num_logprobs)
+
     def delta(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
         if not delta.text and not (delta.tokens and self.tells_tokens):
             return None
         chunk = self._chunk(index, delta.text)
         choice = chunk["choices"][0]
         if self.num_logprobs is not None:
-            choice["logprobs"] = completion_logprobs(
-                self.tokenizer, delta.tokens, delta.text_offsets, self.num_logprobs
-            )
+            choice["logprobs"] = self.logprobs(delta)
         if self.return_token_ids:
             choice["token_ids"] = [token.token_id for token in delta.tokens]
         return chunk
@@ -134,7 +137,7 @@ class CompletionFormat:
         prompt = self._prompt(choice.index)
         logprobs = None
         if self.num_logprobs is not None:
-            logprobs = completion_logprobs(self.tokenizer, choice.tokens, choice.text_offsets, self.num_logprobs)
+            logprobs = choice.logprobs.whole(completion_logprobs(self.tokenizer, (), (), 0))
         shown = {
             "index": choice.index,
             "text": (prompt.text or "") + choice.text,
@@ -144,7 +147,7 @@ class CompletionFormat:
         }
         if self.return_token_ids:
             shown["prompt_token_ids"] = prompt.token_ids
-            shown["token_ids"] = [token.token_id for token in choice.tokens]
+            shown["token_ids"] = choice.token_ids.tolist()
         return shown
 
     def _prompt(self, index: int) -> Prompt:
