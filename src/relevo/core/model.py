@@ -22,7 +22,7 @@ class ModelConfig:
     head_size: int  # D
     rms_norm_eps: float
     rope_theta: float
-    max_position: int  # context length the model was made for, tokens
+    max_position: int  # as config.json says it, tokens; rope scalings begin here or at their own original length
     rope_scaling: dict[str, Any] = field(default_factory=dict)  # as in config.json; empty: none
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
@@ -31,6 +31,16 @@ class ModelConfig:
     qk_norm: bool = False
     sliding_window: int | None = None
     dtype: str = "float32"  # the dtype the weights were stored in
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that it is made for, its rope scaling included. Source: how vLLM derives the longest context."""
+        kind, factor = self.rope_scaling.get("rope_type"), self.rope_scaling.get("factor", 1.0)
+        if kind in ("linear", "dynamic"):
+            return int(self.max_position * factor)
+        if kind == "yarn" and "factor" in self.rope_scaling:
+            return int(self.rope_scaling.get("original_max_position_embeddings", self.max_position) * factor)
+        return self.max_position  # llama3 and longrope say the whole length
 
 
 @dataclass(frozen=True, slots=True)

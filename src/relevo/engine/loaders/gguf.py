@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import ModelConfig
 from relevo.engine.loaders.gguf_metadata import GGML_TYPES, GgmlType, GgufHead, GgufTensor, read_head
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
+from relevo.engine.models.config_fields import ConfigFields, check_shape
+from relevo.engine.models.rope_config import checked_scaling
 from relevo.engine.models.weight_plan import unasked
 from relevo.engine.ops.formats import BLOCK_BYTES
 
@@ -89,14 +91,34 @@ class _Keys:
         return self._metadata.get(f"{self._architecture}.{key}", default)
 
     def need(self, key: str) -> Any:
-        value = self.get(key)
+        value = self._one(key)
         if value is None:
             raise ModelFileError(f"{self._path} lacks the key {self._architecture}.{key}; convert it anew")
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                raise UnsupportedModel(f"{self._path}: {key} differs between layers, which is not implemented")
-            return value[0]
         return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """At least 1. Raises ModelFileError, UnsupportedModel."""
+        return (
+            self.fields(key).integer(key, default) if default is not None else self.fields(key, self.need).integer(key)
+        )
+
+    def number(self, key: str, default: float | None = None, *, zero: bool = False) -> float:
+        """Above 0, or 0 too. Raises ModelFileError, UnsupportedModel."""
+        if default is not None:
+            return self.fields(key).number(key, default, zero=zero)
+        return self.fields(key, self.need).number(key, zero=zero)
+
+    def fields(self, key: str, read: Callable[[str], Any] | None = None) -> ConfigFields:
+        return ConfigFields({key: (read or self._one)(key)}, str(self._path))
+
+    def _one(self, key: str) -> Any:
+        """Of a key that some files give layer by layer. None if it is absent."""
+        value = self.get(key)
+        if not isinstance(value, list):
+            return value
+        if len(set(value)) != 1:
+            raise UnsupportedModel(f"{self._path}: {key} differs between layers, which is not implemented")
+        return value[0]
 
 
 def _config(path: Path, head: GgufHead) -> ModelConfig:
@@ -107,41 +129,43 @@ def _config(path: Path, head: GgufHead) -> ModelConfig:
     keys, tensors = _Keys(path, architecture, head.metadata), head.tensors
     if "token_embd.weight" not in tensors:
         raise ModelFileError(f"{path} lacks the tensor token_embd.weight; it is not a language model")
-    hidden_size, num_heads = keys.need("embedding_length"), keys.need("attention.head_count")
-    head_size = keys.get("attention.key_length") or hidden_size // num_heads
+    hidden_size, num_heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    head_size = keys.count("attention.key_length", hidden_size // num_heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.get(key, head_size) != head_size:
             raise UnsupportedModel(f"{path}: {key} {keys.get(key)} differs from the head size {head_size}")
     if keys.get("expert_count", 0):
         raise UnsupportedModel(f"{path}: a mixture of experts is not implemented; use a dense model")
-    return ModelConfig(
+    config = ModelConfig(
         architecture=architecture,
         vocab_size=tensors["token_embd.weight"].shape[0],
         hidden_size=hidden_size,
-        intermediate_size=keys.need("feed_forward_length"),
-        num_layers=keys.need("block_count"),
+        intermediate_size=keys.count("feed_forward_length"),
+        num_layers=keys.count("block_count"),
         num_heads=num_heads,
-        num_kv_heads=keys.need("attention.head_count_kv") if keys.get("attention.head_count_kv") else num_heads,
+        num_kv_heads=keys.count("attention.head_count_kv", num_heads),
         head_size=head_size,
-        rms_norm_eps=keys.need("attention.layer_norm_rms_epsilon"),
-        rope_theta=keys.get("rope.freq_base", 10000.0),
-        max_position=keys.need("context_length"),
-        rope_scaling=_rope_scaling(path, keys, tensors),
+        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon", zero=True),
+        rope_theta=keys.number("rope.freq_base", 10000.0),
+        max_position=keys.count("context_length"),
+        rope_scaling=checked_scaling(_rope_scaling(path, keys, tensors), str(path)),
         tie_word_embeddings="output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         attention_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
-        sliding_window=keys.get("attention.sliding_window") or None,
+        sliding_window=keys.fields("attention.sliding_window").optional_integer("attention.sliding_window"),
     )
+    return check_shape(config, str(path))
 
 
 def _rope_scaling(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     """In config.json's words. Llama 3 scaling is stored as one factor per frequency, which is what longrope means."""
     factors = {name: _small(path, tensors[name]) for name in _ROPE_FACTORS if name in tensors}
     kind = keys.get("rope.scaling.type", "none")
-    factor = keys.get("rope.scaling.factor") or keys.get("rope.scale_linear")
-    original = keys.get("rope.scaling.original_context_length") or keys.need("context_length")
+    stated = [keys.get(key) for key in ("rope.scaling.factor", "rope.scale_linear")]
+    factor = next((value for value in stated if value is not None), None)
+    original = keys.count("rope.scaling.original_context_length", keys.count("context_length"))
     if "rope_freqs.weight" in factors:
         same = factors["rope_freqs.weight"]
         return {"rope_type": "longrope", "short_factor": same, "long_factor": same, "attention_factor": 1.0}
@@ -154,9 +178,10 @@ def _rope_scaling(path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor]) ->
             "attention_factor": keys.get("rope.scaling.attn_factor"),
         }
     if kind == "linear" or (kind == "none" and factor not in (None, 0, 1.0) and not keys.get("rope.scaling.type")):
-        return {"rope_type": "linear", "factor": factor} if factor else {}
+        return {} if factor is None else {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        magnitude = keys.get("rope.scaling.attn_factor", 1.0) * (1.0 + 0.1 * math.log(factor))
+        factor = keys.number("rope.scaling.factor")
+        magnitude = keys.number("rope.scaling.attn_factor", 1.0) * (1.0 + 0.1 * math.log(factor))
         return {
             "rope_type": "yarn",
             "factor": factor,

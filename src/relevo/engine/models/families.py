@@ -12,8 +12,10 @@ from typing import Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import ModelConfig
+from relevo.engine.models.config_fields import ConfigFields, check_shape
+from relevo.engine.models.rope_config import read_rope
 
-SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")  # `rope` has their arithmetic
+_FULL, _SLIDING = "full_attention", "sliding_attention"  # words of `layer_types`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,68 +56,96 @@ def config_from_hf(raw: Mapping[str, Any], origin: str) -> ModelConfig:
         known = ", ".join(FAMILIES)
         raise UnsupportedModel(f"{origin}: model_type {architecture!r} is not implemented; one of {known} is")
     _refuse_unsupported(raw, origin)
-    try:
-        return _config(architecture, family, raw)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelFileError(f"{origin}: missing or wrong field ({error!r}); download the file again") from error
+    return check_shape(_config(architecture, family, ConfigFields(raw, origin)), origin)
 
 
-def _config(architecture: str, family: Family, raw: Mapping[str, Any]) -> ModelConfig:
-    hidden_size, num_heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
-    rope_theta, rope_scaling = _rope(raw)
+def _config(architecture: str, family: Family, fields: ConfigFields) -> ModelConfig:
+    raw, origin = fields.raw, fields.origin
+    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    rope_theta, rope_scaling = read_rope(raw, origin)
+    head_size = fields.optional_integer("head_dim") or family.default_head_size
+    if head_size is None and hidden_size % num_heads:
+        raise ModelFileError(
+            f"{origin}: hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads} and there is no "
+            "head_dim; mend it or download it again"
+        )
 
     def trait(value: bool | str) -> bool:
         return value if isinstance(value, bool) else bool(raw.get(value, False))
 
     return ModelConfig(
         architecture=architecture,
-        vocab_size=int(raw["vocab_size"]),
+        vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=int(raw["intermediate_size"]),
-        num_layers=int(raw["num_hidden_layers"]),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-        head_size=int(raw.get("head_dim") or family.default_head_size or hidden_size // num_heads),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_size=hidden_size // num_heads if head_size is None else head_size,
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6, zero=True),
         rope_theta=rope_theta,
-        max_position=int(raw["max_position_embeddings"]),
+        max_position=fields.integer("max_position_embeddings"),
         rope_scaling=rope_scaling,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=trait(family.qkv_bias),
         attention_bias=trait(family.output_bias),
         mlp_bias=trait(family.mlp_bias),
         qk_norm=family.qk_norm,
-        sliding_window=_sliding_window(family, raw),
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        sliding_window=_sliding_window(architecture, family, fields),
+        dtype=str(next((raw[key] for key in ("dtype", "torch_dtype") if raw.get(key) is not None), "float32")),
     )
 
 
-def _rope(raw: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-    """Both spellings: `rope_theta` + `rope_scaling`, or everything inside `rope_parameters`."""
-    scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0
-    rope_type = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
-    scaling.pop("type", None)
-    scaling.pop("partial_rotary_factor", None)
-    if rope_type == "default":
-        return float(theta), {}
-    if raw.get("original_max_position_embeddings"):
-        scaling["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
-    return float(theta), {"rope_type": "longrope" if rope_type == "su" else rope_type, **scaling}
+def _sliding_window(architecture: str, family: Family, fields: ConfigFields) -> int | None:
+    """Of all layers; None: none. `layer_types` decides where it is there, whatever else the config says."""
+    window = fields.optional_integer("sliding_window")  # a wrong one is refused, also where it is switched off
+    if window is None and "sliding_window" not in fields.raw:
+        window = family.default_sliding_window
+    is_switched_off = family.window_needs_flag and not fields.raw.get("use_sliding_window", False)
+    kind = _kind_of_layers(fields)
+    if kind == _FULL:
+        return None
+    if kind == _SLIDING:
+        if not family.has_sliding_window:
+            raise UnsupportedModel(f"{fields.origin}: a {architecture} model with sliding windows is not implemented")
+        if is_switched_off or window is None:
+            why = "use_sliding_window is false" if is_switched_off else "sliding_window is null"
+            raise ModelFileError(f"{fields.origin}: layer_types asks for sliding windows and {why}; mend one of them")
+        return window
+    if not family.has_sliding_window or is_switched_off or window is None:
+        return None
+    return window if _begins_at_first_layer(family, fields) else None
 
 
-def _sliding_window(family: Family, raw: Mapping[str, Any]) -> int | None:
-    if not family.has_sliding_window or (family.window_needs_flag and not raw.get("use_sliding_window", False)):
-        return None
-    window = raw.get("sliding_window", family.default_sliding_window)
-    if window is None:
-        return None
+def _begins_at_first_layer(family: Family, fields: ConfigFields) -> bool:
     if not family.window_needs_flag:
-        return int(window)
-    first_layer, num_layers = int(raw.get("max_window_layers", 28)), int(raw["num_hidden_layers"])
-    if 0 < first_layer < num_layers:
-        raise UnsupportedModel(f"a sliding window on layers {first_layer} to {num_layers} only is not implemented")
-    return int(window) if first_layer == 0 else None
+        return True
+    first, num_layers = fields.integer("max_window_layers", 28, least=0), fields.integer("num_hidden_layers")
+    if 0 < first < num_layers:
+        raise UnsupportedModel(
+            f"{fields.origin}: a sliding window on layers {first} to {num_layers} only is not implemented"
+        )
+    return first == 0
+
+
+def _kind_of_layers(fields: ConfigFields) -> str | None:
+    """The one kind that `layer_types` names; None: it is not there. Raises UnsupportedModel, ModelFileError."""
+    kinds = fields.raw.get("layer_types")
+    if kinds is None:
+        return None
+    num_layers = fields.integer("num_hidden_layers")
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        num_kinds = len(kinds) if isinstance(kinds, list) else repr(kinds)
+        raise ModelFileError(f"{fields.origin}: layer_types has {num_kinds} entries for {num_layers} layers; mend it")
+    distinct = sorted(set(map(str, kinds)))
+    if len(distinct) > 1:
+        names = ", ".join(distinct)
+        raise UnsupportedModel(f"{fields.origin}: layers of different kinds ({names}) are not implemented")
+    if distinct[0] not in (_FULL, _SLIDING):
+        raise UnsupportedModel(
+            f"{fields.origin}: layers of kind {distinct[0]!r} are not implemented; {_FULL} and {_SLIDING} are"
+        )
+    return distinct[0]
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], origin: str) -> None:
@@ -123,19 +153,7 @@ def _refuse_unsupported(raw: Mapping[str, Any], origin: str) -> None:
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModel(f"{origin}: hidden_act {activation!r} is not implemented; 'silu' is")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
+    quantization = raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else "unknown"
         raise UnsupportedModel(f"{origin}: {method} weights are not implemented; use the unquantised model or a GGUF")
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise UnsupportedModel(f"{origin}: partial_rotary_factor {partial} is not implemented; 1 is")
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    if rope_type not in (*SUPPORTED_ROPE_TYPES, "su"):
-        known = ", ".join(SUPPORTED_ROPE_TYPES)
-        raise UnsupportedModel(f"{origin}: rope scaling {rope_type!r} is not implemented; one of {known} is")
-    layer_types = set(raw.get("layer_types") or ())
-    if len(layer_types) > 1:
-        raise UnsupportedModel(
-            f"{origin}: layers of different kinds ({', '.join(sorted(layer_types))}) are not implemented"
-        )

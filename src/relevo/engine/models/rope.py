@@ -18,103 +18,102 @@ import numpy.typing as npt
 
 from relevo.core.errors import UnsupportedModel
 from relevo.core.model import ModelConfig
-from relevo.engine.models.families import SUPPORTED_ROPE_TYPES
 
 FloatArray = npt.NDArray[np.float32]
 
 
 def rope_frequencies(config: ModelConfig, max_model_len: int) -> tuple[FloatArray, float]:
-    """Radians per position [D / 2], and the factor on cosines and sines. Raises UnsupportedModel."""
+    """Radians per position [D / 2], and the factor on cosines and sines. Raises UnsupportedModel.
+
+    In float32 and in transformers' order of operations: a frequency that is one step of float32 off turns keys by
+    visible angles after some hundred positions. `config.rope_scaling` has been checked by `rope_config`.
+    """
     scaling = config.rope_scaling
-    rope_type = scaling.get("rope_type", "default")
-    if rope_type not in SUPPORTED_ROPE_TYPES:
-        known = ", ".join(SUPPORTED_ROPE_TYPES)
-        raise UnsupportedModel(f"rope scaling {rope_type!r} is not implemented; one of {known} is")
-    try:
-        return _scaled(rope_type, scaling, config, max_model_len)
-    except KeyError as missing:
-        raise UnsupportedModel(f"rope scaling {rope_type!r} lacks {missing} in the model's config") from missing
+    lengths = _wavelengths(config.rope_theta, config.head_size)
+    match scaling.get("rope_type", "default"):
+        case "linear":
+            return np.float32(1) / lengths / np.float32(scaling["factor"]), 1.0
+        case "dynamic":
+            return _dynamic(scaling, config, max_model_len), 1.0
+        case "llama3":
+            return _llama3(np.float32(1) / lengths, scaling, config), 1.0
+        case "yarn":
+            return _yarn(lengths, scaling, config)
+        case "longrope":
+            return _longrope(lengths, scaling, config, max_model_len)
+    return np.float32(1) / lengths, 1.0
 
 
-def _scaled(
-    rope_type: str, scaling: dict[str, Any], config: ModelConfig, max_model_len: int
-) -> tuple[FloatArray, float]:
-    plain = _plain(config.rope_theta, config.head_size)
-    if rope_type == "linear":
-        return plain / np.float32(scaling["factor"]), 1.0
-    if rope_type == "dynamic":
-        return _dynamic(scaling, config, max_model_len), 1.0
-    if rope_type == "llama3":
-        return _llama3(plain, scaling, config), 1.0
-    if rope_type == "yarn":
-        return _yarn(plain, scaling, config)
-    if rope_type == "longrope":
-        return _longrope(plain, scaling, config, max_model_len)
-    return plain, 1.0
-
-
-def _plain(theta: float, head_size: int) -> FloatArray:
+def _wavelengths(theta: float, head_size: int) -> FloatArray:
+    """Positions per radian [D / 2]."""
     exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
-    inverse: FloatArray = (1.0 / np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
-    return inverse
+    lengths: FloatArray = np.float32(theta) ** exponents
+    return lengths
 
 
 def _original_length(scaling: dict[str, Any], config: ModelConfig) -> int:
-    return int(scaling.get("original_max_position_embeddings") or config.max_position)
+    return int(scaling.get("original_max_position_embeddings", config.max_position))
 
 
 def _dynamic(scaling: dict[str, Any], config: ModelConfig, max_model_len: int) -> FloatArray:
     factor, size = float(scaling["factor"]), config.head_size
     length = max(max_model_len, config.max_position)
     stretch = factor * length / config.max_position - (factor - 1)
-    return _plain(config.rope_theta * stretch ** (size / (size - 2)), size)
+    return np.float32(1) / _wavelengths(config.rope_theta * stretch ** (size / (size - 2)), size)
 
 
 def _llama3(plain: FloatArray, scaling: dict[str, Any], config: ModelConfig) -> FloatArray:
-    factor = float(scaling["factor"])
+    original, factor = _original_length(scaling, config), np.float32(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    turns = _original_length(scaling, config) * plain.astype(np.float64) / (2 * math.pi)  # within the original context
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 1: a high frequency, left as it is
-    mixed: FloatArray = (kept * plain + (1 - kept) * plain / factor).astype(np.float32)
-    return mixed
+    lengths = np.float32(1) / plain * np.float32(2 * math.pi)  # positions per turn; torch divides by reciprocals
+    mixed = np.where(lengths > np.float32(original / low), plain / factor, plain)
+    kept = (np.float32(1) / lengths * np.float32(original) - np.float32(low)) / np.float32(high - low)
+    smooth = (np.float32(1) - kept) * mixed / factor + kept * mixed
+    is_between = ~(lengths < np.float32(original / high)) & ~(lengths > np.float32(original / low))
+    frequencies: FloatArray = np.where(is_between, smooth, mixed)
+    return frequencies
 
 
-def _yarn(plain: FloatArray, scaling: dict[str, Any], config: ModelConfig) -> tuple[FloatArray, float]:
+def _yarn(lengths: FloatArray, scaling: dict[str, Any], config: ModelConfig) -> tuple[FloatArray, float]:
     original, size = _original_length(scaling, config), config.head_size
-    factor = float(scaling.get("factor") or config.max_position / original)
+    factor = float(scaling.get("factor", config.max_position / original))
 
     def dimension(num_turns: float) -> float:
         return size * math.log(original / (num_turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
 
-    low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
+    low, high = dimension(scaling.get("beta_fast", 32)), dimension(scaling.get("beta_slow", 1))
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
-    ramp = np.clip((np.arange(size // 2) - low) / max(high - low, 0.001), 0.0, 1.0)  # 1: interpolated
-    mixed: FloatArray = (plain / factor * ramp + plain * (1 - ramp)).astype(np.float32)
+    span = 0.001 if low == high else high - low  # required by the reference: no division by zero
+    ramp = np.clip((np.arange(size // 2, dtype=np.float32) - np.float32(low)) / np.float32(span), 0.0, 1.0)
+    kept = np.float32(1) - ramp  # 0: interpolated
+    interpolated, plain = np.float32(1) / (np.float32(factor) * lengths), np.float32(1) / lengths
+    mixed: FloatArray = interpolated * (np.float32(1) - kept) + plain * kept
     return mixed, _yarn_attention_factor(scaling, factor)
 
 
 def _yarn_attention_factor(scaling: dict[str, Any], factor: float) -> float:
-    if scaling.get("attention_factor") is not None:
+    if "attention_factor" in scaling:
         return float(scaling["attention_factor"])
 
     def magnitude(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    weight, weight_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    return magnitude(weight) / magnitude(weight_all) if weight and weight_all else magnitude(1.0)
+    if "mscale" in scaling and "mscale_all_dim" in scaling:
+        return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
+    return magnitude(1.0)
 
 
 def _longrope(
-    plain: FloatArray, scaling: dict[str, Any], config: ModelConfig, max_model_len: int
+    lengths: FloatArray, scaling: dict[str, Any], config: ModelConfig, max_model_len: int
 ) -> tuple[FloatArray, float]:
     original = _original_length(scaling, config)
     factors = np.asarray(scaling["long_factor" if max_model_len > original else "short_factor"], dtype=np.float32)
-    if factors.shape != plain.shape:
-        raise UnsupportedModel(f"rope scaling 'longrope' has {factors.size} factors, the model needs {plain.size}")
+    if factors.shape != lengths.shape:
+        raise UnsupportedModel(f"rope scaling 'longrope' has {factors.size} factors, the model needs {lengths.size}")
     scale = scaling.get("attention_factor")
     if scale is None:
-        stretch = float(scaling.get("factor") or config.max_position / original)
+        stretch = float(scaling.get("factor", config.max_position / original))
         scale = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
-    return plain / factors, float(scale)
+    return np.float32(1) / (factors * lengths), float(scale)

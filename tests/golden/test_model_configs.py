@@ -1,0 +1,252 @@
+"""What config.json and GGUF keys say is taken or refused in one sentence: zeros, windows, lengths, frequencies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_decoders import BACKENDS, PagedDecoder, hf_logits, hf_model, prompt, row, write_gguf
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from relevo.core.errors import ModelFileError, UnsupportedModel
+from relevo.core.model import ModelConfig
+from relevo.engine.loaders.resolve import load_model_files
+from relevo.engine.models.families import config_from_hf
+from relevo.engine.models.rope import rope_frequencies
+
+_MINIMAL: dict[str, Any] = {
+    "vocab_size": 10,
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+
+
+def read(model_type: str = "llama", **changes: Any) -> ModelConfig:
+    return config_from_hf(_MINIMAL | {"model_type": model_type} | changes, "config.json")
+
+
+# ---- what is written is not absent ----------------------------------------------------------------------------------
+
+
+COUNTS = (*_MINIMAL, "num_key_value_heads", "head_dim", "sliding_window")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, [4], 1e400])
+def test_a_count_that_is_none_is_refused_with_its_rule(name: str, value: Any) -> None:
+    """Red when zero is taken for absent, or when a text or a fraction is made a number."""
+    with pytest.raises(ModelFileError, match=rf"^config\.json: {name} is .* whole number of at least 1; mend it"):
+        read("qwen2", **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("rope_theta", 0), ("rope_theta", -1e4), ("rope_theta", "1e4")])
+def test_a_number_that_is_none_is_refused_with_its_rule(name: str, value: Any) -> None:
+    for changes in ({name: value}, {"rope_parameters": {name: value, "rope_type": "default"}}):
+        with pytest.raises(ModelFileError, match=rf"{name} is .* number above 0"):
+            read(**changes)
+    with pytest.raises(ModelFileError, match="rope_theta is 1 and must be above 1"):
+        read(rope_theta=1)
+    with pytest.raises(ModelFileError, match="rms_norm_eps"):
+        read(rms_norm_eps=-1e-6)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [2.0, 3.0], "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "name"),
+    [
+        *((YARN, name) for name in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale")),
+        *((LLAMA3, name) for name in ("factor", "low_freq_factor", "high_freq_factor")),
+        ({"rope_type": "linear", "factor": 2.0}, "factor"),
+        ({"type": "dynamic", "factor": 2.0}, "factor"),
+        (LONG, "factor"),
+    ],
+)
+@pytest.mark.parametrize("value", [0, -2.0, "4", False])
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+def test_a_scaling_without_sense_is_refused(scaling: dict[str, Any], name: str, value: Any, spelling: str) -> None:
+    with pytest.raises(ModelFileError, match=rf"rope scaling '\w+': {name} is"):
+        read(**{spelling: scaling | {name: value}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"rope_scaling": {"type": "linear"}}, UnsupportedModel, "lacks 'factor'"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, UnsupportedModel, "lacks 'long_factor'"),
+        (
+            {"rope_scaling": LONG | {"long_factor": [1.0, 0]}},
+            ModelFileError,
+            "long_factor is .* list of numbers above 0",
+        ),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, ModelFileError, "must be above low_freq_factor"),
+        ({"rope_scaling": "yarn"}, ModelFileError, "rope parameters 'yarn' are no object"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, UnsupportedModel, "kinds of layers"),
+        ({"partial_rotary_factor": 0}, UnsupportedModel, "partial_rotary_factor 0"),
+        ({"num_key_value_heads": 3}, ModelFileError, "4 attention heads cannot share 3"),
+        ({"num_attention_heads": 3}, ModelFileError, "hidden_size 16 is no multiple"),
+        ({"head_dim": 5}, ModelFileError, "must be even"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        read(**changes)
+
+
+def test_null_is_absent() -> None:
+    absent = ("num_key_value_heads", "head_dim", "rope_scaling", "rope_theta", "rms_norm_eps", "dtype", "layer_types")
+    assert read(**dict.fromkeys(absent)) == read()
+
+
+@pytest.mark.parametrize("key", ["attention.sliding_window", "rope.freq_base"])
+def test_zeros_of_a_gguf_file_are_refused_likewise(key: str, tmp_path: Path) -> None:
+    write_gguf(hf_model("llama"), tmp_path / "model.gguf", keys={key: 0.0})
+    with pytest.raises(ModelFileError, match=rf"{key} is 0\.0 and must be"):
+        load_model_files(str(tmp_path / "model.gguf"))
+
+
+def test_a_yarn_factor_of_zero_in_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 0.0}
+    write_gguf(hf_model("llama"), tmp_path / "model.gguf", keys=keys)
+    with pytest.raises(ModelFileError, match=r"rope\.scaling\.factor is 0\.0"):
+        load_model_files(str(tmp_path / "model.gguf"))
+
+
+# ---- windows by layer -----------------------------------------------------------------------------------------------
+
+FULL, SLIDING = ["full_attention"] * 2, ["sliding_attention"] * 2
+WINDOW = {"use_sliding_window": True, "sliding_window": 9}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "window"),
+    [
+        ("qwen2", WINDOW | {"max_window_layers": 0}, 9),
+        ("qwen2", WINDOW | {"max_window_layers": 0, "layer_types": FULL}, None),
+        ("qwen2", WINDOW | {"max_window_layers": 2, "layer_types": SLIDING}, 9),
+        ("qwen2", WINDOW | {"max_window_layers": 1, "layer_types": SLIDING}, 9),
+        ("qwen2", {"sliding_window": 9, "layer_types": FULL}, None),
+        ("mistral", {"sliding_window": 9, "layer_types": FULL}, None),
+        ("mistral", {"layer_types": SLIDING}, 4096),
+        ("llama", {"sliding_window": 9, "layer_types": FULL}, None),
+    ],
+)
+def test_the_kinds_of_layers_decide_for_one_kind_too(family: str, changes: dict[str, Any], window: int | None) -> None:
+    """Red when a window beside them, or how many layers have one, wins."""
+    assert read(family, **changes).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "error", "words"),
+    [
+        ("qwen2", {"sliding_window": 9, "layer_types": SLIDING}, ModelFileError, "use_sliding_window is false"),
+        ("mistral", {"sliding_window": None, "layer_types": SLIDING}, ModelFileError, "sliding_window is null"),
+        ("llama", {"sliding_window": 9, "layer_types": SLIDING}, UnsupportedModel, "llama model with sliding windows"),
+        ("qwen2", WINDOW | {"layer_types": [*FULL[:1], *SLIDING[:1]]}, UnsupportedModel, "layers of different kinds"),
+        ("qwen2", {"layer_types": ["linear_attention"] * 2}, UnsupportedModel, "'linear_attention'"),
+        ("qwen2", {"layer_types": FULL[:1]}, ModelFileError, "1 entries for 2 layers"),
+        ("qwen2", {"layer_types": "full_attention"}, ModelFileError, "'full_attention' entries"),
+    ],
+)
+def test_contradictions_are_refused(family: str, changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        read(family, **changes)
+
+
+@pytest.mark.parametrize("layer_types", [FULL, SLIDING])
+def test_windows_by_layer_equal_transformers(layer_types: list[str], tmp_path: Path) -> None:
+    model = hf_model("qwen2", **WINDOW, max_window_layers=1, layer_types=layer_types)
+    model.save_pretrained(tmp_path)
+    tokens = prompt(40)
+    logits = PagedDecoder(load_model_files(str(tmp_path))).step(row(tokens, 0, list(range(10))))
+    np.testing.assert_allclose(logits, hf_logits(model, tokens), atol=1e-4, rtol=1e-4)
+
+
+# ---- lengths --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        ({"rope_type": "default"}, 128),
+        (YARN, 512),
+        (YARN | {"original_max_position_embeddings": 32}, 128),
+        ({"type": "yarn", "factor": 4.0}, 512),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "linear", "factor": 2.5}, 320),
+        ({"rope_type": "dynamic", "factor": 3.0}, 384),
+        (LLAMA3 | {"original_max_position_embeddings": 16}, 128),
+        (LONG | {"original_max_position_embeddings": 32}, 128),
+        (LONG | {"type": "su", "rope_type": None}, 128),
+    ],
+)
+def test_the_longest_context_follows_the_kind_of_scaling(scaling: dict[str, Any], longest: int, spelling: str) -> None:
+    """Red when 512 tokens are refused for a model of 128 that is stretched four times."""
+    assert read(**{spelling: scaling}).max_context == longest
+
+
+# ---- frequencies ----------------------------------------------------------------------------------------------------
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "llama3": LLAMA3 | {"original_max_position_embeddings": 256},
+    "yarn": YARN | {"original_max_position_embeddings": 256},
+    "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 256},
+}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+@pytest.mark.parametrize("head_size", [8, 24, 64, 80, 128])
+@pytest.mark.parametrize("theta", [1e4, 5e5, 1e6])
+def test_frequencies_are_those_of_torch_to_a_step_of_float32(kind: str, head_size: int, theta: float) -> None:
+    """And nearly all of them bit for bit: red when powers are taken in float64, which is off in a third of them."""
+    scaling = SCALINGS[kind] | {"rope_theta": theta}
+    if kind == "longrope":
+        factors = [1.0 + 0.37 * i for i in range(head_size // 2)]
+        scaling |= {"short_factor": factors, "long_factor": factors}
+    sizes = {"hidden_size": head_size * 2, "num_attention_heads": 2, "head_dim": head_size}
+    reference = LlamaConfig(**sizes, max_position_embeddings=1024, rope_parameters=scaling)
+    compute = ROPE_INIT_FUNCTIONS.get(kind) or LlamaRotaryEmbedding.compute_default_rope_parameters
+    expected, factor = compute(reference, device=None)
+    config = read(**sizes | {"max_position_embeddings": 1024, "rope_parameters": scaling})
+    ours, our_factor = rope_frequencies(config, 1024)
+    assert ours.dtype == np.float32 and our_factor == pytest.approx(factor)
+    theirs = expected.numpy()
+    steps = np.abs(ours.view(np.int32) - theirs.view(np.int32))
+    assert steps.max() <= 2 and (steps > 0).mean() <= 0.1
+
+
+LONG_PROMPTS: dict[str, dict[str, Any]] = {
+    "head size 24": {"head_dim": 24},
+    "theta 1e6": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "both": {"head_dim": 24, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", LONG_PROMPTS)
+def test_long_prompts_equal_transformers(case: str, backend: str, tmp_path: Path) -> None:
+    model = hf_model("llama", max_position_embeddings=1024, **LONG_PROMPTS[case])
+    model.save_pretrained(tmp_path)
+    tokens = prompt(700)
+    paged = PagedDecoder(load_model_files(str(tmp_path)), num_blocks=176, backend=backend)
+    ours, theirs = paged.step(row(tokens, 0, list(range(175)))), hf_logits(model, tokens)
+
+    def logprobs(logits: np.ndarray) -> np.ndarray:
+        peak = logits.max(axis=1, keepdims=True)
+        return logits - peak - np.log(np.exp(logits - peak).sum(axis=1, keepdims=True))
+
+    np.testing.assert_allclose(logprobs(ours), logprobs(theirs), atol=1e-4)
