@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from relevo.telemetry.limited_log import LINE_INTERVAL_S, LimitedLog
 from relevo.telemetry.log import configure
 
 
@@ -132,3 +133,25 @@ def test_a_place_that_logs_without_end_is_held_back_and_says_so() -> None:
     lines = lines_of(stream)
     assert sum("bad request" in line for line in lines) < 200
     assert sum("detail" in line for line in lines) == 1000
+
+
+def test_lines_that_strangers_cause_are_one_per_kind_and_interval_and_the_rest_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Red if a stranger can write the log full, or if what was left out is not said."""
+    now_s = [100.0]
+    limited = LimitedLog(logging.getLogger("relevo.test"), lambda: now_s[0])
+    with caplog.at_level(logging.WARNING, "relevo"):
+        for _ in range(1000):
+            limited.warning("garbage", "it spoke garbage")
+        limited.warning("late", "it came late")
+        now_s[0] += LINE_INTERVAL_S
+        limited.warning("garbage", "it spoke garbage")
+        now_s[0] += LINE_INTERVAL_S
+        limited.warning("garbage", "it spoke garbage")
+    assert [record.getMessage() for record in caplog.records] == [
+        "it spoke garbage",
+        "it came late",
+        "it spoke garbage (999 more since the last such line)",
+        "it spoke garbage",
+    ]

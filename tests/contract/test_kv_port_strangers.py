@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -131,8 +131,9 @@ def test_nonsense_before_the_handshake_gets_no_block_and_changes_none(
     """Red if a frame is looked at before its sender is known. What passes for an opening still needs the secret."""
     receiver.reserve(make_reservation([3], epoch=OWN.epoch))
     with dial(receiver) as sock:
-        sock.sendall(said)
-        sock.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # it may be sent away before it has finished
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
         answer = everything(sock)
     assert len(answer) in (0, handshakes.CHALLENGE_BYTES)
     assert b"\x5e" * 16 not in answer

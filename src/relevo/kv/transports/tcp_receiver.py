@@ -40,7 +40,7 @@ from relevo.kv.transports.tcp_frames import (
     tune,
 )
 
-MAX_SENDERS = 128  # arbitrary; one per worker that prefills, each with a thread
+MAX_SENDERS = 512  # as many workers as a topology may have (policy.topology); each has a thread once it is there
 CONNECT_TIMEOUT_S = 5.0  # arbitrary; from the handshake to the first frame
 _SCRATCH_BYTES = 64 * 1024
 
