@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from in_process_stack import until
 
 from relevo.build.serve import open_listener, plan_serving, serving
 from relevo.cli.child import StatusPipe
@@ -86,6 +87,17 @@ def connects_as_another_user(path: Path) -> str:
 def test_a_workers_socket_is_its_users_alone(folder: Path, umask: int) -> None:
     server = WireServer(lambda: pytest.fail("nobody is to be greeted"))
     server.listen(f"unix:{folder}/w")
+    assert mode(folder / "w") == 0o600
+    server.close()
+
+
+def test_a_workers_socket_is_never_open_to_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if the file is made with the umask's mode and mended afterwards: who connected in between stays."""
+    monkeypatch.setattr(Path, "chmod", lambda path, mode: None)
+    before = os.umask(0)
+    server = WireServer(lambda: pytest.fail("nobody is to be greeted"))
+    server.listen(f"unix:{folder}/w")
+    os.umask(before)
     assert mode(folder / "w") == 0o600
     server.close()
 
@@ -193,6 +205,22 @@ async def test_another_user_is_told_nothing_by_a_gateway(folder: Path, monkeypat
 async def test_nonsense_ends_the_connection_to_a_gateway(folder: Path, said: bytes) -> None:
     """Red if a peer's bytes are gathered without bound: a follower could once fill the memory."""
     assert await talk(folder, said) == b""
+
+
+async def test_a_follower_that_talks_on_is_cut_off(folder: Path) -> None:
+    """Red if what it says is gathered until it leaves."""
+    gossip = Gossip(path=f"{folder}/g", peers=[Peer("other", f"{folder}/nobody")], tellers={}, answers={})
+    running = asyncio.create_task(gossip.run())
+    await asyncio.sleep(0)  # it listens
+    reader, writer = await asyncio.open_unix_connection(f"{folder}/g")
+    writer.write(encode_frame(Follow()))
+    await until(lambda: bool(gossip._followers))
+    writer.write(b"x")
+    async with asyncio.timeout(WAIT_S):
+        await reader.read()  # what it was told, and then the end
+    writer.close()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_silent_connection_to_a_gateway_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
