@@ -1,6 +1,8 @@
 """Log lines that a stranger can cause: at most one per kind and interval, and how many were left out since.
 
-Owns the interval. Thread-safe. Callers count events themselves: a metric shows each, the log shows that there are some.
+The log bounds what any place in the code may write (telemetry.log); here one place tells kinds apart, and a flood of
+one leaves room for a line of another. Owns the interval. Thread-safe. Callers count events themselves: a metric shows
+each, the log shows that there are some.
 """
 
 from __future__ import annotations
@@ -33,4 +35,4 @@ class LimitedLog:
             self._last_s[kind] = now_s
             num_left_out = self._num_left_out.pop(kind, 0)
         more = f" ({num_left_out} more since the last such line)" if num_left_out else ""
-        self.logger.warning("%s%s", message, more)
+        self.logger.warning("%s%s", message, more, stacklevel=2)
