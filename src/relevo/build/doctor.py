@@ -191,6 +191,8 @@ def data_facts(data_dir: str | None, database_url: str | None) -> DataFacts:
 
 def _of_file(path: Path) -> DataFacts:
     there = next(folder for folder in path.parents if folder.exists())
+    if not there.is_dir():
+        return DataFacts(location=str(path), is_file=True, problem=f"{there} is no folder")
     free_bytes = shutil.disk_usage(there).free
     if (
         not os.access(path if path.exists() else there, os.W_OK)
