@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 import typer
 
 from relevo.core.errors import RelevoError
 
+COMPLETE_VARIABLE = "_RELEVO_COMPLETE"  # set by the shells' completion scripts, see `relevo --install-completion`
 # Command: its module, and what is mounted of it (a function, or a Typer with commands of its own).
 _COMMANDS = {
     "serve": ("relevo.cli.serve", "command"),
@@ -50,11 +52,18 @@ def _relevo() -> None:
     """Prefill/decode-disaggregated LLM serving that starts with one command."""
 
 
+def _wanted(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """The command on the line, also on a line that a shell asks us to complete."""
+    line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS") or ""
+    words = line.split() if COMPLETE_VARIABLE in environment else argv
+    return words[1] if len(words) > 1 else None
+
+
 def main() -> None:
     """Run a command; an error a person can mend is one sentence on stderr and exit status 2."""
     gc.disable()  # what imports make is no garbage, and looking through it takes a tenth of their time
     try:
-        app = make_app(sys.argv[1] if len(sys.argv) > 1 else None)
+        app = make_app(_wanted(sys.argv, os.environ))
         gc.freeze()
         gc.enable()
         app()
