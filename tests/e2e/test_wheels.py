@@ -6,13 +6,11 @@ machine that built it, or when a command only works inside the checkout.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import urllib.request
 import venv
 import zipfile
 from pathlib import Path
@@ -48,6 +46,20 @@ def environment(bin_folder: Path) -> dict[str, str]:
     return {**kept, "PATH": str(bin_folder), "HOME": str(bin_folder.parent.parent), "RELEVO_DATABASE_URL": "memory"}
 
 
+def run(bin_folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """A command of the installed relevo, from a folder that has nothing to do with it."""
+    return subprocess.run(
+        [str(bin_folder / "relevo"), *arguments],
+        cwd="/",
+        env=environment(bin_folder),
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+
+
 def test_the_kernels_wheel_is_for_any_machine_of_its_family(dist: Path, tmp_path: Path) -> None:
     (wheel,) = dist.glob("relevo_native-*.whl")
     assert re.search(r"-manylinux_2_\d+_", wheel.name), "auditwheel found a library that not every Linux has"
@@ -69,14 +81,14 @@ def test_the_kernels_run_on_older_processors(dist: Path, tmp_path: Path, cpu: st
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = "from relevo_native import _native; print(_native.choose_path('')[0])"
-    run = subprocess.run(
+    ran = subprocess.run(
         ["qemu-x86_64", "-cpu", cpu, os.path.realpath(sys.executable), "-c", code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path[1:]])},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert run.stdout.split() == [best]
+    assert ran.stdout.split() == [best]
 
 
 def test_a_first_answer_from_wheels_alone(installed: Path) -> None:
@@ -96,12 +108,12 @@ def test_a_first_answer_from_wheels_alone(installed: Path) -> None:
                 break
         else:
             pytest.fail("did not start:\n" + "".join(lines))
-        body = {"model": "smollm2", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
-        request = urllib.request.Request(
-            f"{found[1]}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        asked = run(installed, "chat", found[1], text="What is the capital of France?\n")
+        assert asked.stdout.strip() and not asked.stderr, asked.stderr
+        told = run(installed, "doctor", "--port", "0", "--url", found[1])
+        assert (
+            "not needed, since the kernels are installed" in told.stdout and f"{found[1]} serves smollm2" in told.stdout
         )
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            assert json.loads(answer.read())["choices"][0]["message"]["content"].strip()
     finally:
         server.terminate()
         server.wait(timeout=60)
