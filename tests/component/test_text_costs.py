@@ -12,7 +12,7 @@ from scripted_gateway import MAX_MODEL_LEN, TOKENIZER, rig, says
 
 from relevo.core.errors import InvalidRequest
 from relevo.gateway import prompt_length
-from relevo.gateway.body import MAX_JSON_ITEMS, check_num_items
+from relevo.gateway.body import MAX_JSON_ITEMS, check_num_items, parse_object
 from relevo.gateway.byte_account import ByteAccount
 from relevo.gateway.prompt_length import CUT_TOKENS, PIECE_CHARS, encode_within
 from relevo.gateway.text_work import INLINE_BYTES, TextWork
@@ -193,3 +193,18 @@ def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(body: bytes) ->
 )
 def test_what_stands_inside_a_text_is_not_counted(text: str) -> None:
     check_num_items(orjson.dumps({"messages": [{"role": "user", "content": text}], "end": []}))
+
+
+@pytest.mark.parametrize("field", ["model", "tool_choice", "service_tier"])
+async def test_an_error_does_not_repeat_megabytes(field: str) -> None:
+    """Red if a refused value comes back whole: what is sent once would be held, logged and sent again."""
+    response = await rig(says("x")).post(CHAT, {"messages": [{"role": "user", "content": "a"}], field: "a" * 500_000})
+    assert len(response.content) < 2000
+
+
+@pytest.mark.parametrize("start", [-19, 0, 19])
+def test_a_number_of_too_many_digits_is_found_across_the_border_of_two_looks(start: int) -> None:
+    place = 256 * 1024 + start
+    body = b'{"pad":"'.ljust(place - 6, b"x") + b'","n":' + b"9" * 60 + b"}"
+    with pytest.raises(InvalidRequest, match="more than 128 bits"):
+        parse_object(body)

@@ -17,6 +17,8 @@ from relevo.core.errors import BudgetSpent, CapacityError, DeadlineExceeded, Rel
 
 DROPPED_HEADERS = ("x-relevo-dropped-reason", "x-llm-d-request-dropped-reason")  # which limit kept a request out
 
+MAX_MESSAGE_CHARS = 1000  # arbitrary; of what an error says
+
 
 @dataclass(frozen=True, slots=True)
 class HttpShape:
@@ -78,7 +80,16 @@ def shape_of(error: RelevoError) -> HttpShape:
 def error_body(error: RelevoError) -> dict[str, Any]:
     """OpenAI's error object, also used inside a stream."""
     shape = shape_of(error)
-    return {"error": {"message": error.message, "type": shape.type, "param": error.param, "code": error.code}}
+    message, param = _shortened(error.message), error.param and _shortened(error.param)
+    return {"error": {"message": message, "type": shape.type, "param": param, "code": error.code}}
+
+
+def _shortened(text: str) -> str:
+    """A message may repeat what the client sent, but not megabytes of it; how it begins and ends is said."""
+    if len(text) <= MAX_MESSAGE_CHARS:
+        return text
+    half = MAX_MESSAGE_CHARS // 2
+    return f"{text[:half]}... ({len(text) - 2 * half} characters) ...{text[-half:]}"
 
 
 def error_headers(error: RelevoError) -> dict[str, str]:
