@@ -201,6 +201,23 @@ class Settings(BaseModel):
         description="Longest accepted body of /tokenize and /detokenize; tokenizing takes 180 times it.",
     )
     root_path: str = Field("", description="Path prefix when a proxy strips one.")
+    ssl_certfile: str | None = Field(
+        None, description="PEM file of the certificate and its chain: HTTPS. A renewed file is taken while it runs."
+    )
+    ssl_keyfile: str | None = Field(None, description="PEM file of the key. Default: it is in ssl_certfile.")
+    ssl_keyfile_password: str | None = Field(
+        None, description="Of an encrypted key; better given in the environment than on the command line."
+    )
+    ssl_ca_certs: str | None = Field(None, description="PEM file of who may sign the certificates of clients.")
+    ssl_cert_reqs: int = Field(
+        0, ge=0, le=2, description="Certificates of clients: 0 asks for none, 1 checks one that is sent, 2 needs one."
+    )
+    sse_keepalive_s: Seconds | None = Field(
+        None,
+        gt=0,
+        description="Longest silence of a stream, waiting for its first token included: then a comment is sent, and an "
+        "error is an event. Default: none.",
+    )
     keep_alive_timeout_s: Seconds = Field(
         75.0, gt=0, description="How long a connection without a request is kept for the next one."
     )
@@ -363,7 +380,15 @@ OF_THE_SERVER = frozenset(
         *("max_body_bytes", "max_body_memory_bytes", "max_tokenize_bytes", "root_path"),
         *("keep_alive_timeout_s", "header_timeout_s", "stall_timeout_s"),
         *("max_connections", "max_connections_per_address", "trusted_proxies", "metrics_require_key"),
-        *("expose_processes",),
+        *(
+            "sse_keepalive_s",
+            "expose_processes",
+            "ssl_certfile",
+            "ssl_keyfile",
+            "ssl_keyfile_password",
+            "ssl_ca_certs",
+            "ssl_cert_reqs",
+        ),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
         *("log_level", "start_timeout_s", "require_keys"),
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 from scripted_gateway import Hang, ids, raw_call, rig, says
 
+from relevo.core.errors import StepFailed
 from relevo.gateway.sse import EventStream
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -97,6 +99,7 @@ async def test_a_kept_alive_stream_sends_comments_between_events_and_none_after(
 
     stream = EventStream(send, keepalive_s=0.001)
     await stream.write(b"data: 1\n\n")
+    stream.start_keepalive()
     async with asyncio.timeout(10):
         await commented.wait()
     await stream.end()
@@ -107,10 +110,41 @@ async def test_a_kept_alive_stream_sends_comments_between_events_and_none_after(
     assert len(sent) == num_sent
 
 
+@pytest.mark.parametrize("ends_well", [True, False])
+async def test_a_stream_that_waits_for_its_first_token_says_so_and_is_whole_afterwards(ends_well: bool) -> None:
+    """Red if a comment took the place of the opening chunk, or a late error were a second status."""
+    r = rig([Hang(), *(says("x") if ends_well else [StepFailed("it broke")])], sse_keepalive_s=0.001)
+    sent: list[Any] = []
+    pending = [{"type": "http.request", "body": orjson.dumps(BODY | {"stream": True}), "more_body": False}]
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message.get("body", b"").startswith(b":"):
+            r.generator.resume.set()
+
+    async def receive() -> Any:
+        return pending.pop() if pending else await asyncio.Event().wait()
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
+    async with asyncio.timeout(10):
+        await r.app(scope, receive, send)
+    assert [message["status"] for message in sent if message["type"] == "http.response.start"] == [200]
+    text = b"".join(message.get("body", b"") for message in sent).decode()
+    payloads = [line for line in text.split("\n\n") if line.startswith("data: ")]
+    assert text.startswith(": keep-alive\n\n")
+    if ends_well:
+        assert '"role":"assistant"' in payloads[0] and payloads[-1] == "data: [DONE]"
+    else:
+        assert len(payloads) == 1 and '"error"' in payloads[0] and "it broke" in payloads[0]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_no_comments_by_default() -> None:
     async def send(message: Any) -> None:
         pass
 
     stream = EventStream(send)
+    stream.start_keepalive()
     await stream.write(b"data: 1\n\n")
     assert asyncio.all_tasks() == {asyncio.current_task()}

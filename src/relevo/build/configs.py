@@ -124,6 +124,11 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_connections_per_address: int = 0
     trusted_proxies: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    ssl_certfile: str = ""  # empty: no TLS
+    ssl_keyfile: str = ""
+    ssl_keyfile_password: str = ""
+    ssl_ca_certs: str = ""
+    ssl_cert_reqs: int = 0
     allowed_origins: tuple[str, ...] = ()
     header_timeout_s: float = 20.0
     keep_alive_timeout_s: float = 75.0
@@ -143,6 +148,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int
     max_body_memory_bytes: int
     max_tokenize_bytes: int
+    sse_keepalive_s: float  # 0: no comments
     shutdown_timeout_s: float
     log_level: str
     database: str = "memory"  # or a URL, or the path of an SQLite file; filled in by build.metering, like the prices

@@ -10,6 +10,7 @@ from relevo.build.configs import HttpConfig
 from relevo.build.door import build_door, build_site
 from relevo.build.event_loop import run_until_complete
 from relevo.core.errors import SettingsError
+from relevo.core.urls import check_server_url
 from relevo.gateway.edge.app import edge_app
 from relevo.gateway.edge.metrics import EdgeMetrics
 from relevo.gateway.edge.regions import Region, Regions
@@ -24,9 +25,10 @@ def parse_regions(given: list[str]) -> dict[str, str]:
     regions: dict[str, str] = {}
     for text in given:
         name, _, url = text.partition("=")
-        parts = urlsplit(url)
-        if not name or parts.scheme not in ("http", "https") or not parts.netloc:
+        if not name or "://" not in url:
             raise SettingsError(f"--region {text}: write it as NAME=URL, for example eu=http://10.0.0.5:8000")
+        check_server_url(url, f"--region {name}:")
+        parts = urlsplit(url)
         if parts.path.strip("/"):
             raise SettingsError(f"--region {text}: leave the path {parts.path} away, the edge adds the request's own")
         if name in regions:

@@ -261,6 +261,7 @@ def build_context(
         max_body_bytes=config.max_body_bytes,
         body_memory=ByteAccount(config.max_body_memory_bytes),
         max_tokenize_bytes=config.max_tokenize_bytes,
+        sse_keepalive_s=config.sse_keepalive_s or None,
         started_at_unix_s=int(time.time()),
         is_restarted=config.epoch > 1,
         site=build_site(config.http, config.listen_fd),

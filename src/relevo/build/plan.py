@@ -163,6 +163,11 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
     return GatewayConfig(
         listen_fd=-1,
         http=HttpConfig(
+            ssl_certfile=settings.ssl_certfile or "",
+            ssl_keyfile=settings.ssl_keyfile or "",
+            ssl_keyfile_password=settings.ssl_keyfile_password or "",
+            ssl_ca_certs=settings.ssl_ca_certs or "",
+            ssl_cert_reqs=settings.ssl_cert_reqs,
             root_path=settings.root_path.rstrip("/"),
             max_connections=settings.max_connections or 0,
             max_connections_per_address=settings.max_connections_per_address or 0,
@@ -178,6 +183,7 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
         best_priority=settings.best_priority,
         metrics_require_key=settings.metrics_require_key,
         expose_processes=settings.expose_processes,
+        sse_keepalive_s=settings.sse_keepalive_s or 0.0,
         max_body_bytes=settings.max_body_bytes or 8 * 2**20,
         max_body_memory_bytes=max(settings.max_body_memory_bytes or 128 * 2**20, settings.max_body_bytes or 8 * 2**20),
         max_tokenize_bytes=settings.max_tokenize_bytes or 2**20,

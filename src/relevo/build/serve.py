@@ -22,6 +22,7 @@ from relevo.build.models_file import AskedModel, asked_models
 from relevo.build.plan import ServePlan, resolve
 from relevo.build.resolve import ModelAsk, ModelPlan
 from relevo.core.errors import SettingsError
+from relevo.core.urls import authority, bare_host
 from relevo.kv.arena_file import create_arena_file
 from relevo.settings import Settings
 from relevo.supervisor import ChildSpec, Supervisor
@@ -68,7 +69,7 @@ def _with_head(asked: AskedModel) -> ModelAsk:
 def open_listener(host: str, port: int) -> socket.socket:
     """Bound and listening, so that a taken port is found before anything is loaded. Raises SettingsError."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(bare_host(host), port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise SettingsError(
             f"--host {host} cannot be resolved: {error.strerror}; use an address of this machine"
@@ -80,7 +81,7 @@ def open_listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise SettingsError(
-            f"{host}:{port} cannot be used: {error.strerror}; choose another --port, or 0 for a free one"
+            f"{authority(host, port)} cannot be used: {error.strerror}; choose another --port, or 0 for a free one"
         ) from error
     listener.listen(2048)
     return listener

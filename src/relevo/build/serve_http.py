@@ -17,6 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from relevo.build.configs import GatewayConfig
+from relevo.build.tls import build_tls
 from relevo.gateway.http.door import Door
 from relevo.gateway.http.server import HttpServer
 from relevo.gateway.stopping import Stopping
@@ -35,7 +36,7 @@ async def serve_until_stopped(
     hurry: Callable[[], Awaitable[None]],
 ) -> None:
     """`running`: what has to run meanwhile, rows are written when it is left; `hurry`: called when answers are cut."""
-    server = HttpServer(door, shutdown_timeout_s=CLOSE_CONNECTIONS_S, handles_signals=False)
+    server = HttpServer(door, shutdown_timeout_s=CLOSE_CONNECTIONS_S, handles_signals=False, tls=build_tls(config.http))
     _on_sigterm(stopping)
     async with running():
         serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]), name="http")

@@ -17,6 +17,7 @@ import aiohttp
 from relevo.check.exchange import KEY_PLACEHOLDER, Answer, Exchange, StreamAnswer
 from relevo.check.words import Skip
 from relevo.core.errors import SettingsError
+from relevo.core.urls import check_server_url
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 SEGMENT_PAUSE_S = 0.05  # arbitrary; long enough that two pieces are read apart
@@ -30,6 +31,7 @@ def normalise_url(url: str) -> str:
     with_scheme = url if "://" in url else f"http://{url}"
     if "@" in with_scheme.partition("://")[2].partition("/")[0]:
         raise SettingsError("the URL has a name or password before its host; give a key as --api-key instead")
+    check_server_url(with_scheme, "the URL")
     return with_scheme.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from relevo.core.errors import RelevoError, SettingsError
+from relevo.core.urls import check_server_url
 
 _POLL_S = 0.1
 
@@ -32,6 +33,7 @@ def drain(
 
     Each gets SIGTERM, so this runs on the machine of the workers and as their user.
     """
+    check_server_url(url, "--url")
     known = {worker["worker_id"]: worker for worker in _workers(url)}
     chosen = [name for name in known if every or known[name]["model"] == model] or list(workers or [])
     if model is not None and not any(worker["model"] == model for worker in known.values()):

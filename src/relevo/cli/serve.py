@@ -14,6 +14,7 @@ from relevo.build.serve import open_listener, plan_serving, serving
 from relevo.build.start_phases import StartPhases
 from relevo.cli.options import with_settings_flags
 from relevo.core.errors import StartError
+from relevo.core.urls import server_url
 from relevo.settings import Settings
 from relevo.supervisor import StartFailed
 from relevo.telemetry.log import configure, say
@@ -29,11 +30,14 @@ def serve(settings: Settings) -> None:
     phases = StartPhases()
     listener = open_listener(settings.host, settings.port)
     plan = plan_serving(settings)
+    if settings.ssl_certfile or settings.ssl_keyfile or settings.ssl_ca_certs or settings.ssl_cert_reqs:
+        from relevo.build.tls import build_tls
+
+        build_tls(plan.gateway.http)  # its files are tried before anything is loaded
     phases.done("model file's head, plan")
     host, port = listener.getsockname()[:2]
-    view = StartView(
-        plan, f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}", phases, settings.gateways
-    )
+    url = server_url(host, port, scheme="https" if settings.ssl_certfile else "http")
+    view = StartView(plan, url, phases, settings.gateways)
     with serving(settings, plan, listener, view.on_status) as supervisor:
         view.show_plan()
         try:

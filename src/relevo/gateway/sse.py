@@ -33,27 +33,39 @@ def encode_event(payload: Mapping[str, Any]) -> bytes:
 
 
 class EventStream:
-    """Writes one stream of events. Nothing goes out before the first `write`, so an early error keeps its status."""
+    """Writes one stream of events.
+
+    Nothing goes out before the first `write`, so an early error keeps its status; with `keepalive_s`, nothing before so
+    long a silence: then comments do, and a later error is an event.
+    """
 
     def __init__(self, send: Send, keepalive_s: float | None = None) -> None:
         self._send = send
-        self._keepalive_s = keepalive_s
         self._sending = asyncio.Lock()  # a comment never lands in the middle of an event
+        self._was_quiet = True  # since the keep-alive looked last
+        self._keepalive_s = keepalive_s
         self._keepalive: asyncio.Task[None] | None = None
         self.started = False
 
+    def start_keepalive(self) -> None:
+        """From now on no silence is longer than `keepalive_s`. Until `stop_keepalive`."""
+        if self._keepalive_s is not None:
+            self._keepalive = asyncio.create_task(self._keep_alive(self._keepalive_s))
+
     async def write(self, data: bytes) -> None:
+        self._was_quiet = False
         if self.started and self._keepalive is None:  # nobody else writes
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             return
         async with self._sending:
-            if not self.started:
-                self.started = True
-                headers = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
-                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-                if self._keepalive_s is not None:
-                    self._keepalive = asyncio.create_task(self._keep_alive(self._keepalive_s))
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            await self._write(data)
+
+    async def _write(self, data: bytes) -> None:
+        if not self.started:
+            self.started = True
+            headers = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         self.stop_keepalive()
@@ -67,10 +79,13 @@ class EventStream:
             self._keepalive = None
 
     async def _keep_alive(self, keepalive_s: float) -> None:
+        """It looks twice in that time, so a silence of any beginning is broken within it."""
         while True:
-            await asyncio.sleep(keepalive_s)
-            async with self._sending:
-                await self._send({"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True})
+            await asyncio.sleep(keepalive_s / 2)
+            if self._was_quiet:
+                async with self._sending:
+                    await self._write(KEEPALIVE_COMMENT)
+            self._was_quiet = True
 
 
 async def wait_until_gone(receive: Receive) -> None:

@@ -12,11 +12,11 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable
 
 from relevo.gateway.http.connection import HttpConnection
 from relevo.gateway.http.cycle import error_reply, response_head
 from relevo.gateway.http.door import FULL, Door
+from relevo.gateway.http.tls import TlsContext, no_tls
 from relevo.policy.connections import Refusal
 
 log = logging.getLogger("relevo.http")
@@ -24,12 +24,6 @@ log = logging.getLogger("relevo.http")
 ACCEPTS_PER_TURN = 16  # arbitrary: other processes on the socket, and answers under way, get their turn
 RETRY_S = 0.1  # arbitrary: after the system had no descriptor for a connection
 _SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-
-TlsContext = Callable[[], ssl.SSLContext | None]
-
-
-def no_tls() -> None:
-    return None
 
 
 class Listener:

@@ -12,7 +12,8 @@ import uvicorn
 
 from relevo.gateway.http.connection import HttpConnection
 from relevo.gateway.http.door import Door
-from relevo.gateway.http.listener import Listener, TlsContext, no_tls
+from relevo.gateway.http.listener import Listener
+from relevo.gateway.http.tls import TlsContext, no_tls
 
 
 class HttpServer(uvicorn.Server):

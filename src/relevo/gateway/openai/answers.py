@@ -212,6 +212,7 @@ async def _put_together(job: Job, tab: Tab, answering: Answering, kept: KeptAnsw
 
 
 async def _stream(call: Call, job: Job, tab: Tab, stream: EventStream, answering: Answering) -> None:
+    stream.start_keepalive()
     try:
         last = await _write_deltas(stream, job, tab)
         answering.is_complete = True
@@ -238,11 +239,13 @@ async def _write_deltas(stream: EventStream, job: Job, tab: Tab) -> bytes:
     encoder = _encoder(job)
     num_unfinished = job.num_choices
     last = b""
+    is_open = False
     async with aclosing(merged_deltas(job.generations)) as deltas:
         async for delta in deltas:
             index = job.index_of(delta)
             data = encoder.delta(index, delta)
-            if not stream.started:
+            if not is_open:
+                is_open = True  # `stream.started` would not do: a comment starts it too
                 data = await _write_openings(stream, job, encoder) + data
             if delta.finish_reason is not None:
                 num_unfinished -= 1

@@ -1,0 +1,42 @@
+"""Addresses as people write them and URLs as clients take them: an IPv6 address has brackets in one of the two."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from relevo.core.errors import SettingsError
+
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what to listen on → where to reach it from here
+
+
+def bare_host(host: str) -> str:
+    """`[::1]` and `::1` are the same address."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def authority(host: str, port: int) -> str:
+    """`host:port` for a URL; a zone (`fe80::1%eth0`) keeps its name."""
+    host = bare_host(host)
+    return f"[{host.replace('%', '%25')}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def server_url(host: str, port: int, *, scheme: str = "http") -> str:
+    """Where a server that listens there is reached from this machine."""
+    return f"{scheme}://{authority(_WILDCARDS.get(host, host), port)}"
+
+
+def check_server_url(url: str, name: str) -> None:
+    """Raises SettingsError, which calls the setting `name`, for a URL that no client takes."""
+    host = url.partition("://")[2].partition("/")[0]
+    if host.count(":") > 1 and "[" not in host:
+        raise SettingsError(f"{name} {url}: an IPv6 address stands in brackets; {_EXAMPLES}")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise SettingsError(f"{name} {url}: {error}; {_EXAMPLES}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise SettingsError(f"{name} {url}: this is no http or https URL of a server; {_EXAMPLES}")
+
+
+_EXAMPLES = "write it like http://10.0.0.5:8000 or http://[::1]:8000"
