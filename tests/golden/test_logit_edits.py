@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relevo.core.baton import SampleState
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.engine.logit_edits import EditCache, edited
+from relevo.engine.logit_edits import EditCache, RequestEdits, SampleEdits, edited
 from relevo.engine.sampler import Sampler
 from relevo.engine.sampling_math import best_logprobs, log_normaliser
 
@@ -39,30 +40,27 @@ class CountedPrompt(tuple[int, ...]):
         return super().__iter__()
 
 
-class CountedOutput(list[int]):
-    num_reads = 0
-
-    def __getitem__(self, place: Any) -> Any:
-        items = super().__getitem__(place)
-        self.num_reads += len(items) if isinstance(place, slice) else 1
-        return items
-
-
-def test_a_step_reads_nothing_of_what_a_client_sent() -> None:
+def test_a_step_reads_nothing_of_what_a_client_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 continuations, a bias for every token, all penalties: red if a step reads bias, prompt or old output again."""
+    counted: list[int] = []
+    build = SampleEdits.__init__
+
+    def counting(self: SampleEdits, of_request: RequestEdits, sample: SampleState) -> None:
+        counted.append(sample.sample_index)
+        build(self, of_request, sample)
+
+    monkeypatch.setattr(SampleEdits, "__init__", counting)
     bias = CountedBias({token_id: token_id / 100 for token_id in range(VOCAB_SIZE)})
     prompt = CountedPrompt(range(200))
     asked = request(prompt, n=64, logit_bias=bias, repetition_penalty=1.2, frequency_penalty=0.5, min_tokens=50)
-    sampler, outputs = Sampler(VOCAB_SIZE), [CountedOutput() for _ in range(64)]
-    samples = [SampleState(index, output) for index, output in enumerate(outputs)]
+    sampler, samples = Sampler(VOCAB_SIZE), [SampleState(index) for index in range(64)]
     logits = np.random.default_rng(5).normal(size=(64, VOCAB_SIZE)).astype(np.float32)
-    num_steps = 6
-    for _ in range(num_steps):
+    for _ in range(6):
         tokens = sampler.sample(logits, [(row, asked, sample) for row, sample in enumerate(samples)])
-        for output, token in zip(outputs, tokens, strict=True):
-            output.append(token.token_id)
+        for sample, token in zip(samples, tokens, strict=True):
+            sample.output_token_ids.append(token.token_id)
     assert bias.num_reads == VOCAB_SIZE and CountedPrompt.num_reads == 1
-    assert all(output.num_reads < num_steps for output in outputs)
+    assert counted == list(range(64))  # once each; from there on by one token per step
 
 
 @settings(max_examples=60, deadline=None)
