@@ -176,6 +176,11 @@ class Settings(BaseModel):
         description="Best `priority` that clients without a key, or with one of --api-key, may ask for; lower is "
         "served earlier. Keys of `relevo keys create` have their own.",
     )
+    admin_key: Keys = Field(
+        (),
+        description="Keys of operators: `relevo drain`, usage of every key. They ask nothing of others. Besides these: "
+        "the key in the file operator-key beside the ledger, and admin keys of the database.",
+    )
     allowed_origins: Names = Field((), description="Origins browsers may call from (CORS). None: same origin only.")
     metrics_require_key: bool = Field(
         False,
@@ -377,7 +382,7 @@ OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_templa
 OF_THE_SERVER = frozenset(
     (
         *("models", "gateways", "host", "port", "api_key", "best_priority", "allowed_origins", "allowed_hosts"),
-        *("max_body_bytes", "max_body_memory_bytes", "max_tokenize_bytes", "root_path"),
+        *("admin_key", "max_body_bytes", "max_body_memory_bytes", "max_tokenize_bytes", "root_path"),
         *("keep_alive_timeout_s", "header_timeout_s", "stall_timeout_s"),
         *("max_connections", "max_connections_per_address", "trusted_proxies", "metrics_require_key"),
         *(

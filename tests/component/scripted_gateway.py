@@ -90,6 +90,7 @@ class ScriptedGenerator:
     num_cached: int = 0
     engine_status: EngineStatus = field(default_factory=lambda: status_of(ready=True))
     requests: list[EngineRequest] = field(default_factory=list)
+    drained: list[str] = field(default_factory=list)
     num_open: int = 0
     num_closed_early: int = 0
     num_to_hang: int = 1  # `hanging` is set once so many requests hang
@@ -124,6 +125,11 @@ class ScriptedGenerator:
 
     def status(self) -> EngineStatus:
         return self.engine_status
+
+    def drain(self, worker_id: str) -> bool:
+        is_ready = any(worker.worker_id == worker_id and worker.ready for worker in self.engine_status.workers)
+        self.drained += [worker_id] * is_ready
+        return is_ready
 
 
 def sampled(request: EngineRequest, token_ids: Sequence[int]) -> tuple[SampledToken, ...]:

@@ -65,7 +65,6 @@ SAMPLES = (
     wire.Abort(RID, True),
     wire.Release(RID),
     wire.Fence(WID, 3, 2),
-    wire.SetRole(0, 8),
     wire.Drain(),
     wire.FollowCache(),
     wire.Ping(2**63),

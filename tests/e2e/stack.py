@@ -19,6 +19,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 START_S = 60.0
+OPERATOR = {"RELEVO_ADMIN_KEY": "operator-of-the-tests"}  # what `relevo drain` needs
 
 
 @dataclass
@@ -120,7 +121,13 @@ def stack(model: str, *flags: str, env: dict[str, str] | None = None) -> Iterato
         [sys.executable, "-m", "relevo", "serve", model, "--port", "0", *flags],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "RELEVO_DATABASE_URL": "memory", "RELEVO_EXPOSE_PROCESSES": "true", **(env or {})},
+        env={
+            **os.environ,
+            "RELEVO_DATABASE_URL": "memory",
+            "RELEVO_EXPOSE_PROCESSES": "true",
+            **OPERATOR,
+            **(env or {}),
+        },
     )
     assert process.stderr is not None
     lines: list[str] = []

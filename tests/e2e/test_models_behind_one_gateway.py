@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack import Stack, stack
+from stack import OPERATOR, Stack, stack
 
 MODELS = """
 [small]
@@ -86,7 +86,7 @@ def test_a_dead_worker_of_one_model_disturbs_no_other(both: Stack) -> None:
 def test_the_workers_of_one_model_are_drained(both: Stack) -> None:
     before = both.pids()
     command = [sys.executable, "-m", "relevo", "drain", "--url", both.url, "--model", "large"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **OPERATOR})
     assert done.returncode == 0, done.stderr
     after = both.pids()
     assert {name for name in after if after[name] != before[name]} == {"large/unified-0"}

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from stack import Stack, descendants, is_alive, stack
+from stack import OPERATOR, Stack, descendants, is_alive, stack
 
 SLOW_STEPS = ("--fake-base-s", "0.02", "--num-kv-blocks", "512", "--max-model-len", "2048")
 
@@ -87,7 +87,10 @@ def test_draining_every_worker_under_load_fails_no_request(drain_timeout_s: str)
         with ThreadPoolExecutor(6) as pool:
             rounds = [pool.submit(running.complete, p, max_tokens=40, ignore_eos=True) for p in prompts * 3]
             drained = subprocess.run(
-                [sys.executable, "-m", "relevo", "drain", "--all", "--url", running.url], capture_output=True, text=True
+                [sys.executable, "-m", "relevo", "drain", "--all", "--url", running.url],
+                capture_output=True,
+                text=True,
+                env={**os.environ, **OPERATOR, "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"},
             )
             assert drained.returncode == 0, drained.stderr
             assert [future.result()["choices"] for future in rounds] == expected * 3

@@ -142,6 +142,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     http: HttpConfig
     models: tuple[ServedModelConfig, ...]
     api_key_hashes: tuple[str, ...]
+    admin_key_hashes: tuple[str, ...]
     best_priority: int
     metrics_require_key: bool
     expose_processes: bool

@@ -11,7 +11,9 @@ import msgspec
 
 from relevo.build.configs import PriceConfig
 from relevo.build.documents import read_document
+from relevo.build.operator_key import operator_key
 from relevo.core.errors import SettingsError, StartError
+from relevo.gateway.auth import digest_of
 from relevo.gateway.metering.database import Connection, Database, DatabaseError, MemoryDatabase, SqliteDatabase
 from relevo.gateway.metering.keys import keys_revision, list_keys
 from relevo.gateway.metering.keys_marker import KeysMarker
@@ -66,8 +68,12 @@ def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
     """The plan with prices read and the database tried. Raises StartError, SettingsError."""
     location = database_location(settings.data_dir, settings.database_url)
     notes = check_keys(location, settings)
+    admin_hashes = plan.gateway.admin_key_hashes
+    if location != "memory" and "://" not in location:
+        admin_hashes = (*admin_hashes, digest_of(operator_key(Path(location).parent)))
     gateway = msgspec.structs.replace(
         plan.gateway,
+        admin_key_hashes=admin_hashes,
         database=location,
         ledger_fsync=settings.ledger_fsync,
         require_keys=settings.require_keys,

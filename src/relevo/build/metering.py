@@ -89,7 +89,8 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
         raise StartError(f"the usage database cannot be used: {error}") from error
     writer = LedgerWriter(writing, metrics, journal)
     is_closed = config.require_keys or (marker is not None and marker.exists)
-    key_ring = KeyRing(ApiKeys(config.api_key_hashes, config.best_priority), unix_ms, is_closed=is_closed)
+    fixed, admins = (ApiKeys(keys, config.best_priority) for keys in (config.api_key_hashes, config.admin_key_hashes))
+    key_ring = KeyRing(fixed, unix_ms, is_closed=is_closed, admins=admins)
     meter = Meter(
         writer=writer,
         accounts=Accounts(),

@@ -180,6 +180,7 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
         ),
         models=tuple(plan.served for plan in plans),
         api_key_hashes=tuple(hashlib.sha256(key.encode()).hexdigest() for key in settings.api_key),
+        admin_key_hashes=tuple(hashlib.sha256(key.encode()).hexdigest() for key in settings.admin_key),
         best_priority=settings.best_priority,
         metrics_require_key=settings.metrics_require_key,
         expose_processes=settings.expose_processes,

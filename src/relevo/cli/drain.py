@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
-import urllib.error
-import urllib.request
+from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
-from relevo.core.errors import RelevoError, SettingsError
+from relevo.build.ledger import database_location
+from relevo.build.operator_key import read_operator_key
+from relevo.cli.database import DataDir
+from relevo.cli.http import fetch, is_loopback
+from relevo.core.errors import RelevoError, SettingsError, StartError
 from relevo.core.urls import check_server_url
 
 _POLL_S = 0.1
@@ -27,11 +29,20 @@ def drain(
     every: Annotated[bool, typer.Option("--all", help="Every worker, one after the other.")] = False,
     model: Annotated[str | None, typer.Option(help="Every worker of that model, one after the other.")] = None,
     url: Annotated[str, typer.Option(help="The gateway.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RELEVO_ADMIN_KEY",
+            help="An admin key of the server. Default, for a server on this machine: its operator-key file.",
+        ),
+    ] = None,
+    data_dir: DataDir = None,
     timeout_s: Annotated[float, typer.Option(help="How long to wait for each worker to be back.")] = 120.0,
 ) -> None:
     """Take workers out of rotation, let them finish or hand on what they run, and wait until they are back.
 
-    Each gets SIGTERM, so this runs on the machine of the workers and as their user.
+    The gateway is asked, with an admin key: one of its --admin-key, one made with `relevo keys create --admin`, or the
+    operator's own, which the server keeps in its data folder.
     """
     check_server_url(url, "--url")
     known = {worker["worker_id"]: worker for worker in _workers(url)}
@@ -44,26 +55,28 @@ def drain(
     unknown = [worker_id for worker_id in chosen if worker_id not in known]
     if unknown:
         raise SettingsError(f"{url} has no worker {unknown[0]}; it has {', '.join(known)}")
+    key = api_key.split(",")[0].strip() if api_key else _own_key(url, data_dir)
     for worker_id in chosen:
-        took_s = _replace(url, worker_id, timeout_s)
+        took_s = _replace(url, worker_id, key, timeout_s)
         typer.echo(f"{worker_id} drained and back after {took_s:.1f} s")
 
 
-def _replace(url: str, worker_id: str, timeout_s: float) -> float:
+def _own_key(url: str, data_dir: str | None) -> str | None:
+    """That of the server on this machine. It is not sent to any other."""
+    if not is_loopback(url):
+        return None
+    try:
+        return read_operator_key(Path(database_location(data_dir, None)).parent)
+    except StartError:
+        return None  # the server says what it wants
+
+
+def _replace(url: str, worker_id: str, key: str | None, timeout_s: float) -> float:
     started_s = time.monotonic()
     before = _worker(url, worker_id)
     if not before["ready"]:
         raise DrainFailed(f"{worker_id} is not ready; wait until it is")
-    if "pid" not in before:
-        raise DrainFailed(f"{url} does not name its processes; start it with --expose-processes")
-    try:
-        os.kill(before["pid"], signal.SIGTERM)
-    except ProcessLookupError:
-        pass  # it has just ended by itself and is being replaced
-    except PermissionError as error:
-        raise DrainFailed(
-            f"process {before['pid']} of {worker_id} is not ours; run this as the user of the server"
-        ) from error
+    _ask(url, worker_id, key)
     while True:
         now = _worker(url, worker_id)
         if now["ready"] and now["epoch"] > before["epoch"]:
@@ -77,12 +90,27 @@ def _worker(url: str, worker_id: str) -> dict[str, Any]:
     return next(worker for worker in _workers(url) if worker["worker_id"] == worker_id)
 
 
+def _ask(url: str, worker_id: str, key: str | None) -> None:
+    """Raises DrainFailed in the gateway's words."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        status, body = fetch(f"{url.rstrip('/')}/admin/drain/{quote(worker_id)}", method="POST", headers=headers)
+    except (OSError, ValueError) as error:
+        raise DrainFailed(f"{url} does not answer ({error})") from error
+    if status == 202:
+        return
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"status {status}"
+    if status in (401, 403):
+        message += " Give it with --api-key or RELEVO_ADMIN_KEY, or name the server's folder with --data-dir."
+    raise DrainFailed(f"{worker_id} was not drained: {message}")
+
+
 def _workers(url: str) -> list[dict[str, Any]]:
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/ready", timeout=10) as answer:
-            body = answer.read()
-    except urllib.error.HTTPError as error:
-        body = error.read()  # not ready, but it still lists its workers
+        _, body = fetch(f"{url.rstrip('/')}/ready")  # one that is not ready lists its workers too
     except (OSError, ValueError) as error:
         raise SettingsError(f"no gateway answers at {url} ({error}); give its address with --url") from error
     try:

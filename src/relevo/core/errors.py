@@ -69,6 +69,12 @@ class Unauthorized(RequestError):
     code = "invalid_api_key"
 
 
+class Forbidden(RequestError):
+    """The key is valid, and not for this."""
+
+    code = "forbidden"
+
+
 class RequestTooLarge(RequestError):
     code = "request_too_large"
 

@@ -156,8 +156,6 @@ class EngineLoop:
                 self._orphans.released(message.request_id)
             case wire.Fence():
                 self._fence(peer, message)
-            case wire.SetRole():
-                self.scheduler.set_role(message.max_prefill_tokens, message.max_running)
             case wire.Drain():
                 self._drain.ask()
             case wire.FollowCache():

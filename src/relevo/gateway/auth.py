@@ -13,7 +13,7 @@ from typing import Protocol
 
 from relevo.core.errors import Unauthorized
 
-GUARDED_PATHS = ("/v1", "/tokenize", "/detokenize")
+GUARDED_PATHS = ("/v1", "/tokenize", "/detokenize", "/admin")
 UNKNOWN_KEY = "The API key is not valid here."
 
 
@@ -28,7 +28,7 @@ class Caller:
 
     tenant: str = ""  # empty without keys; keys of one tenant may share cached prefixes
     key_id: str = ""  # empty without keys
-    is_admin: bool = False  # may see the usage of every key
+    is_admin: bool = False  # may see the usage of every key, and drain workers
     best_priority: int = 0  # the least number its requests may ask for; below 0 is served before others
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 from relevo.core import errors
 from relevo.core.baton import Baton
 from relevo.core.events import TokenOutput
-from relevo.core.ids import RequestId, WorkerRef
+from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.ports import Clock
 from relevo.core.request import EngineRequest
 from relevo.gateway.door import Door
@@ -121,6 +121,9 @@ class Dispatcher:
             self._advance(flight, h.ClientGone())  # harmless after the end
             self._leave(flight)
             self._door.pump()
+
+    def drain(self, worker_id: str) -> bool:
+        return self._membership.drain(WorkerId(worker_id))
 
     def status(self) -> EngineStatus:
         workers = self._membership.statuses()

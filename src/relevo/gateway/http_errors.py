@@ -51,6 +51,7 @@ HTTP_SHAPES: dict[str, HttpShape] = {
     "unsupported_media_type": HttpShape(400, "invalid_request_error"),
     "invalid_api_key": HttpShape(401, "authentication_error"),
     "foreign_site": HttpShape(403, "permission_error"),
+    "forbidden": HttpShape(403, "permission_error"),
     "model_not_found": HttpShape(404, "not_found_error"),
     "unknown_path": HttpShape(404, "not_found_error"),
     "method_not_allowed": HttpShape(405, "invalid_request_error"),

@@ -129,6 +129,11 @@ class Membership:
             return False
         return True
 
+    def drain(self, worker_id: WorkerId) -> bool:
+        """Ask it to leave; it says `Leaving` to every gateway. False if it is not there, or not ready."""
+        member = self._members.get(worker_id)
+        return member is not None and member.is_ready and self.send(member.ref, wire.Drain())
+
     def statuses(self) -> tuple[WorkerStatus, ...]:
         return tuple(
             WorkerStatus(

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.responses import Response
 
 from relevo import __version__
+from relevo.gateway.admin import drain_worker
 from relevo.gateway.call import Call
 from relevo.gateway.openai.chat import chat_completions
 from relevo.gateway.openai.completions import completions
@@ -115,6 +116,7 @@ ROUTES = (
     Route("GET", "/v1/usage", show_usage),
     Route("POST", "/tokenize", tokenize),
     Route("POST", "/detokenize", detokenize),
+    Route("POST", "/admin/drain/*", drain_worker),
     Route("GET", "/health", health),
     Route("GET", "/ready", ready),
     Route("GET", "/version", version),

@@ -96,13 +96,6 @@ class Fence(Message, frozen=True, tag=True):
     nonce: int = 0  # comes back with the answer
 
 
-class SetRole(Message, frozen=True, tag=True):
-    """A role is two numbers, changed at run time: tokens of prefill per step (0: none) while decodes run, and alone."""
-
-    max_prefill_tokens: int
-    max_running: int
-
-
 class Drain(Message, frozen=True, tag=True):
     """Finish what runs, for as long as the worker's drain time, then exit with status 0. Answered with Leaving."""
 
@@ -234,20 +227,7 @@ class Pong(Message, frozen=True, tag=True):
     nonce: int
 
 
-ToWorker = (
-    Submit
-    | Reserve
-    | Prefill
-    | SealBlocks
-    | StartDecode
-    | Abort
-    | Release
-    | Fence
-    | SetRole
-    | Drain
-    | FollowCache
-    | Ping
-)
+ToWorker = Submit | Reserve | Prefill | SealBlocks | StartDecode | Abort | Release | Fence | Drain | FollowCache | Ping
 ToGateway = (
     Hello
     | Reserved

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from relevo.core.errors import Unauthorized
-from relevo.gateway.auth import UNKNOWN_KEY, ApiKeys, Caller, presented_digest
+from relevo.gateway.auth import UNKNOWN_KEY, ApiKeys, Caller, presented_digest, presented_key
 from relevo.gateway.metering.keys import KeyRecord
 
 log = logging.getLogger("relevo.gateway.keys")
 
 
 class KeyRing:
-    """An `Authenticator`. `now_ms`: Unix milliseconds."""
+    """An `Authenticator`. `now_ms`: Unix milliseconds; `admins`: keys of operators, which do not close the server."""
 
-    def __init__(self, fixed: ApiKeys, now_ms: Callable[[], int], *, is_closed: bool = False) -> None:
+    def __init__(
+        self, fixed: ApiKeys, now_ms: Callable[[], int], *, is_closed: bool = False, admins: ApiKeys | None = None
+    ) -> None:
         """`is_closed`: a key is needed even where there is none."""
         self._fixed = fixed
         self.is_closed = is_closed or bool(fixed.digests)
+        self._admins = admins or ApiKeys()
         self._now_ms = now_ms
         self._by_digest: dict[str, KeyRecord] = {}
         self._by_key_id: dict[str, KeyRecord] = {}
@@ -40,7 +44,7 @@ class KeyRing:
         """Why the key of a running request may not be used any more; empty: it may."""
         record = self._by_key_id.get(caller.key_id)
         if record is None:
-            known = not caller.key_id or self._fixed.has(caller.key_id)
+            known = not caller.key_id or self._fixed.has(caller.key_id) or self._admins.has(caller.key_id)
             return "" if known else "The API key of this request does not exist any more."
         state = record.state(self._now_ms())
         return "" if state == "active" else f"The API key {record.prefix}... is {state}."
@@ -55,6 +59,10 @@ class KeyRing:
         return not self.is_closed
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
+        if presented_key(headers) is not None:
+            admin = self._admins.find(presented_digest(headers))
+            if admin is not None:
+                return replace(admin, is_admin=True)
         if self.is_open:
             return self._fixed.anonymous
         digest = presented_digest(headers)
