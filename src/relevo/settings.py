@@ -15,8 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from relevo.core.ports import MAX_DURATION_S
+from relevo.environment import PREFIX as ENVIRONMENT_PREFIX
+from relevo.environment import read_environment
 
-ENVIRONMENT_PREFIX = "RELEVO_"
 _SUFFIX_TOKENS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}
 _SUFFIX_BYTES = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -374,8 +375,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _with_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
-        named = {name: os.environ.get(ENVIRONMENT_PREFIX + name.upper()) for name in cls.model_fields}
-        return {name: value for name, value in named.items() if value is not None} | given
+        return read_environment(os.environ, cls.model_fields).values | given
 
 
 OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_template"))  # makes no sense for several

@@ -140,12 +140,18 @@ def location_name(location: str) -> str:
 
 def _data_folder(data_dir: str | None) -> Path:
     if data_dir:
-        return Path(data_dir).expanduser().absolute()
+        try:
+            return Path(data_dir).expanduser().absolute()
+        except RuntimeError as error:
+            raise SettingsError(f"--data-dir {data_dir}: there is no such home folder; write the whole path") from error
     state = os.environ.get("XDG_STATE_HOME") or ""  # only absolute paths are valid there
     try:
         home = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
     except RuntimeError as error:
-        raise SettingsError("there is no home folder for the usage database; name one with --data-dir") from error
+        raise SettingsError(
+            "there is no home folder for the usage database; name a folder with --data-dir, or keep nothing with "
+            "--database-url memory"
+        ) from error
     return home / "relevo"
 
 

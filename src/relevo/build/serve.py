@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -21,6 +20,7 @@ from relevo.build.ledger import with_metering
 from relevo.build.models_file import AskedModel, asked_models
 from relevo.build.plan import ServePlan, resolve
 from relevo.build.resolve import ModelAsk, ModelPlan
+from relevo.build.runtime_folder import runtime_folder
 from relevo.core.errors import SettingsError
 from relevo.core.urls import authority, bare_host
 from relevo.kv.arena_file import create_arena_file
@@ -94,13 +94,13 @@ def serving(
     """A supervisor and what it owns: the runtime folder and the models' shared arenas, which have no names in any file
     system."""
     with contextlib.ExitStack() as owned:
-        runtime_folder = owned.enter_context(tempfile.TemporaryDirectory(prefix="relevo-", ignore_cleanup_errors=True))
-        Path(runtime_folder).chmod(0o700)  # whatever the umask is
+        folder = owned.enter_context(runtime_folder())
         kv_secret = secrets.token_hex(32)  # the supervisor's and the workers', for as long as this server runs
         located = []
+        addresses = (f"unix:{folder}/w{number}.sock" for number in itertools.count())
         for model in plan.models:
             arena_fd = _arena_fd(model, owned)
-            located.append(tuple(_located(worker, runtime_folder, arena_fd, kv_secret) for worker in model.workers))
+            located.append(tuple(_located(worker, next(addresses), arena_fd, kv_secret) for worker in model.workers))
         gateway = msgspec.structs.replace(
             plan.gateway,
             listen_fd=listener.fileno(),
@@ -108,7 +108,7 @@ def serving(
                 _with_addresses(model, workers) for model, workers in zip(plan.gateway.models, located, strict=True)
             ),
         )
-        gateways = gateway_configs(gateway, settings.gateways, runtime_folder)
+        gateways = gateway_configs(gateway, settings.gateways, folder)
         yield Supervisor(
             workers=[
                 _worker_child(worker, model.served.heartbeat_timeout_s)
@@ -135,9 +135,8 @@ def _arena_fd(model: ModelPlan, owned: contextlib.ExitStack) -> int:
     return fd
 
 
-def _located(worker: WorkerConfig, runtime_folder: str, arena_fd: int, kv_secret: str) -> WorkerConfig:
+def _located(worker: WorkerConfig, address: str, arena_fd: int, kv_secret: str) -> WorkerConfig:
     """With what this start gives it. The secret goes to workers that listen for others, over their standard input."""
-    address = f"unix:{runtime_folder}/{worker.worker_id.replace('/', '.')}.sock"
     secret = kv_secret if worker.transport == "tcp" else ""
     return msgspec.structs.replace(worker, address=address, arena_fd=arena_fd, kv_secret=secret)
 

@@ -59,8 +59,24 @@ def _wanted(argv: Sequence[str], environment: Mapping[str, str]) -> str | None:
     return words[1] if len(words) > 1 else None
 
 
+def open_standard_streams() -> None:
+    """Those that are closed lead nowhere: the next sockets would get their numbers, and be taken for them."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            os.set_inheritable(fd, True)  # what this one starts has them too
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115  # as long as the process lives
+
+
 def main() -> None:
     """Run a command; an error a person can mend is one sentence on stderr and exit status 2."""
+    open_standard_streams()
     gc.disable()  # what imports make is no garbage, and looking through it takes a tenth of their time
     try:
         app = make_app(_wanted(sys.argv, os.environ))

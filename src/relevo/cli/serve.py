@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from relevo.build.start_phases import StartPhases
 from relevo.cli.options import with_settings_flags
 from relevo.core.errors import StartError
 from relevo.core.urls import server_url
+from relevo.environment import read_environment
 from relevo.settings import Settings
 from relevo.supervisor import StartFailed
 from relevo.telemetry.log import configure, say
@@ -28,6 +30,8 @@ def serve(settings: Settings) -> None:
     """Serve a model over an OpenAI-compatible API, prefill and decode on separate workers."""
     configure(settings.log_level, "relevo")
     phases = StartPhases()
+    for note in read_environment(os.environ, Settings.model_fields).notes:
+        logging.getLogger("relevo").warning("environment: %s", note)
     listener = open_listener(settings.host, settings.port)
     plan = plan_serving(settings)
     if settings.ssl_certfile or settings.ssl_keyfile or settings.ssl_ca_certs or settings.ssl_cert_reqs:

@@ -32,7 +32,7 @@ from relevo.gateway.body import check_num_items, json_text, read_body
 from relevo.gateway.byte_account import ByteAccount
 from relevo.gateway.edge.metrics import EdgeMetrics
 from relevo.gateway.edge.regions import Regions
-from relevo.gateway.http_errors import error_body, error_response
+from relevo.gateway.http_errors import UnknownPath, error_body, error_response
 from relevo.gateway.site import Site
 from relevo.gateway.sse import ClientGone, encode_event
 from relevo.gateway.text_work import INLINE_BYTES
@@ -120,6 +120,8 @@ class Edge:
                     {r.name: (r.is_up, self.choice.num_open(r.name)) for r in self.regions.all}
                 )
                 return Response(body_bytes, headers={"content-type": content_type})
+        if request.scope["path"].startswith("/admin/"):  # a region's operator knows its address
+            return error_response(UnknownPath("An edge does not administrate regions; ask the region itself."))
         return None
 
     # ---- forwarding --------------------------------------------------------------------------------------------------
