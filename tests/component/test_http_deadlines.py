@@ -173,14 +173,26 @@ async def test_what_is_left_of_a_refused_body_is_read_for_a_while() -> None:
 
 
 async def test_one_address_cannot_take_all_connections() -> None:
-    rig = Rig(Echo())
+    async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    rig = Rig(busy)
     opened = [rig.open() for _ in range(LIMITS.max_per_address)]
+    other, other_wire = rig.open("192.0.2.2")
+    newest = rig.open()  # its own longest idle one makes room, nobody else's
+    assert opened[0][1].ended == "abort" and not other_wire.ended
+    other.connection_lost(None)
+    opened = [*opened[1:], newest]
+    for connection, _ in opened:
+        connection.data_received(GET)
+        await rig.settle()
     assert rig.door.admit("192.0.2.1") is Refusal.ADDRESS
     assert rig.door.admit("::ffff:192.0.2.1") is Refusal.ADDRESS
     rig.open("192.0.2.2")
     opened[0][0].connection_lost(None)
     rig.open()
-    assert rig.counts.refused == ["per_address"] * 2
+    assert rig.counts.refused == ["per_address"] * 3
 
 
 @pytest.mark.parametrize("is_idle_after_request", [False, True])
@@ -243,7 +255,9 @@ async def test_a_handshake_counts_and_is_given_up_like_a_silent_connection() -> 
 async def test_many_refusals_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """Red if clients could fill the log."""
     rig = Rig(Echo(), replace(LIMITS, max_per_address=1))
-    rig.open()
+    connection, _ = rig.open()
+    connection.data_received(POST)
+    await rig.settle()
     for _ in range(100):
         rig.door.admit("192.0.2.1")
     assert len(caplog.records) == 1 and len(rig.counts.refused) == 100

@@ -10,6 +10,7 @@ order of its deadlines, and looking for what is late costs what is late.
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +20,7 @@ K = TypeVar("K", bound=Hashable)
 
 MIN_BYTES_PER_S = 240  # arbitrary: a telegraph is slower, and no network that carries a chat is
 LINGER_S = 5.0  # arbitrary: what a client may still send after its last answer
+NUM_LOOKED_AT = 256  # arbitrary: of the longest idle, for one of the same address
 NUM_RESERVED = 64  # arbitrary: connections above the bound, for what asks after the server's health
 
 
@@ -87,10 +89,12 @@ class ConnectionTable(Generic[K]):
     def admit(self, connection: K, address: str) -> tuple[Verdict | Refusal, K | None]:
         """Whether a new connection is kept, and which one is given up for it. A refused one is not remembered."""
         group = self._group(address)
-        if group and self._num_per_group.get(group, 0) >= self.limits.max_per_address:
-            return Refusal.ADDRESS, None
         verdict, given_up = Verdict.KEEP, None
-        if len(self) >= self.limits.max_connections:
+        if group and self._num_per_group.get(group, 0) >= self.limits.max_per_address:
+            given_up = self._longest_idle(group)
+            if given_up is None:
+                return Refusal.ADDRESS, None
+        elif len(self) >= self.limits.max_connections:
             given_up = self._longest_idle()
             if given_up is None:
                 if len(self) >= self.limits.max_connections + NUM_RESERVED:
@@ -145,10 +149,12 @@ class ConnectionTable(Generic[K]):
         num_moved = self.moved(connection, wait) - owed.num_bytes
         return num_moved >= MIN_BYTES_PER_S * self.limits.wait_s(wait)
 
-    def _longest_idle(self) -> K | None:
+    def _longest_idle(self, group: str = "") -> K | None:
+        """Of `group`, or of all; a few are looked at, so that it costs the same however many there are."""
         for wait in (Wait.LEAVE, Wait.NEXT, Wait.HEAD):
-            for connection in self._owed[wait]:
-                return connection
+            for connection in itertools.islice(self._owed[wait], NUM_LOOKED_AT):
+                if not group or self._groups[connection] == group:
+                    return connection
         return None
 
     def _group(self, address: str) -> str:

@@ -78,9 +78,10 @@ class Door:
         connection = HttpConnection(self)
         verdict, given_up = self.table.admit(connection, address)
         if given_up is not None:
+            is_full = len(self.table) > self.limits.max_connections
             self.table.close(given_up)
             given_up.abort()
-            self.turned_away(Refusal.FULL)
+            self.turned_away(Refusal.FULL if is_full else Refusal.ADDRESS)
         if isinstance(verdict, Refusal):
             self.turned_away(verdict)
             return verdict
