@@ -17,6 +17,7 @@ from relevo.core.errors import WorkerLost
 from relevo.core.events import StepCosts, WireRefusal
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.plan import StepPlan
+from relevo.core.ports import Clock
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import FAKE_MODEL, FakeRunner, fake_layout
 from relevo.engine.loop import EngineLoop, WorkerIdentity
@@ -29,6 +30,7 @@ from relevo.kv.arena import Arena
 from relevo.kv.transports.shm import ShmTransport
 from relevo.policy.admission import Admission, AdmissionLimits
 from relevo.policy.handoff import HandoffLimits
+from relevo.policy.outlook import RoomLimits
 from relevo.policy.perf_model import StepCostModel
 from relevo.policy.scheduler import Scheduler, SchedulerConfig
 from relevo.policy.worker_choice import WorkerChooser
@@ -186,6 +188,9 @@ class InProcessStack:
     workers: dict[str, Worker]
     gossip_folder: str = ""  # empty: they do not talk
     gateways: list[Gateway] = field(default_factory=list)
+    clock: Clock = field(default_factory=MonotonicClock)
+    room: RoomLimits | None = None  # None: requests are sent at once
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
 
     async def add_gateway(self) -> Gateway:
         """Connected to every worker, and let in by all."""
@@ -202,16 +207,16 @@ class InProcessStack:
 
         members = [Member(WorkerId(w), worker.loop.identity.role, w) for w, worker in self.workers.items()]
         membership = Membership(members, connect=cast(Any, connect))
-        placement = Placement(membership, WorkerChooser(), BLOCK_SIZE, Random(len(self.gateways)))
+        placement = Placement(membership, WorkerChooser(), BLOCK_SIZE, Random(len(self.gateways)), self.room)
         dispatcher = Dispatcher(
             membership=membership,
             placement=placement,
-            admission=Admission(AdmissionLimits()),
+            admission=Admission(self.limits),
             limits=HandoffLimits(),
             block_size=BLOCK_SIZE,
             model_name="fake",
             metrics=Silent(),
-            clock=MonotonicClock(),
+            clock=self.clock,
             notes=RouteNotes(),
             fence=lambda worker, reason: None,
         )
