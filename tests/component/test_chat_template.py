@@ -287,6 +287,29 @@ def test_an_answer_without_content_is_no_text_unless_the_template_asks_for_none(
     assert ChatTemplate(template).render(chat) == expected
 
 
+LAST_IS_NO_ANSWER = "{% if messages[-1].role == 'assistant' %}{{ raise_exception('end with a question') }}{% endif %}"
+
+
+@pytest.mark.parametrize("extra", [{}, {"tool_calls": [CALL]}])
+def test_a_template_that_wants_a_question_last_is_asked_for_none_too(extra: dict[str, Any]) -> None:
+    """Red when the question that finds out ends with the answer, is refused, and None is then written as no text."""
+    template, expected = WITHOUT_CONTENT["asks is none"]
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, **extra}, USER]
+    assert ChatTemplate(LAST_IS_NO_ANSWER + template).render(chat) == f"{expected}[{USER['content']}]"
+
+
+@pytest.mark.parametrize("role", ["user", "tool", "system"])
+def test_only_answers_can_be_none(role: str) -> None:
+    """Red when a tool that returned nothing reaches a template as None, because that asks for it of answers."""
+    template = (
+        AS_THEY_COME + "{% if m.role == 'assistant' and m.content is none %}nothing"
+        "{% else %}{{ '[' + m.content + ']' }}{% endif %}{% endfor %}"
+    )
+    for sent in ({"content": None}, {}):
+        chat = [{"role": role, **sent}, {"role": "assistant", "content": None}]
+        assert ChatTemplate(template).render(chat) == "[]nothing"
+
+
 def test_a_tool_call_without_arguments_has_an_empty_object() -> None:
     template = ChatTemplate("{% for c in messages[1].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}")
     for function in ({"name": "f"}, {"name": "f", "arguments": None}, {"name": "f", "arguments": ""}):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from relevo.build.documents import read_document
 from relevo.build.hardware import Hardware
 from relevo.build.ledger import with_metering
 from relevo.build.models_file import AskedModel, asked_models
@@ -165,6 +166,17 @@ def test_a_price_is_of_its_section_or_of_the_file_of_prices(tmp_path: Path) -> N
     assert {name: price.input_cost_per_token for name, price in found.items()} == {
         "small": "0.25", "big": "0.0000001", "alias": "0.0000001",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["prices.json", "prices.toml"])
+def test_a_file_may_begin_with_a_byte_order_mark_and_must_be_utf8(tmp_path: Path, name: str) -> None:
+    """Red when a file that was saved on Windows is refused, or another encoding is called truncated data."""
+    path = tmp_path / name
+    path.write_text('\ufeff{"a": 1}' if name.endswith("json") else "\ufeffa = 1", encoding="utf-8")
+    assert read_document(str(path), "--prices") == {"a": 1}
+    path.write_text("a = 1", encoding="utf-16")
+    with pytest.raises(SettingsError, match=r"^--prices \S+ is not UTF-8 \(byte 0\); save it as UTF-8$"):
+        read_document(str(path), "--prices")
 
 
 def test_settings_know_whose_they_are() -> None:

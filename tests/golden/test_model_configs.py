@@ -90,7 +90,10 @@ def test_a_scaling_without_sense_is_refused(scaling: dict[str, Any], name: str, 
             "long_factor is .* list of numbers above 0",
         ),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, ModelFileError, "must be above low_freq_factor"),
-        ({"rope_scaling": "yarn"}, ModelFileError, "rope parameters 'yarn' are no object"),
+        ({"rope_scaling": "yarn"}, ModelFileError, "rope_scaling is 'yarn' and must be an object"),
+        ({"rope_scaling": {"factor": 4.0}}, ModelFileError, "has factor and no rope_type"),
+        ({"rope_scaling": YARN | {"type": "linear"}}, ModelFileError, "rope_type 'yarn' and type 'linear'"),
+        ({"rope_scaling": YARN | {"factor": 1e300}}, ModelFileError, "at most 65536"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, UnsupportedModel, "kinds of layers"),
         ({"partial_rotary_factor": 0}, UnsupportedModel, "partial_rotary_factor 0"),
         ({"num_key_value_heads": 3}, ModelFileError, "4 attention heads cannot share 3"),
@@ -101,6 +104,14 @@ def test_a_scaling_without_sense_is_refused(scaling: dict[str, Any], name: str, 
 def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         read(**changes)
+
+
+@pytest.mark.parametrize("name", ["tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"])
+@pytest.mark.parametrize("value", ["false", 0, 1, []])
+def test_a_flag_that_is_none_is_refused(name: str, value: Any) -> None:
+    """Red when the text "false" is taken for true."""
+    with pytest.raises(ModelFileError, match=rf"{name} is .* true or false"):
+        read("qwen2" if name == "use_sliding_window" else "llama", **{name: value})
 
 
 def test_null_is_absent() -> None:
@@ -194,6 +205,17 @@ def test_windows_by_layer_equal_transformers(layer_types: list[str], tmp_path: P
 def test_the_longest_context_follows_the_kind_of_scaling(scaling: dict[str, Any], longest: int, spelling: str) -> None:
     """Red when 512 tokens are refused for a model of 128 that is stretched four times."""
     assert read(**{spelling: scaling}).max_context == longest
+
+
+@pytest.mark.parametrize(
+    "theta", [{"rope_theta": 1e6}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}]
+)
+def test_a_scaling_that_is_added_to_a_config_counts_in_either_spelling(theta: dict[str, Any]) -> None:
+    """Model cards say: add `rope_scaling`. Red when it is ignored beside the `rope_parameters` of transformers 5."""
+    config = read(**theta, rope_scaling=YARN)
+    assert (config.max_context, config.rope_theta, config.rope_scaling["rope_type"]) == (512, 1e6, "yarn")
+    assert read(rope_parameters={}, rope_scaling=YARN).max_context == 512
+    assert read(**theta, rope_scaling={}).rope_theta == 1e6
 
 
 # ---- frequencies ----------------------------------------------------------------------------------------------------

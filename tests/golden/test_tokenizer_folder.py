@@ -39,7 +39,6 @@ def test_special_tokens_as_strings_and_as_objects(tmp_path: Path) -> None:
         tokenizer_config={
             "bos_token": {"content": "<s>", "lstrip": False},
             "add_bos_token": True,
-            "model_max_length": 1e30,
         },
         special_tokens_map={"bos_token": "ignored", "eos_token": "</s>", "additional_special_tokens": ["[INST]"]},
     )
@@ -47,7 +46,6 @@ def test_special_tokens_as_strings_and_as_objects(tmp_path: Path) -> None:
     assert (files.bos_token, files.eos_token) == ("<s>", "</s>")
     assert files.additional_special_tokens == ("[INST]",)
     assert files.add_bos_token is True
-    assert files.model_max_length is None
     assert files.eos_token_ids == (2,)  # from the token, as no file names ids
 
 
@@ -95,6 +93,7 @@ def test_chat_template_of_several_and_from_its_own_file(tmp_path: Path) -> None:
     assert tokenizer_files_from_folder(path).named_templates == {"tool_use": "T"}
     (path / "chat_template.json").write_text('{"chat_template": "P"}')
     assert tokenizer_files_from_folder(path).chat_template == "P"
+    assert tokenizer_files_from_folder(path).named_templates == {}
     (path / "additional_chat_templates").mkdir()
     (path / "additional_chat_templates" / "tool_use.jinja").write_text("A")
     (path / "additional_chat_templates" / "rag.jinja").write_text("R")
@@ -110,7 +109,52 @@ def test_an_only_template_serves_whatever_its_name(tmp_path: Path, file: str) ->
     assert (files.chat_template, files.named_templates) == ("T", {})
 
 
-@pytest.mark.parametrize("wrong", [7, [7], [{"name": "default"}], {"default": None}])
+def test_a_template_in_a_file_of_its_own_is_alone_unless_others_stand_beside_it(tmp_path: Path) -> None:
+    """Red when a new chat_template.jinja is used for plain chats, and an old tool_use template for those with tools."""
+    named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    path = folder(tmp_path, tokenizer_config={"chat_template": named})
+    (path / "chat_template.jinja").write_text("J")
+    files = tokenizer_files_from_folder(path)
+    assert (files.chat_template, files.named_templates) == ("J", {})
+
+
+def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """Red when a file that was saved on Windows stops the start, or its mark begins every prompt."""
+    path = folder(tmp_path, generation_config="\ufeff" + '{"eos_token_id": 5}')
+    (path / "chat_template.jinja").write_text("\ufeffJ", encoding="utf-8")
+    (path / "tokenizer.json").write_text("\ufeff" + TOKENIZER_JSON, encoding="utf-8")
+    files = tokenizer_files_from_folder(path)
+    assert (files.chat_template, files.eos_token_ids) == ("J", (5,))
+    assert Tokenizer(files).encode("hello")
+
+
+def test_another_encoding_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    (path / "generation_config.json").write_bytes('{"eos_token_id": 5}'.encode("utf-16"))
+    with pytest.raises(ModelFileError, match=r"generation_config\.json is not UTF-8 \(byte 0\); save it as UTF-8"):
+        tokenizer_files_from_folder(path)
+
+
+@pytest.mark.parametrize("name", ["eos_token", "bos_token", "additional_special_tokens"])
+@pytest.mark.parametrize("wrong", [2, {"id": 2}, {"content": 2}, [2], [{}]])
+def test_a_token_that_is_no_text_is_named(tmp_path: Path, name: str, wrong: Any) -> None:
+    for file in ("tokenizer_config", "special_tokens_map"):
+        path = folder(tmp_path, **{"tokenizer_config": {}, file: {name: wrong}})
+        with pytest.raises(ModelFileError, match=rf"{name} is .* must be a token's text; mend it"):
+            tokenizer_files_from_folder(path)
+
+
+@pytest.mark.parametrize("wrong", [[{"id": 3}], [{"content": "x", "id": "y"}], [7], 7])
+def test_added_tokens_that_are_none_are_named(tmp_path: Path, wrong: Any) -> None:
+    path = folder(tmp_path)
+    (path / "tokenizer.json").write_text(json.dumps(json.loads(TOKENIZER_JSON) | {"added_tokens": wrong}))
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: added_tokens must be"):
+        tokenizer_files_from_folder(path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [7, [7], [{"name": "default"}], {"default": None}, [{"name": ["default"], "template": "T"}]]
+)
 def test_what_is_no_template_is_named(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(ModelFileError, match=r"tokenizer_config\.json: chat_template is neither"):
         tokenizer_files_from_folder(folder(tmp_path, tokenizer_config={"chat_template": wrong}))

@@ -83,7 +83,6 @@ def test_facts_of_the_model(fields: Fields) -> None:
     assert (files.bos_token, files.eos_token, files.pad_token) == ("<|im_start|>", "<|im_end|>", "<|im_end|>")
     assert files.eos_token_ids == (2,)
     assert files.add_bos_token is False
-    assert files.model_max_length == 8192
     assert files.chat_template is not None
 
 

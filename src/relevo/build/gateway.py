@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from relevo.build.about_model import about_model
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
+from relevo.build.documents import read_text
 from relevo.build.door import build_door, build_site
 from relevo.build.event_loop import run_until_complete
 from relevo.build.metering import Metering, build_metering
 from relevo.build.serve_http import serve_until_stopped
 from relevo.build.start_phases import StartPhases
-from relevo.core.errors import StartError
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
 from relevo.gateway.app import create_app
@@ -331,14 +331,10 @@ def _generation_defaults(config: ServedModelConfig, files: TokenizerFiles) -> di
 
 
 def _with_template(config: ServedModelConfig, files: TokenizerFiles) -> TokenizerFiles:
-    """Raises StartError when --chat-template cannot be read."""
+    """Raises SettingsError when --chat-template cannot be read."""
     if config.chat_template is None:
         return files
-    try:
-        template = Path(config.chat_template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"--chat-template {config.chat_template} cannot be read: {error}") from error
-    return replace(files, chat_template=template, named_templates={})
+    return replace(files, chat_template=read_text(config.chat_template, "--chat-template"), named_templates={})
 
 
 def _templates(config: ServedModelConfig, files: TokenizerFiles) -> ModelTemplates | None:

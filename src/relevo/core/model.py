@@ -68,7 +68,6 @@ class TokenizerFiles:
     turn_end_ids: dict[str, TokenId] = field(default_factory=dict)  # added tokens that may end a turn, by their text
     generation_config: dict[str, Any] = field(default_factory=dict)  # what the makers sample with, and more; raw
     generation_origin: str = "generation_config.json"  # what says so
-    model_max_length: int | None = None
     bpe: BpeTables | None = None  # None: they are in tokenizer_json
 
     @property

@@ -48,7 +48,7 @@ def _fit_message(message: Mapping[str, Any], form: MessageForm, place: str) -> d
         raise InvalidRequest(f"{place} has no role", param=f"{place}.role")
     if fitted["role"] == "developer" and not form.knows_developer:
         fitted["role"] = "system"
-    if "content" in fitted or not form.asks_for_none:
+    if "content" in fitted or not (form.asks_for_none and fitted["role"] == "assistant"):
         fitted["content"] = _fit_content(fitted.get("content", ""), form.content, f"{place}.content")
     else:
         fitted["content"] = None

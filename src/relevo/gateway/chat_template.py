@@ -170,8 +170,10 @@ class ChatTemplate:
 
     def _tells_none_from_text(self, **extra: Any) -> bool:
         def rendered(content: str | None) -> str:
-            answer = {"role": "assistant", "content": content, **extra}
-            return self._render([{"role": "user", "content": ""}, answer], None, True, {})
+            question, answer = {"role": "user", "content": ""}, {"role": "assistant", "content": content, **extra}
+            result = {"role": "tool", "tool_call_id": _PROBE_CALL["id"], "name": _PROBE_TOOL, "content": ""}
+            reply = result if extra else question  # some templates refuse a chat that ends with an answer
+            return self._render([question, answer, reply], None, True, {})
 
         try:
             of_none = rendered(None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
+from relevo.engine.loaders.text_files import parse_object, read_text
 from relevo.engine.loaders.tied_head import with_head
 from relevo.engine.models.families import config_from_hf
 from relevo.engine.models.weight_plan import is_harmless, unasked
@@ -45,15 +46,10 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ModelFileError(f"{path} is not JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{path} is not a JSON object; download it again")
-    return content
+    text = read_text(path)
+    if text is None:
+        raise ModelFileError(f"cannot read {path}: there is no such file; download it again")
+    return parse_object(text, path)
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

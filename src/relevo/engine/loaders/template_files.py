@@ -21,18 +21,24 @@ _GGUF = "tokenizer.chat_template"
 
 
 def folder_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> Templates:
-    """Files of their own win over chat_template.json, which wins over tokenizer_config.json; name by name.
+    """Templates in files of their own are all that count; else chat_template.json wins over tokenizer_config.json.
 
+    One place never adds to another: what is left of an earlier saving would meet only the requests with tools.
     Raises ModelFileError if what stands there is no template.
     """
-    found = _named(tokenizer_config.get("chat_template"), folder / "tokenizer_config.json")
+    in_files = _in_files(folder)
     path = folder / "chat_template.json"
-    found |= _named(read_object(path).get("chat_template"), path)
+    found = in_files or _named(read_object(path).get("chat_template"), path)
+    return _split(found or _named(tokenizer_config.get("chat_template"), folder / "tokenizer_config.json"))
+
+
+def _in_files(folder: Path) -> dict[str, str]:
+    found = {}
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     for name, path in (files | {_DEFAULT: folder / "chat_template.jinja"}).items():
         if (text := read_text(path)) is not None:
             found[name] = text
-    return _split(found)
+    return found
 
 
 def gguf_templates(fields: Mapping[str, Any]) -> Templates:
@@ -48,10 +54,12 @@ def _named(stated: Any, path: Path) -> dict[str, str]:
     if isinstance(stated, str):
         return {_DEFAULT: stated}
     if isinstance(stated, list) and all(isinstance(entry, dict) for entry in stated):
-        stated = {entry.get("name"): entry.get("template") for entry in stated}
-    if not isinstance(stated, dict) or not all(isinstance(part, str) for pair in stated.items() for part in pair):
+        named = [(entry.get("name"), entry.get("template")) for entry in stated]
+    else:
+        named = list(stated.items()) if isinstance(stated, dict) else [(None, None)]
+    if not all(isinstance(part, str) for pair in named for part in pair):
         raise ModelFileError(f"{path}: chat_template is neither a template nor a list of named ones; download it again")
-    return dict(stated)
+    return dict(named)
 
 
 def _split(found: dict[str, str]) -> Templates:

@@ -10,13 +10,15 @@ from relevo.core.errors import ModelFileError
 
 
 def read_text(path: Path) -> str | None:
-    """None if the file is absent. Raises ModelFileError."""
+    """None if the file is absent; without the mark that some editors put first. Raises ModelFileError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFileError(f"cannot read {path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from relevo.engine.loaders.packaged_model import PACKAGED_MODEL
 from relevo.engine.loaders.template_files import folder_templates, gguf_templates
 from relevo.engine.loaders.text_files import parse_object, read_object, read_text
 
-_NO_LIMIT_TOKENS = 10**9  # transformers writes 10^30 for "no limit"
 _GGML = "tokenizer.ggml."
 _SAMPLING = "general.sampling."
 _SAMPLING_KEYS = {  # GGUF's word -> generation_config.json's
@@ -77,7 +76,7 @@ def tokenizer_files_from_folder(path: Path | str) -> TokenizerFiles:
             ".save_pretrained(...), or serve a GGUF file of the model"
         )
     document = parse_object(tokenizer_json, folder / "tokenizer.json")
-    added = {entry["content"]: entry["id"] for entry in document.get("added_tokens") or []}
+    added = _added_tokens(document, folder / "tokenizer.json")
     special = read_object(folder / "special_tokens_map.json")
     config = read_object(folder / "tokenizer_config.json")
     generation = read_object(folder / "generation_config.json")
@@ -102,7 +101,6 @@ def tokenizer_files_from_folder(path: Path | str) -> TokenizerFiles:
         ),
         turn_end_ids={text: token_id for text, token_id in added.items() if text in _TURN_ENDS},
         generation_config=generation,
-        model_max_length=_limit(config.get("model_max_length")),
     )
 
 
@@ -139,7 +137,6 @@ def tokenizer_files_from_gguf(fields: Mapping[str, Any]) -> TokenizerFiles:
             name: fields[_SAMPLING + key] for key, name in _SAMPLING_KEYS.items() if _SAMPLING + key in fields
         },
         generation_origin=f"the file's keys {_SAMPLING}*",
-        model_max_length=_limit(fields.get(f"{fields.get('general.architecture')}.context_length")),
     )
 
 
@@ -148,14 +145,34 @@ def tokenizer_files_from_gguf_file(path: Path | str) -> TokenizerFiles:
     return tokenizer_files_from_gguf(read_metadata(path))
 
 
+def _added_tokens(document: Mapping[str, Any], path: Path) -> dict[str, int]:
+    """Ids by text. Raises ModelFileError."""
+    entries = document.get("added_tokens") or []
+    try:
+        return {entry["content"]: int(entry["id"]) for entry in entries}
+    except (TypeError, KeyError, ValueError) as error:
+        raise ModelFileError(f"{path}: added_tokens must be a list of tokens, each with id and content") from error
+
+
 def _token_text(config: Mapping[str, Any], special: Mapping[str, Any], name: str) -> str | None:
     value = config.get(name) or special.get(name)
-    return value["content"] if isinstance(value, dict) else value
+    return _text_of_token(value, name) if value else None
 
 
 def _additional_tokens(config: Mapping[str, Any], special: Mapping[str, Any]) -> tuple[str, ...]:
-    stated = config.get("additional_special_tokens") or special.get("additional_special_tokens") or []
-    return tuple(token["content"] if isinstance(token, dict) else token for token in stated)
+    name = "additional_special_tokens"
+    stated = config.get(name) or special.get(name) or []
+    return tuple(_text_of_token(token, name) for token in (stated if isinstance(stated, list) else [stated]))
+
+
+def _text_of_token(value: Any, name: str) -> str:
+    """A token is written as its text, or as an object that has it. Raises ModelFileError."""
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise ModelFileError(
+            f"tokenizer_config.json or special_tokens_map.json: {name} is {value!r} and must be a token's text; mend it"
+        )
+    return text
 
 
 def _stated_ends(config: Mapping[str, Any], path: Path) -> Sequence[int]:
@@ -186,7 +203,3 @@ def _id_of(token: str | None, added: Mapping[str, int], document: Mapping[str, A
         return [added[token]]
     vocabulary = (document.get("model") or {}).get("vocab")
     return [vocabulary[token]] if isinstance(vocabulary, dict) and token in vocabulary else []
-
-
-def _limit(value: float | None) -> int | None:
-    return int(value) if value is not None and value < _NO_LIMIT_TOKENS else None

@@ -56,6 +56,13 @@ class ConfigFields:
             raise self._wrong(name, "a list of numbers above 0")
         return [float(value) for value in values]
 
+    def flag(self, name: str) -> bool:
+        """False if it is absent. Raises ModelFileError for what is neither true nor false, such as a text."""
+        value = self.raw.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return bool(value)
+
     def _wrong(self, name: str, rule: str) -> ModelFileError:
         shown = repr(self.raw[name])
         shown = shown if len(shown) < 60 else f"{shown[:60]}..."

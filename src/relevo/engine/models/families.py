@@ -71,7 +71,7 @@ def _config(architecture: str, family: Family, fields: ConfigFields) -> ModelCon
         )
 
     def trait(value: bool | str) -> bool:
-        return value if isinstance(value, bool) else bool(raw.get(value, False))
+        return value if isinstance(value, bool) else fields.flag(value)
 
     return ModelConfig(
         architecture=architecture,
@@ -86,7 +86,7 @@ def _config(architecture: str, family: Family, fields: ConfigFields) -> ModelCon
         rope_theta=rope_theta,
         max_position=fields.integer("max_position_embeddings"),
         rope_scaling=rope_scaling,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=trait(family.qkv_bias),
         attention_bias=trait(family.output_bias),
         mlp_bias=trait(family.mlp_bias),
@@ -101,7 +101,7 @@ def _sliding_window(architecture: str, family: Family, fields: ConfigFields) -> 
     window = fields.optional_integer("sliding_window")  # a wrong one is refused, also where it is switched off
     if window is None and "sliding_window" not in fields.raw:
         window = family.default_sliding_window
-    is_switched_off = family.window_needs_flag and not fields.raw.get("use_sliding_window", False)
+    is_switched_off = family.window_needs_flag and not fields.flag("use_sliding_window")
     kind = _kind_of_layers(fields)
     if kind == _FULL:
         return None

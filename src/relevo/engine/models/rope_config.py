@@ -21,16 +21,14 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
 }
 _NUMBERS = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+_MAX_FACTOR = 65536  # arbitrary: far above what any model is stretched by, and no length overflows
 _ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(raw: Mapping[str, Any], origin: str) -> tuple[float, dict[str, Any]]:
     """Base, and the scaling with its `rope_type`; empty: none. Raises ModelFileError, UnsupportedModel."""
-    stated = raw.get("rope_parameters")
-    stated = raw.get("rope_scaling") if stated is None else stated
-    stated = {} if stated is None else stated
-    if not isinstance(stated, Mapping):
-        raise ModelFileError(f"{origin}: rope parameters {stated!r} are no object; mend it or download it again")
+    parameters, added = (_object(raw, name, origin) for name in ("rope_parameters", "rope_scaling"))
+    stated = {**_only(parameters, "rope_theta"), **added} if added else parameters  # cards say: add `rope_scaling`
     if any(isinstance(value, Mapping) for value in stated.values()):
         raise UnsupportedModel(f"{origin}: rope parameters that differ between kinds of layers are not implemented")
     _refuse_partial(raw, stated, origin)
@@ -38,13 +36,35 @@ def read_rope(raw: Mapping[str, Any], origin: str) -> tuple[float, dict[str, Any
     theta = ConfigFields(owner, origin).number("rope_theta", _DEFAULT_THETA)
     if theta <= 1:
         raise ModelFileError(f"{origin}: rope_theta is {theta:g} and must be above 1; mend it or download it again")
-    kind = next((stated[key] for key in ("rope_type", "type") if stated.get(key) is not None), "default")
+    kind = _kind(stated, origin)
     scaling = {
         key: value for key, value in stated.items() if key not in ("rope_theta", "type", "partial_rotary_factor")
     }
     if raw.get(_ORIGINAL) is not None:
         scaling[_ORIGINAL] = raw[_ORIGINAL]
     return theta, checked_scaling({**scaling, "rope_type": "longrope" if kind == "su" else kind}, origin)
+
+
+def _object(raw: Mapping[str, Any], name: str, origin: str) -> Mapping[str, Any]:
+    value = raw.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise ModelFileError(f"{origin}: {name} is {value!r} and must be an object; mend it or download it again")
+    return value or {}
+
+
+def _only(stated: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: stated[name] for name in names if stated.get(name) is not None}
+
+
+def _kind(stated: Mapping[str, Any], origin: str) -> Any:
+    """Raises ModelFileError where a scaling has numbers and no name, or two names."""
+    kinds = [stated[key] for key in ("rope_type", "type") if stated.get(key) is not None]
+    numbers = [name for name in (*_NUMBERS, "short_factor", "long_factor") if stated.get(name) is not None]
+    if not kinds and numbers:
+        raise ModelFileError(f"{origin}: a rope scaling has {numbers[0]} and no rope_type; add one, for example yarn")
+    if len(kinds) == 2 and kinds[0] != kinds[1] and {*map(str, kinds)} != {"su", "longrope"}:
+        raise ModelFileError(f"{origin}: a rope scaling has rope_type {kinds[0]!r} and type {kinds[1]!r}; leave one")
+    return kinds[0] if kinds else "default"
 
 
 def checked_scaling(scaling: dict[str, Any], origin: str) -> dict[str, Any]:
@@ -61,6 +81,11 @@ def checked_scaling(scaling: dict[str, Any], origin: str) -> dict[str, Any]:
     for name in ("short_factor", "long_factor"):
         fields.numbers(name)
     fields.optional_integer(_ORIGINAL)
+    if (fields.optional_number("factor") or 1.0) > _MAX_FACTOR:
+        raise ModelFileError(
+            f"{origin}: rope scaling {kind!r}: factor is {scaling['factor']:g} and must be at most {_MAX_FACTOR}; "
+            "mend it or download it again"
+        )
     for name in _NEEDED.get(kind, ()):
         if scaling.get(name) is None:
             raise UnsupportedModel(f"{origin}: rope scaling {kind!r} lacks {name!r}; mend it or download it again")
