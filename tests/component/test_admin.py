@@ -7,6 +7,7 @@ that others could have written is believed.
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,14 @@ from metered_gateway import NOW_MS, metered
 from scripted_gateway import rig, status_of
 
 from relevo.build.operator_key import FILE_NAME, operator_key, read_operator_key
-from relevo.cli.drain import _own_key
-from relevo.cli.http import is_loopback
+from relevo.cli.drain import DrainFailed, _own_key
+from relevo.cli.http import is_loopback, is_own_listener
 from relevo.core.errors import StartError
 from relevo.gateway.auth import ApiKeys
 from relevo.gateway.metering.key_ring import KeyRing
 
 DRAIN = "/admin/drain/w0"
+OWN = os.geteuid()
 
 
 def ring(*admin_keys: str, keys: tuple[str, ...] = ()) -> KeyRing:
@@ -96,11 +98,50 @@ def test_a_key_that_others_could_have_written_is_refused(tmp_path: Path) -> None
 
 def test_the_key_of_this_machine_stays_on_it(tmp_path: Path) -> None:
     key = operator_key(tmp_path)
-    assert _own_key("http://127.0.0.1:8000", str(tmp_path)) == key
-    assert _own_key("http://[::1]:8000", str(tmp_path)) == key
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert _own_key(f"http://127.0.0.1:{port}", str(tmp_path)) == key
+        assert _own_key(f"http://[::1]:{port}", str(tmp_path)) == key
+        assert _own_key(f"http://localhost:{port}", str(tmp_path / "none")) is None
+    with pytest.raises(DrainFailed, match=r"not this user's.*--api-key"):
+        _own_key(f"http://127.0.0.1:{port}", str(tmp_path))  # who comes there next is not known
     for elsewhere in ("http://10.0.0.1:8000", "http://localhost.example.com", "http://example.com", "nonsense"):
         assert _own_key(elsewhere, str(tmp_path)) is None
-    assert _own_key("http://localhost:8000", str(tmp_path / "none")) is None
+
+
+@pytest.mark.parametrize(
+    ("users", "expected"), [((), False), ((OWN,), True), ((0,), True), ((OWN, 0), True), ((OWN + 1,), False),
+                            ((OWN, OWN + 1), False)],
+)  # fmt: skip
+def test_a_port_that_another_user_took_is_sent_no_key(tmp_path: Path, users: tuple[int, ...], expected: bool) -> None:
+    """The kernel's table of sockets, as another user's listener would stand in it."""
+    lines = ["  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"]
+    lines += [f"   {n}: 0100007F:1F40 00000000:0000 0A 0:0 00:0 0  {user}  0 77 1" for n, user in enumerate(users)]
+    lines += [f"   8: 0100007F:1F40 0100007F:C000 01 0:0 00:0 0  {OWN + 2}  0 78 1"]  # a client of ours
+    lines += [f"   9: 0100007F:1F41 00000000:0000 0A 0:0 00:0 0  {OWN + 2}  0 79 1"]  # another port
+    table = tmp_path / "tcp"
+    table.write_text("\n".join(lines) + "\n")
+    assert is_own_listener("http://127.0.0.1:8000", (str(table), str(tmp_path / "missing"))) is expected
+
+
+def test_a_start_that_was_killed_leaves_no_half_of_the_operators_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", killed)
+        with pytest.raises(KeyboardInterrupt):
+            operator_key(tmp_path)
+    assert not (tmp_path / FILE_NAME).exists()
+
+    def no_links(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", no_links)
+    key = operator_key(tmp_path)
+    assert operator_key(tmp_path) == key and [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,8 @@ def test_a_key_is_shown_once_and_then_only_its_beginning(run: Any) -> None:
         (("keys", "create", "--budget", "NaN"), "--budget NaN"),
         (("keys", "create", "--budget", "1e999999"), "--budget 1e999999"),
         (("keys", "create", "--budget", "1e-300"), "--budget 1e-300"),
+        (("keys", "create", "--budget", f"1{'0' * 15}.1"), "--budget 1000"),
+        (("keys", "create", "x" * 201), "NAME"),
         (("keys", "create", "a\nb"), "printable"),
         (("keys", "create", "--tenant", "x" * 201), "--tenant"),
         (("keys", "create", "--expires", "soon"), "--expires soon"),

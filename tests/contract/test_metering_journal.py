@@ -6,8 +6,12 @@ living process are taken, and when the file can be read by others or grow withou
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -24,8 +28,9 @@ from relevo.gateway.metering.database import (
     Row,
     SqliteDatabase,
     Statement,
+    name_within,
 )
-from relevo.gateway.metering.journal import Journal, JournalError, Replayed, replay_journals
+from relevo.gateway.metering.journal import Journal, JournalError, Replayed, check_journal_folder, replay_journals
 from relevo.gateway.metering.ledger import LedgerRow, put_rows
 from relevo.gateway.metering.schema import prepare
 
@@ -184,3 +189,87 @@ def test_a_row_is_in_the_ledger_once_when_the_database_had_it_after_all(tmp_path
     connection.write([put_rows(rows(1))])
     replay_journals(tmp_path / "journal", NAME, connection)
     assert ids_in(connection) == ["r0", "r1"]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("what", ["removed", "replaced", "cut short"])
+def test_a_file_that_another_process_takes_away_is_written_again(tmp_path: Path, what: str, is_last: bool) -> None:
+    """With the rows that were in it: before the next row, or when the process ends."""
+    journal = Journal(tmp_path, NAME)
+    journal.append(rows(2))
+    (path,) = tmp_path.glob("rows-*")
+    if what == "cut short":
+        os.truncate(path, 10)
+    else:
+        path.unlink()
+    if what == "replaced":
+        path.write_text("another's")
+    if not is_last:
+        journal.append(rows(1, start=2))
+    journal.close(["r0", "r1", "r2"])
+    connection = prepared()
+    replay_journals(tmp_path, NAME, connection)
+    assert ids_in(connection) == (["r0", "r1"] if is_last else ["r0", "r1", "r2"])
+    if what == "replaced":
+        assert "another's" in path.with_suffix(".corrupt").read_text(), "what is not ours is not removed"
+
+
+def test_a_disk_that_was_full_once_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path, NAME)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    for broken in ("pwrite", "rename"):
+        with monkeypatch.context() as patch:
+            patch.setattr(*((os, "pwrite", full) if broken == "pwrite" else (Path, "rename", full)))
+            with pytest.raises(JournalError, match="no space left"):
+                journal.append(rows(1))
+        journal.append(rows(1))
+        journal.close(["r0"])
+        connection = prepared()
+        assert replay_journals(tmp_path, NAME, connection).num_rows == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[" * 100_000, b"{", b"\xff", b'{"request_id":NaN}', b'"text"',
+     json.dumps(asdict(replace(ROW, prompt_tokens=2**63))).encode()],
+    ids=["deep", "cut", "not UTF-8", "no number", "no object", "too large a number"],
+)  # fmt: skip
+def test_a_line_with_the_right_sum_that_is_no_row_stops_no_start(tmp_path: Path, text: bytes) -> None:
+    path = written(tmp_path, rows(2))
+    with path.open("ab") as file:
+        file.write(b"%08x %s\n" % (zlib.crc32(text), text))
+    connection = prepared()
+    assert replay_journals(tmp_path, NAME, connection) == Replayed(num_rows=2, num_corrupt_lines=1)
+    assert ids_in(connection) == ["r0", "r1"]
+
+
+def test_what_is_no_file_is_neither_waited_for_nor_followed(tmp_path: Path) -> None:
+    path = written(tmp_path, rows(1))
+    os.mkfifo(tmp_path / "rows-pipe.jsonl")
+    (tmp_path / "rows-folder.jsonl").mkdir()
+    (tmp_path / "elsewhere").write_text("theirs")
+    (tmp_path / "rows-link.jsonl").symlink_to(tmp_path / "elsewhere")
+    with path.open("ab") as file:
+        file.write(b"broken\n")
+    path.with_suffix(".corrupt").symlink_to(tmp_path / "elsewhere")
+    connection = prepared()
+    replay_journals(tmp_path, NAME, connection)
+    assert ids_in(connection) == ["r0"]
+    assert (tmp_path / "elsewhere").read_text() == "theirs"
+
+
+def test_a_folder_that_takes_no_row_is_found_before_there_is_one(tmp_path: Path) -> None:
+    check_journal_folder(tmp_path / "new" / "journal")
+    assert not list((tmp_path / "new" / "journal").iterdir())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match=r"file.* cannot be written"):
+        check_journal_folder(tmp_path / "file" / "journal")
+
+
+def test_a_data_folder_that_was_moved_is_the_same_one(tmp_path: Path) -> None:
+    assert name_within(tmp_path, str(tmp_path / "relevo.db")) == name_within(Path("/x"), "/x/relevo.db")
+    for elsewhere in ("postgresql://host/name", str(tmp_path / "other" / "relevo.db"), "memory"):
+        assert name_within(tmp_path, elsewhere) == elsewhere

@@ -108,6 +108,8 @@ def entry(**fields: Any) -> dict[str, Any]:
         (entry(input_cost_per_token=True), "input_cost_per_token"),
         (entry(input_cost_per_token=Decimal("NaN")), "input_cost_per_token"),
         (entry(input_cost_per_token=Decimal("1e9")), "input_cost_per_token"),
+        (entry(input_cost_per_token=Decimal("0." + "1" * 250)), "decimals"),
+        (entry(input_cost_per_token=int("9" * 250)), r"'9{40}'; it must"),
         (entry(output_cost_per_token=Decimal("1e-41")), "decimals"),
         (entry(input_cost_per_token_above_128k_tokens=Decimal(2)), "above_128k"),
         (entry(cache_read_input_token_cost_above_200k_tokens=Decimal(2)), "above_200k"),
@@ -117,6 +119,18 @@ def entry(**fields: Any) -> dict[str, Any]:
 def test_a_price_that_cannot_be_billed_is_refused(document: Any, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         parse_prices(document, ("m",))
+
+
+@pytest.mark.parametrize(
+    ("written", "price"),
+    [("1." + "0" * 300, "1"), ("0." + "0" * 38 + "1" + "0" * 300, "1e-39"), ("1" + "0" * 250 + "e-285", "1e-35")],
+)
+def test_a_price_of_hundreds_of_digits_is_billed_as_the_number_it_is(written: str, price: str) -> None:
+    """Zeros beyond the precision of sums are none of it."""
+    (read,) = parse_prices(entry(input_cost_per_token=Decimal(written)), ("m",)).values()
+    cost = cost_of(read, BilledTokens(num_prompt=10**12 + 1, num_output=10**12))
+    assert Fraction(cost) == Fraction(price) * (10**12 + 1) + 10**12
+    assert len(plain(read.input_cost_per_token)) < 50
 
 
 @pytest.mark.parametrize("value", [None, 1.0, "", "abc", "NaN", "Infinity", True, [], Decimal("Infinity")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,17 @@ def read_document(path: str, flag: str) -> Any:
         if path.endswith(".toml"):
             import tomllib  # most starts read no such file
 
-            return tomllib.loads(text, parse_float=Decimal)
-        return json.loads(text, parse_float=Decimal)
-    except (ValueError, RecursionError) as error:  # both formats' errors are ValueErrors
+            return tomllib.loads(text, parse_float=_number)
+        return json.loads(text, parse_float=_number)
+    except RecursionError as error:
+        raise SettingsError(f"{flag} {path} cannot be read: it is nested too deeply") from error
+    except ValueError as error:  # both formats' errors are ValueErrors
         raise SettingsError(f"{flag} {path} cannot be read: {error}") from error
+
+
+def _number(text: str) -> Decimal:
+    """Raises ValueError for exponents that no decimal has."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text[:40]!r} is larger or smaller than any number that can be kept") from None

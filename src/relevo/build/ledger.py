@@ -15,6 +15,7 @@ from relevo.build.operator_key import operator_key
 from relevo.core.errors import SettingsError, StartError
 from relevo.gateway.auth import digest_of
 from relevo.gateway.metering.database import Connection, Database, DatabaseError, MemoryDatabase, SqliteDatabase
+from relevo.gateway.metering.journal import JournalError, check_journal_folder
 from relevo.gateway.metering.keys import keys_revision, list_keys
 from relevo.gateway.metering.keys_marker import KeysMarker
 from relevo.gateway.metering.schema import prepare
@@ -68,6 +69,9 @@ def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
     """The plan with prices read and the database tried. Raises StartError, SettingsError."""
     location = database_location(settings.data_dir, settings.database_url)
     notes = check_keys(location, settings)
+    journal_dir = "" if location == "memory" else str(_data_folder(settings.data_dir) / JOURNAL_FOLDER)
+    if journal_dir:
+        notes += _check_journal(Path(journal_dir), location)
     admin_hashes = plan.gateway.admin_key_hashes
     if location != "memory" and "://" not in location:
         admin_hashes = (*admin_hashes, digest_of(operator_key(Path(location).parent)))
@@ -77,7 +81,7 @@ def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
         database=location,
         ledger_fsync=settings.ledger_fsync,
         require_keys=settings.require_keys,
-        journal_dir="" if location == "memory" else str(_data_folder(settings.data_dir) / JOURNAL_FOLDER),
+        journal_dir=journal_dir,
         prices={name: price for model in plan.models for name, price in _prices(model.ask).items()},
     )
     note = "usage is kept in memory only" if location == "memory" else f"usage and API keys: {location_name(location)}"
@@ -129,6 +133,16 @@ def _check_keys(connection: Connection, location: str, settings: Settings) -> tu
         raise StartError(
             f"there are no API keys in {name}, and there were some, which were removed from its table; {make_one}"
         )
+    return ()
+
+
+def _check_journal(folder: Path, location: str) -> tuple[str, ...]:
+    try:
+        check_journal_folder(folder)
+    except JournalError as error:
+        name = location_name(location)
+        return (f"{error}: usage rows that {name} has not taken when the server ends are lost; make it writable, or "
+                "choose another --data-dir",)  # fmt: skip
     return ()
 
 

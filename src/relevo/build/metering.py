@@ -17,7 +17,7 @@ from relevo.core.errors import StartError
 from relevo.core.ports import Clock
 from relevo.gateway.auth import ApiKeys
 from relevo.gateway.metering.accounts import Accounts
-from relevo.gateway.metering.database import Connection, DatabaseError
+from relevo.gateway.metering.database import Connection, DatabaseError, name_within
 from relevo.gateway.metering.journal import Journal, replay_journals
 from relevo.gateway.metering.key_ring import KeyRing
 from relevo.gateway.metering.keys_marker import KeysMarker
@@ -82,9 +82,10 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
         journal = marker = None
         if config.journal_dir:
             folder = Path(config.journal_dir)
+            name = name_within(folder.parent, database.name)
             marker = KeysMarker(folder.parent, database.name)
-            metrics.ledger_replayed(*astuple(replay_journals(folder, database.name, writing)))
-            journal = Journal(folder, database.name, fsync=config.ledger_fsync)
+            metrics.ledger_replayed(*astuple(replay_journals(folder, name, writing)))
+            journal = Journal(folder, name, fsync=config.ledger_fsync)
     except DatabaseError as error:
         raise StartError(f"the usage database cannot be used: {error}") from error
     writer = LedgerWriter(writing, metrics, journal)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import tempfile
 from pathlib import Path
 
 from relevo.core.errors import StartError
@@ -21,17 +22,29 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def operator_key(folder: Path) -> str:
     """That of this folder, made if there is none. Raises StartError if it is not safe with this user."""
     path = folder / FILE_NAME
-    key = "ro-" + secrets.token_urlsafe(32)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:
-        return read_operator_key(folder)
+        if not os.path.lexists(path):
+            _make(path, "ro-" + secrets.token_urlsafe(32))
     except OSError as error:
         raise StartError(f"{path} cannot be written: {error.strerror}; choose another --data-dir") from error
-    with os.fdopen(fd, "w") as file:
-        os.fchmod(fd, 0o600)
-        file.write(key + "\n")
-    return key
+    return read_operator_key(folder)
+
+
+def _make(path: Path, key: str) -> None:
+    """It has its name once it is whole: a start that is killed leaves no half of it, and of two the first one stays."""
+    fd, unnamed = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "w") as file:
+            os.fchmod(fd, 0o600)
+            file.write(key + "\n")
+        try:
+            os.link(unnamed, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            Path(unnamed).replace(path)
+    finally:
+        Path(unnamed).unlink(missing_ok=True)
 
 
 def read_operator_key(folder: Path) -> str:

@@ -13,7 +13,7 @@ import typer
 from relevo.build.ledger import database_location
 from relevo.build.operator_key import read_operator_key
 from relevo.cli.database import DataDir
-from relevo.cli.http import fetch, is_loopback
+from relevo.cli.http import fetch, is_loopback, is_own_listener
 from relevo.core.errors import RelevoError, SettingsError, StartError
 from relevo.core.urls import check_server_url
 
@@ -62,9 +62,14 @@ def drain(
 
 
 def _own_key(url: str, data_dir: str | None) -> str | None:
-    """That of the server on this machine. It is not sent to any other."""
+    """That of this user's server on this machine. It is not sent to any other: another user may have taken the port."""
     if not is_loopback(url):
         return None
+    if not is_own_listener(url):
+        raise DrainFailed(
+            f"what listens at {url} is not this user's, so the operator's own key is not sent there; give an admin key "
+            "with --api-key if it is meant"
+        )
     try:
         return read_operator_key(Path(database_location(data_dir, None)).parent)
     except StartError:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 _TIMEOUT_S = 10.0
+_TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_ADDRESS, _STATE, _USER = 1, 3, 7  # columns there
+_LISTENING = "0A"
 
 
 def is_loopback(url: str) -> bool:
@@ -17,6 +23,20 @@ def is_loopback(url: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_own_listener(url: str, tables: Sequence[str] = _TCP_TABLES) -> bool:
+    """Whether what listens on that port of this machine is this user's or root's. No, where the kernel does not say."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    users = set()
+    for table in tables:
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[_STATE] == _LISTENING and int(fields[_ADDRESS].rpartition(":")[2], 16) == port:
+                    users.add(int(fields[_USER]))
+    return bool(users) and users <= {0, os.geteuid()}
 
 
 def fetch(url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:

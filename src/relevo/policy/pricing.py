@@ -119,7 +119,9 @@ def _model_price(name: str, entry: Any) -> ModelPrice:
 def _amount(model: str, field: str, value: Any) -> Decimal:
     amount = decimal_of(value)
     if amount is None or not 0 <= amount <= MAX_PRICE:
-        raise SettingsError(f"--prices: {field} of {model!r} is {value!r}; it must be a number from 0 to {MAX_PRICE}")
+        raise SettingsError(
+            f"--prices: {field} of {model!r} is {str(value)[:40]!r}; it must be a number from 0 to {MAX_PRICE}"
+        )
     if num_decimals(amount) > MAX_DECIMALS:
         raise SettingsError(f"--prices: {field} of {model!r} has more than {MAX_DECIMALS} decimals")
     return amount

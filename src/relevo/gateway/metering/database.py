@@ -48,6 +48,13 @@ class Database(Protocol):
         ...
 
 
+def name_within(folder: Path, database_name: str) -> str:
+    """What files in `folder` call a database: one that lies there too by its own name, so that the folder may be moved,
+    or reached by another path."""
+    path = Path(database_name)
+    return path.name if path.parent == folder else database_name
+
+
 class SqliteDatabase:
     """One file in WAL mode. A commit survives the death of every process; with `fsync` also a power cut."""
 

@@ -10,10 +10,13 @@ import hashlib
 import os
 from pathlib import Path
 
+from relevo.gateway.metering.database import name_within
+
 
 class KeysMarker:
     def __init__(self, folder: Path, database_name: str) -> None:
-        self.path = folder / f"keys-existed-{hashlib.sha256(database_name.encode()).hexdigest()[:16]}"
+        name = name_within(folder, database_name)
+        self.path = folder / f"keys-existed-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
         self._text = f"There were API keys in {database_name}. Without this file, Relevo may serve it without keys.\n"
 
     @property
