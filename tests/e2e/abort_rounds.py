@@ -51,7 +51,7 @@ class Leaver:
             "seed": 1,
         }
         data = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {len(data)}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
         return head.encode() + b"content-type: application/json\r\n\r\n" + data
 
 

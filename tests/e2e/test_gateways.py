@@ -169,7 +169,7 @@ async def raw(port: int | None, head: str) -> tuple[int, str]:
     """Status and headers of an answer on a connection of its own; 0 if it is closed without one. Raises OSError if
     nobody listens."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"{head} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+    writer.write(f"{head} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}".encode())
     try:
         async with asyncio.timeout(30.0):  # an answer that never comes
             answer = (await reader.read()).decode()
@@ -222,7 +222,7 @@ async def hold(running: Stack, name: str, pids: list[int], max_tokens: int = MAX
     sent = Sent(name, "/v1/completions", body | {"stream": True, "return_token_ids": True})
     data = json.dumps(sent.body).encode()
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    head = f"POST {sent.path} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(data)}\r\nx-request-id: {name}\r\n"
+    head = f"POST {sent.path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\nx-request-id: {name}\r\n"
     writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + data)
     held = Held(sent, reader, writer, 0)
     assert await held.read(1)
