@@ -48,6 +48,17 @@ async def test_an_offer_of_another_protocol_changes_nothing_wherever_the_network
     assert await told(data, *range(1, len(data))) == expected
 
 
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(
+    "second", [b"GET / HTTP/1.1\r\n\r\n", b"GET /" + b"a" * MAX_TARGET_BYTES + b" HTTP/1.1\r\n\r\n"]
+)
+async def test_what_is_refused_behind_a_declined_offer_has_its_own_words(second: bytes, cut: bool) -> None:
+    """Red if the reason were lost because the offer was still being handled."""
+    first = POST + OFFER + b"\r\n"
+    wire = await (Rig(Echo()).say(first, second) if cut else Rig(Echo()).say(first + second))
+    assert statuses(wire.written) == [200, 414 if len(second) > MAX_TARGET_BYTES else 400]
+
+
 @pytest.mark.parametrize("line", [b"Upgrade: x", b"upgrade: y", b"Content-Length: 0", b"GET /c HTTP/1.1"])
 async def test_a_body_that_looks_like_a_head_is_a_body(line: bytes) -> None:
     """Red if anything but the framing decided where a body is."""

@@ -319,18 +319,32 @@ class HttpConnection(asyncio.Protocol):
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def _feed(self, data: bytes) -> None:
+        rest: bytes | None = data
+        while rest is not None:
+            try:
+                rest = self._parse(rest)
+            except httptools.HttpParserCallbackError as failure:
+                if not isinstance(failure.__context__, BadHttp):
+                    raise
+                self._refuse(failure.__context__)
+                return
+            except httptools.HttpParserError as failure:
+                self._refuse(_not_http(str(failure)))
+                return
+
+    def _parse(self, data: bytes) -> bytes | None:
+        """What is left for another parser. Raises HttpParserError, whose context is what a callback raised; so nothing
+        is parsed while an exception is handled."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserCallbackError as failure:
-            if not isinstance(failure.__context__, BadHttp):
-                raise
-            self._refuse(failure.__context__)
-        except httptools.HttpParserError as failure:
-            self._refuse(_not_http(str(failure)))
+            num_parsed = upgrade.args[0]
+        else:
+            return None
+        self._decline_upgrade()
+        return data[num_parsed:]
 
-    def _decline_upgrade(self, rest: bytes) -> None:
+    def _decline_upgrade(self) -> None:
         """The message goes on as its framing says. A parser that never saw the offer is told the framing alone."""
         framing = [field for field in self._headers if field[0] in (b"content-length", b"transfer-encoding")]
         self._parser = self._new_parser()
@@ -343,8 +357,6 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(b"".join((b"POST / HTTP/1.1\r\n", *lines, b"\r\n")))
         finally:
             self._is_replaying = False
-        if rest:
-            self._feed(rest)
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         return httptools.HttpRequestParser(self)
