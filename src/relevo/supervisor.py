@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -28,6 +29,14 @@ log = logging.getLogger("relevo.supervisor")
 _RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0)  # arbitrary: quick first, then polite, back in seconds
 GATEWAY_END_S = 8.0  # for a gateway to keep the rows of answers that were cut; longer than its own deadlines
 _HEALTHY_AFTER_S = 60.0  # a child that lived this long starts the delays anew
+
+
+_FIXES = {  # when a process cannot be started
+    errno.EAGAIN: "allow more processes and threads (ulimit -u, a container's pids.max)",
+    errno.ENOMEM: "give it more memory",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENFILE: "allow more open files (sysctl fs.file-max)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,16 +156,30 @@ class Supervisor:
         child.is_ready = False
         child.liveness.heard()
         child.started_at_s = time.monotonic()
-        lifeline = Lifeline()
+        child.process = None
         try:
-            await self._run_on(child, lifeline)
+            lifeline, read_fd = await self._spawn(child)
+        except (OSError, RuntimeError) as error:
+            child.failure = _why_not_started(child.spec.name, error)
+            return
+        try:
+            await self._run_on(child, lifeline, read_fd)
         finally:
             lifeline.close()
 
-    async def _run_on(self, child: Child, lifeline: Lifeline) -> None:
-        read_fd, write_fd = os.pipe()
-        config = {**child.spec.config, "epoch": child.epoch, "status_fd": write_fd, "life_fd": lifeline.read_fd}
-        try:
+    async def _spawn(self, child: Child) -> tuple[Lifeline, int]:
+        """Its process, the pipe that ties it to us, and where its statuses arrive.
+
+        Raises OSError, or RuntimeError for want of a thread that waits for it; then nothing is left open.
+        """
+        with contextlib.ExitStack() as passed, contextlib.ExitStack() as ours:
+            lifeline = Lifeline()
+            passed.callback(lifeline.passed)
+            ours.callback(lifeline.close)
+            read_fd, write_fd = os.pipe()
+            passed.callback(os.close, write_fd)
+            ours.callback(os.close, read_fd)
+            config = {**child.spec.config, "epoch": child.epoch, "status_fd": write_fd, "life_fd": lifeline.read_fd}
             child.process = await asyncio.create_subprocess_exec(
                 *python_command("relevo.cli.child", child.spec.kind, str(lifeline.read_fd)),
                 stdin=asyncio.subprocess.PIPE,
@@ -164,14 +187,16 @@ class Supervisor:
                 env=python_environment(),
                 start_new_session=True,  # a Ctrl-C on the terminal reaches the supervisor only
             )
-        finally:
-            os.close(write_fd)
-            lifeline.passed()
+            assert child.process.stdin is not None
+            child.process.stdin.write(msgspec.json.encode(config))
+            child.process.stdin.close()
+            ours.pop_all()
+        return lifeline, read_fd
+
+    async def _run_on(self, child: Child, lifeline: Lifeline, read_fd: int) -> None:
+        assert child.process is not None
         if self._stopping.is_set():  # too late for `_shut_down` to have seen it
             child.process.kill()
-        assert child.process.stdin is not None
-        child.process.stdin.write(msgspec.json.encode(config))
-        child.process.stdin.close()
         child.deadline = asyncio.get_running_loop().call_later(self.start_timeout_s, self._start_took_too_long, child)
         watching = asyncio.create_task(self._watch(child, lifeline))
         try:
@@ -280,6 +305,13 @@ class Supervisor:
             if child.process is not None and child.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.kill()
+
+
+def _why_not_started(name: str, error: OSError | RuntimeError) -> str:
+    number = (error.errno or 0) if isinstance(error, OSError) else errno.EAGAIN
+    program = (isinstance(error, OSError) and error.filename) or "Python"
+    fix = _FIXES.get(number, f"this user must be able to run {program}")
+    return f"no process can be started for {name} ({os.strerror(number)}); {fix}"
 
 
 def _why(child: Child) -> str:

@@ -17,7 +17,6 @@ from relevo.bench.load import run_closed_loop, run_open_loop
 from relevo.bench.records import ClientRecord, Endpoint, Outcome, PlannedRequest
 from relevo.bench.report import Slo, report_load
 from relevo.bench.serve import LoadTest, ServeOptions, TraceOptions
-from relevo.client.server import normalise_url
 from relevo.client.sse import SSEParser
 from relevo.core.errors import ModelNotFound, SettingsError, StartError, Unauthorized
 from relevo.workload.arrivals import ArrivalKind
@@ -63,11 +62,6 @@ def test_events_survive_any_cut_of_the_byte_stream(payloads: list[str], seed: in
         events += parser.feed(stream[:size])
         stream = stream[size:]
     assert [event.decode() for event in events] == payloads
-
-
-@pytest.mark.parametrize("url", ["host:8000", "http://host:8000", "http://host:8000/", "http://host:8000/v1/"])
-def test_one_server_has_many_spellings(url: str) -> None:
-    assert normalise_url(url) == "http://host:8000"
 
 
 @pytest.mark.parametrize("endpoint", list(Endpoint))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +42,10 @@ async def test_a_stop_while_a_child_is_being_started_ends_that_child_too(monkeyp
         await asyncio.gather(running, return_exceptions=True)
 
 
+def num_open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def with_worker(worker_id: str, start_timeout_s: float) -> Supervisor:
     workers = [ChildSpec(name=worker_id, kind="worker", config={})]
     return Supervisor(workers=workers, gateways=[], start_timeout_s=start_timeout_s, shutdown_timeout_s=0.0)
@@ -73,6 +79,51 @@ async def test_a_worker_that_hangs_while_it_starts_again_is_ended_too(monkeypatc
     async with asyncio.timeout(20.0):
         await supervisor.run()
     assert [process.returncode for process in processes[:2]] == [0, -9]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BlockingIOError(errno.EAGAIN, ""), r"Resource temporarily unavailable\); .*pids\.max"),
+        (RuntimeError("can't start new thread"), r"Resource temporarily unavailable\); .*ulimit -u"),
+        (OSError(errno.EMFILE, ""), r"Too many open files\); .*ulimit -n"),
+        (PermissionError(errno.EACCES, "", "/x/python"), r"Permission denied\); .* able to run /x/python$"),
+    ],
+)
+async def test_a_process_that_cannot_be_started_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    """Red when a limit of processes ends a start with a traceback; and nothing stays open."""
+
+    async def refuse(*_: Any, **__: Any) -> asyncio.subprocess.Process:
+        raise error
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    num_open = num_open_files()
+    with pytest.raises(StartFailed, match=r"^no process can be started for decode-0 \(" + words):
+        await with_worker("decode-0", 600.0).run()
+    assert num_open_files() == num_open
+
+
+async def test_a_process_that_cannot_be_started_again_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a moment without room for a process ends the server, which runs on with what it has."""
+    start = asyncio.create_subprocess_exec
+    supervisor = with_worker("decode-0", 600.0)
+    num_tries = 0
+
+    async def start_next(*_: Any, **options: Any) -> asyncio.subprocess.Process:
+        nonlocal num_tries
+        num_tries += 1
+        if num_tries == 2:
+            raise BlockingIOError(errno.EAGAIN, "")
+        if num_tries == 3:
+            supervisor.stop()
+        return await start("bash", "-c", f"""echo '{{"kind": "ready"}}' >&{options["pass_fds"][-1]}""", **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_next)
+    async with asyncio.timeout(20.0):
+        await supervisor.run()
+    assert num_tries == 3
 
 
 async def test_a_child_that_does_not_answer_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from typing import cast
+
 import pytest
 
-from relevo.build.serve import open_listener
+from relevo.build.serve import bound_address, open_listener
 from relevo.core.errors import SettingsError
-from relevo.core.urls import check_server_url, server_url
+from relevo.core.urls import check_server_url, normalise_url, server_url
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,34 @@ def test_what_a_server_listens_on_is_a_url_that_clients_take(host: str, url: str
 def test_what_no_client_takes_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(SettingsError, match=r"http://\[::1\]:8000"):
         check_server_url(url, "--url")
+
+
+@pytest.mark.parametrize("host", ["host", "127.0.0.1", "[::1]"])
+@pytest.mark.parametrize(
+    "spelling", ["{}:8000", "http://{}:8000", "http://{}:8000/", "http://{}:8000/v1", "{}:8000/v1/"]
+)
+def test_one_server_has_many_spellings(host: str, spelling: str) -> None:
+    """Red when a command does not take what `relevo serve` prints."""
+    assert normalise_url(spelling.format(host)) == f"http://{host}:8000"
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "fe80::1", "fe80::1%lo"])
+def test_an_address_of_another_machine_is_named_as_such(host: str) -> None:
+    """Red when it advises another port."""
+    with pytest.raises(SettingsError, match=r"cannot be used: .*; --host takes an address of this machine"):
+        open_listener(host, 0)
+
+
+def test_a_link_local_address_keeps_its_interface() -> None:
+    """Red when the URL that is printed leaves it away: no client reaches that."""
+
+    class Listener:
+        def getsockname(self) -> tuple[str, int, int, int]:
+            return "fe80::1", 8000, 0, socket.if_nametoindex("lo")
+
+    assert server_url(*bound_address(cast(socket.socket, Listener()))) == "http://[fe80::1%25lo]:8000"
+    with open_listener("::1", 0) as listener:
+        assert bound_address(listener) == listener.getsockname()[:2]
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]", "127.0.0.1", "localhost"])

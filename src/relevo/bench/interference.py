@@ -17,8 +17,8 @@ from relevo.bench.client import OpenAIClient
 from relevo.bench.interference_phase import PhaseOptions, open_loop_phase, sustained_prompts_per_s
 from relevo.bench.interference_report import InterferenceReport, Variant, VariantResult
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
-from relevo.client.server import normalise_url
 from relevo.core.errors import SettingsError
+from relevo.core.urls import normalise_url
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets, arrivals_until
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import secrets
@@ -80,11 +81,21 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise SettingsError(
-            f"{authority(host, port)} cannot be used: {error.strerror}; choose another --port, or 0 for a free one"
-        ) from error
+        raise SettingsError(f"{authority(host, port)} cannot be used: {error.strerror}; {_fix(error)}") from error
     listener.listen(2048)
     return listener
+
+
+def _fix(error: OSError) -> str:
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL, errno.EAFNOSUPPORT):
+        return "--host takes an address of this machine, a link-local one with its interface, as in fe80::1%eth0"
+    return "choose another --port, or 0 for a free one"
+
+
+def bound_address(listener: socket.socket) -> tuple[str, int]:
+    """Host and port; a link-local address keeps its interface, without which no client reaches it."""
+    host, port = socket.getnameinfo(listener.getsockname(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
+    return host, int(port)
 
 
 @contextlib.contextmanager

@@ -17,22 +17,17 @@ import aiohttp
 from relevo.check.exchange import KEY_PLACEHOLDER, Answer, Exchange, StreamAnswer
 from relevo.check.words import Skip
 from relevo.core.errors import SettingsError
-from relevo.core.urls import check_server_url
+from relevo.core.urls import normalise_url
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 SEGMENT_PAUSE_S = 0.05  # arbitrary; long enough that two pieces are read apart
 
 
-def normalise_url(url: str) -> str:
-    """`host:port`, `http://host:port/` and `http://host:port/v1` all name the same server.
-
-    Raises SettingsError for one with a password in it: reports show URLs.
-    """
-    with_scheme = url if "://" in url else f"http://{url}"
-    if "@" in with_scheme.partition("://")[2].partition("/")[0]:
+def _without_password(url: str) -> str:
+    """Reports show URLs. Raises SettingsError."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
         raise SettingsError("the URL has a name or password before its host; give a key as --api-key instead")
-    check_server_url(with_scheme, "the URL")
-    return with_scheme.rstrip("/").removesuffix("/v1").rstrip("/")
+    return url
 
 
 @dataclass(slots=True)
@@ -46,7 +41,7 @@ class Server:
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.url = normalise_url(self.url)
+        self.url = _without_password(normalise_url(self.url))
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a request never meets another's connection

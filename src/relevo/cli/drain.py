@@ -15,7 +15,7 @@ from relevo.build.operator_key import read_operator_key
 from relevo.cli.database import DataDir
 from relevo.cli.http import fetch, is_loopback, is_own_listener
 from relevo.core.errors import RelevoError, SettingsError, StartError
-from relevo.core.urls import check_server_url
+from relevo.core.urls import normalise_url
 
 _POLL_S = 0.1
 
@@ -44,7 +44,7 @@ def drain(
     The gateway is asked, with an admin key: one of its --admin-key, one made with `relevo keys create --admin`, or the
     operator's own, which the server keeps in its data folder.
     """
-    check_server_url(url, "--url")
+    url = normalise_url(url, "--url")
     known = {worker["worker_id"]: worker for worker in _workers(url)}
     chosen = [name for name in known if every or known[name]["model"] == model] or list(workers or [])
     if model is not None and not any(worker["model"] == model for worker in known.values()):
@@ -99,7 +99,7 @@ def _ask(url: str, worker_id: str, key: str | None) -> None:
     """Raises DrainFailed in the gateway's words."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        status, body = fetch(f"{url.rstrip('/')}/admin/drain/{quote(worker_id)}", method="POST", headers=headers)
+        status, body = fetch(f"{url}/admin/drain/{quote(worker_id)}", method="POST", headers=headers)
     except (OSError, ValueError) as error:
         raise DrainFailed(f"{url} does not answer ({error})") from error
     if status == 202:
@@ -115,7 +115,7 @@ def _ask(url: str, worker_id: str, key: str | None) -> None:
 
 def _workers(url: str) -> list[dict[str, Any]]:
     try:
-        _, body = fetch(f"{url.rstrip('/')}/ready")  # one that is not ready lists its workers too
+        _, body = fetch(f"{url}/ready")  # one that is not ready lists its workers too
     except (OSError, ValueError) as error:
         raise SettingsError(f"no gateway answers at {url} ({error}); give its address with --url") from error
     try:

@@ -8,7 +8,7 @@ import typer
 
 from relevo.build.configs import HttpConfig
 from relevo.build.edge import parse_regions, run_edge
-from relevo.build.serve import open_listener
+from relevo.build.serve import bound_address, open_listener
 from relevo.core.urls import server_url
 from relevo.telemetry.log import configure, say
 
@@ -31,6 +31,5 @@ def edge(
     regions = parse_regions(region or [])
     configure(log_level, "edge")
     listener = open_listener(host, port)
-    bound_host, bound_port = listener.getsockname()[:2]
-    say(f"edge before {', '.join(regions)}, ready: {server_url(bound_host, bound_port)}/v1")
+    say(f"edge before {', '.join(regions)}, ready: {server_url(*bound_address(listener))}/v1")
     run_edge(regions, listener, HttpConfig(allowed_hosts=tuple(allowed_hosts or ())))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from relevo import __version__
 from relevo.build.plan import ServePlan
 from relevo.build.resolve import ModelPlan
-from relevo.build.serve import open_listener, plan_serving, serving
+from relevo.build.serve import bound_address, open_listener, plan_serving, serving
 from relevo.build.start_phases import StartPhases
 from relevo.cli.options import with_settings_flags
 from relevo.core.errors import StartError
@@ -39,8 +39,7 @@ def serve(settings: Settings) -> None:
 
         build_tls(plan.gateway.http)  # its files are tried before anything is loaded
     phases.done("model file's head, plan")
-    host, port = listener.getsockname()[:2]
-    url = server_url(host, port, scheme="https" if settings.ssl_certfile else "http")
+    url = server_url(*bound_address(listener), scheme="https" if settings.ssl_certfile else "http")
     view = StartView(plan, url, phases, settings.gateways)
     with serving(settings, plan, listener, view.on_status) as supervisor:
         view.show_plan()

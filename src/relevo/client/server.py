@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 
 from relevo.core.errors import ModelNotFound, StartError, Unauthorized
-from relevo.core.urls import check_server_url
+from relevo.core.urls import normalise_url
 
 READY_PATHS = ("/ready", "/health", "/v1/models")  # ours; llama.cpp and vLLM; anybody
 PROBE_TIMEOUT_S = 30.0  # for the calls around the generation (models, tokenize, metrics); arbitrary
@@ -21,16 +21,6 @@ PROBE_TIMEOUT_S = 30.0  # for the calls around the generation (models, tokenize,
 
 class Unreachable(StartError):
     """Nothing answers there."""
-
-
-def normalise_url(url: str) -> str:
-    """`host:port`, `http://host:port/` and `http://host:port/v1` all name the same server.
-
-    Raises SettingsError.
-    """
-    with_scheme = url if "://" in url else f"http://{url}"
-    check_server_url(with_scheme, "the URL")
-    return with_scheme.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 class OpenAIServer:

@@ -25,6 +25,16 @@ def server_url(host: str, port: int, *, scheme: str = "http") -> str:
     return f"{scheme}://{authority(_WILDCARDS.get(host, host), port)}"
 
 
+def normalise_url(url: str, name: str = "the URL") -> str:
+    """`host:port`, `http://host:port/` and `http://host:port/v1` all name the same server.
+
+    Raises SettingsError, which calls the setting `name`.
+    """
+    with_scheme = url if "://" in url else f"http://{url}"
+    check_server_url(with_scheme, name)
+    return with_scheme.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
 def check_server_url(url: str, name: str) -> None:
     """Raises SettingsError, which calls the setting `name`, for a URL that no client takes."""
     host = url.partition("://")[2].partition("/")[0]
