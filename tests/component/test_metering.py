@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from scripted_gateway import MODEL, Hang, Step, events, ids, raw_call, says
 
 from relevo.core.errors import DeadlineExceeded, NoWorker, Overloaded, WorkerLost
 from relevo.core.request import FinishReason
+from relevo.gateway.metering.journal import Journal
 from relevo.gateway.metering.keys import revoke_key
 from relevo.gateway.metering.ledger import LedgerRow
 from relevo.policy.key_limits import KeyLimits
@@ -343,6 +346,23 @@ async def test_rows_that_cannot_be_written_before_the_end_are_logged(caplog: pyt
             await m.meter.writer.close(0.0)
         (line,) = [record.getMessage() for record in caplog.records if "was not written" in record.getMessage()]
         assert '"outcome": "aborted"' in line and '"completion_tokens": 1' in line
+
+
+async def test_rows_of_a_journal_that_was_taken_away_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By another process, with the folder in which it could be written again."""
+    folder = tmp_path / "journal"
+    async with metered([*says("ab")[:1], Hang()], journal=Journal(folder, "name")) as m:
+        m.connection.full = True
+        await leave_while_it_hangs(m, stream=True)
+        await m.meter.writer.spill()
+        shutil.rmtree(folder)
+        folder.write_text("")
+        with caplog.at_level(logging.ERROR):
+            await m.meter.writer.close(0.0)
+        (line,) = [record.getMessage() for record in caplog.records if "was not written" in record.getMessage()]
+        assert '"outcome": "aborted"' in line
 
 
 async def test_rows_that_wait_are_one_transaction() -> None:

@@ -76,19 +76,23 @@ class Journal:
             if not self._lines:
                 self._remove()
 
-    def close(self, unwritten: Iterable[str]) -> None:
-        """Let go of the file; it stays if one of these requests has its row there."""
+    def close(self, unwritten: Iterable[str]) -> set[str]:
+        """Let go of the file; it stays if one of these requests has its row there. Those that had and have it no more,
+        because the file was taken away and cannot be written again."""
         with self._one_at_a_time:
             left = set(unwritten)
             self._lines = {request_id: line for request_id, line in self._lines.items() if request_id in left}
             if not self._lines:
                 self._remove()
-                return
+                return set()
             try:
                 self._put({})
             except OSError as error:
-                log.error("%d rows of the journal %s are lost: %s", len(self._lines), self._path, error)
-            self._let_go()
+                log.error("the journal %s cannot be written again: %s", self._path, error)
+                return set(self._lines)
+            finally:
+                self._let_go()
+            return set()
 
     def _put(self, lines: dict[str, bytes]) -> None:
         """After what is there, and with it where the file is new."""

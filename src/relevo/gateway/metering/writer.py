@@ -127,11 +127,10 @@ class LedgerWriter:
             async with asyncio.timeout(JOURNAL_S):
                 await self.spill()
         self._is_closed = True
-        for entry in self._pending.values():
-            if not entry.is_journaled:
+        lost = set() if self._journal is None else self._journal.close(self._pending)
+        for request_id, entry in self._pending.items():
+            if not entry.is_journaled or request_id in lost:
                 _log_lost(entry.row)
-        if self._journal is not None:
-            self._journal.close(self._pending)
 
     @property
     def is_stuck(self) -> bool:
