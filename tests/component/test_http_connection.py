@@ -156,6 +156,12 @@ async def test_what_two_servers_could_read_differently_is_refused_and_nothing_af
     assert statuses(by_byte.written) == statuses(wire.written)
 
 
+@pytest.mark.parametrize("host", [b"[fe80::1%eth0]:80", b"[fe80::1%25eth0]:80", b"[::1]", b"127.0.0.1:80", b"h."])
+async def test_the_host_of_every_address_is_taken(host: bytes) -> None:
+    """Red when a link-local address is refused as httpx and aiohttp write it, with its interface."""
+    assert await Rig(Echo()).statuses(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n") == [200]
+
+
 @pytest.mark.parametrize(
     ("data", "status"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 from relevo.build.serve import bound_address, open_listener
 from relevo.core.errors import SettingsError
-from relevo.core.urls import check_server_url, normalise_url, server_url
+from relevo.core.urls import check_server_url, normalise_url, server_url, with_plain_zone
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,8 @@ def test_a_link_local_address_keeps_its_interface() -> None:
             return "fe80::1", 8000, 0, socket.if_nametoindex("lo")
 
     assert server_url(*bound_address(cast(socket.socket, Listener()))) == "http://[fe80::1%25lo]:8000"
+    assert with_plain_zone("http://[fe80::1%25lo]:8000/a%25b") == "http://[fe80::1%lo]:8000/a%25b"
+    assert with_plain_zone("http://h:8000/a%25b") == "http://h:8000/a%25b"
     with open_listener("::1", 0) as listener:
         assert bound_address(listener) == listener.getsockname()[:2]
 

@@ -10,7 +10,7 @@ from relevo.build.configs import HttpConfig
 from relevo.build.door import build_door, build_site
 from relevo.build.event_loop import run_until_complete
 from relevo.core.errors import SettingsError
-from relevo.core.urls import check_server_url
+from relevo.core.urls import check_server_url, with_plain_zone
 from relevo.gateway.edge.app import edge_app
 from relevo.gateway.edge.metrics import EdgeMetrics
 from relevo.gateway.edge.regions import Region, Regions
@@ -33,7 +33,7 @@ def parse_regions(given: list[str]) -> dict[str, str]:
             raise SettingsError(f"--region {text}: leave the path {parts.path} away, the edge adds the request's own")
         if name in regions:
             raise SettingsError(f"--region {name} is there twice; give each region a name of its own")
-        regions[name] = url.rstrip("/")
+        regions[name] = with_plain_zone(url.rstrip("/"))
     if not regions:
         raise SettingsError("an edge needs at least one --region NAME=URL")
     return regions

@@ -17,7 +17,7 @@ import aiohttp
 from relevo.check.exchange import KEY_PLACEHOLDER, Answer, Exchange, StreamAnswer
 from relevo.check.words import Skip
 from relevo.core.errors import SettingsError
-from relevo.core.urls import normalise_url
+from relevo.core.urls import normalise_url, with_plain_zone
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 SEGMENT_PAUSE_S = 0.05  # arbitrary; long enough that two pieces are read apart
@@ -41,7 +41,7 @@ class Server:
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.url = _without_password(normalise_url(self.url))
+        self.url = with_plain_zone(_without_password(normalise_url(self.url)))
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a request never meets another's connection

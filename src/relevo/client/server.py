@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 
 from relevo.core.errors import ModelNotFound, StartError, Unauthorized
-from relevo.core.urls import normalise_url
+from relevo.core.urls import normalise_url, with_plain_zone
 
 READY_PATHS = ("/ready", "/health", "/v1/models")  # ours; llama.cpp and vLLM; anybody
 PROBE_TIMEOUT_S = 30.0  # for the calls around the generation (models, tokenize, metrics); arbitrary
@@ -36,7 +36,7 @@ class OpenAIServer:
     ) -> None:
         """Without `reuse_connections` every request connects anew: some servers close a connection that looks open."""
         self._reuse_connections = reuse_connections
-        self.url = normalise_url(url)
+        self.url = with_plain_zone(normalise_url(url))
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=request_timeout_s, sock_connect=10.0)
         self._session: aiohttp.ClientSession | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from relevo.core.errors import SettingsError
@@ -33,6 +34,11 @@ def normalise_url(url: str, name: str = "the URL") -> str:
     with_scheme = url if "://" in url else f"http://{url}"
     check_server_url(with_scheme, name)
     return with_scheme.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def with_plain_zone(url: str) -> str:
+    """`%eth0` for the `%25eth0` of a URL: Python's HTTP clients look up the address as it stands there."""
+    return re.sub(r"(//\[[0-9A-Fa-f:.]+)%25", r"\1%", url, count=1)
 
 
 def check_server_url(url: str, name: str) -> None:

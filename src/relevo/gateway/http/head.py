@@ -19,7 +19,9 @@ MAX_FIELDS = 100  # arbitrary: Apache's
 MAX_TARGET_BYTES = 8 * 2**10  # of the request line; arbitrary: nginx's
 
 _AT_MOST_ONCE = frozenset((b"host", b"authorization", b"x-api-key", b"content-type", b"content-encoding"))
-_HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+(?:%25[A-Za-z0-9._~-]+)?\])(?::[0-9]{0,5})?\Z")
+_HOST = re.compile(
+    rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+(?:%(?:25)?[A-Za-z0-9._~-]+)?\])(?::[0-9]{0,5})?\Z"
+)
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\\]")
 
