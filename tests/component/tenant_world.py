@@ -288,3 +288,39 @@ def probes(roles: Iterable[str], body: dict[str, Any], *, after_good: bool) -> l
 
     run_virtually(loop, main())
     return seen
+
+
+@dataclass(frozen=True, slots=True)
+class AskedWhenFull:
+    more: Answer  # one more of the hostile tenant, whose streams hold every slot
+    refused_after_s: float
+    good: Answer  # the other tenant's
+
+
+def asked_when_full(roles: Iterable[str], num_output_tokens: int) -> AskedWhenFull:
+    """One more request of a tenant whose streams fill every slot, and one of another tenant."""
+    loop = VirtualLoop()
+
+    def body(num_tokens: int, *, is_streamed: bool) -> bytes:
+        asks = {"model": MODEL, "prompt": "go on", "max_tokens": num_tokens, "ignore_eos": True, "stream": is_streamed}
+        return orjson.dumps(asks)
+
+    async def main() -> AskedWhenFull:
+        async with tenant_stack(loop, roles) as (app, _):
+            seen: list[Answer] = []
+            endless = body(num_output_tokens, is_streamed=True)
+            tasks = [
+                asyncio.create_task(call(app, "hostile", "/v1/completions", endless, {}, seen=seen))
+                for _ in range(NUM_SLOTS)
+            ]
+            await _until(lambda: sum(1 for answer in seen if answer.tokens()) == NUM_SLOTS)
+            more = await call(app, "hostile", "/v1/completions", body(4, is_streamed=False), {})
+            refused_after_s = loop.time() - more.asked_at_s
+            good = await call(app, "good", "/v1/completions", body(4, is_streamed=False), {})
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return AskedWhenFull(more, refused_after_s, good)
+
+    found: AskedWhenFull = run_virtually(loop, main())
+    return found

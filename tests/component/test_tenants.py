@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 from hostile_patterns import PATTERNS, Pattern
-from tenant_world import COSTS, Run, good_prompt, probes, run_beside, slots_in_use
+from tenant_world import COSTS, LIMITS, Run, asked_when_full, good_prompt, probes, run_beside, slots_in_use
 
 ROLES = {"unified": ("unified",), "1p1d": ("prefill", "decode")}
 HONEST = Pattern(name="an honest neighbour", body={"max_tokens": 48}, prompt_chars=48, num_clients=24)
@@ -78,3 +78,17 @@ def test_slots_are_hardly_idle_while_requests_wait(topology: str, num_idle: floa
     """
     num_slot_steps, num_decoding = slots_in_use(ROLES[topology], num_requests=48, num_output_tokens=48)
     assert num_decoding >= (1 - num_idle) * num_slot_steps
+
+
+@pytest.mark.parametrize("topology", ROLES)
+@pytest.mark.parametrize(("num_output_tokens", "is_refused"), [(6000, True), (200, False)])
+def test_what_must_wait_too_long_for_its_tenants_own_streams_is_refused_at_its_arrival(
+    topology: str, num_output_tokens: int, is_refused: bool
+) -> None:
+    """Red when the time that full slots must last is not known before a first stream has ended."""
+    after = asked_when_full(ROLES[topology], num_output_tokens)
+    assert after.good.status == 200, "another tenant's request has a share"
+    assert after.more.status == (429 if is_refused else 200)
+    if is_refused:
+        assert after.refused_after_s == 0.0
+        assert int(after.more.headers["retry-after"]) >= (LIMITS.max_ttft_s or 0)

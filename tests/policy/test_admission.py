@@ -102,6 +102,17 @@ def test_batch_requests_have_places_of_their_own_and_leave_last() -> None:
     assert (send(admission), send(admission)) == ("a", "batch")
 
 
+def test_who_cannot_start_within_the_limit_is_told_at_the_door_when_to_come_back() -> None:
+    """Red when the first prediction of decode room needs a stream that has ended."""
+    full = Outlook(prompt_tokens_per_s=1000.0, num_running=64, slot_in_s=45.0)
+    refusal = refused(admit(admission_with(max_ttft_s=30.0), "late", outlook=full))
+    assert (refusal.limit, refusal.retry_after_s) == ("max_ttft", 45.0)
+    assert isinstance(admit(admission_with(max_ttft_s=60.0), "in time", outlook=full), Admitted)
+    assert isinstance(admit(admission_with(), "patient", outlook=full), Admitted)
+    granted = request("granted", priority=-1)
+    assert isinstance(admission_with(max_ttft_s=30.0).enter(granted, 0, full, 0), Admitted)
+
+
 def test_batch_in_line_is_not_ahead_of_anybody() -> None:
     """Red when batch requests count against the first token of others."""
     admission = admission_with(max_ttft_s=1.0)

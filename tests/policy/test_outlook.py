@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.policy.outlook import Outlook, RoomLimits, has_room, outlook
-from relevo.policy.tenant_use import Held
+from relevo.policy.tenant_use import Held, Sent
 from relevo.policy.worker_choice import Ask, WorkerView
 
 COSTS = StepCosts(base_s=0.010, per_token_s=0.001, per_kv_token_s=0.0)
@@ -177,3 +177,26 @@ def test_prompts_of_another_tenant_count_as_ahead_up_to_ones_own() -> None:
     assert room(busy, ask=ask)
     assert outlook([busy], ask, 0.0, LIMITS).queue_s == pytest.approx(0.1)
     assert not room(busy, ask=replace(ask, tenant="hostile"))
+
+
+def full_of(*left: int, is_other: bool = False) -> WorkerView:
+    """Streams of the tenant that asks, each with so many tokens that it must still give."""
+    busy = unified(num_running=8, num_in_flight_decodes=8, num_decode_kv_tokens=500)
+    streams = [Sent("mine", busy.ref, 1, num_least_tokens=num + 3, num_output_tokens=3) for num in left]
+    held = held_by(mine=len(left)) if not is_other else held_by(other=len(left))
+    return replace(busy, held=held, sent=streams)
+
+
+def test_a_slot_is_not_free_before_the_stream_with_fewest_tokens_left_ends() -> None:
+    """Red when what streams must still give is not known until one of them has ended."""
+    ask, step_s = replace(ASK, tenant="mine", num_unstarted=0), COSTS.step_s(8, 500)
+    slow, soon = full_of(*[4000] * 8), full_of(*[4000] * 7, 10)
+    assert outlook([slow], ask, 0.0, LIMITS).slot_in_s == pytest.approx(4000 * step_s)
+    assert outlook([slow, soon], ask, 0.0, LIMITS).slot_in_s == pytest.approx(10 * step_s)
+    for free in (
+        full_of(*[4000] * 7),  # one is of another gateway
+        full_of(*[4000] * 7, -3),  # one may end with any token
+        full_of(*[4000] * 8, is_other=True),  # a share is there to be taken
+        replace(slow, load=replace(slow.load, num_running=7), num_in_flight_decodes=7),
+    ):
+        assert outlook([slow, free], ask, 0.0, LIMITS).slot_in_s == 0.0

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
+from relevo.core.request import EngineRequest, SamplingParams, ServiceTerms
+from relevo.policy.stopping import num_least_output_tokens
 from relevo.policy.tenant_use import Held, TenantUse
 
 A, B = WorkerRef(WorkerId("a"), 1), WorkerRef(WorkerId("b"), 1)
@@ -18,7 +23,7 @@ def test_a_request_is_counted_where_it_is() -> None:
     use.computes(RequestId("x"), B, 100)
     assert use.held(A) == {"t": Held(1, 3, 0)} and use.held(B) == {"t": Held(0, 0, 100)}
     assert use.num_unstarted("t") == 1
-    use.started(RequestId("x"))
+    use.gave(RequestId("x"), 1)
     assert use.held(B) == {} and use.num_unstarted("t") == 0
     use.decodes(RequestId("x"), "t", B, 3)  # its worker was lost
     assert use.num_unstarted("t") == 0 and use.held(A) == {}
@@ -36,9 +41,34 @@ def test_nothing_is_left_when_every_request_has_ended(events: list[tuple[str, st
         elif event == "computes":
             use.computes(request_id, B, 7)
         elif event == "started":
-            use.started(request_id)
+            use.gave(request_id, 1)
         else:
             use.end(request_id)
     for name in "xyz":
         use.end(RequestId(name))
     assert use.is_empty
+
+
+def test_the_tokens_that_a_stream_must_still_give_outlive_its_worker() -> None:
+    use = TenantUse()
+    use.decodes(RequestId("x"), "t", A, 1, 100)
+    use.gave(RequestId("x"), 30)
+    use.decodes(RequestId("x"), "t", B, 1, 100)
+    assert not use.sent(A) and [sent.num_left_tokens for sent in use.sent(B)] == [70]
+    use.gave(RequestId("x"), 90)
+    assert [sent.num_left_tokens for sent in use.sent(B)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_tokens"),
+    [
+        (SamplingParams(max_tokens=50, seed=0), 0),
+        (SamplingParams(max_tokens=50, seed=0, min_tokens=20), 20),
+        (SamplingParams(max_tokens=50, seed=0, ignore_eos=True), 50),
+        (SamplingParams(max_tokens=50, seed=0, ignore_eos=True, min_tokens=20, stop_token_ids=(5,)), 20),
+    ],
+)
+def test_only_what_a_stream_must_give_is_certain(sampling: SamplingParams, num_tokens: int) -> None:
+    request = EngineRequest(request_id=RequestId("x"), prompt_token_ids=(1,), sampling=sampling)
+    assert num_least_output_tokens(request) == num_tokens
+    assert num_least_output_tokens(replace(request, terms=ServiceTerms(is_batch=True))) == 0

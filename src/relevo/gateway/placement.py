@@ -21,6 +21,7 @@ from relevo.policy.perf_model import HandoffCostModel
 from relevo.policy.prefix_cache import chain
 from relevo.policy.prefix_index import PrefixIndex
 from relevo.policy.router import Use
+from relevo.policy.stopping import num_least_output_tokens
 from relevo.policy.tenant_use import TenantUse
 from relevo.policy.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView, is_anyone_away
 from relevo.wire import messages as wire
@@ -79,7 +80,8 @@ class Placement:
             self._in_flight.charge_decode(request_id, choice.worker, ask.num_tokens, is_batch=is_batch)
             self._in_flight.ask(request_id, choice.worker, choice.num_uncached_tokens)
             num_slots = min(request.sampling.n, self._room.max_running)
-            self._tenant_use.decodes(request_id, request.terms.tenant, choice.worker, num_slots)
+            num_least_tokens = num_least_output_tokens(request)
+            self._tenant_use.decodes(request_id, request.terms.tenant, choice.worker, num_slots, num_least_tokens)
             self._index.expect(request_id, "decode", choice.worker, self._hashes[request_id])
             if not choice.split:
                 self._in_flight.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
@@ -116,7 +118,7 @@ class Placement:
             case h.Tokens(output=output):
                 self._in_flight.answered(request_id)
                 self._in_flight.prefill_done(request_id)
-                self._tenant_use.started(request_id)
+                self._tenant_use.gave(request_id, len(output.tokens))
                 self._in_flight.decode_progress(request_id, len(output.tokens))
             case h.Granted():
                 self._in_flight.answered(request_id)
@@ -211,4 +213,5 @@ class Placement:
             num_in_flight_prefills=self._in_flight.num_prefills(member.ref),
             num_in_flight_decodes=self._in_flight.num_decodes(member.ref),
             held=self._tenant_use.held(member.ref),
+            sent=self._tenant_use.sent(member.ref),
         )

@@ -6,9 +6,9 @@ from there until `done`. Nothing behind the door is unbounded:
 - **places**: requests and prompt tokens that wait, requests in all. A full line gives a place to a newcomer whose
   tenant holds less than its share of it, or whose priority is better, at the cost of the last of the fullest tenant.
 - **time**: whoever would get its first token too late is told so at once, and when to come back. Predicted from what is
-  ahead (in its own fair turn), the rate at which the line moves, decode room at the time the prompt would be computed,
-  and the workers' own queues. Only waiting is a reason: what would be late on idle workers is served, because coming
-  back later would not help.
+  ahead (in its own fair turn), the rate at which the line moves, decode room at the time the prompt would be computed
+  (never before the first of the streams can end that fill its tenant's share), and the workers' own queues. Only
+  waiting is a reason: what would be late on idle workers is served, because coming back later would not help.
 - **length**: while an overload lasts, the line is no longer than it must be (`policy.standing_line`).
 - **deadlines**: who waited too long leaves without being computed; who runs past its client's timeout is given up.
 

@@ -51,6 +51,7 @@ class Outlook:
     prompt_tokens_per_s: float = 0.0  # of all workers that compute prompts, by measured costs; 0: unknown
     num_free_slots: int = 0  # requests like this one that could start to decode
     num_running: int = 0
+    slot_in_s: float = 0.0  # no stream can end before and give its slot to this one; 0: unknown, or a slot is free
     tpot_s: float = 0.0  # step time with the request in it, where that is shortest
 
 
@@ -86,6 +87,7 @@ def outlook(views: Sequence[WorkerView], ask: Ask, handoff_s: float, limits: Roo
         prompt_tokens_per_s=sum(rates),
         num_free_slots=sum(_num_free_slots(view, ask, limits) for view in decode),
         num_running=sum(view.load.num_running for view in decode),
+        slot_in_s=min(_slot_in_s(view, ask, limits) for view in decode),
         tpot_s=min(steps_s),
     )
 
@@ -128,6 +130,17 @@ def _num_free_slots(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:
         return num_free
     by_blocks = _num_available_blocks(view, limits) // _num_blocks(ask.num_uncached(view.ref), limits)
     return max(0, num_share, min(num_free, by_blocks))
+
+
+def _slot_in_s(view: WorkerView, ask: Ask, limits: RoomLimits) -> float:
+    """Until the stream ends that has fewest tokens left of those it must give. 0 if there is a slot, the tenant has a
+    share to take, or something is there whose end is not known: another gateway's, or what the model may end."""
+    if view.num_streams < limits.max_running or _num_share(view, ask, limits) > 0:
+        return 0.0
+    if sum(sent.num_slots for sent in view.sent) < view.num_streams:
+        return 0.0
+    num_steps = min((sent.num_left_tokens for sent in view.sent), default=0)
+    return num_steps * view.load.costs.step_s(view.load.num_running, view.load.num_decode_kv_tokens)
 
 
 def _num_ahead(view: WorkerView, ask: Ask, num_on_the_way: int) -> int:

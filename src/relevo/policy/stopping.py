@@ -19,3 +19,13 @@ def finish_reason(request: EngineRequest, output_token_ids: Sequence[TokenId], m
         if last in sampling.stop_token_ids or (last in request.eos_token_ids and not sampling.ignore_eos):
             return FinishReason.STOP
     return FinishReason.LENGTH if len(output_token_ids) >= max_outputs else None
+
+
+def num_least_output_tokens(request: EngineRequest) -> int:
+    """Of each output, if its client stays and no stop string, which a worker does not know, ends it earlier. Batch
+    requests: 0, they give their room back at any time."""
+    sampling = request.sampling
+    if request.terms.is_batch:
+        return 0
+    is_endless = sampling.ignore_eos and not sampling.stop_token_ids
+    return sampling.max_tokens if is_endless else min(sampling.min_tokens, sampling.max_tokens)

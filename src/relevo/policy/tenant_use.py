@@ -1,5 +1,5 @@
 """What each tenant has under way at the workers, of this gateway: continuations, prompt tokens, requests without a
-first token.
+first token, and the tokens that each stream has still to give.
 
 The door reads it to send a tenant what its share of a worker allows although others fill that worker: the worker takes
 it from them (`policy.fair_turns`), because it sees the requests of every gateway. Unknown names never raise.
@@ -7,7 +7,7 @@ it from them (`policy.fair_turns`), because it sees the requests of every gatewa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from relevo.core.ids import RequestId, WorkerRef
@@ -23,24 +23,34 @@ class Held:
 
 
 @dataclass(slots=True)
-class _Sent:
+class Sent:
+    """A request that was sent to be decoded."""
+
     tenant: str
     decode: WorkerRef
     num_slots: int
     prefill: WorkerRef | None = None
     num_prompt_tokens: int = 0
     is_started: bool = False
+    num_least_tokens: int = 0  # of each of its outputs: it gives no slot back before
+    num_output_tokens: int = 0  # so far, of all of its outputs
+
+    @property
+    def num_left_tokens(self) -> int:
+        """At least so many steps until a slot of it is free, unless its client goes."""
+        return max(0, self.num_least_tokens - self.num_output_tokens)
 
 
 @dataclass(slots=True)
 class TenantUse:
-    _sent: dict[RequestId, _Sent] = field(default_factory=dict)
+    _sent: dict[RequestId, Sent] = field(default_factory=dict)
+    _by_worker: dict[WorkerRef, dict[RequestId, Sent]] = field(default_factory=dict)  # that decodes
     _held: dict[WorkerRef, dict[str, Held]] = field(default_factory=dict)
     _num_unstarted: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
-        return not self._sent and not self._held and not self._num_unstarted
+        return not (self._sent or self._by_worker or self._held or self._num_unstarted)
 
     def held(self, worker: WorkerRef) -> Mapping[str, Held]:
         """By tenant; who holds nothing is not named."""
@@ -50,11 +60,21 @@ class TenantUse:
         """Requests that were sent and have no token yet."""
         return self._num_unstarted.get(tenant, 0)
 
-    def decodes(self, request_id: RequestId, tenant: str, worker: WorkerRef, num_slots: int) -> None:
-        """It was sent to be decoded there, with as many continuations as can run at once."""
-        is_started = request_id in self._sent and self._sent[request_id].is_started
+    def sent(self, worker: WorkerRef) -> Collection[Sent]:
+        """What decodes there or will, as it is at any time."""
+        return self._by_worker.get(worker, {}).values()
+
+    def decodes(
+        self, request_id: RequestId, tenant: str, worker: WorkerRef, num_slots: int, num_least_tokens: int = 0
+    ) -> None:
+        """It was sent to be decoded there, with as many continuations as can run at once. After the loss of a worker:
+        again, with what it has given so far."""
+        before = self._sent.get(request_id)
+        is_started, num_output_tokens = (before.is_started, before.num_output_tokens) if before else (False, 0)
         self.end(request_id)
-        self._sent[request_id] = _Sent(tenant, worker, num_slots, is_started=is_started)
+        sent = Sent(tenant, worker, num_slots, is_started=is_started, num_least_tokens=num_least_tokens)
+        sent.num_output_tokens = num_output_tokens
+        self._sent[request_id] = self._by_worker.setdefault(worker, {})[request_id] = sent
         if not is_started:
             self._num_unstarted[tenant] = self.num_unstarted(tenant) + 1
         self._add(worker, tenant, 1, num_slots, 0)
@@ -66,10 +86,13 @@ class TenantUse:
             sent.prefill, sent.num_prompt_tokens = worker, num_prompt_tokens
             self._add(worker, sent.tenant, 0, 0, num_prompt_tokens)
 
-    def started(self, request_id: RequestId) -> None:
-        """It has its first token. Idempotent."""
+    def gave(self, request_id: RequestId, num_tokens: int) -> None:
+        """So many more output tokens came. With the first one it waits no more."""
         sent = self._sent.get(request_id)
-        if sent is not None and not sent.is_started:
+        if sent is None:
+            return
+        sent.num_output_tokens += num_tokens
+        if not sent.is_started:
             sent.is_started = True
             self._one_started(sent.tenant)
             self._end_prompt(sent)
@@ -79,11 +102,15 @@ class TenantUse:
         sent = self._sent.pop(request_id, None)
         if sent is not None:
             self._end_prompt(sent)
+            there = self._by_worker[sent.decode]
+            del there[request_id]
+            if not there:
+                del self._by_worker[sent.decode]
             self._add(sent.decode, sent.tenant, -1, -sent.num_slots, 0)
             if not sent.is_started:
                 self._one_started(sent.tenant)
 
-    def _end_prompt(self, sent: _Sent) -> None:
+    def _end_prompt(self, sent: Sent) -> None:
         if sent.prefill is not None:
             self._add(sent.prefill, sent.tenant, 0, 0, -sent.num_prompt_tokens)
             sent.prefill = None

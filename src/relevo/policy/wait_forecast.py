@@ -25,7 +25,10 @@ class WaitForecast:
         ahead_tokens = line.tokens_ahead(ticket.tenant, ticket.level, ticket.cost_tokens, ticket.priority)
         rate = self.drain.tokens_per_s() or outlook.prompt_tokens_per_s
         turn_s = ahead_tokens / rate if rate > 0.0 else 0.0
-        return max(turn_s, self._decode_room_s(line, ahead_tokens, ticket, turn_s, outlook))
+        room_s = self._decode_room_s(line, ahead_tokens, ticket, turn_s, outlook)
+        if ticket.level[1] == 0:  # one with a granted priority may get the slot of a stream that has not ended
+            room_s = max(room_s, outlook.slot_in_s - outlook.queue_s - outlook.own_s)
+        return max(turn_s, room_s)
 
     def _decode_room_s(
         self, line: WaitingLine, ahead_tokens: float, ticket: Ticket, turn_s: float, outlook: Outlook

@@ -17,14 +17,14 @@ A role is a preference. Does not know connections. Source: docs/architecture.md,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from relevo.core.events import WorkerLoad
 from relevo.core.ids import WorkerRef
 from relevo.policy.router import NO_USE, Candidate, Pick, Router, RouterLimits, RoutingPolicy, Use
-from relevo.policy.tenant_use import Held
+from relevo.policy.tenant_use import Held, Sent
 
 _DECODE_STEPS = 32  # arbitrary: so many steps of decoding weigh as much as the way to the first token
 
@@ -49,6 +49,7 @@ class WorkerView:
     num_in_flight_decodes: int = 0
     num_in_flight_batch: int = 0  # of the decodes
     held: Mapping[str, Held] = field(default_factory=dict)  # by tenants, of this gateway's requests
+    sent: Collection[Sent] = ()  # of this gateway's requests, those that decode there or will
 
     @property
     def num_queued_prefill_tokens(self) -> int:
