@@ -107,6 +107,19 @@ def test_limits_of_version_1(root: str, path: str, at: str) -> None:
     assert found.cores is not None and found.cores.cores == {0, 1, 4}
 
 
+def test_a_limit_of_a_group_that_cannot_be_seen_binds_in_version_1() -> None:
+    """Red when only a group's own file is read: a pod's limit lies above its container, out of sight."""
+    files = {
+        "/proc/self/cgroup": V1_GROUPS.format(path="/"),
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "/sys/fs/cgroup/memory/memory.stat": f"cache 1\nhierarchical_memory_limit {GIB}\ntotal_rss 5\n",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes": "1000\n",
+    }
+    memory = limits_of(files).memory
+    assert memory is not None
+    assert (memory.limit_bytes, memory.used_bytes, memory.file) == (GIB, 1000, "/sys/fs/cgroup/memory/memory.stat")
+
+
 def test_what_says_no_limit_is_none() -> None:
     files = {
         "/proc/self/cgroup": V1_GROUPS.format(path="/"),

@@ -164,15 +164,17 @@ def _memory_limit(read: Read, folder: str) -> MemoryLimit | None:
 
 
 def _old_memory_limit(read: Read, folder: str) -> MemoryLimit | None:
-    file = f"{folder}/memory.limit_in_bytes"
-    size = _size(read(file))
-    if size is None:
-        return None
+    """Also of a group above that this process cannot see: memory.stat has the least of all."""
     stat = _stat(read(f"{folder}/memory.stat"))
+    stated = {"limit_in_bytes": read(f"{folder}/memory.limit_in_bytes"), "stat": stat.get("hierarchical_memory_limit")}
+    limits = [(size, name) for name, text in stated.items() if (size := _size(str(text))) is not None]
+    if not limits:
+        return None
+    size, name = min(limits)
     used = (_size(read(f"{folder}/memory.usage_in_bytes")) or 0) - sum(
         stat.get(name, 0) for name in ("total_inactive_file", "total_active_file")
     )
-    return MemoryLimit(limit_bytes=size, used_bytes=max(0, used), file=file)
+    return MemoryLimit(limit_bytes=size, used_bytes=max(0, used), file=f"{folder}/memory.{name}")
 
 
 def _size(text: str | None) -> int | None:
