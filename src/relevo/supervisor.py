@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from relevo.policy.liveness import INTERVAL_S, Liveness
-from relevo.wire.child_process import Lifeline, python_command, python_environment
+from relevo.wire.child_process import CUT_OFF, Lifeline, python_command, python_environment
 from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.supervisor")
@@ -273,11 +273,11 @@ class Supervisor:
         await asyncio.gather(*keepers, return_exceptions=True)
 
     def _cut_off(self) -> None:
-        """A second SIGTERM to the gateways, which end within GATEWAY_END_S of it."""
+        """The gateways end within GATEWAY_END_S of it."""
         children = [self._children[spec.name] for spec in self.gateways if spec.name in self._children]
         for child in children:
             if child.pid is not None:
-                child.process.terminate()  # type: ignore[union-attr]  # pid is not None
+                child.process.send_signal(CUT_OFF)  # type: ignore[union-attr]  # pid is not None
         loop = asyncio.get_running_loop()
         loop.call_later(GATEWAY_END_S, self._kill, children)
 

@@ -7,6 +7,8 @@ ended, and when a gateway's own deadlines add up to more than the supervisor wai
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,14 @@ from metered_gateway import Metered, metered, until
 from scripted_gateway import Hang, events, ids, says
 
 from relevo.build import metering, serve_http
-from relevo.build.serve_http import end_answers
+from relevo.build.serve_http import _on_signals, end_answers
 from relevo.gateway.metering import writer
 from relevo.gateway.metering.database import MemoryDatabase
 from relevo.gateway.metering.journal import Journal, replay_journals
 from relevo.gateway.metering.schema import prepare
 from relevo.gateway.stopping import Stopping
 from relevo.supervisor import GATEWAY_END_S
+from relevo.wire.child_process import CUT_OFF
 
 STREAMING_THEN_SILENT = [(0, ids("abc"), None), Hang()]
 
@@ -114,6 +117,24 @@ async def test_without_any_place_for_its_row_an_answer_says_so_at_the_end_too() 
         await end(m, stopping)
         *_, last = events(await answering)
         assert last["error"]["code"] == "ledger_unavailable"
+
+
+async def test_a_signal_to_every_process_of_a_service_cuts_nothing() -> None:
+    """A gateway gets one from the service manager and one from its supervisor, which cuts by another signal."""
+    stopping, seen = Stopping(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    _on_signals(stopping)
+    loop.add_signal_handler(signal.SIGUSR2, seen.set)  # signals are handled in their order
+    try:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2):
+            os.kill(os.getpid(), number)
+        await seen.wait()
+        assert stopping.is_draining and not stopping.is_cut
+        os.kill(os.getpid(), CUT_OFF)
+        await until(lambda: stopping.is_cut)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGUSR2, CUT_OFF):
+            loop.remove_signal_handler(number)
 
 
 def test_a_gateways_deadlines_after_the_cut_end_before_the_supervisors() -> None:

@@ -1,9 +1,10 @@
 """Serves HTTP in a gateway until it is stopped, and the order of its end.
 
 SIGTERM: new requests are refused while those that run may finish (`shutdown_timeout_s`); then every answer is cut with
-its last event and its row handed over; then connections are closed and the rows written (`build.metering`). A second
-SIGTERM cuts at once. Every stage has its own deadline, and their sum is shorter than the supervisor's patience
-(`supervisor.GATEWAY_END_S`), so that a gateway is never killed while it keeps rows.
+its last event and its row handed over; then connections are closed and the rows written (`build.metering`). `CUT_OFF`
+cuts at once; a second SIGTERM does not, because service managers send theirs to every process of a service. Every stage
+has its own deadline, and their sum is shorter than the supervisor's patience (`supervisor.GATEWAY_END_S`), so that a
+gateway is never killed while it keeps rows.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from relevo.build.tls import build_tls
 from relevo.gateway.http.door import Door
 from relevo.gateway.http.server import HttpServer
 from relevo.gateway.stopping import Stopping
+from relevo.wire.child_process import CUT_OFF
 
 log = logging.getLogger("relevo.gateway")
 
@@ -37,7 +39,7 @@ async def serve_until_stopped(
 ) -> None:
     """`running`: what has to run meanwhile, rows are written when it is left; `hurry`: called when answers are cut."""
     server = HttpServer(door, shutdown_timeout_s=CLOSE_CONNECTIONS_S, handles_signals=False, tls=build_tls(config.http))
-    _on_sigterm(stopping)
+    _on_signals(stopping)
     async with running():
         serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]), name="http")
         stopped = asyncio.create_task(stopping.until_draining())
@@ -61,12 +63,8 @@ async def end_answers(stopping: Stopping, shutdown_timeout_s: float, hurry: Call
             await asyncio.gather(hurrying, stopping.until_idle())
 
 
-def _on_sigterm(stopping: Stopping) -> None:
-    def stop() -> None:
-        if stopping.is_draining:
-            stopping.cut()
-        else:
-            stopping.drain()
-
+def _on_signals(stopping: Stopping) -> None:
     if threading.current_thread() is threading.main_thread():
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, stopping.drain)
+        loop.add_signal_handler(CUT_OFF, stopping.cut)

@@ -183,6 +183,8 @@ class Gossip:
             self._limited_log.warning("protocol", f"a connection was refused: {error.message}")
         except OSError as error:  # TimeoutError too
             log.debug("a gateway that listened is gone: %s", error)
+        except asyncio.CancelledError:
+            pass  # the process ends; streams of older Pythons would log it as a failure
         finally:
             self._connections.discard(writer)
             self._followers.discard(writer)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from relevo.wire import leash
 
+CUT_OFF = signal.SIGUSR1  # to a gateway, from its supervisor alone: what runs there ends now, and its rows are kept
 _PULSE = b"."
 _READ_BYTES = 4096
 
