@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import ClassVar, cast
 
 import pytest
@@ -10,19 +11,23 @@ from relevo.core.baton import SampledToken
 from relevo.core.events import StepCosts, TokenOutput, WireRefusal, WorkerLoad
 from relevo.core.ids import RequestId
 from relevo.core.kv import KVRefusal
+from relevo.core.plan import ScheduledRow, StepPlan
 from relevo.core.ports import KVTransport
+from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.load_reports import LoadReports
 from relevo.policy.perf_model import StepCostModel
-from relevo.policy.scheduler import Scheduler
+from relevo.policy.scheduler import Scheduler, StepOutcome
 from relevo.wire import messages as wire
 from relevo.wire.server import PeerId, WireServer
 
 ONE, TWO = PeerId(1), PeerId(2)
+REQUEST = EngineRequest(request_id=RequestId("r"), prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1, seed=0))
 OUTPUT = TokenOutput(RequestId("r"), 0, (SampledToken(5),))
 
 
 class CountingScheduler:
     num_preemptions = num_prefix_queries = num_prefix_hits = 0
+    config: ClassVar = SimpleNamespace(max_batched_tokens=256)
 
     def __init__(self) -> None:
         self.num_loads = 0
@@ -106,3 +111,13 @@ def test_refusals_of_the_transport_and_of_the_loop_are_one_count(reports: LoadRe
 
 def test_refusals_at_both_doors_of_a_worker_are_reported_by_reason(reports: LoadReports) -> None:
     assert reports.counters().num_refused_connections == {"kv/secret": 3, "wire/user": 1}
+
+
+def test_the_largest_step_is_told_beside_the_budget(reports: LoadReports) -> None:
+    """Red when a mean hides a step above its budget, or when decodes do not count."""
+    for step_id, (num_prompt, num_decodes) in enumerate([(8, 1), (200, 3), (0, 64)]):
+        prompts = [ScheduledRow(REQUEST, [1] * num_prompt, 0, [], (), True)] if num_prompt else []
+        decodes = [ScheduledRow(REQUEST, [1], 9, [], (), False)] * num_decodes
+        reports.count_step(StepPlan(step_id, (*prompts, *decodes)), StepOutcome([], []))
+    counters = reports.counters()
+    assert (counters.largest_step_tokens, counters.step_budget_tokens) == (203, 256)

@@ -252,6 +252,8 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
         transferred_bytes=7,
         transfer_s=0.5,
         num_refused_writes=8,
+        largest_step_tokens=11,
+        step_budget_tokens=12,
         num_refused_connections={"kv/secret": 9, "wire/user": 10},
     )
     expected = {
@@ -265,6 +267,8 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
         "relevo:kv_transfer_bytes_total": 7,
         "relevo:kv_transfer_seconds_total": 0.5,
         "relevo:refused_writes_total": 8,
+        "relevo:largest_step_tokens": 11,
+        "relevo:step_budget_tokens": 12,
     }
     for name, value in expected.items():
         assert scrape.value(name, worker(counters=counters)) == value, name
@@ -300,6 +304,13 @@ def test_worker_counters_never_fall(lives: list[list[int]], data: st.DataObject)
                 assert collected(series, "vllm:generation_tokens_total", seen) == done + counted
         assert collected(series, "relevo:worker_restarts_total", worker(epoch=epoch)) == epoch - 1
         done += counted
+
+
+def test_the_largest_step_is_that_of_the_present_incarnation() -> None:
+    series = WorkerSeries()
+    for epoch, largest, seen in ((1, 300, 300), (1, 0, 300), (2, 40, 40)):  # a new connection shows zeros first
+        counters = StepCounters(largest_step_tokens=largest, step_budget_tokens=512)
+        assert collected(series, "relevo:largest_step_tokens", worker(epoch=epoch, counters=counters)) == seen
 
 
 def test_a_worker_that_was_never_seen(scrape: Scrape) -> None:

@@ -59,6 +59,9 @@ class Stack:
             if sample == name and labels.items() <= dict(pairs).items()
         )
 
+    def by_worker(self, name: str) -> dict[str, float]:
+        return {dict(pairs)["worker"]: value for (sample, pairs), value in self.metrics().items() if sample == name}
+
     def blocks_in_use(self) -> dict[str, float]:
         """Held and quarantined blocks per worker."""
         found: dict[str, float] = {}

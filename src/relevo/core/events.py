@@ -67,6 +67,8 @@ class StepCounters:
     transferred_bytes: int = 0  # KV handed to another worker (moved, or owner changed)
     transfer_s: float = 0.0
     num_refused_writes: int = 0  # writes under an old generation or epoch
+    largest_step_tokens: int = 0  # of any step, prompt and decode tokens together
+    step_budget_tokens: int = 0  # no step may be larger
     num_refused_connections: dict[str, int] = field(default_factory=dict)  # by "door/reason", see refused_key
 
 

@@ -27,6 +27,7 @@ class LoadReports:
     num_steps: int = 0
     num_prefill_tokens: int = 0
     num_generation_tokens: int = 0
+    largest_step_tokens: int = 0
     num_refused_writes: int = 0  # noticed by the loop; the transport has its own
     transferred_bytes: int = 0
     transfer_s: float = 0.0
@@ -48,6 +49,8 @@ class LoadReports:
             transferred_bytes=self.transferred_bytes,
             transfer_s=self.transfer_s,
             num_refused_writes=self.num_refused_writes + self.transport.num_refused_writes,
+            largest_step_tokens=self.largest_step_tokens,
+            step_budget_tokens=self.scheduler.config.max_batched_tokens,
             num_refused_connections=self._refused_connections(),
         )
 
@@ -61,6 +64,7 @@ class LoadReports:
     def count_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
         self.num_steps += 1
         self.num_prefill_tokens += plan.num_prefill_tokens
+        self.largest_step_tokens = max(self.largest_step_tokens, plan.num_tokens)
         self.num_generation_tokens += sum([len(output.tokens) for output in outcome.outputs])
 
     def changed(self) -> None:

@@ -286,6 +286,12 @@ TABLE: tuple[Metric, ...] = (
     _worker_count("relevo:prefill_tokens_total", "Prompt tokens computed.", _OWN),
     _worker_count("relevo:decode_tokens_total", "Tokens drawn, the first one of every prompt included.", _OWN),
     _worker_count("relevo:steps_total", "Forward passes.", _OWN),
+    _worker_gauge(
+        "relevo:largest_step_tokens",
+        "Tokens of the largest step since the worker's start, prompts and decodes together.",
+        _OWN,
+    ),
+    _worker_gauge("relevo:step_budget_tokens", "Tokens that a step may have; no step is larger.", _OWN),
     _worker_count("relevo:kv_transfer_bytes_total", "KV handed to other workers, by the worker that sent it.", _OWN),
     _worker_count("relevo:kv_transfer_seconds_total", "Time in which KV was on its way to other workers.", _OWN),
     _worker_count(

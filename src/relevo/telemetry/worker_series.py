@@ -127,7 +127,7 @@ class WorkerSeries(Collector):
             for name, value in _gauges(worker).items():
                 _add(families, name, labels, value)
             incarnations = self._incarnations[model_name, worker.worker_id]
-            for name, value in _counters(incarnations).items():
+            for name, value in (_counters(incarnations) | _since_start(incarnations)).items():
                 _add(families, name, labels, value)
             for (door, reason), count in _refused(incarnations).items():
                 _add(families, "relevo:refused_connections_total", labels | {"door": door, "reason": reason}, count)
@@ -181,6 +181,12 @@ def _counters(incarnations: _Incarnations) -> dict[str, float]:
         "relevo:refused_writes_total": totals["num_refused_writes"],
         "relevo:worker_restarts_total": max(incarnations.epoch - 1, 0),
     }
+
+
+def _since_start(incarnations: _Incarnations) -> dict[str, float]:
+    """Of the present incarnation alone."""
+    names = ("largest_step_tokens", "step_budget_tokens")
+    return {f"relevo:{name}": incarnations.present.get(name, 0) for name in names}
 
 
 def _refused(incarnations: _Incarnations) -> dict[tuple[str, str], float]:
