@@ -8,12 +8,15 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted_gateway import MAX_MODEL_LEN, TOKENIZER, rig, says
 
 from relevo.core.errors import InvalidRequest
 from relevo.gateway import prompt_length
+from relevo.gateway.auth import ApiKeys
 from relevo.gateway.body import MAX_JSON_ITEMS, check_num_items, parse_object
-from relevo.gateway.byte_account import ByteAccount
+from relevo.gateway.byte_account import ByteAccount, room_for
 from relevo.gateway.prompt_length import CUT_TOKENS, PIECE_CHARS, encode_within
 from relevo.gateway.text_work import INLINE_BYTES, TextWork
 
@@ -147,6 +150,36 @@ async def test_bodies_in_memory_are_bounded_in_sum_and_given_back() -> None:
     assert (await r.post(TEXT, {"prompt": "a" * 150})).status_code == 200
     assert (await r.post(TEXT, {"prompt": 5})).status_code == 400
     assert memory.num_held == 0
+
+
+async def test_bodies_of_one_tenant_leave_room_for_those_of_others() -> None:
+    """Red if a tenant that sends large bodies slowly keeps every other from sending any."""
+    memory = ByteAccount(8000)
+    r = rig(says("x"), body_memory=memory, api_keys=ApiKeys.of(["sk-a", "sk-b"]))
+    body = {"prompt": "a" * 150}
+    tenant = ApiKeys.of(["sk-a"]).identify({"x-api-key": "sk-a"}).tenant
+    num_taken = 0
+    while memory.take(10, tenant):
+        num_taken += 10
+    assert num_taken == 7000, "alone it may have all but an eighth"
+    statuses = [(await r.post(TEXT, body, authorization=f"Bearer {key}")).status_code for key in ("sk-a", "sk-b")]
+    assert statuses == [429, 200]
+    assert memory.num_held == num_taken
+    memory.give_back(num_taken, tenant)
+    assert (await r.post(TEXT, body, authorization="Bearer sk-a")).status_code == 200
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 400)), max_size=200), st.integers(1, 20))
+def test_whoever_holds_nothing_finds_room_after_any_order_of_others(takes: list[tuple[str, int]], num: int) -> None:
+    memory = ByteAccount(100_000)
+    for owner, num_bytes in takes:
+        memory.take(num_bytes * 100, owner)
+    assert memory.take(num, "new") and memory.num_held <= 100_000
+
+
+@given(st.integers(1, 10**9))
+def test_the_largest_body_fits_into_the_least_account(largest: int) -> None:
+    assert ByteAccount(room_for(largest)).take(largest, "tenant")
 
 
 async def test_a_body_is_given_back_while_its_answer_is_made() -> None:

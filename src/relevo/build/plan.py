@@ -25,6 +25,7 @@ from relevo.build.resolve import (
     weights_bytes,
 )
 from relevo.core.errors import SettingsError
+from relevo.gateway.byte_account import room_for
 from relevo.policy.topology import parse_topology, share_cores
 from relevo.settings import Settings
 
@@ -186,7 +187,9 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
         expose_processes=settings.expose_processes,
         sse_keepalive_s=settings.sse_keepalive_s or 0.0,
         max_body_bytes=settings.max_body_bytes or 8 * 2**20,
-        max_body_memory_bytes=max(settings.max_body_memory_bytes or 128 * 2**20, settings.max_body_bytes or 8 * 2**20),
+        max_body_memory_bytes=max(
+            settings.max_body_memory_bytes or 128 * 2**20, room_for(settings.max_body_bytes or 8 * 2**20)
+        ),
         max_tokenize_bytes=settings.max_tokenize_bytes or 2**20,
         shutdown_timeout_s=settings.shutdown_timeout_s,
         log_level=settings.log_level,

@@ -31,7 +31,7 @@ MAX_JSON_ITEMS = 200_000  # arbitrary; parsing them takes about 50 ms of one cor
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
-async def read_body(request: Request, max_body_bytes: int, memory: ByteAccount) -> bytes:
+async def read_body(request: Request, max_body_bytes: int, memory: ByteAccount, tenant: str = "") -> bytes:
     """The whole body; its bytes are taken from `memory` and are the caller's to give back.
 
     Raises RequestTooLarge when the limit is passed, Overloaded when the bodies of all requests leave no memory for
@@ -54,14 +54,17 @@ async def read_body(request: Request, max_body_bytes: int, memory: ByteAccount) 
             chunk = message.get("body", b"")
             if num_bytes + len(chunk) > max_body_bytes:
                 raise too_large
-            if not memory.take(len(chunk)):
-                raise Overloaded(f"Request bodies of {memory.max_bytes} bytes are being read, which is the limit.")
+            if not memory.take(len(chunk), tenant):
+                raise Overloaded(
+                    f"Request bodies of {memory.max_bytes} bytes are being read, which is the limit, or those of your "
+                    "keys have their part of it."
+                )
             num_bytes += len(chunk)
             chunks.append(chunk)
             more_body = message.get("more_body", False)
     except BaseException as error:
         chunks.clear()
-        memory.give_back(num_bytes)
+        memory.give_back(num_bytes, tenant)
         if isinstance(error, RequestTooLarge | Overloaded):
             await _discard(request)
         raise

@@ -63,12 +63,12 @@ class Call:
         check_encoding(self.request.headers.get("content-encoding"))
         context = self.context
         most = context.max_body_bytes if max_body_bytes is None else min(max_body_bytes, context.max_body_bytes)
-        body = await read_body(self.request, most, context.body_memory)
+        body = await read_body(self.request, most, context.body_memory, self.tenant)
         try:
             await self.turnstile.enter()
             return await context.text_work.run(len(body), lambda: work(body), self.tenant)
         finally:
-            context.body_memory.give_back(len(body))
+            context.body_memory.give_back(len(body), self.tenant)
 
     def parse(
         self,

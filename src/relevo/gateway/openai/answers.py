@@ -187,7 +187,7 @@ async def answer(call: Call, job: Job) -> Response | None:
 
 
 async def _whole(call: Call, job: Job, tab: Tab, answering: Answering) -> Response:
-    kept = KeptAnswer(call.context.answer_memory)
+    kept = KeptAnswer(call.context.answer_memory, call.tenant)
     try:
         return await _put_together(job, tab, answering, kept)
     finally:

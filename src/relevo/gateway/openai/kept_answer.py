@@ -16,6 +16,7 @@ class KeptAnswer:
     """One answer's; a small one takes nothing from the account, so it never fails for others."""
 
     memory: ByteAccount
+    tenant: str = ""
     max_bytes: int = MAX_ANSWER_BYTES
     num_bytes: int = 0
     _num_taken: int = 0
@@ -29,14 +30,14 @@ class KeptAnswer:
                 "choices, tokens or log probabilities, or send 'stream': true."
             )
         while self.num_bytes - self._num_taken > STEP_BYTES:
-            if not self.memory.take(STEP_BYTES):
+            if not self.memory.take(STEP_BYTES, self.tenant):
                 raise Overloaded(
-                    f"Answers of {self.memory.max_bytes} bytes are being put together, which is the limit; send "
-                    "'stream': true, or try again."
+                    f"Answers of {self.memory.max_bytes} bytes are being put together, which is the limit, or those of "
+                    "your keys have their part of it; send 'stream': true, or try again."
                 )
             self._num_taken += STEP_BYTES
 
     def give_back(self) -> None:
         """Idempotent."""
-        self.memory.give_back(self._num_taken)
+        self.memory.give_back(self._num_taken, self.tenant)
         self._num_taken = 0
