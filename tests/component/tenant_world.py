@@ -25,6 +25,7 @@ from relevo.gateway.served_models import ServedModels
 from relevo.kv.arena import Arena
 from relevo.policy.admission import AdmissionLimits
 from relevo.policy.outlook import RoomLimits
+from relevo.telemetry.metrics import GatewayMetrics
 
 COSTS = StepCosts(base_s=0.010, per_token_s=0.0005, per_kv_token_s=0.0)
 NUM_SLOTS = 8  # of in_process_stack.make_worker, like the step of 16 tokens
@@ -53,7 +54,9 @@ async def run_worker(worker: Worker, runner: PacedRunner) -> None:
 
 
 @contextlib.asynccontextmanager
-async def tenant_stack(loop: VirtualLoop, roles: Iterable[str]) -> AsyncIterator[tuple[ASGIApp, InProcessStack]]:
+async def tenant_stack(
+    loop: VirtualLoop, roles: Iterable[str], metrics: Any = None
+) -> AsyncIterator[tuple[ASGIApp, InProcessStack]]:
     roles = tuple(roles)
     arena = Arena.create(fake_layout(BLOCK_SIZE), NUM_BLOCKS * len(roles), shared=False)
     workers: dict[str, Worker] = {}
@@ -67,7 +70,7 @@ async def tenant_stack(loop: VirtualLoop, roles: Iterable[str]) -> AsyncIterator
     gateway = await stack.add_gateway()
     served = served_model(gateway.dispatcher, max_model_len=NUM_BLOCKS * BLOCK_SIZE, eos_token_ids=(EOS,))  # type: ignore[arg-type]
     keys = ApiKeys.of(["good", "hostile"])
-    app = scripted_app(ServedModels([served]), RecordingMetrics(), clock=_Clock(loop), api_keys=keys)
+    app = scripted_app(ServedModels([served]), metrics or RecordingMetrics(), clock=_Clock(loop), api_keys=keys)
     try:
         yield app, stack
     finally:
@@ -324,3 +327,24 @@ def asked_when_full(roles: Iterable[str], num_output_tokens: int) -> AskedWhenFu
 
     found: AskedWhenFull = run_virtually(loop, main())
     return found
+
+
+REFUSED = ({"max_tokens": 0}, {"prompt": "x" * 9000}, {"n": 10**9}, {"model": "other"}, {"priority": -5})
+
+
+def refusals(*, beside_good: bool) -> tuple[list[tuple[int, str, dict[str, str]]], str]:
+    """What the hostile tenant is told of requests that cannot be served, and the text of the metrics afterwards."""
+    loop, run, metrics, seen = VirtualLoop(), Run(), GatewayMetrics([MODEL]), []
+
+    async def main() -> str:
+        async with tenant_stack(loop, ("unified",), metrics) as (app, stack):
+            if beside_good:
+                await good_tenant(app, run, 4, 0.1)
+            for fields in REFUSED:
+                body = orjson.dumps({"model": MODEL, "prompt": "go on"} | fields)
+                answer = await call(app, "hostile", "/v1/completions", body, {"x-request-id": "mine"})
+                seen.append((answer.status, answer.text, answer.headers))
+            return metrics.render({MODEL: stack.gateways[0].dispatcher.status()})[0].decode()
+
+    text: str = run_virtually(loop, main())
+    return seen, text

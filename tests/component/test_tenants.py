@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 from hostile_patterns import PATTERNS, Pattern
-from tenant_world import COSTS, LIMITS, Run, asked_when_full, good_prompt, probes, run_beside, slots_in_use
+from tenant_world import COSTS, LIMITS, Run, asked_when_full, good_prompt, probes, refusals, run_beside, slots_in_use
 
 ROLES = {"unified": ("unified",), "1p1d": ("prefill", "decode")}
 HONEST = Pattern(name="an honest neighbour", body={"max_tokens": 48}, prompt_chars=48, num_clients=24)
@@ -92,3 +92,12 @@ def test_what_must_wait_too_long_for_its_tenants_own_streams_is_refused_at_its_a
     if is_refused:
         assert after.refused_after_s == 0.0
         assert int(after.more.headers["retry-after"]) >= (LIMITS.max_ttft_s or 0)
+
+
+def test_refusals_do_not_depend_on_who_else_is_there_and_metrics_name_nobody() -> None:
+    """Red when a text or header counts other tenants' requests, or a label carries a key, a tenant or a prompt."""
+    (beside, shown), (alone_told, _) = refusals(beside_good=True), refusals(beside_good=False)
+    assert all(status >= 400 for status, _, _ in beside)
+    assert beside == alone_told
+    assert "vllm:request_success_total" in shown
+    assert not [word for word in ("good", "hostile", good_prompt(0)[:8], "go on") if word in shown]
