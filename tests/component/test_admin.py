@@ -147,6 +147,9 @@ def test_a_start_that_was_killed_leaves_no_half_of_the_operators_key(
 @pytest.mark.parametrize(
     ("url", "expected"),
     [("http://127.0.0.1:1", True), ("http://127.9.9.9", True), ("http://localhost/x", True), ("http://[::1]:8", True),
+     ("http://127.1:8", True), ("http://2130706433", True), ("http://[::ffff:127.0.0.1]:8", True),
+     ("http://LOCALHOST.:8", True), ("http://0.0.0.0:8", True), ("http://[::]:8", True), ("http://[::1%25lo]", True),
+     ("http://[fe80::1%25lo]", False), ("http://x.localhost", False), ("http://[::ffff:10.0.0.1]", False),
      ("http://10.0.0.1", False), ("http://127.0.0.1.example.com", False), ("", False)],
 )  # fmt: skip
 def test_what_is_on_this_machine(url: str, expected: bool) -> None:

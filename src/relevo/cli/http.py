@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,22 @@ _LISTENING = "0A"
 
 
 def is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
+    """Whether it can reach this machine only, however it is written. A name that has to be looked up may not."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(_dotted(host))
     except ValueError:
-        return False
+        return host == "localhost"
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
+
+
+def _dotted(host: str) -> str:
+    """`127.1` and `2130706433` are addresses to those who connect."""
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host))
+    except OSError:
+        return host
 
 
 def is_own_listener(url: str, tables: Sequence[str] = _TCP_TABLES) -> bool:
