@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from relevo.policy.liveness import INTERVAL_S, Liveness
-from relevo.wire.child_process import CUT_OFF, Lifeline, python_command, python_environment
+from relevo.wire.child_process import CUT_OFF, Lifeline, python_command, python_environment, scarcity
 from relevo.wire.status import Status
 
 log = logging.getLogger("relevo.supervisor")
@@ -29,14 +28,6 @@ log = logging.getLogger("relevo.supervisor")
 _RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0)  # arbitrary: quick first, then polite, back in seconds
 GATEWAY_END_S = 8.0  # for a gateway to keep the rows of answers that were cut; longer than its own deadlines
 _HEALTHY_AFTER_S = 60.0  # a child that lived this long starts the delays anew
-
-
-_FIXES = {  # when a process cannot be started
-    errno.EAGAIN: "allow more processes and threads (ulimit -u, a container's pids.max)",
-    errno.ENOMEM: "give it more memory",
-    errno.EMFILE: "allow more open files (ulimit -n)",
-    errno.ENFILE: "allow more open files (sysctl fs.file-max)",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,10 +299,12 @@ class Supervisor:
 
 
 def _why_not_started(name: str, error: OSError | RuntimeError) -> str:
-    number = (error.errno or 0) if isinstance(error, OSError) else errno.EAGAIN
-    program = (isinstance(error, OSError) and error.filename) or "Python"
-    fix = _FIXES.get(number, f"this user must be able to run {program}")
-    return f"no process can be started for {name} ({os.strerror(number)}); {fix}"
+    found = scarcity(error)
+    if found is None:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        program = (isinstance(error, OSError) and error.filename) or "Python"
+        return f"no process can be started for {name} ({reason}); this user must be able to run {program}"
+    return f"no process can be started for {name} ({found.reason}); {found.fix}"
 
 
 def _why(child: Child) -> str:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from relevo.build.configs import GatewayConfig
+from relevo.cli import child
 from relevo.supervisor import ChildSpec, StartFailed, Supervisor
 from relevo.wire.status import Status
 
@@ -85,9 +91,13 @@ async def test_a_worker_that_hangs_while_it_starts_again_is_ended_too(monkeypatc
     ("error", "words"),
     [
         (BlockingIOError(errno.EAGAIN, ""), r"Resource temporarily unavailable\); .*pids\.max"),
+        (OSError(errno.ENOMEM, ""), r"Cannot allocate memory\); .*memory"),
         (RuntimeError("can't start new thread"), r"Resource temporarily unavailable\); .*ulimit -u"),
         (OSError(errno.EMFILE, ""), r"Too many open files\); .*ulimit -n"),
-        (PermissionError(errno.EACCES, "", "/x/python"), r"Permission denied\); .* able to run /x/python$"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/x/python"),
+            r"Permission denied\); .* able to run /x/python$",
+        ),
     ],
 )
 async def test_a_process_that_cannot_be_started_is_one_sentence(
@@ -103,6 +113,31 @@ async def test_a_process_that_cannot_be_started_is_one_sentence(
     with pytest.raises(StartFailed, match=r"^no process can be started for decode-0 \(" + words):
         await with_worker("decode-0", 600.0).run()
     assert num_open_files() == num_open
+
+
+@pytest.mark.parametrize("was_ready", [False, True])
+def test_a_process_without_room_to_start_says_so_once(monkeypatch: pytest.MonkeyPatch, was_ready: bool) -> None:
+    """Red when a limit of threads is a traceback per try; one that had served shows where it came from."""
+    read_fd, write_fd = os.pipe()
+
+    def run(config: GatewayConfig, report: child.StatusPipe) -> None:
+        if was_ready:
+            report(Status(kind="ready"))
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(sys, "argv", ["child", "gateway", "0"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{}")))
+    monkeypatch.setattr(child, "end_with_parent", lambda fd: None)
+    monkeypatch.setattr(child.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(child.gc, "disable", lambda: None)
+    monkeypatch.setattr(child.msgspec.json, "decode", lambda *_, **__: SimpleNamespace(status_fd=write_fd))
+    monkeypatch.setattr("relevo.build.gateway.run_gateway", run)
+    with pytest.raises(RuntimeError if was_ready else SystemExit):
+        child.main()
+    os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as told:
+        said = told.read()
+    assert (b"gateway cannot be started (Resource temporarily unavailable); allow more processes" in said) != was_ready
 
 
 async def test_a_process_that_cannot_be_started_again_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from relevo.build.about_model import about_model
 from relevo.build.configs import GatewayConfig, WorkerConfig
 from relevo.core.errors import StartError
+from relevo.wire.child_process import scarcity
 from relevo.wire.leash import end_with_parent
 from relevo.wire.status import EXIT_START_ERROR, Status
 
@@ -42,6 +43,12 @@ def main() -> None:
     except StartError as error:
         report(Status(kind="failed", message=error.message))
         sys.exit(EXIT_START_ERROR)
+    except Exception as error:
+        found = scarcity(error)
+        if found is None or report.was_ready:
+            raise
+        report(Status(kind="failed", message=f"{kind} cannot be started ({found.reason}); {found.fix}"))
+        sys.exit(EXIT_START_ERROR)
 
 
 class StatusPipe:
@@ -49,9 +56,11 @@ class StatusPipe:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self.was_ready = False
         os.set_inheritable(fd, False)
 
     def __call__(self, status: Status) -> None:
+        self.was_ready = self.was_ready or status.kind == "ready"
         if self._fd < 0:
             return
         try:

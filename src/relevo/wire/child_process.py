@@ -7,10 +7,12 @@ the current one: a `random.py` there would be run instead of Python's own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from relevo.wire import leash
@@ -18,6 +20,31 @@ from relevo.wire import leash
 CUT_OFF = signal.SIGUSR1  # to a gateway, from its supervisor alone: what runs there ends now, and its rows are kept
 _PULSE = b"."
 _READ_BYTES = 4096
+_FIXES = {  # what a process may have too little of
+    errno.EAGAIN: "allow more processes and threads (ulimit -u, a container's pids.max)",
+    errno.ENOMEM: "give it more memory",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENFILE: "allow more open files (sysctl fs.file-max)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scarcity:
+    """What a process has too little of, and who may give it more."""
+
+    reason: str
+    fix: str
+
+
+def scarcity(error: BaseException) -> Scarcity | None:
+    """None: the error is of another kind."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError):
+        number = errno.ENOMEM
+    elif isinstance(error, RuntimeError) and "new thread" in str(error):  # as Python says it
+        number = errno.EAGAIN
+    fix = _FIXES.get(number or 0)
+    return None if fix is None else Scarcity(os.strerror(number or 0), fix)
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
