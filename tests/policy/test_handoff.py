@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from relevo.core.baton import SampledToken
@@ -322,3 +324,28 @@ def test_a_writer_that_was_done_before_it_was_asked_is_not_killed() -> None:
     assert driver.tell(h.PrefillFinished(P, 10)) == (h.SendRelease(D),)
     assert driver.tell(h.Tick(), at_ns=2 * S) == ()
     assert driver.state.is_gone
+
+
+def test_a_request_that_was_computed_on_two_workers_that_ended_is_given_to_no_third() -> None:
+    driver = Driver(limits=replace(LIMITS, max_attempts=9))
+    driver.tell(h.Routed(D, split=False), tokens(D, 5))
+    assert kinds(driver.tell(h.WorkerDied(D))) == ["Route"]
+    driver.tell(h.Routed(P, split=False))
+    (end,) = driver.tell(h.WorkerDied(P))
+    assert isinstance(end, h.End) and (end.outcome, end.code) == (h.Outcome.FAILED, "internal_error")
+    assert driver.state.is_gone
+
+
+@pytest.mark.parametrize("phase", ["prefill", "in line", "waits for its prompt", "it leaves", "unsent"])
+def test_only_the_end_of_a_worker_that_computes_the_request_is_held_against_it(phase: str) -> None:
+    driver = Driver(limits=replace(LIMITS, max_attempts=9))
+    if phase == "in line":
+        driver.tell(h.Routed(D, split=True), h.WorkerDied(D))
+    elif phase == "waits for its prompt":
+        driver.until_prefill().tell(h.WorkerDied(D))
+    elif phase == "prefill":
+        driver.until_prefill().tell(h.WorkerDied(P))
+    else:
+        driver.tell(h.Routed(D, split=False))
+        driver.tell(h.WorkerDied(D, has_left=phase == "it leaves", is_unsent=phase == "unsent"))
+    assert driver.state.num_deaths == (phase == "prefill") and not driver.state.has_ended

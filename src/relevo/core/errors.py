@@ -10,6 +10,7 @@ RelevoError
 │   ├── BudgetSpent
 │   ├── UnsupportedMediaType
 │   └── DeadlineExceeded
+├── InternalError             Relevo's own code raised over one request
 ├── CapacityError             try again later
 │   ├── Overloaded
 │   ├── NoWorker
@@ -101,6 +102,12 @@ class DeadlineExceeded(RequestError):
     def __init__(self, message: str, *, limit: str = "client_timeout") -> None:
         super().__init__(message)
         self.limit = limit
+
+
+class InternalError(RelevoError):
+    """Relevo's own code raised while it handled the request: it would do so again, on every worker."""
+
+    code = "internal_error"
 
 
 class CapacityError(RelevoError):

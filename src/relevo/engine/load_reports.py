@@ -29,6 +29,7 @@ class LoadReports:
     num_generation_tokens: int = 0
     largest_step_tokens: int = 0
     num_refused_writes: int = 0  # noticed by the loop; the transport has its own
+    num_request_faults: int = 0
     transferred_bytes: int = 0
     transfer_s: float = 0.0
     _has_changed: bool = False
@@ -51,6 +52,7 @@ class LoadReports:
             num_refused_writes=self.num_refused_writes + self.transport.num_refused_writes,
             largest_step_tokens=self.largest_step_tokens,
             step_budget_tokens=self.scheduler.config.max_batched_tokens,
+            num_request_faults=self.num_request_faults,
             num_refused_connections=self._refused_connections(),
         )
 

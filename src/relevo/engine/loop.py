@@ -2,13 +2,16 @@
 
 Owns the order of things inside one worker process. Decides nothing: what runs is `policy.scheduler`'s, what a step
 computes is the runner's, how KV moves is the transport's. Steps are atomic for everybody outside: messages are handled
-between steps only, so an acknowledged abort means that no step still writes for the request.
+between steps only, so an acknowledged abort means that no step still writes for the request. What raises while one
+request is handled ends that request only.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from relevo.core.errors import StepFailed
@@ -22,6 +25,7 @@ from relevo.engine.drain import Drain
 from relevo.engine.legs import PrefillLeg
 from relevo.engine.load_reports import LoadReports
 from relevo.engine.orphans import Orphans
+from relevo.engine.request_faults import Asked, failure_of, request_of
 from relevo.engine.step_recovery import execute_apart
 from relevo.policy.perf_model import StepCostModel
 from relevo.policy.scheduler import Rejected, Scheduler, StepOutcome
@@ -126,6 +130,31 @@ class EngineLoop:
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def _handle(self, peer: PeerId, message: wire.ToWorker | PeerGone) -> None:
+        match message:
+            case wire.Submit() | wire.Reserve() | wire.Prefill() | wire.SealBlocks() | wire.StartDecode():
+                with self._only(request_of(message), peer):
+                    self._take(peer, message)
+            case wire.Abort(request_id=request_id):
+                self._drop(request_id, message.writer_active)
+                self._note_quarantine(request_id, peer)
+                self.server.send(peer, wire.Dropped(request_id))
+            case wire.Release():
+                self.scheduler.release(message.request_id)
+                self._orphans.released(message.request_id)
+            case wire.Fence():
+                self._fence(peer, message)
+            case wire.Drain():
+                self._drain.ask()
+            case wire.FollowCache():
+                self._cache_feed.follow(peer)
+            case wire.Ping():
+                self.server.send(peer, wire.Pong(message.nonce))
+            case PeerGone():
+                self._lose_gateway(peer)
+        self._reports.changed()
+
+    def _take(self, peer: PeerId, message: Asked) -> None:
+        """What is asked for one request."""
         now_ns = self.clock.now_ns()
         match message:
             case wire.Submit(request=request):
@@ -147,24 +176,6 @@ class EngineLoop:
             case wire.StartDecode(baton=baton):
                 self._end_reservation(baton.request_id)
                 self._accept(peer, baton.request_id, self.scheduler.start_decode(baton, now_ns))
-            case wire.Abort(request_id=request_id):
-                self._drop(request_id, message.writer_active)
-                self._note_quarantine(request_id, peer)
-                self.server.send(peer, wire.Dropped(request_id))
-            case wire.Release():
-                self.scheduler.release(message.request_id)
-                self._orphans.released(message.request_id)
-            case wire.Fence():
-                self._fence(peer, message)
-            case wire.Drain():
-                self._drain.ask()
-            case wire.FollowCache():
-                self._cache_feed.follow(peer)
-            case wire.Ping():
-                self.server.send(peer, wire.Pong(message.nonce))
-            case PeerGone():
-                self._lose_gateway(peer)
-        self._reports.changed()
 
     def _accept(self, peer: PeerId, request_id: RequestId, rejected: Rejected | None) -> None:
         if rejected is None:
@@ -220,14 +231,33 @@ class EngineLoop:
             self.server.send(owner, wire.RequestFailed(request_id, code, reason))
         self._reports.changed()
 
+    @contextmanager
+    def _only(self, request_id: RequestId, asker: PeerId | None = None) -> Iterator[None]:
+        """What is done here is done for one request: if it raises, that request is let go, and its gateway told.
+
+        `asker`: whose request it is; None: the owner. A request that cannot even be let go ends the worker.
+        """
+        owner = self._owners.get(request_id) if asker is None else asker
+        try:
+            yield
+        except Exception as error:
+            code, reason = failure_of(error)
+            log.exception("request %s ends with %s, the others go on", request_id, code)
+            self._reports.num_request_faults += 1
+            self._drop(request_id, writer_active=True)  # it may be at work; the gateway knows, and sends Release
+            if owner is not None:
+                self._note_quarantine(request_id, owner)
+                self.server.send(owner, wire.RequestFailed(request_id, code, reason))
+            self._reports.changed()
+
     # ---- room for others ---------------------------------------------------------------------------------------------
 
     def _send_grants(self) -> None:
         for reservation in self.scheduler.take_grants(self.clock.now_ns()):
-            self._reservations[reservation.request_id] = reservation
-            self.transport.reserve(reservation)
-            owner = self._owners[reservation.request_id]
-            self.server.send(owner, wire.Reserved(reservation))
+            with self._only(reservation.request_id):
+                self._reservations[reservation.request_id] = reservation
+                self.transport.reserve(reservation)
+                self.server.send(self._owners[reservation.request_id], wire.Reserved(reservation))
             self._reports.changed()
 
     def _end_reservation(self, request_id: RequestId) -> None:
@@ -240,17 +270,19 @@ class EngineLoop:
 
     def _drop_withdrawn_legs(self) -> None:
         for request_id, leg in list(self._legs.items()):
-            if not self.transport.may_write(leg.reservation):
-                self._reports.num_refused_writes += 1
-                self._fail(request_id, "handoff_failed", "the reserved blocks were withdrawn")
+            with self._only(request_id):
+                if not self.transport.may_write(leg.reservation):
+                    self._reports.num_refused_writes += 1
+                    self._fail(request_id, "handoff_failed", "the reserved blocks were withdrawn")
 
     def _push_prefixes(self, outcome: StepOutcome) -> None:
         """Finished blocks travel while later chunks compute."""
         for prefix in outcome.prefixes:
-            leg = self._legs[prefix.request_id]
-            for first_index, block_ids in leg.advance(prefix, self.runner.layout.block_size):
-                self.transport.write(leg.reservation, leg.address, first_index, block_ids)
-            self.transport.seal(leg.reservation, leg.address, prefix.num_tokens)
+            with self._only(prefix.request_id):
+                leg = self._legs[prefix.request_id]
+                for first_index, block_ids in leg.advance(prefix, self.runner.layout.block_size):
+                    self.transport.write(leg.reservation, leg.address, first_index, block_ids)
+                self.transport.seal(leg.reservation, leg.address, prefix.num_tokens)
         if outcome.prefixes:
             self._take_transfer_events()
 
@@ -259,11 +291,12 @@ class EngineLoop:
             leg = self._legs.get(event.reservation.request_id)
             if leg is None or leg.reservation != event.reservation:
                 continue
-            match event:
-                case TransferSealed():
-                    self._sealed(leg, event)
-                case TransferFailed():
-                    self._fail(event.reservation.request_id, "handoff_failed", event.reason)
+            with self._only(event.reservation.request_id):
+                match event:
+                    case TransferSealed():
+                        self._sealed(leg, event)
+                    case TransferFailed():
+                        self._fail(event.reservation.request_id, "handoff_failed", event.reason)
 
     def _sealed(self, leg: PrefillLeg, event: TransferSealed) -> None:
         request_id = event.reservation.request_id
@@ -273,17 +306,19 @@ class EngineLoop:
 
     def _end_sealed_legs(self) -> None:
         for request_id, leg in list(self._legs.items()):
-            if not leg.is_sealed:
-                continue
-            owner = self._owners.pop(request_id)
-            del self._legs[request_id]
-            self.transport.cancel(leg.reservation)  # nothing is under way any more; its account is closed
-            self.scheduler.finish_transfer(request_id)
-            self._reports.transfer_s += leg.transfer_s
-            num_bytes = leg.num_handed_tokens * self.runner.layout.bytes_per_token
-            done = wire.PrefillDone(request_id, leg.num_sealed_tokens, num_bytes, leg.transfer_s)
-            self.server.send(owner, done)
-            self._reports.changed()
+            if leg.is_sealed:
+                with self._only(request_id):
+                    self._end_leg(request_id, leg)
+
+    def _end_leg(self, request_id: RequestId, leg: PrefillLeg) -> None:
+        self.transport.cancel(leg.reservation)  # nothing is under way any more; its account is closed
+        self.scheduler.finish_transfer(request_id)
+        del self._legs[request_id]
+        self._reports.transfer_s += leg.transfer_s
+        num_bytes = leg.num_handed_tokens * self.runner.layout.bytes_per_token
+        done = wire.PrefillDone(request_id, leg.num_sealed_tokens, num_bytes, leg.transfer_s)
+        self.server.send(self._owners.pop(request_id), done)
+        self._reports.changed()
 
     # ---- after a step ------------------------------------------------------------------------------------------------
 

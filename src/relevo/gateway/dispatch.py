@@ -2,7 +2,8 @@
 
 Owns one `Flight` per request, from admission until no worker holds anything of it, and the order of the calls. Decides
 nothing: who may enter is `policy.admission`'s, who computes `policy.router`'s, what comes next `policy.handoff`'s.
-Everything runs on the event loop's thread; messages are handled as they arrive, in order.
+Everything runs on the event loop's thread; messages are handled as they arrive, in order. What raises while one request
+is handled ends that request only.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class HandoffMetrics(Protocol):
 
     def deadline_missed(self, model: str, when: str) -> None: ...
 
+    def request_fault(self, model: str) -> None: ...
+
     def handoff_finished(
         self, model: str, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float
     ) -> None: ...
@@ -53,6 +56,7 @@ class Flight:
     opening: tuple[h.Effect, ...]  # carried out when it is its turn
     refused_by: str = ""  # the limit that ended it, if one did
     outbox: Outbox[TokenOutput | h.End] = field(default_factory=Outbox)
+    is_faulty: bool = False  # code of ours raised over it; said once
     is_started: bool = False  # the door knows of its first token
     timer: asyncio.TimerHandle | None = None  # of `state`
     parking: asyncio.TimerHandle | None = None  # while it waits for a worker to become ready
@@ -120,7 +124,7 @@ class Dispatcher:
         finally:
             self._advance(flight, h.ClientGone())  # harmless after the end
             self._leave(flight)
-            self._door.pump()
+            self._pump()
 
     def drain(self, worker_id: str) -> bool:
         return self._membership.drain(WorkerId(worker_id))
@@ -161,6 +165,11 @@ class Dispatcher:
         except errors.CapacityError:
             del self._flights[request.request_id]
             raise
+        except Exception:  # not let in, or only in part
+            del self._flights[request.request_id]
+            self._leave(flight)
+            self._placement.end(request.request_id)
+            raise
         return flight
 
     def _let_in(self, request_id: RequestId) -> None:
@@ -200,7 +209,7 @@ class Dispatcher:
                 self._on_cache_report(worker, message)
             case wire.RequestFailed() | wire.Refused():
                 self._on_event(message.request_id, h.Failed(worker, message.code, message.reason))
-        self._door.pump()
+        self._pump()
 
     def on_worker_ready(self, worker: WorkerRef) -> None:
         self._membership.send(worker, wire.FollowCache())
@@ -210,7 +219,7 @@ class Dispatcher:
             flight = self._flights[request_id]
             self._unpark(flight)
             self._carry_out(flight, (route,))
-        self._door.pump()
+        self._pump()
 
     def _on_cache_report(self, worker: WorkerRef, report: wire.CacheEvents | wire.CacheSnapshot) -> None:
         is_whole = self._placement.take_cache_report(worker, report)
@@ -225,11 +234,18 @@ class Dispatcher:
         self._unfollowed.discard(worker)
         for flight in list(self._flights.values()):
             self._advance(flight, self._lost(worker))
-        self._door.pump()
+        self._pump()
 
     def on_heard(self) -> None:
         """Another gateway over the same workers told something: there may be room now."""
-        self._door.pump()
+        self._pump()
+
+    def _pump(self) -> None:
+        """What raises while the line moves on is asked again with the next message: it ends no connection."""
+        try:
+            self._door.pump()
+        except Exception:
+            log.exception("the line could not be moved on")
 
     def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
         self._fence(worker, reason)
@@ -242,22 +258,45 @@ class Dispatcher:
     # ---- the state machine's driver ----------------------------------------------------------------------------------
 
     def _advance(self, flight: Flight, event: h.Event) -> None:
-        flight.state, effects = h.advance(flight.state, event, self._clock.now_ns())
-        self._placement.observe(flight.request.request_id, event)
-        self._measure(flight, event)
-        self._carry_out(flight, effects)
+        effects: tuple[h.Effect, ...] = ()
+        fault: Exception | None = None
+        try:
+            flight.state, effects = h.advance(flight.state, event, self._clock.now_ns())
+            self._placement.observe(flight.request.request_id, event)
+            self._measure(flight, event)
+        except Exception as error:
+            fault = error
+        self._carry_out(flight, effects, fault)
 
-    def _carry_out(self, flight: Flight, effects: tuple[h.Effect, ...]) -> None:
-        """Effects in order; answers that are known at once are fed back after them."""
+    def _carry_out(self, flight: Flight, effects: tuple[h.Effect, ...], fault: Exception | None = None) -> None:
+        """Effects in order; answers that are known at once are fed back after them. One that raises keeps none of the
+        others back (a worker may be waiting for one); then the request ends."""
         answers: deque[h.Event] = deque()
         for effect in effects:
-            answer = self._carry_out_one(flight, effect)
-            if answer is not None:
-                answers.append(answer)
+            try:
+                answer = self._carry_out_one(flight, effect)
+            except Exception as error:
+                fault = fault or error
+            else:
+                answers.extend([answer] if answer is not None else [])
         if flight.state.is_gone:
             self._forget(flight)
         while answers:
             self._advance(flight, answers.popleft())
+        if fault is not None:
+            self._break_off(flight, fault)
+
+    def _break_off(self, flight: Flight, fault: Exception) -> None:
+        """Code of this process raised over a request: it ends, with one line of the log."""
+        if flight.is_faulty:
+            return
+        flight.is_faulty = True
+        request_id, reason = flight.request.request_id, "the gateway failed over this request; its log says where"
+        log.error("request %s ends, the others go on", request_id, exc_info=fault)
+        self._advance(flight, h.TimeOver(errors.InternalError.code, reason))
+        if not flight.state.has_ended:  # it is the state machine that raises
+            self._finish(flight, h.End(outcome=h.Outcome.FAILED, code=errors.InternalError.code, reason=reason))
+        self._metrics.request_fault(self._model_name)
 
     def _carry_out_one(self, flight: Flight, effect: h.Effect) -> h.Event | None:
         request = flight.request
@@ -301,10 +340,10 @@ class Dispatcher:
         return None
 
     def _send(self, worker: WorkerRef, message: wire.ToWorker) -> h.Event | None:
-        return None if self._membership.send(worker, message) else self._lost(worker)
+        return None if self._membership.send(worker, message) else self._lost(worker, is_unsent=True)
 
-    def _lost(self, worker: WorkerRef) -> h.WorkerDied:
-        return h.WorkerDied(worker, has_left=self._membership.has_left(worker))
+    def _lost(self, worker: WorkerRef, *, is_unsent: bool = False) -> h.WorkerDied:
+        return h.WorkerDied(worker, has_left=self._membership.has_left(worker), is_unsent=is_unsent)
 
     def _route(self, flight: Flight, route: h.Route) -> h.Event | None:
         choice = self._placement.choose_decode(flight.request, route.exclude)

@@ -9,6 +9,7 @@ _BY_CODE: dict[str, type[errors.RelevoError]] = {
     for cls in (
         errors.InvalidRequest,
         errors.ContextLengthExceeded,
+        errors.InternalError,
         errors.WorkerError,
         errors.WorkerLost,
         errors.StepFailed,

@@ -164,7 +164,11 @@ class Membership:
                 log.error("%s refused: %s", member.worker_id, error.message)
                 await asyncio.sleep(_REFUSED_RETRY_S)
                 continue
-            await self._serve(member, connection)
+            try:
+                await self._serve(member, connection)
+            except Exception:  # it would end the other connections too
+                log.exception("the connection to %s was ended, and is made again", member.worker_id)
+                await asyncio.sleep(_REFUSED_RETRY_S)
 
     async def _serve(self, member: Member, connection: WorkerConnection) -> None:
         """From Hello to the end of the connection."""
@@ -172,7 +176,7 @@ class Membership:
         try:
             self._join(member, connection)
             while True:
-                self._receive(member, await connection.receive())
+                self._try_receive(member, await connection.receive())
         except LayoutMismatch as error:
             member.why_not_ready = error.message
             log.error("%s refused: %s", member.worker_id, error.message)
@@ -234,6 +238,15 @@ class Membership:
         for other in self._members.values():
             if other is not member and other.connection is not None:
                 self.send(other.ref, wire.Fence(member.worker_id, member.ref.epoch, member.fence_nonce))
+
+    def _try_receive(self, member: Member, message: wire.ToGateway) -> None:
+        """A message that cannot be handled ends no connection: it is that of every request on the worker."""
+        try:
+            self._receive(member, message)
+        except (WorkerLost, ProtocolError):
+            raise
+        except Exception:
+            log.exception("%s: a %s could not be handled", member.worker_id, type(message).__name__)
 
     def _receive(self, member: Member, message: wire.ToGateway) -> None:
         assert self._sink is not None

@@ -164,7 +164,11 @@ def advance(state: HandoffState, event: Event, now_ns: int) -> tuple[HandoffStat
 def _is_routine(state: HandoffState, event: Tokens, now_ns: int) -> bool:
     """Tokens that change nothing but their sample: nearly all. A deadline is left alone while little of it is used."""
     output, limit_s, deadline_at_ns = event.output, state.limits.decode_stall_s, state.deadline_at_ns
-    if state.phase is not Phase.DECODING or output.finish_reason is not None or event.worker != _in_charge(state):
+    if (
+        state.phase is not Phase.DECODING
+        or output.finish_reason is not None
+        or event.worker != recovery.in_charge(state)
+    ):
         return False
     index = output.sample_index
     if not 0 <= index < len(state.samples) or state.samples[index].finish_reason is not None:
@@ -280,7 +284,7 @@ def _on_prefill_finished(state: HandoffState, event: PrefillFinished, now_ns: in
 
 def _on_tokens(state: HandoffState, event: Tokens, now_ns: int, out: list[Effect]) -> HandoffState:
     output = event.output
-    if event.worker != _in_charge(state) or not 0 <= output.sample_index < len(state.samples):
+    if event.worker != recovery.in_charge(state) or not 0 <= output.sample_index < len(state.samples):
         return state
     sample = state.samples[output.sample_index]
     if sample.finish_reason is not None:
@@ -314,15 +318,6 @@ def _start_decode(state: HandoffState, now_ns: int, out: list[Effect]) -> Handof
     out.append(SendStartDecode(state.decode.worker, state.num_sealed_tokens))
     deadline = recovery.after_ns(now_ns, state.limits.decode_stall_s)
     return replace(state, phase=Phase.DECODING, prefill=None, deadline_at_ns=deadline)
-
-
-def _in_charge(state: HandoffState) -> WorkerRef | None:
-    """Whose tokens count."""
-    if state.phase in (Phase.SUBMITTED, Phase.DECODING):
-        return state.decode.worker if state.decode is not None else None
-    if state.phase in (Phase.PREFILLING, Phase.TRANSFERRING):
-        return state.prefill.worker if state.prefill is not None else None
-    return None
 
 
 def _progress(state: HandoffState, now_ns: int) -> HandoffState:

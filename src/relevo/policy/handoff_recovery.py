@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from relevo.core.errors import HandoffFailed, Overloaded, RequestError, WorkerError, WorkerLost
+from relevo.core.errors import HandoffFailed, InternalError, Overloaded, RequestError, WorkerError, WorkerLost
 from relevo.core.ids import WorkerRef
 from relevo.policy.handoff_words import (
     AskDrain,
@@ -41,7 +41,7 @@ def _codes(root: type[RequestError]) -> set[str]:
     return {root.code}.union(*(_codes(child) for child in root.__subclasses__()))
 
 
-REQUEST_FAULT_CODES = frozenset(_codes(RequestError))  # another worker would say the same
+FINAL_CODES = frozenset(_codes(RequestError)) | {InternalError.code}  # another worker would say the same
 
 
 def after_ns(now_ns: int, limit_s: float | None) -> int | None:
@@ -67,7 +67,7 @@ def fail(state: HandoffState, code: str, reason: str, now_ns: int, out: list[Eff
 def replace_decode(state: HandoffState, code: str, reason: str, now_ns: int, out: list[Effect]) -> HandoffState:
     """The decode worker failed: everybody lets go, then the request is routed again, without that worker."""
     state = _count_failure(state, code, reason)
-    if code in REQUEST_FAULT_CODES or state.num_failures >= state.limits.max_attempts:
+    if code in FINAL_CODES or state.num_failures >= state.limits.max_attempts:
         return fail(state, code, reason, now_ns, out)
     return leave_decode(state, now_ns, out)
 
@@ -81,7 +81,7 @@ def leave_decode(state: HandoffState, now_ns: int, out: list[Effect]) -> Handoff
 def replace_prefill(state: HandoffState, code: str, reason: str, now_ns: int, out: list[Effect]) -> HandoffState:
     """The prefill worker failed: once it has let go, prefill again into the same reservation."""
     state = _count_failure(state, code, reason)
-    if code in REQUEST_FAULT_CODES or state.num_failures >= state.limits.max_attempts:
+    if code in FINAL_CODES or state.num_failures >= state.limits.max_attempts:
         return fail(state, code, reason, now_ns, out)
     return leave_prefill(state, now_ns, out)
 
@@ -104,6 +104,15 @@ def writer_active(state: HandoffState) -> bool:
     return state.prefill is not None and state.prefill.holds
 
 
+def in_charge(state: HandoffState) -> WorkerRef | None:
+    """Who computes it: whose tokens count, and whose end it may be the reason for."""
+    if state.phase in (Phase.SUBMITTED, Phase.DECODING):
+        return state.decode.worker if state.decode is not None else None
+    if state.phase in (Phase.PREFILLING, Phase.TRANSFERRING):
+        return state.prefill.worker if state.prefill is not None else None
+    return None
+
+
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
@@ -118,19 +127,24 @@ def on_worker_died(state: HandoffState, event: WorkerDied, now_ns: int, out: lis
         return state
     state = _exclude(state, event.worker)
     reason = f"worker {event.worker.worker_id} (epoch {event.worker.epoch}) went away"
+    code = WorkerLost.code
+    if in_charge(state) == event.worker and not (event.has_left or event.is_unsent):
+        state = replace(state, num_deaths=state.num_deaths + 1)
+        if state.num_deaths >= state.limits.max_deaths:
+            code, reason = InternalError.code, f"{state.num_deaths} workers ended while they computed the request"
     if was_decode:
         state = replace(state, decode=None)
         if state.phase in (Phase.REPLACING, Phase.DRAINING):
             return state
         if event.has_left:
             return leave_decode(state, now_ns, out)
-        return replace_decode(state, WorkerLost.code, reason, now_ns, out)
+        return replace_decode(state, code, reason, now_ns, out)
     state = replace(state, prefill=None)
     if state.phase in LETTING_GO:
         return state
     if event.has_left:
         return leave_prefill(state, now_ns, out)
-    return replace_prefill(state, WorkerLost.code, reason, now_ns, out)
+    return replace_prefill(state, code, reason, now_ns, out)
 
 
 def on_failed(state: HandoffState, event: Failed, now_ns: int, out: list[Effect]) -> HandoffState:

@@ -92,11 +92,12 @@ class Scheduler:
             if (leg := self._lineup.legs.get(request_id)) is not None and leg.kind is LegKind.RESERVE:
                 self.abort(request_id, writer_active=False)
             return rejected
-        leg, grant = self._lineup.legs[request_id], self.reservations.take(request_id)
+        leg = self._lineup.legs[request_id]
+        first, *others = self._lineup.branch_out(leg, samples)  # before the room is taken: hashing may raise
+        grant = self.reservations.take(request_id)
         assert grant is not None
         leg.kind, leg.accepted_at_ns = LegKind.LOCAL, now_ns
         leg.num_cached_tokens = grant.reservation.num_hit_tokens
-        first, *others = self._lineup.branch_out(leg, samples)
         self._tables.adopt(first, grant)
         self.pool.release(grant.copy_block_ids)
         if len(first.samples) > grant.num_slots:
@@ -197,11 +198,11 @@ class Scheduler:
         return None
 
     def _start(self, leg: Leg, live: list[SampleState]) -> None:
+        first, *others = [self._lineup.branch(leg, (copied(sample),)) for sample in live]
         self.reservations.seal(leg.request.request_id, leg.num_prompt_tokens)
         grant = self.reservations.take(leg.request.request_id)
         assert grant is not None
         leg.kind, leg.owes_facts, spare = LegKind.LOCAL, False, grant.copy_block_ids
-        first, *others = [self._lineup.branch(leg, (copied(sample),)) for sample in live]
         self._tables.adopt(first, grant)
         forks = [self._tables.fork(first, branch.samples[0], spare)[0] for branch in others[: grant.num_slots - 1]]
         later = others[grant.num_slots - 1 :]

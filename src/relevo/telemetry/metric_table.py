@@ -164,6 +164,11 @@ TABLE: tuple[Metric, ...] = (
         labels=("model_name", "when"),
         label_values=MISSED_WHEN,
     ),
+    _count(
+        "relevo:gateway_request_faults_total",
+        "Requests that ended because Relevo's own code raised while the gateway handled them; its log says where.",
+        labels=_MODEL,
+    ),
     _count("http_requests_total", "HTTP responses; status is the class of the code.", ("handler", "method", "status")),
     Metric(
         name="relevo:http_connections",
@@ -304,6 +309,11 @@ TABLE: tuple[Metric, ...] = (
         "Connections to a worker's own ports that ended because the peer had no right to be there: kv, where other "
         "workers bring blocks, and wire, where gateways bring requests; see guides/security.md.",
         (*_MODEL, "worker", "door", "reason"),
+    ),
+    _worker_count(
+        "relevo:request_faults_total",
+        "Requests that ended because Relevo's own code raised while the worker handled them; its log says where.",
+        (*_MODEL, "worker"),
     ),
     _worker_count("relevo:worker_restarts_total", "Incarnations after the first.", (*_MODEL, "worker")),
     _worker_gauge("relevo:blocks", "KV blocks by state; the states add up to the pool.", (*_MODEL, "worker", "state")),

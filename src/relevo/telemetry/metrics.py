@@ -66,6 +66,10 @@ class GatewayMetrics:
         """A request ended because its client's time was over. `when`: one of metric_table.MISSED_WHEN."""
         self._counters["relevo:deadline_misses_total"].labels(model_name=model, when=when).inc()
 
+    def request_fault(self, model: str) -> None:
+        """A request ended because code of this gateway raised while it was handled."""
+        self._counters["relevo:gateway_request_faults_total"].labels(model_name=model).inc()
+
     def handoff_finished(
         self, model: str, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float
     ) -> None:

@@ -179,6 +179,7 @@ def _counters(incarnations: _Incarnations) -> dict[str, float]:
         "relevo:kv_transfer_bytes_total": totals["transferred_bytes"],
         "relevo:kv_transfer_seconds_total": totals["transfer_s"],
         "relevo:refused_writes_total": totals["num_refused_writes"],
+        "relevo:request_faults_total": totals["num_request_faults"],
         "relevo:worker_restarts_total": max(incarnations.epoch - 1, 0),
     }
 
