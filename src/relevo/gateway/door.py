@@ -96,7 +96,11 @@ class Door:
         )
 
     def _has_room(self, ticket: Ticket) -> bool:
-        return self.placement.has_room(self._requests[ticket.request_id])
+        try:
+            return self.placement.has_room(self._requests[ticket.request_id])
+        except Exception:  # let in, it keeps no other in line; what is wrong with it shows where it is placed
+            log.exception("request %s: it cannot be said whether there is room for it", ticket.request_id)
+            return True
 
     def _arm(self, request_id: RequestId) -> None:
         due_at_ns = self.admission.due_at_ns(request_id)
