@@ -16,13 +16,15 @@ NOT_FOR_THE_FAKE_MODEL = ("logprobs.sum_below_one", "sampling.narrow_top_p", "sa
 REFUSED = {"shape.json_schema", "shape.json_object", "tools.forced"}
 # SmolLM2's template has no place for tools
 REFUSED_BY_SMOLLM2 = {"shape.tool_choice_none", "tools.reach_the_model", "tools.history"}
-KEY = "check-key"
+KEY, OTHER_KEY = "check-key", "other-check-key"
+KEYS = ("--api-key", KEY, "--api-key", OTHER_KEY)  # of the server
+CLIENT_KEYS = ("--api-key", KEY, "--other-api-key", OTHER_KEY)
 PATIENCE = ("--timeout-s", "600", "--settle-s", "60")  # only what fails takes longer for it
 
 
 def run_check(url: str, *flags: str, out: Path) -> dict[str, str]:
     """Statuses of the checks that were not as they should be; skipped ones with their reason."""
-    command = [sys.executable, "-m", "relevo", "check", url, "--json", str(out), "--api-key", KEY, *PATIENCE, *flags]
+    command = [sys.executable, "-m", "relevo", "check", url, "--json", str(out), *CLIENT_KEYS, *PATIENCE, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert out.exists(), done.stdout + done.stderr
     results = json.loads(out.read_text())["results"]
@@ -37,7 +39,7 @@ def run_check(url: str, *flags: str, out: Path) -> dict[str, str]:
 def test_everything_holds_over_http(tmp_path: Path) -> None:
     """Red when the gateway's answers leave the OpenAI API, or a stream, a stop string or an abort goes wrong."""
     skips = [flag for one in NOT_FOR_THE_FAKE_MODEL for flag in ("--skip", one)]
-    with stack("fake", "--topology", "1p1d", "--api-key", KEY) as running:
+    with stack("fake", "--topology", "1p1d", *KEYS) as running:
         told = run_check(running.url, "--skip", "chaos", "--skip", "oracle", *skips, out=tmp_path / "out.json")
     assert set(told) == REFUSED, told
     assert all(told[one].startswith("skipped") and "not supported yet" in told[one] for one in REFUSED), told
@@ -47,7 +49,7 @@ def test_everything_holds_over_http(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_everything_holds_when_processes_are_killed_and_stopped(tmp_path: Path) -> None:
     flags = ("--fake-base-s", "0.003", "--fake-per-token-s", "0.0001")
-    with stack("fake", "--topology", "1p1d", "--api-key", KEY, *flags) as running:
+    with stack("fake", "--topology", "1p1d", *KEYS, *flags) as running:
         named = f"{running.process.pid}/relevo.cli.child worker"
         told = run_check(running.url, "--only", "chaos", "--processes", named, out=tmp_path / "out.json")
     assert set(told) == {"chaos.slow_link", "chaos.disk_full"}, told
@@ -59,8 +61,8 @@ def test_everything_holds_when_processes_are_killed_and_stopped(tmp_path: Path) 
 @pytest.mark.timeout(3600)
 def test_everything_holds_with_the_embedded_model_and_a_unified_server_as_oracle(tmp_path: Path) -> None:
     with (
-        stack("smollm2", "--topology", "unified", "--dtype", "float32", "--api-key", KEY) as oracle,
-        stack("smollm2", "--topology", "1p1d", "--dtype", "float32", "--api-key", KEY) as running,
+        stack("smollm2", "--topology", "unified", "--dtype", "float32", *KEYS) as oracle,
+        stack("smollm2", "--topology", "1p1d", "--dtype", "float32", *KEYS) as running,
     ):
         told = run_check(running.url, "--skip", "chaos", "--oracle", oracle.url, out=tmp_path / "out.json")
     assert set(told) == REFUSED | REFUSED_BY_SMOLLM2, told

@@ -54,14 +54,14 @@ def test_the_door_under_load() -> None:
             gone = http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=60)
             waiting = json.dumps({"model": "fake", "prompt": [5, 6], "max_tokens": 2})
             gone.request("POST", "/v1/completions", waiting, {"content-type": "application/json"})
-            while running.metric("relevo:requests_in_line", **{"class": "interactive"}) < 1:
+            while running.metric("vllm:num_requests_waiting") < 1:  # in line, or at the worker
                 pass
             status, code, reason, headers = refusal(running)
             assert (status, code, reason) == (429, "overloaded", "max_queued_requests")
             assert int(headers["retry-after"]) >= 1
             assert running.metric("vllm:admission_rejections_total", reason="max_queued_requests") == 1
             gone.close()
-            while running.metric("relevo:requests_in_line", **{"class": "interactive"}):
+            while running.metric("vllm:num_requests_waiting"):
                 pass
         running.wait_idle(deadline_s=30.0)
         a_running_request_ends_when_its_time_is_over(running)
@@ -83,7 +83,7 @@ def headers_are_read(running: Stack) -> None:
         with asking(running, headers) as (_, answer):
             assert answer.status == 400
             assert next(iter(headers)) in json.loads(answer.read())["error"]["message"]
-    for headers in ({"x-relevo-class": "batch"}, {"x-vllm-priority": "-3", "x-request-timeout": "600"}):
+    for headers in ({"x-relevo-class": "batch"}, {"x-vllm-priority": "3", "x-request-timeout": "600"}):
         with asking(running, {**headers, "x-relevo-explain": "1"}) as (_, answer):
             assert answer.status == 200
             assert answer.headers["x-relevo-route"].startswith("line ")

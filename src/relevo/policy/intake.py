@@ -25,7 +25,7 @@ class SchedulerConfig:
     max_prefill_tokens: int  # of one step while decodes run; 0: see policy.chunking.prefill_budget
     max_running: int  # continuations that run here or have room reserved here; prefill legs do not count
     max_model_len: int  # prompt and outputs, tokens
-    vocab_size: int = 2**31 - 1  # the model computes ids below it; default: whatever comes
+    vocab_size: int = 2**32  # the model computes ids below it; default: whatever comes
     lease_s: float
     zero_copy: bool  # prefill legs compute straight into the receiver's blocks
     enable_prefix_caching: bool = True

@@ -7,6 +7,7 @@ of the server, and the stream beside it comes whole, with its own text, without 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -212,6 +213,9 @@ async def many_digits(t: Trial) -> None:
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
 
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] [1-5]\d\d ")
+
+
 def _head(t: Trial, path: str, *lines: str) -> bytes:
     key = [] if t.server.api_key is None else [f"Authorization: Bearer {t.server.api_key}"]
     return "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *key, *lines, "", ""]).encode()
@@ -277,7 +281,7 @@ async def two_lengths(t: Trial) -> None:
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     lines = ("Content-Type: application/json", "Content-Length: 5", "Transfer-Encoding: chunked")
     answer = await t.server.raw(_head(t, COMPLETIONS, *lines) + b"0\r\n\r\n" + smuggled)
-    if answer.count(b"HTTP/1.1 ") > 1:
+    if len(_STATUS_LINE.findall(answer)) > 1:
         raise (await t.send("GET", "/v1/models")).fail(f"two answers: {answer[:400]!r}", "one, and the end")
 
 
