@@ -26,6 +26,7 @@ from relevo.core.events import TokenOutput
 from relevo.core.kv import BlockState, Reservation
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest
+from relevo.engine.legs import PrefillLeg
 from relevo.policy.scheduler import ComputedPrefix, Scheduler, SchedulerConfig
 
 MAX_LEN = 10
@@ -59,6 +60,7 @@ class Record:
     phase: str = "local"  # local, reserving, granted, prefilling, decoding, done
     reservation: Reservation | None = None
     transfers: list[ComputedPrefix] = field(default_factory=list)  # computed on P, not yet on D
+    sender: PrefillLeg | None = None  # which blocks P writes into the reservation
     is_prompt_sealed: bool = False
     num_sealed_tokens: int = 0
     is_writer_active: bool = False  # P has a leg that D's quarantine waits for
@@ -146,6 +148,7 @@ class TwoWorkers(RuleBasedStateMachine):
         rejected = self.workers["P"].prefill_into(record.request, record.reservation, self.now_ns)
         assert rejected is None
         record.phase, record.is_writer_active = "prefilling", True
+        record.sender = PrefillLeg(record.reservation, "D")
 
     @precondition(lambda self: any(r.transfers for r in self.records.values()))
     @rule(data=st.data())
@@ -156,9 +159,9 @@ class TwoWorkers(RuleBasedStateMachine):
     def _deliver(self, record):
         prefix = record.transfers.pop(0)
         if not self.zero_copy:
-            first = record.reservation.num_hit_tokens // self.block_size
-            for source, target in list(zip(prefix.block_ids, record.reservation.block_ids, strict=False))[first:]:
-                self.models["D"].memory.blocks[target] = list(self.models["P"].memory.block(source))
+            for first, block_ids in record.sender.advance(prefix, self.block_size):
+                for source, target in zip(block_ids, record.reservation.block_ids[first:], strict=False):
+                    self.models["D"].memory.blocks[target] = list(self.models["P"].memory.block(source))
         if not record.is_aborted:
             self.workers["D"].seal(record.request_id, prefix.num_tokens)
             record.num_sealed_tokens = prefix.num_tokens
@@ -430,3 +433,24 @@ def test_two_workers_under_pressure(machine):
             phases=PHASES,
         ),
     )
+
+
+@pytest.mark.parametrize("machine", [TwoWorkers, Copying])
+def test_what_a_writer_sealed_goes_to_others_while_it_still_writes_the_rest(machine):
+    """Red when blocks that are sealed are written once more: their receiver has let go of them."""
+    story = machine()
+    story.start(block_size=2, num_blocks=5, max_batched=4, max_prefill=4, max_running=4)
+    story.reserve(prompt=[1, 1, 2, 1, 1], max_tokens=4, n=1, priority=0, tenant="", salt=b"")
+    story.take_grants()
+    story.step("P")
+    story.step("P")
+    written = story.records["r0"]
+    assert [prefix.num_tokens for prefix in written.transfers] == [4, 5]
+    story._deliver(written)
+    story._abort(written)
+    story.submit(prompt=[2, 1, 1, 2, 2, 2, 1], max_tokens=3, n=1, priority=0, tenant="", salt=b"t", worker="D")
+    story.step("D")
+    story.step("D")
+    assert any(story.workers["D"].pool.num_refs(block_id) for block_id in written.reservation.block_ids[:2])
+    story._deliver(written)
+    story.teardown()

@@ -31,7 +31,10 @@ class PrefillLeg:
         return self._num_last_tokens is not None and self.num_sealed_tokens >= self._num_last_tokens
 
     def advance(self, prefix: ComputedPrefix, block_size: int) -> Sequence[tuple[int, Sequence[BlockId]]]:
-        """Runs of (index of the first block, local block ids) that became complete and the receiver lacks."""
+        """Runs of (index of the first block, local block ids) that became complete and the receiver lacks.
+
+        Each block is in one run: once it is sealed, the receiver may give it to another request.
+        """
         if prefix.is_last:
             self._num_last_tokens = prefix.num_tokens
         first = self._num_written_blocks
