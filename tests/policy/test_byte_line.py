@@ -19,7 +19,7 @@ def line_with(*jobs: tuple[str, str, int]) -> ByteLine[str]:
 
 def test_tenants_take_turns() -> None:
     """Red if one tenant's many texts are all read before another's one."""
-    line = line_with(("a1", "a", 100), ("a2", "a", 50), ("b1", "b", 50))
+    line = line_with(("a1", "a", 80), ("a2", "a", 30), ("b1", "b", 20))
     order = []
     while (job := line.next()) is not None:
         order.append(job)
@@ -61,3 +61,16 @@ def test_everything_is_given_back(jobs: list[tuple[str, int]], data: st.DataObje
     for number in held:
         line.leave(number)
     assert (line.num_waiting, line.num_working_bytes, line.num_waiting_bytes, line.next()) == (0, 0, 0, None)
+
+
+def test_a_tenant_alone_leaves_places_and_bytes_in_line_to_others() -> None:
+    for num_bytes in (1, 100):  # places run out first, then bytes
+        line: ByteLine[str] = ByteLine(
+            ByteLimits(max_working_jobs=1, max_working_bytes=100, max_waiting_jobs=64, max_waiting_bytes=3200)
+        )
+        refusals = [line.enter(f"a{number}", "a", num_bytes) for number in range(100)]
+        num_taken = refusals.index(
+            "As many long texts of your keys wait to be read as may wait beside those of others."
+        )
+        assert num_taken == (56 if num_bytes == 1 else 28)
+        assert line.enter("b", "b", num_bytes) is None and line.enter("c", "c", num_bytes) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-LEFT_FOR_OTHERS = 8  # arbitrary: an eighth of the account
+from relevo.policy.byte_line import LEFT_FOR_OTHERS, takes_too_much
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class ByteAccount:
         """False: there is no room for it, and nothing was taken."""
         num_free = self.max_bytes - self.num_held - num_bytes
         num_own = self._by_owner.get(owner, 0) + num_bytes
-        if num_free < 0 or (owner and num_own > num_free and num_free < self.max_bytes // LEFT_FOR_OTHERS):
+        if num_free < 0 or takes_too_much(owner, num_own, num_free, self.max_bytes):
             return False
         self.num_held += num_bytes
         self._by_owner[owner] = num_own

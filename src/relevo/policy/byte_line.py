@@ -14,6 +14,15 @@ from typing import Generic, TypeVar
 Job = TypeVar("Job", bound=Hashable)
 
 
+LEFT_FOR_OTHERS = 8  # arbitrary: an eighth
+
+
+def takes_too_much(owner: str, num_own: int, num_free: int, maximum: int) -> bool:
+    """With what it asks for: an owner that has more than what is free leaves a part of the whole to others, who, each
+    by the same rule, always find some. Where there are no owners (an empty name) nobody is asked to."""
+    return owner != "" and num_own > num_free and num_free < maximum // LEFT_FOR_OTHERS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteLimits:
     max_working_jobs: int
@@ -42,10 +51,21 @@ class ByteLine(Generic[Job]):
             return f"{self.num_waiting} long texts wait to be read already, which is the limit."
         if self.num_waiting and self.num_waiting_bytes + num_bytes > limits.max_waiting_bytes:
             return f"With this one more than {limits.max_waiting_bytes} bytes of text would wait to be read."
+        if self.num_waiting and self._takes_too_much(tenant, num_bytes):
+            return "As many long texts of your keys wait to be read as may wait beside those of others."
         self._num_bytes[job] = num_bytes
         self.num_waiting_bytes += num_bytes
         self._waiting.setdefault(tenant, deque()).append(job)
         return None
+
+    def _takes_too_much(self, tenant: str, num_bytes: int) -> bool:
+        limits, own = self.limits, self._waiting.get(tenant, ())
+        num_own_bytes = sum(self._num_bytes[job] for job in own) + num_bytes
+        num_free_bytes = limits.max_waiting_bytes - self.num_waiting_bytes - num_bytes
+        num_free_jobs = limits.max_waiting_jobs - self.num_waiting - 1
+        return takes_too_much(tenant, num_own_bytes, num_free_bytes, limits.max_waiting_bytes) or takes_too_much(
+            tenant, len(own) + 1, num_free_jobs, limits.max_waiting_jobs
+        )
 
     def next(self) -> Job | None:
         """The job whose turn it is, if there is room for it: from now on it is at work."""
