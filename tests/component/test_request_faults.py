@@ -11,6 +11,7 @@ import pytest
 from in_process_stack import InProcessStack, in_process_stack, request_for, until
 
 from relevo.core.errors import InternalError, WorkerError
+from relevo.policy.worker_choice import WorkerView
 
 SPLIT = {"d": "decode", "p": "prefill"}
 PROMPT = list(range(20))
@@ -58,6 +59,12 @@ OF_THE_WORKER: dict[str, Callable[[Any], Any]] = {
     "seal": lambda worker: worker.loop.transport,
     "write": lambda worker: worker.loop.transport,
 }
+
+
+@pytest.fixture(autouse=True)
+def every_prompt_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before costs are measured no prompt is computed on its decode worker, however slow this machine is."""
+    monkeypatch.setattr(WorkerView, "has_measured_costs", property(lambda view: False))
 
 
 @pytest.mark.parametrize("method", OF_THE_WORKER)

@@ -326,14 +326,23 @@ def test_a_writer_that_was_done_before_it_was_asked_is_not_killed() -> None:
     assert driver.state.is_gone
 
 
-def test_a_request_that_was_computed_on_two_workers_that_ended_is_given_to_no_third() -> None:
+def test_a_request_over_whose_next_token_two_workers_ended_is_given_to_no_third() -> None:
     driver = Driver(limits=replace(LIMITS, max_attempts=9))
-    driver.tell(h.Routed(D, split=False), tokens(D, 5))
+    driver.tell(h.Routed(D, split=False))
     assert kinds(driver.tell(h.WorkerDied(D))) == ["Route"]
     driver.tell(h.Routed(P, split=False))
     (end,) = driver.tell(h.WorkerDied(P))
     assert isinstance(end, h.End) and (end.outcome, end.code) == (h.Outcome.FAILED, "internal_error")
     assert driver.state.is_gone
+
+
+def test_a_stream_that_gets_on_between_the_ends_of_its_workers_goes_on() -> None:
+    """Red when two kills of a machine's operator are held against a long answer."""
+    driver = Driver(limits=replace(LIMITS, max_attempts=9))
+    for number, worker in enumerate((D, P, X)):
+        driver.tell(h.Routed(worker, split=False), tokens(worker, 5 + number))
+        assert kinds(driver.tell(h.WorkerDied(worker))) == ["Route"]
+    assert driver.state.num_deaths == 0 and not driver.state.has_ended
 
 
 @pytest.mark.parametrize("phase", ["prefill", "in line", "waits for its prompt", "it leaves", "unsent"])

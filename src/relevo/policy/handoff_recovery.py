@@ -129,9 +129,9 @@ def on_worker_died(state: HandoffState, event: WorkerDied, now_ns: int, out: lis
     reason = f"worker {event.worker.worker_id} (epoch {event.worker.epoch}) went away"
     code = WorkerLost.code
     if in_charge(state) == event.worker and not (event.has_left or event.is_unsent):
-        state = replace(state, num_deaths=state.num_deaths + 1)
+        state = _count_death(state)
         if state.num_deaths >= state.limits.max_deaths:
-            code, reason = InternalError.code, f"{state.num_deaths} workers ended while they computed the request"
+            code, reason = InternalError.code, f"{state.num_deaths} workers ended over the request's next token"
     if was_decode:
         state = replace(state, decode=None)
         if state.phase in (Phase.REPLACING, Phase.DRAINING):
@@ -145,6 +145,13 @@ def on_worker_died(state: HandoffState, event: WorkerDied, now_ns: int, out: lis
     if event.has_left:
         return leave_prefill(state, now_ns, out)
     return replace_prefill(state, code, reason, now_ns, out)
+
+
+def _count_death(state: HandoffState) -> HandoffState:
+    """A request that gets on is not what ends its workers."""
+    num_tokens = sum(len(sample.output_token_ids) for sample in state.samples)
+    num_before = state.num_deaths if num_tokens == state.num_tokens_at_death else -1
+    return replace(state, num_deaths=num_before + 1, num_tokens_at_death=num_tokens)
 
 
 def on_failed(state: HandoffState, event: Failed, now_ns: int, out: list[Effect]) -> HandoffState:

@@ -24,7 +24,7 @@ class HandoffLimits:
     drain_lease_s: float = 5.0  # Abort sent -> Dropped; longer than any step of the engine
     decode_stall_s: float | None = 120.0  # without a token of the decode worker
     max_attempts: int = 3  # workers may fail so often under one request, then it fails
-    max_deaths: int = 2  # arbitrary; so many may end while they compute it: it may be why, and a third is not risked
+    max_deaths: int = 2  # arbitrary; so many may end over it without a token between them: it may be why
 
     def of_who_gives_way(self, wait_s: float) -> HandoffLimits:
         """For requests that workers set aside while others want the room: so long nothing of them is no failure."""
@@ -329,7 +329,8 @@ class HandoffState:
     num_found_tokens: int = 0  # hits when the reservation was granted: nobody had to compute them for this request
     excluded: tuple[WorkerRef, ...] = ()  # incarnations that failed this request
     num_failures: int = 0
-    num_deaths: int = 0  # of them, workers that ended while they computed the request
+    num_deaths: int = 0  # workers that ended while they computed the request, since tokens last came
+    num_tokens_at_death: int = 0  # what the client had when the last of them ended
     failure: tuple[str, str] | None = None  # code and reason of the last one
     deadline_at_ns: int | None = None  # of the phase
     timer_at_ns: int | None = None  # as last armed
