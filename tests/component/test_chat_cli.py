@@ -48,6 +48,12 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
+    def press_ctrl_c(self) -> None:
+        """Once it waits: what comes between readline's prompt and its waiting is noticed with the next key."""
+        while Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            os.sched_yield()
+        self.type("\x03")
+
     def wait_for(self, text: str) -> str:
         """What was shown since the last wait, up to and with `text`."""
         while text not in self.screen[self._seen :]:
@@ -173,17 +179,17 @@ def test_ctrl_c_stops_an_answer_and_a_second_one_leaves(tmp_path: Path) -> None:
     with served_in_thread(fake) as url, at_a_terminal(url, tmp_path, "--no-history") as terminal:
         terminal.type("go on for ever\r")
         terminal.wait_for("t1")
-        terminal.type("\x03")
+        terminal.press_ctrl_c()
         terminal.wait_for("Stopped")
         terminal.wait_for(PROMPT)
         assert fake.client_left.wait(DEADLINE_S)
         fake.hang_after = None
         terminal.type("again\r")
         terminal.wait_for(PROMPT)
-        terminal.type("\x03")
+        terminal.press_ctrl_c()
         terminal.wait_for("Ctrl-C again leaves")
         terminal.wait_for(PROMPT)
-        terminal.type("\x03")
+        terminal.press_ctrl_c()
         assert terminal.exit_status() == 0
     assert [message["content"] for message in fake.bodies[1]["messages"]] == ["go on for ever", " t0 t1", "again"]
     assert not (tmp_path / ".local").exists()

@@ -87,3 +87,17 @@ def test_both_spellings_of_an_address_can_be_listened_on(host: str) -> None:
 def test_an_address_that_is_taken_is_named_as_a_url_has_it() -> None:
     with open_listener("::1", 0) as taken, pytest.raises(SettingsError, match=r"\[::1\]:"):
         open_listener("::1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://name:secret@h", "http://name:secret@", "http://name:secret@h:0", "name:secret@::1"]
+)
+def test_a_refused_url_is_told_without_its_password(url: str) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        normalise_url(url)
+    assert "secret" not in refusal.value.message
+
+
+def test_a_name_and_a_password_are_no_part_of_the_address() -> None:
+    """Red when their colon is counted as one of an IPv6 address."""
+    assert normalise_url("http://name:secret@10.0.0.5:8000/v1") == "http://name:secret@10.0.0.5:8000"

@@ -25,7 +25,7 @@ SEGMENT_PAUSE_S = 0.05  # arbitrary; long enough that two pieces are read apart
 
 def _without_password(url: str) -> str:
     """Reports show URLs. Raises SettingsError."""
-    if "@" in url.partition("://")[2].partition("/")[0]:
+    if "@" in url.rpartition("://")[2].partition("/")[0]:
         raise SettingsError("the URL has a name or password before its host; give a key as --api-key instead")
     return url
 
@@ -41,7 +41,7 @@ class Server:
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self.url = with_plain_zone(_without_password(normalise_url(self.url)))
+        self.url = with_plain_zone(normalise_url(_without_password(self.url)))
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a request never meets another's connection

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sys
 from collections.abc import AsyncGenerator, Iterable
 from typing import Annotated, NoReturn
@@ -84,6 +85,7 @@ def _converse(
         conversation.ask(piped_text(sys.stdin.buffer))
         runner.run(_answer_pipe(answered(AnswerFacts())))
         return
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started it with Ctrl-C ignored
     talk = Talk(
         conversation=conversation,
         answer=answered,

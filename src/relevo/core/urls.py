@@ -43,7 +43,7 @@ def with_plain_zone(url: str) -> str:
 
 def check_server_url(url: str, name: str) -> None:
     """Raises SettingsError, which calls the setting `name`, for a URL that no client takes."""
-    host = url.partition("://")[2].partition("/")[0]
+    url, host = _without_user(url), url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     if host.count(":") > 1 and "[" not in host:
         raise SettingsError(f"{name} {url}: an IPv6 address stands in brackets; {_EXAMPLES}")
     try:
@@ -53,6 +53,11 @@ def check_server_url(url: str, name: str) -> None:
         raise SettingsError(f"{name} {url}: {error}; {_EXAMPLES}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise SettingsError(f"{name} {url}: this is no http or https URL of a server; {_EXAMPLES}")
+
+
+def _without_user(url: str) -> str:
+    """For messages: what stands before an `@` may be a password."""
+    return re.sub(r"(//)[^/]*@", r"\1...@", url, count=1)
 
 
 _EXAMPLES = "write it like http://10.0.0.5:8000 or http://[::1]:8000"
