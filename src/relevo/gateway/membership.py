@@ -25,6 +25,7 @@ from relevo.core.errors import LayoutMismatch, ProtocolError, WorkerLost
 from relevo.core.events import StepCounters, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.gateway.ports import WorkerStatus
+from relevo.policy.liveness import INTERVAL_S, Liveness
 from relevo.wire import messages as wire
 from relevo.wire.client import WorkerConnection
 
@@ -32,7 +33,6 @@ log = logging.getLogger("relevo.gateway")
 
 _CONNECT_RETRY_S = 0.02  # arbitrary: a worker that starts is found at once, for a ten-thousandth of a core each
 _REFUSED_RETRY_S = 0.5  # arbitrary: what does not fit stays so for a while
-_PING_INTERVAL_S = 1.0  # arbitrary: a worker that is idle wakes once a second, for microseconds
 
 
 class MessageSink(Protocol):
@@ -65,7 +65,7 @@ class Member:
     unfenced: set[WorkerId] = field(default_factory=set)  # workers that may still write into its former blocks
     fence_nonce: int = 0  # of the fences that `unfenced` waits for
     orphans: set[RequestId] = field(default_factory=set)  # rooms to release when nobody is unfenced
-    num_unanswered: int = 0  # intervals without a word from it
+    liveness: Liveness = field(default_factory=lambda: Liveness(2))
     is_silent: bool = False
     is_leaving: bool = False  # finishes what it has, takes nothing new
 
@@ -92,7 +92,7 @@ class Membership:
         """`heartbeat_timeout_s` is counted in whole intervals in which this process was awake and heard nothing."""
         self._connect = connect
         self._members = {member.worker_id: member for member in members}
-        self._max_unanswered = max(2, round(heartbeat_timeout_s / _PING_INTERVAL_S))
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._sink: MessageSink | None = None
 
     async def run(self, sink: MessageSink) -> None:
@@ -191,18 +191,17 @@ class Membership:
     async def _ping(self, member: Member, connection: WorkerConnection) -> None:
         """Until it is silent or gone. Every interval gives the event loop the chance to read what has arrived."""
         while not member.is_silent:
-            await asyncio.sleep(_PING_INTERVAL_S)
-            if member.num_unanswered >= self._max_unanswered:
+            await asyncio.sleep(INTERVAL_S)
+            if not member.liveness.ask():
                 self._silent(member)
                 return
-            member.num_unanswered += 1
             try:
-                connection.send(wire.Ping(member.num_unanswered))
+                connection.send(wire.Ping(member.liveness.num_unanswered))
             except WorkerLost:
                 return
 
     def _silent(self, member: Member) -> None:
-        silent_s = member.num_unanswered * _PING_INTERVAL_S
+        silent_s = member.liveness.num_unanswered * INTERVAL_S
         member.is_silent, member.is_ready = True, False
         member.why_not_ready = f"its step loop has not answered for {silent_s:.0f} s"
         log.error("%s (epoch %d): %s", member.worker_id, member.ref.epoch, member.why_not_ready)
@@ -218,7 +217,8 @@ class Membership:
                     raise LayoutMismatch(f"{member.worker_id} does not fit {other.worker_id}: {mismatch}")
         member.hello, member.connection, member.load = hello, connection, hello.load
         member.counters = StepCounters()
-        member.num_unanswered, member.is_silent, member.is_leaving = 0, False, False
+        member.liveness = Liveness.within(self._heartbeat_timeout_s)
+        member.is_silent = member.is_leaving = False
         member.why_not_ready = "waiting for the other workers to let go of its former blocks"
         member.orphans = set()
         log.info("%s joined (epoch %d, pid %d, %s)", member.worker_id, hello.epoch, hello.pid, hello.role)
@@ -250,7 +250,7 @@ class Membership:
 
     def _receive(self, member: Member, message: wire.ToGateway) -> None:
         assert self._sink is not None
-        member.num_unanswered = 0
+        member.liveness.heard()
         match message:
             case wire.Pong():
                 return
