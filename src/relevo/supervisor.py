@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from relevo.policy.liveness import INTERVAL_S, Liveness
+from relevo.policy.http.liveness import INTERVAL_S, Liveness
 from relevo.wire.child_process import CUT_OFF, Lifeline, python_command, python_environment, scarcity
 from relevo.wire.status import Status
 

@@ -10,8 +10,8 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relevo.gateway.http.connection import HttpConnection
-from relevo.gateway.http.door import Door
-from relevo.policy.connections import ConnectionLimits
+from relevo.gateway.http.connection_limiter import ConnectionLimiter
+from relevo.policy.http.connections import ConnectionLimits
 
 
 class Wire(asyncio.Transport):
@@ -76,7 +76,7 @@ class HandClock:
 
 @dataclass
 class Counts:
-    """What the door told its metrics."""
+    """What the limiter told its metrics."""
 
     num_open: int = 0
     refused: list[str] = field(default_factory=list)
@@ -100,16 +100,16 @@ LIMITS = ConnectionLimits(max_connections=8, max_per_address=4)
 
 
 class Rig:
-    """A door and its connections."""
+    """A limiter and its connections."""
 
     def __init__(self, app: ASGIApp, limits: ConnectionLimits = LIMITS) -> None:
         self.clock = HandClock()
         self.counts = Counts()
-        self.door = Door(app, limits, self.clock, self.counts)
+        self.limiter = ConnectionLimiter(app, limits, self.clock, self.counts)
 
     def open(self, address: str = "192.0.2.1") -> tuple[HttpConnection, Wire]:
         """Raises AssertionError if it is refused."""
-        connection = self.door.admit(address)
+        connection = self.limiter.admit(address)
         assert isinstance(connection, HttpConnection), connection
         wire = Wire((address, 4711))
         wire.protocol = connection
@@ -118,7 +118,7 @@ class Rig:
 
     def pass_s(self, seconds: float) -> None:
         self.clock.pass_s(seconds)
-        self.door.sweep()
+        self.limiter.sweep()
 
     async def settle(self) -> None:
         """Until everything that can go on without the client has."""

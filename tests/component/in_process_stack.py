@@ -21,19 +21,19 @@ from relevo.core.ports import Clock
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import FAKE_MODEL, FakeRunner, fake_layout
 from relevo.engine.loop import EngineLoop, WorkerIdentity
-from relevo.gateway.dispatch import Dispatcher
-from relevo.gateway.gossip import Gossip, Peer, Teller
-from relevo.gateway.membership import Member, Membership
-from relevo.gateway.placement import Placement
-from relevo.gateway.route_notes import RouteNotes
 from relevo.kv.arena import Arena
 from relevo.kv.transports.shm import ShmTransport
-from relevo.policy.admission import Admission, AdmissionLimits
-from relevo.policy.handoff import HandoffLimits
-from relevo.policy.outlook import RoomLimits
-from relevo.policy.perf_model import StepCostModel
-from relevo.policy.scheduler import Scheduler, SchedulerConfig
-from relevo.policy.worker_choice import WorkerChooser
+from relevo.orchestrator.dispatch import Dispatcher
+from relevo.orchestrator.gossip import Gossip, GossipSource, Peer
+from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.placement import Placement
+from relevo.orchestrator.route_notes import RouteNotes
+from relevo.policy.admission.admission import Admission, AdmissionLimits
+from relevo.policy.admission.room import RoomLimits
+from relevo.policy.handoff.machine import HandoffLimits
+from relevo.policy.perf.step_costs import StepCostModel
+from relevo.policy.routing.worker_choice import WorkerChooser
+from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
 from relevo.wire.server import PeerGone, PeerId
 
@@ -235,7 +235,11 @@ class InProcessStack:
         return Gossip(
             path=paths.pop(gateway.name),
             peers=[Peer(name, path) for name, path in paths.items()],
-            tellers={"fake": Teller(gateway.placement.journal, gateway.placement.hearsay, gateway.dispatcher.on_heard)},
+            sources={
+                "fake": GossipSource(
+                    gateway.placement.change_log, gateway.placement.peer_state, gateway.dispatcher.on_heard
+                )
+            },
             answers={"name": lambda: gateway.name.encode()},
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 from scripted_gateway import MODEL, CountingClock, Rig, Step, rig
 
 from relevo.core.request import EngineRequest
-from relevo.gateway.auth import ApiKeys
+from relevo.gateway.http.auth import ApiKeys
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.database import Connection, DatabaseError, MemoryDatabase, Parameters, Row, Statement
 from relevo.gateway.metering.journal import Journal
@@ -24,8 +24,8 @@ from relevo.gateway.metering.meter import Meter
 from relevo.gateway.metering.refresh import MeteringRefresh
 from relevo.gateway.metering.schema import prepare
 from relevo.gateway.metering.writer import LedgerWriter
-from relevo.policy.key_limits import KeyLimits
-from relevo.policy.pricing import ModelPrice
+from relevo.policy.admission.key_limits import KeyLimits
+from relevo.policy.billing.pricing import ModelPrice
 
 PRICE = ModelPrice(
     input_cost_per_token=Decimal("0.003"),

@@ -17,13 +17,13 @@ from relevo.core.events import StepCosts, TokenOutput, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import BATCH_PRIORITY, EngineRequest, SamplingParams, ServiceTerms
-from relevo.gateway.membership import Member
-from relevo.gateway.placement import Placement
-from relevo.policy import handoff as h
-from relevo.policy.admission import Admission, AdmissionLimits, Rejected
-from relevo.policy.outlook import RoomLimits
-from relevo.policy.scheduler import Scheduler, SchedulerConfig
-from relevo.policy.worker_choice import WorkerChooser
+from relevo.orchestrator.membership import Member
+from relevo.orchestrator.placement import Placement
+from relevo.policy.admission.admission import Admission, AdmissionLimits, Rejected
+from relevo.policy.admission.room import RoomLimits
+from relevo.policy.handoff import machine as h
+from relevo.policy.routing.worker_choice import WorkerChooser
+from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
 
 COSTS = StepCosts(base_s=0.08, per_token_s=0.004, per_kv_token_s=4e-6)

@@ -18,12 +18,12 @@ from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.gateway.membership import Member
-from relevo.gateway.placement import Placement
-from relevo.policy.prefix_cache import chain
-from relevo.policy.router import RoutingPolicy
-from relevo.policy.scheduler import Scheduler, SchedulerConfig
-from relevo.policy.worker_choice import WorkerChooser
+from relevo.orchestrator.membership import Member
+from relevo.orchestrator.placement import Placement
+from relevo.policy.routing.router import RoutingPolicy
+from relevo.policy.routing.worker_choice import WorkerChooser
+from relevo.policy.worker.prefix_cache import chain
+from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
 
 BLOCK_SIZE = 16
@@ -124,7 +124,7 @@ class RoutingWorld:
     def _connect(self, teller: Placement) -> None:
         """What it has to tell reaches the others after the delay, at most one batch per instant."""
         for other in self.placements:
-            other.hearsay.take(str(self.placements.index(teller)), teller.journal.snapshot())
+            other.peer_state.take(str(self.placements.index(teller)), teller.journal.snapshot())
         due: list[bool] = []
 
         def news(is_urgent: bool) -> None:
@@ -145,7 +145,7 @@ class RoutingWorld:
         teller, batch = what
         for placement in self.placements:
             if placement is not teller:
-                assert placement.hearsay.take(str(self.placements.index(teller)), batch)
+                assert placement.peer_state.take(str(self.placements.index(teller)), batch)
 
     def _worker(self, index: int) -> PrefillWorker:
         config = SchedulerConfig(

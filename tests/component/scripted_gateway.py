@@ -19,13 +19,13 @@ from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
 from relevo.core.ids import WorkerId
 from relevo.core.model import TokenizerFiles
 from relevo.core.request import EngineRequest, FinishReason
-from relevo.gateway.app import create_app
-from relevo.gateway.chat_template import ChatTemplate
-from relevo.gateway.context import GatewayContext
-from relevo.gateway.detokenizer import IncrementalDetokenizer
-from relevo.gateway.ports import EngineStatus, WorkerStatus
-from relevo.gateway.served_models import ServedModel, ServedModels
-from relevo.gateway.tokenizer import Tokenizer
+from relevo.gateway.http.app import create_app
+from relevo.gateway.http.context import GatewayContext
+from relevo.gateway.text.chat_template import ChatTemplate
+from relevo.gateway.text.detokenizer import IncrementalDetokenizer
+from relevo.gateway.text.served_models import ServedModel, ServedModels
+from relevo.gateway.text.tokenizer import Tokenizer
+from relevo.orchestrator.ports import EngineStatus, WorkerStatus
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 200

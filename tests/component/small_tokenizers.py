@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 from relevo.core.model import TokenizerFiles
-from relevo.gateway.tokenizer import Tokenizer
+from relevo.gateway.text.tokenizer import Tokenizer
 
 SPACE = "\u2581"
 

@@ -28,8 +28,8 @@ from relevo.engine.fake_runner import FakeRunner
 from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.kv.arena import Arena
 from relevo.kv.transports.shm import ShmTransport
-from relevo.policy.perf_model import StepCostModel
-from relevo.policy.scheduler import Scheduler, SchedulerConfig
+from relevo.policy.perf.step_costs import StepCostModel
+from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
 from relevo.wire.server import PeerGone, PeerId
 
@@ -298,7 +298,7 @@ class StormWorker:
         pool, engine, found = self.scheduler.pool, self.engine, []
         if pool.num_free + pool.num_reusable != pool.num_blocks:
             found.append(f"{pool.num_held} blocks held, {pool.num_quarantined} quarantined")
-        kept = {name: list(getattr(engine, name)) for name in ("_owners", "_legs", "_reservations")}
+        kept = {name: list(getattr(engine, name)) for name in ("_owners", "_remote_prefills", "_reservations")}
         found += [f"{name}: {request_ids[:3]}" for name, request_ids in kept.items() if request_ids]
         if self.scheduler.has_work() or len(self.scheduler.reservations):
             found.append("the scheduler has work")

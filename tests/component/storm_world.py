@@ -23,16 +23,16 @@ from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.ports import KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import fake_layout
-from relevo.gateway.dispatch import Dispatcher
-from relevo.gateway.membership import Member, Membership
-from relevo.gateway.placement import Placement
-from relevo.gateway.route_notes import RouteNotes
 from relevo.kv.arena import Arena
 from relevo.kv.transports.fake import FakeHub, Faults
-from relevo.policy.admission import Admission, AdmissionLimits
-from relevo.policy.handoff import HandoffLimits, Phase
-from relevo.policy.scheduler import SchedulerConfig
-from relevo.policy.worker_choice import WorkerChooser
+from relevo.orchestrator.dispatch import Dispatcher
+from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.placement import Placement
+from relevo.orchestrator.route_notes import RouteNotes
+from relevo.policy.admission.admission import Admission, AdmissionLimits
+from relevo.policy.handoff.machine import HandoffLimits, Phase
+from relevo.policy.routing.worker_choice import WorkerChooser
+from relevo.policy.worker.scheduler import SchedulerConfig
 
 BLOCK_SIZE = 4
 STOPS_S = (0.01, 0.02, 0.05, 0.05, 0.1, 0.2, 0.5, 20.0)  # the last one is longer than any patience with a worker
@@ -231,7 +231,7 @@ class StormWorld:
     def _leave(self, request_id: RequestId, client: asyncio.Task[Any] | None) -> None:
         """An abort; it is counted by the phase that it hits."""
         self.tally.num_aborts += 1
-        flight = self._dispatcher._flights.get(request_id)
+        flight = self._dispatcher._in_flight.get(request_id)
         self.tally.aborted_in[str(flight.state.phase) if flight else "not begun"] += 1
         if flight is not None and flight.state.phase in (Phase.PREFILLING, Phase.TRANSFERRING):
             assert flight.state.prefill is not None
@@ -243,7 +243,7 @@ class StormWorld:
             client.cancel()
 
     def _forget_gone(self) -> None:
-        flights = self._dispatcher._flights
+        flights = self._dispatcher._in_flight
         for request_id in self._ended:
             if request_id not in flights:
                 self._canaries.remove(request_id)
@@ -267,8 +267,8 @@ class StormWorld:
 
     def _leaks(self) -> list[str]:
         found = [f"{name}: {what}" for name, worker in self._workers.items() for what in worker.leaks()]
-        if self._dispatcher.num_flights:
-            states = [str(flight.state.phase) for flight in self._dispatcher._flights.values()]
+        if self._dispatcher.num_in_flight:
+            states = [str(flight.state.phase) for flight in self._dispatcher._in_flight.values()]
             found.append(f"flights: {Counter(states)}")
         if not self._placement.is_idle:
             found.append("charges or expectations of the router")

@@ -20,11 +20,11 @@ from virtual_time import VirtualLoop, run_virtually
 from relevo.core.events import StepCosts
 from relevo.core.plan import StepPlan, StepResult
 from relevo.engine.fake_runner import FakeRunner, fake_layout
-from relevo.gateway.auth import ApiKeys
-from relevo.gateway.served_models import ServedModels
+from relevo.gateway.http.auth import ApiKeys
+from relevo.gateway.text.served_models import ServedModels
 from relevo.kv.arena import Arena
-from relevo.policy.admission import AdmissionLimits
-from relevo.policy.outlook import RoomLimits
+from relevo.policy.admission.admission import AdmissionLimits
+from relevo.policy.admission.room import RoomLimits
 from relevo.telemetry.metrics import GatewayMetrics
 
 COSTS = StepCosts(base_s=0.010, per_token_s=0.0005, per_kv_token_s=0.0)

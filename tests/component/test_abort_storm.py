@@ -20,7 +20,7 @@ import pytest
 from storm_worker import Canaries, Foreign
 from storm_world import CALM, SLOW, WILD, Storm, StormWorld, Tally
 
-from relevo.policy.reservations import Reservations
+from relevo.policy.worker.reservations import Reservations
 
 WEATHER = (CALM, SLOW, WILD, WILD)
 STORMS = {

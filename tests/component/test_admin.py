@@ -18,7 +18,7 @@ from relevo.build.operator_key import FILE_NAME, operator_key, read_operator_key
 from relevo.cli.drain import DrainFailed, _own_key
 from relevo.cli.http import is_loopback, is_own_listener
 from relevo.core.errors import StartError
-from relevo.gateway.auth import ApiKeys
+from relevo.gateway.http.auth import ApiKeys
 from relevo.gateway.metering.key_ring import KeyRing
 
 DRAIN = "/admin/drain/w0"

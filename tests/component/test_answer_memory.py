@@ -11,7 +11,7 @@ from scripted_gateway import Hang, rig, says
 
 from relevo.core.errors import InvalidRequest, Overloaded
 from relevo.core.request import FinishReason
-from relevo.gateway.byte_account import ByteAccount
+from relevo.gateway.http.byte_account import ByteAccount
 from relevo.gateway.openai.kept_answer import STEP_BYTES, KeptAnswer
 from relevo.gateway.openai.logprobs import LogprobParts
 

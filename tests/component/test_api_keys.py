@@ -11,10 +11,10 @@ from metered_gateway import NOW_MS, metered, until
 from scripted_gateway import MODEL, says
 
 from relevo.core.errors import Unauthorized
-from relevo.gateway.auth import ApiKeys, Caller
+from relevo.gateway.http.auth import ApiKeys, Caller
 from relevo.gateway.metering.key_ring import KeyRing
 from relevo.gateway.metering.keys import KeyRecord, revoke_key
-from relevo.policy.key_limits import KeyLimits, Period
+from relevo.policy.admission.key_limits import KeyLimits, Period
 
 BODY = {"model": MODEL, "prompt": "hi", "max_tokens": 50}
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.engine.cache_feed import MAX_UNREAD_BYTES, CacheFeed
-from relevo.policy.block_pool import BlockPool
-from relevo.policy.prefix_cache import chain
-from relevo.policy.prefix_index import PrefixIndex
+from relevo.policy.routing.prefix_index import PrefixIndex
+from relevo.policy.worker.block_pool import BlockPool
+from relevo.policy.worker.prefix_cache import chain
 from relevo.wire import messages as wire
 from relevo.wire.server import PeerId
 

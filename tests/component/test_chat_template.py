@@ -9,7 +9,7 @@ import pytest
 
 from relevo.core.errors import InvalidRequest, ModelFileError
 from relevo.core.model import TokenizerFiles
-from relevo.gateway.chat_template import ChatTemplate, ModelTemplates
+from relevo.gateway.text.chat_template import ChatTemplate, ModelTemplates
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SMOLLM2 = (

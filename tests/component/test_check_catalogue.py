@@ -15,10 +15,10 @@ from relevo.check import beside
 from relevo.check.blackbox import cancel, hostile, stream, tenants
 from relevo.check.catalogue import CHECKS, chosen
 from relevo.check.chaos import aborts, recovery, stops
+from relevo.check.context import CheckContext
 from relevo.check.facts import Facts, find_facts
 from relevo.check.run import run_one
 from relevo.check.server import Server
-from relevo.check.trial import Trial
 from relevo.check.words import Check, Level, Need, Result, Status
 from relevo.core.errors import SettingsError
 
@@ -28,7 +28,9 @@ BY_ID = {one.id: one for one in CHECKS}
 
 
 @asynccontextmanager
-async def trials(fault: Fault, *, timeout_s: float, settle_s: float, holds_long: bool = False) -> AsyncIterator[Trial]:
+async def trials(
+    fault: Fault, *, timeout_s: float, settle_s: float, holds_long: bool = False
+) -> AsyncIterator[CheckContext]:
     """A trial against a server with `fault`, with a faultless oracle and processes to disturb."""
     broken, right = ScriptedOpenAI(api_key=KEY, other_key=OTHER_KEY), ScriptedOpenAI(api_key=KEY)
     broken.fault, broken.holds_long = fault, holds_long
@@ -40,7 +42,7 @@ async def trials(fault: Fault, *, timeout_s: float, settle_s: float, holds_long:
         Server(oracle_url, KEY, 60.0) as oracle,
         Server(url, OTHER_KEY, timeout_s) as other,
     ):
-        yield Trial(
+        yield CheckContext(
             server,
             Facts(MODEL, MAX_MODEL_LEN),
             Random(1),
@@ -154,7 +156,7 @@ async def test_what_a_server_refuses_is_skipped_with_its_reason(need: Need) -> N
     async with scripted(ScriptedOpenAI(Fault(reply=refuse))) as url, Server(url, None, 60.0) as server:
         facts = await find_facts(server, None, has_oracle=True, has_processes=True)
         assert need in facts.lacking
-        result = await run_one(one, Trial(server, facts, Random(1), 1.0), 60.0)
+        result = await run_one(one, CheckContext(server, facts, Random(1), 1.0), 60.0)
     assert result.status is Status.SKIPPED
     if need not in (Need.TOKENIZE, Need.RUNNING_METRIC):
         assert "not offered here" in result.reason

@@ -15,23 +15,28 @@ from scripted_openai import MAX_MODEL_LEN, Fault, ScriptedDisturber, ScriptedOpe
 
 from relevo.check.catalogue import CHECKS
 from relevo.check.chaos import aborts, recovery, stops
+from relevo.check.context import CheckContext
 from relevo.check.exchange import Answer, Exchange, parse_json
 from relevo.check.facts import Facts, find_facts
 from relevo.check.run import CheckOptions, run_one
 from relevo.check.server import Server
-from relevo.check.trial import Trial
 from relevo.check.words import Need, Result, Status
 
 BY_ID = {one.id: one for one in CHECKS}
 
 
 @asynccontextmanager
-async def trial_on(fault: Fault, max_model_len: int = MAX_MODEL_LEN) -> AsyncIterator[tuple[Trial, ScriptedOpenAI]]:
+async def trial_on(
+    fault: Fault, max_model_len: int = MAX_MODEL_LEN
+) -> AsyncIterator[tuple[CheckContext, ScriptedOpenAI]]:
     scripted_server = ScriptedOpenAI(fault)
     async with scripted(scripted_server) as url, Server(url, None, 60.0) as server:
         disturber = ScriptedDisturber(scripted_server)
         facts = Facts(MODEL, max_model_len)
-        yield Trial(server, facts, Random(1), 0.1, server, MODEL, disturber=disturber, pause_s=0.02), scripted_server
+        yield (
+            CheckContext(server, facts, Random(1), 0.1, server, MODEL, disturber=disturber, pause_s=0.02),
+            scripted_server,
+        )
 
 
 async def result_of(id: str, fault: Fault, **facts: int) -> Result:

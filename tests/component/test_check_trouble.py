@@ -24,11 +24,11 @@ from test_check_parts import sleeper, state_of
 
 from relevo.check import disturber as disturber_module
 from relevo.check.catalogue import CHECKS
+from relevo.check.context import CheckContext
 from relevo.check.disturber import Action, ChaosCommand, LocalProcesses
 from relevo.check.facts import Facts
 from relevo.check.run import run_one
 from relevo.check.server import Server
-from relevo.check.trial import Trial
 from relevo.core.errors import SettingsError, StartError
 
 BY_ID = {one.id: one for one in CHECKS}
@@ -142,7 +142,7 @@ async def test_a_stop_that_is_broken_off_is_undone(fails: bool) -> None:
     broken = Broken(server)
     broken.error = StartError("it failed") if fails else None
     async with scripted(server) as url, Server(url, None, 60.0) as client:
-        trial = Trial(client, Facts(MODEL, MAX_MODEL_LEN), Random(1), 0.1, disturber=broken)
+        trial = CheckContext(client, Facts(MODEL, MAX_MODEL_LEN), Random(1), 0.1, disturber=broken)
         checking = asyncio.create_task(run_one(BY_ID["chaos.stopped_is_noticed"], trial, 60.0))
         if not fails:
             await server.disturbed.wait()

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_gateway import TOKENIZER
 
+from relevo.gateway.http.sse import encode_event
 from relevo.gateway.openai.chat import ChatFormat
 from relevo.gateway.openai.chunks import ChunkEncoder
 from relevo.gateway.openai.completions import CompletionFormat
 from relevo.gateway.openai.prompts import Prompt
-from relevo.gateway.outbox import Outbox
-from relevo.gateway.sse import encode_event
-from relevo.gateway.text_generation import TextDelta
+from relevo.gateway.text.generation import TextDelta
+from relevo.orchestrator.outbox import Outbox
 
 COMMON: dict[str, Any] = {"created": 1, "fingerprint": "f", "tokenizer": TOKENIZER, "num_logprobs": None}
 

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer as Backend
 from relevo.core.baton import SampledToken
 from relevo.core.errors import InvalidRequest
 from relevo.core.model import TokenizerFiles
-from relevo.gateway.detokenizer import IncrementalDetokenizer
 from relevo.gateway.openai.logprobs import chat_logprobs, token_text
-from relevo.gateway.tokenizer import Tokenizer
+from relevo.gateway.text.detokenizer import IncrementalDetokenizer
+from relevo.gateway.text.tokenizer import Tokenizer
 
 TOKENIZERS = {"byte_level": byte_level(), "sentencepiece": sentencepiece(), "metaspace": metaspace()}
 BYTE_TOKENIZERS = {name: TOKENIZERS[name] for name in ("byte_level", "sentencepiece")}

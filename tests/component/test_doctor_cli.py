@@ -18,7 +18,7 @@ from fake_openai_server import FakeOpenAI, served_in_thread
 from relevo.gateway.metering.database import SqliteDatabase
 from relevo.gateway.metering.keys import create_key, revoke_key
 from relevo.gateway.metering.schema import prepare
-from relevo.policy.key_limits import KeyLimits
+from relevo.policy.admission.key_limits import KeyLimits
 
 
 def doctor(home: Path, *arguments: str, **env: str) -> tuple[int, dict[str, dict[str, Any]]]:

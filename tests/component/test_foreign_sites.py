@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scripted_gateway import rig, says
 
-from relevo.gateway.auth import ApiKeys
-from relevo.gateway.site import Site
+from relevo.gateway.http.auth import ApiKeys
+from relevo.gateway.http.site import Site
 
 LOCAL = Site(is_local=True)
 BODY = {"prompt": "hi"}

@@ -11,7 +11,7 @@ from http_wire import LIMITS, Rig, statuses
 from hypothesis import HealthCheck, given, settings
 from scripted_gateway import rig, says
 
-from relevo.policy.connections import LINGER_S
+from relevo.policy.http.connections import LINGER_S
 
 NUM_EXAMPLES = 250  # some 500 requests; tests/e2e/test_fuzz_server.py sends as many as it is told
 

@@ -20,11 +20,11 @@ from relevo.build.gossip import share_accounts
 from relevo.core.errors import SettingsError
 from relevo.core.events import StepCounters, WorkerLoad
 from relevo.core.ids import WorkerRef
-from relevo.gateway import gossip as gossip_module
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.keys import KeyRecord
-from relevo.gateway.ports import EngineStatus, WorkerStatus
-from relevo.policy.key_limits import Charge, KeyLimits, Refused
+from relevo.orchestrator import gossip as gossip_module
+from relevo.orchestrator.ports import EngineStatus, WorkerStatus
+from relevo.policy.admission.key_limits import Charge, KeyLimits, Refused
 from relevo.telemetry.merged_series import SeriesFamily
 from relevo.telemetry.metrics import GatewayMetrics
 from relevo.wire import gossip as wire
@@ -59,7 +59,7 @@ async def test_a_choice_is_seen_by_the_other_gateway_and_gone_when_it_is_over(fo
         await hear_each_other(stack.gateways)
         stack.workers["prefill-0"].hold()
         running = asyncio.create_task(first.tokens(request_for(0, PROMPT)))
-        await until(lambda: bool(stack.workers["prefill-0"].loop._legs))
+        await until(lambda: bool(stack.workers["prefill-0"].loop._remote_prefills))
         await until(lambda: in_flight(second) == in_flight(first))
         assert sum(tokens for _, tokens, _ in in_flight(second)) == len(PROMPT)
         assert second.placement._index.has_expectations
@@ -85,7 +85,7 @@ async def test_one_that_comes_later_hears_what_is_under_way_already(folder: str)
     async with in_process_stack(SPLIT, num_gateways=1, gossip_folder=folder) as stack:
         stack.workers["prefill-0"].hold()
         running = asyncio.create_task(stack.gateways[0].tokens(request_for(0, PROMPT)))
-        await until(lambda: bool(stack.workers["prefill-0"].loop._legs))
+        await until(lambda: bool(stack.workers["prefill-0"].loop._remote_prefills))
         late = await stack.add_gateway()
         await until(lambda: in_flight(late) == in_flight(stack.gateways[0]))
         assert not late.placement.is_idle

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from routing_world import RoutingWorld
 
-from relevo.policy.router import RoutingPolicy
+from relevo.policy.routing.router import RoutingPolicy
 from relevo.telemetry.latency import percentile
 
 Arrivals = list[tuple[float, list[int], bytes]]

@@ -10,8 +10,8 @@ from http_wire import LIMITS, Echo, Rig, statuses
 from starlette.types import Receive, Scope, Send
 
 from relevo.gateway.http.connection import HttpConnection
-from relevo.gateway.http.door import FULL
-from relevo.policy.connections import LINGER_S, MIN_BYTES_PER_S, NUM_RESERVED, Refusal
+from relevo.gateway.http.connection_limiter import FULL
+from relevo.policy.http.connections import LINGER_S, MIN_BYTES_PER_S, NUM_RESERVED, Refusal
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 POST = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n"

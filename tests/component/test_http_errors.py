@@ -10,9 +10,9 @@ from scripted_gateway import MAX_MODEL_LEN, VOCAB_SIZE, Rig, events, ids, rig, s
 
 from relevo.core import errors
 from relevo.core.request import FinishReason
-from relevo.gateway.chat_template import ChatTemplate
-from relevo.gateway.http_errors import HTTP_SHAPES
+from relevo.gateway.http.errors import HTTP_SHAPES
 from relevo.gateway.openai.unsupported import REFUSED_FIELDS
+from relevo.gateway.text.chat_template import ChatTemplate
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -9,8 +9,8 @@ import pytest
 from scripted_gateway import EOS, MAX_MODEL_LEN, MODEL, Rig, ids, rig, says, status_of
 
 from relevo import __version__
-from relevo.gateway.auth import ApiKeys
-from relevo.gateway.ports import EngineStatus
+from relevo.gateway.http.auth import ApiKeys
+from relevo.orchestrator.ports import EngineStatus
 
 KEYS = ApiKeys.of(["sk-one", "sk-two"])
 

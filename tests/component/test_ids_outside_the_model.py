@@ -9,7 +9,7 @@ from in_process_stack import in_process_stack, request_for
 from scripted_gateway import VOCAB_SIZE, Rig, rig, says
 
 from relevo.core.errors import InvalidRequest
-from relevo.policy.intake import SchedulerConfig, check_ids
+from relevo.policy.worker.intake import SchedulerConfig, check_ids
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

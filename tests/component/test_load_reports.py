@@ -15,8 +15,8 @@ from relevo.core.plan import ScheduledRow, StepPlan
 from relevo.core.ports import KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.load_reports import LoadReports
-from relevo.policy.perf_model import StepCostModel
-from relevo.policy.scheduler import Scheduler, StepOutcome
+from relevo.policy.perf.step_costs import StepCostModel
+from relevo.policy.worker.scheduler import Scheduler, StepOutcome
 from relevo.wire import messages as wire
 from relevo.wire.server import PeerId, WireServer
 

@@ -19,7 +19,7 @@ from scripted_gateway import MODEL, CountingClock, says
 
 from relevo.build.ledger import check_keys, database_location, keys_marker, open_prepared
 from relevo.core.errors import StartError, Unauthorized
-from relevo.gateway.auth import ApiKeys
+from relevo.gateway.http.auth import ApiKeys
 from relevo.gateway.metering import refresh as refresh_module
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.database import Connection, DatabaseError, Parameters, Row, SqliteDatabase
@@ -30,7 +30,7 @@ from relevo.gateway.metering.meter import Meter
 from relevo.gateway.metering.refresh import MeteringRefresh
 from relevo.gateway.metering.schema import prepare
 from relevo.gateway.metering.writer import LedgerWriter
-from relevo.policy.key_limits import KeyLimits
+from relevo.policy.admission.key_limits import KeyLimits
 from relevo.settings import Settings
 
 

@@ -24,7 +24,7 @@ from relevo.core.request import FinishReason
 from relevo.gateway.metering.journal import Journal
 from relevo.gateway.metering.keys import revoke_key
 from relevo.gateway.metering.ledger import LedgerRow
-from relevo.policy.key_limits import KeyLimits
+from relevo.policy.admission.key_limits import KeyLimits
 
 PROMPT = "hi"  # 2 tokens
 LENGTH = FinishReason.LENGTH

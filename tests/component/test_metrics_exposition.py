@@ -15,7 +15,7 @@ from relevo.core.baton import PrefillFacts
 from relevo.core.events import StepCounters, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout
-from relevo.gateway.ports import EngineStatus, LineStatus, WorkerStatus
+from relevo.orchestrator.ports import EngineStatus, LineStatus, WorkerStatus
 from relevo.telemetry.latency import RequestRecord, RequestTimes
 from relevo.telemetry.metric_table import TABLE, Kind, Origin, one_two_five
 from relevo.telemetry.metrics import GatewayMetrics

@@ -20,17 +20,17 @@ from metered_gateway import NOW_MS, PRICE, CountingLedgerMetrics, TroubledConnec
 from scripted_gateway import MODEL, CountingClock
 
 from relevo.core.errors import BudgetSpent, LedgerUnavailable
-from relevo.gateway.auth import Caller
+from relevo.gateway.http.auth import Caller
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.database import MemoryDatabase
 from relevo.gateway.metering.journal import Journal, replay_journals
 from relevo.gateway.metering.keys import KeyRecord
-from relevo.gateway.metering.meter import Meter, Tab
+from relevo.gateway.metering.meter import Meter, UsageEntry
 from relevo.gateway.metering.schema import prepare
 from relevo.gateway.metering.writer import LedgerWriter
-from relevo.policy.billing import Cause, Outcome, Work
-from relevo.policy.key_limits import KeyLimits
-from relevo.policy.pricing import BilledTokens, cost_of
+from relevo.policy.admission.key_limits import KeyLimits
+from relevo.policy.billing.bill import Cause, Outcome, Work
+from relevo.policy.billing.pricing import BilledTokens, cost_of
 
 BUDGET = Decimal("0.5")
 KEYS = ("rich", "poor", "")  # without limits, with a budget, without a key
@@ -50,7 +50,7 @@ class Running:
     num_delivered: int = 0
     is_computed: bool = False
     cause: Cause | None = None
-    tab: Tab | None = None
+    tab: UsageEntry | None = None
 
     def work(self) -> Work:
         return Work(

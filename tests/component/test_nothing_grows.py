@@ -19,7 +19,7 @@ from scripted_gateway import says
 
 from relevo.core.errors import RelevoError
 from relevo.core.ids import RequestId
-from relevo.gateway.route_notes import MAX_REQUESTS, RouteNotes
+from relevo.orchestrator.route_notes import MAX_REQUESTS, RouteNotes
 
 BOUNDED = (
     *("RouteNotes.", "PrefixCache.", "BlockPool.", "PrefixIndex._holders", "_Told.hashes"),  # by requests, by blocks
@@ -92,7 +92,7 @@ async def test_gateways_and_workers_hold_nothing_of_requests_that_are_over(folde
     async with in_process_stack(roles, gossip_folder=folder) as stack:
         await serve(stack, range(ROUND), rng)
         flights = [gateway.dispatcher for gateway in stack.gateways]
-        await soon(lambda: not any(each.num_flights for each in flights), lambda: flights)
+        await soon(lambda: not any(each.num_in_flight for each in flights), lambda: flights)
         first = counted(stack)
         await serve(stack, range(ROUND, 2 * ROUND), rng)
         await soon(lambda: not grown(first, counted(stack)), lambda: grown(first, counted(stack)))

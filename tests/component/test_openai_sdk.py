@@ -14,7 +14,7 @@ import uvicorn
 from scripted_gateway import MODEL, TOKENIZER, Hang, Rig, ids, rig, says
 
 from relevo.core import errors
-from relevo.gateway.auth import ApiKeys
+from relevo.gateway.http.auth import ApiKeys
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from overload_world import OverloadWorld
 
-from relevo.policy.admission import AdmissionLimits
+from relevo.policy.admission.admission import AdmissionLimits
 
 SLO_TTFT_S = 8.0
 LIMITS = AdmissionLimits(

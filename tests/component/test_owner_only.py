@@ -22,9 +22,9 @@ from in_process_stack import until
 from relevo.build.serve import open_listener, plan_serving, serving
 from relevo.cli.child import StatusPipe
 from relevo.core.events import WireRefusal
-from relevo.gateway import gossip as gossip_module
-from relevo.gateway.gossip import Gossip, Peer
 from relevo.gateway.metering.database import SqliteDatabase
+from relevo.orchestrator import gossip as gossip_module
+from relevo.orchestrator.gossip import Gossip, Peer
 from relevo.settings import Settings
 from relevo.wire import messages as wire
 from relevo.wire import server as server_module
@@ -159,7 +159,7 @@ def test_peers_of_a_worker_are_bounded_in_number_and_in_what_they_announce(
 async def talk(folder: Path, said: bytes) -> bytes:
     """What a gateway answers to these bytes, until it ends the connection."""
     gossip = Gossip(
-        path=f"{folder}/g", peers=[Peer("other", f"{folder}/nobody")], tellers={}, answers={"name": lambda: b"me"}
+        path=f"{folder}/g", peers=[Peer("other", f"{folder}/nobody")], sources={}, answers={"name": lambda: b"me"}
     )
     running = asyncio.create_task(gossip.run())
     try:
@@ -209,7 +209,7 @@ async def test_nonsense_ends_the_connection_to_a_gateway(folder: Path, said: byt
 
 async def test_a_follower_that_talks_on_is_cut_off(folder: Path) -> None:
     """Red if what it says is gathered until it leaves."""
-    gossip = Gossip(path=f"{folder}/g", peers=[Peer("other", f"{folder}/nobody")], tellers={}, answers={})
+    gossip = Gossip(path=f"{folder}/g", peers=[Peer("other", f"{folder}/nobody")], sources={}, answers={})
     running = asyncio.create_task(gossip.run())
     await asyncio.sleep(0)  # it listens
     reader, writer = await asyncio.open_unix_connection(f"{folder}/g")

@@ -18,13 +18,13 @@ from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.request import EngineRequest, FinishReason, SamplingParams, ServiceTerms
 from relevo.engine.fake_runner import fake_layout
-from relevo.gateway.dispatch import Dispatcher
-from relevo.gateway.membership import Member, Membership
-from relevo.gateway.placement import Placement
-from relevo.gateway.route_notes import RouteNotes
-from relevo.policy.admission import Admission, AdmissionLimits
-from relevo.policy.handoff import HandoffLimits
-from relevo.policy.worker_choice import WorkerChooser
+from relevo.orchestrator.dispatch import Dispatcher
+from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.placement import Placement
+from relevo.orchestrator.route_notes import RouteNotes
+from relevo.policy.admission.admission import Admission, AdmissionLimits
+from relevo.policy.handoff.machine import HandoffLimits
+from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.wire import messages as wire
 
 LIMITS = HandoffLimits(queue_s=30.0, prefill_s=10.0, transfer_s=5.0, drain_lease_s=2.0, decode_stall_s=20.0)
@@ -220,7 +220,7 @@ def test_a_request_that_every_worker_failed_ends_at_once() -> None:
             with pytest.raises(errors.StepFailed, match="no numbers"):
                 await answer
             assert loop.time() - failed_at_s < 1.0
-            assert world.dispatcher.num_flights == 0
+            assert world.dispatcher.num_in_flight == 0
             assert world.placement.is_idle
 
     virtually(story)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recovery_world import RecoveryWorld
 
-from relevo.policy.admission import AdmissionLimits
+from relevo.policy.admission.admission import AdmissionLimits
 
 MAX_TTFT_S = 3.0
 LIMITS = AdmissionLimits(max_queued_requests=256, max_queued_tokens=10**6, max_ttft_s=MAX_TTFT_S, max_line_s=300.0)

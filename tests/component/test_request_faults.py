@@ -11,7 +11,7 @@ import pytest
 from in_process_stack import InProcessStack, in_process_stack, request_for, until
 
 from relevo.core.errors import InternalError, WorkerError
-from relevo.policy.worker_choice import WorkerView
+from relevo.policy.routing.worker_choice import WorkerView
 
 SPLIT = {"d": "decode", "p": "prefill"}
 PROMPT = list(range(20))
@@ -46,7 +46,7 @@ async def ends_alone(stack: InProcessStack, error: type[Exception]) -> None:
     assert [tokens for tokens, _ in await asyncio.gather(*others)] == [wanted, wanted]
     assert (await gateway.tokens(request_for(4, PROMPT)))[0] == wanted
     await until(
-        lambda: all(worker.is_clean for worker in stack.workers.values()) and not gateway.dispatcher.num_flights
+        lambda: all(worker.is_clean for worker in stack.workers.values()) and not gateway.dispatcher.num_in_flight
     )
     assert gateway.placement.is_idle and len(gateway.connections) == len(stack.workers)
 

@@ -11,7 +11,7 @@ from routing_world import BLOCK_SIZE, DECODE, ONE_CORE, RoutingWorld, hot_hashes
 
 from relevo.core.events import WorkerLoad
 from relevo.core.ids import WorkerId, WorkerRef
-from relevo.policy.router import RoutingPolicy
+from relevo.policy.routing.router import RoutingPolicy
 from relevo.telemetry.latency import percentile
 from relevo.workload.traces import TraceFormat, read_trace, spread_ticks
 

@@ -6,7 +6,7 @@ import pytest
 
 from relevo.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from relevo.core.request import ServiceTerms
-from relevo.gateway.http_errors import DROPPED_HEADERS, error_headers, shape_of
+from relevo.gateway.http.errors import DROPPED_HEADERS, error_headers, shape_of
 from relevo.gateway.openai.terms import MAX_PRIORITY, priority_of, service_terms
 
 

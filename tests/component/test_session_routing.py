@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from scripted_gateway import MODEL, TOKENIZER, Rig, events, ids, rig, says
 
-from relevo.gateway.auth import ApiKeys
-from relevo.policy.affinity import affinity_of
+from relevo.gateway.http.auth import ApiKeys
+from relevo.policy.routing.affinity import affinity_of
 
 SYSTEM = {"role": "system", "content": "code"}
 USER = {"role": "user", "content": "hi"}

@@ -28,9 +28,9 @@ from scripted_gateway import (
 
 from relevo.core import errors
 from relevo.gateway.metering.ledger import UsageFilter, usage_sums
-from relevo.gateway.ports import EngineStatus
-from relevo.gateway.served_models import ServedModel, ServedModels
-from relevo.policy.pricing import ModelPrice
+from relevo.gateway.text.served_models import ServedModel, ServedModels
+from relevo.orchestrator.ports import EngineStatus
+from relevo.policy.billing.pricing import ModelPrice
 from relevo.telemetry.metrics import GatewayMetrics
 
 NAMES = ["small", "large", "large-alias"]

@@ -10,7 +10,7 @@ import pytest
 from scripted_gateway import Hang, ids, raw_call, rig, says
 
 from relevo.core.errors import StepFailed
-from relevo.gateway.sse import EventStream
+from relevo.gateway.http.sse import EventStream
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 DISCONNECT = {"type": "http.disconnect"}

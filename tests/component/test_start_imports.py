@@ -42,8 +42,8 @@ import relevo.cli.child
 import relevo.build.gateway
 from relevo.build.ledger import open_database
 from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
-from relevo.gateway.chat_template import ModelTemplates
-from relevo.gateway.tokenizer import Tokenizer
+from relevo.gateway.text.chat_template import ModelTemplates
+from relevo.gateway.text.tokenizer import Tokenizer
 open_database("memory")
 files = load_tokenizer_files()
 assert ModelTemplates.from_files(files) and Tokenizer(files).encode("hello")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway.stop_strings import StopStringMatcher, StopStrings
+from relevo.gateway.text.stop_strings import StopStringMatcher, StopStrings
 
 
 def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:

@@ -17,11 +17,11 @@ from scripted_gateway import Hang, events, ids, says
 
 from relevo.build import metering, serve_http
 from relevo.build.serve_http import _on_signals, end_answers
+from relevo.gateway.http.stopping import Stopping
 from relevo.gateway.metering import writer
 from relevo.gateway.metering.database import MemoryDatabase
 from relevo.gateway.metering.journal import Journal, replay_journals
 from relevo.gateway.metering.schema import prepare
-from relevo.gateway.stopping import Stopping
 from relevo.supervisor import GATEWAY_END_S
 from relevo.wire.child_process import CUT_OFF
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from scripted_gateway import MAX_MODEL_LEN, TOKENIZER, rig, says
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway import prompt_length
-from relevo.gateway.auth import ApiKeys
-from relevo.gateway.body import MAX_JSON_ITEMS, check_num_items, parse_object
-from relevo.gateway.byte_account import ByteAccount, room_for
-from relevo.gateway.prompt_length import CUT_TOKENS, PIECE_CHARS, encode_within
-from relevo.gateway.text_work import INLINE_BYTES, TextWork
+from relevo.gateway.http.auth import ApiKeys
+from relevo.gateway.http.body import MAX_JSON_ITEMS, check_num_items, parse_object
+from relevo.gateway.http.byte_account import ByteAccount, room_for
+from relevo.gateway.text import prompt_length
+from relevo.gateway.text.prompt_length import CUT_TOKENS, PIECE_CHARS, encode_within
+from relevo.gateway.text.text_work import INLINE_BYTES, TextWork
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -124,13 +124,13 @@ async def test_what_costs_more_for_a_longer_body_leaves_the_event_loop(
     """Red if JSON, schema, template, tokens, sampling or the answer's tokens are worked on by the event loop."""
     texts, threads = CountedTextWork(), set()
     for name in ("parse_object", "check_schema"):
-        original = getattr(__import__("relevo.gateway.call", fromlist=[name]), name)
+        original = getattr(__import__("relevo.gateway.http.call", fromlist=[name]), name)
 
         def noted(*args: Any, original: Any = original) -> Any:
             threads.add(threading.current_thread())
             return original(*args)
 
-        monkeypatch.setattr(f"relevo.gateway.call.{name}", noted)
+        monkeypatch.setattr(f"relevo.gateway.http.call.{name}", noted)
     r = rig(says("x"), text_work=texts)
     await r.post(path, body)
     assert texts.num_bytes == [len(orjson.dumps(body))] or texts.num_bytes[0] > INLINE_BYTES

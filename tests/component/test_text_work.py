@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from relevo.core.errors import Overloaded
-from relevo.gateway.text_work import INLINE_BYTES, LIMITS, TextWork
+from relevo.gateway.text.text_work import INLINE_BYTES, LIMITS, TextWork
 
 
 async def test_short_texts_stay_in_the_event_loop() -> None:

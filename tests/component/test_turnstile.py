@@ -7,13 +7,13 @@ from typing import Any
 
 from scripted_gateway import raw_call, rig, says
 
-from relevo.gateway.turnstile import Turnstile
+from relevo.gateway.text.start_turns import StartTurns
 
 
 async def test_who_comes_alone_does_not_wait() -> None:
-    turnstile = Turnstile()
+    start_turns = StartTurns()
     for _ in range(3):
-        entering = turnstile.enter()
+        entering = start_turns.enter()
         try:
             entering.send(None)
         except StopIteration:
@@ -24,11 +24,11 @@ async def test_who_comes_alone_does_not_wait() -> None:
 
 
 async def test_one_per_turn_in_order_and_who_gives_up_takes_no_turn() -> None:
-    turnstile, entered = Turnstile(), list[tuple[int, int]]()
+    start_turns, entered = StartTurns(), list[tuple[int, int]]()
     turn = 0
 
     async def enter(number: int) -> None:
-        await turnstile.enter()
+        await start_turns.enter()
         entered.append((turn, number))
 
     tasks = [asyncio.create_task(enter(number)) for number in range(6)]

@@ -8,8 +8,8 @@ import pytest
 from metered_gateway import metered
 from scripted_gateway import rig, says, status_of
 
-from relevo.gateway.auth import ApiKeys
-from relevo.gateway.readiness import OF_PROCESSES
+from relevo.gateway.http.auth import ApiKeys
+from relevo.gateway.http.readiness import OF_PROCESSES
 
 
 def worker_of(answer: Any) -> dict[str, Any]:

@@ -20,9 +20,10 @@ from relevo.core.events import TransferFailed, TransferSealed
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import KVRefusal
 from relevo.kv.arena import Arena
-from relevo.kv.transports import tcp_door, tcp_receiver
+from relevo.kv.transports import tcp_acceptor as tcp_door
 from relevo.kv.transports import tcp_frames as frames
 from relevo.kv.transports import tcp_handshake as handshakes
+from relevo.kv.transports import tcp_receiver
 from relevo.kv.transports.tcp import TcpTransport
 from relevo.kv.transports.tcp_handshake import SenderHandshake, StaleTarget
 from relevo.kv.transports.tcp_sender import TcpOptions
@@ -252,7 +253,7 @@ def test_half_a_handshake_and_silence_ends_in_time(arena: Arena) -> None:
 
 
 def test_silent_strangers_delay_no_worker(arena: Arena) -> None:
-    """Red if the door waits for one while others come: these stay as long as the test."""
+    """Red if the acceptor waits for one while others come: these stay as long as the test."""
     options = TcpOptions(handshake_timeout_s=3600)
     with (
         closing(TcpTransport(arena, secret=SECRET, identity=OWN, options=options)) as receiver,

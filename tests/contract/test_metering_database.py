@@ -21,7 +21,7 @@ from relevo.gateway.metering.keys import create_key, keys_revision, list_keys, r
 from relevo.gateway.metering.ledger import GroupBy, LedgerRow, UsageFilter, put_rows, total_of, usage_sums
 from relevo.gateway.metering.schema import SCHEMA_VERSION, prepare
 from relevo.gateway.metering.sql_alchemy import SqlAlchemyDatabase
-from relevo.policy.key_limits import KeyLimits, Period
+from relevo.policy.admission.key_limits import KeyLimits, Period
 
 DAY_MS = 86_400_000
 MONDAY_MS = 1_796_000_400_000  # 2026-11-30 01:00 UTC

@@ -22,7 +22,7 @@ from handoff_world import (
     work,
 )
 
-from relevo.policy import handoff as h
+from relevo.policy.handoff import machine as h
 
 
 def progress(world: World) -> Iterator[tuple[str, World]]:

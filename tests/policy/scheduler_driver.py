@@ -7,7 +7,7 @@ from scheduler_model import CellMemory, CheckedModel
 from relevo.core.baton import PrefillFacts
 from relevo.core.plan import StepPlan
 from relevo.core.request import FinishReason
-from relevo.policy.scheduler import ComputedPrefix, Scheduler, SchedulerConfig, StepOutcome
+from relevo.policy.worker.scheduler import ComputedPrefix, Scheduler, SchedulerConfig, StepOutcome
 
 STEP_NS = 1_000_000_000
 

@@ -11,12 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from relevo.core.ids import RequestId
 from relevo.core.request import EngineRequest, SamplingParams, ServiceTerms
-from relevo.policy.admission import LIMITS, Admission, AdmissionLimits, Admitted, Refusal, Rejected
-from relevo.policy.outlook import Outlook
-from relevo.policy.waiting_line import Ticket
+from relevo.policy.admission.admission import LIMITS, Admission, AdmissionLimits, Admitted, Refusal, Rejected
+from relevo.policy.admission.room import RoomView
+from relevo.policy.admission.waiting_line import Ticket
 
 S = 1_000_000_000
-IDLE = Outlook(prompt_tokens_per_s=1000.0, num_free_slots=64)
+IDLE = RoomView(prompt_tokens_per_s=1000.0, num_free_slots=64)
 
 
 def request(
@@ -37,7 +37,7 @@ def admission_with(**limits: float | None) -> Admission:
 
 
 def admit(
-    admission: Admission, name: str, num_tokens: int = 1, outlook: Outlook = IDLE, at_s: float = 0.0, **terms: object
+    admission: Admission, name: str, num_tokens: int = 1, outlook: RoomView = IDLE, at_s: float = 0.0, **terms: object
 ) -> Admitted | Rejected:
     asked = request(name, num_tokens, at_s=at_s, **terms)  # type: ignore[arg-type]
     return admission.enter(asked, 0, outlook, round(at_s * S))
@@ -104,7 +104,7 @@ def test_batch_requests_have_places_of_their_own_and_leave_last() -> None:
 
 def test_who_cannot_start_within_the_limit_is_told_at_the_door_when_to_come_back() -> None:
     """Red when the first prediction of decode room needs a stream that has ended."""
-    full = Outlook(prompt_tokens_per_s=1000.0, num_running=64, slot_in_s=45.0)
+    full = RoomView(prompt_tokens_per_s=1000.0, num_running=64, slot_in_s=45.0)
     refusal = refused(admit(admission_with(max_ttft_s=30.0), "late", outlook=full))
     assert (refusal.limit, refusal.retry_after_s) == ("max_ttft", 45.0)
     assert isinstance(admit(admission_with(max_ttft_s=60.0), "in time", outlook=full), Admitted)
@@ -264,7 +264,7 @@ def test_decode_room_at_the_end_of_the_prompt_is_predicted() -> None:
     send(admission)
     admission.started(RequestId("first"), 0)
     admission.done(RequestId("first"), 10 * S, 100)  # decodes for ten seconds
-    full = Outlook(prompt_tokens_per_s=1e6, num_free_slots=0, num_running=2)
+    full = RoomView(prompt_tokens_per_s=1e6, num_free_slots=0, num_running=2)
     refusal = refused(admit(admission, "x", outlook=full))
     assert (refusal.limit, refusal.retry_after_s) == ("max_ttft", pytest.approx(5.0))
     assert isinstance(admit(admission, "y", outlook=replace(full, num_running=8)), Admitted), "one leaves in 1.25 s"
@@ -327,8 +327,8 @@ def test_a_running_request_has_only_the_timeout() -> None:
 
 def test_without_workers_the_wait_ends_with_another_word() -> None:
     admission = admission_with(max_line_s=3.0)
-    admit(admission, "a", outlook=Outlook(is_anyone_ready=False))
-    overdue = admission.overdue(RequestId("a"), Outlook(is_anyone_ready=False), 3 * S)
+    admit(admission, "a", outlook=RoomView(is_anyone_ready=False))
+    overdue = admission.overdue(RequestId("a"), RoomView(is_anyone_ready=False), 3 * S)
     assert overdue is not None
     assert overdue.refusal.code == "no_worker"
 

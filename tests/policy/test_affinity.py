@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relevo.policy.affinity import Affinity, affinity_of, without_markers
+from relevo.policy.routing.affinity import Affinity, affinity_of, without_markers
 
 CHAT: dict[str, Any] = {
     "messages": [{"role": "system", "content": "You code."}, {"role": "user", "content": "Fix it."}],

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from relevo.policy.block_pool import BlockPool
+from relevo.policy.worker.block_pool import BlockPool
 
 
 def key(number: int) -> bytes:

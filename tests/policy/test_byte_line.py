@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relevo.policy.byte_line import ByteLimits, ByteLine
+from relevo.policy.http.byte_line import ByteLimits, ByteLine
 
 LIMITS = ByteLimits(max_working_jobs=2, max_working_bytes=100, max_waiting_jobs=4, max_waiting_bytes=200)
 

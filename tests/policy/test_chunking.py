@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relevo.policy.chunking import STARVATION_STEPS, chunk_tokens, prefill_budget
+from relevo.policy.worker.chunking import STARVATION_STEPS, chunk_tokens, prefill_budget
 
 
 def budget(num_decodes: int, max_prefill: int, *, max_batched: int = 64, without: int = 0) -> int:

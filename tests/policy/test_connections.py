@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relevo.policy.connections import (
+from relevo.policy.http.connections import (
     NUM_RESERVED,
     ConnectionLimits,
     ConnectionTable,

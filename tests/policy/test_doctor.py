@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from relevo.policy.doctor import Finding, Status, findings
-from relevo.policy.machine_facts import (
+from relevo.policy.host.doctor import Finding, Status, findings
+from relevo.policy.host.machine_facts import (
     CoreFacts,
     DataFacts,
     EngineFacts,

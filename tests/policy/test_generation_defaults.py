@@ -7,7 +7,7 @@ import math
 import pytest
 
 from relevo.core.errors import ModelFileError, SettingsError
-from relevo.policy.generation_defaults import defaults_note, generation_defaults
+from relevo.policy.host.generation_defaults import defaults_note, generation_defaults
 
 QWEN = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05, "eos_token_id": 1}
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
-from relevo.policy.gossip import MAX_USES, Batch, Hearsay, Journal
-from relevo.policy.in_flight import InFlight
-from relevo.policy.prefix_index import PrefixIndex
-from relevo.policy.router import Use
-from relevo.policy.worker_choice import WorkerChooser
+from relevo.policy.routing.gossip import MAX_USES, Batch, ChangeLog, PeerState
+from relevo.policy.routing.in_flight import InFlight
+from relevo.policy.routing.prefix_index import PrefixIndex
+from relevo.policy.routing.router import Use
+from relevo.policy.routing.worker_choice import WorkerChooser
 
 WORKERS = tuple(WorkerRef(WorkerId(f"w{i}"), 1) for i in range(3))
 PREFIXES = tuple(tuple(bytes([name]) * (i + 1) for i in range(3)) for name in range(3))
@@ -30,18 +30,18 @@ class Gateway:
     followers: dict[str, deque[Batch]] = field(default_factory=dict)  # what is on its way to them
 
     def __post_init__(self) -> None:
-        self.journal = Journal(self.in_flight, self.index)
-        self.hearsay = Hearsay(self.in_flight, self.index, self.chooser)
+        self.change_log = ChangeLog(self.in_flight, self.index)
+        self.peer_state = PeerState(self.in_flight, self.index, self.chooser)
 
     def flush(self) -> None:
-        batch = self.journal.batch()
+        batch = self.change_log.batch()
         if batch is not None:
             for queue in self.followers.values():
                 queue.append(batch)
 
     def followed_by(self, name: str) -> None:
         self.flush()
-        self.followers[name] = deque([self.journal.snapshot()])
+        self.followers[name] = deque([self.change_log.snapshot()])
 
     @property
     def view(self) -> list[object]:
@@ -88,7 +88,7 @@ class Gossiping(RuleBasedStateMachine):
         gateway.in_flight.charge_decode(request_id, decode, num_tokens)
         gateway.in_flight.charge_prefill(request_id, worker, num_tokens)
         gateway.index.expect(request_id, "decode", decode, prefix)
-        gateway.journal.chosen(request_id, "decode", Use(decode.worker_id, num_tokens, prefix[-1]))
+        gateway.change_log.chosen(request_id, "decode", Use(decode.worker_id, num_tokens, prefix[-1]))
 
     @rule(index=indices, worker=workers, prefix=prefixes, data=st.data())
     def choose_again(self, index: int, worker: WorkerRef, prefix: tuple[bytes, ...], data: st.DataObject) -> None:
@@ -98,7 +98,7 @@ class Gossiping(RuleBasedStateMachine):
             gateway.in_flight.charge_prefill(request_id, worker, 9)
             gateway.index.expect(request_id, "prefill", worker, prefix)
             gateway.index.expect(request_id, "decode", worker, prefix)
-            gateway.journal.chosen(request_id, "prefill", None)
+            gateway.change_log.chosen(request_id, "prefill", None)
 
     @rule(index=indices, data=st.data(), num_tokens=st.integers(1, 60), is_over=st.booleans())
     def progress(self, index: int, data: st.DataObject, num_tokens: int, is_over: bool) -> None:
@@ -111,7 +111,7 @@ class Gossiping(RuleBasedStateMachine):
                 gateway.in_flight.end(request_id)
                 gateway.index.withdraw(request_id)
                 gateway.own.discard(request_id)
-            gateway.journal.changed(request_id)
+            gateway.change_log.changed(request_id)
 
     @rule(index=indices)
     def flush(self, index: int) -> None:
@@ -123,9 +123,9 @@ class Gossiping(RuleBasedStateMachine):
         queue = source.followers.get(target.name)
         if queue:
             batch = queue.popleft()
-            is_whole = target.hearsay.take(source.name, batch)
+            is_whole = target.peer_state.take(source.name, batch)
             if is_twice and not batch.is_snapshot:
-                target.hearsay.take(source.name, batch)
+                target.peer_state.take(source.name, batch)
             if not is_whole:
                 self._follow_anew(source, target)
 
@@ -150,7 +150,7 @@ class Gossiping(RuleBasedStateMachine):
         dead = self.gateways.pop(index)
         for other in self.gateways.values():
             other.followers.pop(dead.name)
-            other.hearsay.withdraw(dead.name)
+            other.peer_state.withdraw(dead.name)
 
     @invariant()
     def counts_are_never_negative(self) -> None:
@@ -169,12 +169,12 @@ class Gossiping(RuleBasedStateMachine):
             for request_id in gateway.own:
                 gateway.in_flight.end(request_id)
                 gateway.index.withdraw(request_id)
-                gateway.journal.changed(request_id)
+                gateway.change_log.changed(request_id)
         self._settle()
         assert all(gateway.is_idle for gateway in self.gateways.values())
 
     def _follow_anew(self, source: Gateway, target: Gateway) -> None:
-        target.hearsay.withdraw(source.name)
+        target.peer_state.withdraw(source.name)
         source.followed_by(target.name)
 
     def _settle(self) -> None:
@@ -184,7 +184,7 @@ class Gossiping(RuleBasedStateMachine):
             for target in self.gateways.values():
                 queue = source.followers.get(target.name, deque())
                 while queue:
-                    if not target.hearsay.take(source.name, queue.popleft()):
+                    if not target.peer_state.take(source.name, queue.popleft()):
                         self._follow_anew(source, target)
                         queue = source.followers[target.name]
 
@@ -198,20 +198,20 @@ def test_hashes_are_told_once() -> None:
     gateway = Gateway("a")
     gateway.in_flight.charge_prefill(RequestId("r"), WORKERS[0], 9)
     gateway.index.expect(RequestId("r"), "decode", WORKERS[0], PREFIXES[0])
-    gateway.journal.chosen(RequestId("r"), "decode", None)
-    batches = [gateway.journal.batch()]
-    gateway.journal.changed(RequestId("r"))
-    batches.append(gateway.journal.batch())
+    gateway.change_log.chosen(RequestId("r"), "decode", None)
+    batches = [gateway.change_log.batch()]
+    gateway.change_log.changed(RequestId("r"))
+    batches.append(gateway.change_log.batch())
     assert [batch.standings[0].hashes for batch in batches if batch] == [PREFIXES[0], None]
-    assert gateway.journal.snapshot().standings[0].hashes == PREFIXES[0]
-    assert gateway.journal.batch() is None
+    assert gateway.change_log.snapshot().standings[0].hashes == PREFIXES[0]
+    assert gateway.change_log.batch() is None
 
 
 def test_a_router_that_hears_of_uses_copies_a_hot_prefix_as_soon_as_one_that_made_them() -> None:
     """Red when picks of other gateways do not count as uses."""
     from random import Random
 
-    from relevo.policy.router import HOT_AFTER, Candidate, Router
+    from relevo.policy.routing.router import HOT_AFTER, Candidate, Router
 
     first: Router[str] = Router()
     second: Router[str] = Router()
@@ -230,21 +230,21 @@ def told(gateway: Gateway, number: int = 0) -> RequestId:
     gateway.in_flight.charge_prefill(request_id, WORKERS[0], 9)
     gateway.index.expect(request_id, "decode", WORKERS[1], PREFIXES[0])
     gateway.index.expect(request_id, "prefill", WORKERS[0], PREFIXES[0])
-    gateway.journal.chosen(request_id, "decode", Use(WORKERS[1].worker_id, 9, PREFIXES[0][-1]))
+    gateway.change_log.chosen(request_id, "decode", Use(WORKERS[1].worker_id, 9, PREFIXES[0][-1]))
     return request_id
 
 
 def pair() -> tuple[Gateway, Gateway]:
     """The second one follows the first, and has heard of nothing yet."""
     first, second = Gateway("a"), Gateway("b")
-    assert second.hearsay.take("a", first.journal.snapshot())
+    assert second.peer_state.take("a", first.change_log.snapshot())
     return first, second
 
 
 def hear(first: Gateway, second: Gateway) -> bool:
-    batch = first.journal.batch()
+    batch = first.change_log.batch()
     assert batch is not None
-    return second.hearsay.take("a", batch)
+    return second.peer_state.take("a", batch)
 
 
 def test_what_a_gateway_told_is_withdrawn_with_it() -> None:
@@ -255,7 +255,7 @@ def test_what_a_gateway_told_is_withdrawn_with_it() -> None:
     told(first)
     assert hear(first, second) and second.view != before
     for _ in range(2):
-        second.hearsay.withdraw("a")
+        second.peer_state.withdraw("a")
         assert second.view == before
     assert second.index.expected_by(own)
 
@@ -263,7 +263,7 @@ def test_what_a_gateway_told_is_withdrawn_with_it() -> None:
 def test_after_a_withdrawal_only_a_snapshot_is_believed() -> None:
     """Red when a batch of a connection that has ended counts as the next one."""
     first, second = pair()
-    second.hearsay.withdraw("a")
+    second.peer_state.withdraw("a")
     told(first)
     assert not hear(first, second)
     assert second.is_idle
@@ -275,9 +275,9 @@ def test_a_snapshot_ends_what_it_does_not_name() -> None:
     assert hear(first, second) and not second.is_idle
     first.in_flight.end(request_id)
     first.index.withdraw(request_id)
-    first.journal.changed(request_id)
-    first.journal.batch()  # lost
-    assert second.hearsay.take("a", first.journal.snapshot())
+    first.change_log.changed(request_id)
+    first.change_log.batch()  # lost
+    assert second.peer_state.take("a", first.change_log.snapshot())
     assert second.is_idle
 
 
@@ -285,7 +285,7 @@ def test_after_one_lost_batch_nothing_is_taken() -> None:
     """Red when a gap of a single batch goes unnoticed."""
     first, second = pair()
     told(first, 0)
-    first.journal.batch()  # lost
+    first.change_log.batch()  # lost
     told(first, 1)
     assert not hear(first, second)
     assert second.is_idle
@@ -298,7 +298,7 @@ def test_a_promise_that_ended_with_its_worker_is_not_kept_by_others() -> None:
     assert hear(first, second)
     first.index.forget(WORKERS[0])
     first.in_flight.forget(WORKERS[0])
-    first.journal.all_changed()
+    first.change_log.all_changed()
     assert hear(first, second)
     assert second.index.expected_by(request_id) == first.index.expected_by(request_id)
     assert second.index.expected_by(request_id).keys() == {"decode"}
@@ -312,8 +312,8 @@ def test_what_routers_remember_is_told_once_in_order_and_bounded() -> None:
     second.chooser.heard = lambda kind, use: heard.append((kind, use))  # type: ignore[method-assign]
     uses = [Use("w0", number) for number in range(MAX_USES + 5)]
     for use in uses:
-        first.journal.chosen(RequestId("r"), "prefill", use)
-    batch = first.journal.batch()
+        first.change_log.chosen(RequestId("r"), "prefill", use)
+    batch = first.change_log.batch()
     assert batch is not None
-    assert second.hearsay.take("a", batch) and second.hearsay.take("a", batch)
+    assert second.peer_state.take("a", batch) and second.peer_state.take("a", batch)
     assert heard == [("prefill", use) for use in uses[-MAX_USES:]]

@@ -11,7 +11,7 @@ from relevo.core.events import TokenOutput
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import Reservation
 from relevo.core.request import FinishReason
-from relevo.policy import handoff as h
+from relevo.policy.handoff import machine as h
 
 R = RequestId("r")
 D, P, X = (WorkerRef(WorkerId(name), 1) for name in ("d", "p", "x"))

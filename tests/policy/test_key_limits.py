@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from relevo.policy.key_limits import (
+from relevo.policy.admission.key_limits import (
     Charge,
     KeyAccount,
     KeyLimits,

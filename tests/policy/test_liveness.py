@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relevo.policy.liveness import Liveness
+from relevo.policy.http.liveness import Liveness
 
 
 @pytest.mark.parametrize(("timeout_s", "num_intervals"), [(0.1, 2), (2.0, 2), (8.0, 8)])

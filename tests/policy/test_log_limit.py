@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relevo.policy.log_limit import BURST_LINES, LINES_PER_S, MAX_PLACES, LogLimit
+from relevo.policy.http.log_limit import BURST_LINES, LINES_PER_S, MAX_PLACES, LogLimit
 
 S = 1_000_000_000
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.ids import WorkerId, WorkerRef
-from relevo.policy.outlook import Outlook, RoomLimits, has_room, outlook
-from relevo.policy.tenant_use import Held, Sent
-from relevo.policy.worker_choice import Ask, WorkerView
+from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
+from relevo.policy.routing.tenant_use import Held, Sent
+from relevo.policy.routing.worker_choice import Ask, WorkerView
 
 COSTS = StepCosts(base_s=0.010, per_token_s=0.001, per_kv_token_s=0.0)
 LIMITS = RoomLimits(max_running=8, max_ahead_tokens=400, max_ahead_s=0.5, block_size=16)
@@ -106,7 +106,7 @@ def test_the_outlook_adds_up_by_hand() -> None:
     assert seen.prompt_tokens_per_s == pytest.approx(2000.0)
     assert (seen.num_free_slots, seen.num_running) == (5, 3)
     assert seen.tpot_s == pytest.approx(0.014)
-    assert outlook([], ASK, 0.0, LIMITS) == Outlook(is_anyone_ready=False)
+    assert outlook([], ASK, 0.0, LIMITS) == RoomView(is_anyone_ready=False)
 
 
 def test_free_slots_are_bounded_by_blocks() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relevo.core.events import StepCosts
-from relevo.policy.perf_model import HandoffCostModel, StepCostModel
+from relevo.policy.perf.step_costs import HandoffCostModel, StepCostModel
 
 TRUE = StepCosts(base_s=0.008, per_token_s=0.0011, per_kv_token_s=0.8e-6)
 

@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from relevo.core.kv import Reservation
-from relevo.engine.legs import PrefillLeg
-from relevo.policy.scheduler import ComputedPrefix
+from relevo.engine.outgoing import RemotePrefill
+from relevo.policy.worker.scheduler import ComputedPrefix
 
 BLOCK_SIZE = 2
 
@@ -26,12 +26,12 @@ def written_blocks(num_prompt: int, num_hits: int, ends: list[int]) -> list[list
         num_hit_tokens=num_hits,
         lease_s=3.0,
     )
-    leg, written = PrefillLeg(reservation, "D"), []
+    entry, written = RemotePrefill(reservation, "D"), []
     for end in ends:
         is_last = end == num_prompt
         num_tokens = end if is_last else end // BLOCK_SIZE * BLOCK_SIZE
         local = tuple(range(-(-num_tokens // BLOCK_SIZE)))
-        runs = leg.advance(ComputedPrefix("r", reservation, num_tokens, local, is_last), BLOCK_SIZE)
+        runs = entry.advance(ComputedPrefix("r", reservation, num_tokens, local, is_last), BLOCK_SIZE)
         assert all(list(ids) == list(range(first, first + len(ids))) for first, ids in runs)
         written.append([index for _, ids in runs for index in ids])
     return written

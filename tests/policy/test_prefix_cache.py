@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relevo.policy.prefix_cache import HASH_BYTES, ROOT_HASH, block_hash, chain
+from relevo.policy.worker.prefix_cache import HASH_BYTES, ROOT_HASH, block_hash, chain
 
 tokens = st.lists(st.integers(0, 3), max_size=12)
 salts = st.sampled_from([b"", b"a", b"ab"])

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from relevo.core.ids import BlockHash, RequestId, WorkerId, WorkerRef
-from relevo.policy.block_pool import BlockPool
-from relevo.policy.prefix_cache import chain
-from relevo.policy.prefix_index import PrefixIndex
+from relevo.policy.routing.prefix_index import PrefixIndex
+from relevo.policy.worker.block_pool import BlockPool
+from relevo.policy.worker.prefix_cache import chain
 
 A, B = WorkerRef(WorkerId("a"), 1), WorkerRef(WorkerId("b"), 1)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relevo.core.ids import RequestId
-from relevo.policy.region_choice import RegionChoice, Tour
+from relevo.policy.routing.region_choice import RegionAttempts, RegionChoice
 
 BOTH = ("east", "west")
 
@@ -86,8 +86,8 @@ def test_the_memory_of_sessions_is_bounded() -> None:
     assert [bool(driver.choice.place_of(session(i))) for i in range(30)] == [False] * 20 + [True] * 10
 
 
-def tour(choice: RegionChoice, session_key: bytes = b"s") -> Tour:
-    return Tour(choice, RequestId("t"), session_key, 100)
+def tour(choice: RegionChoice, session_key: bytes = b"s") -> RegionAttempts:
+    return RegionAttempts(choice, RequestId("t"), session_key, 100)
 
 
 def test_each_region_is_asked_once_until_one_takes_the_request() -> None:

@@ -6,9 +6,9 @@ import pytest
 from scheduler_model import make_request
 
 from relevo.core.kv import BlockState
-from relevo.policy.block_pool import BlockPool
-from relevo.policy.prefix_cache import chain
-from relevo.policy.reservations import Reservations
+from relevo.policy.worker.block_pool import BlockPool
+from relevo.policy.worker.prefix_cache import chain
+from relevo.policy.worker.reservations import Reservations
 
 PROMPT = [1, 2, 3, 4, 5]  # blocks of 2: two full ones and a partial one
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relevo.policy.router import Candidate, Router, RouterLimits, RoutingPolicy
+from relevo.policy.routing.router import Candidate, Router, RouterLimits, RoutingPolicy
 
 N = 1000  # prompt tokens
 

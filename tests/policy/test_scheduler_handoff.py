@@ -71,7 +71,7 @@ def test_what_a_failed_attempt_computed_is_no_hit():
     prefill.scheduler.prefill_into(request, reservation, 0, num_found_tokens=2)
     plan = prefill.scheduler.plan(0)
     assert [(row.start, len(row.token_ids)) for row in plan.rows] == [(4, 1)]
-    assert prefill.scheduler._lineup.legs["a"].num_cached_tokens == 2
+    assert prefill.scheduler._queues.entries["a"].num_cached_tokens == 2
 
 
 def test_with_copies_own_blocks_stay_until_the_transfer_is_done():
@@ -238,7 +238,7 @@ def test_hits_of_a_reservation_are_told_when_its_own_worker_computes_the_rest():
 
 
 def test_a_prompt_for_another_workers_blocks_keeps_no_room_from_grants():
-    """Red when a prefill leg that waits for tokens of the step is counted as if it needed blocks here."""
+    """Red when a remote prefill that waits for tokens of the step is counted as if it needed blocks here."""
     prefill, decode = pair()
     abroad = make_request("a", PROMPT)
     prefill.scheduler.prefill_into(abroad, grant(decode, abroad), 0)

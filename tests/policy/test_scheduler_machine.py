@@ -26,8 +26,8 @@ from relevo.core.events import TokenOutput
 from relevo.core.kv import BlockState, Reservation
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest
-from relevo.engine.legs import PrefillLeg
-from relevo.policy.scheduler import ComputedPrefix, Scheduler, SchedulerConfig
+from relevo.engine.outgoing import RemotePrefill
+from relevo.policy.worker.scheduler import ComputedPrefix, Scheduler, SchedulerConfig
 
 MAX_LEN = 10
 PROMPTS = [[1, 1, 2, 1, 2, 2, 1, 2], [1, 1, 2, 1, 1, 1, 2, 2], [2, 1, 1, 2, 2, 2, 1, 1]]  # prefixes meet often
@@ -60,10 +60,10 @@ class Record:
     phase: str = "local"  # local, reserving, granted, prefilling, decoding, done
     reservation: Reservation | None = None
     transfers: list[ComputedPrefix] = field(default_factory=list)  # computed on P, not yet on D
-    sender: PrefillLeg | None = None  # which blocks P writes into the reservation
+    sender: RemotePrefill | None = None  # which blocks P writes into the reservation
     is_prompt_sealed: bool = False
     num_sealed_tokens: int = 0
-    is_writer_active: bool = False  # P has a leg that D's quarantine waits for
+    is_writer_active: bool = False  # P has a entry that D's quarantine waits for
     is_aborted: bool = False
 
     @property
@@ -148,7 +148,7 @@ class TwoWorkers(RuleBasedStateMachine):
         rejected = self.workers["P"].prefill_into(record.request, record.reservation, self.now_ns)
         assert rejected is None
         record.phase, record.is_writer_active = "prefilling", True
-        record.sender = PrefillLeg(record.reservation, "D")
+        record.sender = RemotePrefill(record.reservation, "D")
 
     @precondition(lambda self: any(r.transfers for r in self.records.values()))
     @rule(data=st.data())

@@ -8,7 +8,7 @@ from scheduler_model import EOS, make_request, reference
 
 from relevo.core.baton import SampleState
 from relevo.core.request import FinishReason
-from relevo.policy.chunking import STARVATION_STEPS
+from relevo.policy.worker.chunking import STARVATION_STEPS
 
 
 def long(request_id: str, num_prompt: int = 3, max_tokens: int = 6, **rest):

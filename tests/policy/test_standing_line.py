@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from relevo.policy.standing_line import IDLE_FRACTION, StandingLine, enough_waiting
+from relevo.policy.admission.overload_detector import IDLE_FRACTION, OverloadDetector, enough_waiting
 
 S = 1_000_000_000
 MAX_TTFT_S = 3.0
 DRAIN = 1000.0  # tokens per second
 
 
-def loaded(load: float, for_s: float, line: StandingLine | None = None, from_s: float = 0.0) -> StandingLine:
+def loaded(load: float, for_s: float, line: OverloadDetector | None = None, from_s: float = 0.0) -> OverloadDetector:
     """Requests of 100 tokens that all had to wait, ten of them a second at a load of 1."""
-    line = line or StandingLine()
+    line = line or OverloadDetector()
     for index in range(round(for_s * 10 * load)):
         line.comes(100, round((from_s + index / (10 * load)) * S), is_idle=False)
     return line
@@ -57,7 +57,7 @@ def test_what_is_at_the_workers_counts_but_leaves_a_line_to_order() -> None:
 
 def test_a_burst_that_could_be_served_in_time_is_no_overload() -> None:
     """Red when whoever comes at once is measured as if it went on coming."""
-    line = StandingLine()
+    line = OverloadDetector()
     line.comes(100, 0, is_idle=True)
     loaded(20.0, 2.0, line)
     line.overflows(MAX_TTFT_S, 2 * S)

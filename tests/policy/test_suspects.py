@@ -7,7 +7,7 @@ from math import ceil, log2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relevo.policy.suspects import Suspects
+from relevo.policy.worker.suspects import Suspects
 
 
 def asked(request_ids: list[str], culprits: set[str], names: bool = False) -> tuple[list[str], list[tuple[str, ...]]]:

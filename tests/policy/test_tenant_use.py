@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.request import EngineRequest, SamplingParams, ServiceTerms
-from relevo.policy.stopping import num_least_output_tokens
-from relevo.policy.tenant_use import Held, TenantUse
+from relevo.policy.routing.tenant_use import Held, TenantUse
+from relevo.policy.worker.stopping import num_least_output_tokens
 
 A, B = WorkerRef(WorkerId("a"), 1), WorkerRef(WorkerId("b"), 1)
 EVENTS = st.tuples(st.sampled_from(["decodes", "computes", "started", "end"]), st.sampled_from("xyz"))

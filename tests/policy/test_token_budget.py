@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relevo.core.events import StepCosts
-from relevo.policy.chunking import token_budget
+from relevo.policy.worker.chunking import token_budget
 
 positive = st.floats(1e-6, 1.0)
 

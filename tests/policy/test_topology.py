@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relevo.core.errors import SettingsError
-from relevo.policy.topology import Topology, assign_cores, choose_topology, parse_topology, share_cores
+from relevo.policy.host.topology import Topology, assign_cores, choose_topology, parse_topology, share_cores
 
 
 @pytest.mark.parametrize(

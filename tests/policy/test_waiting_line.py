@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relevo.core.ids import RequestId
-from relevo.policy.waiting_line import QUANTUM_TOKENS, Level, Ticket, WaitingLine
+from relevo.policy.admission.waiting_line import QUANTUM_TOKENS, Level, Ticket, WaitingLine
 
 _numbers = count()
 

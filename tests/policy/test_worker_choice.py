@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
-from relevo.policy.in_flight import InFlight
-from relevo.policy.router import NO_USE, RoutingPolicy
-from relevo.policy.worker_choice import Ask, PrefillChoice, WorkerChooser, WorkerView
+from relevo.policy.routing.in_flight import InFlight
+from relevo.policy.routing.router import NO_USE, RoutingPolicy
+from relevo.policy.routing.worker_choice import Ask, PrefillChoice, WorkerChooser, WorkerView
 
 COSTS = StepCosts(base_s=0.010, per_token_s=0.001, per_kv_token_s=0.0)
 RNG = Random(0)

@@ -16,7 +16,7 @@ from relevo.core.errors import StartError
 from relevo.core.ids import RequestId
 from relevo.core.plan import StepClocks
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.policy.scheduler import Scheduler
+from relevo.policy.worker.scheduler import Scheduler
 
 WARM_UP_STEPS = 2  # of a batch of decodes, unmeasured; arbitrary
 

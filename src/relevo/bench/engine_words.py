@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from relevo.core.ports import ModelRunner
-from relevo.policy.scheduler import Scheduler
+from relevo.policy.worker.scheduler import Scheduler
 
 
 class MachineLimits(Protocol):

@@ -20,7 +20,7 @@ from relevo.core.kv import DTYPE_BYTES, KVLayout
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.weight_plan import EMBEDDING, HEAD
-from relevo.policy.scheduler import Scheduler
+from relevo.policy.worker.scheduler import Scheduler
 from relevo.settings import Settings
 
 KV_FILL = b"\x2e"  # a small finite number in every dtype of a cache; fresh pages would all read one page of zeroes

@@ -19,7 +19,7 @@ from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
 from relevo.engine.models.decoder import Decoder
-from relevo.gateway.tokenizer import backend_of
+from relevo.gateway.text.tokenizer import backend_of
 from relevo.settings import Settings
 
 CORPUS = Path(__file__).parents[1] / "bench" / "data" / "varied.txt"

@@ -71,7 +71,7 @@ class GatewayAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Currency units per token as decimal text; see policy.pricing."""
+    """Currency units per token as decimal text; see policy.billing.pricing."""
 
     input_cost_per_token: str
     cache_read_input_token_cost: str

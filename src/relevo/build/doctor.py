@@ -1,7 +1,7 @@
 """Looks at this machine for `relevo doctor`: thin probes, each of which finds something or says what kept it from it.
 
 Makes and changes nothing: a port is bound for a moment and never listened on, a database is opened for reading. What
-the facts mean is decided in `policy.doctor`.
+the facts mean is decided in `policy.host.doctor`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from relevo.build.hardware import Hardware, detect_hardware
 from relevo.build.ledger import database_location, location_name
 from relevo.core.errors import RelevoError
 from relevo.engine.loaders.packaged_model import PACKAGE, PACKAGED_MODEL, download_folder, find_packaged_gguf
-from relevo.policy.machine_facts import (
+from relevo.policy.host.machine_facts import (
     CoreFacts,
     DataFacts,
     EngineFacts,
@@ -38,7 +38,7 @@ from relevo.policy.machine_facts import (
     RuntimeFacts,
     ServerFacts,
 )
-from relevo.policy.topology import choose_topology
+from relevo.policy.host.topology import choose_topology
 from relevo.settings import Settings
 
 _COMPILERS = ("g++", "c++", "clang++")

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from relevo.build.configs import HttpConfig
-from relevo.build.door import build_door, build_site
 from relevo.build.event_loop import run_until_complete
+from relevo.build.http_server import build_limiter, build_site
 from relevo.core.errors import SettingsError
 from relevo.core.urls import check_server_url, with_plain_zone
 from relevo.gateway.edge.app import edge_app
 from relevo.gateway.edge.metrics import EdgeMetrics
 from relevo.gateway.edge.regions import Region, Regions
 from relevo.gateway.http.server import HttpServer
-from relevo.policy.region_choice import RegionChoice
+from relevo.policy.routing.region_choice import RegionChoice
 
 MAX_BODY_BYTES = 32 * 2**20  # the regions have limits of their own, with their own words
 
@@ -49,5 +49,5 @@ async def _run(regions: Mapping[str, str], listener: socket.socket, http: HttpCo
     known = Regions([Region(name, url) for name, url in regions.items()], choice.lost)
     metrics = EdgeMetrics()
     async with edge_app(known, choice, metrics, MAX_BODY_BYTES, build_site(http, listener.fileno())) as app:
-        door = build_door(http, app, metrics)
-        await HttpServer(door, shutdown_timeout_s=30.0, date_header=False).serve(sockets=[listener])
+        limiter = build_limiter(http, app, metrics)
+        await HttpServer(limiter, shutdown_timeout_s=30.0, date_header=False).serve(sockets=[listener])

@@ -21,31 +21,31 @@ from relevo.build.about_model import about_model
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.documents import read_text
-from relevo.build.door import build_door, build_site
 from relevo.build.event_loop import run_until_complete
+from relevo.build.http_server import build_limiter, build_site
 from relevo.build.metering import Metering, build_metering
 from relevo.build.serve_http import serve_until_stopped
 from relevo.build.start_phases import StartPhases
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
-from relevo.gateway.app import create_app
-from relevo.gateway.byte_account import ByteAccount
-from relevo.gateway.chat_template import ModelTemplates
-from relevo.gateway.context import GatewayContext
-from relevo.gateway.detokenizer import IncrementalDetokenizer
-from relevo.gateway.dispatch import Dispatcher
-from relevo.gateway.membership import Member, Membership
-from relevo.gateway.placement import Placement
-from relevo.gateway.readiness import readiness
-from relevo.gateway.route_notes import RouteNotes
-from relevo.gateway.served_models import ServedModel, ServedModels
-from relevo.gateway.tokenizer import Tokenizer
-from relevo.policy.admission import Admission, AdmissionLimits
-from relevo.policy.generation_defaults import defaults_note, generation_defaults
-from relevo.policy.handoff import HandoffLimits
-from relevo.policy.outlook import RoomLimits
-from relevo.policy.router import RouterLimits, RoutingPolicy
-from relevo.policy.worker_choice import WorkerChooser
+from relevo.gateway.http.app import create_app
+from relevo.gateway.http.byte_account import ByteAccount
+from relevo.gateway.http.context import GatewayContext
+from relevo.gateway.http.readiness import readiness
+from relevo.gateway.text.chat_template import ModelTemplates
+from relevo.gateway.text.detokenizer import IncrementalDetokenizer
+from relevo.gateway.text.served_models import ServedModel, ServedModels
+from relevo.gateway.text.tokenizer import Tokenizer
+from relevo.orchestrator.dispatch import Dispatcher
+from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.placement import Placement
+from relevo.orchestrator.route_notes import RouteNotes
+from relevo.policy.admission.admission import Admission, AdmissionLimits
+from relevo.policy.admission.room import RoomLimits
+from relevo.policy.handoff.machine import HandoffLimits
+from relevo.policy.host.generation_defaults import defaults_note, generation_defaults
+from relevo.policy.routing.router import RouterLimits, RoutingPolicy
+from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.telemetry.log import configure
 from relevo.telemetry.metrics import GatewayMetrics
 from relevo.wire.child_process import answer_pulses
@@ -103,7 +103,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    door = build_door(config.http, app, metrics)
+    limiter = build_limiter(config.http, app, metrics)
     broken: list[BaseException] = []
 
     def end_if_broken(task: asyncio.Task[None]) -> None:
@@ -117,7 +117,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
         if config.life_fd >= 0:
             alive = answer_pulses(config.life_fd, lambda: report(Status(kind="alive")))
             asyncio.get_running_loop().add_reader(config.life_fd, alive)
-        await serve_until_stopped(config, door, running, context.stopping, metering.meter.hurry)
+        await serve_until_stopped(config, limiter, running, context.stopping, metering.meter.hurry)
         ending = threading.Timer(EXIT_S, os._exit, (EXIT_BROKEN if broken else 0,))  # if a read of the database hangs
         ending.daemon = True
         ending.start()

@@ -11,12 +11,12 @@ import msgspec
 
 from relevo.build.configs import GatewayConfig
 from relevo.core.ports import Clock
-from relevo.gateway.dispatch import Dispatcher
-from relevo.gateway.gossip import Gossip, Peer, Teller
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.meter import Meter
-from relevo.gateway.placement import Placement
-from relevo.policy.pricing import plain
+from relevo.orchestrator.dispatch import Dispatcher
+from relevo.orchestrator.gossip import Gossip, GossipSource, Peer
+from relevo.orchestrator.placement import Placement
+from relevo.policy.billing.pricing import plain
 from relevo.telemetry.merged_series import SeriesFamily
 from relevo.wire.gossip import Ended, Spending
 
@@ -51,8 +51,8 @@ def build_others(
     gossip = Gossip(
         path=config.gossip_path,
         peers=[Peer(peer.gateway_id, peer.path) for peer in config.peers],
-        tellers={
-            name: Teller(placement.journal, placement.hearsay, dispatcher.on_heard)
+        sources={
+            name: GossipSource(placement.change_log, placement.peer_state, dispatcher.on_heard)
             for name, (placement, dispatcher) in models.items()
         },
         answers={_METRICS: lambda: _encode(tuple(metrics())), _READINESS: lambda: _encode(readiness())},

@@ -13,14 +13,14 @@ from relevo.build.configs import PriceConfig
 from relevo.build.documents import read_document
 from relevo.build.operator_key import operator_key
 from relevo.core.errors import SettingsError, StartError
-from relevo.gateway.auth import digest_of
+from relevo.gateway.http.auth import digest_of
 from relevo.gateway.metering.database import Connection, Database, DatabaseError, MemoryDatabase, SqliteDatabase
 from relevo.gateway.metering.journal import JournalError, check_journal_folder
 from relevo.gateway.metering.keys import keys_revision, list_keys
 from relevo.gateway.metering.keys_marker import KeysMarker
 from relevo.gateway.metering.schema import prepare
 from relevo.gateway.metering.sql_alchemy import SqlAlchemyDatabase
-from relevo.policy.pricing import parse_prices, plain
+from relevo.policy.billing.pricing import parse_prices, plain
 
 if TYPE_CHECKING:  # the gateway opens its database through this module and needs neither
     from relevo.build.plan import ServePlan

@@ -15,7 +15,7 @@ from relevo.build.configs import GatewayConfig
 from relevo.build.ledger import open_database
 from relevo.core.errors import StartError
 from relevo.core.ports import Clock
-from relevo.gateway.auth import ApiKeys
+from relevo.gateway.http.auth import ApiKeys
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.database import Connection, DatabaseError, name_within
 from relevo.gateway.metering.journal import Journal, replay_journals
@@ -25,7 +25,7 @@ from relevo.gateway.metering.meter import Meter
 from relevo.gateway.metering.refresh import MeteringRefresh
 from relevo.gateway.metering.schema import prepare
 from relevo.gateway.metering.writer import LedgerWriter
-from relevo.policy.pricing import FREE, ModelPrice
+from relevo.policy.billing.pricing import FREE, ModelPrice
 from relevo.telemetry.metrics import GatewayMetrics
 
 LAST_TABS_S = 0.5  # for requests that were cut off to hand their rows over; arbitrary

@@ -25,8 +25,8 @@ from relevo.build.resolve import (
     weights_bytes,
 )
 from relevo.core.errors import SettingsError
-from relevo.gateway.byte_account import room_for
-from relevo.policy.topology import parse_topology, share_cores
+from relevo.gateway.http.byte_account import room_for
+from relevo.policy.host.topology import parse_topology, share_cores
 from relevo.settings import Settings
 
 

@@ -16,8 +16,8 @@ from relevo.build.hardware import Hardware, gib
 from relevo.core.errors import SettingsError
 from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
-from relevo.policy.generation_defaults import checked_overrides
-from relevo.policy.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_topology
+from relevo.policy.host.generation_defaults import checked_overrides
+from relevo.policy.host.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_topology
 from relevo.settings import Settings
 
 _KV_MEMORY_FRACTION = 0.3  # of the free memory, over all workers of all models; arbitrary

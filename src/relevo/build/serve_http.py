@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Callable
 
 from relevo.build.configs import GatewayConfig
 from relevo.build.tls import build_tls
-from relevo.gateway.http.door import Door
+from relevo.gateway.http.connection_limiter import ConnectionLimiter
 from relevo.gateway.http.server import HttpServer
-from relevo.gateway.stopping import Stopping
+from relevo.gateway.http.stopping import Stopping
 from relevo.wire.child_process import CUT_OFF
 
 log = logging.getLogger("relevo.gateway")
@@ -32,13 +32,15 @@ CLOSE_CONNECTIONS_S = 1  # for clients to read what was written; arbitrary, whol
 
 async def serve_until_stopped(
     config: GatewayConfig,
-    door: Door,
+    limiter: ConnectionLimiter,
     running: Callable[[], contextlib.AbstractAsyncContextManager[None]],
     stopping: Stopping,
     hurry: Callable[[], Awaitable[None]],
 ) -> None:
     """`running`: what has to run meanwhile, rows are written when it is left; `hurry`: called when answers are cut."""
-    server = HttpServer(door, shutdown_timeout_s=CLOSE_CONNECTIONS_S, handles_signals=False, tls=build_tls(config.http))
+    server = HttpServer(
+        limiter, shutdown_timeout_s=CLOSE_CONNECTIONS_S, handles_signals=False, tls=build_tls(config.http)
+    )
     _on_signals(stopping)
     async with running():
         serving = asyncio.create_task(server.serve(sockets=[socket.socket(fileno=config.listen_fd)]), name="http")

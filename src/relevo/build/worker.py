@@ -19,9 +19,9 @@ from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.kv.arena import Arena
 from relevo.kv.transports.shm import ShmTransport
 from relevo.kv.transports.tcp import TcpTransport
-from relevo.policy.chunking import token_budget
-from relevo.policy.perf_model import StepCostModel
-from relevo.policy.scheduler import Scheduler, SchedulerConfig
+from relevo.policy.perf.step_costs import StepCostModel
+from relevo.policy.worker.chunking import token_budget
+from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.telemetry.log import configure
 from relevo.wire.child_process import answer_pulses
 from relevo.wire.server import WireServer

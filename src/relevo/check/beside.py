@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+from relevo.check.context import CheckContext
 from relevo.check.exchange import Answer, StreamAnswer
 from relevo.check.server import Server
 from relevo.check.texts import SECOND_OPENING
-from relevo.check.trial import Trial
 from relevo.check.words import Mismatch
 
 _NUM_TOKENS = 96  # of the stream beside; arbitrary
@@ -22,7 +22,7 @@ LONGEST_GAP_S = 5.0  # between two pieces of it; arbitrary: a user takes longer 
 
 
 @asynccontextmanager
-async def stream_beside(t: Trial) -> AsyncIterator[None]:
+async def stream_beside(t: CheckContext) -> AsyncIterator[None]:
     """The body runs while a stream does. Raises Mismatch afterwards if the stream was not as it is when alone."""
     server = t.other or t.server
     path, body = t.prompt_body(SECOND_OPENING, max_tokens=_NUM_TOKENS, **t.endless)
@@ -44,11 +44,11 @@ async def stream_beside(t: Trial) -> AsyncIterator[None]:
     judge(t, answer, reference)
 
 
-async def _whole(server: Server, t: Trial, path: str, body: dict[str, object]) -> Answer:
+async def _whole(server: Server, t: CheckContext, path: str, body: dict[str, object]) -> Answer:
     return (await server.send(t.exchange(path, body, server))).ok()
 
 
-def judge(t: Trial, answer: StreamAnswer, reference: Answer) -> None:
+def judge(t: CheckContext, answer: StreamAnswer, reference: Answer) -> None:
     """Raises Mismatch unless the stream came whole, without a long gap, with the reference's text."""
     if answer.status != 200 or answer.was_cut:
         raise answer.fail(

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from relevo.check.context import CLIENT_ERRORS, CheckContext
 from relevo.check.disturber import Disturber
 from relevo.check.exchange import OTHER_KEY_PLACEHOLDER, Exchange, shortened
 from relevo.check.facts import Facts, find_facts, pick_model
 from relevo.check.server import Server
-from relevo.check.trial import CLIENT_ERRORS, Trial
 from relevo.check.words import Check, Level, Mismatch, Need, Result, Skip, Status
 from relevo.core.errors import SettingsError
 
@@ -75,7 +75,7 @@ class CheckRun:
             if options.disturber is not None and any(Need.PROCESSES in one.needs for one in self.checks):
                 await _need_targets(options.disturber)
             for one in self.checks:
-                trial = Trial(
+                trial = CheckContext(
                     server,
                     facts,
                     Random(f"{options.seed} {one.id}"),
@@ -98,7 +98,7 @@ async def _need_targets(disturber: Disturber) -> None:
         )
 
 
-async def run_one(one: Check, trial: Trial, check_timeout_s: float) -> Result:
+async def run_one(one: Check, trial: CheckContext, check_timeout_s: float) -> Result:
     lacking = [need for need in one.needs if not trial.facts.has(need)]
     if lacking:
         reason = "; ".join(f"needs {need}: {trial.facts.lacking[need]}" for need in lacking)
@@ -131,7 +131,7 @@ def _no_answer(error: BaseException, waited_s: float) -> str:
     return f"the connection broke: {str(error) or type(error).__name__}"
 
 
-def _failed(one: Check, trial: Trial, told: Mismatch, duration_s: float) -> Result:
+def _failed(one: Check, trial: CheckContext, told: Mismatch, duration_s: float) -> Result:
     exchange: Exchange | None = told.exchange
     status = Status.FAILED if one.level is Level.MUST else Status.ADVICE
     return Result(

@@ -1,7 +1,7 @@
 """The words of `relevo check`: what a check is, what it may need of a server, and how it can end.
 
-Owns no check and no I/O. A check is a coroutine over a `Trial` that returns if the server did what was expected, raises
-`Mismatch` if it did not and `Skip` if that cannot be told.
+Owns no check and no I/O. A check is a coroutine over a `CheckContext` that returns if the server did what was expected,
+raises `Mismatch` if it did not and `Skip` if that cannot be told.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from relevo.check.context import CheckContext
     from relevo.check.exchange import Exchange
-    from relevo.check.trial import Trial
 
 
 class Level(StrEnum):
@@ -81,7 +81,7 @@ class Check:
     why: str
     source: str
     needs: tuple[Need, ...]
-    run: Callable[[Trial], Awaitable[None]] = field(compare=False)
+    run: Callable[[CheckContext], Awaitable[None]] = field(compare=False)
 
 
 def check(
@@ -92,11 +92,11 @@ def check(
     source: str,
     needs: Sequence[Need] = (),
     level: Level = Level.MUST,
-) -> Callable[[Callable[[Trial], Awaitable[None]]], Check]:
+) -> Callable[[Callable[[CheckContext], Awaitable[None]]], Check]:
     """Declares a check; its group is what stands before the dot of `id`."""
     group = Group(id.partition(".")[0])
 
-    def declare(run: Callable[[Trial], Awaitable[None]]) -> Check:
+    def declare(run: Callable[[CheckContext], Awaitable[None]]) -> Check:
         return Check(id, group, level, expects, why, source, tuple(needs), run)
 
     return declare

@@ -17,7 +17,7 @@ from relevo.bench.sessions import WITH_HEADER, SessionsOptions, compare_variants
 from relevo.bench.sessions_report import SessionsReport, plot_sessions, sessions_table
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, out, progress, run, write_json
 from relevo.core.errors import SettingsError
-from relevo.policy.router import RoutingPolicy
+from relevo.policy.routing.router import RoutingPolicy
 from relevo.workload.lengths import Lengths, parse_lengths
 from relevo.workload.sessions import Session, SessionShape, make_sessions, read_sessions
 

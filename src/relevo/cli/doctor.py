@@ -21,8 +21,8 @@ from relevo.chat.screen import one_line
 from relevo.cli.options import make_settings
 from relevo.client.server import OpenAIServer
 from relevo.core.errors import RelevoError, SettingsError
-from relevo.policy.doctor import Finding, Status, findings
-from relevo.policy.machine_facts import ServerFacts
+from relevo.policy.host.doctor import Finding, Status, findings
+from relevo.policy.host.machine_facts import ServerFacts
 from relevo.settings import Settings
 
 _COLOURS = {Status.OK: "32", Status.WARN: "33", Status.FAIL: "31"}

@@ -20,8 +20,8 @@ from relevo.cli.database import DatabaseUrl, DataDir, connect, print_table
 from relevo.core.errors import SettingsError
 from relevo.gateway.metering.keys import KeyRecord, create_key, list_keys, revoke_key
 from relevo.gateway.openai.terms import MAX_PRIORITY
-from relevo.policy.key_limits import KeyLimits, Period
-from relevo.policy.pricing import MAX_BUDGET, MAX_DECIMALS, decimal_of, num_decimals, plain
+from relevo.policy.admission.key_limits import KeyLimits, Period
+from relevo.policy.billing.pricing import MAX_BUDGET, MAX_DECIMALS, decimal_of, num_decimals, plain
 
 app = typer.Typer(name="keys", help="API keys: who may use the server, and how much.", no_args_is_help=True)
 

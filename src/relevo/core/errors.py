@@ -1,4 +1,4 @@
-"""One tree of errors. The HTTP status of each `code` is decided once, in `gateway.http_errors`.
+"""One tree of errors. The HTTP status of each `code` is decided once, in `gateway.http.errors`.
 
 RelevoError
 ├── RequestError              the client can mend it

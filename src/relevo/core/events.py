@@ -73,7 +73,7 @@ class StepCounters:
     num_refused_connections: dict[str, int] = field(default_factory=dict)  # by "door/reason", see refused_key
 
 
-class Door(StrEnum):
+class WorkerPort(StrEnum):
     """Where a worker is reached."""
 
     KV = "kv"  # other workers, with blocks: core.kv.KVRefusal says why not
@@ -88,8 +88,8 @@ class WireRefusal(StrEnum):
     LIMIT = "limit"  # too many were there
 
 
-def refused_key(door: Door, reason: str) -> str:
-    return f"{door}/{reason}"
+def refused_key(port: WorkerPort, reason: str) -> str:
+    return f"{port}/{reason}"
 
 
 @dataclass(frozen=True, slots=True)

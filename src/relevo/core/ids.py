@@ -8,7 +8,7 @@ RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 TokenId = int
 BlockId = int
-BlockHash = bytes  # 16 bytes, see policy.prefix_cache
+BlockHash = bytes  # 16 bytes, see policy.worker.prefix_cache
 
 
 class WorkerRef(NamedTuple):

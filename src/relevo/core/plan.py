@@ -1,4 +1,4 @@
-"""What one engine step does, and what came of it. Produced by `policy.scheduler`, executed by a `ModelRunner`."""
+"""What one engine step does, and its result. `policy.worker.scheduler` produces it, a `ModelRunner` executes it."""
 
 from __future__ import annotations
 

@@ -64,5 +64,5 @@ class EngineRequest:
     salt: bytes = b""  # tenant and cache_salt; requests with different salts never share a block
     priority: int = 0  # lower runs first
     arrived_at_ns: int = 0  # gateway clock
-    session: bytes = b""  # see policy.affinity; a preference of the router, nothing that a worker acts on
+    session: bytes = b""  # see policy.routing.affinity; a preference of the router, nothing that a worker acts on
     terms: ServiceTerms = ServiceTerms()

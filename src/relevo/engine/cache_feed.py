@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from relevo.policy.block_pool import BlockPool
+from relevo.policy.worker.block_pool import BlockPool
 from relevo.wire import messages as wire
 from relevo.wire.server import PeerId, WireServer
 

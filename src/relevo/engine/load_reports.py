@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from relevo.core.events import Door, StepCounters, TokenOutput, WorkerLoad, refused_key
+from relevo.core.events import StepCounters, TokenOutput, WorkerLoad, WorkerPort, refused_key
 from relevo.core.plan import StepPlan
 from relevo.core.ports import KVTransport
-from relevo.policy.perf_model import StepCostModel
-from relevo.policy.scheduler import Scheduler, StepOutcome
+from relevo.policy.perf.step_costs import StepCostModel
+from relevo.policy.worker.scheduler import Scheduler, StepOutcome
 from relevo.wire import messages as wire
 from relevo.wire.server import PeerId, WireServer
 
@@ -59,8 +59,8 @@ class LoadReports:
     def _refused_connections(self) -> dict[str, int]:
         kv, gateways = self.transport.num_refused_connections, self.server.num_refused_connections
         return {
-            **{refused_key(Door.KV, reason): count for reason, count in kv.items()},
-            **{refused_key(Door.WIRE, reason): count for reason, count in gateways.items()},
+            **{refused_key(WorkerPort.KV, reason): count for reason, count in kv.items()},
+            **{refused_key(WorkerPort.WIRE, reason): count for reason, count in gateways.items()},
         }
 
     def count_step(self, plan: StepPlan, outcome: StepOutcome) -> None:

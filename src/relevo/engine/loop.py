@@ -1,9 +1,9 @@
 """The worker's step loop: receive, plan, execute, commit, send. Synchronous, one thread, sleeps when there is no work.
 
-Owns the order of things inside one worker process. Decides nothing: what runs is `policy.scheduler`'s, what a step
-computes is the runner's, how KV moves is the transport's. Steps are atomic for everybody outside: messages are handled
-between steps only, so an acknowledged abort means that no step still writes for the request. What raises while one
-request is handled ends that request only.
+Owns the order of things inside one worker process. Decides nothing: what runs is `policy.worker.scheduler`'s, what a
+step computes is the runner's, how KV moves is the transport's. Steps are atomic for everybody outside: messages are
+handled between steps only, so an acknowledged abort means that no step still writes for the request. What raises while
+one request is handled ends that request only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import Clock, KVTransport, ModelRunner
 from relevo.engine.cache_feed import CacheFeed
 from relevo.engine.drain import Drain
-from relevo.engine.legs import PrefillLeg
 from relevo.engine.load_reports import LoadReports
 from relevo.engine.orphans import Orphans
+from relevo.engine.outgoing import RemotePrefill
 from relevo.engine.request_faults import Asked, failure_of, request_of
 from relevo.engine.step_recovery import execute_apart
-from relevo.policy.perf_model import StepCostModel
-from relevo.policy.scheduler import Rejected, Scheduler, StepOutcome
+from relevo.policy.perf.step_costs import StepCostModel
+from relevo.policy.worker.scheduler import Rejected, Scheduler, StepOutcome
 from relevo.wire import messages as wire
 from relevo.wire.server import PeerGone, PeerId, WireServer
 
@@ -55,7 +55,9 @@ class EngineLoop:
     clock: Clock
     drain_timeout_s: float = 30.0  # how long a drain waits for what runs
     _owners: dict[RequestId, PeerId] = field(default_factory=dict)
-    _legs: dict[RequestId, PrefillLeg] = field(default_factory=dict)  # prompts computed here for another worker
+    _remote_prefills: dict[RequestId, RemotePrefill] = field(
+        default_factory=dict
+    )  # prompts computed here for another worker
     _reservations: dict[RequestId, Reservation] = field(default_factory=dict)  # room granted here, still writable
     _orphans: Orphans = field(default_factory=Orphans)
     _fenced_epochs: dict[WorkerId, int] = field(default_factory=dict)  # of peers: nothing older is written to
@@ -169,7 +171,7 @@ class EngineLoop:
                 if rejected is None:
                     rejected = self.scheduler.prefill_into(request, reservation, now_ns, message.num_found_tokens)
                 if rejected is None:
-                    self._legs[request.request_id] = PrefillLeg(reservation, message.address)
+                    self._remote_prefills[request.request_id] = RemotePrefill(reservation, message.address)
                 self._accept(peer, request.request_id, rejected)
             case wire.SealBlocks():
                 self.scheduler.seal(message.request_id, message.num_tokens)
@@ -206,7 +208,7 @@ class EngineLoop:
 
     def _drop(self, request_id: RequestId, writer_active: bool) -> None:
         """Let go of a request in whatever phase it is. Idempotent."""
-        leg = self._legs.pop(request_id, None)
+        leg = self._remote_prefills.pop(request_id, None)
         if leg is not None:
             self.transport.cancel(leg.reservation)
         self._end_reservation(request_id)
@@ -218,7 +220,7 @@ class EngineLoop:
         self._fenced_epochs[fence.worker_id] = newest
         for request_id in self.scheduler.fence(fence.worker_id, newest):
             self._fail(request_id, "worker_lost", f"{fence.worker_id} was replaced")
-        for request_id, leg in list(self._legs.items()):  # computed, but not yet sealed
+        for request_id, leg in list(self._remote_prefills.items()):  # computed, but not yet sealed
             if leg.reservation.worker_id == fence.worker_id and leg.reservation.epoch < newest:
                 self._fail(request_id, "worker_lost", f"{fence.worker_id} was replaced")
         self._drop_withdrawn_legs()
@@ -269,7 +271,7 @@ class EngineLoop:
     # ---- prompts computed for others ---------------------------------------------------------------------------------
 
     def _drop_withdrawn_legs(self) -> None:
-        for request_id, leg in list(self._legs.items()):
+        for request_id, leg in list(self._remote_prefills.items()):
             with self._only(request_id):
                 if not self.transport.may_write(leg.reservation):
                     self._reports.num_refused_writes += 1
@@ -279,7 +281,7 @@ class EngineLoop:
         """Finished blocks travel while later chunks compute."""
         for prefix in outcome.prefixes:
             with self._only(prefix.request_id):
-                leg = self._legs[prefix.request_id]
+                leg = self._remote_prefills[prefix.request_id]
                 for first_index, block_ids in leg.advance(prefix, self.runner.layout.block_size):
                     self.transport.write(leg.reservation, leg.address, first_index, block_ids)
                 self.transport.seal(leg.reservation, leg.address, prefix.num_tokens)
@@ -288,7 +290,7 @@ class EngineLoop:
 
     def _take_transfer_events(self) -> None:
         for event in self.transport.poll():
-            leg = self._legs.get(event.reservation.request_id)
+            leg = self._remote_prefills.get(event.reservation.request_id)
             if leg is None or leg.reservation != event.reservation:
                 continue
             with self._only(event.reservation.request_id):
@@ -298,22 +300,22 @@ class EngineLoop:
                     case TransferFailed():
                         self._fail(event.reservation.request_id, "handoff_failed", event.reason)
 
-    def _sealed(self, leg: PrefillLeg, event: TransferSealed) -> None:
+    def _sealed(self, leg: RemotePrefill, event: TransferSealed) -> None:
         request_id = event.reservation.request_id
         self._reports.transferred_bytes += leg.seal(event.num_tokens) * self.runner.layout.bytes_per_token
         leg.transfer_s = event.transfer_s
         self.server.send(self._owners[request_id], wire.Sealed(request_id, event.num_tokens))
 
     def _end_sealed_legs(self) -> None:
-        for request_id, leg in list(self._legs.items()):
+        for request_id, leg in list(self._remote_prefills.items()):
             if leg.is_sealed:
                 with self._only(request_id):
                     self._end_leg(request_id, leg)
 
-    def _end_leg(self, request_id: RequestId, leg: PrefillLeg) -> None:
+    def _end_leg(self, request_id: RequestId, leg: RemotePrefill) -> None:
         self.transport.cancel(leg.reservation)  # nothing is under way any more; its account is closed
         self.scheduler.finish_transfer(request_id)
-        del self._legs[request_id]
+        del self._remote_prefills[request_id]
         self._reports.transfer_s += leg.transfer_s
         num_bytes = leg.num_handed_tokens * self.runner.layout.bytes_per_token
         done = wire.PrefillDone(request_id, leg.num_sealed_tokens, num_bytes, leg.transfer_s)
@@ -335,7 +337,7 @@ class EngineLoop:
                 self._owners.pop(output.request_id, None)
 
     def _holds(self, request_id: RequestId) -> bool:
-        return request_id in self._legs or self.scheduler.holds(request_id)
+        return request_id in self._remote_prefills or self.scheduler.holds(request_id)
 
     def _recover_step(self, plan: StepPlan, error: Exception) -> StepResult:
         """A step raised: the requests that are the reason end with an error, the others' rows are computed."""

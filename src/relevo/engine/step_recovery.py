@@ -15,7 +15,7 @@ from relevo.core.errors import StepFailed
 from relevo.core.ids import RequestId
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import ModelRunner
-from relevo.policy.suspects import Suspects
+from relevo.policy.worker.suspects import Suspects
 
 log = logging.getLogger("relevo.engine")
 

@@ -1,7 +1,7 @@
 """The memory that holds KV blocks, with one (epoch, generation) word pair per block in front of it.
 
-Owns: the mapping, its size and its alignment. Does not know which worker holds which block (policy.block_pool), nor
-what the bytes of a block mean (engine). A shared arena lives on a memfd: it has no name, so nothing is left behind
+Owns: the mapping, its size and its alignment. Does not know which worker holds which block (policy.worker.block_pool),
+nor what the bytes of a block mean (engine). A shared arena lives on a memfd: it has no name, so nothing is left behind
 when every process that maps it is killed. Pages come into being when they are first touched.
 
     | head: magic, sizes, layout digest | generations u64[N] | epochs u64[N] | pad | block 0 | block 1 | ... |

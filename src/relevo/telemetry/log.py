@@ -1,7 +1,7 @@
 """How every process writes its log: one line per event on stderr, `HH:MM:SS level process message key=value`.
 
 Owns the format and the promise that logging holds up nothing: lines go through a bounded queue (`log_sink`), a place
-that logs too often is held back (`policy.log_limit`), and both are counted. Modules use
+that logs too often is held back (`policy.http.log_limit`), and both are counted. Modules use
 `logging.getLogger("relevo.<part>")`. Prompt text, generated text and API keys are never given to a logger; a request is
 named by its id. What strangers send cannot end a line or steer a terminal. Imports little: workers start fast.
 """
@@ -15,7 +15,7 @@ import time
 from types import TracebackType
 from typing import TextIO
 
-from relevo.policy.log_limit import LogLimit
+from relevo.policy.http.log_limit import LogLimit
 from relevo.telemetry.log_sink import LineSink
 
 _COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRITICAL: "\x1b[31;1m"}

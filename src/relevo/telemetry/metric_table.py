@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from relevo.core.request import FinishReason
-from relevo.policy.connections import Refusal, Wait
+from relevo.policy.http.connections import Refusal, Wait
 
 
 class Kind(StrEnum):

@@ -13,7 +13,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from relevo.core.events import Door, StepCounters, WireRefusal, WorkerLoad, refused_key
+from relevo.core.events import StepCounters, WireRefusal, WorkerLoad, WorkerPort, refused_key
 from relevo.core.kv import KVLayout, KVRefusal
 from relevo.telemetry.metric_table import BY_NAME, TABLE, Kind, Metric, Origin
 
@@ -23,7 +23,7 @@ GATEWAY = "gateway"  # value of `engine` and `role` where no worker measured
 
 
 class WorkerView(Protocol):
-    """What a scrape needs to know of a worker; `gateway.ports.WorkerStatus` has it."""
+    """What a scrape needs to know of a worker; `orchestrator.ports.WorkerStatus` has it."""
 
     @property
     def worker_id(self) -> str: ...
@@ -42,7 +42,7 @@ class WorkerView(Protocol):
 
 
 class LineView(Protocol):
-    """What waits in the gateway, of one class; `gateway.ports.LineStatus` has it."""
+    """What waits in the gateway, of one class; `orchestrator.ports.LineStatus` has it."""
 
     @property
     def name(self) -> str: ...
@@ -53,7 +53,7 @@ class LineView(Protocol):
 
 
 class StatusView(Protocol):
-    """`gateway.ports.EngineStatus`, as far as metrics read it."""
+    """`orchestrator.ports.EngineStatus`, as far as metrics read it."""
 
     @property
     def num_queued(self) -> int: ...
@@ -193,7 +193,10 @@ def _since_start(incarnations: _Incarnations) -> dict[str, float]:
 def _refused(incarnations: _Incarnations) -> dict[tuple[str, str], float]:
     """By door and reason, every one that there can be."""
     totals = incarnations.totals()
-    reasons: dict[Door, type[KVRefusal] | type[WireRefusal]] = {Door.KV: KVRefusal, Door.WIRE: WireRefusal}
+    reasons: dict[WorkerPort, type[KVRefusal] | type[WireRefusal]] = {
+        WorkerPort.KV: KVRefusal,
+        WorkerPort.WIRE: WireRefusal,
+    }
     return {(d, reason): totals.get(refused_key(d, reason), 0) for d, kinds in reasons.items() for reason in kinds}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from relevo.policy.gossip import Batch
+from relevo.policy.routing.gossip import Batch
 from relevo.wire.framing import FrameDecoder
 from relevo.wire.messages import Message
 
@@ -53,14 +53,14 @@ class Answer(Message, frozen=True, tag=True):
 
 
 MAX_QUESTION_BYTES = 256  # arbitrary; what a listener says is a word
-ToTeller = Follow | Ask
+ToGossipSource = Follow | Ask
 ToListener = Told | Taken | Spending | Answer
-_to_teller: msgspec.msgpack.Decoder[ToTeller] = msgspec.msgpack.Decoder(ToTeller)
+_to_source: msgspec.msgpack.Decoder[ToGossipSource] = msgspec.msgpack.Decoder(ToGossipSource)
 _to_listener: msgspec.msgpack.Decoder[ToListener] = msgspec.msgpack.Decoder(ToListener)
 
 
-def teller_side_decoder() -> FrameDecoder[ToTeller]:
-    return FrameDecoder(_to_teller, MAX_QUESTION_BYTES)
+def source_side_decoder() -> FrameDecoder[ToGossipSource]:
+    return FrameDecoder(_to_source, MAX_QUESTION_BYTES)
 
 
 def listener_side_decoder() -> FrameDecoder[ToListener]:

@@ -7,9 +7,9 @@ import time
 
 import orjson
 
+from relevo.check.context import CLIENT_ERRORS, CheckContext
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import OPENING, QUESTION, fresh_words
-from relevo.check.trial import CLIENT_ERRORS, Trial
 from relevo.check.words import Mismatch, Need, check
 
 _LONG_TOKENS = 400  # of an answer that is left in the middle
@@ -18,7 +18,7 @@ _PREFILL_WORDS = 400
 _NUM_RANDOM = 40
 
 
-async def _wait_until_none_runs(t: Trial, what: str) -> None:
+async def _wait_until_none_runs(t: CheckContext, what: str) -> None:
     left = await t.settled_at(True, 0.0)
     if left is not None:
         raise Mismatch(
@@ -26,7 +26,7 @@ async def _wait_until_none_runs(t: Trial, what: str) -> None:
         )
 
 
-async def _need_idle(t: Trial) -> None:
+async def _need_idle(t: CheckContext) -> None:
     await _wait_until_none_runs(t, "the check began")
 
 
@@ -37,7 +37,7 @@ async def _need_idle(t: Trial) -> None:
     source=RECOVERY,
     needs=(Need.RUNNING_METRIC,),
 )
-async def stream(t: Trial) -> None:
+async def stream(t: CheckContext) -> None:
     await _need_idle(t)
     path, body = t.prompt_body(QUESTION, max_tokens=_LONG_TOKENS, **t.endless)
     t.last = t.stream_exchange(path, body)
@@ -52,7 +52,7 @@ async def stream(t: Trial) -> None:
     source=RECOVERY,
     needs=(Need.RUNNING_METRIC,),
 )
-async def whole(t: Trial) -> None:
+async def whole(t: CheckContext) -> None:
     await _need_idle(t)
     path, body = t.prompt_body(QUESTION, max_tokens=_LONG_TOKENS, **t.endless)
     t.last = t.server.exchange("POST", path, orjson.dumps(body))
@@ -68,7 +68,7 @@ async def whole(t: Trial) -> None:
     why="Where the abort does not reach the prefill queue, ten cancelled prompts block the server for a minute.",
     source=RECOVERY,
 )
-async def many_prefills(t: Trial) -> None:
+async def many_prefills(t: CheckContext) -> None:
     started_s = time.monotonic()
     (await t.ask(fresh_words(t.rng, _PREFILL_WORDS), max_tokens=1)).ok()
     one_prefill_s = time.monotonic() - started_s
@@ -98,7 +98,7 @@ async def many_prefills(t: Trial) -> None:
     source=RECOVERY,
     needs=(Need.RUNNING_METRIC, Need.KV_METRIC),
 )
-async def kv_returns(t: Trial) -> None:
+async def kv_returns(t: CheckContext) -> None:
     baseline, reference = await t.quiet_baseline()
     for _ in range(5):
         path, body = t.prompt_body(fresh_words(t.rng, 60), max_tokens=_LONG_TOKENS, **t.endless)
@@ -113,7 +113,7 @@ async def kv_returns(t: Trial) -> None:
     why="Leaks hide in the moments between queue, prefill, transfer and decode.",
     source=RECOVERY,
 )
-async def random_moments(t: Trial) -> None:
+async def random_moments(t: CheckContext) -> None:
     baseline, reference = await t.quiet_baseline()
 
     async def one() -> None:
@@ -135,7 +135,7 @@ async def random_moments(t: Trial) -> None:
     why="Freed blocks that somebody still writes to show as another request's words.",
     source=RECOVERY,
 )
-async def beside_others(t: Trial) -> None:
+async def beside_others(t: CheckContext) -> None:
     path, body = t.prompt_body(OPENING, max_tokens=24)
     body |= t.logprob_fields(path)
     reference = (await t.post(path, body)).ok()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from relevo.check.context import CheckContext
 from relevo.check.sources import OPENAI_CHAT, OPENAI_STREAM
 from relevo.check.texts import QUESTION
-from relevo.check.trial import Trial
 from relevo.check.words import Need, Skip, check
 
 _NEEDS = (Need.CHAT, Need.CHOICES)
@@ -17,7 +17,7 @@ _NEEDS = (Need.CHAT, Need.CHOICES)
     source=OPENAI_CHAT,
     needs=_NEEDS,
 )
-async def count(t: Trial) -> None:
+async def count(t: CheckContext) -> None:
     answer = (await t.chat(n=3, temperature=1, seed=7)).ok()
     indices = sorted(answer.at(int, "choices", number, "index") for number in range(answer.num_choices))
     if indices != [0, 1, 2]:
@@ -33,7 +33,7 @@ async def count(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS,
 )
-async def greedy_are_equal(t: Trial) -> None:
+async def greedy_are_equal(t: CheckContext) -> None:
     answer = await t.chat(n=3, max_tokens=10)
     if answer.is_refusal:
         raise Skip(f"n = 3 at temperature 0 is refused with HTTP {answer.status}: {answer.error_message}")
@@ -50,7 +50,7 @@ async def greedy_are_equal(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS,
 )
-async def sampled_differ(t: Trial) -> None:
+async def sampled_differ(t: CheckContext) -> None:
     answer = (await t.chat(n=4, temperature=1.5, seed=11)).ok()
     if len({answer.text(index) for index in range(answer.num_choices)}) == 1:
         raise answer.fail("four equal texts", "different texts")
@@ -63,7 +63,7 @@ async def sampled_differ(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS,
 )
-async def usage(t: Trial) -> None:
+async def usage(t: CheckContext) -> None:
     one, three = (await t.chat(max_tokens=6)).ok(), (await t.chat(max_tokens=6, n=3, temperature=0.7, seed=5)).ok()
     if three.usage("prompt_tokens") != one.usage("prompt_tokens"):
         raise three.fail(f"{three.usage('prompt_tokens')} prompt tokens", f"{one.usage('prompt_tokens')}, as for n = 1")
@@ -79,7 +79,7 @@ async def usage(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_NEEDS,
 )
-async def stream(t: Trial) -> None:
+async def stream(t: CheckContext) -> None:
     answer = (await t.stream_chat(n=2, temperature=1, seed=7)).ok()
     for index in (0, 1):
         if not answer.text(index):
@@ -96,7 +96,7 @@ async def stream(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT,),
 )
-async def out_of_range(t: Trial) -> None:
+async def out_of_range(t: CheckContext) -> None:
     for n in (0, 100_000):
         answer = await t.chat(QUESTION, n=n, max_tokens=1)
         if not 400 <= answer.status < 500:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from relevo.check.blackbox.shape import check_envelope
+from relevo.check.context import COMPLETIONS, CheckContext
 from relevo.check.sources import OPENAI_COMPLETIONS
 from relevo.check.texts import OPENING, SECOND_OPENING
-from relevo.check.trial import COMPLETIONS, Trial
 from relevo.check.words import Level, Mismatch, Need, check
 
 _NEEDS_COMPLETIONS = (Need.COMPLETIONS,)
@@ -18,7 +18,7 @@ _NEEDS_COMPLETIONS = (Need.COMPLETIONS,)
     source=OPENAI_COMPLETIONS,
     needs=_NEEDS_COMPLETIONS,
 )
-async def completion(t: Trial) -> None:
+async def completion(t: CheckContext) -> None:
     answer = await t.complete()
     check_envelope(answer, "text_completion")
     if not answer.text():
@@ -33,7 +33,7 @@ async def completion(t: Trial) -> None:
     needs=_NEEDS_COMPLETIONS,
     level=Level.SHOULD,
 )
-async def completion_default_length(t: Trial) -> None:
+async def completion_default_length(t: CheckContext) -> None:
     # read as a stream and left early, so that a server without the default does not write for minutes
     body = t.completion_body(max_tokens=..., stop=["\n\n\n\n\n"])
     answer = await t.stream_at_most(COMPLETIONS, body, num_events=60)
@@ -50,7 +50,7 @@ async def completion_default_length(t: Trial) -> None:
     source=OPENAI_COMPLETIONS,
     needs=_NEEDS_COMPLETIONS,
 )
-async def completion_prompts(t: Trial) -> None:
+async def completion_prompts(t: CheckContext) -> None:
     fields = t.logprob_fields(COMPLETIONS)
     alone = [(await t.complete(prompt, **fields)).ok() for prompt in (OPENING, SECOND_OPENING)]
     both = (await t.complete([OPENING, SECOND_OPENING], **fields)).ok()
@@ -69,7 +69,7 @@ async def completion_prompts(t: Trial) -> None:
     source=OPENAI_COMPLETIONS,
     needs=(Need.COMPLETIONS, Need.TOKENIZE),
 )
-async def completion_token_ids(t: Trial) -> None:
+async def completion_token_ids(t: CheckContext) -> None:
     fields = t.logprob_fields(COMPLETIONS)
     as_text = (await t.complete(**fields)).ok()
     as_ids = (await t.complete(await t.tokenize(OPENING), **fields)).ok()
@@ -87,7 +87,7 @@ async def completion_token_ids(t: Trial) -> None:
     source=OPENAI_COMPLETIONS,
     needs=(Need.COMPLETIONS, Need.ECHO),
 )
-async def completion_echo(t: Trial) -> None:
+async def completion_echo(t: CheckContext) -> None:
     plain, echoed = (await t.complete()).ok(), (await t.complete(echo=True)).ok()
     if not echoed.text().startswith(OPENING):
         raise echoed.fail(f"text is {echoed.text()!r}", "text that begins with the prompt")

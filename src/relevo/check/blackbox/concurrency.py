@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from relevo.check.context import NUM_TOKENS, CheckContext
 from relevo.check.sources import HTTP, ISOLATION
 from relevo.check.texts import TOPICS
-from relevo.check.trial import NUM_TOKENS, Trial
 from relevo.check.words import Mismatch, Need, check
 
 _NUM_BURST = 32
@@ -18,7 +18,7 @@ _NUM_BURST = 32
     why="Batching, paging and handing over are the server's affair; they must not show.",
     source=ISOLATION,
 )
-async def equal(t: Trial) -> None:
+async def equal(t: CheckContext) -> None:
     bodies = [t.prompt_body(f"Here is a text about {topic}:") for topic in TOPICS[:8]]
     bodies = [(path, body | t.logprob_fields(path)) for path, body in bodies]
     alone = [(await t.post(*body)).ok() for body in bodies]
@@ -33,7 +33,7 @@ async def equal(t: Trial) -> None:
     why="As above, for the path where chunks of many requests leave together.",
     source=ISOLATION,
 )
-async def streams_equal(t: Trial) -> None:
+async def streams_equal(t: CheckContext) -> None:
     bodies = [t.prompt_body(f"Here is a text about {topic}:", max_tokens=12) for topic in TOPICS[:8]]
     bodies = [(path, body | t.logprob_fields(path)) for path, body in bodies]
     alone = [(await t.post(*body)).ok() for body in bodies]
@@ -48,7 +48,7 @@ async def streams_equal(t: Trial) -> None:
     why="It would be another user's text.",
     source=ISOLATION,
 )
-async def no_foreign_words(t: Trial) -> None:
+async def no_foreign_words(t: CheckContext) -> None:
     canaries = [f"zq{t.rng.getrandbits(40):010x}" for _ in range(12)]
     prompts = [f"{canary} {canary} {canary} {canary} {canary}" for canary in canaries]
     answers = await asyncio.gather(*(t.ask(prompt) for prompt in prompts))
@@ -64,7 +64,7 @@ async def no_foreign_words(t: Trial) -> None:
     why="A request without an answer is the one thing a client cannot handle.",
     source=HTTP,
 )
-async def all_answered(t: Trial) -> None:
+async def all_answered(t: CheckContext) -> None:
     topics = [TOPICS[number % len(TOPICS)] for number in range(_NUM_BURST)]
     answers = await asyncio.gather(*(t.ask(f"{number}: {topic}", max_tokens=4) for number, topic in enumerate(topics)))
     for answer in answers:
@@ -82,7 +82,7 @@ async def all_answered(t: Trial) -> None:
     why="Batches of unlike requests are where per-request state gets mixed up.",
     source=ISOLATION,
 )
-async def mixed_kinds(t: Trial) -> None:
+async def mixed_kinds(t: CheckContext) -> None:
     path, plain = t.prompt_body("Here is a text about the sea:", max_tokens=8)
     reference = (await t.post(path, plain)).ok()
     with_logprobs = plain | t.logprob_fields(path)

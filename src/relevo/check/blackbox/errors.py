@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
+from relevo.check.context import CHAT, CheckContext
 from relevo.check.exchange import Answer
 from relevo.check.sources import HTTP, JSON, OPENAI_CHAT, OPENAI_ERRORS, VLLM
 from relevo.check.texts import QUESTION
-from relevo.check.trial import CHAT, Trial
 from relevo.check.words import Level, Need, check
 
 _CHAT = (Need.CHAT,)
@@ -25,7 +25,7 @@ def _check_refused(answer: Answer, *statuses: int) -> None:
         raise answer.fail(f"HTTP {answer.status}: {answer.error_message}", wanted)
 
 
-async def _refused_chat(t: Trial, **fields: Any) -> None:
+async def _refused_chat(t: CheckContext, **fields: Any) -> None:
     _check_refused(await t.chat(QUESTION, **({"max_tokens": 1} | fields)))
 
 
@@ -36,7 +36,7 @@ async def _refused_chat(t: Trial, **fields: Any) -> None:
     source=OPENAI_ERRORS,
     needs=_CHAT,
 )
-async def object_(t: Trial) -> None:
+async def object_(t: CheckContext) -> None:
     answer = await t.chat(temperature="hot")
     _check_refused(answer)
     if not answer.at(str, "error", "message") or not answer.at(str, "error", "type"):
@@ -51,7 +51,7 @@ async def object_(t: Trial) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def param_and_code(t: Trial) -> None:
+async def param_and_code(t: CheckContext) -> None:
     answer = await t.chat(temperature="hot")
     _check_refused(answer)
     answer.at(object, "error", "param")
@@ -65,7 +65,7 @@ async def param_and_code(t: Trial) -> None:
     source=JSON,
     needs=_CHAT,
 )
-async def not_json(t: Trial) -> None:
+async def not_json(t: CheckContext) -> None:
     _check_refused(await t.post(CHAT, b'{"model": "m", "messages": ['), 400, 422)
 
 
@@ -76,7 +76,7 @@ async def not_json(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def not_an_object(t: Trial) -> None:
+async def not_an_object(t: CheckContext) -> None:
     _check_refused(await t.post(CHAT, b"[1, 2, 3]"), 400, 422)
 
 
@@ -87,7 +87,7 @@ async def not_an_object(t: Trial) -> None:
     source=JSON,
     needs=_CHAT,
 )
-async def nan(t: Trial) -> None:
+async def nan(t: CheckContext) -> None:
     body = b'{"model":"%s","max_tokens":1,"temperature":NaN,"messages":[{"role":"user","content":"hi"}]}'
     _check_refused(await t.post(CHAT, body % t.facts.model.encode()))
 
@@ -99,7 +99,7 @@ async def nan(t: Trial) -> None:
     source=JSON,
     needs=_CHAT,
 )
-async def invalid_utf8(t: Trial) -> None:
+async def invalid_utf8(t: CheckContext) -> None:
     body = b'{"model":"%s","max_tokens":1,"messages":[{"role":"user","content":"\xff\xfe\x80"}]}'
     _check_refused(await t.post(CHAT, body % t.facts.model.encode()))
 
@@ -111,7 +111,7 @@ async def invalid_utf8(t: Trial) -> None:
     source=JSON,
     needs=_CHAT,
 )
-async def deep_nesting(t: Trial) -> None:
+async def deep_nesting(t: CheckContext) -> None:
     _check_refused(await t.post(CHAT, b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
     (await t.chat(max_tokens=1)).ok()
 
@@ -123,7 +123,7 @@ async def deep_nesting(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def no_messages(t: Trial) -> None:
+async def no_messages(t: CheckContext) -> None:
     await _refused_chat(t, messages=...)
     await _refused_chat(t, messages=[])
 
@@ -135,7 +135,7 @@ async def no_messages(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def wrong_type(t: Trial) -> None:
+async def wrong_type(t: CheckContext) -> None:
     await _refused_chat(t, temperature="hot")
     await _refused_chat(t, messages="hello")
     await _refused_chat(t, max_tokens="many")
@@ -148,7 +148,7 @@ async def wrong_type(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def response_format(t: Trial) -> None:
+async def response_format(t: CheckContext) -> None:
     await _refused_chat(t, response_format={"type": "no_such_format"})
 
 
@@ -159,7 +159,7 @@ async def response_format(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def wrong_message(t: Trial) -> None:
+async def wrong_message(t: CheckContext) -> None:
     await _refused_chat(t, messages=[{"role": "user", "content": 7}])
     await _refused_chat(t, messages=[{"content": "hello"}])
 
@@ -172,7 +172,7 @@ async def wrong_message(t: Trial) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def unknown_model(t: Trial) -> None:
+async def unknown_model(t: CheckContext) -> None:
     _check_refused(await t.chat(model="no-such-model", max_tokens=1), 404)
 
 
@@ -182,7 +182,7 @@ async def unknown_model(t: Trial) -> None:
     why="Clients look there whether a model exists.",
     source=OPENAI_ERRORS,
 )
-async def unknown_model_path(t: Trial) -> None:
+async def unknown_model_path(t: CheckContext) -> None:
     _check_refused(await t.send("GET", "/v1/models/no-such-model"), 404)
 
 
@@ -192,7 +192,7 @@ async def unknown_model_path(t: Trial) -> None:
     why="Clients find out by it what a server offers.",
     source=HTTP,
 )
-async def unknown_path(t: Trial) -> None:
+async def unknown_path(t: CheckContext) -> None:
     _check_refused(await t.send("POST", "/v1/no-such-endpoint", b"{}"), 404)
 
 
@@ -203,7 +203,7 @@ async def unknown_path(t: Trial) -> None:
     source=HTTP,
     needs=_CHAT,
 )
-async def wrong_method(t: Trial) -> None:
+async def wrong_method(t: CheckContext) -> None:
     _check_refused(await t.send("GET", CHAT), 404, 405)
 
 
@@ -215,7 +215,7 @@ async def wrong_method(t: Trial) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def content_type(t: Trial) -> None:
+async def content_type(t: CheckContext) -> None:
     body = orjson.dumps(t.chat_body(max_tokens=1))
     _check_refused(await t.send("POST", CHAT, body, Content_Type="text/plain"))
 
@@ -227,7 +227,7 @@ async def content_type(t: Trial) -> None:
     source="public reports on kv_transfer_params and bootstrap fields; see the guide",
     needs=_CHAT,
 )
-async def internal_fields(t: Trial) -> None:
+async def internal_fields(t: CheckContext) -> None:
     fields = {
         "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [0, 1, 2], "remote_engine_id": "x"},
         "bootstrap_host": "127.0.0.1",
@@ -250,7 +250,7 @@ async def internal_fields(t: Trial) -> None:
     source=OPENAI_ERRORS,
     needs=(Need.CHAT, Need.API_KEY),
 )
-async def authentication(t: Trial) -> None:
+async def authentication(t: CheckContext) -> None:
     body = orjson.dumps(t.chat_body(max_tokens=1))
     for value in ("Bearer wrong-key", ""):
         answer = await t.send("POST", CHAT, body, Content_Type="application/json", Authorization=value)
@@ -265,7 +265,7 @@ async def authentication(t: Trial) -> None:
     source="public reports on circuit breakers; see the guide",
     needs=_CHAT,
 )
-async def good_beside_bad(t: Trial) -> None:
+async def good_beside_bad(t: CheckContext) -> None:
     bad_bodies = (b"{", b"[]", b'{"messages": 3}', b'{"messages": [], "max_tokens": "x"}', b"\xff")
     bad = [t.post(CHAT, bad_bodies[number % len(bad_bodies)]) for number in range(_NUM_BAD)]
     good = [t.chat(max_tokens=4) for _ in range(_NUM_GOOD)]

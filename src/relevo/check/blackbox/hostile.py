@@ -14,10 +14,10 @@ from typing import Any
 import orjson
 
 from relevo.check.beside import stream_beside
+from relevo.check.context import CHAT, COMPLETIONS, CheckContext
 from relevo.check.exchange import Answer
 from relevo.check.sources import HTTP, HTTP11, JSON, OPENAI_CHAT, RESOURCES, VLLM
 from relevo.check.texts import OPENING, QUESTION
-from relevo.check.trial import CHAT, COMPLETIONS, Trial
 from relevo.check.words import Check, Need, check
 
 _NUM_BIASES = 50_000
@@ -43,10 +43,10 @@ def _need_answered_or_refused(answers: Sequence[Answer]) -> None:
 
 def _hostile(
     id: str, what: str, *, why: str, source: str, needs: Sequence[Need] = (), num_at_once: int = 1
-) -> Callable[[Callable[[Trial], tuple[str, dict[str, Any]]]], Check]:
+) -> Callable[[Callable[[CheckContext], tuple[str, dict[str, Any]]]], Check]:
     """Declares a check that sends what the function gives, path and JSON, beside a stream."""
 
-    def declare(request: Callable[[Trial], tuple[str, dict[str, Any]]]) -> Check:
+    def declare(request: Callable[[CheckContext], tuple[str, dict[str, Any]]]) -> Check:
         @check(
             f"hostile.{id}",
             f"{what} is answered or refused with a 4xx, and a stream beside it does not notice.",
@@ -54,7 +54,7 @@ def _hostile(
             source=source,
             needs=needs,
         )
-        async def run(t: Trial) -> None:
+        async def run(t: CheckContext) -> None:
             path, body = request(t)
             raw = orjson.dumps(body)
             async with stream_beside(t):
@@ -72,7 +72,7 @@ def _hostile(
     why="Applied per token and in Python it takes every stream of the batch along.",
     source=OPENAI_CHAT,
 )
-def logit_bias(t: Trial) -> tuple[str, dict[str, Any]]:
+def logit_bias(t: CheckContext) -> tuple[str, dict[str, Any]]:
     return t.prompt_body(QUESTION, max_tokens=16, logit_bias={str(token): 1 for token in range(_NUM_BIASES)})
 
 
@@ -82,7 +82,7 @@ def logit_bias(t: Trial) -> tuple[str, dict[str, Any]]:
     why="Looked through for each token, or sent to each worker, it stops the server.",
     source=VLLM,
 )
-def stop_token_ids(t: Trial) -> tuple[str, dict[str, Any]]:
+def stop_token_ids(t: CheckContext) -> tuple[str, dict[str, Any]]:
     return t.prompt_body(QUESTION, max_tokens=16, stop_token_ids=list(range(_NUM_STOP_IDS)))
 
 
@@ -93,7 +93,7 @@ def stop_token_ids(t: Trial) -> tuple[str, dict[str, Any]]:
     source=OPENAI_CHAT,
     needs=(Need.CHOICES,),
 )
-def many_choices(t: Trial) -> tuple[str, dict[str, Any]]:
+def many_choices(t: CheckContext) -> tuple[str, dict[str, Any]]:
     return t.prompt_body(QUESTION, max_tokens=16, n=_NUM_CHOICES, temperature=1)
 
 
@@ -103,7 +103,7 @@ def many_choices(t: Trial) -> tuple[str, dict[str, Any]]:
     why="Tokenized before it is refused it takes seconds, during which a single event loop serves no other client.",
     source=RESOURCES,
 )
-def huge_prompt(t: Trial) -> tuple[str, dict[str, Any]]:
+def huge_prompt(t: CheckContext) -> tuple[str, dict[str, Any]]:
     return t.prompt_body(_HUGE_TEXT, max_tokens=1)
 
 
@@ -115,7 +115,7 @@ def huge_prompt(t: Trial) -> tuple[str, dict[str, Any]]:
     needs=(Need.TOKENIZE,),
     num_at_once=_NUM_TEXTS,
 )
-def tokenize(t: Trial) -> tuple[str, dict[str, Any]]:
+def tokenize(t: CheckContext) -> tuple[str, dict[str, Any]]:
     return "/tokenize", {"model": t.facts.model, "prompt": _HUGE_TEXT, "content": _HUGE_TEXT}
 
 
@@ -126,7 +126,7 @@ def tokenize(t: Trial) -> tuple[str, dict[str, Any]]:
     source=RESOURCES,
     needs=(Need.CHAT,),
 )
-def many_messages(t: Trial) -> tuple[str, dict[str, Any]]:
+def many_messages(t: CheckContext) -> tuple[str, dict[str, Any]]:
     messages = [{"role": ("user", "assistant")[number % 2], "content": "yes"} for number in range(_NUM_MESSAGES)]
     return CHAT, t.chat_body(max_tokens=1) | {"messages": [*messages, {"role": "user", "content": "go on"}]}
 
@@ -138,7 +138,7 @@ def many_messages(t: Trial) -> tuple[str, dict[str, Any]]:
     source=RESOURCES,
     needs=(Need.CHAT,),
 )
-def many_tools(t: Trial) -> tuple[str, dict[str, Any]]:
+def many_tools(t: CheckContext) -> tuple[str, dict[str, Any]]:
     parameters = {"type": "object", "properties": {"text": {"type": "string", "description": "d" * 200}}}
     tools = [
         {"type": "function", "function": {"name": f"tool_{number}", "description": "t" * 200, "parameters": parameters}}
@@ -154,7 +154,7 @@ def many_tools(t: Trial) -> tuple[str, dict[str, Any]]:
     source=JSON,
     needs=(Need.CHAT,),
 )
-def deep_schema(t: Trial) -> tuple[str, dict[str, Any]]:
+def deep_schema(t: CheckContext) -> tuple[str, dict[str, Any]]:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(_SCHEMA_DEPTH):
         schema = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
@@ -168,7 +168,7 @@ def deep_schema(t: Trial) -> tuple[str, dict[str, Any]]:
     why="What a parser makes of it is many times the bytes that came.",
     source=JSON,
 )
-def many_fields(t: Trial) -> tuple[str, dict[str, Any]]:
+def many_fields(t: CheckContext) -> tuple[str, dict[str, Any]]:
     path, body = t.prompt_body(QUESTION, max_tokens=1)
     return path, body | {f"field_{number}": number for number in range(_NUM_FIELDS)}
 
@@ -181,7 +181,7 @@ def many_fields(t: Trial) -> tuple[str, dict[str, Any]]:
     needs=(Need.CHAT_LOGPROBS, Need.CHOICES),
     num_at_once=_NUM_FLOOD,
 )
-def logprobs(t: Trial) -> tuple[str, dict[str, Any]]:
+def logprobs(t: CheckContext) -> tuple[str, dict[str, Any]]:
     return CHAT, t.chat_body(max_tokens=64, n=8, logprobs=True, top_logprobs=20, temperature=1, **t.endless)
 
 
@@ -193,7 +193,7 @@ def logprobs(t: Trial) -> tuple[str, dict[str, Any]]:
     needs=(Need.COMPLETIONS,),
     num_at_once=3,
 )
-def token_outside_vocabulary(t: Trial) -> tuple[str, dict[str, Any]]:
+def token_outside_vocabulary(t: CheckContext) -> tuple[str, dict[str, Any]]:
     return COMPLETIONS, t.completion_body([1, 2, _NOT_A_TOKEN], max_tokens=4)
 
 
@@ -203,7 +203,7 @@ def token_outside_vocabulary(t: Trial) -> tuple[str, dict[str, Any]]:
     why="It is JSON, and no machine's integer: converted without a look it is a failure of the server.",
     source=JSON,
 )
-async def many_digits(t: Trial) -> None:
+async def many_digits(t: CheckContext) -> None:
     for name in ("max_tokens", "temperature", "top_p", "seed", "n", "presence_penalty", "top_k"):
         path, body = t.prompt_body(OPENING, **{name: "@"})
         answer = await t.post(path, orjson.dumps(body).replace(b'"@"', _MANY_DIGITS))
@@ -216,7 +216,7 @@ async def many_digits(t: Trial) -> None:
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] [1-5]\d\d ")
 
 
-def _head(t: Trial, path: str, *lines: str) -> bytes:
+def _head(t: CheckContext, path: str, *lines: str) -> bytes:
     key = [] if t.server.api_key is None else [f"Authorization: Bearer {t.server.api_key}"]
     return "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *key, *lines, "", ""]).encode()
 
@@ -240,7 +240,7 @@ def _json_of(answer: bytes) -> Any:
     why="A server that edits received bytes answers another question than was asked.",
     source=HTTP11,
 )
-async def chunk_borders(t: Trial) -> None:
+async def chunk_borders(t: CheckContext) -> None:
     path, body = t.prompt_body(f"{OPENING} Upgrade: h2c and Content-Length: 3", max_tokens=8)
     whole = (await t.post(path, body)).ok()
     raw = orjson.dumps(body)
@@ -260,7 +260,7 @@ async def chunk_borders(t: Trial) -> None:
     why="Java's client makes one with every request; a parser that takes it for accepted loses the body.",
     source=HTTP11,
 )
-async def upgrade_offer(t: Trial) -> None:
+async def upgrade_offer(t: CheckContext) -> None:
     path, body = t.prompt_body(OPENING, max_tokens=4)
     raw = orjson.dumps(body)
     offer = ("Connection: Upgrade, HTTP2-Settings, close", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
@@ -277,7 +277,7 @@ async def upgrade_offer(t: Trial) -> None:
     why="Two servers that read it differently let one client put a request into another's connection.",
     source=HTTP11,
 )
-async def two_lengths(t: Trial) -> None:
+async def two_lengths(t: CheckContext) -> None:
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     lines = ("Content-Type: application/json", "Content-Length: 5", "Transfer-Encoding: chunked")
     answer = await t.server.raw(_head(t, COMPLETIONS, *lines) + b"0\r\n\r\n" + smuggled)
@@ -291,7 +291,7 @@ async def two_lengths(t: Trial) -> None:
     why="Caches and proxies choose by it; a server that guesses can be made to answer for another site.",
     source=HTTP11,
 )
-async def no_host(t: Trial) -> None:
+async def no_host(t: CheckContext) -> None:
     answer = await t.server.raw(b"GET /v1/models HTTP/1.1\r\n\r\n")
     if b" 400 " not in answer[:13]:
         raise (await t.send("GET", "/v1/models")).fail(f"without a Host: {answer[:100]!r}", "HTTP 400")
@@ -304,7 +304,7 @@ async def no_host(t: Trial) -> None:
     source=HTTP11,
     needs=(Need.API_KEY,),
 )
-async def trailer_key(t: Trial) -> None:
+async def trailer_key(t: CheckContext) -> None:
     path, body = t.prompt_body(OPENING, max_tokens=1)
     lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Connection: close")
     head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
@@ -320,7 +320,7 @@ async def trailer_key(t: Trial) -> None:
     why="It does not know chunks, and shows their sizes as text.",
     source=HTTP11,
 )
-async def http_1_0(t: Trial) -> None:
+async def http_1_0(t: CheckContext) -> None:
     path, body = t.prompt_body(OPENING, max_tokens=4, stream=True)
     raw = orjson.dumps(body)
     head = _head(t, path, "Content-Type: application/json", f"Content-Length: {len(raw)}")
@@ -334,7 +334,7 @@ async def http_1_0(t: Trial) -> None:
 _NUM_CONNECTIONS = 200
 
 
-async def _with_connections(t: Trial, said: bytes) -> None:
+async def _with_connections(t: CheckContext, said: bytes) -> None:
     """Many connections that say something and then nothing; a request beside them is answered."""
     writers = []
     try:
@@ -355,7 +355,7 @@ async def _with_connections(t: Trial, said: bytes) -> None:
     why="They cost their maker nothing, and a server a descriptor each.",
     source=HTTP,
 )
-async def silent_connections(t: Trial) -> None:
+async def silent_connections(t: CheckContext) -> None:
     await _with_connections(t, b"")
 
 
@@ -365,7 +365,7 @@ async def silent_connections(t: Trial) -> None:
     why="The oldest trick there is.",
     source=HTTP,
 )
-async def half_heads(t: Trial) -> None:
+async def half_heads(t: CheckContext) -> None:
     await _with_connections(t, _head(t, COMPLETIONS, "X-Half: ").rstrip())
 
 
@@ -375,5 +375,5 @@ async def half_heads(t: Trial) -> None:
     why="If a slot or a thread waits for each body, the server is full of requests that nobody made.",
     source=HTTP,
 )
-async def half_bodies(t: Trial) -> None:
+async def half_bodies(t: CheckContext) -> None:
     await _with_connections(t, _head(t, COMPLETIONS, "Content-Type: application/json", "Content-Length: 1000") + b"{")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from relevo.check.context import CheckContext
 from relevo.check.exchange import Answer
 from relevo.check.sources import OPENAI_CHAT, OPENAI_ERRORS, VLLM
 from relevo.check.texts import OPENING, QUESTION
-from relevo.check.trial import Trial
 from relevo.check.words import Level, Mismatch, Need, Skip, check
 
 _FEW_EVENTS = 6
 _MAX_WORDS = 400_000  # that are sent, each at least a token; arbitrary
 
 
-async def _overflow(t: Trial) -> Answer:
+async def _overflow(t: CheckContext) -> Answer:
     """A prompt of about one and a half times the context. Raises Skip where that is too long to send."""
     num_words = 3 * (t.facts.max_model_len or 0) // 2
     if num_words > _MAX_WORDS:
@@ -29,7 +29,7 @@ async def _overflow(t: Trial) -> Answer:
     source=OPENAI_ERRORS,
     needs=(Need.CONTEXT_LENGTH,),
 )
-async def context_overflow(t: Trial) -> None:
+async def context_overflow(t: CheckContext) -> None:
     answer = await _overflow(t)
     if not 400 <= answer.status < 500:
         raise answer.fail(f"HTTP {answer.status}", "a 4xx status")
@@ -43,14 +43,14 @@ async def context_overflow(t: Trial) -> None:
     needs=(Need.CONTEXT_LENGTH,),
     level=Level.SHOULD,
 )
-async def context_overflow_wording(t: Trial) -> None:
+async def context_overflow_wording(t: CheckContext) -> None:
     answer = await _overflow(t)
     text = answer.raw.decode(errors="replace").lower()
     if "context_length_exceeded" not in text and "maximum context length" not in text:
         raise answer.fail(answer.error_message, "context_length_exceeded, or 'maximum context length'")
 
 
-async def _refused_or_bounded(t: Trial, **fields: Any) -> Answer | None:
+async def _refused_or_bounded(t: CheckContext, **fields: Any) -> Answer | None:
     """The answer, or None where text began to flow; it is not read to its end."""
     path, body = t.prompt_body(QUESTION, **fields)
     return await t.stream_at_most(path, body, _FEW_EVENTS)
@@ -62,7 +62,7 @@ async def _refused_or_bounded(t: Trial, **fields: Any) -> Answer | None:
     why="Clients send one large number for every model.",
     source=VLLM,
 )
-async def huge_max_tokens(t: Trial) -> None:
+async def huge_max_tokens(t: CheckContext) -> None:
     answer = await _refused_or_bounded(t, max_tokens=1_000_000_000)
     if answer is not None and answer.status != 200 and not answer.is_refusal:
         raise answer.fail(f"HTTP {answer.status}", "an answer or a 4xx status")
@@ -75,7 +75,7 @@ async def huge_max_tokens(t: Trial) -> None:
     source=OPENAI_CHAT,
     level=Level.SHOULD,
 )
-async def negative_max_tokens(t: Trial) -> None:
+async def negative_max_tokens(t: CheckContext) -> None:
     answer = await _refused_or_bounded(t, max_tokens=-1)
     if answer is None or not 400 <= answer.status < 500:
         raise Mismatch("text" if answer is None else f"HTTP {answer.status}", expected="a 4xx status", exchange=t.last)
@@ -87,7 +87,7 @@ async def negative_max_tokens(t: Trial) -> None:
     why="Zero is what a client's arithmetic gives when the context is full.",
     source=VLLM,
 )
-async def zero_max_tokens(t: Trial) -> None:
+async def zero_max_tokens(t: CheckContext) -> None:
     answer = await _refused_or_bounded(t, max_tokens=0)
     if answer is None or not (answer.is_refusal or answer.status == 200):
         raise Mismatch("text" if answer is None else f"HTTP {answer.status}", expected="no text", exchange=t.last)
@@ -101,7 +101,7 @@ async def zero_max_tokens(t: Trial) -> None:
     why="It is the first thing a form sends by accident.",
     source=OPENAI_CHAT,
 )
-async def empty_prompt(t: Trial) -> None:
+async def empty_prompt(t: CheckContext) -> None:
     answer = await t.ask("", max_tokens=2)
     if answer.status != 200 and not answer.is_refusal:
         raise answer.fail(f"HTTP {answer.status}", "HTTP 200 or a 4xx status")
@@ -114,7 +114,7 @@ async def empty_prompt(t: Trial) -> None:
     why="Work per token that grows with what a client sends is a way to stop the server.",
     source=OPENAI_CHAT,
 )
-async def many_stop_strings(t: Trial) -> None:
+async def many_stop_strings(t: CheckContext) -> None:
     stops = [f"\u0001{number}\u0002" for number in range(1_000)]
     answer = await t.ask(QUESTION, stop=stops, max_tokens=4)
     if answer.status != 200 and not answer.is_refusal:
@@ -128,7 +128,7 @@ async def many_stop_strings(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CONTEXT_LENGTH, Need.TOKENIZE, Need.COMPLETIONS),
 )
-async def whole_context(t: Trial) -> None:
+async def whole_context(t: CheckContext) -> None:
     wanted = min(
         (t.facts.max_model_len or 0) // 2, 2_000
     )  # enough to cross chunks and blocks, short enough to wait for

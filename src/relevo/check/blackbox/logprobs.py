@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import exp
 
+from relevo.check.context import CheckContext
 from relevo.check.exchange import Answer
 from relevo.check.sources import OPENAI_CHAT, OPENAI_COMPLETIONS, OPENAI_STREAM
-from relevo.check.trial import Trial
 from relevo.check.words import Level, Need, check
 
 _CHAT = (Need.CHAT, Need.CHAT_LOGPROBS)
@@ -15,7 +15,7 @@ _TOLERANCE_NATS = 0.02  # between two computations of the same log probability
 _ORDER_SLACK_NATS = 1e-4
 
 
-async def _chat(t: Trial, num_top: int = 3) -> Answer:
+async def _chat(t: CheckContext, num_top: int = 3) -> Answer:
     return (await t.chat(logprobs=True, top_logprobs=num_top)).ok()
 
 
@@ -34,7 +34,7 @@ def _check_count(answer: Answer, num_entries: int) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def count(t: Trial) -> None:
+async def count(t: CheckContext) -> None:
     answer = await _chat(t)
     _check_count(answer, len(answer.logprobs()))
 
@@ -46,7 +46,7 @@ async def count(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def entries(t: Trial) -> None:
+async def entries(t: CheckContext) -> None:
     answer = await _chat(t)
     told = answer.logprobs()
     if sum(len(entry.top) == 3 for entry in told) < len(told) / 2:
@@ -68,7 +68,7 @@ async def entries(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def bytes_(t: Trial) -> None:
+async def bytes_(t: CheckContext) -> None:
     answer = await _chat(t)
     parts = [entry.data for entry in answer.logprobs()]
     if all(part is None for part in parts):
@@ -86,7 +86,7 @@ async def bytes_(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def greedy_is_best(t: Trial) -> None:
+async def greedy_is_best(t: CheckContext) -> None:
     answer = await _chat(t)
     for number, entry in enumerate(answer.logprobs()):
         best = max((value for _, value in entry.top), default=entry.logprob)
@@ -101,7 +101,7 @@ async def greedy_is_best(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def zero_top(t: Trial) -> None:
+async def zero_top(t: CheckContext) -> None:
     answer = await _chat(t, 0)
     told = answer.logprobs()
     _check_count(answer, len(told))
@@ -116,7 +116,7 @@ async def zero_top(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def not_unasked(t: Trial) -> None:
+async def not_unasked(t: CheckContext) -> None:
     answer = (await t.chat()).ok()
     if answer.at(dict, "choices", 0).get("logprobs"):
         raise answer.fail("the choice has logprobs", "null")
@@ -129,7 +129,7 @@ async def not_unasked(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def same_text(t: Trial) -> None:
+async def same_text(t: CheckContext) -> None:
     t.same_text(await _chat(t), (await t.chat()).ok(), "with and without logprobs")
 
 
@@ -140,7 +140,7 @@ async def same_text(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def stream_equals_whole(t: Trial) -> None:
+async def stream_equals_whole(t: CheckContext) -> None:
     streamed, whole = (await t.stream_chat(logprobs=True, top_logprobs=3)).ok(), await _chat(t)
     told, wanted = streamed.logprobs(), whole.logprobs()
     if [entry.token for entry in told] != [entry.token for entry in wanted]:
@@ -161,7 +161,7 @@ async def stream_equals_whole(t: Trial) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def bound(t: Trial) -> None:
+async def bound(t: CheckContext) -> None:
     answer = await t.chat(logprobs=True, top_logprobs=10_000, max_tokens=1)
     if not 400 <= answer.status < 500:
         raise answer.fail(f"HTTP {answer.status}", "a 4xx status")
@@ -174,7 +174,7 @@ async def bound(t: Trial) -> None:
     source=OPENAI_COMPLETIONS,
     needs=_COMPLETIONS,
 )
-async def completion(t: Trial) -> None:
+async def completion(t: CheckContext) -> None:
     answer = (await t.complete(logprobs=2)).ok()
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     lengths = {name: len(answer.at(list, "choices", 0, "logprobs", name)) for name in names}
@@ -190,7 +190,7 @@ async def completion(t: Trial) -> None:
     source=OPENAI_COMPLETIONS,
     needs=_COMPLETIONS,
 )
-async def completion_offsets(t: Trial) -> None:
+async def completion_offsets(t: CheckContext) -> None:
     answer = (await t.complete(logprobs=1)).ok()
     offsets = answer.at(list, "choices", 0, "logprobs", "text_offset")
     tokens = answer.at(list, "choices", 0, "logprobs", "tokens")
@@ -210,7 +210,7 @@ async def completion_offsets(t: Trial) -> None:
     source=OPENAI_COMPLETIONS,
     needs=_CHAT,
 )
-async def sum_below_one(t: Trial) -> None:
+async def sum_below_one(t: CheckContext) -> None:
     answer = await _chat(t, 5)
     for number, entry in enumerate(answer.logprobs()):
         total = sum(exp(value) for _, value in entry.top)

@@ -6,17 +6,17 @@ import asyncio
 
 import orjson
 
+from relevo.check.context import CLIENT_ERRORS, CheckContext
 from relevo.check.exchange import Answer
 from relevo.check.sources import ISOLATION
 from relevo.check.texts import TOPICS, fresh_words
-from relevo.check.trial import CLIENT_ERRORS, Trial
 from relevo.check.words import Need, Skip, check
 
 _NEEDS = (Need.ORACLE,)
 _LENGTHS = (1, 12, 13, 25, 50, 100, 200, 400)  # words; around block and chunk borders for common sizes
 
 
-async def _ask_oracle(t: Trial, path: str, body: dict[str, object]) -> Answer:
+async def _ask_oracle(t: CheckContext, path: str, body: dict[str, object]) -> Answer:
     """Raises Skip if it has none: that says nothing about the server."""
     assert t.oracle is not None, "checks that need an oracle run with one only"
     exchange = t.oracle.exchange("POST", path, orjson.dumps(body | {"model": t.oracle_model}))
@@ -36,7 +36,7 @@ async def _ask_oracle(t: Trial, path: str, body: dict[str, object]) -> Answer:
     source=ISOLATION,
     needs=_NEEDS,
 )
-async def topics(t: Trial) -> None:
+async def topics(t: CheckContext) -> None:
     bodies = [t.prompt_body(f"Here is a text about {topic}:") for topic in TOPICS]
     bodies = [(path, body | t.logprob_fields(path)) for path, body in bodies]
     wanted = [await _ask_oracle(t, path, body) for path, body in bodies]
@@ -52,7 +52,7 @@ async def topics(t: Trial) -> None:
     source=ISOLATION,
     needs=_NEEDS,
 )
-async def lengths(t: Trial) -> None:
+async def lengths(t: CheckContext) -> None:
     for num_words in _LENGTHS:
         path, body = t.prompt_body(fresh_words(t.rng, num_words), max_tokens=12)
         body |= t.logprob_fields(path)
@@ -67,7 +67,7 @@ async def lengths(t: Trial) -> None:
     source=ISOLATION,
     needs=_NEEDS,
 )
-async def usage(t: Trial) -> None:
+async def usage(t: CheckContext) -> None:
     for path, body in (
         t.prompt_body("Here is a text about the sea:", max_tokens=1),
         ("/v1/chat/completions", t.chat_body(max_tokens=1)),
@@ -89,7 +89,7 @@ async def usage(t: Trial) -> None:
     source=ISOLATION,
     needs=(Need.ORACLE, Need.CHAT, Need.CHAT_LOGPROBS),
 )
-async def logprobs(t: Trial) -> None:
+async def logprobs(t: CheckContext) -> None:
     body = t.chat_body(logprobs=True, top_logprobs=1)
     reference = await _ask_oracle(t, "/v1/chat/completions", body)
     answer = (await t.post("/v1/chat/completions", body)).ok()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from relevo.check.context import CheckContext
 from relevo.check.sources import OPENAI_CHAT, VLLM
 from relevo.check.texts import QUESTION
-from relevo.check.trial import Trial
 from relevo.check.words import Level, Need, check
 
 _CHAT = (Need.CHAT,)
@@ -17,7 +17,7 @@ _CHAT = (Need.CHAT,)
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def greedy_repeats(t: Trial) -> None:
+async def greedy_repeats(t: CheckContext) -> None:
     fields = t.logprob_fields("/v1/chat/completions")
     t.same_text((await t.chat(**fields)).ok(), (await t.chat(**fields)).ok(), "twice the same request")
 
@@ -29,7 +29,7 @@ async def greedy_repeats(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def unseeded_varies(t: Trial) -> None:
+async def unseeded_varies(t: CheckContext) -> None:
     answers = [(await t.chat(temperature=1.5)).ok() for _ in range(4)]
     if len({answer.text() for answer in answers}) == 1:
         raise answers[-1].fail("four equal texts", "different texts")
@@ -43,7 +43,7 @@ async def unseeded_varies(t: Trial) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def seed_repeats(t: Trial) -> None:
+async def seed_repeats(t: CheckContext) -> None:
     first, second = (await t.chat(temperature=1, seed=42)).ok(), (await t.chat(temperature=1, seed=42)).ok()
     t.same_text(second, first, "twice with seed 42")
 
@@ -55,7 +55,7 @@ async def seed_repeats(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def seeds_differ(t: Trial) -> None:
+async def seeds_differ(t: CheckContext) -> None:
     answers = [(await t.chat(temperature=1.5, seed=seed)).ok() for seed in (1, 2, 3, 4)]
     if len({answer.text() for answer in answers}) == 1:
         raise answers[-1].fail("four equal texts", "different texts")
@@ -69,7 +69,7 @@ async def seeds_differ(t: Trial) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def seeded_stream_equals_whole(t: Trial) -> None:
+async def seeded_stream_equals_whole(t: CheckContext) -> None:
     streamed = (await t.stream_chat(temperature=1, seed=5)).ok()
     t.same_text(streamed, (await t.chat(temperature=1, seed=5)).ok(), "streamed and whole with seed 5")
 
@@ -81,7 +81,7 @@ async def seeded_stream_equals_whole(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def narrow_top_p(t: Trial) -> None:
+async def narrow_top_p(t: CheckContext) -> None:
     fields = t.logprob_fields("/v1/chat/completions")
     narrow = (await t.chat(temperature=1, top_p=1e-6, seed=3, **fields)).ok()
     t.same_text(narrow, (await t.chat(**fields)).ok(), "top_p 1e-6 and greedy")
@@ -94,7 +94,7 @@ async def narrow_top_p(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT, Need.LOGIT_BIAS, Need.TOKENIZE),
 )
-async def logit_bias(t: Trial) -> None:
+async def logit_bias(t: CheckContext) -> None:
     token = (await t.tokenize("banana", special=False))[-1]
     answer = (await t.chat(logit_bias={str(token): 100}, max_tokens=4)).ok()
     text = answer.text().strip()
@@ -117,7 +117,7 @@ def _quarters(text: str) -> list[str]:
     needs=(Need.CHAT, Need.IGNORE_EOS),
     level=Level.SHOULD,
 )
-async def min_tokens(t: Trial) -> None:
+async def min_tokens(t: CheckContext) -> None:
     answer = (await t.chat("Say only: Yes.", ignore_eos=True, min_tokens=12, max_tokens=12)).ok()
     if answer.usage("completion_tokens") != 12:
         raise answer.fail(f"{answer.usage('completion_tokens')} completion tokens", "12")
@@ -130,7 +130,7 @@ async def min_tokens(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def temperature_range(t: Trial) -> None:
+async def temperature_range(t: CheckContext) -> None:
     answer = await t.chat(QUESTION, temperature=-1, max_tokens=1)
     if not 400 <= answer.status < 500:
         raise answer.fail(f"HTTP {answer.status}", "a 4xx status")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
+from relevo.check.context import CHAT, CheckContext
 from relevo.check.exchange import Answer
 from relevo.check.sources import OPENAI_CHAT, OPENAI_DEBUGGING, OPENAI_MODELS, VLLM
 from relevo.check.texts import QUESTION
-from relevo.check.trial import CHAT, Trial
 from relevo.check.words import Level, Need, check
 
 _ONE_PIXEL = (  # a PNG
@@ -24,7 +24,7 @@ _FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_c
     why="Clients fill their model menus from it, and probe with it whether the server is there.",
     source=OPENAI_MODELS,
 )
-async def models(t: Trial) -> None:
+async def models(t: CheckContext) -> None:
     answer = (await t.send("GET", "/v1/models")).ok()
     if answer.at(str, "object") != "list":
         raise answer.fail(f"object is {answer.at(str, 'object')!r}", "object 'list'")
@@ -40,7 +40,7 @@ async def models(t: Trial) -> None:
     why="SDKs retrieve a model before they use it.",
     source=OPENAI_MODELS,
 )
-async def model(t: Trial) -> None:
+async def model(t: CheckContext) -> None:
     answer = (await t.send("GET", f"/v1/models/{t.facts.model}")).ok()
     if answer.at(str, "id") != t.facts.model or answer.at(str, "object") != "model":
         raise answer.fail("another id or object", f"id {t.facts.model!r}, object 'model'")
@@ -53,7 +53,7 @@ async def model(t: Trial) -> None:
     source=VLLM,
     level=Level.SHOULD,
 )
-async def health(t: Trial) -> None:
+async def health(t: CheckContext) -> None:
     (await t.send("GET", "/health")).ok()
 
 
@@ -80,7 +80,7 @@ def check_envelope(answer: Answer, kind: str) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def chat(t: Trial) -> None:
+async def chat(t: CheckContext) -> None:
     check_envelope(await t.chat(), "chat.completion")
 
 
@@ -91,7 +91,7 @@ async def chat(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def chat_message(t: Trial) -> None:
+async def chat_message(t: CheckContext) -> None:
     answer = (await t.chat()).ok()
     if answer.at(str, "choices", 0, "message", "role") != "assistant":
         raise answer.fail("another role", "role 'assistant'")
@@ -107,7 +107,7 @@ async def chat_message(t: Trial) -> None:
     needs=_NEEDS_CHAT,
     level=Level.SHOULD,
 )
-async def chat_nullable(t: Trial) -> None:
+async def chat_nullable(t: CheckContext) -> None:
     answer = (await t.chat()).ok()
     answer.at(object, "choices", 0, "logprobs")
     answer.at(object, "choices", 0, "message", "refusal")
@@ -120,7 +120,7 @@ async def chat_nullable(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def chat_usage(t: Trial) -> None:
+async def chat_usage(t: CheckContext) -> None:
     answer = (await t.chat()).ok()
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         if answer.usage(name) < 1:
@@ -133,7 +133,7 @@ async def chat_usage(t: Trial) -> None:
     why="Logs and traces are joined by them.",
     source=OPENAI_CHAT,
 )
-async def ids_differ(t: Trial) -> None:
+async def ids_differ(t: CheckContext) -> None:
     first, second = (await t.ask(QUESTION)).ok(), (await t.ask(QUESTION)).ok()
     if first.at(str, "id") == second.at(str, "id"):
         raise second.fail(f"both have the id {second.at(str, 'id')!r}")
@@ -146,7 +146,7 @@ async def ids_differ(t: Trial) -> None:
     source=OPENAI_CHAT,
     level=Level.SHOULD,
 )
-async def model_named(t: Trial) -> None:
+async def model_named(t: CheckContext) -> None:
     answer = (await t.ask(QUESTION)).ok()
     if answer.at(str, "model") != t.facts.model:
         raise answer.fail(f"model is {answer.at(str, 'model')!r}", f"model {t.facts.model!r}")
@@ -159,7 +159,7 @@ async def model_named(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def content_parts(t: Trial) -> None:
+async def content_parts(t: CheckContext) -> None:
     fields = t.logprob_fields(CHAT)
     plain = (await t.chat(QUESTION, **fields)).ok()
     parts = (await t.chat([{"type": "text", "text": QUESTION}], **fields)).ok()
@@ -175,7 +175,7 @@ async def content_parts(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def max_completion_tokens(t: Trial) -> None:
+async def max_completion_tokens(t: CheckContext) -> None:
     # with room to spare, a server that ignores the field runs into the guard
     answer = (await t.chat(max_tokens=..., max_completion_tokens=4, stop=["\n\n\n\n\n"])).ok()
     if answer.usage("completion_tokens") > 4:
@@ -189,7 +189,7 @@ async def max_completion_tokens(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def null_fields(t: Trial) -> None:
+async def null_fields(t: CheckContext) -> None:
     names = ("stop", "seed", "n", "logit_bias", "presence_penalty", "top_p", "stream", "stream_options")
     fields = t.logprob_fields(CHAT)
     answer = (await t.chat(**dict.fromkeys(names), **fields)).ok()
@@ -203,7 +203,7 @@ async def null_fields(t: Trial) -> None:
     source=VLLM,
     level=Level.SHOULD,
 )
-async def unknown_fields(t: Trial) -> None:
+async def unknown_fields(t: CheckContext) -> None:
     (await t.ask(QUESTION, x_unknown_field={"a": [1, 2]}, store=False, metadata={"k": "v"})).ok()
 
 
@@ -214,7 +214,7 @@ async def unknown_fields(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def history(t: Trial) -> None:
+async def history(t: CheckContext) -> None:
     messages = [
         {"role": "system", "content": "You answer briefly."},
         {"role": "user", "content": "What is the capital of France?"},
@@ -239,7 +239,7 @@ async def history(t: Trial) -> None:
     needs=_NEEDS_CHAT,
     level=Level.SHOULD,
 )
-async def developer_role(t: Trial) -> None:
+async def developer_role(t: CheckContext) -> None:
     messages = [{"role": "developer", "content": "Answer briefly."}, {"role": "user", "content": QUESTION}]
     (await t.chat(messages=messages)).ok()
 
@@ -252,7 +252,7 @@ async def developer_role(t: Trial) -> None:
     needs=_NEEDS_CHAT,
     level=Level.SHOULD,
 )
-async def participant_name(t: Trial) -> None:
+async def participant_name(t: CheckContext) -> None:
     (await t.chat(messages=[{"role": "user", "name": "ada", "content": QUESTION}], max_tokens=1)).ok()
 
 
@@ -263,7 +263,7 @@ async def participant_name(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def image_part(t: Trial) -> None:
+async def image_part(t: CheckContext) -> None:
     text = {"type": "text", "text": "What is in this image?"}
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_ONE_PIXEL}"}}
     answer = await t.chat([text, image], max_tokens=1)
@@ -284,7 +284,7 @@ async def image_part(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT, Need.TOOLS),
 )
-async def tool_choice_none(t: Trial) -> None:
+async def tool_choice_none(t: CheckContext) -> None:
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
     answer = (await t.chat("What is the weather in Rome?", tools=[tool], tool_choice="none")).ok()
@@ -299,7 +299,7 @@ async def tool_choice_none(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT, Need.JSON_OBJECT),
 )
-async def json_object(t: Trial) -> None:
+async def json_object(t: CheckContext) -> None:
     wanted = {"type": "json_object"}
     answer = (await t.chat("Name a colour, as JSON.", response_format=wanted, max_tokens=64)).ok()
     text = answer.text().lstrip()
@@ -318,7 +318,7 @@ async def json_object(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT, Need.JSON_SCHEMA),
 )
-async def json_schema(t: Trial) -> None:
+async def json_schema(t: CheckContext) -> None:
     schema = {
         "type": "object",
         "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}},
@@ -341,7 +341,7 @@ async def json_schema(t: Trial) -> None:
     why="Clients choose their parser by it.",
     source=OPENAI_CHAT,
 )
-async def content_type(t: Trial) -> None:
+async def content_type(t: CheckContext) -> None:
     answer = (await t.ask(QUESTION)).ok()
     if not answer.headers.get("content-type", "").startswith("application/json"):
         raise answer.fail(f"content-type is {answer.headers.get('content-type')!r}", "application/json")
@@ -354,7 +354,7 @@ async def content_type(t: Trial) -> None:
     source=OPENAI_DEBUGGING,
     level=Level.SHOULD,
 )
-async def request_id(t: Trial) -> None:
+async def request_id(t: CheckContext) -> None:
     answer = (await t.ask(QUESTION)).ok()
     if not answer.headers.get("x-request-id"):
         raise answer.fail("no x-request-id header", "an x-request-id header")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from relevo.check.context import CheckContext
 from relevo.check.exchange import parse_json
 from relevo.check.sources import OPENAI_SDK, SSE, UNICODE
 from relevo.check.texts import EMOJI_OPENING
-from relevo.check.trial import Trial
 from relevo.check.words import Level, Need, check
 
 _CHAT = (Need.CHAT,)
@@ -20,7 +20,7 @@ _CHAT = (Need.CHAT,)
     source=SSE,
     needs=_CHAT,
 )
-async def framing(t: Trial) -> None:
+async def framing(t: CheckContext) -> None:
     answer = (await t.stream_chat()).ok()
     if answer.sse.problems:
         raise answer.fail("; ".join(answer.sse.problems[:5]), "a well-formed event stream")
@@ -33,7 +33,7 @@ async def framing(t: Trial) -> None:
     source=OPENAI_SDK,
     needs=_CHAT,
 )
-async def one_line_json(t: Trial) -> None:
+async def one_line_json(t: CheckContext) -> None:
     answer = (await t.stream_chat()).ok()
     for event in answer.sse.events:
         if event.num_data_lines != 1:
@@ -56,7 +56,7 @@ async def one_line_json(t: Trial) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def not_cached(t: Trial) -> None:
+async def not_cached(t: CheckContext) -> None:
     answer = (await t.stream_chat()).ok()
     control = answer.headers.get("cache-control", "").lower()
     if "no-cache" not in control and "no-store" not in control:
@@ -69,7 +69,7 @@ async def not_cached(t: Trial) -> None:
     why="Tokens end inside emoji and CJK characters; a cut one arrives as U+FFFD.",
     source=UNICODE,
 )
-async def whole_characters(t: Trial) -> None:
+async def whole_characters(t: CheckContext) -> None:
     path, body = t.prompt_body(EMOJI_OPENING)
     body |= t.logprob_fields(path)
     whole, streamed = (await t.post(path, body)).ok(), (await t.stream(path, body)).ok()
@@ -85,7 +85,7 @@ async def whole_characters(t: Trial) -> None:
     source=SSE,
     needs=_CHAT,
 )
-async def own_chunks(t: Trial) -> None:
+async def own_chunks(t: CheckContext) -> None:
     answers = await asyncio.gather(t.stream_chat(), t.stream_chat("Describe a sunrise over the mountains."))
     ids = [{str(chunk.get("id")) for chunk in answer.ok().chunks} for answer in answers]
     if len(ids[0]) != 1 or len(ids[1]) != 1 or ids[0] == ids[1]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from relevo.check.context import CHAT, COMPLETIONS, CheckContext
 from relevo.check.exchange import Answer
 from relevo.check.sources import OPENAI_CHAT, OPENAI_COMPLETIONS
-from relevo.check.trial import CHAT, COMPLETIONS, Trial
 from relevo.check.words import Need, Skip, check
 
 _CHAT = (Need.CHAT,)
@@ -26,7 +26,7 @@ def stop_inside(text: str, length: int, start: int | None = None) -> str:
     raise Skip("the model's answer has no piece that could be a stop string")
 
 
-async def _plain(t: Trial, path: str = CHAT, **fields: Any) -> Answer:
+async def _plain(t: CheckContext, path: str = CHAT, **fields: Any) -> Answer:
     return (await t.chat(**fields)).ok() if path == CHAT else (await t.complete(**fields)).ok()
 
 
@@ -48,7 +48,7 @@ def _check_stopped(answer: Answer, full_text: str, *stops: str) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def string(t: Trial) -> None:
+async def string(t: CheckContext) -> None:
     text = (await _plain(t)).text()
     stop = stop_inside(text, 3)
     _check_stopped((await t.chat(stop=stop)).ok(), text, stop)
@@ -61,7 +61,7 @@ async def string(t: Trial) -> None:
     source=OPENAI_COMPLETIONS,
     needs=(Need.COMPLETIONS,),
 )
-async def completion(t: Trial) -> None:
+async def completion(t: CheckContext) -> None:
     text = (await _plain(t, COMPLETIONS)).text()
     stop = stop_inside(text, 3)
     _check_stopped((await t.complete(stop=stop)).ok(), text, stop)
@@ -74,7 +74,7 @@ async def completion(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def first_of_list(t: Trial) -> None:
+async def first_of_list(t: CheckContext) -> None:
     text = (await _plain(t)).text()
     later, earlier = stop_inside(text, 3, 2 * len(text) // 3), stop_inside(text, 3, len(text) // 3)
     _check_stopped((await t.chat(stop=[_NEVER, later, earlier])).ok(), text, later, earlier)
@@ -87,7 +87,7 @@ async def first_of_list(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def across_tokens(t: Trial) -> None:
+async def across_tokens(t: CheckContext) -> None:
     text = (await _plain(t)).text()
     stop = stop_inside(text, min(12, max(2, len(text) // 3)), len(text) // 3)
     _check_stopped((await t.chat(stop=[stop])).ok(), text, stop)
@@ -100,7 +100,7 @@ async def across_tokens(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def stream_leaks_nothing(t: Trial) -> None:
+async def stream_leaks_nothing(t: CheckContext) -> None:
     text = (await _plain(t)).text()
     stop = stop_inside(text, min(12, max(2, len(text) // 3)), len(text) // 3)
     _check_stopped((await t.stream_chat(stop=[stop])).ok(), text, stop)
@@ -113,7 +113,7 @@ async def stream_leaks_nothing(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def held_back_text_comes(t: Trial) -> None:
+async def held_back_text_comes(t: CheckContext) -> None:
     text = (await _plain(t)).text()
     stop = text[-3:].lstrip("\ufffd") + _NEVER
     answer = (await t.stream_chat(stop=[stop])).ok()
@@ -128,7 +128,7 @@ async def held_back_text_comes(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def no_match(t: Trial) -> None:
+async def no_match(t: CheckContext) -> None:
     fields = t.logprob_fields(CHAT)
     plain = await _plain(t, **fields)
     answer = (await t.chat(stop=_NEVER, **fields)).ok()
@@ -144,7 +144,7 @@ async def no_match(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def empty_list(t: Trial) -> None:
+async def empty_list(t: CheckContext) -> None:
     fields = t.logprob_fields(CHAT)
     t.same_text((await t.chat(stop=[], **fields)).ok(), await _plain(t, **fields), "with stop [] and without")
 
@@ -156,7 +156,7 @@ async def empty_list(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def at_the_start(t: Trial) -> None:
+async def at_the_start(t: CheckContext) -> None:
     text = (await _plain(t)).text()
     if not text[:1] or text[0] in "\ufffd \n":
         raise Skip("the model's answer does not begin with a character that could be a stop string")
@@ -170,7 +170,7 @@ async def at_the_start(t: Trial) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def saves_tokens(t: Trial) -> None:
+async def saves_tokens(t: CheckContext) -> None:
     plain = await _plain(t)
     stop = stop_inside(plain.text(), 2, len(plain.text()) // 4)
     fields: dict[str, Any] = {"stop": stop}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from relevo.check.context import NUM_TOKENS, CheckContext
 from relevo.check.exchange import Answer, StreamAnswer
 from relevo.check.sources import OPENAI_COMPLETIONS, OPENAI_SDK, OPENAI_STREAM, SSE
 from relevo.check.texts import QUESTION
-from relevo.check.trial import NUM_TOKENS, Trial
 from relevo.check.words import Level, Need, check
 
 _CHAT = (Need.CHAT,)
@@ -23,7 +23,7 @@ _NUM_TRIES = 3
     source=SSE,
     needs=_CHAT,
 )
-async def content_type(t: Trial) -> None:
+async def content_type(t: CheckContext) -> None:
     answer = (await t.stream_chat()).ok()
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
         raise answer.fail(f"content-type is {answer.headers.get('content-type')!r}", "text/event-stream")
@@ -36,7 +36,7 @@ async def content_type(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def chunks(t: Trial) -> None:
+async def chunks(t: CheckContext) -> None:
     answer = (await t.stream_chat()).ok()
     if not answer.chunks:
         raise answer.fail("no chunks", "chunks")
@@ -59,7 +59,7 @@ async def chunks(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def role(t: Trial) -> None:
+async def role(t: CheckContext) -> None:
     answer = (await t.stream_chat()).ok()
     roles = [delta.get("role") for delta in answer.deltas()]
     if not roles or roles[0] != "assistant":
@@ -75,7 +75,7 @@ async def role(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def finish(t: Trial) -> None:
+async def finish(t: CheckContext) -> None:
     answer = (await t.stream_chat()).ok()
     answer.finish_reason()
     parts = answer.choice_parts()
@@ -91,7 +91,7 @@ async def finish(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def done(t: Trial) -> None:
+async def done(t: CheckContext) -> None:
     answer = (await t.stream_chat()).ok()
     if answer.num_done != 1:
         raise answer.fail(f"{answer.num_done} events [DONE]", "one")
@@ -106,7 +106,7 @@ async def done(t: Trial) -> None:
     source=SSE,
     needs=_CHAT,
 )
-async def ends(t: Trial) -> None:
+async def ends(t: CheckContext) -> None:
     answer = (await t.stream_chat()).ok()
     if answer.was_cut:
         raise answer.fail("the connection broke", "a properly ended body")
@@ -119,7 +119,7 @@ async def ends(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def equals_whole(t: Trial) -> None:
+async def equals_whole(t: CheckContext) -> None:
     fields = t.logprob_fields("/v1/chat/completions")
     _check_equal(t, (await t.stream_chat(**fields)).ok(), (await t.chat(**fields)).ok())
 
@@ -131,12 +131,12 @@ async def equals_whole(t: Trial) -> None:
     source=OPENAI_COMPLETIONS,
     needs=_COMPLETIONS,
 )
-async def completion_equals_whole(t: Trial) -> None:
+async def completion_equals_whole(t: CheckContext) -> None:
     fields = t.logprob_fields("/v1/completions")
     _check_equal(t, (await t.stream_complete(**fields)).ok(), (await t.complete(**fields)).ok())
 
 
-def _check_equal(t: Trial, streamed: StreamAnswer, whole: Answer) -> None:
+def _check_equal(t: CheckContext, streamed: StreamAnswer, whole: Answer) -> None:
     t.same_text(streamed, whole, "streamed and whole")
     if streamed.finish_reason() != whole.finish_reason():
         raise streamed.fail(f"finish_reason is {streamed.finish_reason()!r}", f"{whole.finish_reason()!r} as whole")
@@ -149,7 +149,7 @@ def _check_equal(t: Trial, streamed: StreamAnswer, whole: Answer) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def short_equals_whole(t: Trial) -> None:
+async def short_equals_whole(t: CheckContext) -> None:
     for max_tokens in (1, 2, 3):
         fields = t.logprob_fields("/v1/chat/completions") | {"max_tokens": max_tokens}
         _check_equal(t, (await t.stream_chat(**fields)).ok(), (await t.chat(**fields)).ok())
@@ -162,7 +162,7 @@ async def short_equals_whole(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def usage_last(t: Trial) -> None:
+async def usage_last(t: CheckContext) -> None:
     answer = (await t.stream_chat(stream_options=_USAGE)).ok()
     if not answer.chunks or not answer.chunks[-1].get("usage"):
         raise answer.fail("the last chunk has no usage", "usage in the last chunk")
@@ -179,7 +179,7 @@ async def usage_last(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def usage_equals_whole(t: Trial) -> None:
+async def usage_equals_whole(t: CheckContext) -> None:
     streamed, whole = (await t.stream_chat(stream_options=_USAGE)).ok(), (await t.chat()).ok()
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         if streamed.usage(name) != whole.usage(name):
@@ -193,7 +193,7 @@ async def usage_equals_whole(t: Trial) -> None:
     source=OPENAI_SDK,
     needs=_CHAT,
 )
-async def choices_always(t: Trial) -> None:
+async def choices_always(t: CheckContext) -> None:
     answer = (await t.stream_chat()).ok()
     if not all(chunk.get("choices") for chunk in answer.chunks):
         raise answer.fail("a chunk without choices", "a choice in every chunk")
@@ -206,7 +206,7 @@ async def choices_always(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def incremental(t: Trial) -> None:
+async def incremental(t: CheckContext) -> None:
     answer = (await t.stream_chat(stream_options=_USAGE)).ok()
     num_tokens, num_chunks = answer.usage("completion_tokens"), len(answer.pieces_of_text())
     if num_chunks < num_tokens / 4:
@@ -230,7 +230,7 @@ async def incremental(t: Trial) -> None:
     source=OPENAI_SDK,
     needs=_CHAT,
 )
-async def error_is_a_status(t: Trial) -> None:
+async def error_is_a_status(t: CheckContext) -> None:
     answer = await t.stream("/v1/chat/completions", t.chat_body(temperature="hot"))
     if not 400 <= answer.status < 500:
         raise answer.fail(f"HTTP {answer.status}", "a 4xx status")
@@ -243,7 +243,7 @@ async def error_is_a_status(t: Trial) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def length(t: Trial) -> None:
+async def length(t: CheckContext) -> None:
     answer = (await t.stream_chat(QUESTION, max_tokens=5)).ok()
     if answer.finish_reason() != "length":
         raise answer.fail(f"finish_reason is {answer.finish_reason()!r} after 5 tokens of a story", "'length'")
@@ -257,7 +257,7 @@ async def length(t: Trial) -> None:
     needs=_COMPLETIONS,
     level=Level.MUST,
 )
-async def completion_chunks(t: Trial) -> None:
+async def completion_chunks(t: CheckContext) -> None:
     answer = (await t.stream_complete()).ok()
     kinds = {str(chunk.get("object")) for chunk in answer.chunks}
     if kinds != {"text_completion"}:

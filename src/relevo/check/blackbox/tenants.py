@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from relevo.check.context import CLIENT_ERRORS, CheckContext
 from relevo.check.exchange import Answer, Exchange
 from relevo.check.server import Server
 from relevo.check.sources import FAIRNESS, ISOLATION, OPENAI_CACHING, SECRETS
 from relevo.check.texts import QUESTION, TOPICS, fresh_words
-from relevo.check.trial import CLIENT_ERRORS, Trial
 from relevo.check.words import Level, Mismatch, Need, Skip, check
 
 _TWO = (Need.OTHER_KEY,)
@@ -28,12 +28,12 @@ _HEAD_START_S = 0.2  # of the first key; arbitrary
 _SHORT_TOKENS = 4  # of the other key's request
 
 
-def _other(t: Trial) -> Server:
+def _other(t: CheckContext) -> Server:
     assert t.other is not None, "the check needs another key"
     return t.other
 
 
-async def _as_other(t: Trial, text: str, **fields: Any) -> Answer:
+async def _as_other(t: CheckContext, text: str, **fields: Any) -> Answer:
     path, body = t.prompt_body(text, **fields)
     t.last = t.exchange(path, body, _other(t))
     return await _other(t).send(t.last)
@@ -49,7 +49,7 @@ async def _as_other(t: Trial, text: str, **fields: Any) -> Answer:
     source=OPENAI_CACHING,
     needs=(*_TWO, Need.CACHED_TOKENS),
 )
-async def cached_tokens(t: Trial) -> None:
+async def cached_tokens(t: CheckContext) -> None:
     text = fresh_words(t.rng, 200)
     names = {"prompt_cache_key": "one", "user": "one"}
     await t.ask(text, max_tokens=1)
@@ -71,7 +71,7 @@ async def cached_tokens(t: Trial) -> None:
     source=ISOLATION,
     needs=_TWO,
 )
-async def no_foreign_words(t: Trial) -> None:
+async def no_foreign_words(t: CheckContext) -> None:
     canary = f"zq{t.rng.getrandbits(40):010x}"
     first = [t.ask(f"{canary} {canary} {topic}") for topic in TOPICS[:6]]
     wrong = [t.ask(canary, temperature=canary) for _ in range(3)]
@@ -90,7 +90,7 @@ async def no_foreign_words(t: Trial) -> None:
     source=ISOLATION,
     needs=_TWO,
 )
-async def same_request_id(t: Trial) -> None:
+async def same_request_id(t: CheckContext) -> None:
     name = f"same-{t.rng.getrandbits(40):010x}"
     paths = [t.prompt_body(f"Here is a text about {topic}:") for topic in TOPICS[:2]]
     bodies = [(path, body | t.logprob_fields(path)) for path, body in paths]
@@ -112,7 +112,7 @@ async def same_request_id(t: Trial) -> None:
     source=SECRETS,
     needs=_TWO,
 )
-async def keys_are_not_shown(t: Trial) -> None:
+async def keys_are_not_shown(t: CheckContext) -> None:
     keys = [key for key in (t.server.api_key, _other(t).api_key) if key is not None]
     await _as_other(t, QUESTION, max_tokens=1, temperature="hot")
     for path in ("/metrics", "/ready", "/health", "/version", "/v1/models", "/openapi.json", "/"):
@@ -125,7 +125,7 @@ async def keys_are_not_shown(t: Trial) -> None:
 
 
 @asynccontextmanager
-async def _flood(t: Trial, exchanges: Sequence[Exchange]) -> AsyncIterator[list[asyncio.Task[Answer]]]:
+async def _flood(t: CheckContext, exchanges: Sequence[Exchange]) -> AsyncIterator[list[asyncio.Task[Answer]]]:
     """The first key's requests, all at once; they are abandoned at the end."""
     tasks = [asyncio.create_task(t.server.send(exchange)) for exchange in exchanges]
     try:
@@ -137,7 +137,7 @@ async def _flood(t: Trial, exchanges: Sequence[Exchange]) -> AsyncIterator[list[
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _need_served_beside(t: Trial, exchanges: Sequence[Exchange]) -> None:
+async def _need_served_beside(t: CheckContext, exchanges: Sequence[Exchange]) -> None:
     """Raises Mismatch unless the other key's short request is answered while most of the first key's run or wait."""
     async with _flood(t, exchanges) as tasks:
         num_before = sum(_is_answered(task) for task in tasks)
@@ -164,7 +164,7 @@ def _is_answered(task: asyncio.Task[Answer]) -> bool:
     return task.result().status == 200
 
 
-def _long_bodies(t: Trial, num: int, num_tokens: int, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
+def _long_bodies(t: CheckContext, num: int, num_tokens: int, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
     return [
         t.prompt_body(
             f"{number}: a text about {TOPICS[number % len(TOPICS)]}", max_tokens=num_tokens, **t.endless, **fields
@@ -181,7 +181,7 @@ def _long_bodies(t: Trial, num: int, num_tokens: int, **fields: Any) -> list[tup
     needs=_TWO,
     level=Level.SHOULD,
 )
-async def flood(t: Trial) -> None:
+async def flood(t: CheckContext) -> None:
     await _need_served_beside(t, [t.exchange(*body) for body in _long_bodies(t, _NUM_FLOOD, _FLOOD_TOKENS)])
 
 
@@ -193,7 +193,7 @@ async def flood(t: Trial) -> None:
     needs=_TWO,
     level=Level.SHOULD,
 )
-async def long_streams(t: Trial) -> None:
+async def long_streams(t: CheckContext) -> None:
     bodies = _long_bodies(t, _NUM_STREAMS, _STREAM_TOKENS)
     await _need_served_beside(t, [t.stream_exchange(*body) for body in bodies])
 
@@ -206,7 +206,7 @@ async def long_streams(t: Trial) -> None:
     needs=(*_TWO, Need.CHOICES),
     level=Level.SHOULD,
 )
-async def large_n(t: Trial) -> None:
+async def large_n(t: CheckContext) -> None:
     bodies = _long_bodies(t, 4, _FLOOD_TOKENS, n=_NUM_CHOICES, temperature=1)
     await _need_served_beside(t, [t.exchange(*body) for body in bodies])
 
@@ -219,7 +219,7 @@ async def large_n(t: Trial) -> None:
     needs=_TWO,
     level=Level.SHOULD,
 )
-async def priority(t: Trial) -> None:
+async def priority(t: CheckContext) -> None:
     headers = {"x-priority": "-100", "x-relevo-priority": "-100"}
     exchanges = [
         t.server.exchange("POST", path, t.exchange(path, body | {"priority": -100}).body, headers)
@@ -235,7 +235,7 @@ async def priority(t: Trial) -> None:
     source=ISOLATION,
     needs=_TWO,
 )
-async def equal_beside(t: Trial) -> None:
+async def equal_beside(t: CheckContext) -> None:
     path, body = t.prompt_body("Here is a text about glass:")
     body |= t.logprob_fields(path)
     alone = (await _other(t).send(t.exchange(path, body, _other(t)))).ok()

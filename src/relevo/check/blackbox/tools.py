@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from relevo.check.context import CheckContext
 from relevo.check.exchange import Answer
 from relevo.check.sources import OPENAI_CHAT, OPENAI_TOOLS
 from relevo.check.texts import QUESTION
-from relevo.check.trial import Trial
 from relevo.check.words import Need, Skip, check
 
 _UNITS = ("celsius", "fahrenheit")
@@ -31,7 +31,7 @@ _ASKED = "How warm is the sea?"
     source=OPENAI_TOOLS,
     needs=(Need.CHAT, Need.TOOLS),
 )
-async def reach_the_model(t: Trial) -> None:
+async def reach_the_model(t: CheckContext) -> None:
     plain = (await t.chat(_ASKED, max_tokens=1)).ok()
     given = (await t.chat(_ASKED, max_tokens=1, tools=[_TOOL])).ok()
     if given.usage("prompt_tokens") <= plain.usage("prompt_tokens"):
@@ -48,7 +48,7 @@ async def reach_the_model(t: Trial) -> None:
     source=OPENAI_TOOLS,
     needs=(Need.CHAT, Need.FORCED_TOOL),
 )
-async def forced(t: Trial) -> None:
+async def forced(t: CheckContext) -> None:
     choice = {"type": "function", "function": {"name": _NAME}}
     answer = (await t.chat(_ASKED, max_tokens=64, tools=[_TOOL], tool_choice=choice)).ok()
     call = answer.at(dict, "choices", 0, "message", "tool_calls", 0)
@@ -76,7 +76,7 @@ def _check_arguments(answer: Answer) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT,),
 )
-async def history(t: Trial) -> None:
+async def history(t: CheckContext) -> None:
     short = await t.chat(messages=_after_a_call("17"), max_tokens=1)
     if short.is_refusal:
         raise Skip(f"tool messages are refused with HTTP {short.status}: {short.error_message}")
@@ -105,7 +105,7 @@ def _after_a_call(result: str) -> list[dict[str, Any]]:
     source=OPENAI_TOOLS,
     needs=(Need.CHAT,),
 )
-async def unknown_choice(t: Trial) -> None:
+async def unknown_choice(t: CheckContext) -> None:
     answer = await t.chat(QUESTION, max_tokens=1, tools=[_TOOL], tool_choice="sometimes")
     if not 400 <= answer.status < 500:
         raise answer.fail(f"HTTP {answer.status}: {answer.error_message}", "a 4xx status")

@@ -7,9 +7,9 @@ import json
 import orjson
 
 from relevo.check.blackbox.stop import stop_inside
+from relevo.check.context import CHAT, CheckContext
 from relevo.check.sources import JSON, OPENAI_CHAT, UNICODE
 from relevo.check.texts import EMOJI_OPENING, MANY_SCRIPTS, OPENING
-from relevo.check.trial import CHAT, Trial
 from relevo.check.words import Need, Skip, check
 
 _CHAT = (Need.CHAT,)
@@ -22,11 +22,11 @@ _CHAT = (Need.CHAT,)
     source=UNICODE,
     needs=(Need.COMPLETIONS, Need.ECHO),
 )
-async def echo(t: Trial) -> None:
+async def echo(t: CheckContext) -> None:
     await _check_echo(t, MANY_SCRIPTS)
 
 
-async def _check_echo(t: Trial, text: str) -> None:
+async def _check_echo(t: CheckContext, text: str) -> None:
     ascii_only = (await t.complete(OPENING, echo=True, max_tokens=1)).ok()
     if not ascii_only.text().startswith(OPENING):
         raise Skip("echo is accepted and ignored, which shape.completion_echo tells")
@@ -42,7 +42,7 @@ async def _check_echo(t: Trial, text: str) -> None:
     source=JSON,
     needs=_CHAT,
 )
-async def escapes(t: Trial) -> None:
+async def escapes(t: CheckContext) -> None:
     body = t.chat_body(MANY_SCRIPTS, **t.logprob_fields(CHAT))
     plain = (await t.post(CHAT, orjson.dumps(body))).ok()
     escaped = (await t.post(CHAT, json.dumps(body).encode())).ok()
@@ -58,7 +58,7 @@ async def escapes(t: Trial) -> None:
     source=UNICODE,
     needs=_CHAT,
 )
-async def lone_surrogate(t: Trial) -> None:
+async def lone_surrogate(t: CheckContext) -> None:
     body = json.dumps(t.chat_body("a lone \ud83c surrogate", max_tokens=2)).encode()
     answer = await t.post(CHAT, body)
     if answer.status != 200 and not answer.is_refusal:
@@ -74,7 +74,7 @@ async def lone_surrogate(t: Trial) -> None:
     source=UNICODE,
     needs=_CHAT,
 )
-async def nul(t: Trial) -> None:
+async def nul(t: CheckContext) -> None:
     answer = await t.chat("before \x00 after", max_tokens=2)
     if answer.status != 200 and not answer.is_refusal:
         raise answer.fail(f"HTTP {answer.status}", "HTTP 200 or a 4xx status")
@@ -92,7 +92,7 @@ async def nul(t: Trial) -> None:
     why="Chinese full stops and emoji are common stop strings.",
     source=OPENAI_CHAT,
 )
-async def stop_string(t: Trial) -> None:
+async def stop_string(t: CheckContext) -> None:
     whole = (await t.ask(EMOJI_OPENING)).ok()
     text = whole.text()
     wide = next(
@@ -113,7 +113,7 @@ async def stop_string(t: Trial) -> None:
     source=UNICODE,
     needs=_CHAT,
 )
-async def not_mangled(t: Trial) -> None:
+async def not_mangled(t: CheckContext) -> None:
     answer = (await t.chat(f"Repeat exactly: {MANY_SCRIPTS}")).ok()
     try:
         answer.raw.decode()
@@ -131,6 +131,6 @@ async def not_mangled(t: Trial) -> None:
     source=UNICODE,
     needs=(Need.COMPLETIONS, Need.ECHO),
 )
-async def normal_forms(t: Trial) -> None:
+async def normal_forms(t: CheckContext) -> None:
     for text in ("caf\u00e9 bar", "cafe\u0301 bar"):
         await _check_echo(t, text)

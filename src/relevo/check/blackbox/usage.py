@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from relevo.check.context import CheckContext
 from relevo.check.sources import OPENAI_CACHING, OPENAI_CHAT, OPENAI_COMPLETIONS
 from relevo.check.texts import OPENING, QUESTION, fresh_words
-from relevo.check.trial import Trial
 from relevo.check.words import Level, Need, check
 
 _LONG_WORDS = 160  # a prompt of several cache blocks, whatever their size
@@ -17,7 +17,7 @@ _CACHED = (Need.CACHED_TOKENS,)
     why="Budgets are kept by the total.",
     source=OPENAI_CHAT,
 )
-async def sums(t: Trial) -> None:
+async def sums(t: CheckContext) -> None:
     answer = (await t.ask(OPENING)).ok()
     prompt, completion, total = (answer.usage(f"{name}_tokens") for name in ("prompt", "completion", "total"))
     if prompt + completion != total:
@@ -30,7 +30,7 @@ async def sums(t: Trial) -> None:
     why="One token too many or too few at the seam between prefill and decode shows here.",
     source=OPENAI_CHAT,
 )
-async def exact(t: Trial) -> None:
+async def exact(t: CheckContext) -> None:
     for max_tokens in (1, 2, 3):
         answer = (await t.ask(OPENING, max_tokens=max_tokens)).ok()
         if answer.usage("completion_tokens") != max_tokens or answer.finish_reason() != "length":
@@ -47,7 +47,7 @@ async def exact(t: Trial) -> None:
     source=OPENAI_COMPLETIONS,
     needs=(Need.COMPLETIONS, Need.TOKENIZE),
 )
-async def prompt_is_tokenize(t: Trial) -> None:
+async def prompt_is_tokenize(t: CheckContext) -> None:
     tokens = await t.tokenize(OPENING)
     answer = (await t.complete(OPENING)).ok()
     if answer.usage("prompt_tokens") != len(tokens):
@@ -60,7 +60,7 @@ async def prompt_is_tokenize(t: Trial) -> None:
     why="Constant or drifting counts are invented ones.",
     source=OPENAI_CHAT,
 )
-async def prompt_grows(t: Trial) -> None:
+async def prompt_grows(t: CheckContext) -> None:
     short, again = (await t.ask(QUESTION)).ok(), (await t.ask(QUESTION)).ok()
     longer = (await t.ask(QUESTION * 3)).ok()
     if short.usage("prompt_tokens") != again.usage("prompt_tokens"):
@@ -76,7 +76,7 @@ async def prompt_grows(t: Trial) -> None:
     source=OPENAI_CACHING,
     level=Level.SHOULD,
 )
-async def tells_cached(t: Trial) -> None:
+async def tells_cached(t: CheckContext) -> None:
     answer = (await t.ask(OPENING)).ok()
     answer.at(int, "usage", "prompt_tokens_details", "cached_tokens")
 
@@ -88,7 +88,7 @@ async def tells_cached(t: Trial) -> None:
     source=OPENAI_CACHING,
     needs=_CACHED,
 )
-async def fresh_is_not_cached(t: Trial) -> None:
+async def fresh_is_not_cached(t: CheckContext) -> None:
     answer = (await t.ask(fresh_words(t.rng, _LONG_WORDS))).ok()
     if answer.num_cached_tokens > answer.usage("prompt_tokens") / 2:
         raise answer.fail(f"{answer.num_cached_tokens} of {answer.usage('prompt_tokens')} tokens cached", "hardly any")
@@ -101,7 +101,7 @@ async def fresh_is_not_cached(t: Trial) -> None:
     source=OPENAI_CACHING,
     needs=_CACHED,
 )
-async def cached_bounds(t: Trial) -> None:
+async def cached_bounds(t: CheckContext) -> None:
     prompt = fresh_words(t.rng, _LONG_WORDS)
     for _ in range(3):
         answer = (await t.ask(prompt)).ok()
@@ -117,7 +117,7 @@ async def cached_bounds(t: Trial) -> None:
     needs=_CACHED,
     level=Level.SHOULD,
 )
-async def repeat_is_cached(t: Trial) -> None:
+async def repeat_is_cached(t: CheckContext) -> None:
     prompt = fresh_words(t.rng, _LONG_WORDS)
     (await t.ask(prompt)).ok()
     answer = (await t.ask(prompt)).ok()
@@ -131,7 +131,7 @@ async def repeat_is_cached(t: Trial) -> None:
     why="A cache that changes answers is worse than none.",
     source=OPENAI_CACHING,
 )
-async def cached_answer_is_same(t: Trial) -> None:
+async def cached_answer_is_same(t: CheckContext) -> None:
     path, body = t.prompt_body(fresh_words(t.rng, _LONG_WORDS))
     body |= t.logprob_fields(path)
     first, second = (await t.post(path, body)).ok(), (await t.post(path, body)).ok()
@@ -145,7 +145,7 @@ async def cached_answer_is_same(t: Trial) -> None:
     source=OPENAI_CACHING,
     needs=_CACHED,
 )
-async def cached_prefix_only(t: Trial) -> None:
+async def cached_prefix_only(t: CheckContext) -> None:
     prompt = fresh_words(t.rng, _LONG_WORDS)
     (await t.ask(prompt)).ok()
     answer = (await t.ask("x" + prompt)).ok()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from relevo.check.chaos.recovery import ended, kill, some_target, wait_until_healed
+from relevo.check.context import CLIENT_ERRORS, CheckContext
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import fresh_words
-from relevo.check.trial import CLIENT_ERRORS, Trial
 from relevo.check.words import Need, check
 
 _NUM_ABORTS = 200
 _AT_ONCE = 16
 
 
-async def _abort_one(t: Trial) -> None:
+async def _abort_one(t: CheckContext) -> None:
     text = fresh_words(t.rng, t.rng.choice((3, 20, 80, 250)))
     path, body = t.prompt_body(text, max_tokens=300, **t.endless)
     exchange = t.stream_exchange(path, body)
@@ -27,7 +27,7 @@ async def _abort_one(t: Trial) -> None:
         return  # refused or cut: nothing is left to abort
 
 
-async def _storm(t: Trial, count: int) -> None:
+async def _storm(t: CheckContext, count: int) -> None:
     for _ in range(count // _AT_ONCE):
         await asyncio.gather(*(_abort_one(t) for _ in range(_AT_ONCE)))
 
@@ -38,7 +38,7 @@ async def _storm(t: Trial, count: int) -> None:
     why="Aborts are ordinary; a leak at any phase of a request's life ends a server within days.",
     source=RECOVERY,
 )
-async def abort_storm(t: Trial) -> None:
+async def abort_storm(t: CheckContext) -> None:
     baseline, reference = await t.quiet_baseline()
     await _storm(t, _NUM_ABORTS)
     await t.closing_probe(baseline, reference)
@@ -51,7 +51,7 @@ async def abort_storm(t: Trial) -> None:
     source=RECOVERY,
     needs=(Need.PROCESSES,),
 )
-async def abort_and_kill(t: Trial) -> None:
+async def abort_and_kill(t: CheckContext) -> None:
     baseline, reference = await t.quiet_baseline()
     target, num_targets = await some_target(t)
     storm = asyncio.create_task(_storm(t, _NUM_ABORTS // 4))

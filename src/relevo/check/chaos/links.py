@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from relevo.check.chaos.recovery import some_target, undone
+from relevo.check.context import CLIENT_ERRORS, CheckContext
 from relevo.check.disturber import Action
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import QUESTION, fresh_words
-from relevo.check.trial import CLIENT_ERRORS, Trial
 from relevo.check.words import Mismatch, Need, check
 
 _NEEDS = (Need.PROCESSES,)
@@ -26,7 +26,7 @@ _STREAM_TOKENS = 400  # of the stream beside them
     why="One reader on a bad line must not hold up a batch.",
     source=RECOVERY,
 )
-async def slow_reader(t: Trial) -> None:
+async def slow_reader(t: CheckContext) -> None:
     baseline, reference = await t.quiet_baseline()
     path, body = t.prompt_body(QUESTION, max_tokens=300, **t.endless)
     begun = [asyncio.Event() for _ in range(4)]
@@ -49,7 +49,7 @@ async def slow_reader(t: Trial) -> None:
     await t.closing_probe(baseline, reference)
 
 
-async def _read_slowly(t: Trial, path: str, body: dict[str, object], begun: asyncio.Event) -> None:
+async def _read_slowly(t: CheckContext, path: str, body: dict[str, object], begun: asyncio.Event) -> None:
     exchange = t.stream_exchange(path, body)
     async with t.server.session.request(
         exchange.method, exchange.url, data=exchange.body, headers=exchange.headers
@@ -60,7 +60,7 @@ async def _read_slowly(t: Trial, path: str, body: dict[str, object], begun: asyn
 
 
 @asynccontextmanager
-async def _a_stream(t: Trial) -> AsyncIterator[None]:
+async def _a_stream(t: CheckContext) -> AsyncIterator[None]:
     """One runs meanwhile, from its first text on; how it ends is not judged."""
     path, body = t.prompt_body(QUESTION, max_tokens=_STREAM_TOKENS, **t.endless)
     heard = asyncio.Event()
@@ -75,7 +75,7 @@ async def _a_stream(t: Trial) -> AsyncIterator[None]:
         await asyncio.gather(running, waiting, return_exceptions=True)
 
 
-async def _disturbed(t: Trial, begin: Action, end: Action, why_skipped: str) -> None:
+async def _disturbed(t: CheckContext, begin: Action, end: Action, why_skipped: str) -> None:
     """New prompts under a disturbance that lasts, asked again after it; then the closing probe.
 
     New ones, because a prompt whose KV is where it is needed crosses no link and reads no disk; and beside a stream,
@@ -101,7 +101,7 @@ async def _disturbed(t: Trial, begin: Action, end: Action, why_skipped: str) -> 
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def slow_link(t: Trial) -> None:
+async def slow_link(t: CheckContext) -> None:
     reason = (
         "slowing a link down would reach beyond the named processes; "
         "give a --chaos-command that does slow-link and normal-link inside a network namespace"
@@ -116,7 +116,7 @@ async def slow_link(t: Trial) -> None:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def disk_full(t: Trial) -> None:
+async def disk_full(t: CheckContext) -> None:
     reason = (
         "filling a disk would reach beyond the named processes; "
         "give a --chaos-command that does fill-disk and free-disk on a file system of its own"

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from relevo.check.context import CLIENT_ERRORS, CheckContext
 from relevo.check.disturber import Action, Disturber
 from relevo.check.equality import difference
 from relevo.check.exchange import Answer, StreamAnswer
 from relevo.check.texts import TOPICS
-from relevo.check.trial import CLIENT_ERRORS, Trial
 from relevo.check.words import Mismatch, Skip
 from relevo.core.errors import StartError
 
@@ -32,12 +32,12 @@ class Watched:
     is_repeatable: bool = True  # False: sampled by a server whose seeds do not hold, so that only the form is judged
 
 
-def disturber_of(t: Trial) -> Disturber:
+def disturber_of(t: CheckContext) -> Disturber:
     assert t.disturber is not None, "checks that need processes run with a disturber only"
     return t.disturber
 
 
-async def all_targets(t: Trial) -> list[str]:
+async def all_targets(t: CheckContext) -> list[str]:
     """The processes that may be disturbed. Raises Skip if there is none."""
     targets = await disturber_of(t).targets()
     if not targets:
@@ -45,20 +45,20 @@ async def all_targets(t: Trial) -> list[str]:
     return targets
 
 
-async def some_target(t: Trial) -> tuple[str, int]:
+async def some_target(t: CheckContext) -> tuple[str, int]:
     """A process to disturb, drawn, and how many there are. Raises Skip if there is none."""
     targets = await all_targets(t)
     return t.rng.choice(targets), len(targets)
 
 
-async def kill(t: Trial, target: str) -> None:
+async def kill(t: CheckContext, target: str) -> None:
     """Raises Skip if that cannot be done."""
     if not await disturber_of(t).do(Action.KILL, target):
         raise Skip("the chaos command cannot kill processes")
 
 
 @asynccontextmanager
-async def undone(t: Trial, begin: Action, end: Action, target: str, why_skipped: str) -> AsyncIterator[None]:
+async def undone(t: CheckContext, begin: Action, end: Action, target: str, why_skipped: str) -> AsyncIterator[None]:
     """`begin` holds inside, and `end` follows whatever happens. Raises Skip if `begin` cannot be done.
 
     A `begin` that failed or was broken off may hold all the same: it is ended too.
@@ -77,7 +77,7 @@ async def undone(t: Trial, begin: Action, end: Action, target: str, why_skipped:
         await disturber.do(end, target)
 
 
-async def watched_requests(t: Trial, count: int) -> list[Watched]:
+async def watched_requests(t: CheckContext, count: int) -> list[Watched]:
     """Greedy and seeded requests with their answers of a quiet server.
 
     A seed is a promise only as far as the server keeps it undisturbed, asked for again with the others at once.
@@ -96,7 +96,7 @@ async def watched_requests(t: Trial, count: int) -> list[Watched]:
     ]
 
 
-async def open_streams(t: Trial, requests: list[Watched]) -> list[asyncio.Task[StreamAnswer | None]]:
+async def open_streams(t: CheckContext, requests: list[Watched]) -> list[asyncio.Task[StreamAnswer | None]]:
     """All of them running, each with some text already received (or ended early)."""
     heard = [asyncio.Event() for _ in requests]
     tasks = [asyncio.create_task(_stream(t, request, event)) for request, event in zip(requests, heard, strict=True)]
@@ -119,7 +119,7 @@ async def ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _stream(t: Trial, request: Watched, heard: asyncio.Event) -> StreamAnswer | None:
+async def _stream(t: CheckContext, request: Watched, heard: asyncio.Event) -> StreamAnswer | None:
     """None: the connection broke without any answer."""
     try:
         return await t.stream(request.path, request.body, heard)
@@ -127,7 +127,7 @@ async def _stream(t: Trial, request: Watched, heard: asyncio.Event) -> StreamAns
         return None
 
 
-def judge_stream(t: Trial, answer: StreamAnswer | None, request: Watched, *, may_fail: bool) -> bool:
+def judge_stream(t: CheckContext, answer: StreamAnswer | None, request: Watched, *, may_fail: bool) -> bool:
     """Whether it is whole. Raises Mismatch unless it equals its reference, or (`may_fail`) ended with one error."""
     if answer is None:
         raise Mismatch("the connection broke without an answer", expected="the whole answer, or one error")
@@ -154,7 +154,7 @@ def _ends_with_one_error(answer: StreamAnswer) -> bool:
 
 
 async def judge_all(
-    t: Trial, streams: Sequence[Awaitable[StreamAnswer | None]], requests: Sequence[Watched], *, may_fail: bool
+    t: CheckContext, streams: Sequence[Awaitable[StreamAnswer | None]], requests: Sequence[Watched], *, may_fail: bool
 ) -> None:
     """Every stream to its end. Raises Mismatch as `judge_stream` does."""
     answers = await asyncio.gather(*streams)
@@ -164,7 +164,7 @@ async def judge_all(
 
 
 async def disturb_under_streams(
-    t: Trial, num_streams: int, disturb: Callable[[str], Awaitable[object]], *, may_fail: bool
+    t: CheckContext, num_streams: int, disturb: Callable[[str], Awaitable[object]], *, may_fail: bool
 ) -> None:
     """Streams are open while `disturb` does something to one process; each is judged, and all must be well again."""
     baseline, reference = await t.quiet_baseline()
@@ -179,7 +179,7 @@ async def disturb_under_streams(
     await wait_until_healed(t, num_targets, baseline, reference)
 
 
-async def wait_until_healed(t: Trial, num_targets: int, kv_before: float | None, reference: Answer) -> None:
+async def wait_until_healed(t: CheckContext, num_targets: int, kv_before: float | None, reference: Answer) -> None:
     """As many processes as before, and the closing probe. Raises Mismatch after RECOVERY_S."""
     deadline_s = time.monotonic() + RECOVERY_S
     while True:

@@ -7,10 +7,10 @@ import time
 from contextlib import AbstractAsyncContextManager
 
 from relevo.check.chaos.recovery import disturb_under_streams, some_target, undone, wait_until_healed
+from relevo.check.context import CLIENT_ERRORS, POLL_S, CheckContext
 from relevo.check.disturber import Action
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import fresh_words
-from relevo.check.trial import CLIENT_ERRORS, POLL_S, Trial
 from relevo.check.words import Mismatch, Need, check
 
 _NEEDS = (Need.PROCESSES,)
@@ -20,12 +20,12 @@ _NUM_PROBES = 4
 NOTICE_S = 10.0  # within which a stopped process must be noticed
 
 
-def stopped(t: Trial, target: str) -> AbstractAsyncContextManager[None]:
+def stopped(t: CheckContext, target: str) -> AbstractAsyncContextManager[None]:
     """The process does nothing inside, and runs again afterwards whatever happens."""
     return undone(t, Action.STOP, Action.CONTINUE, target, "the chaos command cannot stop processes")
 
 
-async def _stopped_for(t: Trial, target: str, pause_s: float) -> None:
+async def _stopped_for(t: CheckContext, target: str, pause_s: float) -> None:
     async with stopped(t, target):
         await asyncio.sleep(pause_s)
 
@@ -37,7 +37,7 @@ async def _stopped_for(t: Trial, target: str, pause_s: float) -> None:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def short_pause(t: Trial) -> None:
+async def short_pause(t: CheckContext) -> None:
     await disturb_under_streams(t, _NUM_STREAMS, lambda target: _stopped_for(t, target, _SHORT_PAUSE_S), may_fail=False)
 
 
@@ -48,7 +48,7 @@ async def short_pause(t: Trial) -> None:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def stopped_is_noticed(t: Trial) -> None:
+async def stopped_is_noticed(t: CheckContext) -> None:
     baseline, reference = await t.quiet_baseline()
     target, num_targets = await some_target(t)
     ready_path = await _ready_path(t)
@@ -62,7 +62,7 @@ async def stopped_is_noticed(t: Trial) -> None:
     await wait_until_healed(t, num_targets, baseline, reference)
 
 
-async def _ready_path(t: Trial) -> str | None:
+async def _ready_path(t: CheckContext) -> str | None:
     """The most telling of the usual paths that says yes while all is well; the no of another means nothing."""
     for path in ("/ready", "/health"):
         if (await t.server.send(t.server.exchange("GET", path))).status == 200:
@@ -70,7 +70,7 @@ async def _ready_path(t: Trial) -> str | None:
     return None
 
 
-async def _is_noticed(t: Trial, ready_path: str | None) -> bool:
+async def _is_noticed(t: CheckContext, ready_path: str | None) -> bool:
     deadline_s = time.monotonic() + NOTICE_S
     asking = asyncio.create_task(_are_answered(t))
     try:
@@ -88,7 +88,7 @@ async def _is_noticed(t: Trial, ready_path: str | None) -> bool:
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def _are_answered(t: Trial) -> bool:
+async def _are_answered(t: CheckContext) -> bool:
     """Several at once, of different prompts: a single one may have gone past the process that is stopped."""
     bodies = [t.prompt_body(fresh_words(t.rng, 4), max_tokens=2) for _ in range(_NUM_PROBES)]
     try:
@@ -98,7 +98,7 @@ async def _are_answered(t: Trial) -> bool:
     return all(answer.status == 200 for answer in answers)
 
 
-async def _says_ready(t: Trial, path: str) -> bool:
+async def _says_ready(t: CheckContext, path: str) -> bool:
     """A path that does not answer does not say yes."""
     try:
         async with asyncio.timeout(NOTICE_S):
@@ -115,5 +115,5 @@ async def _says_ready(t: Trial, path: str) -> bool:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def long_pause(t: Trial) -> None:
+async def long_pause(t: CheckContext) -> None:
     await disturb_under_streams(t, _NUM_STREAMS, lambda target: _stopped_for(t, target, t.pause_s), may_fail=True)

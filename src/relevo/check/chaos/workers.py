@@ -16,9 +16,9 @@ from relevo.check.chaos.recovery import (
     wait_until_healed,
     watched_requests,
 )
+from relevo.check.context import CLIENT_ERRORS, CheckContext
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import fresh_words
-from relevo.check.trial import CLIENT_ERRORS, Trial
 from relevo.check.words import Level, Mismatch, Need, check
 
 _NEEDS = (Need.PROCESSES,)
@@ -26,7 +26,7 @@ _NUM_STREAMS = 8
 _ERROR_WITHIN_S = 10.0
 
 
-async def _kill_under_streams(t: Trial, *, may_fail: bool) -> None:
+async def _kill_under_streams(t: CheckContext, *, may_fail: bool) -> None:
     await disturb_under_streams(t, _NUM_STREAMS, lambda target: kill(t, target), may_fail=may_fail)
 
 
@@ -37,7 +37,7 @@ async def _kill_under_streams(t: Trial, *, may_fail: bool) -> None:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def kill_no_silent_end(t: Trial) -> None:
+async def kill_no_silent_end(t: CheckContext) -> None:
     await _kill_under_streams(t, may_fail=True)
 
 
@@ -49,7 +49,7 @@ async def kill_no_silent_end(t: Trial) -> None:
     needs=_NEEDS,
     level=Level.SHOULD,
 )
-async def kill_streams_survive(t: Trial) -> None:
+async def kill_streams_survive(t: CheckContext) -> None:
     await _kill_under_streams(t, may_fail=False)
 
 
@@ -60,7 +60,7 @@ async def kill_streams_survive(t: Trial) -> None:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def kill_in_prefill(t: Trial) -> None:
+async def kill_in_prefill(t: CheckContext) -> None:
     baseline, reference = await t.quiet_baseline()
     target, num_targets = await some_target(t)
     bodies = [t.prompt_body(fresh_words(t.rng, 300), max_tokens=4) for _ in range(6)]
@@ -84,7 +84,7 @@ async def kill_in_prefill(t: Trial) -> None:
     await wait_until_healed(t, num_targets, baseline, reference)
 
 
-async def _ended(t: Trial, path: str, body: dict[str, object]) -> tuple[int | None, float, str]:
+async def _ended(t: CheckContext, path: str, body: dict[str, object]) -> tuple[int | None, float, str]:
     try:
         answer = await t.post(path, body)
         return answer.status, time.monotonic(), f"HTTP {answer.status}"
@@ -99,7 +99,7 @@ async def _ended(t: Trial, path: str, body: dict[str, object]) -> tuple[int | No
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def restart_each(t: Trial) -> None:
+async def restart_each(t: CheckContext) -> None:
     baseline, reference = await t.quiet_baseline()
     requests = await watched_requests(t, 3)
     targets = await all_targets(t)  # those that come back have other names

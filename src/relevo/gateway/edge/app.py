@@ -2,8 +2,8 @@
 
 Owns forwarding. Until the first byte of an answer's body nothing has reached the client, so a region that fails before
 is replaced by the next one; afterwards the client sees what happened. Who is next, and which answer is good enough, is
-`policy.region_choice`'s; when all regions are busy the client gets the last one's own words. Does not parse answers; of
-a request it reads only what names its session.
+`policy.routing.region_choice`'s; when all regions are busy the client gets the last one's own words. Does not parse
+answers; of a request it reads only what names its session.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from yarl import URL
 
 from relevo.core.errors import NoWorker, RelevoError, RequestError, WorkerLost
 from relevo.core.ids import RequestId
-from relevo.gateway.auth import presented_key
-from relevo.gateway.body import check_num_items, json_text, read_body
-from relevo.gateway.byte_account import ByteAccount
 from relevo.gateway.edge.metrics import EdgeMetrics
 from relevo.gateway.edge.regions import Regions
-from relevo.gateway.http_errors import UnknownPath, error_body, error_response
-from relevo.gateway.site import Site
-from relevo.gateway.sse import ClientGone, encode_event
-from relevo.gateway.text_work import INLINE_BYTES
-from relevo.policy.affinity import affinity_of
-from relevo.policy.region_choice import BYTES_PER_TOKEN, RegionChoice, Tour
+from relevo.gateway.http.auth import presented_key
+from relevo.gateway.http.body import check_num_items, json_text, read_body
+from relevo.gateway.http.byte_account import ByteAccount
+from relevo.gateway.http.errors import UnknownPath, error_body, error_response
+from relevo.gateway.http.site import Site
+from relevo.gateway.http.sse import ClientGone, encode_event
+from relevo.gateway.text.text_work import INLINE_BYTES
+from relevo.policy.routing.affinity import affinity_of
+from relevo.policy.routing.region_choice import BYTES_PER_TOKEN, RegionAttempts, RegionChoice
 
 log = logging.getLogger("relevo.edge")
 
@@ -174,7 +174,7 @@ class Edge:
 
     async def _first_answer(self, forwarded: Forwarded) -> Attempt:
         """From the best region that answers; raises NoWorker when none does."""
-        tour = Tour(self.choice, forwarded.request_id, forwarded.session, forwarded.num_tokens)
+        tour = RegionAttempts(self.choice, forwarded.request_id, forwarded.session, forwarded.num_tokens)
         busy: Attempt | None = None
         while (pick := tour.next_region(self.regions.up(), self.rng)) is not None:
             name = pick.candidate.key

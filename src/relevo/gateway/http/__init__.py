@@ -1,1 +1,1 @@
-"""HTTP/1.1 as it is spoken at the door: sockets, bytes, deadlines. Knows no route."""
+"""HTTP/1.1 as it is spoken at the limiter: sockets, bytes, deadlines. Knows no route."""

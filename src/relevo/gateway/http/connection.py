@@ -3,7 +3,7 @@
 The parser is llhttp through httptools, in its strict mode. Owns what a parser leaves open: an offer to change the
 protocol is declined by answering as if it had not been made (RFC 9110, section 7.8), fields after a chunked body are
 not headers, what is bounded, what waits. Does not know what an application answers, and how long a client may keep it
-waiting is `policy.connections`'.
+waiting is `policy.http.connections`'.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import httptools
 
 from relevo.gateway.http.cycle import RequestCycle, error_reply, response_head
 from relevo.gateway.http.head import MAX_FIELDS, MAX_HEAD_BYTES, MAX_TARGET_BYTES, BadHttp, http_scope
-from relevo.policy.connections import Wait
+from relevo.policy.http.connections import Wait
 
 if TYPE_CHECKING:
-    from relevo.gateway.http.door import Door
+    from relevo.gateway.http.connection_limiter import ConnectionLimiter
 
 MAX_BUFFERED_BYTES = 64 * 2**10  # of bodies that no handler has taken yet; then reading pauses; arbitrary
 MAX_PIPELINED = 16  # requests that wait for the answer to one before them; arbitrary
 
 
 class HttpConnection(asyncio.Protocol):
-    """`door`: what all connections of a server share."""
+    """`limiter`: what all connections of a server share."""
 
-    def __init__(self, door: Door) -> None:
-        self.door = door
+    def __init__(self, limiter: ConnectionLimiter) -> None:
+        self.limiter = limiter
         self.is_write_paused = False
         self.num_body_bytes = 0  # that have come
-        self.is_reserved = False  # above the bound; see `policy.connections`
+        self.is_reserved = False  # above the bound; see `policy.http.connections`
         self.opening: asyncio.Task[None] | None = None  # until it is open, its TLS handshake included
         self._transport: asyncio.Transport | None = None
         self._about: dict[str, Any] = {}
@@ -62,10 +62,10 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses of it
         self._about = _about(self._transport)
-        self.door.opened(self)
+        self.limiter.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.door.closed(self)
+        self.limiter.closed(self)
         self._transport = None
         self._is_deaf = True
         self.is_write_paused = False
@@ -88,15 +88,15 @@ class HttpConnection(asyncio.Protocol):
         self.is_write_paused = True
         self._writable.clear()
         self._num_unwritten_at_pause = self._transport.get_write_buffer_size()
-        self.door.owes(self, Wait.READER)
+        self.limiter.owes(self, Wait.READER)
 
     def resume_writing(self) -> None:
         self.is_write_paused = False
         self._writable.set()
-        self.door.owes_no_more(self, Wait.READER)
+        self.limiter.owes_no_more(self, Wait.READER)
 
     def num_moved(self, wait: Wait) -> int:
-        """For `policy.connections`."""
+        """For `policy.http.connections`."""
         if wait is Wait.READER and self._transport is not None:
             return self._num_unwritten_at_pause - self._transport.get_write_buffer_size()
         return self.num_body_bytes
@@ -122,7 +122,7 @@ class HttpConnection(asyncio.Protocol):
             self._leave()
         elif wait is Wait.LEAVE and self._transport.get_write_buffer_size():
             self._num_unwritten_at_pause = self._transport.get_write_buffer_size()
-            self.door.owes(self, Wait.READER)  # it reads its last answer, only slowly
+            self.limiter.owes(self, Wait.READER)  # it reads its last answer, only slowly
         else:
             self.abort()
 
@@ -171,7 +171,7 @@ class HttpConnection(asyncio.Protocol):
         parser = self._parser
         version = parser.get_http_version()
         method = parser.get_method().decode()
-        root_path = self.door.root_path
+        root_path = self.limiter.root_path
         scope = http_scope(method, version, self._target, self._headers, root_path, self._about)
         framing = dict(self._headers)
         self._is_upgrade_declined = parser.should_upgrade()
@@ -218,7 +218,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def default_headers(self) -> Sequence[tuple[bytes, bytes]]:
-        return self.door.default_headers
+        return self.limiter.default_headers
 
     def write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -234,7 +234,7 @@ class HttpConnection(asyncio.Protocol):
         self.abort()
 
     def answered(self, cycle: RequestCycle) -> None:
-        self.door.num_answered += 1
+        self.limiter.num_answered += 1
         self._current = None
         if cycle.has_come_whole:
             self._after_answer(cycle)
@@ -257,7 +257,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _run(self, cycle: RequestCycle) -> None:
         self._current = cycle
-        self.door.run(cycle, self.is_reserved)
+        self.limiter.run(cycle, self.is_reserved)
         self._reconsider()
 
     def _after_answer(self, cycle: RequestCycle) -> None:
@@ -297,7 +297,7 @@ class HttpConnection(asyncio.Protocol):
         status, headers, body = error_reply(error.status, error)
         headers.append((b"connection", b"close"))
         self.write(response_head(status, (*self.default_headers, *headers)) + body)
-        self.door.refused(error.status)
+        self.limiter.refused(error.status)
         self._leave(lingering=True)
 
     def _leave(self, *, lingering: bool = False) -> None:
@@ -391,10 +391,10 @@ class HttpConnection(asyncio.Protocol):
         if wait is self._wait:
             return
         if self._wait is not None:
-            self.door.owes_no_more(self, self._wait)
+            self.limiter.owes_no_more(self, self._wait)
         self._wait = wait
         if wait is not None:
-            self.door.owes(self, wait)
+            self.limiter.owes(self, wait)
 
 
 def _about(transport: asyncio.Transport) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import orjson
 from starlette.types import ASGIApp, Message
 
 from relevo.core.errors import RelevoError
-from relevo.gateway.http_errors import error_body
+from relevo.gateway.http.errors import error_body
 
 log = logging.getLogger("relevo.http")
 

@@ -14,10 +14,10 @@ import socket
 import ssl
 
 from relevo.gateway.http.connection import HttpConnection
+from relevo.gateway.http.connection_limiter import FULL, ConnectionLimiter
 from relevo.gateway.http.cycle import error_reply, response_head
-from relevo.gateway.http.door import FULL, Door
 from relevo.gateway.http.tls import TlsContext, no_tls
-from relevo.policy.connections import Refusal
+from relevo.policy.http.connections import Refusal
 
 log = logging.getLogger("relevo.http")
 
@@ -29,9 +29,9 @@ _SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 class Listener:
     """Has what `uvicorn.Server` asks of a server: `close` and `wait_closed`."""
 
-    def __init__(self, listening: socket.socket, door: Door, tls: TlsContext = no_tls) -> None:
+    def __init__(self, listening: socket.socket, limiter: ConnectionLimiter, tls: TlsContext = no_tls) -> None:
         self._socket = listening
-        self._door = door
+        self._limiter = limiter
         self._tls = tls
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -59,7 +59,7 @@ class Listener:
             except OSError as error:
                 if error.errno not in _SCARCE:
                     raise
-                self._door.turned_away(Refusal.DESCRIPTORS)
+                self._limiter.turned_away(Refusal.DESCRIPTORS)
                 self._pause()
                 return
             accepted.setblocking(False)
@@ -73,7 +73,7 @@ class Listener:
 
     def _take(self, accepted: socket.socket, address: str) -> None:
         context = self._tls()
-        connection = self._door.admit(address)
+        connection = self._limiter.admit(address)
         if isinstance(connection, Refusal):
             with contextlib.suppress(OSError), accepted:
                 if context is None:
@@ -85,16 +85,16 @@ class Listener:
         task.add_done_callback(self._opening.discard)
 
     async def _open(self, connection: HttpConnection, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
-        timeout_s = self._door.limits.header_timeout_s if context is not None else None
+        timeout_s = self._limiter.limits.header_timeout_s if context is not None else None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, accepted, ssl=context, ssl_handshake_timeout=timeout_s
             )
         except (OSError, ssl.SSLError) as error:
             log.debug("a connection failed before its first request: %s", error)
-            self._door.closed(connection)
+            self._limiter.closed(connection)
         except asyncio.CancelledError:
-            self._door.closed(connection)
+            self._limiter.closed(connection)
         finally:
             connection.opening = None
 

@@ -1,4 +1,4 @@
-"""The HTTP server of a process: uvicorn's life (signals, draining, the Date header) around our own door.
+"""The HTTP server of a process: uvicorn's life (signals, draining, the Date header) around our own limiter.
 
 uvicorn's own protocols are not used; docs/adr/0010 says why.
 """
@@ -11,7 +11,7 @@ import socket
 import uvicorn
 
 from relevo.gateway.http.connection import HttpConnection
-from relevo.gateway.http.door import Door
+from relevo.gateway.http.connection_limiter import ConnectionLimiter
 from relevo.gateway.http.listener import Listener
 from relevo.gateway.http.tls import TlsContext, no_tls
 
@@ -21,7 +21,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(
         self,
-        door: Door,
+        limiter: ConnectionLimiter,
         *,
         shutdown_timeout_s: float,
         date_header: bool = True,
@@ -30,7 +30,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                door.app,
+                limiter.app,
                 http=HttpConnection,
                 ws="none",
                 lifespan="off",
@@ -43,7 +43,7 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=int(shutdown_timeout_s),
             )
         )
-        self.door = door
+        self.limiter = limiter
         self.tls = tls
         self._handles_signals = handles_signals
 
@@ -53,9 +53,9 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. The sockets are given: they are bound and listening before anything else is started."""
         state = self.server_state
-        state.connections = self.door.connections  # type: ignore[assignment]  # uvicorn only calls `shutdown` of them
-        state.tasks = self.door.tasks
-        listeners = [Listener(each, self.door, self.tls) for each in sockets or ()]
+        state.connections = self.limiter.connections  # type: ignore[assignment]  # uvicorn only calls `shutdown` of them
+        state.tasks = self.limiter.tasks
+        listeners = [Listener(each, self.limiter, self.tls) for each in sockets or ()]
         self.servers = listeners  # type: ignore[assignment]  # uvicorn only closes them
         for listener in listeners:
             listener.start()
@@ -63,5 +63,5 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         should_exit = await super().on_tick(counter)
-        self.door.default_headers = self.server_state.default_headers
+        self.limiter.default_headers = self.server_state.default_headers
         return should_exit

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from relevo.gateway.metering.keys import KeyRecord
-from relevo.policy.key_limits import Charge, KeyAccount, KeyLimits, RateView, Refused, period_start_s
-from relevo.policy.pricing import exact_sum
+from relevo.policy.admission.key_limits import Charge, KeyAccount, KeyLimits, RateView, Refused, period_start_s
+from relevo.policy.billing.pricing import exact_sum
 
 SETTLED_AFTER_MS = 15_000  # longer than a row may be replaced after it was written (meter.COMMIT_TIMEOUT_S)
 _UNLIMITED = KeyLimits()

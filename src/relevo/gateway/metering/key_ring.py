@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from relevo.core.errors import Unauthorized
-from relevo.gateway.auth import UNKNOWN_KEY, ApiKeys, Caller, presented_digest, presented_key
+from relevo.gateway.http.auth import UNKNOWN_KEY, ApiKeys, Caller, presented_digest, presented_key
 from relevo.gateway.metering.keys import KeyRecord
 
 log = logging.getLogger("relevo.gateway.keys")

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from decimal import Decimal
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway.auth import digest_of
+from relevo.gateway.http.auth import digest_of
 from relevo.gateway.metering.database import Connection, Statement
-from relevo.policy.key_limits import KeyLimits, Period
-from relevo.policy.pricing import plain
+from relevo.policy.admission.key_limits import KeyLimits, Period
+from relevo.policy.billing.pricing import plain
 
 KEY_START = "rv-"
 _PREFIX_CHARS = 9  # of a key, shown in lists; tells keys apart, 36 of 256 random bits

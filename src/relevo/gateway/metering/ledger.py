@@ -13,7 +13,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from relevo.gateway.metering.database import Connection, Parameters, Statement, Value
-from relevo.policy.pricing import BilledTokens, ModelPrice, cost_of, exact_sum, plain
+from relevo.policy.billing.pricing import BilledTokens, ModelPrice, cost_of, exact_sum, plain
 
 MS_PER_DAY = 86_400_000
 

@@ -2,8 +2,8 @@
 
 Owns the order: limits are asked before anything runs; the row is handed over at the request's single terminal event;
 they are looked at again after each of its steps; an answer is completed only once its row is kept. Rules are
-`policy.billing`'s and `policy.key_limits`', rows are written by `metering.writer`. A row that is not kept in time is
-replaced by that of a failure of ours, because that is what the client is told.
+`policy.billing`'s and `policy.admission.key_limits`', rows are written by `metering.writer`. A row that is not kept in
+time is replaced by that of a failure of ours, because that is what the client is told.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Protocol
 
 from relevo.core.errors import BudgetSpent, KeyLimitReached, LedgerUnavailable, Unauthorized
 from relevo.core.ports import Clock
-from relevo.gateway.auth import Caller
+from relevo.gateway.http.auth import Caller
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.ledger import LedgerRow
 from relevo.gateway.metering.writer import LedgerWriter
-from relevo.policy.billing import Bill, Cause, Work, bill_for, num_rate_tokens, so_far
-from relevo.policy.key_limits import Charge, Refused
-from relevo.policy.pricing import EXACT, BilledTokens, ModelPrice, cost_of, plain
+from relevo.policy.admission.key_limits import Charge, Refused
+from relevo.policy.billing.bill import Bill, Cause, Work, bill_for, num_rate_tokens, so_far
+from relevo.policy.billing.pricing import EXACT, BilledTokens, ModelPrice, cost_of, plain
 
 log = logging.getLogger("relevo.gateway.ledger")
 
@@ -35,7 +35,7 @@ UNAVAILABLE = "What requests use cannot be recorded at present, so none is taken
 
 
 class Metered(Protocol):
-    """One prompt of a request; `gateway.text_generation` has it."""
+    """One prompt of a request; `gateway.text.generation` has it."""
 
     @property
     def num_prompt_tokens(self) -> int: ...
@@ -45,7 +45,7 @@ class Metered(Protocol):
         ...
 
 
-class Tab(Protocol):
+class UsageEntry(Protocol):
     """One request's entry in the books. Whichever of `settle` and `close` comes first ends it."""
 
     def progress(self) -> None:
@@ -74,7 +74,7 @@ class UsageMeter(Protocol):
         response_id: str,
         runs: Sequence[Metered],
         reply_headers: MutableMapping[str, str],
-    ) -> Tab:
+    ) -> UsageEntry:
         """Before anything runs. Raises KeyLimitReached, BudgetSpent, LedgerUnavailable."""
         ...
 
@@ -122,7 +122,7 @@ class Meter:
         response_id: str,
         runs: Sequence[Metered],
         reply_headers: MutableMapping[str, str],
-    ) -> Tab:
+    ) -> UsageEntry:
         if self.failure:
             self.metrics.admission_rejected(model, "ledger")
             raise LedgerUnavailable(UNAVAILABLE, retry_after_s=1.0)
@@ -137,7 +137,7 @@ class Meter:
             raise _refusal(charge)
         self._num_open += 1
         self.all_closed.clear()
-        return OpenTab(self, caller, model, response_id, runs, price, charge, now_ms)
+        return OpenUsageEntry(self, caller, model, response_id, runs, price, charge, now_ms)
 
     async def hurry(self) -> None:
         """The process ends soon: answers wait for the journal instead of the database."""
@@ -158,7 +158,7 @@ class Meter:
 
 
 @dataclass(slots=True)
-class OpenTab:
+class OpenUsageEntry:
     meter: Meter
     caller: Caller
     model: str
@@ -271,7 +271,7 @@ class NoMeter:
         response_id: str,
         runs: Sequence[Metered],
         reply_headers: MutableMapping[str, str],
-    ) -> Tab:
+    ) -> UsageEntry:
         return self
 
     def progress(self) -> None:

@@ -32,17 +32,17 @@ from relevo.core.errors import (
     Unauthorized,
     WorkerError,
 )
-from relevo.gateway.call import Call
-from relevo.gateway.http_errors import error_body
-from relevo.gateway.merge import merged_deltas
-from relevo.gateway.metering.meter import Tab
+from relevo.gateway.http.call import Call
+from relevo.gateway.http.errors import error_body
+from relevo.gateway.http.sse import DONE_EVENT, ClientGone, EventStream, encode_event, run_while_connected
+from relevo.gateway.http.stopping import Answering, CutOff, cut_error
+from relevo.gateway.metering.meter import UsageEntry
 from relevo.gateway.openai.chunks import ChunkEncoder
 from relevo.gateway.openai.kept_answer import KeptAnswer
 from relevo.gateway.openai.logprobs import LogprobParts
-from relevo.gateway.sse import DONE_EVENT, ClientGone, EventStream, encode_event, run_while_connected
-from relevo.gateway.stopping import Answering, CutOff, cut_error
-from relevo.gateway.text_generation import TextDelta, TextGeneration
-from relevo.policy.billing import Cause
+from relevo.gateway.text.generation import TextDelta, TextGeneration
+from relevo.gateway.text.merge import merged_deltas
+from relevo.policy.billing.bill import Cause
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ async def answer(call: Call, job: Job) -> Response | None:
     return response
 
 
-async def _whole(call: Call, job: Job, tab: Tab, answering: Answering) -> Response:
+async def _whole(call: Call, job: Job, tab: UsageEntry, answering: Answering) -> Response:
     kept = KeptAnswer(call.context.answer_memory, call.tenant)
     try:
         return await _put_together(job, tab, answering, kept)
@@ -194,7 +194,7 @@ async def _whole(call: Call, job: Job, tab: Tab, answering: Answering) -> Respon
         kept.give_back()
 
 
-async def _put_together(job: Job, tab: Tab, answering: Answering, kept: KeptAnswer) -> Response:
+async def _put_together(job: Job, tab: UsageEntry, answering: Answering, kept: KeptAnswer) -> Response:
     choices = [FinishedChoice(index) for index in range(job.num_choices)]
     num_unfinished = job.num_choices
     async with aclosing(merged_deltas(job.generations)) as deltas:
@@ -211,7 +211,7 @@ async def _put_together(job: Job, tab: Tab, answering: Answering, kept: KeptAnsw
     return Response(orjson.dumps(body), media_type="application/json")
 
 
-async def _stream(call: Call, job: Job, tab: Tab, stream: EventStream, answering: Answering) -> None:
+async def _stream(call: Call, job: Job, tab: UsageEntry, stream: EventStream, answering: Answering) -> None:
     stream.start_keepalive()
     try:
         last = await _write_deltas(stream, job, tab)
@@ -233,7 +233,7 @@ async def _stream(call: Call, job: Job, tab: Tab, stream: EventStream, answering
         await stream.end()
 
 
-async def _write_deltas(stream: EventStream, job: Job, tab: Tab) -> bytes:
+async def _write_deltas(stream: EventStream, job: Job, tab: UsageEntry) -> bytes:
     """Write everything but the last finish chunk, which is returned: it makes the answer complete."""
     answer_format = job.answer_format
     encoder = _encoder(job)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from relevo.core.errors import InvalidRequest
 from relevo.core.ids import TokenId
-from relevo.gateway.call import Call, system_fingerprint
+from relevo.gateway.http.call import Call, system_fingerprint
 from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import chat_logprobs
 from relevo.gateway.openai.prompts import chat_token_ids
@@ -24,8 +24,8 @@ from relevo.gateway.openai.unsupported import (
     refuse_tools,
     refuse_unsupported,
 )
-from relevo.gateway.served_models import TextTokenizer
-from relevo.gateway.text_generation import TextDelta
+from relevo.gateway.text.generation import TextDelta
+from relevo.gateway.text.served_models import TextTokenizer
 
 
 async def chat_completions(call: Call) -> Response | None:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from relevo.gateway.sse import encode_event
-from relevo.gateway.text_generation import TextDelta
+from relevo.gateway.http.sse import encode_event
+from relevo.gateway.text.generation import TextDelta
 
 _MARK = "\x00text\x00"  # stands where the text goes
 _ENCODED_MARK = orjson.dumps(_MARK)

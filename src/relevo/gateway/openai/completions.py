@@ -11,15 +11,15 @@ from typing import Any
 from starlette.responses import Response
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway.call import Call, system_fingerprint
+from relevo.gateway.http.call import Call, system_fingerprint
 from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import completion_logprobs
 from relevo.gateway.openai.prompts import Prompt, completion_prompts
 from relevo.gateway.openai.requests import new_generations, response_id
 from relevo.gateway.openai.schemas import CompletionFields
 from relevo.gateway.openai.unsupported import FIELDS_WITHOUT_EFFECT, refuse_fields, refuse_unsupported
-from relevo.gateway.served_models import TextTokenizer
-from relevo.gateway.text_generation import TextDelta
+from relevo.gateway.text.generation import TextDelta
+from relevo.gateway.text.served_models import TextTokenizer
 
 DEFAULT_MAX_TOKENS = 16  # required by the API reference
 

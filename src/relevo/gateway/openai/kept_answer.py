@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relevo.core.errors import InvalidRequest, Overloaded
-from relevo.gateway.byte_account import ByteAccount
+from relevo.gateway.http.byte_account import ByteAccount
 
 MAX_ANSWER_BYTES = 64 * 2**20  # arbitrary
 STEP_BYTES = 64 * 1024  # arbitrary: taken from the account at once, so that a token costs an addition

@@ -13,7 +13,7 @@ import orjson
 
 from relevo.core.baton import SampledToken
 from relevo.core.ids import TokenId
-from relevo.gateway.served_models import TextTokenizer
+from relevo.gateway.text.served_models import TextTokenizer
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
 

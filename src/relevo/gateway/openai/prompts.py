@@ -11,13 +11,13 @@ from typing import Any
 
 from relevo.core.errors import ContextLengthExceeded, InvalidRequest
 from relevo.core.ids import TokenId
-from relevo.gateway.http_errors import context_overflow_message
+from relevo.gateway.http.errors import context_overflow_message
 from relevo.gateway.openai.bounds import check_choices
 from relevo.gateway.openai.sampling import check_token_ids
 from relevo.gateway.openai.schemas import ChatFields, CompletionFields, TokenizeFields
-from relevo.gateway.prompt_length import encode_within
-from relevo.gateway.served_models import ServedModel
-from relevo.policy.affinity import without_markers
+from relevo.gateway.text.prompt_length import encode_within
+from relevo.gateway.text.served_models import ServedModel
+from relevo.policy.routing.affinity import without_markers
 
 _ROLES_THAT_NEED_CONTENT = frozenset(("system", "developer", "user", "tool"))
 

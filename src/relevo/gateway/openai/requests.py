@@ -9,14 +9,14 @@ from typing import Any
 
 from relevo.core.ids import RequestId, TokenId
 from relevo.core.request import BATCH_PRIORITY, EngineRequest
-from relevo.gateway.call import Call
+from relevo.gateway.http.call import Call
 from relevo.gateway.openai.sampling import for_prompt, resolve_sampling
 from relevo.gateway.openai.schemas import ChatFields, GenerationFields
 from relevo.gateway.openai.terms import priority_of, service_terms
-from relevo.gateway.served_models import ServedModel
-from relevo.gateway.stop_strings import StopStrings
-from relevo.gateway.text_generation import TextGeneration, TextOptions
-from relevo.policy.affinity import affinity_of
+from relevo.gateway.text.generation import TextGeneration, TextOptions
+from relevo.gateway.text.served_models import ServedModel
+from relevo.gateway.text.stop_strings import StopStrings
+from relevo.policy.routing.affinity import affinity_of
 
 EXPLAIN_HEADER = "x-relevo-explain"  # of a request: any value asks for
 ROUTE_HEADER = "x-relevo-route"  # of its response: who decodes, who computed the prompt, and why

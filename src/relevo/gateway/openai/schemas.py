@@ -60,7 +60,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+\Z")] | None = None
     response_format: dict[str, Any] | None = None
     use_beam_search: bool = False
-    session_id: Any = None  # these four may name a session, see policy.affinity
+    session_id: Any = None  # these four may name a session, see policy.routing.affinity
     prompt_cache_key: Any = None
     promptCacheKey: Any = None  # noqa: N815  # as some clients spell it
     metadata: Any = None

@@ -11,7 +11,7 @@ from typing import Any
 
 from relevo.core.errors import InvalidRequest
 from relevo.gateway.openai.schemas import ChatFields, GenerationFields
-from relevo.gateway.served_models import ServedModel
+from relevo.gateway.text.served_models import ServedModel
 
 # Accepted without effect; each is named once in the log, so that nobody believes that it works.
 FIELDS_WITHOUT_EFFECT = frozenset(

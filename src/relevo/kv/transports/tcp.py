@@ -51,7 +51,7 @@ class TcpTransport:
         self._events = EventQueue(on_wake)
         self._sender = TcpSender(arena, self._events, options, secret)
         self._receiver = TcpReceiver(arena, self._grants, (host, port), secret, identity, options.handshake_timeout_s)
-        self._address = f"tcp:{advertised_host or host}:{self._receiver.door.port}"
+        self._address = f"tcp:{advertised_host or host}:{self._receiver.acceptor.port}"
 
     @property
     def num_refused_writes(self) -> int:
@@ -60,12 +60,12 @@ class TcpTransport:
 
     @property
     def num_refused_connections(self) -> dict[KVRefusal, int]:
-        return self._receiver.door.num_refused
+        return self._receiver.acceptor.num_refused
 
     @property
     def num_connections(self) -> tuple[int, int]:
         """(of senders that have proved themselves, of strangers) as of now."""
-        return self._receiver.num_senders, self._receiver.door.num_strangers
+        return self._receiver.num_senders, self._receiver.acceptor.num_strangers
 
     def address(self) -> str:
         return self._address

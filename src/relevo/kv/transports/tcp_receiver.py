@@ -22,7 +22,7 @@ from relevo.core.kv import KVRefusal
 from relevo.kv.arena import Arena
 from relevo.kv.grants import Grant, GrantTable
 from relevo.kv.layout_check import check_layout
-from relevo.kv.transports.tcp_door import TcpDoor
+from relevo.kv.transports.tcp_acceptor import TcpAcceptor
 from relevo.kv.transports.tcp_frames import (
     MAX_IO_VECTORS,
     Accepted,
@@ -40,7 +40,7 @@ from relevo.kv.transports.tcp_frames import (
     tune,
 )
 
-MAX_SENDERS = 512  # as many workers as a topology may have (policy.topology); each has a thread once it is there
+MAX_SENDERS = 512  # as many workers as a topology may have (policy.host.topology); each has a thread once it is there
 CONNECT_TIMEOUT_S = 5.0  # arbitrary; from the handshake to the first frame
 _SCRATCH_BYTES = 64 * 1024
 
@@ -63,7 +63,7 @@ class TcpReceiver:
         self._threads: dict[socket.socket, threading.Thread] = {}  # some have ended: `close` waits for those too
         self._closing = False
         self.num_refused_writes = 0
-        self.door = TcpDoor(
+        self.acceptor = TcpAcceptor(
             address,
             secret,
             own,
@@ -81,7 +81,7 @@ class TcpReceiver:
     def close(self, timeout_s: float) -> None:
         """Stop listening, end every connection, wait for the threads until the time is up."""
         deadline_s = time.monotonic() + timeout_s
-        self.door.close(timeout_s)
+        self.acceptor.close(timeout_s)
         with self._lock:
             self._closing = True
             threads = dict(self._threads)
@@ -112,7 +112,7 @@ class TcpReceiver:
                 while True:
                     connection.answer(*receive_frame(sock))
         except ProtocolError as error:
-            self.door.refused(KVRefusal.PROTOCOL, f"a sender that had proved itself then failed: {error.message}")
+            self.acceptor.refused(KVRefusal.PROTOCOL, f"a sender that had proved itself then failed: {error.message}")
         except OSError:
             pass  # it left, or this worker closes
         finally:
@@ -124,7 +124,7 @@ class TcpReceiver:
         try:
             frame, _ = receive_frame(sock)
         except TimeoutError:
-            self.door.refused(KVRefusal.TIMEOUT, f"it sent no frame in {CONNECT_TIMEOUT_S:g} s")
+            self.acceptor.refused(KVRefusal.TIMEOUT, f"it sent no frame in {CONNECT_TIMEOUT_S:g} s")
             return False
         if not isinstance(frame, Connect):
             raise ProtocolError(f"a connection begins with Connect, not with {type(frame).__name__}")
@@ -136,7 +136,7 @@ class TcpReceiver:
         send_frame(sock, Accepted() if reason is None else Rejected(reason))
         sock.settimeout(None)
         if reason is not None:
-            self.door.refused(KVRefusal.LAYOUT, reason)
+            self.acceptor.refused(KVRefusal.LAYOUT, reason)
         return reason is None
 
     def _count_refused(self) -> None:

@@ -24,7 +24,7 @@ from relevo.core.ids import BlockId, WorkerRef
 from relevo.core.kv import Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
-from relevo.kv.transports.tcp_door import HANDSHAKE_TIMEOUT_S
+from relevo.kv.transports.tcp_acceptor import HANDSHAKE_TIMEOUT_S
 from relevo.kv.transports.tcp_frames import (
     Accepted,
     Applied,

@@ -1,0 +1,188 @@
+"""The ASGI application: from a connection to a handler, and from what it raised to a response.
+
+Owns the order authenticate → find the route → handle → count, the x-request-id header and the last resort for
+unexpected exceptions. Written against ASGI itself: framework middleware would hide that a client has gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from relevo.core.errors import RelevoError
+from relevo.gateway.http.auth import Caller, is_guarded
+from relevo.gateway.http.call import Call, FieldWarnings
+from relevo.gateway.http.context import GatewayContext
+from relevo.gateway.http.errors import MethodNotAllowed, UnknownPath, error_response
+from relevo.gateway.http.routes import ROUTES, Route
+from relevo.gateway.http.sse import ClientGone
+from relevo.gateway.text.start_turns import StartTurns
+
+logger = logging.getLogger(__name__)
+
+_CLEAN_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
+STATUS_CLIENT_GONE = 499  # only counted; there is nobody to send it to
+EXPOSED_HEADERS = (
+    *("x-request-id", "retry-after", "retry-after-ms"),
+    *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
+)
+UNKNOWN_HANDLER = "unknown"  # the metrics label of every path without a route
+
+
+def create_app(context: GatewayContext, extra_routes: Sequence[Route] = ()) -> ASGIApp:
+    """The whole HTTP surface over one context. Cross-origin access only for the origins that are named."""
+    app: ASGIApp = Gateway(context, (*ROUTES, *extra_routes))
+    if context.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(context.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
+    return app
+
+
+class RouteTable:
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._open_ended: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            table = self._open_ended if route.path.endswith("/*") else self._exact
+            table.setdefault(route.path.removesuffix("*"), {})[route.method] = route
+
+    def find(self, method: str, path: str) -> tuple[Route, str]:
+        """The route, and the rest of the path it takes. Raises UnknownPath, MethodNotAllowed."""
+        by_method, rest = self._exact.get(path), ""
+        if by_method is None:
+            prefix = next((prefix for prefix in self._open_ended if path.startswith(prefix)), None)
+            if prefix is None:
+                raise UnknownPath(f"There is nothing at {path}.")
+            by_method, rest = self._open_ended[prefix], path.removeprefix(prefix)
+        route = by_method.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allowed = tuple(by_method) + (("HEAD",) if "GET" in by_method else ())
+            raise MethodNotAllowed(f"{path} does not take {method}; use {' or '.join(allowed)}.", allowed)
+        return route, rest
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Passes messages to the server and remembers what went out; adds x-request-id and what the call has to tell."""
+
+    send_on: Send
+    request_id: str
+    status: int | None = None
+    reply_headers: dict[str, str] = field(default_factory=dict)
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            added = {"x-request-id": self.request_id, **self.reply_headers}
+            encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in added.items()]
+            message = {**message, "headers": [*message.get("headers", ()), *encoded]}
+        await self.send_on(message)
+
+
+@dataclass(slots=True)
+class Gateway:
+    context: GatewayContext
+    routes: Sequence[Route]
+    _table: RouteTable = field(init=False)
+    _field_warnings: FieldWarnings = field(default_factory=FieldWarnings)
+    _turnstile: StartTurns = field(default_factory=StartTurns)
+
+    def __post_init__(self) -> None:
+        self._table = RouteTable(self.routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            with self.context.stopping.call():
+                await self._serve(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await _live(receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        accepted_at_ns = self.context.clock.now_ns()
+        request = Request(scope, receive)
+        path = _path_below_root(scope)
+        exchange = Exchange(send, _request_id(request))
+        handler_name = UNKNOWN_HANDLER
+        try:
+            if self.context.api_keys.is_open:
+                self.context.site.check(request.method, request.headers)
+            caller = self._caller(request, path)
+            route, rest = self._table.find(scope["method"], path)
+            handler_name = route.path
+            call = Call(
+                context=self.context,
+                request=request,
+                send=exchange.send,
+                request_id=exchange.request_id,
+                caller=caller,
+                reply_headers=exchange.reply_headers,
+                accepted_at_ns=accepted_at_ns,
+                field_warnings=self._field_warnings,
+                start_turns=self._turnstile,
+                path_rest=rest,
+            )
+            response = await route.handler(call)
+        except ClientGone:
+            exchange.status = STATUS_CLIENT_GONE
+            response = None
+        except RelevoError as error:
+            response = error_response(error)
+        except Exception:
+            logger.exception("unexpected failure request_id=%s path=%s", exchange.request_id, path)
+            response = self._unexpected(exchange)
+        if response is not None:
+            await response(scope, receive, exchange.send)
+        self.context.metrics.http_response(handler_name, scope["method"], exchange.status or STATUS_CLIENT_GONE)
+
+    def _caller(self, request: Request, path: str) -> Caller:
+        """Raises Unauthorized; ServerStopping, for what is not asked by probes."""
+        if path == "/metrics" and self.context.metrics_require_key:
+            return self.context.api_keys.identify(request.headers)
+        if not is_guarded(path):
+            return Caller()
+        self.context.stopping.check()
+        return self.context.api_keys.identify(request.headers)
+
+    def _unexpected(self, exchange: Exchange) -> Response | None:
+        if exchange.status is not None:
+            return None  # the response had begun; the server closes the connection
+        return error_response(RelevoError(f"The server failed unexpectedly (request {exchange.request_id})."))
+
+
+def _path_below_root(scope: Scope) -> str:
+    """The path without the prefix that a proxy in front of us serves us under (ASGI's `root_path`)."""
+    path: str = scope["path"]
+    root_path = scope.get("root_path", "").rstrip("/")
+    return path.removeprefix(root_path) if path.startswith(root_path + "/") else path
+
+
+def _request_id(request: Request) -> str:
+    """The client's x-request-id if it is short and printable, else a new one."""
+    given = request.headers.get("x-request-id", "")
+    return given if _CLEAN_REQUEST_ID.match(given) else uuid.uuid4().hex
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Nothing to start or stop: whoever composed the context owns what is in it."""
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await send({"type": "lifespan.shutdown.complete"})
+            return

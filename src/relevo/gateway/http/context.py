@@ -1,0 +1,86 @@
+"""What the HTTP side of the gateway is given: one frozen object, composed in `relevo.build`.
+
+Starts nothing. What belongs to one model is in `gateway.text.served_models`; here is what all of them
+share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from relevo.core.ports import Clock
+from relevo.gateway.http.auth import ApiKeys, Authenticator
+from relevo.gateway.http.byte_account import ByteAccount
+from relevo.gateway.http.site import Site
+from relevo.gateway.http.stopping import Stopping
+from relevo.gateway.metering.meter import NoMeter, UsageMeter
+from relevo.gateway.metering.usage_query import NoUsage, UsageSource
+from relevo.gateway.text.served_models import ServedModels
+from relevo.gateway.text.text_work import TextWork
+from relevo.orchestrator.ports import EngineStatus
+from relevo.telemetry.latency import RequestRecord
+from relevo.telemetry.merged_series import SeriesFamily
+
+
+class RequestMetrics(Protocol):
+    """Where finished requests and responses are counted."""
+
+    def request_finished(self, record: RequestRecord) -> None: ...
+
+    def http_response(self, handler: str, method: str, status: int) -> None: ...
+
+    def render(self, statuses: Mapping[str, EngineStatus]) -> tuple[bytes, str]:
+        """The body of /metrics and its content type. `statuses`: of each model, by its name."""
+        ...
+
+    def render_merged(
+        self, statuses: Mapping[str, EngineStatus], asked: str, others: Mapping[str, Sequence[SeriesFamily] | None]
+    ) -> tuple[bytes, str]:
+        """The same for several gateways, of which this one is `asked`."""
+        ...
+
+
+class OtherGateways(Protocol):
+    """Those that share the port; `build.gossip` has them."""
+
+    @property
+    def gateway_id(self) -> str:
+        """Of this one."""
+        ...
+
+    async def metrics(self) -> dict[str, Sequence[SeriesFamily] | None]:
+        """By gateway; None: no answer in time."""
+        ...
+
+    async def readiness(self) -> dict[str, dict[str, Any] | None]:
+        """What /ready says of each alone; None: no answer in time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayContext:
+    """Everything the routes need. Values are resolved: nothing here is read from settings again."""
+
+    models: ServedModels
+    metrics: RequestMetrics
+    clock: Clock
+    api_keys: Authenticator = field(default_factory=ApiKeys)  # none: open to everybody who reaches the port
+    meter: UsageMeter = field(default_factory=NoMeter)
+    usage: UsageSource = field(default_factory=NoUsage)
+    allowed_origins: tuple[str, ...] = ()  # none: no cross-origin access from browsers
+    metrics_require_key: bool = False
+    expose_processes: bool = False  # /ready names processes and addresses to everybody, not to admins alone
+    max_body_bytes: int = 32 * 1024 * 1024
+    sse_keepalive_s: float | None = None  # None: no keep-alive comments
+    started_at_unix_s: int = 0  # `created` of the models listed
+    is_restarted: bool = False  # in place of a gateway that ended; what it serves had started before
+    affinity_headers: tuple[str, ...] = ()  # more headers that name a session
+    others: OtherGateways | None = None  # None: it is the only one
+    text_work: TextWork = field(default_factory=TextWork)
+    body_memory: ByteAccount = field(default_factory=lambda: ByteAccount(128 * 2**20))  # request bodies being read
+    answer_memory: ByteAccount = field(default_factory=lambda: ByteAccount(256 * 2**20))  # of answers sent whole
+    max_tokenize_bytes: int = 2**20  # of the bodies of /tokenize and /detokenize, whose texts have no other bound
+    stopping: Stopping = field(default_factory=Stopping)
+    site: Site = field(default_factory=Site)

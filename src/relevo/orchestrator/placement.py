@@ -1,0 +1,217 @@
+"""What the router is shown and what it has decided: load and cache reports of `membership`, the ledger of charges, and
+the prefix index. Where several gateways share the workers, what the others told is in both.
+
+Owns the ledger, the index, the block hashes of requests in flight and the measured cost of a handoff. Every choice is
+`policy.routing.worker_choice`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from random import Random
+
+from relevo.core.ids import BlockHash, RequestId, WorkerRef
+from relevo.core.request import EngineRequest
+from relevo.orchestrator.membership import Member, Membership
+from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
+from relevo.policy.handoff import machine as h
+from relevo.policy.perf.step_costs import HandoffCostModel
+from relevo.policy.routing.gossip import ChangeLog, PeerState
+from relevo.policy.routing.in_flight import InFlight
+from relevo.policy.routing.prefix_index import PrefixIndex
+from relevo.policy.routing.router import Use
+from relevo.policy.routing.tenant_use import TenantUse
+from relevo.policy.routing.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView, is_anyone_away
+from relevo.policy.worker.prefix_cache import chain
+from relevo.policy.worker.stopping import num_least_output_tokens
+from relevo.wire import messages as wire
+
+
+class Placement:
+    def __init__(
+        self,
+        membership: Membership,
+        chooser: WorkerChooser,
+        block_size: int,
+        rng: Random,
+        room: RoomLimits | None = None,
+    ) -> None:
+        """Without `room` every request may be sent at once."""
+        self._membership = membership
+        self._chooser = chooser
+        self._block_size = block_size
+        self._room = room or RoomLimits(
+            max_running=10**9, max_ahead_tokens=10**12, max_ahead_s=float("inf"), block_size=block_size
+        )
+        self._rng = rng
+        self._in_flight = InFlight()
+        self._tenant_use = TenantUse()
+        self._index = PrefixIndex()
+        self._hashes: dict[RequestId, list[BlockHash]] = {}  # of the usable full blocks of prompts in flight
+        self._num_prompt_tokens: dict[RequestId, int] = {}
+        self._handoff = HandoffCostModel()
+        self.change_log = ChangeLog(self._in_flight, self._index)
+        self.peer_state = PeerState(self._in_flight, self._index, chooser)
+        self._tell: Callable[[bool], None] | None = None
+
+    def tell(self, news: Callable[[bool], None]) -> None:
+        """There are other gateways: from here on the change_log is kept. `news(is_urgent)` is called when it grows; in
+        the end `change_log.batch` must be taken."""
+        self._tell = news
+
+    def num_cached_tokens(self, request: EngineRequest) -> int:
+        """Of the prompt, believed to be cached where most of it is. `end` must follow."""
+        return max(self._ask(request).hit_tokens.values(), default=0)
+
+    def outlook(self, request: EngineRequest) -> RoomView:
+        """What the request may expect of the workers. `end` must follow."""
+        return outlook(self._views(), self._ask(request), self._handoff.handoff_s, self._room)
+
+    def has_room(self, request: EngineRequest) -> bool:
+        """May it be sent now?"""
+        return has_room(self._views(), self._ask(request), self._room, is_batch=request.terms.is_batch)
+
+    def choose_decode(self, request: EngineRequest, exclude: Iterable[WorkerRef]) -> Choice | None:
+        """The decode worker, charged; None if nobody is ready."""
+        request_id, ask = request.request_id, self._ask(request)
+        choice = self._chooser.choose_decode(self._views(), ask, self._handoff.handoff_s, exclude, self._rng)
+        if choice is not None:
+            is_batch = request.terms.is_batch
+            self._in_flight.charge_decode(request_id, choice.worker, ask.num_tokens, is_batch=is_batch)
+            self._in_flight.ask(request_id, choice.worker, choice.num_uncached_tokens)
+            num_slots = min(request.sampling.n, self._room.max_running)
+            num_least_tokens = num_least_output_tokens(request)
+            self._tenant_use.decodes(request_id, request.terms.tenant, choice.worker, num_slots, num_least_tokens)
+            self._index.expect(request_id, "decode", choice.worker, self._hashes[request_id])
+            if not choice.split:
+                self._in_flight.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
+                self._tenant_use.computes(request_id, choice.worker, choice.num_uncached_tokens)
+            self._chose("decode", request_id, choice.use)
+        return choice
+
+    def may_wait(self) -> bool:
+        """For a request that nobody who is ready may take: will there be others?"""
+        return is_anyone_away(self._views())
+
+    def choose_prefill(
+        self, request: EngineRequest, decode: WorkerRef, num_uncached_tokens: int, exclude: Iterable[WorkerRef]
+    ) -> PrefillChoice:
+        """Who computes the prompt, charged."""
+        request_id, excluded = request.request_id, frozenset(exclude)
+        views = [view for view in self._views() if view.ref not in excluded]
+        decode_view = next((view for view in views if view.ref == decode), None)
+        if decode_view is None:
+            return PrefillChoice(worker=None, reason="the decode worker is gone")
+        choice = self._chooser.choose_prefill(
+            decode_view, views, self._ask(request), num_uncached_tokens, self._handoff.handoff_s, self._rng
+        )
+        self._in_flight.charge_prefill(request_id, choice.worker or decode, choice.num_uncached_tokens)
+        self._tenant_use.computes(request_id, choice.worker or decode, choice.num_uncached_tokens)
+        if choice.worker is not None and not decode_view.shares_blocks:
+            self._index.expect(request_id, "prefill", choice.worker, self._hashes[request_id])
+        self._chose("prefill", request_id, choice.use)
+        return choice
+
+    def observe(self, request_id: RequestId, event: h.Event) -> None:
+        """Progress gives charges back."""
+        match event:
+            case h.Tokens(output=output):
+                self._in_flight.answered(request_id)
+                self._in_flight.prefill_done(request_id)
+                self._tenant_use.gave(request_id, len(output.tokens))
+                self._in_flight.decode_progress(request_id, len(output.tokens))
+            case h.Granted():
+                self._in_flight.answered(request_id)
+            case h.Sealed(num_tokens=num_tokens):
+                num_left = self._num_prompt_tokens.get(request_id, 0) - num_tokens
+                self._in_flight.prefill_left(request_id, max(1, num_left))
+            case _:
+                return
+        self._changed(request_id, is_urgent=False)
+
+    def take_cache_report(self, worker: WorkerRef, report: wire.CacheEvents | wire.CacheSnapshot) -> bool:
+        """False: events are missing and a snapshot is needed."""
+        if isinstance(report, wire.CacheSnapshot):
+            self._index.restore(worker, report.sequence, report.hashes)
+            return True
+        return self._index.apply(worker, report.sequence, report.stored, report.evicted)
+
+    def handoff_took(self, waited_s: float, decode: WorkerRef) -> None:
+        """Seconds from the first token of the prefill worker to the first of the decode worker, one step included."""
+        member = self._membership.get(decode)
+        if member is not None:
+            step_s = member.load.costs.step_s(max(1, member.load.num_running), member.load.num_decode_kv_tokens)
+            self._handoff.observe(waited_s, step_s)
+
+    def end(self, request_id: RequestId) -> None:
+        """The request is over: charges and expectations go. What its workers said they cached stays."""
+        self._in_flight.end(request_id)
+        self._tenant_use.end(request_id)
+        self._index.withdraw(request_id)
+        self._hashes.pop(request_id, None)
+        self._num_prompt_tokens.pop(request_id, None)
+        self._changed(request_id, is_urgent=True)
+
+    def forget(self, worker: WorkerRef) -> None:
+        self._in_flight.forget(worker)
+        self._index.forget(worker)
+        if self._tell is not None:
+            self.change_log.all_changed()
+            self._tell(True)
+
+    def _chose(self, kind: str, request_id: RequestId, use: Use | None) -> None:
+        if self._tell is not None:
+            self.change_log.chosen(request_id, kind, use)
+            self._tell(True)
+
+    def _changed(self, request_id: RequestId, *, is_urgent: bool) -> None:
+        if self._tell is not None and self.change_log.changed(request_id):
+            self._tell(is_urgent)
+
+    @property
+    def is_idle(self) -> bool:
+        """Everything that was charged was given back, nothing is expected any more."""
+        return (
+            self._in_flight.is_empty
+            and self._tenant_use.is_empty
+            and not self._index.has_expectations
+            and not self._hashes
+        )
+
+    def _ask(self, request: EngineRequest) -> Ask:
+        """With the hits that are known now. The prompt is hashed once, up to the last block that may be a hit."""
+        request_id, prompt = request.request_id, request.prompt_token_ids
+        hashes = self._hashes.get(request_id)
+        if hashes is None:
+            hashes = self._hashes[request_id] = chain(prompt[: len(prompt) - 1], self._block_size, request.salt)
+            self._num_prompt_tokens[request_id] = len(prompt)
+        matches = self._index.matches(hashes)
+        return Ask(
+            num_tokens=len(prompt),
+            hit_tokens={worker: count * self._block_size for worker, count in matches.items()},
+            prefixes={worker: hashes[count - 1] for worker, count in matches.items()},
+            session=request.session,
+            tenant=request.terms.tenant,
+            num_unstarted=self._tenant_use.num_unstarted(request.terms.tenant),
+        )
+
+    def _views(self) -> list[WorkerView]:
+        return [self._view(member) for member in self._membership.members]
+
+    def _view(self, member: Member) -> WorkerView:
+        return WorkerView(
+            ref=member.ref,
+            role=member.role,
+            ready=member.is_ready,
+            load=member.load,
+            shares_blocks=member.hello is None or member.hello.transport == "shm",
+            in_flight_prefill_tokens=self._in_flight.prefill_tokens(member.ref),
+            in_flight_decode_tokens=self._in_flight.decode_tokens(member.ref),
+            in_flight_asked_tokens=self._in_flight.asked_tokens(member.ref),
+            in_flight_batch_tokens=self._in_flight.batch_tokens(member.ref),
+            num_in_flight_batch=self._in_flight.num_batch(member.ref),
+            num_in_flight_prefills=self._in_flight.num_prefills(member.ref),
+            num_in_flight_decodes=self._in_flight.num_decodes(member.ref),
+            held=self._tenant_use.held(member.ref),
+            sent=self._tenant_use.sent(member.ref),
+        )

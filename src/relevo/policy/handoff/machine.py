@@ -1,0 +1,344 @@
+"""One request between two workers: what to ask of whom, and what to do when somebody fails. Pure.
+
+Owns the order of things: room on the decode worker first, then the prompt, then decoding only once all KV is sealed
+and all first tokens are here; and the rule that granted blocks are released only when nobody can write into them any
+more. A timer asks (AskDrain) and, unanswered, kills (FenceWorker); it never releases.
+
+Does not know sockets, load, text, or which worker is a good choice. Source: docs/architecture.md, section 4.
+
+    ROUTING ─► QUEUED ─► CHOOSING ─► PREFILLING ─► TRANSFERRING ─► DECODING ─► GONE
+       │                   ▲  │          └────┬─────────┘             ▲
+       │                   │  └─ local ───────┼──────► SUBMITTED ─────┘
+       └── not split ──────┼──────────────────┼───────────▲
+                           └── RECALLING ◄────┘ prefill worker failed
+    a decode worker failed: REPLACING ─► ROUTING;  after End: DRAINING ─► GONE
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from relevo.core.baton import SampleState
+from relevo.core.ids import RequestId, WorkerRef
+from relevo.policy.handoff import recovery as recovery
+from relevo.policy.handoff.words import (
+    ArmTimer as ArmTimer,
+)
+from relevo.policy.handoff.words import (
+    AskDrain as AskDrain,
+)
+from relevo.policy.handoff.words import (
+    ChoosePrefill as ChoosePrefill,
+)
+from relevo.policy.handoff.words import (
+    ClientGone as ClientGone,
+)
+from relevo.policy.handoff.words import (
+    Dropped as Dropped,
+)
+from relevo.policy.handoff.words import (
+    Effect as Effect,
+)
+from relevo.policy.handoff.words import (
+    Emit as Emit,
+)
+from relevo.policy.handoff.words import (
+    End as End,
+)
+from relevo.policy.handoff.words import (
+    Event as Event,
+)
+from relevo.policy.handoff.words import (
+    Failed as Failed,
+)
+from relevo.policy.handoff.words import (
+    FenceWorker as FenceWorker,
+)
+from relevo.policy.handoff.words import (
+    Granted as Granted,
+)
+from relevo.policy.handoff.words import (
+    HandoffLimits as HandoffLimits,
+)
+from relevo.policy.handoff.words import (
+    HandoffState as HandoffState,
+)
+from relevo.policy.handoff.words import (
+    Leg as Leg,
+)
+from relevo.policy.handoff.words import (
+    NoRoute as NoRoute,
+)
+from relevo.policy.handoff.words import (
+    Outcome as Outcome,
+)
+from relevo.policy.handoff.words import (
+    Phase as Phase,
+)
+from relevo.policy.handoff.words import (
+    PrefillChosen as PrefillChosen,
+)
+from relevo.policy.handoff.words import (
+    PrefillFinished as PrefillFinished,
+)
+from relevo.policy.handoff.words import (
+    Route as Route,
+)
+from relevo.policy.handoff.words import (
+    Routed as Routed,
+)
+from relevo.policy.handoff.words import (
+    Sealed as Sealed,
+)
+from relevo.policy.handoff.words import (
+    SendPrefill as SendPrefill,
+)
+from relevo.policy.handoff.words import (
+    SendRelease as SendRelease,
+)
+from relevo.policy.handoff.words import (
+    SendReserve as SendReserve,
+)
+from relevo.policy.handoff.words import (
+    SendSeal as SendSeal,
+)
+from relevo.policy.handoff.words import (
+    SendStartDecode as SendStartDecode,
+)
+from relevo.policy.handoff.words import (
+    SendSubmit as SendSubmit,
+)
+from relevo.policy.handoff.words import (
+    StopEarly as StopEarly,
+)
+from relevo.policy.handoff.words import (
+    Tick as Tick,
+)
+from relevo.policy.handoff.words import (
+    TimeOver as TimeOver,
+)
+from relevo.policy.handoff.words import (
+    Tokens as Tokens,
+)
+from relevo.policy.handoff.words import (
+    WorkerDied as WorkerDied,
+)
+
+_FRESH_FRACTION = 0.95  # of the limit for gaps between tokens: a deadline with more left is not moved; arbitrary
+
+
+def start(
+    request_id: RequestId,
+    *,
+    num_prompt_tokens: int,
+    num_samples: int,
+    block_size: int,
+    limits: HandoffLimits,
+) -> tuple[HandoffState, tuple[Effect, ...]]:
+    """State of a request that was just admitted, and its first effect (Route)."""
+    state = HandoffState(
+        request_id=request_id,
+        num_prompt_tokens=num_prompt_tokens,
+        block_size=block_size,
+        limits=limits,
+        samples=tuple(SampleState(sample_index=i) for i in range(num_samples)),
+    )
+    return state, (Route("new", (), resume=False),)
+
+
+def advance(state: HandoffState, event: Event, now_ns: int) -> tuple[HandoffState, tuple[Effect, ...]]:
+    """The state after `event`, and what to do, in that order. Events that no longer matter change nothing.
+
+    The old state must not be used again: `samples` of both are the same objects and grow in place.
+    """
+    if isinstance(event, Tokens) and _is_routine(state, event, now_ns):
+        sample = state.samples[event.output.sample_index]
+        sample.output_token_ids.extend([token.token_id for token in event.output.tokens])
+        return state, (Emit(event.output),)
+    out: list[Effect] = []
+    state = _apply(state, event, now_ns, out)
+    state = recovery.settle(state, now_ns, out)
+    return _arm(state, out), tuple(out)
+
+
+def _is_routine(state: HandoffState, event: Tokens, now_ns: int) -> bool:
+    """Tokens that change nothing but their sample: nearly all. A deadline is left alone while little of it is used."""
+    output, limit_s, deadline_at_ns = event.output, state.limits.decode_stall_s, state.deadline_at_ns
+    if (
+        state.phase is not Phase.DECODING
+        or output.finish_reason is not None
+        or event.worker != recovery.in_charge(state)
+    ):
+        return False
+    index = output.sample_index
+    if not 0 <= index < len(state.samples) or state.samples[index].finish_reason is not None:
+        return False
+    if deadline_at_ns is None or limit_s is None:
+        return deadline_at_ns is limit_s
+    return deadline_at_ns - now_ns > limit_s * _FRESH_FRACTION * 1e9
+
+
+def _apply(state: HandoffState, event: Event, now_ns: int, out: list[Effect]) -> HandoffState:
+    match event:
+        case Tokens():
+            return _on_tokens(state, event, now_ns, out)
+        case Sealed():
+            return _on_sealed(state, event.worker, event.num_tokens, now_ns, out)
+        case PrefillFinished():
+            return _on_prefill_finished(state, event, now_ns, out)
+        case Routed() if state.phase is Phase.ROUTING:
+            return _on_routed(state, event, now_ns, out)
+        case NoRoute() if state.phase is Phase.ROUTING:
+            return _on_no_route(state, event, now_ns, out)
+        case Granted() if state.phase is Phase.QUEUED:
+            return _on_granted(state, event, out)
+        case PrefillChosen() if state.phase is Phase.CHOOSING:
+            return _on_prefill_chosen(state, event, now_ns, out)
+        case Dropped():
+            return recovery.on_dropped(state, event)
+        case Failed():
+            return recovery.on_failed(state, event, now_ns, out)
+        case WorkerDied():
+            return recovery.on_worker_died(state, event, now_ns, out)
+        case ClientGone():
+            return recovery.end(state, End(outcome=Outcome.ABORTED), now_ns, out)
+        case StopEarly():
+            return recovery.end(state, End(outcome=Outcome.FINISHED), now_ns, out)
+        case TimeOver(code, reason, retry_after_s):
+            terminal = End(outcome=Outcome.FAILED, code=code, reason=reason, retry_after_s=retry_after_s)
+            return recovery.end(state, terminal, now_ns, out)
+        case Tick():
+            return recovery.on_tick(state, now_ns, out)
+        case _:
+            return state
+
+
+def _on_routed(state: HandoffState, event: Routed, now_ns: int, out: list[Effect]) -> HandoffState:
+    state = replace(state, decode=Leg(worker=event.decode))
+    limits = state.limits
+    if event.split and not state.has_emitted:
+        out.append(SendReserve(event.decode))
+        return replace(state, phase=Phase.QUEUED, deadline_at_ns=recovery.after_ns(now_ns, limits.queue_s))
+    out.append(SendSubmit(event.decode, use_reservation=False, resume=state.has_emitted))
+    has_limit = limits.queue_s is not None and limits.prefill_s is not None
+    limit_s = (limits.queue_s or 0.0) + (limits.prefill_s or 0.0) if has_limit else None
+    return replace(state, phase=Phase.SUBMITTED, deadline_at_ns=recovery.after_ns(now_ns, limit_s))
+
+
+def _on_no_route(state: HandoffState, event: NoRoute, now_ns: int, out: list[Effect]) -> HandoffState:
+    code, reason = state.failure or (event.code, event.reason)  # what went wrong first says more
+    terminal = End(outcome=Outcome.FAILED, code=code, reason=reason, retry_after_s=event.retry_after_s)
+    return recovery.end(state, terminal, now_ns, out)
+
+
+def _on_granted(state: HandoffState, event: Granted, out: list[Effect]) -> HandoffState:
+    reservation = event.reservation
+    granted_by = WorkerRef(reservation.worker_id, reservation.epoch)
+    if state.decode is None or state.decode.worker != granted_by:
+        return state
+    out.append(ChoosePrefill(reservation, state.num_prompt_tokens - reservation.num_hit_tokens, state.excluded))
+    return replace(
+        state,
+        phase=Phase.CHOOSING,
+        reservation=reservation,
+        num_sealed_tokens=reservation.num_hit_tokens,
+        num_found_tokens=reservation.num_hit_tokens,
+        deadline_at_ns=None,
+    )
+
+
+def _on_prefill_chosen(state: HandoffState, event: PrefillChosen, now_ns: int, out: list[Effect]) -> HandoffState:
+    assert state.decode is not None
+    assert state.reservation is not None
+    if event.worker is None or event.worker == state.decode.worker:
+        return recovery.submit_reserved(state, now_ns, out)
+    out.append(SendPrefill(event.worker, state.reservation))
+    deadline = recovery.after_ns(now_ns, state.limits.prefill_s)
+    return replace(state, phase=Phase.PREFILLING, prefill=Leg(worker=event.worker), deadline_at_ns=deadline)
+
+
+def _on_sealed(state: HandoffState, worker: WorkerRef, num_tokens: int, now_ns: int, out: list[Effect]) -> HandoffState:
+    """Relay what is newly complete. While the prefill worker is being recalled this still holds."""
+    is_writer = state.prefill is not None and state.prefill.worker == worker
+    if not is_writer or state.phase not in (Phase.PREFILLING, Phase.TRANSFERRING, Phase.RECALLING):
+        return state
+    assert state.decode is not None
+    if num_tokens > state.num_sealed_tokens:
+        out.append(SendSeal(state.decode.worker, num_tokens))
+        state = replace(state, num_sealed_tokens=num_tokens)
+    return _progress(state, now_ns)
+
+
+def _on_prefill_finished(state: HandoffState, event: PrefillFinished, now_ns: int, out: list[Effect]) -> HandoffState:
+    if state.prefill is None or state.prefill.worker != event.worker or not state.prefill.holds:
+        return state
+    state = _on_sealed(state, event.worker, event.num_sealed_tokens, now_ns, out)
+    state = replace(
+        state,
+        prefill=replace(state.prefill, holds=False) if state.prefill is not None else None,
+        transferred_bytes=state.transferred_bytes + event.transferred_bytes,
+        transfer_s=state.transfer_s + event.transfer_s,
+    )
+    return _start_decode(state, now_ns, out) if state.phase is Phase.TRANSFERRING else state
+
+
+def _on_tokens(state: HandoffState, event: Tokens, now_ns: int, out: list[Effect]) -> HandoffState:
+    output = event.output
+    if event.worker != recovery.in_charge(state) or not 0 <= output.sample_index < len(state.samples):
+        return state
+    sample = state.samples[output.sample_index]
+    if sample.finish_reason is not None:
+        return state
+    sample.output_token_ids.extend(token.token_id for token in output.tokens)
+    sample.finish_reason = output.finish_reason
+    out.append(Emit(output))
+    if output.finish_reason is not None and all(s.finish_reason is not None for s in state.samples):
+        return _on_all_finished(state, now_ns, out)
+    if state.phase in (Phase.SUBMITTED, Phase.DECODING):
+        deadline = recovery.after_ns(now_ns, state.limits.decode_stall_s)
+        return replace(state, phase=Phase.DECODING, deadline_at_ns=deadline)
+    if not all(s.output_token_ids or s.finish_reason is not None for s in state.samples):
+        return _progress(state, now_ns)
+    state = _progress(replace(state, phase=Phase.TRANSFERRING), now_ns)
+    return _start_decode(state, now_ns, out)
+
+
+def _on_all_finished(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    """A worker that reported the last token of all has let go by itself; the others are asked to."""
+    if state.phase in (Phase.SUBMITTED, Phase.DECODING):
+        state = replace(state, decode=None)
+    return recovery.end(state, End(outcome=Outcome.FINISHED), now_ns, out)
+
+
+def _start_decode(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    """Once the writer is done too: the decode worker takes over."""
+    if recovery.writer_active(state):
+        return state
+    assert state.decode is not None
+    out.append(SendStartDecode(state.decode.worker, state.num_sealed_tokens))
+    deadline = recovery.after_ns(now_ns, state.limits.decode_stall_s)
+    return replace(state, phase=Phase.DECODING, prefill=None, deadline_at_ns=deadline)
+
+
+def _progress(state: HandoffState, now_ns: int) -> HandoffState:
+    """Restart the clock of the phase."""
+    if state.phase is Phase.PREFILLING:
+        return replace(state, deadline_at_ns=recovery.after_ns(now_ns, state.limits.prefill_s))
+    if state.phase is Phase.TRANSFERRING:
+        return replace(state, deadline_at_ns=recovery.after_ns(now_ns, state.limits.transfer_s))
+    return state
+
+
+def _arm(state: HandoffState, out: list[Effect]) -> HandoffState:
+    """One timer per request. It is moved only forwards in time by its own Tick, so a token costs no timer."""
+    if state.is_gone:
+        return state
+    legs = (state.prefill, state.decode)
+    due = [leg.drain_by_ns for leg in legs if leg is not None and leg.drain_by_ns is not None]
+    if state.deadline_at_ns is not None:
+        due.append(state.deadline_at_ns)
+    if not due or (state.timer_at_ns is not None and state.timer_at_ns <= min(due)):
+        return state
+    at_ns = min(due)
+    out.append(ArmTimer(at_ns))
+    return replace(state, timer_at_ns=at_ns)

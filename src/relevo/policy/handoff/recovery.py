@@ -1,0 +1,289 @@
+"""The unhappy half of a handoff: ends, failures, drains, leases. Driven by `policy.handoff`, pure like it.
+
+Owns who still has something of a request and what happens until nobody has. Two rules carry it: a worker is routed
+to again only when every earlier leg of the request is over, so no answer can be mistaken for that of an earlier
+leg; and SendRelease follows the writer's last word (Dropped, Failed, PrefillFinished) or its death, nothing else.
+
+A prefill worker that does not answer within the lease is fenced: it may write into somebody else's blocks. A decode
+worker writes only its own; it is fenced when the request has to move on, otherwise its answer or its death is
+awaited (whether it lives is watched by whoever owns the process).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from relevo.core.errors import HandoffFailed, InternalError, Overloaded, RequestError, WorkerError, WorkerLost
+from relevo.core.ids import WorkerRef
+from relevo.policy.handoff.words import (
+    AskDrain,
+    ChoosePrefill,
+    Dropped,
+    Effect,
+    End,
+    Failed,
+    FenceWorker,
+    HandoffState,
+    Leg,
+    Outcome,
+    Phase,
+    Route,
+    SendRelease,
+    SendSubmit,
+    WorkerDied,
+)
+
+LETTING_GO = (Phase.RECALLING, Phase.REPLACING, Phase.DRAINING)
+
+
+def _codes(root: type[RequestError]) -> set[str]:
+    return {root.code}.union(*(_codes(child) for child in root.__subclasses__()))
+
+
+FINAL_CODES = frozenset(_codes(RequestError)) | {InternalError.code}  # another worker would say the same
+
+
+def after_ns(now_ns: int, limit_s: float | None) -> int | None:
+    return None if limit_s is None else now_ns + round(limit_s * 1e9)
+
+
+# ---- decisions -------------------------------------------------------------------------------------------------------
+
+
+def end(state: HandoffState, terminal: End, now_ns: int, out: list[Effect]) -> HandoffState:
+    """The client's end, once; then every worker is asked to let go."""
+    if state.has_ended:
+        return state
+    out.append(terminal)
+    state = replace(state, has_ended=True, phase=Phase.DRAINING, deadline_at_ns=None)
+    return _ask_all(state, now_ns, out, decode_lease_s=None)
+
+
+def fail(state: HandoffState, code: str, reason: str, now_ns: int, out: list[Effect]) -> HandoffState:
+    return end(state, End(outcome=Outcome.FAILED, code=code, reason=reason), now_ns, out)
+
+
+def replace_decode(state: HandoffState, code: str, reason: str, now_ns: int, out: list[Effect]) -> HandoffState:
+    """The decode worker failed: everybody lets go, then the request is routed again, without that worker."""
+    state = _count_failure(state, code, reason)
+    if code in FINAL_CODES or state.num_failures >= state.limits.max_attempts:
+        return fail(state, code, reason, now_ns, out)
+    return leave_decode(state, now_ns, out)
+
+
+def leave_decode(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    """The same, and it was nobody's failure."""
+    state = replace(state, phase=Phase.REPLACING, deadline_at_ns=None)
+    return _ask_all(state, now_ns, out, decode_lease_s=state.limits.drain_lease_s)
+
+
+def replace_prefill(state: HandoffState, code: str, reason: str, now_ns: int, out: list[Effect]) -> HandoffState:
+    """The prefill worker failed: once it has let go, prefill again into the same reservation."""
+    state = _count_failure(state, code, reason)
+    if code in FINAL_CODES or state.num_failures >= state.limits.max_attempts:
+        return fail(state, code, reason, now_ns, out)
+    return leave_prefill(state, now_ns, out)
+
+
+def leave_prefill(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    """The same, and it was nobody's failure."""
+    state = replace(state, phase=Phase.RECALLING, deadline_at_ns=None)
+    return _ask_prefill(state, now_ns, out)
+
+
+def submit_reserved(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    """The decode worker does the rest in the room it granted; sealed tokens count."""
+    assert state.decode is not None
+    out.append(SendSubmit(state.decode.worker, use_reservation=True, resume=state.has_emitted))
+    deadline = after_ns(now_ns, state.limits.prefill_s)
+    return replace(state, phase=Phase.SUBMITTED, prefill=None, deadline_at_ns=deadline)
+
+
+def writer_active(state: HandoffState) -> bool:
+    return state.prefill is not None and state.prefill.holds
+
+
+def in_charge(state: HandoffState) -> WorkerRef | None:
+    """Who computes it: whose tokens count, and whose end it may be the reason for."""
+    if state.phase in (Phase.SUBMITTED, Phase.DECODING):
+        return state.decode.worker if state.decode is not None else None
+    if state.phase in (Phase.PREFILLING, Phase.TRANSFERRING):
+        return state.prefill.worker if state.prefill is not None else None
+    return None
+
+
+# ---- events ----------------------------------------------------------------------------------------------------------
+
+
+def on_dropped(state: HandoffState, event: Dropped) -> HandoffState:
+    return _map_leg(state, event.worker, lambda leg: _answered(leg) if leg.is_asked else leg)
+
+
+def on_worker_died(state: HandoffState, event: WorkerDied, now_ns: int, out: list[Effect]) -> HandoffState:
+    was_decode = state.decode is not None and state.decode.worker == event.worker
+    was_prefill = state.prefill is not None and state.prefill.worker == event.worker
+    if not (was_decode or was_prefill):
+        return state
+    state = _exclude(state, event.worker)
+    reason = f"worker {event.worker.worker_id} (epoch {event.worker.epoch}) went away"
+    code = WorkerLost.code
+    if in_charge(state) == event.worker and not (event.has_left or event.is_unsent):
+        state = _count_death(state)
+        if state.num_deaths >= state.limits.max_deaths:
+            code, reason = InternalError.code, f"{state.num_deaths} workers ended over the request's next token"
+    if was_decode:
+        state = replace(state, decode=None)
+        if state.phase in (Phase.REPLACING, Phase.DRAINING):
+            return state
+        if event.has_left:
+            return leave_decode(state, now_ns, out)
+        return replace_decode(state, code, reason, now_ns, out)
+    state = replace(state, prefill=None)
+    if state.phase in LETTING_GO:
+        return state
+    if event.has_left:
+        return leave_prefill(state, now_ns, out)
+    return replace_prefill(state, code, reason, now_ns, out)
+
+
+def _count_death(state: HandoffState) -> HandoffState:
+    """A request that gets on is not what ends its workers."""
+    num_tokens = sum(len(sample.output_token_ids) for sample in state.samples)
+    num_before = state.num_deaths if num_tokens == state.num_tokens_at_death else -1
+    return replace(state, num_deaths=num_before + 1, num_tokens_at_death=num_tokens)
+
+
+def on_failed(state: HandoffState, event: Failed, now_ns: int, out: list[Effect]) -> HandoffState:
+    was_decode = state.decode is not None and state.decode.worker == event.worker
+    was_prefill = state.prefill is not None and state.prefill.worker == event.worker
+    if not (was_decode or was_prefill):
+        return state
+    state = _exclude(state, event.worker)
+    if was_decode:
+        # What it granted it may keep in quarantine, for it cannot know who writes; a needless Release is harmless.
+        state = _map_leg(state, event.worker, lambda leg: replace(leg, holds=False, owes_release=True))
+        if state.phase in (Phase.REPLACING, Phase.DRAINING):
+            return state
+        return replace_decode(state, event.code, event.reason, now_ns, out)
+    state = _map_leg(state, event.worker, lambda leg: replace(leg, holds=False))
+    if state.phase in LETTING_GO:
+        return state
+    return replace_prefill(state, event.code, event.reason, now_ns, out)
+
+
+def on_tick(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    state = _expire_leases(replace(state, timer_at_ns=None), now_ns, out)
+    if state.deadline_at_ns is None or now_ns < state.deadline_at_ns:
+        return state
+    state = replace(state, deadline_at_ns=None)
+    if state.phase is Phase.QUEUED:
+        reason = f"no room on a decode worker within {state.limits.queue_s} s"
+        terminal = End(outcome=Outcome.FAILED, code=Overloaded.code, reason=reason, retry_after_s=state.limits.queue_s)
+        return end(state, terminal, now_ns, out)
+    if state.prefill is not None:
+        worker = state.prefill.worker
+        reason = f"prefill worker {worker.worker_id} made no progress while {state.phase}"
+        return replace_prefill(_exclude(state, worker), HandoffFailed.code, reason, now_ns, out)
+    assert state.decode is not None
+    worker = state.decode.worker
+    reason = f"worker {worker.worker_id} produced no token in time while {state.phase}"
+    return replace_decode(_exclude(state, worker), WorkerError.code, reason, now_ns, out)
+
+
+def settle(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    """What follows once workers have let go: release, prefill again, route again, forget."""
+    if state.phase not in LETTING_GO:
+        return state
+    if state.decode is not None and state.decode.owes_release and not writer_active(state):
+        out.append(SendRelease(state.decode.worker))
+        state = replace(state, decode=replace(state.decode, owes_release=False))
+    if state.prefill is not None and state.prefill.is_over:
+        state = replace(state, prefill=None)
+    if state.decode is not None and state.decode.is_over:
+        state = replace(state, decode=None)
+    if state.prefill is not None:
+        return state
+    if state.phase is Phase.RECALLING:
+        return _prefill_again(state, now_ns, out)
+    if state.decode is not None:
+        return state
+    if state.phase is Phase.DRAINING:
+        return replace(state, phase=Phase.GONE)
+    out.append(Route(state.failure[1] if state.failure else "", state.excluded, resume=state.has_emitted))
+    return replace(state, phase=Phase.ROUTING, reservation=None, num_sealed_tokens=0)
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _prefill_again(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    """Elsewhere, if something is left to compute and nothing was emitted yet; otherwise on the decode worker.
+
+    Whole blocks that are sealed may be shared by then, so they become hits: the next writer leaves them alone.
+    """
+    assert state.reservation is not None
+    if state.has_emitted or state.num_sealed_tokens >= state.num_prompt_tokens:
+        return submit_reserved(state, now_ns, out)
+    num_hit_tokens = state.num_sealed_tokens // state.block_size * state.block_size
+    reservation = replace(state.reservation, num_hit_tokens=max(num_hit_tokens, state.reservation.num_hit_tokens))
+    num_uncached_tokens = state.num_prompt_tokens - reservation.num_hit_tokens
+    out.append(ChoosePrefill(reservation, num_uncached_tokens, state.excluded))
+    return replace(state, phase=Phase.CHOOSING, reservation=reservation)
+
+
+def _ask_all(state: HandoffState, now_ns: int, out: list[Effect], decode_lease_s: float | None) -> HandoffState:
+    state = _ask_prefill(state, now_ns, out)
+    leg = state.decode
+    if leg is None or leg.is_asked or not leg.holds:
+        return state
+    owes = writer_active(state)
+    out.append(AskDrain(leg.worker, writer_active=owes))
+    drain_by_ns = after_ns(now_ns, decode_lease_s)
+    return replace(state, decode=replace(leg, is_asked=True, drain_by_ns=drain_by_ns, owes_release=owes))
+
+
+def _ask_prefill(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    leg = state.prefill
+    if leg is None or leg.is_asked or not leg.holds:
+        return state
+    out.append(AskDrain(leg.worker, writer_active=False))
+    drain_by_ns = after_ns(now_ns, state.limits.drain_lease_s)
+    return replace(state, prefill=replace(leg, is_asked=True, drain_by_ns=drain_by_ns))
+
+
+def _expire_leases(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    again_ns = after_ns(now_ns, state.limits.drain_lease_s)
+    for leg in (state.prefill, state.decode):
+        if leg is None or leg.drain_by_ns is None or now_ns < leg.drain_by_ns:
+            continue
+        state = _exclude(state, leg.worker)
+        if not leg.holds:  # it said so before AskDrain reached it; an answer that comes too late harms nobody
+            state = _map_leg(state, leg.worker, _answered)
+        elif leg is state.decode and state.phase is not Phase.REPLACING:
+            state = replace(state, decode=replace(leg, drain_by_ns=None))
+        else:
+            out.append(FenceWorker(leg.worker, f"no answer to abort within {state.limits.drain_lease_s} s"))
+            fenced = replace(leg, drain_by_ns=again_ns)
+            state = replace(state, decode=fenced) if leg is state.decode else replace(state, prefill=fenced)
+    return state
+
+
+def _answered(leg: Leg) -> Leg:
+    return replace(leg, holds=False, is_asked=False, drain_by_ns=None)
+
+
+def _map_leg(state: HandoffState, worker: WorkerRef, change: Callable[[Leg], Leg]) -> HandoffState:
+    if state.prefill is not None and state.prefill.worker == worker:
+        return replace(state, prefill=change(state.prefill))
+    if state.decode is not None and state.decode.worker == worker:
+        return replace(state, decode=change(state.decode))
+    return state
+
+
+def _exclude(state: HandoffState, worker: WorkerRef) -> HandoffState:
+    return state if worker in state.excluded else replace(state, excluded=(*state.excluded, worker))
+
+
+def _count_failure(state: HandoffState, code: str, reason: str) -> HandoffState:
+    return replace(state, num_failures=state.num_failures + 1, failure=(code, reason))

@@ -1,0 +1,1 @@
+"""What is made of a machine and of a model's files before anything starts."""

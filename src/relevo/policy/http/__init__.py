@@ -1,0 +1,1 @@
+"""Bounds of connections, bytes and log lines."""

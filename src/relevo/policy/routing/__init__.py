@@ -1,0 +1,1 @@
+"""Which worker, and which region, gets a request."""

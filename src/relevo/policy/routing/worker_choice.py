@@ -1,0 +1,290 @@
+"""Who decodes, and who computes the prompt: what the router is told about workers, and what follows from its picks.
+
+Decode is chosen first: by the time to the first token that goes through it, and by the step time a request would find
+there. Then the prompt: a prefill worker adds its queue and a handoff, the decode worker makes its running streams
+wait. The prompt stays on the decode worker if the waiting it imposes on those streams is not more than the time it
+saves its own client. All of it from measured costs, so there is no prompt length at which disaggregation starts: that
+follows from the machine and from what runs on it.
+
+What is cached where decides what has to be computed where (docs/guides/routing.md):
+
+- workers that share one arena: a prefill worker computes into the decode worker's blocks and reads its cache, so only
+  the decode worker's hits count, and all prefill workers are equal;
+- otherwise a prefill worker computes everything that it does not hold itself, whatever the decode worker holds.
+
+A role is a preference. Does not know connections. Source: docs/architecture.md, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from relevo.core.events import WorkerLoad
+from relevo.core.ids import WorkerRef
+from relevo.policy.routing.router import NO_USE, Candidate, Pick, Router, RouterLimits, RoutingPolicy, Use
+from relevo.policy.routing.tenant_use import Held, Sent
+
+_DECODE_STEPS = 32  # arbitrary: so many steps of decoding weigh as much as the way to the first token
+
+DECODE_ROLES = (("decode", "unified"), ("prefill",))  # best first
+PREFILL_ROLES = (("prefill",), ("unified",), ("decode",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """What is known of a worker when a choice is made: its last report, and what was sent there since."""
+
+    ref: WorkerRef
+    role: str  # "prefill", "decode" or "unified"
+    ready: bool
+    load: WorkerLoad
+    shares_blocks: bool = True  # computes prompts straight into the decode worker's blocks
+    in_flight_prefill_tokens: int = 0  # see policy.routing.in_flight
+    in_flight_decode_tokens: int = 0
+    in_flight_asked_tokens: int = 0  # room that was asked for and not answered yet
+    in_flight_batch_tokens: int = 0  # of the decode tokens
+    num_in_flight_prefills: int = 0
+    num_in_flight_decodes: int = 0
+    num_in_flight_batch: int = 0  # of the decodes
+    held: Mapping[str, Held] = field(default_factory=dict)  # by tenants, of this gateway's requests
+    sent: Collection[Sent] = ()  # of this gateway's requests, those that decode there or will
+
+    @property
+    def num_queued_prefill_tokens(self) -> int:
+        """A report lags behind, the ledger knows only this gateway's requests: the larger one is nearer to it."""
+        return max(self.load.num_waiting_prefill_tokens, self.in_flight_prefill_tokens)
+
+    @property
+    def num_decode_kv_tokens(self) -> int:
+        return max(self.load.num_decode_kv_tokens, self.in_flight_decode_tokens)
+
+    @property
+    def num_requests(self) -> int:
+        reported = self.load.num_running + self.load.num_waiting + self.load.num_reserved
+        return max(reported, self.num_in_flight_prefills, self.num_in_flight_decodes)
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that decode there or will."""
+        reported = self.load.num_running + self.load.num_waiting + self.load.num_reserved
+        return max(reported, self.num_in_flight_decodes)
+
+    @property
+    def has_measured_costs(self) -> bool:
+        costs = self.load.costs
+        return costs.base_s + costs.per_token_s + costs.per_kv_token_s > 0.0
+
+    @property
+    def prefill_queue_s(self) -> float:
+        return self.load.costs.per_token_s * self.num_queued_prefill_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """The request as a choice sees it."""
+
+    num_tokens: int  # of the prompt
+    hit_tokens: Mapping[WorkerRef, int] = field(default_factory=dict)  # of them, believed to be cached there
+    prefixes: Mapping[WorkerRef, bytes] = field(default_factory=dict)  # hash of the last block of the hit there
+    session: bytes = b""  # empty: belongs to none
+    tenant: str = ""
+    num_unstarted: int | None = None  # requests of the tenant that were sent and have no token yet; None: unknown
+
+    def num_uncached(self, ref: WorkerRef) -> int:
+        """At least one token is always computed."""
+        return max(1, self.num_tokens - self.hit_tokens.get(ref, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    worker: WorkerRef
+    split: bool  # somebody else is there to compute the prompt: reserve first, then `choose_prefill`
+    num_uncached_tokens: int  # on that worker
+    reason: str
+    use: Use = NO_USE  # for `WorkerChooser.heard` of other gateways
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillChoice:
+    worker: WorkerRef | None  # None: the decode worker itself
+    reason: str
+    num_uncached_tokens: int = 0  # on whoever was chosen
+    ttft_remote_s: float = 0.0  # 0 if there is nobody to ask
+    ttft_local_s: float = 0.0
+    stall_s: float = 0.0  # waiting of running streams, summed, if the prompt is computed on the decode worker
+    use: Use | None = None  # as in Choice; None: there was nothing to choose
+
+
+class WorkerChooser:
+    """The decisions about one model's workers. Holds one router per kind of decision."""
+
+    def __init__(self, policy: RoutingPolicy = RoutingPolicy.TTFT, limits: RouterLimits | None = None) -> None:
+        limits = limits or RouterLimits()
+        self._decode: Router[WorkerRef] = Router(policy, limits)
+        self._prefill: Router[WorkerRef] = Router(policy, limits)
+
+    def choose_decode(
+        self, views: Sequence[WorkerView], ask: Ask, handoff_s: float, exclude: Iterable[WorkerRef], rng: Random
+    ) -> Choice | None:
+        """The worker that decodes; None if nobody is ready."""
+        excluded, views = frozenset(exclude), with_costs(views)
+        able = [view for view in views if view.ready and view.ref not in excluded]
+        by_ref = {view.ref: view for view in preferred(able, DECODE_ROLES)}
+        if not by_ref:
+            return None
+        candidates = [
+            Candidate(
+                key=view.ref,
+                name=view.ref.worker_id,
+                cost_s=_way_to_first_token_s(view, able, ask, handoff_s) + _decode_s(view, ask),
+                num_hit_tokens=ask.hit_tokens.get(view.ref, 0),
+                prefix=ask.prefixes.get(view.ref, b""),
+                num_load_tokens=view.num_decode_kv_tokens + view.num_queued_prefill_tokens,
+                num_requests=view.num_requests,
+            )
+            for view in by_ref.values()
+        ]
+        pick = self._decode.pick(candidates, ask.num_tokens, ask.session, rng)
+        view = by_ref[pick.candidate.key]
+        split = view.role != "unified" and len(able) > 1
+        return Choice(view.ref, split, ask.num_uncached(view.ref), pick.reason, pick.use)
+
+    def heard(self, kind: str, use: Use) -> None:
+        """Another gateway over the same workers chose so. `kind`: "decode" or "prefill"."""
+        (self._decode if kind == "decode" else self._prefill).heard(use)
+
+    def choose_prefill(
+        self,
+        decode_view: WorkerView,
+        prefill_views: Sequence[WorkerView],
+        ask: Ask,
+        num_uncached_tokens: int,
+        handoff_s: float,
+        rng: Random,
+    ) -> PrefillChoice:
+        """Who computes the prompt: a prefill worker, or the decode worker if that is the better deal for all.
+
+        `num_uncached_tokens` of the prompt are neither a hit nor sealed on the decode worker; a handoff adds
+        `handoff_s`. Workers that must not be chosen are left out by the caller; the decode worker itself may be among
+        them.
+        """
+        has_costs = decode_view.has_measured_costs
+        decode_view, *prefill_views = with_costs([decode_view, *prefill_views])
+        able = [view for view in prefill_views if view.ready and view.ref != decode_view.ref]
+        views = preferred(able, PREFILL_ROLES)
+        local_s = _local_ttft_s(decode_view, num_uncached_tokens)
+        running = max(1, decode_view.load.num_running)
+        stall_s = decode_view.load.costs.per_token_s * num_uncached_tokens * running
+        if not views:
+            return PrefillChoice(
+                worker=None,
+                reason="nobody else is ready",
+                num_uncached_tokens=num_uncached_tokens,
+                ttft_local_s=local_s,
+                stall_s=stall_s,
+            )
+        pick, num_uncached = self._pick_prefill(views, ask, num_uncached_tokens, handoff_s, rng)
+        remote_s = pick.candidate.cost_s
+        saved_s = max(0.0, remote_s - local_s)
+        is_local = has_costs and stall_s <= saved_s
+        reason = f"{pick.reason}; {num_uncached} tokens to compute"
+        if is_local:
+            reason = (
+                f"local: {num_uncached_tokens} tokens, here they save {saved_s * 1e3:.1f} ms and make {running} "
+                f"streams wait {stall_s * 1e3:.1f} ms in all"
+            )
+        return PrefillChoice(
+            worker=None if is_local else pick.candidate.key,
+            reason=reason,
+            num_uncached_tokens=num_uncached_tokens if is_local else num_uncached,
+            ttft_remote_s=remote_s,
+            ttft_local_s=local_s,
+            stall_s=stall_s,
+            use=pick.use,
+        )
+
+    def _pick_prefill(
+        self, views: list[WorkerView], ask: Ask, num_uncached_on_decode: int, handoff_s: float, rng: Random
+    ) -> tuple[Pick[WorkerRef], int]:
+        """The pick, and how many tokens it has to compute. Workers without a cache of their own have no sessions."""
+        num_uncached = {
+            view.ref: num_uncached_on_decode if view.shares_blocks else ask.num_uncached(view.ref) for view in views
+        }
+        candidates = [
+            Candidate(
+                key=view.ref,
+                name=view.ref.worker_id,
+                cost_s=_prefill_ttft_s(view, num_uncached[view.ref]) + handoff_s,
+                num_hit_tokens=0 if view.shares_blocks else ask.hit_tokens.get(view.ref, 0),
+                prefix=b"" if view.shares_blocks else ask.prefixes.get(view.ref, b""),
+                num_load_tokens=view.num_queued_prefill_tokens,
+                num_requests=view.num_requests,
+            )
+            for view in views
+        ]
+        is_cached_there = not all(view.shares_blocks for view in views)
+        num_tokens = ask.num_tokens if is_cached_there else num_uncached_on_decode
+        pick = self._prefill.pick(candidates, num_tokens, ask.session if is_cached_there else b"", rng)
+        return pick, num_uncached[pick.candidate.key]
+
+
+def is_anyone_away(views: Sequence[WorkerView]) -> bool:
+    """Whoever is not ready is on its way back, as a new incarnation that has failed nobody."""
+    return not all(view.ready for view in views)
+
+
+def with_costs(views: Sequence[WorkerView]) -> list[WorkerView]:
+    """Workers that have measured nothing yet are taken for as slow as the slowest: free work would draw everything."""
+    measured = [view.load.costs for view in views if view.has_measured_costs]
+    if not measured or len(measured) == len(views):
+        return list(views)
+    slowest = max(measured, key=lambda costs: costs.per_token_s)
+    return [v if v.has_measured_costs else replace(v, load=replace(v.load, costs=slowest)) for v in views]
+
+
+def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask, handoff_s: float) -> float:
+    """If `view` decodes: the prompt is computed on the best other worker, or on `view` by `choose_prefill`'s rule."""
+    num_uncached = ask.num_uncached(view.ref)
+    local_s = _local_ttft_s(view, num_uncached)
+    others = preferred([other for other in able if other.ref != view.ref], PREFILL_ROLES)
+    if view.role == "unified" or not others:
+        return local_s
+    remote_s = handoff_s + min(
+        _prefill_ttft_s(other, num_uncached if other.shares_blocks else ask.num_uncached(other.ref)) for other in others
+    )
+    stall_s = view.load.costs.per_token_s * num_uncached * max(1, view.load.num_running)
+    return local_s if stall_s <= remote_s - local_s else remote_s
+
+
+def _decode_s(view: WorkerView, ask: Ask) -> float:
+    """Some steps with the request in them, and the prompts that are computed there between them."""
+    load = view.load
+    step_s = load.costs.step_s(view.num_streams + 1, view.num_decode_kv_tokens + ask.num_tokens)
+    return view.prefill_queue_s + _DECODE_STEPS * step_s
+
+
+def prefill_s(view: WorkerView, num_uncached_tokens: int) -> float:
+    """Of a prompt, once it is its turn."""
+    return view.load.costs.step_s(num_uncached_tokens, num_uncached_tokens)
+
+
+def _prefill_ttft_s(view: WorkerView, num_uncached_tokens: int) -> float:
+    return view.prefill_queue_s + prefill_s(view, num_uncached_tokens)
+
+
+def _local_ttft_s(view: WorkerView, num_uncached_tokens: int) -> float:
+    """The prompt shares its step with the streams that decode there."""
+    num_tokens = view.load.num_running + num_uncached_tokens
+    num_kv_tokens = view.load.num_decode_kv_tokens + num_uncached_tokens
+    return view.prefill_queue_s + view.load.costs.step_s(num_tokens, num_kv_tokens)
+
+
+def preferred(views: list[WorkerView], roles: tuple[tuple[str, ...], ...]) -> list[WorkerView]:
+    """Those of the best role that anybody has."""
+    for group in roles:
+        found = [view for view in views if view.role in group]
+        if found:
+            return found
+    return []

@@ -1,0 +1,116 @@
+"""Gives sequences their blocks and takes them back: opening with hits, growing, forking, registering, closing.
+
+Owns no state of its own beyond the pool it is given; decides nothing about order or victims.
+"""
+
+from __future__ import annotations
+
+from relevo.core.baton import SampleState
+from relevo.core.ids import BlockHash, BlockId, TokenId
+from relevo.core.request import EngineRequest
+from relevo.policy.worker.block_pool import BlockPool
+from relevo.policy.worker.intake import num_blocks_for
+from relevo.policy.worker.prefix_cache import ROOT_HASH, block_hash, chain
+from relevo.policy.worker.reservations import Grant
+from relevo.policy.worker.worker_requests import Sequence
+
+
+class BlockTables:
+    def __init__(self, pool: BlockPool, block_size: int, enable_prefix_caching: bool) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._is_caching = enable_prefix_caching
+
+    def hashes(self, request: EngineRequest, token_ids: list[TokenId]) -> list[BlockHash]:
+        return chain(token_ids, self._block_size, request.salt) if self._is_caching else []
+
+    def usable_hashes(self, hashes: list[BlockHash], num_tokens: int) -> list[BlockHash]:
+        """Hits are capped: of `num_tokens` tokens at least the last one is computed."""
+        return hashes[: (num_tokens - 1) // self._block_size]
+
+    def expected_hits(self, sequence: Sequence) -> int:
+        """Tokens that would be hits if the sequence opened now."""
+        usable = self.usable_hashes(sequence.hashes, len(sequence.token_ids))
+        return len(self._pool.match(usable)) * self._block_size
+
+    def open(self, sequence: Sequence, num_spare: int) -> bool:
+        """Blocks for all tokens of the sequence, hits first; False if `num_spare` blocks would not stay available."""
+        num_tokens = len(sequence.token_ids)
+        usable = self.usable_hashes(sequence.hashes, num_tokens)
+        acquired = self._pool.acquire(usable, num_blocks_for(num_tokens, self._block_size), num_spare)
+        if acquired is None:
+            return False
+        sequence.block_ids, sequence.num_registered_blocks = acquired
+        sequence.num_computed = sequence.num_registered_blocks * self._block_size
+        return True
+
+    def adopt(self, sequence: Sequence, grant: Grant) -> None:
+        """The sequence takes over the prompt blocks of a grant and what is sealed in them.
+
+        If everything is sealed and nothing drawn yet, the last token is computed once more: same cell, same content.
+        """
+        sequence.block_ids = list(grant.reservation.block_ids)
+        sequence.num_computed = min(grant.num_sealed_tokens, len(sequence.token_ids) - 1)
+        sequence.num_registered_blocks = grant.num_sealed_tokens // self._block_size
+
+    def cover(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Grow the table to `num_tokens` tokens; False if it does not fit (nothing changes then)."""
+        num_missing = num_blocks_for(num_tokens, self._block_size) - len(sequence.block_ids)
+        if num_missing <= 0:
+            return True
+        new = self._pool.allocate(num_missing)
+        if new is None:
+            return False
+        sequence.block_ids = sequence.block_ids + new
+        return True
+
+    def fork(self, source: Sequence, sample: SampleState, spare: list[BlockId]) -> tuple[Sequence, bool]:
+        """A sequence for `sample` on the computed tokens of `source`: full blocks are shared, a partial one is copied.
+
+        The copy's block comes from `spare` if it has one. False: no block; the new sequence holds nothing.
+        """
+        num_computed, num_full = source.num_computed, source.num_computed // self._block_size
+        token_ids = source.token_ids[: source.entry.num_prompt_tokens] + sample.output_token_ids
+        sequence = Sequence(entry=source.entry, samples=(sample,), token_ids=token_ids, hashes=source.hashes[:num_full])
+        tail: list[BlockId] = []
+        if num_computed % self._block_size:
+            block_ids = [spare.pop()] if spare else self._pool.allocate(1)
+            if block_ids is None:
+                return sequence, False
+            tail = block_ids
+            sequence.copy_source = source.block_ids[num_full]
+            self._pool.share([sequence.copy_source])
+        shared = source.block_ids[:num_full]
+        self._pool.share(shared)
+        sequence.block_ids = shared + tail
+        sequence.num_computed = num_computed
+        sequence.num_registered_blocks = num_full
+        return sequence, True
+
+    def advance(self, sequence: Sequence, num_tokens: int) -> None:
+        """`num_tokens` more tokens are computed: the pending copy was made, full blocks become findable."""
+        sequence.num_computed += num_tokens
+        self._end_copy(sequence)
+        if not self._is_caching or sequence.entry.is_foreign:
+            return
+        size = self._block_size
+        for index in range(sequence.num_registered_blocks, sequence.num_computed // size):
+            if index == len(sequence.hashes):
+                parent = sequence.hashes[-1] if sequence.hashes else ROOT_HASH
+                tokens = sequence.token_ids[index * size : (index + 1) * size]
+                sequence.hashes.append(block_hash(parent, tokens, sequence.entry.request.salt))
+            self._pool.register(sequence.block_ids[index], sequence.hashes[index])
+            sequence.num_registered_blocks = index + 1
+
+    def close(self, sequence: Sequence) -> None:
+        """Let go of everything; the sequence can be opened again."""
+        self._end_copy(sequence)
+        if not sequence.entry.is_foreign:
+            self._pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_computed = sequence.num_registered_blocks = 0
+
+    def _end_copy(self, sequence: Sequence) -> None:
+        if sequence.copy_source is not None:
+            self._pool.release([sequence.copy_source])
+            sequence.copy_source = None

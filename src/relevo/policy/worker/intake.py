@@ -1,0 +1,140 @@
+"""What a worker accepts: the scheduler's configuration and the checks made before anything is queued.
+
+A request that can never run is rejected at once, with a reason the client can act on, and never queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from relevo.core.baton import SampleState
+from relevo.core.ids import TokenId, WorkerId
+from relevo.core.kv import Reservation
+from relevo.core.request import EngineRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    worker_id: WorkerId
+    epoch: int
+    first_block_id: int
+    num_blocks: int
+    block_size: int  # tokens
+    max_batched_tokens: int  # of one step, decodes and prompts together
+    max_prefill_tokens: int  # of one step while decodes run; 0: see policy.worker.chunking.prefill_budget
+    max_running: int  # continuations that run here or have room reserved here; remote prefills do not count
+    max_model_len: int  # prompt and outputs, tokens
+    vocab_size: int = 2**32  # the model computes ids below it; default: whatever comes
+    lease_s: float
+    zero_copy: bool  # remote prefills compute straight into the receiver's blocks
+    enable_prefix_caching: bool = True
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # of shares; 1 for every other tenant
+
+    @property
+    def num_pool_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    code: str  # of core.errors
+    reason: str  # one sentence
+
+
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def num_copy_blocks(request: EngineRequest, num_slots: int, block_size: int, num_pool_blocks: int) -> int:
+    """Copies of a partial last prompt block that `num_slots` continuations need beside the first one's.
+
+    No more than the empty pool has beside the prompt: a continuation without one starts when another has ended.
+    """
+    num_prompt = len(request.prompt_token_ids)
+    if num_prompt % block_size == 0:
+        return 0
+    return min(num_slots - 1, num_pool_blocks - num_blocks_for(num_prompt, block_size))
+
+
+def max_outputs(request: EngineRequest, config: SchedulerConfig, *, bounded_by_pool: bool) -> int:
+    """Output tokens after which a continuation ends with LENGTH.
+
+    The last output token is never computed, so a continuation alone in the pool can draw one token more than fits.
+    """
+    num_prompt = len(request.prompt_token_ids)
+    limit = min(request.sampling.max_tokens, config.max_model_len - num_prompt)
+    return min(limit, config.num_pool_tokens + 1 - num_prompt) if bounded_by_pool else limit
+
+
+def check_request(request: EngineRequest, config: SchedulerConfig) -> Rejected | None:
+    num_prompt = len(request.prompt_token_ids)
+    if num_prompt == 0:
+        return Rejected("invalid_request", "The prompt has no tokens; send at least one.")
+    if request.sampling.max_tokens < 1 or request.sampling.n < 1:
+        return Rejected("invalid_request", "max_tokens and n must be at least 1.")
+    if num_prompt >= config.max_model_len:
+        return Rejected(
+            "context_length_exceeded",
+            f"The prompt has {num_prompt} tokens and the context length is {config.max_model_len}; at least one token "
+            "must be left for the output.",
+        )
+    return check_ids(request.prompt_token_ids, config)
+
+
+def check_ids(token_ids: Sequence[TokenId], config: SchedulerConfig) -> Rejected | None:
+    """A step must not meet an id that the model has no embedding for."""
+    for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
+        if not 0 <= token_id < config.vocab_size:
+            return Rejected(
+                "invalid_request",
+                f"The prompt holds token id {token_id}, but the model has {config.vocab_size} tokens.",
+            )
+    return None
+
+
+def check_fits(num_tokens: int, config: SchedulerConfig) -> Rejected | None:
+    """`num_tokens` tokens must fit the empty pool."""
+    if num_tokens <= config.num_pool_tokens:
+        return None
+    return Rejected(
+        "context_length_exceeded",
+        f"The request needs KV room for {num_tokens} tokens and the worker has room for {config.num_pool_tokens}.",
+    )
+
+
+def check_local(request: EngineRequest, samples: Sequence[SampleState], config: SchedulerConfig) -> Rejected | None:
+    """Can the request, with what it has emitted already, run here alone?"""
+    rejected = check_request(request, config)
+    if rejected is not None:
+        return rejected
+    num_prompt = len(request.prompt_token_ids)
+    rejected = check_fits(num_prompt + 1, config)
+    if rejected is not None or not samples:
+        return rejected
+    for sample in samples:
+        if (rejected := check_ids(sample.output_token_ids, config)) is not None:
+            return rejected
+    live = [len(sample.output_token_ids) for sample in samples if sample.finish_reason is None]
+    if not live:
+        return Rejected("invalid_request", "Every continuation of the request has finished already.")
+    if max(live) >= max_outputs(request, config, bounded_by_pool=True):
+        return Rejected("context_length_exceeded", f"No token is left after the {max(live)} already emitted.")
+    return None
+
+
+def check_reserve(request: EngineRequest, config: SchedulerConfig) -> Rejected | None:
+    return check_request(request, config) or check_fits(len(request.prompt_token_ids) + 1, config)
+
+
+def check_prefill(request: EngineRequest, reservation: Reservation, config: SchedulerConfig) -> Rejected | None:
+    rejected = check_request(request, config)
+    num_prompt = len(request.prompt_token_ids)
+    if rejected is None and not config.zero_copy:
+        rejected = check_fits(num_prompt, config)
+    if rejected is None and len(reservation.block_ids) != num_blocks_for(num_prompt, config.block_size):
+        rejected = Rejected(
+            "handoff_failed",
+            f"The reservation has {len(reservation.block_ids)} blocks for a prompt of {num_prompt} tokens.",
+        )
+    return rejected

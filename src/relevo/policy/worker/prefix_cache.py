@@ -1,0 +1,106 @@
+"""Owns which content lies in which block, and the order in which unreferenced content is forgotten.
+
+Knows nothing of reference counts, free blocks or requests; `policy.worker.block_pool` asks it. A block's hash covers
+its own tokens, every token before them and the salt, so equal hashes mean equal KV content (hash chaining as in vLLM's
+automatic prefix caching).
+
+What became findable and what was forgotten since the last `take_changes` is noted, so that others can follow.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from relevo.core.ids import BlockHash, BlockId, TokenId
+
+HASH_BYTES = 16
+ROOT_HASH: BlockHash = bytes(HASH_BYTES)  # the parent of a first block
+
+
+def block_hash(parent: bytes, token_ids: Sequence[TokenId], salt: bytes) -> BlockHash:
+    """Hash of one block: length-prefixed parent and salt, then the tokens as little-endian uint32. 16 bytes."""
+    digest = blake2b(digest_size=HASH_BYTES)
+    digest.update(struct.pack("<II", len(parent), len(salt)))
+    digest.update(parent)
+    digest.update(salt)
+    digest.update(struct.pack(f"<{len(token_ids)}I", *token_ids))
+    return digest.digest()
+
+
+def chain(token_ids: Sequence[TokenId], block_size: int, salt: bytes) -> list[BlockHash]:
+    """Hashes of the full blocks of `token_ids`, first to last; a partial last block has none."""
+    hashes: list[BlockHash] = []
+    parent = ROOT_HASH
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        parent = block_hash(parent, token_ids[end - block_size : end], salt)
+        hashes.append(parent)
+    return hashes
+
+
+class PrefixCache:
+    """Hash to block, block to hash, and the reusable blocks (content known, held by nobody), oldest first."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[BlockHash, BlockId] = {}
+        self._hash_of: dict[BlockId, BlockHash] = {}
+        self._reusable: OrderedDict[BlockId, None] = OrderedDict()
+        self._changes: dict[BlockHash, bool] = {}  # True: findable now; at most one entry per content
+
+    @property
+    def hashes(self) -> tuple[BlockHash, ...]:
+        """Everything that can be found now."""
+        return tuple(self._block_of)
+
+    def take_changes(self) -> tuple[tuple[BlockHash, ...], tuple[BlockHash, ...]]:
+        """(stored, evicted) since the last call; content that came and went in between is in neither or one of them."""
+        if not self._changes:
+            return (), ()
+        changes, self._changes = self._changes, {}
+        stored = tuple(key for key, is_known in changes.items() if is_known)
+        return stored, tuple(key for key, is_known in changes.items() if not is_known)
+
+    @property
+    def num_reusable(self) -> int:
+        return len(self._reusable)
+
+    def knows(self, block_id: BlockId) -> bool:
+        return block_id in self._hash_of
+
+    def match(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
+        """Blocks of the longest known prefix of `hashes`."""
+        block_ids: list[BlockId] = []
+        for key in hashes:
+            block_id = self._block_of.get(key)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
+
+    def register(self, block_id: BlockId, key: BlockHash) -> bool:
+        """Make the block findable. False if the content is known already: the first block keeps it."""
+        if key in self._block_of or block_id in self._hash_of:
+            return False
+        self._block_of[key] = block_id
+        self._hash_of[block_id] = key
+        self._changes[key] = True
+        return True
+
+    def park(self, block_id: BlockId) -> None:
+        """The last holder let go: the block becomes the youngest reusable one."""
+        assert block_id in self._hash_of and block_id not in self._reusable
+        self._reusable[block_id] = None
+
+    def take(self, block_id: BlockId) -> None:
+        """A parked block is held again."""
+        del self._reusable[block_id]
+
+    def evict(self) -> BlockId:
+        """Forget the content of the oldest reusable block and give it up. Requires num_reusable > 0."""
+        block_id, _ = self._reusable.popitem(last=False)
+        key = self._hash_of.pop(block_id)
+        del self._block_of[key]
+        self._changes[key] = False
+        return block_id

@@ -1,0 +1,149 @@
+"""Owns the room that this worker, as the receiver of handoffs, has granted and not yet taken over.
+
+Life of a block here (core.kv.BlockState): RESERVED (granted, nothing sealed yet) → WRITING (the writer is at work) →
+SEALED → OWNED (the decode took it over; no longer here). A dropped reservation frees its blocks, except that blocks a
+writer may still touch are QUARANTINED until `release` says that the writer has let go. No clock: leases are enforced
+by whoever drives this, who may ask a writer to let go but never releases in its stead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from relevo.core.ids import BlockHash, BlockId, RequestId, WorkerId
+from relevo.core.kv import BlockState, Reservation
+from relevo.core.request import EngineRequest
+from relevo.policy.worker.block_pool import BlockPool
+from relevo.policy.worker.fair_turns import Party, party_of
+from relevo.policy.worker.intake import num_blocks_for, num_copy_blocks
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Grant:
+    reservation: Reservation
+    copy_block_ids: list[BlockId]  # for partial last blocks of the continuations after the first; no writer sees them
+    hashes: list[BlockHash]  # of the full prompt blocks; empty without prefix caching
+    num_prompt_tokens: int
+    party: Party
+    num_slots: int  # continuations that may start at once; others wait for slots
+    num_sealed_tokens: int
+
+    def num_sealed_blocks(self, block_size: int) -> int:
+        """Blocks that no writer touches any more; a partial last block counts once the whole prompt is sealed."""
+        if self.num_sealed_tokens == self.num_prompt_tokens:
+            return len(self.reservation.block_ids)
+        return self.num_sealed_tokens // block_size
+
+
+class Reservations:
+    def __init__(self, pool: BlockPool, *, worker_id: WorkerId, epoch: int, block_size: int, lease_s: float) -> None:
+        self._pool = pool
+        self._worker_id = worker_id
+        self._epoch = epoch
+        self._block_size = block_size
+        self._lease_s = lease_s
+        self._grants: dict[RequestId, Grant] = {}
+        self._quarantine: dict[RequestId, list[BlockId]] = {}
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._grants
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    @property
+    def grants(self) -> Iterable[Grant]:
+        """Of prompts that are still to arrive."""
+        return self._grants.values()
+
+    @property
+    def num_slots(self) -> int:
+        """Kept for continuations that will decode here once their prompts have arrived."""
+        return sum(grant.num_slots for grant in self._grants.values())
+
+    def grant(
+        self, request: EngineRequest, hashes: list[BlockHash], num_usable_hashes: int, num_spare: int, num_slots: int
+    ) -> Reservation | None:
+        """Room for the whole prompt and the copies that `num_slots` continuations need; None if it would leave less
+        than `num_spare`.
+
+        Requires a prompt that fits the empty pool.
+        """
+        num_prompt = len(request.prompt_token_ids)
+        num_prompt_blocks = num_blocks_for(num_prompt, self._block_size)
+        num_blocks = num_prompt_blocks + num_copy_blocks(request, num_slots, self._block_size, self._pool.num_blocks)
+        acquired = self._pool.acquire(hashes[:num_usable_hashes], num_blocks, num_spare)
+        if acquired is None:
+            return None
+        block_ids, num_hits = acquired
+        prompt_blocks = tuple(block_ids[:num_prompt_blocks])
+        reservation = Reservation(
+            request_id=request.request_id,
+            worker_id=self._worker_id,
+            epoch=self._epoch,
+            block_ids=prompt_blocks,
+            generations=tuple(self._pool.generation(block_id) for block_id in prompt_blocks),
+            num_hit_tokens=num_hits * self._block_size,
+            lease_s=self._lease_s,
+        )
+        self._grants[request.request_id] = Grant(
+            reservation=reservation,
+            copy_block_ids=block_ids[num_prompt_blocks:],
+            hashes=hashes,
+            num_prompt_tokens=num_prompt,
+            party=party_of(request),
+            num_slots=num_slots,
+            num_sealed_tokens=reservation.num_hit_tokens,
+        )
+        return reservation
+
+    def seal(self, request_id: RequestId, num_tokens: int) -> None:
+        """The first `num_tokens` tokens are complete; whole blocks can be hit from now on. Unknown request: no-op."""
+        grant = self._grants.get(request_id)
+        if grant is None:
+            return
+        first = grant.num_sealed_tokens // self._block_size
+        grant.num_sealed_tokens = max(grant.num_sealed_tokens, min(num_tokens, grant.num_prompt_tokens))
+        last = min(grant.num_sealed_tokens // self._block_size, len(grant.hashes))
+        for index in range(first, last):
+            self._pool.register(grant.reservation.block_ids[index], grant.hashes[index])
+
+    def take(self, request_id: RequestId) -> Grant | None:
+        """Hand the blocks of a grant to the caller, who owns them from now on. None: unknown."""
+        return self._grants.pop(request_id, None)
+
+    def drop(self, request_id: RequestId, writer_active: bool) -> None:
+        """End a grant. Sealed blocks become reusable; the others are free, or quarantined if a writer is active."""
+        grant = self._grants.pop(request_id, None)
+        if grant is None:
+            return
+        self._pool.release(grant.copy_block_ids)
+        block_ids = list(grant.reservation.block_ids)
+        num_sealed = grant.num_sealed_blocks(self._block_size)
+        unsealed = block_ids[num_sealed:]
+        if writer_active and unsealed:
+            self._pool.quarantine(unsealed)
+            self._quarantine.setdefault(request_id, []).extend(unsealed)
+        else:
+            self._pool.release(unsealed)
+        self._pool.release(block_ids[:num_sealed])
+
+    def release(self, request_id: RequestId) -> None:
+        """The writer has let go: its quarantined blocks are free. Unknown request: no-op."""
+        self._pool.release_quarantined(self._quarantine.pop(request_id, []))
+
+    def is_quarantined(self, request_id: RequestId) -> bool:
+        """Blocks of the request wait for `release`."""
+        return request_id in self._quarantine
+
+    def states(self, request_id: RequestId) -> tuple[BlockState, ...]:
+        """State of each prompt block of a grant, or of each quarantined block; empty: nothing is here."""
+        grant = self._grants.get(request_id)
+        if grant is None:
+            return (BlockState.QUARANTINED,) * len(self._quarantine.get(request_id, ()))
+        num_blocks = len(grant.reservation.block_ids)
+        has_begun = grant.num_sealed_tokens > grant.reservation.num_hit_tokens
+        num_sealed = grant.num_sealed_blocks(self._block_size)
+        pending = BlockState.WRITING if has_begun else BlockState.RESERVED
+        return (BlockState.SEALED,) * num_sealed + (pending,) * (num_blocks - num_sealed)

@@ -1,0 +1,354 @@
+"""Decides what one worker computes in each step: continuous batching with stall-free chunked prefill.
+
+Orders the calls of the parts that own the state: `block_pool`, `reservations`, `queues` (who waits, who runs),
+`step_planner`. Knows no clock, no peers, no tensors; the live worker and the simulator drive the same object:
+messages → calls, then `take_grants`, `plan`, execute, `commit`, in one thread.
+
+A step is decodes first (one token each), then prompt chunks from what is left of the token budget
+(`policy.worker.chunking`). One waiting order holds submitted requests, remote prefills and reservations alike:
+(priority, arrival, sample).
+
+- Tenants have fair shares of slots, blocks and prompt tokens (`policy.worker.fair_turns`). Inside a tenant room is
+  first come, first served: once an entry finds no room or no slot, no later one of the tenant takes blocks, and other
+  tenants pass it for a bounded time. Remote prefills that compute straight into a receiver's blocks need neither and
+  pass.
+- All blocks of a prompt are taken when it starts, so a started prompt never waits for room.
+- Watermark: starting or granting leaves one available block per decoding continuation, so that running decodes can
+  grow; with no decodes everything that fits is given.
+- `max_running` bounds the slots: continuations that run or have room reserved here. A request runs with as many of
+  its continuations as find slots; the others wait for theirs, and draw the tokens that they would have drawn beside it.
+- A continuation that finds no block preempts the last in order of the tenant that holds most, itself at worst, and one
+  that is kept from its tenant's share takes it from a tenant that has more (`policy.worker.preemption`). The victim
+  keeps its place in the waiting order, which is before every request of its priority that never ran.
+
+Sources: vLLM (Kwon et al., SOSP 2023), Sarathi-Serve (Agrawal et al., OSDI 2024).
+"""
+
+from __future__ import annotations
+
+from relevo.core.baton import Baton, SampleState
+from relevo.core.events import UNKNOWN_COSTS, StepCosts, TokenOutput, WorkerLoad
+from relevo.core.ids import RequestId, WorkerId
+from relevo.core.kv import Reservation
+from relevo.core.plan import StepPlan, StepResult
+from relevo.core.request import EngineRequest
+from relevo.policy.worker import intake
+from relevo.policy.worker.block_pool import BlockPool
+from relevo.policy.worker.block_tables import BlockTables
+from relevo.policy.worker.fair_turns import Party, in_turn, party_of
+from relevo.policy.worker.intake import Rejected, SchedulerConfig
+from relevo.policy.worker.request_queues import RequestQueues, copied
+from relevo.policy.worker.reservations import Reservations
+from relevo.policy.worker.step_outcome import ComputedPrefix, StepOutcome, computed_prefix, take_tokens
+from relevo.policy.worker.step_planner import StepPlanner, StepRows
+from relevo.policy.worker.worker_requests import Sequence, WorkerRequest, WorkKind
+
+__all__ = ["ComputedPrefix", "Rejected", "Scheduler", "SchedulerConfig", "StepOutcome"]
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.first_block_id, config.num_blocks)
+        self.reservations = Reservations(
+            self.pool,
+            worker_id=config.worker_id,
+            epoch=config.epoch,
+            block_size=config.block_size,
+            lease_s=config.lease_s,
+        )
+        self._tables = BlockTables(self.pool, config.block_size, config.enable_prefix_caching)
+        self._queues = RequestQueues(config, self.pool, self._tables, self.reservations)
+        self._planner = StepPlanner(config, self._queues, self._tables)
+        self._step: StepRows | None = None  # of the plan that is being executed
+        self._num_steps = 0
+        self.set_role(config.max_prefill_tokens, config.max_running)
+
+    # ---- what is asked of this worker --------------------------------------------------------------------------------
+
+    def submit(
+        self, request: EngineRequest, samples: tuple[SampleState, ...], use_reservation: bool, now_ns: int
+    ) -> Rejected | None:
+        """Compute prompt and continuations here. `samples`: what was emitted elsewhere already, copied on entry.
+
+        `use_reservation`: computes what is not sealed yet of the request's own reservation, without queueing. The
+        caller made sure that nobody else writes into it any more. After a rejection nothing of the request is held.
+        """
+        if use_reservation:
+            return self._submit_reserved(request, samples, now_ns)
+        rejected = self._check_new(request) or intake.check_local(request, samples, self.config)
+        if rejected is None:
+            entry = self._queues.accept(request, WorkKind.LOCAL, now_ns)
+            for sequence in self._queues.make_sequences(entry, samples):
+                self._queues.wait(sequence)
+        return rejected
+
+    def _submit_reserved(
+        self, request: EngineRequest, samples: tuple[SampleState, ...], now_ns: int
+    ) -> Rejected | None:
+        request_id = request.request_id
+        rejected = intake.check_local(request, samples, self.config)
+        if rejected is None and request_id not in self.reservations:
+            rejected = Rejected("handoff_failed", "No room is reserved for the request on this worker.")
+        if rejected is not None:
+            if (entry := self._queues.entries.get(request_id)) is not None and entry.kind is WorkKind.RESERVE:
+                self.abort(request_id, writer_active=False)
+            return rejected
+        entry = self._queues.entries[request_id]
+        first, *others = self._queues.make_sequences(entry, samples)  # before the room is taken: hashing may raise
+        grant = self.reservations.take(request_id)
+        assert grant is not None
+        entry.kind, entry.accepted_at_ns = WorkKind.LOCAL, now_ns
+        entry.num_cached_tokens = grant.reservation.num_hit_tokens
+        self._tables.adopt(first, grant)
+        self.pool.release(grant.copy_block_ids)
+        if len(first.samples) > grant.num_slots:
+            self._queues.set_aside(first, grant.num_slots)
+        self._queues.run_or_wait(first)
+        for sequence in others:
+            self._queues.wait(sequence)
+        return None
+
+    def reserve(self, request: EngineRequest, now_ns: int) -> Rejected | None:
+        """Queue for room for the whole prompt and the copies that n > 1 needs; see `take_grants`."""
+        rejected = self._check_new(request) or intake.check_reserve(request, self.config)
+        if rejected is None:
+            entry = self._queues.accept(request, WorkKind.RESERVE, now_ns)
+            self._queues.wait(self._queues.make_sequences(entry, ())[0])
+        return rejected
+
+    def take_grants(self, now_ns: int) -> list[Reservation]:
+        """Grant room to waiting reservations in order; each grant is returned once.
+
+        Requests that wait ahead for tokens of the step, not for room, keep the room they need (hits not discounted).
+        """
+        granted: list[Reservation] = []
+        num_kept, num_ahead = self._queues.num_decoding() if self._queues.waiting else 0, 0
+        kept_out: set[Party] = set()
+        for sequence in in_turn(tuple(self._queues.waiting), self._queues.slots()):
+            entry, party = sequence.entry, party_of(sequence.entry.request)
+            if entry.is_foreign or party in kept_out:
+                continue
+            if entry.kind is not WorkKind.RESERVE:
+                if sequence.is_short:  # others may pass, see `fair_turns.MAX_PASSED_POOLS`
+                    kept_out.add(party)
+                    continue
+                num_kept += intake.num_blocks_for(len(sequence.token_ids), self.config.block_size)
+                num_ahead += 0 if entry.is_remote_prefill else 1
+                continue
+            num_slots = self._queues.num_slots_for(sequence, num_ahead)
+            reservation = self._queues.grant(sequence, num_kept, num_slots) if num_slots else None
+            if reservation is not None:
+                granted.append(reservation)
+                continue
+            kept_out.add(party)
+            if num_slots:
+                self._queues.is_short(sequence)
+        self._queues.may_grant = False
+        self._queues.may_plan = self._queues.may_plan or bool(granted)
+        return granted
+
+    def prefill_into(
+        self, request: EngineRequest, reservation: Reservation, now_ns: int, num_found_tokens: int | None = None
+    ) -> Rejected | None:
+        """Compute the prompt for the worker that granted `reservation` and draw the first token(s).
+
+        Zero-copy: straight into the reserved blocks, from `num_hit_tokens` on (a caller who knows that more is sealed
+        passes a reservation that says so). Otherwise into own blocks, held until `finish_transfer` or `abort`; before
+        an abort the caller makes sure that no block of it is being sent any more. `num_found_tokens`: those hits that
+        count as cached, because no earlier attempt at this request computed them; None: all of them.
+        """
+        rejected = self._check_new(request) or intake.check_prefill(request, reservation, self.config)
+        if rejected is None:
+            entry = self._queues.accept(request, WorkKind.PREFILL, now_ns)
+            entry.reservation, entry.is_foreign = reservation, self.config.zero_copy
+            entry.num_found_tokens = reservation.num_hit_tokens if num_found_tokens is None else num_found_tokens
+            self._queues.wait(self._queues.make_sequences(entry, ())[0])
+        return rejected
+
+    def finish_transfer(self, request_id: RequestId) -> None:
+        """The receiver has the whole prompt: let go of a remote prefill's own blocks. Unknown request: no-op."""
+        entry = self._queues.entries.get(request_id)
+        if entry is not None and entry.is_remote_prefill:
+            self._queues.drop(entry)
+
+    def seal(self, request_id: RequestId, num_tokens: int) -> None:
+        """The first `num_tokens` tokens of a reservation are complete and can be hit. Unknown request: no-op."""
+        self.reservations.seal(request_id, num_tokens)
+        self._queues.changed()
+
+    def start_decode(self, baton: Baton, now_ns: int) -> Rejected | None:
+        """Take over a reservation whose prompt is sealed and continue each unfinished sample of the baton.
+
+        After a rejection nothing of the request is held; by then no writer is at work.
+        """
+        request_id, entry = baton.request_id, self._queues.entries.get(baton.request_id)
+        live = [sample for sample in baton.samples if sample.finish_reason is None]
+        rejected = None
+        if entry is None or request_id not in self.reservations:
+            return Rejected("handoff_failed", "No room is reserved for the request on this worker.")
+        if baton.num_sealed_tokens < entry.num_prompt_tokens:
+            rejected = Rejected("handoff_failed", f"Only {baton.num_sealed_tokens} prompt tokens are sealed.")
+        elif not live or any(not sample.output_token_ids for sample in live):
+            rejected = Rejected("invalid_request", "A decode needs at least one unfinished sample, each with a token.")
+        else:
+            rejected = next(filter(None, (intake.check_ids(each.output_token_ids, self.config) for each in live)), None)
+        if rejected is not None:
+            self.abort(request_id, writer_active=False)
+            return rejected
+        self._start(entry, live)
+        return None
+
+    def _start(self, entry: WorkerRequest, live: list[SampleState]) -> None:
+        first, *others = [self._queues.sequence(entry, (copied(sample),)) for sample in live]
+        self.reservations.seal(entry.request.request_id, entry.num_prompt_tokens)
+        grant = self.reservations.take(entry.request.request_id)
+        assert grant is not None
+        entry.kind, entry.owes_facts, spare = WorkKind.LOCAL, False, grant.copy_block_ids
+        self._tables.adopt(first, grant)
+        forks = [self._tables.fork(first, sequence.samples[0], spare)[0] for sequence in others[: grant.num_slots - 1]]
+        later = others[grant.num_slots - 1 :]
+        entry.sequences = [first, *forks, *later]
+        self.pool.release(spare)
+        for sequence in (first, *forks):
+            self._queues.run_or_wait(sequence)
+        for sequence in later:
+            self._queues.wait(sequence)
+
+    def abort(self, request_id: RequestId, writer_active: bool) -> None:
+        """Let go of the request in whatever phase it is. Idempotent.
+
+        `writer_active`: a prefill worker may still write; unsealed blocks of the reservation stay quarantined until
+        `release`. Blocks of a step that is being executed are let go at its commit.
+        """
+        entry = self._queues.entries.get(request_id)
+        if entry is not None:
+            self.reservations.drop(request_id, writer_active)
+            self._queues.drop(entry)
+
+    def release(self, request_id: RequestId) -> None:
+        """The writer of an aborted reservation has let go. Unknown request: no-op."""
+        self.reservations.release(request_id)
+        self._queues.changed()
+
+    def fence(self, worker_id: WorkerId, epoch: int) -> list[RequestId]:
+        """Drop every remote prefill for an earlier incarnation of a worker; returns their requests."""
+        fenced = [
+            entry
+            for entry in self._queues.entries.values()
+            if (room := entry.reservation) is not None and room.worker_id == worker_id and room.epoch < epoch
+        ]
+        for entry in fenced:
+            self._queues.drop(entry)
+        return [entry.request.request_id for entry in fenced]
+
+    def set_role(self, max_prefill_tokens: int, max_running: int) -> None:
+        """Both take effect with the next step; what runs already goes on.
+
+        `max_running` is kept below the step's token budget, so that decodes always leave a token to prompts.
+        """
+        self._planner.max_prefill_tokens = max_prefill_tokens
+        self._queues.max_running = max(1, min(max_running, self.config.max_batched_tokens - 1))
+        self._queues.changed()
+
+    # ---- one step ----------------------------------------------------------------------------------------------------
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        """The next step; None: nothing can be computed now. Must be followed by `commit`."""
+        assert self._step is None, "the last plan was not committed"
+        self._queues.may_plan = False
+        step = self._planner.rows(now_ns)
+        if not step:
+            return None
+        self._queues.may_plan = True
+        self._num_steps += 1
+        self._step = step
+        size = self.config.block_size
+        copies = tuple(
+            (sequence.copy_source, sequence.block_ids[sequence.num_computed // size])
+            for sequence, _ in step
+            if sequence.copy_source is not None
+        )
+        return StepPlan(self._num_steps, tuple(row for _, row in step), copies)
+
+    def commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> StepOutcome:
+        """Take in what the step computed: tokens, ends, finished blocks. Requests dropped meanwhile bring nothing.
+
+        Those whose rows could not be computed are dropped before.
+        """
+        assert self._step is not None and plan.step_id == result.step_id == self._num_steps
+        outputs: list[TokenOutput] = []
+        prefixes: list[ComputedPrefix] = []
+        for (sequence, row), sampled in zip(self._step, result.sampled, strict=True):
+            sequence.is_in_step = False
+            if sequence.is_dropped:
+                continue
+            self._tables.advance(sequence, len(row.token_ids))
+            if sequence.entry.is_remote_prefill:
+                prefix = computed_prefix(sequence, self.config.block_size)
+                prefixes.extend([prefix] if prefix is not None else [])
+            if row.samples:
+                outputs.extend(take_tokens(sequence, sampled, self.config.worker_id, now_ns))
+                self._continue(sequence)
+        self._step = None
+        self._queues.end_step()
+        return StepOutcome(tuple(outputs), tuple(prefixes))
+
+    def _continue(self, sequence: Sequence) -> None:
+        """After a draw: the sequence ends, goes on, or forks into one sequence per unfinished sample."""
+        entry, live = sequence.entry, [sample for sample in sequence.samples if sample.finish_reason is None]
+        if entry.is_remote_prefill:
+            self._queues.stop(sequence)
+            if entry.is_foreign:
+                self._queues.drop(entry)
+        elif not live:
+            self._queues.finish(sequence)
+        elif len(sequence.samples) == 1:
+            sequence.token_ids.append(live[0].output_token_ids[-1])
+        else:
+            self._fork(sequence, live)
+
+    def _fork(self, sequence: Sequence, live: list[SampleState]) -> None:
+        self._queues.stop(sequence)
+        forks = [self._tables.fork(sequence, sample, []) for sample in live[1:]]
+        sequence.samples = (live[0],)
+        sequence.token_ids.append(live[0].output_token_ids[-1])
+        self._queues.run(sequence)
+        for fork, has_room in forks:
+            sequence.entry.sequences.append(fork)
+            if has_room:
+                self._queues.run(fork)
+            else:
+                self._queues.wait(fork)
+
+    def _check_new(self, request: EngineRequest) -> Rejected | None:
+        if request.request_id in self._queues.entries:
+            return Rejected("invalid_request", f"Request {request.request_id} is on this worker already.")
+        return None
+
+    # ---- what can be asked about it ----------------------------------------------------------------------------------
+
+    def holds(self, request_id: RequestId) -> bool:
+        """Something of the request is queued, reserved, running or being sent (a quarantine is not counted)."""
+        return request_id in self._queues.entries
+
+    def has_work(self) -> bool:
+        """`plan` may return something, or `take_grants` may. False: wait for the next message."""
+        return self._queues.has_work()
+
+    def load(self, costs: StepCosts = UNKNOWN_COSTS) -> WorkerLoad:
+        """The state between steps; what steps cost is the driver's to know."""
+        return self._queues.load(costs)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._queues.num_preemptions
+
+    @property
+    def num_prefix_queries(self) -> int:
+        """Prompt tokens looked up in the prefix cache; a preempted request is not counted again."""
+        return self._queues.num_prefix_queries
+
+    @property
+    def num_prefix_hits(self) -> int:
+        return self._queues.num_prefix_hits

@@ -1,0 +1,165 @@
+"""Fills one step: decodes first, one token each, then prompt chunks from what is left of the token budget.
+
+Owns the memory of when prompts last got a token. Starts waiting sequences and preempts running ones through the
+`RequestQueues`; the rules of the waiting order are in `policy.worker.scheduler`. Source: Sarathi-Serve (Agrawal et al.,
+OSDI 2024).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from relevo.core.plan import ScheduledRow
+from relevo.policy.worker.block_tables import BlockTables
+from relevo.policy.worker.chunking import chunk_tokens, prefill_budget
+from relevo.policy.worker.fair_turns import Party, Served, gives_back, party_of, rank_of
+from relevo.policy.worker.intake import SchedulerConfig, num_blocks_for
+from relevo.policy.worker.preemption import choose_batch_victim, choose_victim
+from relevo.policy.worker.request_queues import RequestQueues, order
+from relevo.policy.worker.worker_requests import Sequence, WorkKind
+
+StepRows = list[tuple[Sequence, ScheduledRow]]
+
+
+class StepPlanner:
+    def __init__(self, config: SchedulerConfig, queues: RequestQueues, tables: BlockTables) -> None:
+        self.max_prefill_tokens = config.max_prefill_tokens
+        self._config = config
+        self._queues = queues
+        self._tables = tables
+        self._num_steps_without_prefill = 0
+        self._kept_out: list[Sequence] = []  # in the last step, by lack of room or slots: the first of each party
+        self._served = Served(config.tenant_weights)
+
+    def rows(self, now_ns: int) -> StepRows:
+        """The rows of the next step with the sequence each belongs to; empty: nothing can be computed now."""
+        rows: StepRows = []
+        if self._kept_out:
+            self._make_way()
+        decoding, computing = self._queues.running_by_phase()
+        decoding = decoding[: self._config.max_batched_tokens]
+        for sequence in decoding:
+            if sequence.is_running:
+                self._grow(sequence)
+        rows += [(sequence, _row(sequence, 1, is_prefill=False)) for sequence in decoding if sequence.is_running]
+        num_decodes = len(rows)
+        budget = prefill_budget(
+            num_decodes=num_decodes,
+            max_batched_tokens=self._config.max_batched_tokens,
+            max_prefill_tokens=self.max_prefill_tokens,
+            num_steps_without_prefill=self._num_steps_without_prefill,
+            block_size=self._config.block_size,
+        )
+        if budget > 0 and (computing or self._queues.waiting):
+            self._add_prefills(rows, computing, budget, now_ns)
+        self._num_steps_without_prefill = 0 if len(rows) > num_decodes else self._num_steps_without_prefill + 1
+        return rows
+
+    def _make_way(self) -> None:
+        """One batch continuation per step gives back slot and blocks, until no other request is kept out; then those
+        of tenants that hold more than their share, for each tenant that is kept from its own."""
+        kept_out = [sequence for sequence in self._kept_out if sequence in self._queues.waiting]
+        self._kept_out = []
+        if any(not sequence.entry.request.terms.is_batch for sequence in kept_out):
+            victim = choose_batch_victim(self._queues.running)
+            if victim is not None:
+                self._queues.preempt(victim)
+                return
+        for sequence in kept_out:
+            self._take_share(sequence)
+
+    def _take_share(self, claim: Sequence) -> None:
+        """A slot, or blocks where those are lacking, from the tenant that has most of it, if that is fair."""
+        queues, running = self._queues, self._queues.running
+        if claim.is_short and (claim.entry.is_remote_prefill or queues.num_slots_for(claim)):
+            num_blocks = num_blocks_for(len(claim.token_ids), self._config.block_size)
+            victim = gives_back(running, claim, num_blocks, queues.blocks(), lambda sequence: len(sequence.block_ids))
+            if victim is not None:
+                queues.preempt(victim)
+            return
+        victim = gives_back(running, claim, 1, queues.slots(), lambda sequence: 1)
+        if victim is not None:
+            queues.give_back(victim)
+
+    def _grow(self, sequence: Sequence) -> None:
+        """Room for the next token, at the cost of the last in order of the tenant that holds most, at worst itself."""
+        while not self._tables.cover(sequence, len(sequence.token_ids)):
+            victim = choose_victim(self._queues.running, self._queues.blocks())
+            assert victim is not None and not victim.is_in_step
+            self._queues.preempt(victim)
+            if victim is sequence:
+                return
+
+    def _add_prefills(self, rows: StepRows, computing: list[Sequence], budget: int, now_ns: int) -> None:
+        for sequence in self._startable(computing):
+            num_tokens = chunk_tokens(sequence.num_computed, sequence.num_remaining, budget, self._config.block_size)
+            if sequence.entry.first_scheduled_at_ns is None:
+                sequence.entry.first_scheduled_at_ns = now_ns
+            rows.append((sequence, _row(sequence, num_tokens, is_prefill=not sequence.is_decoding)))
+            self._served.add(party_of(sequence.entry.request), num_tokens)
+            budget -= num_tokens
+            if budget == 0:
+                return
+
+    def _startable(self, computing: list[Sequence]) -> Iterator[Sequence]:
+        """Sequences with prompt to compute: the least served tenant first, each tenant's in order of service;
+        waiting ones are started on the way."""
+        started = [sequence for sequence in computing if sequence.is_running]  # decodes may have preempted some
+        lines: dict[tuple[int, Party], list[Sequence]] = {}
+        for sequence in heapq.merge(started, tuple(self._queues.waiting), key=order):
+            line = (rank_of(sequence.entry.request), party_of(sequence.entry.request))
+            lines.setdefault(line, []).append(sequence)
+        self._served.present(party for _, party in lines)
+        in_order = sorted(lines, key=lambda line: (line[0], self._served.of(line[1]), lines[line][0].key))
+        for line in in_order:
+            yield from self._startable_of(lines[line], self._num_ahead(line, lines))
+
+    def _num_ahead(self, line: tuple[int, Party], lines: dict[tuple[int, Party], list[Sequence]]) -> int:
+        """Slots that are kept for other tenants, which wait and hold fewer or go before."""
+        if len(lines) == 1:
+            return 0
+        slots, (rank, party) = self._queues.slots(), line
+        mine, num_ahead = (rank, slots.of(party)), 0
+        for (other_rank, other), sequences in lines.items():
+            if other != party and (other_rank, slots.of(other)) < mine:
+                first = next((b for b in sequences if not b.is_running and not b.entry.is_remote_prefill), None)
+                num_ahead += first is not None and not first.is_short
+        return num_ahead
+
+    def _startable_of(self, sequences: list[Sequence], num_ahead: int) -> Iterator[Sequence]:
+        """Of one tenant."""
+        is_room_short = False
+        for sequence in sequences:
+            if sequence.is_running:
+                yield sequence
+            elif sequence.entry.is_foreign:
+                self._queues.open_foreign(sequence)
+                yield sequence
+            elif is_room_short or self._is_sibling_ahead(sequence):
+                continue
+            elif sequence.entry.kind is WorkKind.RESERVE or not self._queues.open(sequence, num_ahead):
+                is_room_short = True  # a waiting reservation keeps its place, too
+                self._kept_out.append(sequence)
+            else:
+                yield sequence
+
+    def _is_sibling_ahead(self, sequence: Sequence) -> bool:
+        """Another continuation computes the shared prompt at present: wait for its blocks instead of repeating it."""
+        if not self._config.enable_prefix_caching or len(sequence.entry.sequences) == 1:
+            return False
+        num_prompt = sequence.entry.num_prompt_tokens
+        return any(other.is_running and other.num_computed < num_prompt for other in sequence.entry.sequences)
+
+
+def _row(sequence: Sequence, num_tokens: int, *, is_prefill: bool) -> ScheduledRow:
+    start, end = sequence.num_computed, sequence.num_computed + num_tokens
+    sequence.is_in_step = True
+    return ScheduledRow(
+        request=sequence.entry.request,
+        token_ids=sequence.token_ids[start:end],
+        start=start,
+        block_ids=sequence.block_ids,
+        samples=sequence.samples if end == len(sequence.token_ids) else (),
+        is_prefill=is_prefill,
+    )

@@ -1,0 +1,82 @@
+"""The state of a request's part on one worker: a `WorkerRequest`, and the `Sequence`es (block tables) that compute it.
+
+Plain data, changed by `policy.worker.scheduler` and `policy.worker.block_tables` only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from relevo.core.baton import SampleState
+from relevo.core.ids import BlockHash, BlockId, TokenId
+from relevo.core.kv import Reservation
+from relevo.core.request import EngineRequest
+
+
+class WorkKind(Enum):
+    LOCAL = "local"  # computes what is missing here and decodes here
+    PREFILL = "prefill"  # computes the prompt for another worker
+    RESERVE = "reserve"  # waits for room, or for the prompt that another worker computes
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WorkerRequest:
+    """One request on this worker, from acceptance until the worker holds nothing of it."""
+
+    request: EngineRequest
+    kind: WorkKind
+    arrival: int  # order of acceptance on this worker
+    accepted_at_ns: int
+    max_outputs: int  # per continuation, tokens
+    owes_facts: bool  # the first output has to carry PrefillFacts
+    reservation: Reservation | None = None  # remote prefills: where the prompt goes
+    is_foreign: bool = False  # computes straight into the receiver's blocks
+    first_scheduled_at_ns: int | None = None
+    num_cached_tokens: int = 0
+    num_found_tokens: int = 0  # foreign entries: what of the receiver's hits nobody computed for this request
+    num_reported_blocks: int = 0  # remote prefills: full blocks announced as computed
+    sequences: list[Sequence] = field(default_factory=list)  # running, waiting or held for a transfer
+    num_prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
+
+    @property
+    def is_remote_prefill(self) -> bool:
+        return self.kind is WorkKind.PREFILL
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """A block table and its tokens. Serves several samples while they share every token, one after the first draw."""
+
+    entry: WorkerRequest
+    samples: tuple[SampleState, ...]
+    token_ids: list[TokenId]  # prompt, then outputs
+    hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks, as far as known
+    block_ids: list[BlockId] = field(default_factory=list)  # replaced, never shrunk, so that a step may keep it
+    num_computed: int = 0  # KV of token_ids[:num_computed] lies in block_ids
+    num_registered_blocks: int = 0
+    copy_source: BlockId | None = None  # held; copied to block_ids[num_computed // S] before the first row
+    num_expected_hits: int = 0  # tokens found in the prefix cache on arrival: an estimate
+    is_running: bool = False
+    is_in_step: bool = False  # between plan and commit
+    is_dropped: bool = False
+    is_short: bool = False  # waits because blocks are lacking
+    num_passed_blocks: int = 0  # that others took meanwhile
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Order of service: priority, arrival, sample."""
+        return (self.entry.request.priority, self.entry.arrival, self.samples[0].sample_index)
+
+    @property
+    def num_remaining(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Running, and only its last output token is not computed yet."""
+        computed = self.num_computed
+        return self.is_running and computed >= self.entry.num_prompt_tokens and computed + 1 == len(self.token_ids)
