@@ -20,6 +20,7 @@ from metered_gateway import NOW_MS, PRICE, CountingLedgerMetrics, TroubledConnec
 from scripted_gateway import MODEL, CountingClock
 
 from relevo.core.errors import BudgetSpent, LedgerUnavailable
+from relevo.core.outcome import Cause, Outcome
 from relevo.gateway.http.auth import Caller
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.database import MemoryDatabase
@@ -29,7 +30,7 @@ from relevo.gateway.metering.meter import Meter, UsageEntry
 from relevo.gateway.metering.schema import prepare
 from relevo.gateway.metering.writer import LedgerWriter
 from relevo.policy.admission.key_limits import KeyLimits
-from relevo.policy.billing.bill import Cause, Outcome, Work
+from relevo.policy.billing.bill import Work
 from relevo.policy.billing.pricing import BilledTokens, cost_of
 
 BUDGET = Decimal("0.5")

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relevo.core.errors import SettingsError
-from relevo.policy.billing.bill import Outcome, Work, bill_for
+from relevo.core.outcome import Outcome
+from relevo.policy.billing.bill import Work, bill_for
 from relevo.policy.billing.pricing import (
     FREE,
     BilledTokens,

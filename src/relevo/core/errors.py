@@ -205,3 +205,15 @@ class HubUnavailable(StartError):
 
 class LayoutMismatch(StartError):
     """A peer's KV layout does not fit; it is refused at join."""
+
+
+def _by_code(root: type[RelevoError]) -> dict[str, type[RelevoError]]:
+    """The first class with each code, children before their parents."""
+    table: dict[str, type[RelevoError]] = {}
+    for child in root.__subclasses__():
+        table = _by_code(child) | table
+    table.setdefault(root.code, root)
+    return table
+
+
+BY_CODE = _by_code(RelevoError)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from relevo.core.events import TransferEvent
@@ -17,6 +17,23 @@ class Clock(Protocol):
     """Monotonic time."""
 
     def now_ns(self) -> int: ...
+
+
+class Timer(Protocol):
+    """One call that is to come."""
+
+    def cancel(self) -> None:
+        """Idempotent; without effect once it was made."""
+        ...
+
+
+class Timers(Protocol):
+    """Calls at a time of the same process's `Clock`: of an event loop, or of a simulated world."""
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Timer:
+        """Make the call once, at that time or soon after it; never from within `call_at`, even if the time is past.
+        Calls for the same time are made in the order in which they were asked for."""
+        ...
 
 
 @runtime_checkable

@@ -1,4 +1,8 @@
-"""The seam between the HTTP side of the gateway and whatever generates tokens behind it."""
+"""The seams of the orchestrator: towards the HTTP side that asks for tokens, and towards the workers that make them.
+
+The HTTP side starts a request with an `OutputSink`; membership sees a `WorkerLink` per connection. Neither of them
+waits: a gateway drives them from its event loop, a simulated world from its queue of events.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ from typing import Protocol
 
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
 from relevo.core.kv import KVLayout
+from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest
+from relevo.wire.messages import Hello, ToGateway, ToWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,34 @@ class EngineStatus:
     lines: tuple[LineStatus, ...] = field(default_factory=tuple)
 
 
+class OutputSink(Protocol):
+    """What one request's output is told to. Called on the thread that drives the orchestrator; must not wait."""
+
+    def on_output(self, output: TokenOutput) -> None: ...
+
+    def on_end(self, end: RequestEnd) -> None:
+        """Exactly once, after every output; within `start` if the request is not let in."""
+        ...
+
+
+class StartedRequest(Protocol):
+    """The handle of the HTTP side."""
+
+    def end(self, end: RequestEnd) -> None:
+        """The client needs nothing more: it has all it asked for (`COMPLETE`: a stop string), it is gone, its time is
+        over. Every worker lets go. Without effect after `on_end`; otherwise `on_end` follows within the call."""
+        ...
+
+
+class RequestStarter(Protocol):
+    """The orchestrator as it is seen by what has a request to run."""
+
+    def start(self, request: EngineRequest, sink: OutputSink) -> StartedRequest:
+        """Let the request in, now or when it is its turn, and tell `sink` its output. Raises nothing: a request that
+        is turned away has its end before this returns."""
+        ...
+
+
 class TokenGenerator(Protocol):
     """Turns an engine request into tokens. Implemented by `orchestrator.dispatch` and by fakes in tests."""
 
@@ -62,4 +96,29 @@ class TokenGenerator(Protocol):
 
     def drain(self, worker_id: str) -> bool:
         """Ask a worker to finish what it runs and leave. False: it is not ready, nothing was asked."""
+        ...
+
+
+class WorkerLink(Protocol):
+    """One connection to one incarnation of a worker, which has said who it is. What it says afterwards is told to
+    `Membership.heard`, in order, and its end to `Membership.lost`. An engine that is not ours is a worker behind such a
+    link."""
+
+    @property
+    def hello(self) -> Hello: ...
+
+    def send(self, message: ToWorker) -> None:
+        """In order, without waiting. Raises WorkerLost once the link has ended; `lost` follows."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent. The worker aborts what was asked for on this link."""
+        ...
+
+
+class AwaitedLink(WorkerLink, Protocol):
+    """A link whose messages are waited for, as over a socket."""
+
+    async def receive(self) -> ToGateway:
+        """The next message, in order. After the last one WorkerLost, or ProtocolError if the worker sent nonsense."""
         ...

@@ -42,7 +42,7 @@ class LedgerRow:
     cost: str
     started_at_ms: int
     ended_at_ms: int
-    cause: str = ""  # one of policy.billing.Cause; empty: written before there were causes
+    cause: str = ""  # one of core.outcome.Cause; empty: written before there were causes
 
 
 _COLUMNS = tuple(field.name for field in fields(LedgerRow))

@@ -18,13 +18,14 @@ from decimal import Decimal
 from typing import Protocol
 
 from relevo.core.errors import BudgetSpent, KeyLimitReached, LedgerUnavailable, Unauthorized
+from relevo.core.outcome import Cause
 from relevo.core.ports import Clock
 from relevo.gateway.http.auth import Caller
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.ledger import LedgerRow
 from relevo.gateway.metering.writer import LedgerWriter
 from relevo.policy.admission.key_limits import Charge, Refused
-from relevo.policy.billing.bill import Bill, Cause, Work, bill_for, num_rate_tokens, so_far
+from relevo.policy.billing.bill import Bill, Work, bill_for, num_rate_tokens, so_far
 from relevo.policy.billing.pricing import EXACT, BilledTokens, ModelPrice, cost_of, plain
 
 log = logging.getLogger("relevo.gateway.ledger")

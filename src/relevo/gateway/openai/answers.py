@@ -22,16 +22,8 @@ from typing import Any, Protocol
 import orjson
 from starlette.responses import Response
 
-from relevo.core.errors import (
-    BudgetSpent,
-    CapacityError,
-    DeadlineExceeded,
-    LedgerUnavailable,
-    RelevoError,
-    RequestError,
-    Unauthorized,
-    WorkerError,
-)
+from relevo.core.errors import LedgerUnavailable, RelevoError
+from relevo.core.outcome import Cause, cause_of
 from relevo.gateway.http.call import Call
 from relevo.gateway.http.errors import error_body
 from relevo.gateway.http.sse import DONE_EVENT, ClientGone, EventStream, encode_event, run_while_connected
@@ -42,7 +34,6 @@ from relevo.gateway.openai.kept_answer import KeptAnswer
 from relevo.gateway.openai.logprobs import LogprobParts
 from relevo.gateway.text.generation import TextDelta, TextGeneration
 from relevo.gateway.text.merge import merged_deltas
-from relevo.policy.billing.bill import Cause
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +167,7 @@ async def answer(call: Call, job: Job) -> Response | None:
             await stream.write(encode_event(error_body(cut_error())))
             await stream.end()
         except Exception as error:
-            tab.close(cause_of(error))
+            tab.close(cause_of(type(error)))
             raise
         finally:
             stream.stop_keepalive()
@@ -228,7 +219,7 @@ async def _stream(call: Call, job: Job, tab: UsageEntry, stream: EventStream, an
             logger.exception("a stream broke off request_id=%s", call.request_id)
             error = RelevoError("The server failed while it wrote this answer.")
         with contextlib.suppress(LedgerUnavailable):  # the client is told of one failure
-            await tab.settle(cause_of(error))
+            await tab.settle(cause_of(type(error)))
         await stream.write(encode_event(error_body(error)))
         await stream.end()
 
@@ -260,22 +251,6 @@ async def _write_deltas(stream: EventStream, job: Job, tab: UsageEntry) -> bytes
             if num_unfinished:
                 tab.progress()
     return last
-
-
-def cause_of(error: Exception) -> Cause:
-    """What the ledger says of a request that ended with this error."""
-    match error:
-        case DeadlineExceeded():
-            return Cause.CLIENT_TIMEOUT
-        case BudgetSpent():
-            return Cause.BUDGET_SPENT
-        case Unauthorized():
-            return Cause.KEY_ENDED
-        case LedgerUnavailable():
-            return Cause.LEDGER_FAILED
-        case WorkerError() | CapacityError() | RequestError():
-            return Cause.WORKER_FAILED
-    return Cause.INTERNAL
 
 
 async def _write_openings(stream: EventStream, job: Job, encoder: ChunkEncoder) -> bytes:

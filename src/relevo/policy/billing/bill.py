@@ -13,44 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from relevo.core.outcome import Outcome
 from relevo.policy.billing.pricing import BilledTokens
-
-
-class Outcome(StrEnum):
-    """How a request ended. Every admitted request has exactly one."""
-
-    FINISHED = "finished"
-    ABORTED = "aborted"  # on its client's account
-    FAILED = "failed"  # on ours
-
-
-class Cause(StrEnum):
-    """What ended a request."""
-
-    COMPLETE = "complete"  # also: a stop string, the most tokens
-    CLIENT_GONE = "client_gone"
-    CLIENT_TIMEOUT = "client_timeout"  # the time that the client allowed was over
-    BUDGET_SPENT = "budget_spent"
-    KEY_ENDED = "key_ended"  # revoked, expired or removed while it ran
-    WORKER_FAILED = "worker_failed"  # and no other could go on
-    SERVER_STOPPED = "server_stopped"
-    LEDGER_FAILED = "ledger_failed"  # its row could not be kept in time
-    INTERNAL = "internal"
-
-    @property
-    def outcome(self) -> Outcome:
-        return _OUTCOMES.get(self, Outcome.FAILED)
-
-
-_OUTCOMES = {
-    Cause.COMPLETE: Outcome.FINISHED,
-    Cause.CLIENT_GONE: Outcome.ABORTED,
-    Cause.CLIENT_TIMEOUT: Outcome.ABORTED,
-    Cause.BUDGET_SPENT: Outcome.ABORTED,
-    Cause.KEY_ENDED: Outcome.ABORTED,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
