@@ -14,6 +14,9 @@ from relevo.kv.transports.fake import FakeHub, Faults
 from relevo.kv.transports.shm import ShmTransport
 from relevo.kv.transports.tcp import TcpTransport
 from relevo.kv.transports.tcp_sender import TcpOptions
+from relevo.sim.kernel import Kernel
+from relevo.sim.network import Link, LinkTraits
+from relevo.sim.transport import KVNetwork
 
 WAIT_S = 10.0  # a deadline, not a measurement
 NUM_BLOCKS = 16
@@ -63,6 +66,11 @@ class Rig:
         self.kind = kind
         self.layout = layout or make_layout()
         self.hub = FakeHub(seed, faults or Faults(delay_ns=(1, 1000)))
+        self.kernel = Kernel(seed)
+        link = Link(
+            "wire", LinkTraits(latency_s=1e-4, jitter_s=1e-4, bandwidth_bytes_per_s=1e9), self.kernel.rng("wire")
+        )
+        self.simulated = KVNetwork(self.kernel, lambda _from, _to: (link,))
         self.shared: Arena | None = None
         self.epoch = 1  # of the receiver
         self.workers: list[Worker] = []
@@ -88,6 +96,10 @@ class Rig:
             transport = TcpTransport(
                 arena, secret=SECRET, identity=identity, port=port, options=options, on_wake=woken.set
             )
+        elif self.kind == "sim":
+            arena = Arena.create(layout, NUM_BLOCKS, shared=False)
+            name = address.removeprefix("sim:box/") if address else str(len(self.workers))
+            transport = self.simulated.join("box", name, layout, woken.set, arena=arena)
         else:
             arena = Arena.create(layout, NUM_BLOCKS, shared=False)
             transport = self.hub.endpoint(address or f"fake:{len(self.workers)}", arena, woken.set)
@@ -107,6 +119,7 @@ class Rig:
 
     def pump(self) -> None:
         self.hub.advance(self.hub.now_ns + 1_000_000)
+        self.kernel.run(self.kernel.now_ns() + 1_000_000)
 
     def next_event(self, worker: Worker) -> TransferEvent:
         """The next event of the worker in order of arrival; fails the test if none comes."""
