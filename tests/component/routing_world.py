@@ -28,7 +28,7 @@ from relevo.wire import messages as wire
 
 BLOCK_SIZE = 16
 ONE_CORE = StepCosts(base_s=0.05, per_token_s=0.005, per_kv_token_s=2.5e-5)  # SmolLM2-135M in float32, docs/lab-log.md
-LAYOUT = KVLayout("fake", "uint64", BLOCK_SIZE, (KVGroup("full", "full", 1, 1, 1),))
+LAYOUT = KVLayout("fake", "uint64", BLOCK_SIZE, (KVGroup.full([0], 1, 1),))
 DECODE = WorkerRef(WorkerId("decode-0"), 1)
 
 

@@ -156,7 +156,7 @@ def test_bad_sizes_say_what_to_write(text: str) -> None:
 @pytest.mark.parametrize("kind", list(TransportKind))
 def test_transports_are_measured_and_their_bytes_compared(kind: TransportKind) -> None:
     """Red when a transfer is reported that did not arrive: the receiver is wiped between repeats."""
-    layout = KVLayout(model_hash="t", dtype="float32", block_size=4, groups=(KVGroup("full", "full", 2, 1, 8),))
+    layout = KVLayout(model_hash="t", dtype="float32", block_size=4, groups=(KVGroup.full(range(2), 1, 8),))
     cost = measure_transport(kind, 3 * layout.bytes_per_block - 1, 3, layout)
     assert (cost.num_blocks, cost.num_bytes) == (3, 3 * layout.bytes_per_block)
     assert (cost.handoff_s.count, cost.write_s.count) == (3, 3)

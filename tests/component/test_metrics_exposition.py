@@ -22,7 +22,7 @@ from relevo.telemetry.metrics import GatewayMetrics
 from relevo.telemetry.worker_series import WorkerSeries
 
 MODEL = "tiny"
-LAYOUT = KVLayout("hash", "float32", 16, (KVGroup("all", "full", 2, 2, 8),))
+LAYOUT = KVLayout("hash", "float32", 16, (KVGroup.full(range(2), 2, 8),))
 
 
 def worker(worker_id: str = "w0", role: str = "decode", epoch: int = 1, **parts: object) -> WorkerStatus:

@@ -48,7 +48,7 @@ def step(*lengths: int) -> StepInputs:
 
 
 def cache(ops: NativeOps, num_layers: int = 1, head_size: int = 8) -> Any:
-    layout = KVLayout("m", "float32", BLOCK_SIZE, (KVGroup("full", "full", num_layers, 1, head_size),))
+    layout = KVLayout("m", "float32", BLOCK_SIZE, (KVGroup.full(range(num_layers), 1, head_size),))
     return ops.kv_cache(layout, NUM_BLOCKS, None)
 
 

@@ -54,7 +54,7 @@ def close(ops: Ops, actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 def layout(dtype: str = "float32") -> KVLayout:
-    return KVLayout("m", dtype, BLOCK_SIZE, (KVGroup("full", "full", LAYERS, KV_HEADS, HEAD_SIZE),))
+    return KVLayout("m", dtype, BLOCK_SIZE, (KVGroup.full(range(LAYERS), KV_HEADS, HEAD_SIZE),))
 
 
 def inputs(*rows: tuple[list[int], int, list[int]]) -> StepInputs:

@@ -90,16 +90,16 @@ def test_close_is_idempotent_and_survives_views() -> None:
 
 
 def test_every_field_of_a_layout_counts() -> None:
-    group = KVGroup("full", "full", 2, 1, 8)
+    group = KVGroup.full(range(2), 1, 8)
     layout = KVLayout("m", "float32", 16, (group,))
     others = [
         KVLayout("n", "float32", 16, (group,)),
         KVLayout("m", "float16", 16, (group,)),
         KVLayout("m", "float32", 8, (group,)),
-        KVLayout("m", "float32", 16, (KVGroup("full", "full", 1, 2, 8),)),
+        KVLayout("m", "float32", 16, (KVGroup.full([0], 2, 8),)),
         KVLayout("m", "float32", 16, (group,), tensor_parallel_size=2),
     ]
-    assert layout_digest(layout) == layout_digest(KVLayout("m", "float32", 16, (KVGroup("full", "full", 2, 1, 8),)))
+    assert layout_digest(layout) == layout_digest(KVLayout("m", "float32", 16, (KVGroup.full(range(2), 1, 8),)))
     check_layout(layout, layout, "A peer")
     for other in others:
         assert layout_digest(other) != layout_digest(layout)

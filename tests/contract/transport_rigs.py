@@ -24,7 +24,7 @@ SECRET = b"of one start of one server, only"
 
 
 def make_layout(block_bytes: int = 64, block_size: int = 4) -> KVLayout:
-    group = KVGroup("full", "full", num_layers=1, num_kv_heads=1, head_size=block_bytes // (8 * block_size))
+    group = KVGroup.full([0], 1, block_bytes // (8 * block_size))
     return KVLayout(model_hash="m", dtype="float32", block_size=block_size, groups=(group,))
 
 

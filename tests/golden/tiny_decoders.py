@@ -65,7 +65,7 @@ def row(token_ids: list[int], start: int, block_ids: list[int]) -> ScheduledRow:
 
 
 def small_layout(config: ModelConfig, dtype: str = "float32") -> KVLayout:
-    group = KVGroup("full", "full", config.num_layers, config.num_kv_heads, config.head_size)
+    group = KVGroup.full(range(config.num_layers), config.num_kv_heads, config.head_size)
     return KVLayout(model_hash="tiny", dtype=dtype, block_size=BLOCK_SIZE, groups=(group,))
 
 

@@ -39,7 +39,7 @@ LAYOUT = KVLayout(
     model_hash="bench",
     dtype="float32",
     block_size=16,
-    groups=(KVGroup(name="full", kind="full", num_layers=30, num_kv_heads=3, head_size=64),),
+    groups=(KVGroup.full(range(30), 3, 64),),
 )
 SEAL_TIMEOUT_S = 60.0  # arbitrary; a transfer that takes longer has failed
 LEASE_S = 60.0

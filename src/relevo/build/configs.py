@@ -172,5 +172,5 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kv_layout(model: ModelConfig, model_hash: str, dtype: str, block_size: int) -> KVLayout:
-    group = KVGroup("full", "full", model.num_layers, model.num_kv_heads, model.head_size)
+    group = KVGroup.full(range(model.num_layers), model.num_kv_heads, model.head_size)
     return KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=(group,))

@@ -1,25 +1,109 @@
-"""KV cache words: layout, blocks, and the right to write into somebody else's blocks."""
+"""KV cache words: layout, blocks, and the right to write into another worker's blocks.
+
+Owns how many bytes a token or a sequence takes, for every kind of cache. Knows no model, no memory and no scheduler.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from relevo.core.ids import BlockId, RequestId, WorkerId
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint64": 8}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1, "uint64": 8}
 _SCALE_BYTES = {"int8": 4}  # per token and head: what the stored integers are multiplied with, float32
 
 
-@dataclass(frozen=True, slots=True)
-class KVGroup:
-    """Layers that share one shape of cache. Only `full` attention exists today; windows and latents get a kind."""
+class KVKind(StrEnum):
+    """What a layer keeps of a sequence."""
 
-    name: str
-    kind: str  # "full"
-    num_layers: int
-    num_kv_heads: int
-    head_size: int
+    FULL = "full"  # keys and values of every token
+    WINDOW = "window"  # of the last `span` tokens: a token sees itself and the `span - 1` before it
+    CHUNK = "chunk"  # of the tokens from the last multiple of `span` on
+    LATENT = "latent"  # one vector per token for all heads, its value being a part of its key
+    STATE = "state"  # a state of fixed size, nothing per token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroup:
+    """Layers whose caches are alike: one shape, and one rule of what is kept. Made by the method of its kind."""
+
+    kind: KVKind
+    layers: tuple[int, ...]  # places in the model, ascending
+    num_kv_heads: int = 0  # K; latents: 1
+    key_size: int = 0  # elements per head
+    value_size: int = 0  # elements per head; latents: 0
+    span: int = 0  # tokens, of windows and chunks
+    index_bytes: int = 0  # per token and layer, beside the elements: keys of a sparse indexer
+    state_bytes: int = 0  # per sequence and layer
+
+    @classmethod
+    def full(cls, layers: Iterable[int], num_kv_heads: int, head_size: int, value_size: int | None = None) -> KVGroup:
+        value_size = head_size if value_size is None else value_size
+        return cls(
+            kind=KVKind.FULL,
+            layers=tuple(layers),
+            num_kv_heads=num_kv_heads,
+            key_size=head_size,
+            value_size=value_size,
+        )
+
+    @classmethod
+    def window(cls, layers: Iterable[int], num_kv_heads: int, head_size: int, span: int) -> KVGroup:
+        return replace(cls.full(layers, num_kv_heads, head_size), kind=KVKind.WINDOW, span=span)
+
+    @classmethod
+    def chunk(cls, layers: Iterable[int], num_kv_heads: int, head_size: int, span: int) -> KVGroup:
+        return replace(cls.full(layers, num_kv_heads, head_size), kind=KVKind.CHUNK, span=span)
+
+    @classmethod
+    def latent(cls, layers: Iterable[int], width: int, index_bytes: int = 0) -> KVGroup:
+        """`width`: elements of the latent and of the rope key that all heads share."""
+        return cls(kind=KVKind.LATENT, layers=tuple(layers), num_kv_heads=1, key_size=width, index_bytes=index_bytes)
+
+    @classmethod
+    def state(cls, layers: Iterable[int], state_bytes: int) -> KVGroup:
+        """`state_bytes`: of one sequence in one layer, whatever the layout's dtype."""
+        return cls(kind=KVKind.STATE, layers=tuple(layers), state_bytes=state_bytes)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def is_bounded(self) -> bool:
+        """What a sequence takes stops growing with its length."""
+        return self.kind in (KVKind.WINDOW, KVKind.CHUNK, KVKind.STATE)
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """That do not depend on its length."""
+        return self.num_layers * self.state_bytes
+
+    def bytes_per_token(self, dtype: str) -> int:
+        """In all layers, of a token that is kept."""
+        num_scales = self.num_kv_heads * (1 + (self.value_size > 0))
+        element_bytes = self.num_kv_heads * (self.key_size + self.value_size) * DTYPE_BYTES[dtype]
+        return self.num_layers * (element_bytes + num_scales * _SCALE_BYTES.get(dtype, 0) + self.index_bytes)
+
+    def first_kept(self, num_tokens: int) -> int:
+        """Of tokens [0, num_tokens), the first that a later token reads; `num_tokens`: none."""
+        match self.kind:
+            case KVKind.WINDOW:
+                return max(0, num_tokens - self.span + 1)
+            case KVKind.CHUNK:
+                return num_tokens // self.span * self.span
+            case KVKind.STATE:
+                return num_tokens
+        return 0
+
+    def __str__(self) -> str:
+        span = f" of {self.span} tokens" if self.span else ""
+        shape = f"{self.num_kv_heads} x {self.key_size}+{self.value_size}" if self.key_size else ""
+        parts = [shape, *(f"{count} bytes" for count in (self.index_bytes, self.state_bytes) if count)]
+        return f"{self.kind}{span}, layers {_ranges(self.layers)}, {' and '.join(filter(None, parts))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +121,52 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        element_bytes, scale_bytes = DTYPE_BYTES[self.dtype], _SCALE_BYTES.get(self.dtype, 0)
-        return sum(g.num_layers * 2 * g.num_kv_heads * (g.head_size * element_bytes + scale_bytes) for g in self.groups)
+        """Of a token while all layers keep it: what a short sequence takes, and what a handoff moves."""
+        return sum(group.bytes_per_token(self.dtype) for group in self.groups)
+
+    @property
+    def growing_bytes_per_token(self) -> int:
+        """Of these, in the layers that keep every token."""
+        return sum(group.bytes_per_token(self.dtype) for group in self.groups if not group.is_bounded)
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """That do not depend on its length."""
+        return sum(group.bytes_per_sequence for group in self.groups)
+
+    def sequence_bytes(self, num_tokens: int) -> int:
+        """What a sequence of that length has to keep for its next token, without the rest of its last blocks."""
+        kept = ((group, num_tokens - group.first_kept(num_tokens)) for group in self.groups)
+        return self.bytes_per_sequence + sum(count * group.bytes_per_token(self.dtype) for group, count in kept)
 
     @property
     def bytes_per_block(self) -> int:
-        return self.bytes_per_token * self.block_size
+        """Blocks of all groups are equal, so that a block serves any of them: as large as S tokens of the widest."""
+        return self.block_size * max(group.bytes_per_token(self.dtype) for group in self.groups)
 
     def mismatch(self, other: KVLayout) -> str | None:
         """One sentence that says why blocks of `other` cannot be used here; None if they can."""
         for name in ("model_hash", "dtype", "block_size", "groups", "tensor_parallel_size"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
-                return f"KV layouts differ in {name}: {mine} here, {theirs} there; start both with the same value"
+                values = f"{_shown(mine)} here, {_shown(theirs)} there"
+                return f"KV layouts differ in {name}: {values}; start both with the same value"
         return None
+
+
+def _shown(value: Any) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    """0-2, 5 for (0, 1, 2, 5)."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 class BlockState(StrEnum):

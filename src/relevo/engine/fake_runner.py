@@ -20,6 +20,7 @@ from relevo.core.ids import BlockId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.plan import ScheduledRow, StepPlan, StepResult
 from relevo.engine.fake_model import FAKE_MODEL, VALUE_MASK, FakeModel, Words, context_hash, fingerprints
+from relevo.engine.ops.cache_groups import only_full_group
 from relevo.kv.arena import Arena
 
 __all__ = ["FAKE_MODEL", "FakeModel", "FakeRunner", "fake_layout"]
@@ -29,7 +30,7 @@ NO_COSTS = StepCosts(base_s=0.0, per_token_s=0.0, per_kv_token_s=0.0)
 
 def fake_layout(block_size: int, *, num_layers: int = 1, num_kv_heads: int = 1, head_size: int = 1) -> KVLayout:
     """The layout of the fake model's blocks; more layers, heads or elements only pad it to a realistic size."""
-    group = KVGroup("full", "full", num_layers, num_kv_heads, head_size)
+    group = KVGroup.full(range(num_layers), num_kv_heads, head_size)
     return KVLayout(model_hash="fake", dtype="uint64", block_size=block_size, groups=(group,))
 
 
@@ -47,7 +48,7 @@ class FakeRunner:
         fault: Callable[[StepPlan], None] | None = None,
     ) -> None:
         """`fault` may raise instead of the step's result, with the KV of its rows written."""
-        (group,) = arena.layout.groups
+        group = only_full_group(arena.layout)
         assert arena.layout.dtype == "uint64", "fingerprints are uint64"
         self.layout = arena.layout
         self.vocab_size = vocab_size
@@ -56,7 +57,7 @@ class FakeRunner:
         self._arena = arena
         self._costs = costs
         self.fault = fault
-        shape = (arena.num_blocks, group.num_layers, 2, group.num_kv_heads, self.layout.block_size, group.head_size)
+        shape = (arena.num_blocks, group.num_layers, 2, group.num_kv_heads, self.layout.block_size, group.key_size)
         self._slots: Words = np.frombuffer(arena.buffer, dtype=np.uint64).reshape(shape)[:, 0, :, 0, :, 0]  # [N, 2, S]
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -16,9 +16,7 @@ DIGEST_BYTES = 16
 
 def layout_digest(layout: KVLayout) -> bytes:
     """16 bytes that are equal exactly when two layouts fit each other, over processes and machines."""
-    groups = [(g.name, g.kind, g.num_layers, g.num_kv_heads, g.head_size) for g in layout.groups]
-    facts = (layout.model_hash, layout.dtype, layout.block_size, groups, layout.tensor_parallel_size)
-    return hashlib.blake2b(repr(facts).encode(), digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(repr(layout).encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def check_layout(mine: KVLayout, theirs: KVLayout, peer: str) -> None:

@@ -19,6 +19,7 @@ from relevo.core.errors import SettingsError, UnsupportedModel
 from relevo.core.ids import BlockId, TokenId
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
+from relevo.engine.ops.cache_groups import only_full_group
 from relevo.engine.ops.formats import BLOCK_BYTES
 from relevo.engine.ops.native.recorder import Recorder
 from relevo.engine.ops.protocol import HostTensor, StepLogits, Trace
@@ -90,9 +91,7 @@ class NativeOps:
         return stored_as if stored_as in BLOCK_BYTES or self._packed_as is None else self._packed_as
 
     def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> Any:
-        if len(layout.groups) != 1 or layout.groups[0].kind != "full":
-            raise UnsupportedModel("only a cache of one group of full attention is implemented")
-        group = layout.groups[0]
+        group = only_full_group(layout)
         if host_memory is None:
             memory = np.zeros(num_blocks * layout.bytes_per_block, dtype=np.uint8)
         else:
@@ -105,7 +104,7 @@ class NativeOps:
                 group.num_layers,
                 group.num_kv_heads,
                 layout.block_size,
-                group.head_size,
+                group.key_size,
             )
         except ValueError as error:
             raise UnsupportedModel(f"this cache cannot be used: {error}") from error

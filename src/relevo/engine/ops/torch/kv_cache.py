@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from relevo.core.errors import UnsupportedModel
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
+from relevo.engine.ops.cache_groups import only_full_group
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -24,22 +24,20 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 class TorchKVCache:
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device, host_memory: memoryview | None) -> None:
         """Over `host_memory` if given, else over new memory of the device, filled with zeros."""
-        if len(layout.groups) != 1 or layout.groups[0].kind != "full":
-            raise UnsupportedModel("only a cache of one group of full attention is implemented")
-        group = layout.groups[0]
+        group = only_full_group(layout)
         self.device = device
         self.num_blocks = num_blocks
         self.dtype = TORCH_DTYPES[layout.dtype]
-        self._num_heads, self._block_size, self._head_size = group.num_kv_heads, layout.block_size, group.head_size
+        self._num_heads, self._block_size, self._head_size = group.num_kv_heads, layout.block_size, group.key_size
         self._runs_per_block = group.num_layers * 2 * group.num_kv_heads
-        elements_per_block = self._runs_per_block * layout.block_size * group.head_size
+        elements_per_block = self._runs_per_block * layout.block_size * group.key_size
         if host_memory is None:
             flat = torch.zeros(num_blocks * elements_per_block, dtype=self.dtype, device=device)
         else:
             flat = torch.frombuffer(host_memory, dtype=self.dtype, count=num_blocks * elements_per_block)
         self._blocks = flat.view(num_blocks, elements_per_block)
-        self._as_runs = flat.view(-1, layout.block_size * group.head_size)
-        self._as_slots = flat.view(-1, group.head_size)
+        self._as_runs = flat.view(-1, layout.block_size * group.key_size)
+        self._as_slots = flat.view(-1, group.key_size)
 
     def slots(self, blocks: Int64Array, offsets: Int64Array) -> Int64Array:
         """[T], [T] -> [T * K]: slots of the keys in layer 0."""
