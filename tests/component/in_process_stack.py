@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -14,7 +13,7 @@ from typing import Any, cast
 
 from relevo.build.clock import MonotonicClock
 from relevo.core.errors import WorkerLost
-from relevo.core.events import StepCosts, WireRefusal
+from relevo.core.events import StepCosts
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.plan import StepPlan
 from relevo.core.ports import Clock
@@ -35,63 +34,25 @@ from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
-from relevo.wire.server import PeerGone, PeerId
+from relevo.wire.in_process_links import InProcessLinks
 
 BLOCK_SIZE = 4
 STEP_S = StepCosts(base_s=0.01, per_token_s=0.001, per_kv_token_s=1e-6)
 
 
-class InProcessServer:
-    """The part of WireServer that a step loop uses."""
-
-    def __init__(self) -> None:
-        self.inbox: deque[tuple[PeerId, Any]] = deque()
-        self.num_refused_connections: dict[WireRefusal, int] = {}
-        self.peers: dict[PeerId, InProcessConnection] = {}
-        self.has_message = asyncio.Event()
-        self._next_id = 0
-
-    def connect(self, hello: wire.Hello) -> InProcessConnection:
-        peer = PeerId(self._next_id)
-        self._next_id += 1
-        connection = self.peers[peer] = InProcessConnection(self, peer, hello)
-        return connection
-
-    def put(self, peer: PeerId, message: Any) -> None:
-        self.inbox.append((peer, message))
-        self.has_message.set()
-
-    def poll(self, timeout_s: float | None) -> list[tuple[PeerId, Any]]:
-        arrived = list(self.inbox)
-        self.inbox.clear()
-        self.has_message.clear()
-        return arrived
-
-    def send(self, peer: PeerId, message: wire.ToGateway) -> None:
-        if peer in self.peers:
-            self.peers[peer].incoming.put_nowait(message)
-
-    @property
-    def peer_ids(self) -> tuple[PeerId, ...]:
-        return tuple(self.peers)
-
-    def num_unsent_bytes(self, peer: PeerId) -> int:
-        return 0
-
-    def wake(self) -> None:
-        self.has_message.set()
-
-
 class InProcessConnection:
-    def __init__(self, server: InProcessServer, peer: PeerId, hello: wire.Hello) -> None:
-        self.hello = hello
+    """A gateway's end of a connection to a worker, without latency."""
+
+    def __init__(self, links: InProcessLinks) -> None:
         self.incoming: asyncio.Queue[wire.ToGateway | None] = asyncio.Queue()
-        self._server, self._peer = server, peer
+        self._links = links
+        self._peer = links.connect(self.incoming.put_nowait)
+        self.hello = self.incoming.get_nowait()
 
     def send(self, message: wire.ToWorker) -> None:
-        if self._peer not in self._server.peers:
+        if self._peer not in self._links.peer_ids:
             raise WorkerLost("closed")
-        self._server.put(self._peer, message)
+        self._links.deliver(self._peer, message)
 
     async def receive(self) -> wire.ToGateway:
         message = await self.incoming.get()
@@ -100,8 +61,8 @@ class InProcessConnection:
         return message
 
     def close(self) -> None:
-        if self._server.peers.pop(self._peer, None) is not None:
-            self._server.put(self._peer, PeerGone("closed"))
+        if self._peer in self._links.peer_ids:
+            self._links.disconnect(self._peer)
             self.incoming.put_nowait(None)
 
 
@@ -115,17 +76,20 @@ class HeldScheduler(Scheduler):
 @dataclass
 class Worker:
     loop: EngineLoop
-    server: InProcessServer
+    links: InProcessLinks
     scheduler: HeldScheduler
+    has_message: asyncio.Event = field(default_factory=asyncio.Event)
     hears: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: as if within a long step
 
     def __post_init__(self) -> None:
         self.hears.set()
+        self.links.on_connect, self.links.on_ready = self.loop.hello, self.has_message.set
 
     async def run(self) -> None:
         while True:
-            await self.server.has_message.wait()
+            await self.has_message.wait()
             await self.hears.wait()
+            self.has_message.clear()
             while self.loop.turn(0.0) and not self.scheduler.is_held and self.hears.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
@@ -134,7 +98,7 @@ class Worker:
 
     def go_on(self) -> None:
         self.scheduler.is_held = False
-        self.server.wake()
+        self.links.wake()
 
     @property
     def is_clean(self) -> bool:
@@ -202,7 +166,7 @@ class InProcessStack:
             if is_dead:
                 raise ConnectionRefusedError
             worker = self.workers[address]
-            connections.append(worker.server.connect(worker.loop.hello()))
+            connections.append(InProcessConnection(worker.links))
             return connections[-1]
 
         members = [Member(WorkerId(w), worker.loop.identity.role, w) for w, worker in self.workers.items()]
@@ -245,7 +209,7 @@ class InProcessStack:
 
 
 def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, num_blocks: int) -> Worker:
-    server, costs = InProcessServer(), StepCostModel()
+    links, costs = InProcessLinks(), StepCostModel()
     for num_tokens, num_kv_tokens in ((1, 1), (1, 64), (16, 16)):
         costs.observe(num_tokens, num_kv_tokens, STEP_S.step_s(num_tokens, num_kv_tokens))
     scheduler = HeldScheduler(
@@ -270,11 +234,11 @@ def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, nu
         scheduler=scheduler,
         runner=FakeRunner(arena, max_model_len=num_blocks * BLOCK_SIZE),
         transport=ShmTransport(arena),
-        server=cast(Any, server),
+        links=links,
         costs=costs,
         clock=MonotonicClock(),
     )
-    return Worker(loop, server, scheduler)
+    return Worker(loop, links, scheduler)
 
 
 @contextlib.asynccontextmanager

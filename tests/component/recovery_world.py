@@ -35,7 +35,7 @@ from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
-from relevo.wire.server import PeerId
+from relevo.wire.gateway_links import PeerId
 
 COSTS = StepCosts(base_s=0.03, per_token_s=0.001, per_kv_token_s=2e-6)
 BUDGET = 256  # tokens of a step
@@ -110,7 +110,7 @@ class TimedWorker:
             scheduler=Scheduler(config),
             runner=self.runner,
             transport=ShmTransport(arena),
-            server=cast(Any, self.server),
+            links=cast(Any, self.server),
             costs=costs,
             clock=loop,
         )

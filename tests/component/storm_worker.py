@@ -31,7 +31,7 @@ from relevo.kv.transports.shm import ShmTransport
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
-from relevo.wire.server import PeerGone, PeerId
+from relevo.wire.gateway_links import PeerGone, PeerId
 
 COSTS = StepCosts(base_s=0.002, per_token_s=0.0002, per_kv_token_s=0.0)
 VOCAB = 2**31  # a token is 31 bits of a hash of everything before it: no two contexts have the same next token
@@ -264,7 +264,7 @@ class StormWorker:
             scheduler=self.scheduler,
             runner=runner,
             transport=self.transport,
-            server=cast(Any, self.server),
+            links=cast(Any, self.server),
             costs=costs,
             clock=loop,
         )

@@ -48,7 +48,8 @@ class PacedRunner(FakeRunner):
 
 async def run_worker(worker: Worker, runner: PacedRunner) -> None:
     while True:
-        await worker.server.has_message.wait()
+        await worker.has_message.wait()
+        worker.has_message.clear()
         while worker.loop.turn(0.0):  # noqa: ASYNC110  # virtual time passes
             await asyncio.sleep(runner.step_s)
 

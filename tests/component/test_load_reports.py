@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import ClassVar, cast
 
 import pytest
+from recorded_links import RecordedLinks
 
 from relevo.core.baton import SampledToken
 from relevo.core.events import StepCosts, TokenOutput, WireRefusal, WorkerLoad
@@ -17,12 +18,15 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.load_reports import LoadReports
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.scheduler import Scheduler, StepOutcome
-from relevo.wire import messages as wire
-from relevo.wire.server import PeerId, WireServer
+from relevo.wire.gateway_links import PeerId
 
-ONE, TWO = PeerId(1), PeerId(2)
+ONE, TWO = PeerId(0), PeerId(1)
 REQUEST = EngineRequest(request_id=RequestId("r"), prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1, seed=0))
 OUTPUT = TokenOutput(RequestId("r"), 0, (SampledToken(5),))
+
+
+def told(links: RecordedLinks) -> list[tuple[PeerId, str]]:
+    return [(gateway, type(message).__name__) for gateway, message in links.told]
 
 
 class CountingScheduler:
@@ -37,17 +41,6 @@ class CountingScheduler:
         return WorkerLoad(num_running=self.num_loads, costs=costs)
 
 
-class RecordingServer:
-    peer_ids = (ONE, TWO)
-    num_refused_connections: ClassVar = {WireRefusal.USER: 1}
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[PeerId, str]] = []
-
-    def send(self, peer: PeerId, message: wire.ToGateway) -> None:
-        self.sent.append((peer, type(message).__name__))
-
-
 class QuietTransport:
     num_refused_writes = 2
     num_refused_connections: ClassVar = {KVRefusal.SECRET: 3}
@@ -59,49 +52,44 @@ def scheduler() -> CountingScheduler:
 
 
 @pytest.fixture
-def server() -> RecordingServer:
-    return RecordingServer()
+def links() -> RecordedLinks:
+    return RecordedLinks(2)
 
 
 @pytest.fixture
-def reports(scheduler: CountingScheduler, server: RecordingServer) -> LoadReports:
-    return LoadReports(
-        cast("Scheduler", scheduler),
-        StepCostModel(),
-        cast("KVTransport", QuietTransport()),
-        cast("WireServer", server),
-    )
+def reports(scheduler: CountingScheduler, links: RecordedLinks) -> LoadReports:
+    return LoadReports(cast("Scheduler", scheduler), StepCostModel(), cast("KVTransport", QuietTransport()), links)
 
 
 def test_a_step_whose_outputs_reach_every_gateway_counts_the_load_once(
-    reports: LoadReports, scheduler: CountingScheduler, server: RecordingServer
+    reports: LoadReports, scheduler: CountingScheduler, links: RecordedLinks
 ) -> None:
-    """Turns red when a decode step pays for a second report that nobody is sent."""
+    """Turns red when a decode step pays for a second report that is sent to no gateway."""
     reports.send_outputs({ONE: [OUTPUT], TWO: [OUTPUT]})
     reports.publish()
-    assert server.sent == [(ONE, "StepOutputs"), (TWO, "StepOutputs")]
+    assert told(links) == [(ONE, "StepOutputs"), (TWO, "StepOutputs")]
     assert scheduler.num_loads == 1
 
 
-def test_who_gets_no_outputs_gets_a_report(reports: LoadReports, server: RecordingServer) -> None:
+def test_a_gateway_without_outputs_gets_a_report(reports: LoadReports, links: RecordedLinks) -> None:
     reports.send_outputs({TWO: [OUTPUT]})
     reports.publish()
-    assert server.sent == [(TWO, "StepOutputs"), (ONE, "LoadReport")]
+    assert told(links) == [(TWO, "StepOutputs"), (ONE, "LoadReport")]
 
 
-def test_a_change_after_the_outputs_is_told_to_everybody(reports: LoadReports, server: RecordingServer) -> None:
+def test_a_change_after_the_outputs_is_told_to_every_gateway(reports: LoadReports, links: RecordedLinks) -> None:
     """A handoff that ends behind its step's outputs moves the load that these told."""
     reports.send_outputs({ONE: [OUTPUT]})
     reports.changed()
     reports.publish()
-    assert server.sent == [(ONE, "StepOutputs"), (ONE, "LoadReport"), (TWO, "LoadReport")]
+    assert told(links) == [(ONE, "StepOutputs"), (ONE, "LoadReport"), (TWO, "LoadReport")]
 
 
-def test_nothing_is_said_twice(reports: LoadReports, server: RecordingServer) -> None:
+def test_nothing_is_said_twice(reports: LoadReports, links: RecordedLinks) -> None:
     reports.changed()
     reports.publish()
     reports.publish()
-    assert server.sent == [(ONE, "LoadReport"), (TWO, "LoadReport")]
+    assert told(links) == [(ONE, "LoadReport"), (TWO, "LoadReport")]
 
 
 def test_refusals_of_the_transport_and_of_the_loop_are_one_count(reports: LoadReports) -> None:
@@ -109,7 +97,8 @@ def test_refusals_of_the_transport_and_of_the_loop_are_one_count(reports: LoadRe
     assert reports.counters().num_refused_writes == 3
 
 
-def test_refusals_at_both_doors_of_a_worker_are_reported_by_reason(reports: LoadReports) -> None:
+def test_refusals_at_both_doors_of_a_worker_are_reported_by_reason(reports: LoadReports, links: RecordedLinks) -> None:
+    links.num_refused_connections[WireRefusal.USER] = 1
     assert reports.counters().num_refused_connections == {"kv/secret": 3, "wire/user": 1}
 
 

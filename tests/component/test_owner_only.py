@@ -30,8 +30,9 @@ from relevo.wire import messages as wire
 from relevo.wire import server as server_module
 from relevo.wire import unix_socket
 from relevo.wire.framing import encode_frame
+from relevo.wire.gateway_links import PeerGone
 from relevo.wire.gossip import Ask, Follow
-from relevo.wire.server import PeerGone, WireServer
+from relevo.wire.server import WireServer
 from relevo.wire.status import Status
 
 UMASKS = (0o000, 0o022, 0o077, 0o777)

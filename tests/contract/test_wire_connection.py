@@ -16,7 +16,8 @@ from relevo.core.errors import ProtocolError, SettingsError, WorkerLost
 from relevo.wire import messages as wire
 from relevo.wire.client import WorkerConnection
 from relevo.wire.framing import encode_frame
-from relevo.wire.server import PeerGone, PeerId, WireServer
+from relevo.wire.gateway_links import PeerGone, PeerId
+from relevo.wire.server import WireServer
 
 WAIT_S = 10.0  # a deadline, not a measurement
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Callable
 
 from relevo.build.clock import MonotonicClock
@@ -57,7 +58,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
         scheduler=Scheduler(scheduler_config(config, transport.zero_copy, costs.costs, runner.vocab_size)),
         runner=runner,
         transport=transport,
-        server=server,
+        links=server,
         costs=costs,
         clock=MonotonicClock(),
         drain_timeout_s=config.drain_timeout_s,
@@ -71,6 +72,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     log.info("%s", phases)
     gc.freeze()
     gc.enable()
+    signal.signal(signal.SIGTERM, lambda *_: loop.drain())
     try:
         loop.run()
     finally:

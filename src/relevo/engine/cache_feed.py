@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.wire import messages as wire
-from relevo.wire.server import PeerId, WireServer
+from relevo.wire.gateway_links import GatewayLinks, PeerId
 
 MAX_UNREAD_BYTES = 1024 * 1024  # arbitrary; of everything that a follower has yet to read
 
@@ -19,7 +19,7 @@ MAX_UNREAD_BYTES = 1024 * 1024  # arbitrary; of everything that a follower has y
 @dataclass(slots=True)
 class CacheFeed:
     pool: BlockPool
-    server: WireServer
+    links: GatewayLinks
     _followers: set[PeerId] = field(default_factory=set)
     _sequence: int = 0
 
@@ -27,7 +27,7 @@ class CacheFeed:
         """Send everything now, and batches from here on. Following twice is asking for a new snapshot."""
         self.publish()
         self._followers.add(peer)
-        self.server.send(peer, wire.CacheSnapshot(self._sequence, self.pool.cached_hashes))
+        self.links.send(peer, wire.CacheSnapshot(self._sequence, self.pool.cached_hashes))
 
     def unfollow(self, peer: PeerId) -> None:
         """Idempotent."""
@@ -41,5 +41,5 @@ class CacheFeed:
         self._sequence += 1
         batch = wire.CacheEvents(self._sequence, stored, evicted)
         for peer in self._followers:
-            if self.server.num_unsent_bytes(peer) <= MAX_UNREAD_BYTES:
-                self.server.send(peer, batch)
+            if self.links.num_unsent_bytes(peer) <= MAX_UNREAD_BYTES:
+                self.links.send(peer, batch)

@@ -15,7 +15,7 @@ from relevo.core.ports import KVTransport
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.scheduler import Scheduler, StepOutcome
 from relevo.wire import messages as wire
-from relevo.wire.server import PeerId, WireServer
+from relevo.wire.gateway_links import GatewayLinks, PeerId
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class LoadReports:
     scheduler: Scheduler
     costs: StepCostModel
     transport: KVTransport
-    server: WireServer
+    links: GatewayLinks
     num_steps: int = 0
     num_prefill_tokens: int = 0
     num_generation_tokens: int = 0
@@ -57,7 +57,7 @@ class LoadReports:
         )
 
     def _refused_connections(self) -> dict[str, int]:
-        kv, gateways = self.transport.num_refused_connections, self.server.num_refused_connections
+        kv, gateways = self.transport.num_refused_connections, self.links.num_refused_connections
         return {
             **{refused_key(WorkerPort.KV, reason): count for reason, count in kv.items()},
             **{refused_key(WorkerPort.WIRE, reason): count for reason, count in gateways.items()},
@@ -70,7 +70,7 @@ class LoadReports:
         self.num_generation_tokens += sum([len(output.tokens) for output in outcome.outputs])
 
     def changed(self) -> None:
-        """Nobody knows yet."""
+        """No gateway knows yet."""
         self._has_changed = True
         self._told.clear()
 
@@ -78,14 +78,14 @@ class LoadReports:
         """A step's outputs to the gateways whose requests they are of, and the load after the step with them."""
         load, counters = self.load(), self.counters()
         for peer, outputs in by_peer.items():
-            self.server.send(peer, wire.StepOutputs(tuple(outputs), load, counters))
+            self.links.send(peer, wire.StepOutputs(tuple(outputs), load, counters))
         self._has_changed = True
         self._told = set(by_peer)
 
     def publish(self) -> None:
-        """To every gateway that has not been told: loads are everybody's business."""
+        """To every gateway that has not been told: each routes by loads, also without a request here."""
         if self._has_changed:
-            self._report([peer for peer in self.server.peer_ids if peer not in self._told])
+            self._report([peer for peer in self.links.peer_ids if peer not in self._told])
         self._has_changed = False
         self._told.clear()
 
@@ -93,4 +93,4 @@ class LoadReports:
         if peers:
             report = wire.LoadReport(self.load(), self.counters())
             for peer in peers:
-                self.server.send(peer, report)
+                self.links.send(peer, report)

@@ -1,15 +1,17 @@
 """The worker's step loop: receive, plan, execute, commit, send. Synchronous, one thread, sleeps when there is no work.
 
 Owns the order of things inside one worker process. Decides nothing: what runs is `policy.worker.scheduler`'s, what a
-step computes is the runner's, how KV moves is the transport's. Steps are atomic for everybody outside: messages are
-handled between steps only, so an acknowledged abort means that no step still writes for the request. What raises while
-one request is handled ends that request only.
+step computes is the runner's, how KV moves is the transport's. Seen from outside a step is atomic: messages are handled
+between steps only, so an acknowledged abort means that no step still writes for the request. What raises while one
+request is handled ends that request only.
+
+A turn is `handle` for every message, `begin_step`, the runner, `finish_step`. `run` takes turns in real time; another
+driver, such as the simulator, calls the four itself and lets what a step takes pass on a clock of its own.
 """
 
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ from relevo.engine.step_recovery import execute_apart
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.scheduler import Rejected, Scheduler, StepOutcome
 from relevo.wire import messages as wire
-from relevo.wire.server import PeerGone, PeerId, WireServer
+from relevo.wire.gateway_links import GatewayLinks, PeerGone, PeerId
 
 log = logging.getLogger("relevo.engine")
 
@@ -50,7 +52,7 @@ class EngineLoop:
     scheduler: Scheduler
     runner: ModelRunner
     transport: KVTransport
-    server: WireServer
+    links: GatewayLinks
     costs: StepCostModel
     clock: Clock
     drain_timeout_s: float = 30.0  # how long a drain waits for what runs
@@ -66,32 +68,73 @@ class EngineLoop:
     _drain: Drain = field(init=False)
 
     def __post_init__(self) -> None:
-        self._reports = LoadReports(self.scheduler, self.costs, self.transport, self.server)
-        self._cache_feed = CacheFeed(self.scheduler.pool, self.server)
-        self._drain = Drain(self.clock, self.server, self.drain_timeout_s)
+        self._reports = LoadReports(self.scheduler, self.costs, self.transport, self.links)
+        self._cache_feed = CacheFeed(self.scheduler.pool, self.links)
+        self._drain = Drain(self.links, self.drain_timeout_s)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until drained: everything ended, or the time for it is over. SIGTERM drains."""
-        signal.signal(signal.SIGTERM, lambda *_: self._drain.ask())
+        """Until drained: everything ended, or the time for it is over."""
         may_wait = True
-        while not self._drain.may_leave(len(self._owners)):
-            may_wait = not self.turn(self._drain.patience_s() if may_wait else 0.0)
+        while not self.may_leave(now_ns := self.clock.now_ns()):
+            may_wait = not self.turn(self._drain.patience_s(now_ns) if may_wait else 0.0)
+
+    def drain(self) -> None:
+        """Finish what runs and take nothing new. From a signal handler too."""
+        self._drain.ask()
+
+    def may_leave(self, now_ns: int) -> bool:
+        """It was drained, and nothing is left or the time for it is over."""
+        return self._drain.may_leave(len(self._owners), now_ns)
 
     def turn(self, patience_s: float | None) -> bool:
-        """Messages, what follows from them, at most one step. `patience_s`: how long to wait for a message, None: for
-        ever. True if the next turn may find something to do without one."""
-        for peer, message in self.server.poll(patience_s):
-            self._handle(peer, message)
+        """Messages, what follows from them, at most one step. `patience_s`: how long to wait for a message, None: no
+        limit. True if the next turn may find something to do without one."""
+        for peer, message in self.links.poll(patience_s):
+            self.handle(peer, message, self.clock.now_ns())
+        plan = self.begin_step(self.clock.now_ns())
+        if plan is None:
+            return self.scheduler.has_work()
+        result = self.execute(plan)
+        self.finish_step(plan, result, self.clock.now_ns())
+        return True
+
+    def begin_step(self, now_ns: int) -> StepPlan | None:
+        """What follows from the messages handled, then what the next step computes; None: nothing, and gateways know.
+
+        `finish_step` must follow a plan, with no message handled in between."""
         self._take_transfer_events()
         self._end_sealed_legs()
-        self._send_grants()
+        self._send_grants(now_ns)
         self._drop_withdrawn_legs()
-        stepped = self._step()
+        plan = self.scheduler.plan(now_ns)
+        if plan is None:
+            self._publish()
+        return plan
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute the step. Requests over which it raises end."""
+        try:
+            result = self.runner.execute(plan)
+        except Exception as error:
+            return self._recover_step(plan, error)
+        self.costs.observe(plan.num_tokens, plan.num_kv_tokens, result.step_s)
+        return result
+
+    def finish_step(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
+        """Take in what the step brought and tell it."""
+        outcome = self.scheduler.commit(plan, result, now_ns)
+        self._reports.count_step(plan, outcome)
+        self._push_prefixes(outcome)
+        self._cache_feed.publish()  # before the outputs: they may end a request, and this is what it leaves behind
+        self._send_outputs(outcome)  # before PrefillDone: the first token does not wait for the handoff
+        self._end_sealed_legs()
+        self._publish()
+
+    def _publish(self) -> None:
         self._cache_feed.publish()
         self._reports.publish()
-        return stepped or self.scheduler.has_work()
 
     def hello(self) -> wire.Hello:
         return wire.Hello(
@@ -110,36 +153,18 @@ class EngineLoop:
             orphans=self._orphans.request_ids,
         )
 
-    def _step(self) -> bool:
-        """One engine step; False if there was nothing to do."""
-        plan = self.scheduler.plan(self.clock.now_ns())
-        if plan is None:
-            return False
-        try:
-            result = self.runner.execute(plan)
-        except Exception as error:
-            result = self._recover_step(plan, error)
-        else:
-            self.costs.observe(plan.num_tokens, plan.num_kv_tokens, result.step_s)
-        outcome = self.scheduler.commit(plan, result, self.clock.now_ns())
-        self._reports.count_step(plan, outcome)
-        self._push_prefixes(outcome)
-        self._cache_feed.publish()  # before the outputs: who hears that a request is over knows what it left behind
-        self._send_outputs(outcome)  # before PrefillDone: the first token does not wait for the handoff
-        self._end_sealed_legs()
-        return True
-
     # ---- messages ----------------------------------------------------------------------------------------------------
 
-    def _handle(self, peer: PeerId, message: wire.ToWorker | PeerGone) -> None:
+    def handle(self, peer: PeerId, message: wire.ToWorker | PeerGone, now_ns: int) -> None:
+        """One message of a gateway. Never while a step is being computed."""
         match message:
             case wire.Submit() | wire.Reserve() | wire.Prefill() | wire.SealBlocks() | wire.StartDecode():
                 with self._only(request_of(message), peer):
-                    self._take(peer, message)
+                    self._take(peer, message, now_ns)
             case wire.Abort(request_id=request_id):
                 self._drop(request_id, message.writer_active)
                 self._note_quarantine(request_id, peer)
-                self.server.send(peer, wire.Dropped(request_id))
+                self.links.send(peer, wire.Dropped(request_id))
             case wire.Release():
                 self.scheduler.release(message.request_id)
                 self._orphans.released(message.request_id)
@@ -150,14 +175,13 @@ class EngineLoop:
             case wire.FollowCache():
                 self._cache_feed.follow(peer)
             case wire.Ping():
-                self.server.send(peer, wire.Pong(message.nonce))
+                self.links.send(peer, wire.Pong(message.nonce))
             case PeerGone():
                 self._lose_gateway(peer)
         self._reports.changed()
 
-    def _take(self, peer: PeerId, message: Asked) -> None:
+    def _take(self, peer: PeerId, message: Asked, now_ns: int) -> None:
         """What is asked for one request."""
-        now_ns = self.clock.now_ns()
         match message:
             case wire.Submit(request=request):
                 if message.use_reservation:
@@ -184,7 +208,7 @@ class EngineLoop:
             self._owners[request_id] = peer
         else:
             self._owners.pop(request_id, None)
-            self.server.send(peer, wire.Refused(request_id, rejected.code, rejected.reason))
+            self.links.send(peer, wire.Refused(request_id, rejected.code, rejected.reason))
 
     def _lose_gateway(self, peer: PeerId) -> None:
         """Its requests go; rooms into which somebody may still write are the other gateways' to release."""
@@ -193,8 +217,8 @@ class EngineLoop:
             self._drop(request_id, writer_active=True)
             self._note_quarantine(request_id, peer)
         if self._orphans.lose(peer):
-            for other in self.server.peer_ids:
-                self.server.send(other, wire.Orphans(self._orphans.request_ids))
+            for other in self.links.peer_ids:
+                self.links.send(other, wire.Orphans(self._orphans.request_ids))
 
     def _note_quarantine(self, request_id: RequestId, keeper: PeerId) -> None:
         if self.scheduler.reservations.is_quarantined(request_id):
@@ -224,13 +248,13 @@ class EngineLoop:
             if leg.reservation.worker_id == fence.worker_id and leg.reservation.epoch < newest:
                 self._fail(request_id, "worker_lost", f"{fence.worker_id} was replaced")
         self._drop_withdrawn_legs()
-        self.server.send(peer, wire.Fenced(fence.worker_id, fence.epoch, fence.nonce))
+        self.links.send(peer, wire.Fenced(fence.worker_id, fence.epoch, fence.nonce))
 
     def _fail(self, request_id: RequestId, code: str, reason: str) -> None:
         owner = self._owners.get(request_id)
         self._drop(request_id, writer_active=False)
         if owner is not None:
-            self.server.send(owner, wire.RequestFailed(request_id, code, reason))
+            self.links.send(owner, wire.RequestFailed(request_id, code, reason))
         self._reports.changed()
 
     @contextmanager
@@ -249,17 +273,17 @@ class EngineLoop:
             self._drop(request_id, writer_active=True)  # it may be at work; the gateway knows, and sends Release
             if owner is not None:
                 self._note_quarantine(request_id, owner)
-                self.server.send(owner, wire.RequestFailed(request_id, code, reason))
+                self.links.send(owner, wire.RequestFailed(request_id, code, reason))
             self._reports.changed()
 
     # ---- room for others ---------------------------------------------------------------------------------------------
 
-    def _send_grants(self) -> None:
-        for reservation in self.scheduler.take_grants(self.clock.now_ns()):
+    def _send_grants(self, now_ns: int) -> None:
+        for reservation in self.scheduler.take_grants(now_ns):
             with self._only(reservation.request_id):
                 self._reservations[reservation.request_id] = reservation
                 self.transport.reserve(reservation)
-                self.server.send(self._owners[reservation.request_id], wire.Reserved(reservation))
+                self.links.send(self._owners[reservation.request_id], wire.Reserved(reservation))
             self._reports.changed()
 
     def _end_reservation(self, request_id: RequestId) -> None:
@@ -304,7 +328,7 @@ class EngineLoop:
         request_id = event.reservation.request_id
         self._reports.transferred_bytes += leg.seal(event.num_tokens) * self.runner.layout.bytes_per_token
         leg.transfer_s = event.transfer_s
-        self.server.send(self._owners[request_id], wire.Sealed(request_id, event.num_tokens))
+        self.links.send(self._owners[request_id], wire.Sealed(request_id, event.num_tokens))
 
     def _end_sealed_legs(self) -> None:
         for request_id, leg in list(self._remote_prefills.items()):
@@ -319,7 +343,7 @@ class EngineLoop:
         self._reports.transfer_s += leg.transfer_s
         num_bytes = leg.num_handed_tokens * self.runner.layout.bytes_per_token
         done = wire.PrefillDone(request_id, leg.num_sealed_tokens, num_bytes, leg.transfer_s)
-        self.server.send(self._owners.pop(request_id), done)
+        self.links.send(self._owners.pop(request_id), done)
         self._reports.changed()
 
     # ---- after a step ------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from relevo.core.ids import RequestId
-from relevo.wire.server import PeerId
+from relevo.wire.gateway_links import PeerId
 
 
 @dataclass(slots=True)

@@ -16,28 +16,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NewType
 
 from relevo.core.errors import ProtocolError, SettingsError
 from relevo.core.events import WireRefusal
 from relevo.telemetry.limited_log import LimitedLog
 from relevo.wire.address import unix_path
 from relevo.wire.framing import FrameDecoder, encode_frame, worker_side_decoder
+from relevo.wire.gateway_links import PeerGone, PeerId
 from relevo.wire.messages import Hello, ToGateway, ToWorker
 from relevo.wire.unix_socket import is_own_user, listen_unix
 
-PeerId = NewType("PeerId", int)  # never used twice by one server
 MAX_PEERS = 256  # arbitrary; one per gateway is needed, and there are 64 at most
 MAX_UNSENT_BYTES = 64 * 1024 * 1024  # arbitrary; a gateway this far behind is as good as lost
 _READ_BYTES = 1024 * 1024  # per peer and poll, so that a busy peer does not starve the others
 _log = logging.getLogger("relevo.wire")
-
-
-@dataclass(frozen=True, slots=True)
-class PeerGone:
-    """The connection ended; this is the last thing that comes from the peer."""
-
-    reason: str
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +43,7 @@ class _Peer:
 
 
 class WireServer:
-    """For one thread, `wake` excepted."""
+    """Implements wire.gateway_links.GatewayLinks over a Unix socket. For one thread, `wake` excepted."""
 
     def __init__(
         self, on_connect: Callable[[], Hello] | None = None, *, max_unsent_bytes: int = MAX_UNSENT_BYTES
@@ -90,8 +82,6 @@ class WireServer:
         self._selector.register(fd, selectors.EVENT_READ, lambda _sock, _mask: on_readable())
 
     def poll(self, timeout_s: float | None) -> list[tuple[PeerId, ToWorker | PeerGone]]:
-        """Send what is buffered and return what has arrived, in order per peer. Waits for at least one message or
-        PeerGone, for `wake`, or for `timeout_s` (None: no limit; 0: not at all); only then the list may be empty."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         if self._inbox:
             deadline_s = 0.0
@@ -106,7 +96,6 @@ class WireServer:
         return arrived
 
     def send(self, peer_id: PeerId, message: ToGateway) -> None:
-        """Never waits. Nothing happens for a peer that is gone: `poll` says or has said so."""
         peer = self._peers.get(peer_id)
         if peer is None:
             return
@@ -120,17 +109,14 @@ class WireServer:
 
     @property
     def peer_ids(self) -> tuple[PeerId, ...]:
-        """Of those that are connected now."""
         return tuple(self._peers)
 
     def num_unsent_bytes(self, peer_id: PeerId) -> int:
-        """How far the peer is behind with reading; 0 for a peer that is gone."""
         peer = self._peers.get(peer_id)
         return peer.num_unsent_bytes if peer is not None else 0
 
     def wake(self) -> None:
-        """Make `poll` return, now or when next called. From any thread or a signal handler."""
-        with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake anyway; closed: nobody polls
+        with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake anyway; closed: nothing polls
             self._wake_in.send(b"w")
 
     def close(self) -> None:
