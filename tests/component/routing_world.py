@@ -238,8 +238,8 @@ class RoutingWorld:
     def _note_skew(self) -> None:
         """Of what all gateways together have chosen, whoever knows of it."""
         waiting = [
-            sum(branch.num_remaining for branch in worker.scheduler._lineup.waiting)
-            + sum(branch.num_remaining for branch in worker.scheduler._lineup.running)
+            sum(branch.num_remaining for branch in worker.scheduler._queues.waiting)
+            + sum(branch.num_remaining for branch in worker.scheduler._queues.running)
             for worker in self.workers
         ]
         if len(self._open) >= 16 * self.num_workers:
