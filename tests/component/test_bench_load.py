@@ -21,7 +21,7 @@ from relevo.client.sse import SSEParser
 from relevo.core.errors import ModelNotFound, SettingsError, StartError, Unauthorized
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.lengths import FixedLength, UniformLengths
-from relevo.workload.traces import TraceFormat
+from relevo.workload.traces.formats import TraceFormat
 
 OPTIONS = ServeOptions(
     url="",
@@ -290,7 +290,7 @@ async def test_traces_bring_lengths_times_and_shared_prefixes(tmp_path: Path) ->
 async def test_traces_without_times_need_a_rate(tmp_path: Path) -> None:
     path = tmp_path / "lengths.jsonl"
     path.write_text('{"conversation": 0, "turns": [[6, 2], [1, 1]]}\n')
-    trace = TraceOptions(path=path, format=TraceFormat.SHAREGPT)
+    trace = TraceOptions(path=path)
     with pytest.raises(SettingsError, match="--request-rate or --concurrency"):
         await load(FakeOpenAI(), trace=trace, num_requests=None, request_rate_per_s=None)
     test = await load(FakeOpenAI(), trace=trace, num_requests=None, request_rate_per_s=None, concurrency=1)

@@ -13,7 +13,8 @@ from relevo.core.events import WorkerLoad
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.policy.routing.router import RoutingPolicy
 from relevo.telemetry.latency import percentile
-from relevo.workload.traces import TraceFormat, read_trace, spread_ticks
+from relevo.workload.timing import spread_ticks
+from relevo.workload.traces.files import read_trace_file
 
 TRACES = os.environ.get("RELEVO_TRACES", "")
 
@@ -94,11 +95,11 @@ def test_what_the_placement_believes_of_a_worker_is_what_it_holds() -> None:
 @pytest.mark.parametrize("slower", [3.0, 4.0, 6.0])
 def test_a_scaled_production_trace(slower: float) -> None:
     """2,000 requests of Mooncake's conversation trace, lengths / 16, arrivals spread inside their ticks and slowed."""
-    lines = (Path(TRACES) / "mooncake_conversation_trace.jsonl").read_text().splitlines()
-    trace = spread_ticks(read_trace(TraceFormat.MOONCAKE, lines), Random(0))[:2000]
+    workload = read_trace_file(Path(TRACES) / "mooncake_conversation_trace.jsonl")
+    trace = spread_ticks(workload.requests, Random(0))[:2000]
     arrivals = []
     for traced in trace:
-        num_tokens = max(1, traced.num_input_tokens // 16)
+        num_tokens = max(1, traced.num_prompt_tokens // 16)
         prompt = [hash_id * 32 + i for hash_id in traced.hash_ids for i in range(32)][:num_tokens]
         session = (traced.hash_ids[1] if len(traced.hash_ids) > 1 else 0).to_bytes(4, "little")
         arrivals.append(((traced.arrived_at_s or 0.0) * slower, prompt, session))

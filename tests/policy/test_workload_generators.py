@@ -1,4 +1,4 @@
-"""Arrivals, lengths, trace readers and prompts: means, bounds, formats and exact token counts."""
+"""Arrivals, lengths and prompts: means, bounds and exact token counts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets, arrivals_until
-from relevo.workload.lengths import EmpiricalLengths, FixedLength, LognormalLengths, UniformLengths, parse_lengths
+from relevo.workload.lengths import (
+    CdfLengths,
+    EmpiricalLengths,
+    FixedLength,
+    LognormalLengths,
+    UniformLengths,
+    WeightedLengths,
+    parse_lengths,
+)
 from relevo.workload.prompts import hashed_run, random_token_ids, text_of_length
-from relevo.workload.traces import TraceFormat, read_trace, spread_ticks
 
 
 def gaps(kind: ArrivalKind, rate: float, burstiness: float = 1.0) -> list[float]:
@@ -81,68 +88,16 @@ def test_lengths_stay_in_their_range() -> None:
     assert {EmpiricalLengths([5, 9]).draw(rng) for _ in range(50)} == {5, 9}
 
 
-def test_mooncake_rows() -> None:
-    lines = [
-        '{"timestamp": 9000, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]}\n',
-        "\n",
-        '{"timestamp": 6000, "input_length": 100, "output_length": 2, "hash_ids": [0], "session_id": "s"}\n',
-    ]
-    first, second = read_trace(TraceFormat.MOONCAKE, lines)
-    assert (first.arrived_at_s, first.num_input_tokens, first.session_id) == (0.0, 100, "s")
-    assert (second.arrived_at_s, second.num_output_tokens, second.hash_ids) == (3.0, 5, (0, 7))
-
-
-def test_azure_rows_keep_seven_decimals() -> None:
-    lines = [
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n",
-        "2023-11-16 18:15:46.6805900,374,44\n",
-        "2023-11-16 18:15:50.9951690,396,109\n",
-    ]
-    first, second = read_trace(TraceFormat.AZURE, lines)
-    assert (first.arrived_at_s, first.num_input_tokens, first.num_output_tokens) == (0.0, 374, 44)
-    assert second.arrived_at_s == pytest.approx(4.314579, abs=1e-5)
-
-
-def test_sharegpt_turns_carry_their_history() -> None:
-    requests = read_trace(TraceFormat.SHAREGPT, ['{"conversation": 4, "turns": [[10, 20], [5, 7]]}'])
-    assert [(r.num_input_tokens, r.num_output_tokens, r.arrived_at_s) for r in requests] == [
-        (10, 20, None),
-        (35, 7, None),
-    ]
-    assert {r.session_id for r in requests} == {"4"}
-
-
-@pytest.mark.parametrize(
-    ("trace_format", "lines", "message"),
-    [
-        (TraceFormat.MOONCAKE, ["{}"], "line 1 is not a mooncake request"),
-        (TraceFormat.MOONCAKE, ["", "[1]"], "line 2 is not a mooncake request"),
-        (TraceFormat.AZURE, ["TIMESTAMP,ContextTokens,GeneratedTokens", "yesterday,1,2"], "line 2 is not a azure"),
-        (TraceFormat.SHAREGPT, ['{"turns": [[1]]}'], "line 1 is not a sharegpt request"),
-        (TraceFormat.AZURE, [], "no requests"),
-    ],
-)
-def test_unreadable_traces_name_the_line(trace_format: TraceFormat, lines: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_trace(trace_format, lines)
-
-
-def test_ticks_are_spread_inside_themselves() -> None:
-    """Red when a request can leave its tick, or when the load of a tick changes."""
-    lines = [f'{{"timestamp": {3000 * (i // 4)}, "input_length": 9, "output_length": 1}}' for i in range(40)]
-    spread = spread_ticks(read_trace(TraceFormat.MOONCAKE, lines), random.Random(5))
-    times = [request.arrived_at_s or 0.0 for request in spread]
-    assert times == sorted(times)
-    assert len(set(times)) == 40
-    assert [sum(1 for t in times if t // 3.0 == tick) for tick in range(10)] == [4] * 10
-
-
-def test_one_odd_gap_does_not_shrink_the_tick() -> None:
-    """Red when the tick is taken from the smallest gap: a trace with one stray stamp would stay in batches."""
-    stamps = [0, 3000, 6000, 9000, 9001]
-    lines = [f'{{"timestamp": {t}, "input_length": 9, "output_length": 1}}' for t in stamps for _ in range(20)]
-    spread = spread_ticks(read_trace(TraceFormat.MOONCAKE, lines), random.Random(5))
-    assert max(r.arrived_at_s or 0.0 for r in spread[:20]) > 1.0
+def test_measured_frequencies_are_kept() -> None:
+    """Red when frequencies are taken for cumulative ones, or a distribution function is off by one of its points."""
+    rng = random.Random(3)
+    weighted = [WeightedLengths([5, 9], [0.3, 0.4]).draw(rng) for _ in range(4000)]
+    assert weighted.count(5) / 4000 == pytest.approx(0.75, abs=0.03)
+    drawn = sorted(CdfLengths([100, 200, 1000], [0.5, 0.5, 1.0]).draw(rng) for _ in range(4000))
+    assert drawn[0] >= 1 and drawn[-1] <= 1000
+    assert not [length for length in drawn if 101 < length < 200]
+    assert drawn[1000] == pytest.approx(50, abs=6)  # even from 0 to the first point
+    assert drawn[3000] == pytest.approx(600, abs=40)
 
 
 def test_hash_ids_decide_the_shared_prefix() -> None:

@@ -14,7 +14,7 @@ from relevo.bench.client import OpenAIClient
 from relevo.bench.records import Endpoint
 from relevo.core.errors import SettingsError
 from relevo.workload.prompts import WORDS, FittedText, fit_text, hashed_run, random_token_ids
-from relevo.workload.traces import TraceRequest
+from relevo.workload.requests import WorkloadRequest
 
 
 class PromptSource:
@@ -47,7 +47,7 @@ class PromptSource:
         """False: the server has no /tokenize, lengths are about one token a word."""
         return self._token_ids is not None
 
-    async def make(self, num_tokens: int, traced: TraceRequest | None = None) -> tuple[str | list[int], int]:
+    async def make(self, num_tokens: int, traced: WorkloadRequest | None = None) -> tuple[str | list[int], int]:
         """A prompt and its length in tokens; one that shares the prefixes that `traced` names by hash id."""
         hash_ids = traced.hash_ids if traced else ()
         block_size = traced.hash_block_size if traced else 1

@@ -21,7 +21,10 @@ from relevo.bench.records import ClientRecord, Endpoint, PlannedRequest
 from relevo.core.errors import SettingsError, StartError
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets
 from relevo.workload.lengths import Lengths
-from relevo.workload.traces import TraceFormat, TraceRequest, read_trace, spread_ticks
+from relevo.workload.requests import WorkloadRequest
+from relevo.workload.timing import spread_ticks
+from relevo.workload.traces.files import ReadOptions, read_trace_file
+from relevo.workload.traces.formats import TraceFormat
 
 PROMPTS_AHEAD = 4  # closed loop: prompts made ahead per client; arbitrary
 
@@ -31,7 +34,7 @@ Progress = Callable[[str], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
     path: Path
-    format: TraceFormat
+    format: TraceFormat | None = None  # None: by its content
     speed: float = 1.0  # 2.0 replays twice as fast
     spread: bool = False  # spread arrivals inside the trace's ticks
     max_input_len: int | None = None  # longer requests of the trace are left out
@@ -118,7 +121,7 @@ class Wanted:
     num_input_tokens: int
     num_output_tokens: int
     due_at_s: float | None = None
-    traced: TraceRequest | None = None
+    traced: WorkloadRequest | None = None
 
 
 def _wanted(options: ServeOptions) -> Iterator[Wanted]:
@@ -135,9 +138,9 @@ def _wanted(options: ServeOptions) -> Iterator[Wanted]:
 
 def _wanted_of_trace(options: ServeOptions, trace: TraceOptions) -> Iterator[Wanted]:
     requests = load_trace(trace, options.seed)
-    timed = requests[0].arrived_at_s is not None
+    timed = all(request.arrived_at_s is not None for request in requests)
     if not timed and options.request_rate_per_s is None and options.concurrency is None:
-        raise SettingsError(f"a {trace.format} trace has no arrival times; give --request-rate or --concurrency")
+        raise SettingsError(f"the trace {trace.path} lacks arrival times; give --request-rate or --concurrency")
     offsets = _offsets(options)
     for request in requests:
         due_at_s = None
@@ -145,7 +148,7 @@ def _wanted_of_trace(options: ServeOptions, trace: TraceOptions) -> Iterator[Wan
             due_at_s = next(offsets)
         elif options.concurrency is None and request.arrived_at_s is not None:
             due_at_s = request.arrived_at_s / trace.speed
-        yield Wanted(request.num_input_tokens, request.num_output_tokens, due_at_s, request)
+        yield Wanted(request.num_prompt_tokens, request.num_output_tokens, due_at_s, request)
 
 
 def _offsets(options: ServeOptions) -> Iterator[float] | None:
@@ -155,16 +158,12 @@ def _offsets(options: ServeOptions) -> Iterator[float] | None:
     return arrival_offsets(options.arrival, options.request_rate_per_s, rng, burstiness=options.burstiness)
 
 
-def load_trace(trace: TraceOptions, seed: int) -> list[TraceRequest]:
+def load_trace(trace: TraceOptions, seed: int) -> list[WorkloadRequest]:
     """Read and cut a trace file. Raises SettingsError if it cannot be read or nothing is left."""
-    try:
-        with trace.path.open(encoding="utf-8") as lines:
-            requests = read_trace(trace.format, lines)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot read the trace {trace.path}: {error}") from error
+    requests = read_trace_file(trace.path, ReadOptions(format=trace.format, seed=seed)).requests
     if trace.spread:
         requests = spread_ticks(requests, random.Random(f"ticks:{seed}"))
-    kept = [r for r in requests if trace.max_input_len is None or r.num_input_tokens <= trace.max_input_len]
+    kept = [r for r in requests if trace.max_input_len is None or r.num_prompt_tokens <= trace.max_input_len]
     if not kept:
         raise SettingsError(f"no request of {trace.path} has at most {trace.max_input_len} input tokens")
     return kept

@@ -46,7 +46,7 @@ from relevo.cli.bench_terminal import (
 )
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.lengths import Lengths, parse_lengths
-from relevo.workload.traces import TraceFormat
+from relevo.workload.traces.formats import TraceFormat
 
 app = typer.Typer(name="bench", help="Measure: load tests, interference, handoff and transport costs, peers.")
 app.command()(engine)
@@ -74,7 +74,7 @@ def serve(
     input_len: Annotated[str, typer.Option(help="Prompt tokens: 512, 128-1024 or lognormal:600,2.0.")] = "512",
     output_len: Annotated[str, typer.Option(help="Output tokens (max_tokens), written the same way.")] = "128",
     trace: Annotated[Path | None, typer.Option(help="Replay lengths (and times) of this file.")] = None,
-    trace_format: Annotated[TraceFormat, typer.Option(help="Format of --trace.")] = TraceFormat.MOONCAKE,
+    trace_format: Annotated[TraceFormat | None, typer.Option(help="Format of --trace. Default: by content.")] = None,
     trace_speed: Annotated[float, typer.Option(min=1e-6, help="2 replays twice as fast.")] = 1.0,
     trace_spread: Annotated[bool, typer.Option(help="Spread arrivals inside the ticks of the trace.")] = False,
     trace_max_input_len: Annotated[int | None, typer.Option(help="Leave longer requests of the trace out.")] = None,

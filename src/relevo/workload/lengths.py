@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,6 +48,33 @@ class LognormalLengths:
 
     def draw(self, rng: random.Random) -> int:
         return max(1, round(self.median * math.exp(rng.gauss(0.0, math.log(self.spread)))))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedLengths:
+    """Measured lengths with the frequencies they were measured with."""
+
+    lengths: Sequence[int]
+    cumulative: Sequence[float]  # of the frequencies; need not end at 1
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.choices(self.lengths, cum_weights=self.cumulative)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class CdfLengths:
+    """A fraction `fractions[i]` is at most `lengths[i]`; even between two of them, and from 0 to the first."""
+
+    lengths: Sequence[int]  # ascending
+    fractions: Sequence[float]  # ascending to 1
+
+    def draw(self, rng: random.Random) -> int:
+        fraction = rng.random()
+        above = bisect_left(self.fractions, fraction)
+        low, low_fraction = (self.lengths[above - 1], self.fractions[above - 1]) if above else (0, 0.0)
+        width = self.fractions[above] - low_fraction
+        share = (fraction - low_fraction) / width if width > 0 else 1.0
+        return max(1, round(low + share * (self.lengths[above] - low)))
 
 
 @dataclass(frozen=True, slots=True)
