@@ -11,6 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relevo.gateway.http.connection import HttpConnection
 from relevo.gateway.http.connection_limiter import ConnectionLimiter
+from relevo.gateway.http.errors import ErrorFormats
+from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.policy.http.connections import ConnectionLimits
 
 
@@ -102,10 +104,15 @@ LIMITS = ConnectionLimits(max_connections=8, max_per_address=4)
 class Rig:
     """A limiter and its connections."""
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ConnectionLimits = LIMITS,
+        error_formats: ErrorFormats = lambda path: OPENAI_ERRORS,
+    ) -> None:
         self.clock = HandClock()
         self.counts = Counts()
-        self.limiter = ConnectionLimiter(app, limits, self.clock, self.counts)
+        self.limiter = ConnectionLimiter(app, limits, self.clock, error_formats, self.counts)
 
     def open(self, address: str = "192.0.2.1") -> tuple[HttpConnection, Wire]:
         """Raises AssertionError if it is refused."""

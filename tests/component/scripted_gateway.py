@@ -21,6 +21,8 @@ from relevo.core.model import TokenizerFiles
 from relevo.core.request import EngineRequest, FinishReason
 from relevo.gateway.http.app import create_app
 from relevo.gateway.http.context import GatewayContext
+from relevo.gateway.http.route import RouteTable
+from relevo.gateway.routes import route_table
 from relevo.gateway.text.chat_template import ChatTemplate
 from relevo.gateway.text.detokenizer import IncrementalDetokenizer
 from relevo.gateway.text.served_models import ServedModel, ServedModels
@@ -225,9 +227,9 @@ def served_model(generator: ScriptedGenerator, **parts: Any) -> ServedModel:
     return ServedModel(**(settings | parts))
 
 
-def scripted_app(models: ServedModels, metrics: Any, **context: Any) -> ASGIApp:
+def scripted_app(models: ServedModels, metrics: Any, routes: RouteTable | None = None, **context: Any) -> ASGIApp:
     settings: dict[str, Any] = {"clock": CountingClock(), "started_at_unix_s": 1_700_000_000}
-    return create_app(GatewayContext(models=models, metrics=metrics, **(settings | context)))
+    return create_app(GatewayContext(models=models, metrics=metrics, **(settings | context)), routes or route_table())
 
 
 def events(response: httpx.Response) -> list[Any]:

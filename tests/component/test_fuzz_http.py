@@ -31,22 +31,22 @@ def script(request: Any) -> Any:
 
 async def converse(segments: list[bytes]) -> tuple[bytes, str]:
     """What came back, and what the server did about the connection in the end."""
-    door = Rig(rig(script).app)
-    connection, wire = door.open()
+    server = Rig(rig(script).app)
+    connection, wire = server.open()
     for segment in segments:
         connection.data_received(segment)
         await asyncio.sleep(0)
     for _ in range(4):
-        if door.door.tasks:
-            await asyncio.wait(list(door.door.tasks), timeout=0.05)
+        if server.limiter.tasks:
+            await asyncio.wait(list(server.limiter.tasks), timeout=0.05)
     for seconds in (LIMITS.keep_alive_timeout_s, LIMITS.stall_timeout_s, LINGER_S, LIMITS.stall_timeout_s):
-        door.pass_s(seconds)
-        await door.settle()
+        server.pass_s(seconds)
+        await server.settle()
     ended = wire.ended
     connection.connection_lost(None)
-    if door.door.tasks:
-        await asyncio.wait(list(door.door.tasks), timeout=5)
-    assert not door.door.tasks and not len(door.door.table)
+    if server.limiter.tasks:
+        await asyncio.wait(list(server.limiter.tasks), timeout=5)
+    assert not server.limiter.tasks and not len(server.limiter.table)
     return wire.written, ended
 
 

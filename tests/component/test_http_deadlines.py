@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from relevo.gateway.http.connection import HttpConnection
 from relevo.gateway.http.connection_limiter import FULL
+from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.policy.http.connections import LINGER_S, MIN_BYTES_PER_S, NUM_RESERVED, Refusal
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -126,10 +127,10 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off_and_what_it_cos
     rig.pass_s(LIMITS.stall_timeout_s)
     assert wire.ended == "abort" and rig.counts.timed_out == ["slow_reader"]
     connection.connection_lost(None)
-    for task in rig.door.tasks:
+    for task in rig.limiter.tasks:
         task.cancel()
     await rig.settle()
-    assert not rig.door.tasks and len(rig.door.table) == 0 and rig.counts.num_open == 0
+    assert not rig.limiter.tasks and len(rig.limiter.table) == 0 and rig.counts.num_open == 0
 
 
 async def test_a_client_that_reads_its_last_answer_slowly_gets_all_of_it() -> None:
@@ -187,8 +188,8 @@ async def test_one_address_cannot_take_all_connections() -> None:
     for connection, _ in opened:
         connection.data_received(GET)
         await rig.settle()
-    assert rig.door.admit("192.0.2.1") is Refusal.ADDRESS
-    assert rig.door.admit("::ffff:192.0.2.1") is Refusal.ADDRESS
+    assert rig.limiter.admit("192.0.2.1") is Refusal.ADDRESS
+    assert rig.limiter.admit("::ffff:192.0.2.1") is Refusal.ADDRESS
     rig.open("192.0.2.2")
     opened[0][0].connection_lost(None)
     rig.open()
@@ -208,7 +209,7 @@ async def test_a_full_server_gives_up_what_has_been_idle_longest(is_idle_after_r
     assert opened[0][1].ended == "abort" and not opened[1][1].ended
     connection.data_received(GET)
     await rig.settle()
-    assert statuses(wire.written) == [200] and len(rig.door.table) == LIMITS.max_connections
+    assert statuses(wire.written) == [200] and len(rig.limiter.table) == LIMITS.max_connections
 
 
 async def test_a_busy_server_still_says_how_it_is_and_refuses_the_rest_with_a_status() -> None:
@@ -244,7 +245,7 @@ async def test_a_busy_server_still_says_how_it_is_and_refuses_the_rest_with_a_st
 async def test_a_handshake_counts_and_is_given_up_like_a_silent_connection() -> None:
     """Red if a connection only counted once its TLS handshake were complete."""
     rig = Rig(Echo(), replace(LIMITS, max_connections=1))
-    silent = rig.door.admit("192.0.2.1")
+    silent = rig.limiter.admit("192.0.2.1")
     assert isinstance(silent, HttpConnection)
     silent.opening = asyncio.create_task(asyncio.sleep(60))
     rig.pass_s(LIMITS.header_timeout_s)
@@ -259,7 +260,7 @@ async def test_many_refusals_are_one_line(caplog: pytest.LogCaptureFixture) -> N
     connection.data_received(POST)
     await rig.settle()
     for _ in range(100):
-        rig.door.admit("192.0.2.1")
+        rig.limiter.admit("192.0.2.1")
     assert len(caplog.records) == 1 and len(rig.counts.refused) == 100
 
 
@@ -274,9 +275,30 @@ async def test_a_server_that_stops_closes_what_is_idle_and_ends_what_runs_after_
     (_, idle_wire), (busy, busy_wire) = rig.open(), rig.open()
     busy.data_received(GET)
     await rig.settle()
-    for connection in list(rig.door.connections):
+    for connection in list(rig.limiter.connections):
         connection.shutdown()
     assert idle_wire.ended == "close" and not busy_wire.ended
     goes_on.set()
     await rig.settle()
     assert statuses(busy_wire.written) == [200] and busy_wire.ended == "close"
+
+
+@pytest.mark.parametrize(
+    ("sent", "late", "path"),
+    [
+        (b"POST /v9/plain?x=1 HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nx", 408, "/v9/plain"),
+        (b"POST /v9/plain?x=1 HTTP/1.1\r\nHost: h\r\n", 408, "/v9/plain"),
+        (b"POST /v9/plain HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "/v9/plain"),
+        (b"nonsense\r\n\r\n", 400, ""),
+    ],
+)
+async def test_what_a_connection_answers_itself_looks_as_its_path_says(sent: bytes, late: int, path: str) -> None:
+    """Red if clients of one API could get another API's errors where no handler was reached."""
+    asked: list[str] = []
+    rig = Rig(Echo(), error_formats=lambda path: asked.append(path) or OPENAI_ERRORS)  # type: ignore[func-returns-value]
+    connection, wire = rig.open()
+    connection.data_received(sent)
+    await rig.settle()
+    rig.pass_s(LIMITS.stall_timeout_s + LIMITS.header_timeout_s)
+    await rig.settle()
+    assert statuses(wire.written) == [late] and asked == [path]

@@ -10,8 +10,12 @@ from scripted_gateway import MAX_MODEL_LEN, VOCAB_SIZE, Rig, events, ids, rig, s
 
 from relevo.core import errors
 from relevo.core.request import FinishReason
-from relevo.gateway.http.errors import HTTP_SHAPES
+from relevo.gateway.http.call import Call
+from relevo.gateway.http.errors import HTTP_STATUSES, ErrorReply
+from relevo.gateway.http.route import Route, RouteTable
+from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.gateway.openai.unsupported import REFUSED_FIELDS
+from relevo.gateway.routes import ROUTES
 from relevo.gateway.text.chat_template import ChatTemplate
 
 CHAT = "/v1/chat/completions"
@@ -374,7 +378,7 @@ def test_every_code_of_the_tree_has_a_status() -> None:
         found = classes.pop()
         codes.add(found.code)
         classes += found.__subclasses__()
-    assert codes <= HTTP_SHAPES.keys()
+    assert codes <= HTTP_STATUSES.keys()
 
 
 async def test_a_client_that_leaves_while_it_sends_its_body_is_counted() -> None:
@@ -394,3 +398,36 @@ async def test_a_lone_surrogate_is_a_bad_request_not_a_crash() -> None:
             CHAT, content=rb'{"messages":[{"role":"user","content":"\udfff"}]}'
         )
     assert response.status_code == 400 and response.json()["error"]["code"] == "invalid_request"
+
+
+class PlainErrors:
+    """An API that words its errors as lines of text."""
+
+    def reply(self, error: errors.RelevoError, request_id: str) -> ErrorReply:
+        return ErrorReply(418, {"content-type": "text/plain"}, f"{error.code} {request_id}".encode())
+
+    def stream_event(self, error: errors.RelevoError, request_id: str) -> bytes:
+        return f"event: error\ndata: {error.code} {request_id}\n\n".encode()
+
+
+async def _refuse(call: Call) -> None:
+    raise errors.Overloaded("full")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("POST", "/v9/plain", "overloaded r1"),  # by its handler
+        ("GET", "/v9/plain", "method_not_allowed r1"),  # by the table
+        ("POST", "/v9/plain/below", "overloaded r1"),
+        ("POST", "/v9/other", '"code":"unknown_path"'),
+        ("PUT", "/v1/models", '"code":"method_not_allowed"'),
+    ],
+)
+async def test_an_error_on_a_path_looks_as_its_api_says(method: str, path: str, said: str) -> None:
+    """Red if any error before or in a handler had one shape for all paths."""
+    own = [Route("POST", "/v9/plain", _refuse, PlainErrors()), Route("POST", "/v9/plain/*", _refuse, PlainErrors())]
+    r = rig(routes=RouteTable((*ROUTES, *own), OPENAI_ERRORS))
+    async with r.client(**{"x-request-id": "r1"}) as client:
+        response = await client.request(method, path)
+    assert said in response.text and (response.status_code == 418) is (not said.startswith('"'))

@@ -6,7 +6,7 @@ import pytest
 
 from relevo.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from relevo.core.request import ServiceTerms
-from relevo.gateway.http.errors import DROPPED_HEADERS, error_headers, shape_of
+from relevo.gateway.http.errors import DROPPED_HEADERS, error_headers, status_of
 from relevo.gateway.openai.terms import MAX_PRIORITY, priority_of, service_terms
 
 
@@ -84,7 +84,7 @@ def test_refusals_say_which_limit_and_when_to_come_back() -> None:
     assert {headers[name] for name in DROPPED_HEADERS} == {"max_ttft"}
     assert (headers["Retry-After"], headers["retry-after-ms"]) == ("8", "7400")
     late = DeadlineExceeded("over", limit="client_timeout")
-    assert shape_of(late).status == 504
+    assert status_of(late) == 504
     headers = error_headers(late)
     assert {headers[name] for name in DROPPED_HEADERS} == {"client_timeout"}
     assert headers["x-should-retry"] == "false" and "Retry-After" not in headers

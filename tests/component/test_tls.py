@@ -45,7 +45,7 @@ def client_context() -> ssl.SSLContext:
 @asynccontextmanager
 async def listening(rig: Rig, tls: TlsContext) -> AsyncIterator[int]:
     listening_socket = socket.create_server(("127.0.0.1", 0))
-    listener = Listener(listening_socket, rig.door, tls)
+    listener = Listener(listening_socket, rig.limiter, tls)
     listener.start()
     try:
         yield listening_socket.getsockname()[1]
@@ -148,10 +148,10 @@ async def test_what_never_shakes_hands_counts_and_is_ended(tmp_path: Path) -> No
     async with listening(rig, RenewingContext(put(tmp_path, ONE))) as port:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         assert await silent[0][0].read() == b""  # made room for the third of its address
-        assert len(rig.door.table) == 2 and rig.counts.refused == ["per_address"]
+        assert len(rig.limiter.table) == 2 and rig.counts.refused == ["per_address"]
         rig.pass_s(LIMITS.header_timeout_s)
         for reader, writer in silent[1:]:
             assert await reader.read() == b""
             writer.close()
         await rig.settle()
-        assert len(rig.door.table) == 0
+        assert len(rig.limiter.table) == 0

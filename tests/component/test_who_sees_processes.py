@@ -9,7 +9,7 @@ from metered_gateway import metered
 from scripted_gateway import rig, says, status_of
 
 from relevo.gateway.http.auth import ApiKeys
-from relevo.gateway.http.readiness import OF_PROCESSES
+from relevo.gateway.operation.readiness import OF_PROCESSES
 
 
 def worker_of(answer: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from relevo.gateway.edge.app import edge_app
 from relevo.gateway.edge.metrics import EdgeMetrics
 from relevo.gateway.edge.regions import Region, Regions
 from relevo.gateway.http.server import HttpServer
+from relevo.gateway.routes import route_table
 from relevo.policy.routing.region_choice import RegionChoice
 
 MAX_BODY_BYTES = 32 * 2**20  # the regions have limits of their own, with their own words
@@ -48,6 +49,8 @@ async def _run(regions: Mapping[str, str], listener: socket.socket, http: HttpCo
     choice = RegionChoice()
     known = Regions([Region(name, url) for name, url in regions.items()], choice.lost)
     metrics = EdgeMetrics()
-    async with edge_app(known, choice, metrics, MAX_BODY_BYTES, build_site(http, listener.fileno())) as app:
-        limiter = build_limiter(http, app, metrics)
+    error_formats = route_table().error_format
+    site = build_site(http, listener.fileno())
+    async with edge_app(known, choice, metrics, MAX_BODY_BYTES, error_formats, site) as app:
+        limiter = build_limiter(http, app, error_formats, metrics)
         await HttpServer(limiter, shutdown_timeout_s=30.0, date_header=False).serve(sockets=[listener])

@@ -31,7 +31,8 @@ from relevo.core.model import TokenizerFiles
 from relevo.gateway.http.app import create_app
 from relevo.gateway.http.byte_account import ByteAccount
 from relevo.gateway.http.context import GatewayContext
-from relevo.gateway.http.readiness import readiness
+from relevo.gateway.operation.readiness import readiness
+from relevo.gateway.routes import route_table
 from relevo.gateway.text.chat_template import ModelTemplates
 from relevo.gateway.text.detokenizer import IncrementalDetokenizer
 from relevo.gateway.text.served_models import ServedModel, ServedModels
@@ -78,7 +79,8 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     if config.peers:
         others = _others(config, backends, context, metrics, metering)
         context, gossip = replace(context, others=others), others.gossip
-    app = create_app(context)
+    routes = route_table()
+    app = create_app(context, routes)
     phases.done("tokenizers and application")
     log.info("%s", phases)
     gc.freeze()
@@ -103,7 +105,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    limiter = build_limiter(config.http, app, metrics)
+    limiter = build_limiter(config.http, app, routes.error_format, metrics)
     broken: list[BaseException] = []
 
     def end_if_broken(task: asyncio.Task[None]) -> None:

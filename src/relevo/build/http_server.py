@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import HttpConfig
 from relevo.gateway.http.connection_limiter import ConnectionLimiter, ConnectionMetrics
+from relevo.gateway.http.errors import ErrorFormats
 from relevo.gateway.http.site import Site
 from relevo.policy.http.connections import NUM_RESERVED, ConnectionLimits, trusted_networks
 
@@ -23,9 +24,12 @@ NUM_OWN_DESCRIPTORS = 192  # arbitrary: workers, the ledger, other gateways, fil
 _MAX_DESCRIPTORS = 2**20  # where the system names no limit
 
 
-def build_limiter(config: HttpConfig, app: ASGIApp, metrics: ConnectionMetrics) -> ConnectionLimiter:
+def build_limiter(
+    config: HttpConfig, app: ASGIApp, error_formats: ErrorFormats, metrics: ConnectionMetrics
+) -> ConnectionLimiter:
     limits = connection_limits(config, raise_descriptor_limit())
-    return ConnectionLimiter(app, limits, MonotonicClock(), metrics, root_path=config.root_path.rstrip("/"))
+    root_path = config.root_path.rstrip("/")
+    return ConnectionLimiter(app, limits, MonotonicClock(), error_formats, metrics, root_path=root_path)
 
 
 def build_site(config: HttpConfig, listen_fd: int) -> Site:

@@ -32,9 +32,9 @@ from relevo.gateway.edge.regions import Regions
 from relevo.gateway.http.auth import presented_key
 from relevo.gateway.http.body import check_num_items, json_text, read_body
 from relevo.gateway.http.byte_account import ByteAccount
-from relevo.gateway.http.errors import UnknownPath, error_body, error_response
+from relevo.gateway.http.errors import ErrorFormats, UnknownPath, error_response
 from relevo.gateway.http.site import Site
-from relevo.gateway.http.sse import ClientGone, encode_event
+from relevo.gateway.http.sse import ClientGone
 from relevo.gateway.text.text_work import INLINE_BYTES
 from relevo.policy.routing.affinity import affinity_of
 from relevo.policy.routing.region_choice import BYTES_PER_TOKEN, RegionAttempts, RegionChoice
@@ -69,6 +69,7 @@ class Attempt:
     """An answer whose first byte is here, or that has no body."""
 
     region: str
+    path: str
     answer: aiohttp.ClientResponse
     first_chunk: bytes
 
@@ -84,6 +85,7 @@ class Edge:
     metrics: EdgeMetrics
     client: aiohttp.ClientSession
     max_body_bytes: int
+    error_formats: ErrorFormats  # by path
     site: Site = field(default_factory=Site)
     rng: random.Random = field(default_factory=random.Random)
     body_memory: ByteAccount = field(default_factory=lambda: ByteAccount(BODY_MEMORY_BYTES))
@@ -104,7 +106,7 @@ class Edge:
             self.metrics.ended("client_gone")
         except RelevoError as error:
             self.metrics.ended(error.code)
-            await error_response(error)(scope, receive, send)
+            await error_response(self.error_formats(scope["path"]), error)(scope, receive, send)
 
     # ---- what the edge says itself -----------------------------------------------------------------------------------
 
@@ -121,7 +123,8 @@ class Edge:
                 )
                 return Response(body_bytes, headers={"content-type": content_type})
         if request.scope["path"].startswith("/admin/"):  # a region's operator knows its address
-            return error_response(UnknownPath("An edge does not administrate regions; ask the region itself."))
+            error = UnknownPath("An edge does not administrate regions; ask the region itself.")
+            return error_response(self.error_formats(request.scope["path"]), error)
         return None
 
     # ---- forwarding --------------------------------------------------------------------------------------------------
@@ -219,7 +222,7 @@ class Edge:
             for task in (asking, down):
                 task.cancel()
             await asyncio.gather(asking, down, return_exceptions=True)
-        return Attempt(name, answer, first_chunk)
+        return Attempt(name, forwarded.path_and_query.partition("?")[0], answer, first_chunk)
 
     async def _open(self, url: str, forwarded: Forwarded) -> tuple[aiohttp.ClientResponse, bytes]:
         answer = await self.client.request(
@@ -258,7 +261,8 @@ class Edge:
         if attempt.answer.content_type != "text/event-stream":
             raise ConnectionError("the region died within its answer") from error
         lost = WorkerLost(f"Region {attempt.region} was lost within the answer; send the request again.")
-        await send(_chunk(b"\n\n" + encode_event(error_body(lost))))
+        event = self.error_formats(attempt.path).stream_event(lost, "")
+        await send(_chunk(b"\n\n" + event))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -292,7 +296,12 @@ async def _disconnect(receive: Receive) -> None:
 
 @asynccontextmanager
 async def edge_app(
-    regions: Regions, choice: RegionChoice, metrics: EdgeMetrics, max_body_bytes: int, site: Site
+    regions: Regions,
+    choice: RegionChoice,
+    metrics: EdgeMetrics,
+    max_body_bytes: int,
+    error_formats: ErrorFormats,
+    site: Site,
 ) -> AsyncIterator[Edge]:
     """The application, with probes running and connections open."""
     timeout = aiohttp.ClientTimeout(total=None, connect=2.0, sock_connect=2.0)
@@ -300,7 +309,7 @@ async def edge_app(
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as client:
         probing = asyncio.create_task(regions.probe(client))
         try:
-            yield Edge(regions, choice, metrics, client, max_body_bytes, site)
+            yield Edge(regions, choice, metrics, client, max_body_bytes, error_formats, site)
         finally:
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)

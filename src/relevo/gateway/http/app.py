@@ -1,7 +1,8 @@
 """The ASGI application: from a connection to a handler, and from what it raised to a response.
 
 Owns the order authenticate → find the route → handle → count, the x-request-id header and the last resort for
-unexpected exceptions. Written against ASGI itself: framework middleware would hide that a client has gone.
+unexpected exceptions. Which APIs there are and how each words an error is the routes' to know. Written against ASGI
+itself: framework middleware would hide that a client has gone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.middleware.cors import CORSMiddleware
@@ -21,15 +21,15 @@ from relevo.core.errors import RelevoError
 from relevo.gateway.http.auth import Caller, is_guarded
 from relevo.gateway.http.call import Call, FieldWarnings
 from relevo.gateway.http.context import GatewayContext
-from relevo.gateway.http.errors import MethodNotAllowed, UnknownPath, error_response
-from relevo.gateway.http.routes import ROUTES, Route
+from relevo.gateway.http.errors import error_response
+from relevo.gateway.http.route import RouteTable
 from relevo.gateway.http.sse import ClientGone
 from relevo.gateway.text.start_turns import StartTurns
 
 logger = logging.getLogger(__name__)
 
 _CLEAN_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
-STATUS_CLIENT_GONE = 499  # only counted; there is nobody to send it to
+STATUS_CLIENT_GONE = 499  # only counted: its client is not there to read it
 EXPOSED_HEADERS = (
     *("x-request-id", "retry-after", "retry-after-ms"),
     *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
@@ -37,9 +37,9 @@ EXPOSED_HEADERS = (
 UNKNOWN_HANDLER = "unknown"  # the metrics label of every path without a route
 
 
-def create_app(context: GatewayContext, extra_routes: Sequence[Route] = ()) -> ASGIApp:
+def create_app(context: GatewayContext, routes: RouteTable) -> ASGIApp:
     """The whole HTTP surface over one context. Cross-origin access only for the origins that are named."""
-    app: ASGIApp = Gateway(context, (*ROUTES, *extra_routes))
+    app: ASGIApp = Gateway(context, routes)
     if context.allowed_origins:
         app = CORSMiddleware(
             app,
@@ -49,29 +49,6 @@ def create_app(context: GatewayContext, extra_routes: Sequence[Route] = ()) -> A
             expose_headers=EXPOSED_HEADERS,
         )
     return app
-
-
-class RouteTable:
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self._exact: dict[str, dict[str, Route]] = {}
-        self._open_ended: dict[str, dict[str, Route]] = {}
-        for route in routes:
-            table = self._open_ended if route.path.endswith("/*") else self._exact
-            table.setdefault(route.path.removesuffix("*"), {})[route.method] = route
-
-    def find(self, method: str, path: str) -> tuple[Route, str]:
-        """The route, and the rest of the path it takes. Raises UnknownPath, MethodNotAllowed."""
-        by_method, rest = self._exact.get(path), ""
-        if by_method is None:
-            prefix = next((prefix for prefix in self._open_ended if path.startswith(prefix)), None)
-            if prefix is None:
-                raise UnknownPath(f"There is nothing at {path}.")
-            by_method, rest = self._open_ended[prefix], path.removeprefix(prefix)
-        route = by_method.get("GET" if method == "HEAD" else method)
-        if route is None:
-            allowed = tuple(by_method) + (("HEAD",) if "GET" in by_method else ())
-            raise MethodNotAllowed(f"{path} does not take {method}; use {' or '.join(allowed)}.", allowed)
-        return route, rest
 
 
 @dataclass(slots=True)
@@ -95,13 +72,9 @@ class Exchange:
 @dataclass(slots=True)
 class Gateway:
     context: GatewayContext
-    routes: Sequence[Route]
-    _table: RouteTable = field(init=False)
+    routes: RouteTable
     _field_warnings: FieldWarnings = field(default_factory=FieldWarnings)
-    _turnstile: StartTurns = field(default_factory=StartTurns)
-
-    def __post_init__(self) -> None:
-        self._table = RouteTable(self.routes)
+    _start_turns: StartTurns = field(default_factory=StartTurns)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -122,7 +95,7 @@ class Gateway:
             if self.context.api_keys.is_open:
                 self.context.site.check(request.method, request.headers)
             caller = self._caller(request, path)
-            route, rest = self._table.find(scope["method"], path)
+            route, rest = self.routes.find(scope["method"], path)
             handler_name = route.path
             call = Call(
                 context=self.context,
@@ -133,7 +106,8 @@ class Gateway:
                 reply_headers=exchange.reply_headers,
                 accepted_at_ns=accepted_at_ns,
                 field_warnings=self._field_warnings,
-                start_turns=self._turnstile,
+                start_turns=self._start_turns,
+                error_format=route.error_format,
                 path_rest=rest,
             )
             response = await route.handler(call)
@@ -141,10 +115,10 @@ class Gateway:
             exchange.status = STATUS_CLIENT_GONE
             response = None
         except RelevoError as error:
-            response = error_response(error)
+            response = error_response(self.routes.error_format(path), error, exchange.request_id)
         except Exception:
             logger.exception("unexpected failure request_id=%s path=%s", exchange.request_id, path)
-            response = self._unexpected(exchange)
+            response = self._unexpected(exchange, path)
         if response is not None:
             await response(scope, receive, exchange.send)
         self.context.metrics.http_response(handler_name, scope["method"], exchange.status or STATUS_CLIENT_GONE)
@@ -158,10 +132,11 @@ class Gateway:
         self.context.stopping.check()
         return self.context.api_keys.identify(request.headers)
 
-    def _unexpected(self, exchange: Exchange) -> Response | None:
+    def _unexpected(self, exchange: Exchange, path: str) -> Response | None:
         if exchange.status is not None:
             return None  # the response had begun; the server closes the connection
-        return error_response(RelevoError(f"The server failed unexpectedly (request {exchange.request_id})."))
+        error = RelevoError(f"The server failed unexpectedly (request {exchange.request_id}).")
+        return error_response(self.routes.error_format(path), error, exchange.request_id)
 
 
 def _path_below_root(scope: Scope) -> str:
@@ -178,7 +153,7 @@ def _request_id(request: Request) -> str:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Nothing to start or stop: whoever composed the context owns what is in it."""
+    """Nothing to start or stop: what is in the context is the composition root's."""
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":

@@ -15,6 +15,7 @@ from relevo import __version__
 from relevo.gateway.http.auth import Caller
 from relevo.gateway.http.body import check_encoding, check_media_type, check_schema, parse_object, read_body
 from relevo.gateway.http.context import GatewayContext
+from relevo.gateway.http.errors import ErrorFormat
 from relevo.gateway.text.served_models import ServedModel
 from relevo.gateway.text.start_turns import StartTurns
 
@@ -46,6 +47,7 @@ class Call:
     accepted_at_ns: int
     field_warnings: FieldWarnings
     start_turns: StartTurns  # of all calls of this gateway
+    error_format: ErrorFormat  # of its path
     path_rest: str = ""  # what followed a route that takes the rest of the path
 
     @property

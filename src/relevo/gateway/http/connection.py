@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 
-from relevo.gateway.http.cycle import RequestCycle, error_reply, response_head
-from relevo.gateway.http.head import MAX_FIELDS, MAX_HEAD_BYTES, MAX_TARGET_BYTES, BadHttp, http_scope
+from relevo.gateway.http.cycle import RequestCycle, error_bytes
+from relevo.gateway.http.errors import BadHttp, ErrorFormat
+from relevo.gateway.http.head import MAX_FIELDS, MAX_HEAD_BYTES, MAX_TARGET_BYTES, http_scope
 from relevo.policy.http.connections import Wait
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ class HttpConnection(asyncio.Protocol):
         root_path = self.limiter.root_path
         scope = http_scope(method, version, self._target, self._headers, root_path, self._about)
         framing = dict(self._headers)
+        self._target = b""
         self._is_upgrade_declined = parser.should_upgrade()
         has_body = b"transfer-encoding" in framing or framing.get(b"content-length", b"0").strip(b"0") != b""
         cycle = RequestCycle(
@@ -219,6 +221,9 @@ class HttpConnection(asyncio.Protocol):
     @property
     def default_headers(self) -> Sequence[tuple[bytes, bytes]]:
         return self.limiter.default_headers
+
+    def error_format(self, path: str) -> ErrorFormat:
+        return self.limiter.error_format(path)
 
     def write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -281,6 +286,10 @@ class HttpConnection(asyncio.Protocol):
             return
         self._is_deaf = True
         coming, self._coming = self._coming, None  # its body is broken: it has no end that could be answered
+        if coming is not None:
+            error.path = coming.scope["path"]
+        elif self._target:
+            error.path = self.limiter.root_path + self._target.partition(b"?")[0].decode("latin-1")
         if coming is not None and coming is self._current:
             self._current = None
             coming.client_went()
@@ -294,9 +303,7 @@ class HttpConnection(asyncio.Protocol):
             self._say_no(error)
 
     def _say_no(self, error: BadHttp) -> None:
-        status, headers, body = error_reply(error.status, error)
-        headers.append((b"connection", b"close"))
-        self.write(response_head(status, (*self.default_headers, *headers)) + body)
+        self.write(error_bytes(self.error_format(error.path), error, self.default_headers))
         self.limiter.refused(error.status)
         self._leave(lingering=True)
 

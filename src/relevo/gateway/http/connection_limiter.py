@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from relevo.core.ports import Clock
 from relevo.gateway.http.connection import HttpConnection
 from relevo.gateway.http.cycle import RequestCycle
-from relevo.gateway.http.errors import TooManyConnections, error_response
+from relevo.gateway.http.errors import ErrorFormat, ErrorFormats, TooManyConnections, error_response
 from relevo.policy.http.connections import ConnectionLimits, ConnectionTable, Refusal, Verdict, Wait
 
 log = logging.getLogger("relevo.http")
@@ -58,6 +58,7 @@ class ConnectionLimiter:
     app: ASGIApp
     limits: ConnectionLimits
     clock: Clock
+    error_formats: ErrorFormats  # by the path below `root_path`
     metrics: ConnectionMetrics = field(default_factory=NoConnectionMetrics)
     root_path: str = ""
     connections: set[HttpConnection] = field(default_factory=set)  # that have been opened and can be shut down
@@ -133,9 +134,15 @@ class ConnectionLimiter:
 
     def run(self, cycle: RequestCycle, is_reserved: bool) -> None:
         is_taken = not is_reserved or cycle.scope["path"].removeprefix(self.root_path) in _OPEN_WHEN_FULL
-        task = asyncio.get_running_loop().create_task(cycle.run(self.app if is_taken else _full))
+        task = asyncio.get_running_loop().create_task(cycle.run(self.app if is_taken else self._full))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+    def error_format(self, path: str) -> ErrorFormat:
+        return self.error_formats(path.removeprefix(self.root_path))
+
+    async def _full(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await error_response(self.error_format(scope["path"]), FULL)(scope, receive, send)
 
     def refused(self, status: int) -> None:
         """A request that is none, answered by the connection itself."""
@@ -155,10 +162,6 @@ class ConnectionLimiter:
             log.warning("%s; %d are open of at most %d", said, len(self.table), self.limits.max_connections)
             self._unlogged.clear()
             self._logging = asyncio.get_running_loop().call_later(LOG_S, self._log)
-
-
-async def _full(scope: Scope, receive: Receive, send: Send) -> None:
-    await error_response(FULL)(scope, receive, send)
 
 
 FULL = TooManyConnections("The server holds as many connections as it may; come back later.", retry_after_s=5.0)

@@ -12,11 +12,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-import orjson
 from starlette.types import ASGIApp, Message
 
 from relevo.core.errors import RelevoError
-from relevo.gateway.http.errors import error_body
+from relevo.gateway.http.errors import ErrorFormat, error_response
 
 log = logging.getLogger("relevo.http")
 
@@ -32,6 +31,8 @@ class Server(Protocol):
 
     @property
     def default_headers(self) -> Sequence[tuple[bytes, bytes]]: ...
+
+    def error_format(self, path: str) -> ErrorFormat: ...
 
     def write(self, data: bytes) -> None: ...
 
@@ -101,9 +102,9 @@ class RequestCycle:
             self._server.break_off()
             return
         self.keep_alive = False
-        status, headers, body = error_reply(500, RelevoError("The server failed unexpectedly."))
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
+        error_format = self._server.error_format(self.scope["path"])
+        response = error_response(error_format, RelevoError("The server failed unexpectedly."))
+        await response(self.scope, self.receive, self.send)
 
     async def receive(self) -> Message:
         if self.expects_continue and not self.is_gone:
@@ -189,11 +190,12 @@ def response_head(status: int, headers: Headers) -> bytes:
     return b"".join(lines)
 
 
-def error_reply(status: int, error: RelevoError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """In the shape of every other error of the API."""
-    body = orjson.dumps(error_body(error))
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    return status, headers, body
+def error_bytes(error_format: ErrorFormat, error: RelevoError, default_headers: Headers = ()) -> bytes:
+    """The whole response, after which the connection ends."""
+    reply = error_format.reply(error, "")
+    own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+    length = (b"content-length", b"%d" % len(reply.body))
+    return response_head(reply.status, (*default_headers, *own, length, _CLOSE)) + reply.body
 
 
 def _status_line(status: int) -> bytes:

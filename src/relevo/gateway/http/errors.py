@@ -1,16 +1,17 @@
-"""How errors look on the wire: one table from `core.errors` codes to HTTP, and OpenAI's error body.
+"""What the errors of every API have in common: a status for each code of `core.errors`, and the headers.
 
-Does not know any route. Wording note: messages of capacity errors never speak of rates or of too many requests,
-because agents match those words and give up where they should wait.
+How an error is worded in JSON is an API's own, its `ErrorFormat`; each route names one. Wording note: messages of
+capacity errors never speak of rates or of too many requests, because agents match those words and give up where they
+should wait.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-import orjson
 from starlette.responses import Response
 
 from relevo.core.errors import BudgetSpent, CapacityError, DeadlineExceeded, RelevoError, RequestError
@@ -21,10 +22,33 @@ MAX_MESSAGE_CHARS = 1000  # arbitrary; of what an error says
 
 
 @dataclass(frozen=True, slots=True)
-class HttpShape:
+class HttpStatus:
     status: int
-    type: str  # OpenAI's `error.type`
     retry_after_s: float | None = None  # default of the Retry-After header; None: no such header
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """A whole response."""
+
+    status: int
+    headers: dict[str, str]  # its media type among them, its length not
+    body: bytes
+
+
+class ErrorFormat(Protocol):
+    """How one API says what went wrong. `request_id`: of the HTTP request, empty before there is one."""
+
+    def reply(self, error: RelevoError, request_id: str) -> ErrorReply:
+        """For an error that is known before anything was sent."""
+        ...
+
+    def stream_event(self, error: RelevoError, request_id: str) -> bytes:
+        """For an error in the middle of a stream; it is the stream's last event."""
+        ...
+
+
+ErrorFormats = Callable[[str], ErrorFormat]  # by path; also of a path that nothing is at
 
 
 class UnknownPath(RequestError):
@@ -43,49 +67,63 @@ class TooManyConnections(CapacityError):
     code = "too_many_connections"
 
 
-HTTP_SHAPES: dict[str, HttpShape] = {
-    "invalid_http_request": HttpShape(400, "invalid_request_error"),
-    "invalid_path": HttpShape(400, "invalid_request_error"),
-    "invalid_request": HttpShape(400, "invalid_request_error"),
-    "context_length_exceeded": HttpShape(400, "invalid_request_error"),
-    "unsupported_media_type": HttpShape(400, "invalid_request_error"),
-    "invalid_api_key": HttpShape(401, "authentication_error"),
-    "foreign_site": HttpShape(403, "permission_error"),
-    "forbidden": HttpShape(403, "permission_error"),
-    "model_not_found": HttpShape(404, "not_found_error"),
-    "unknown_path": HttpShape(404, "not_found_error"),
-    "method_not_allowed": HttpShape(405, "invalid_request_error"),
-    "request_too_large": HttpShape(413, "invalid_request_error"),
-    "insufficient_quota": HttpShape(429, "insufficient_quota"),
-    "key_limit_reached": HttpShape(429, "key_limit_error", retry_after_s=1.0),
-    "overloaded": HttpShape(429, "overloaded_error", retry_after_s=1.0),
-    "deadline_exceeded": HttpShape(504, "timeout_error"),
-    "internal_error": HttpShape(500, "server_error"),
-    "step_failed": HttpShape(500, "server_error", retry_after_s=1.0),
-    "protocol_error": HttpShape(502, "server_error"),
-    "too_many_connections": HttpShape(503, "service_unavailable_error", retry_after_s=5.0),
-    "worker_failed": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
-    "worker_lost": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
-    "handoff_failed": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
-    "no_worker": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
-    "ledger_unavailable": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
-    "server_stopping": HttpShape(503, "service_unavailable_error", retry_after_s=1.0),
-    "start_failed": HttpShape(503, "service_unavailable_error"),
+class BadHttp(RequestError):
+    """The bytes are not a request that this server takes. The connection ends with the answer."""
+
+    code = "invalid_http_request"
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+        self.path = ""  # as far as it is known
+
+
+class BadPath(BadHttp):
+    """Another server could read the path differently."""
+
+    code = "invalid_path"
+
+
+HTTP_STATUSES: dict[str, HttpStatus] = {
+    "invalid_http_request": HttpStatus(400),
+    "invalid_path": HttpStatus(400),
+    "invalid_request": HttpStatus(400),
+    "context_length_exceeded": HttpStatus(400),
+    "unsupported_media_type": HttpStatus(400),
+    "invalid_api_key": HttpStatus(401),
+    "foreign_site": HttpStatus(403),
+    "forbidden": HttpStatus(403),
+    "model_not_found": HttpStatus(404),
+    "unknown_path": HttpStatus(404),
+    "method_not_allowed": HttpStatus(405),
+    "request_too_large": HttpStatus(413),
+    "insufficient_quota": HttpStatus(429),
+    "key_limit_reached": HttpStatus(429, retry_after_s=1.0),
+    "overloaded": HttpStatus(429, retry_after_s=1.0),
+    "deadline_exceeded": HttpStatus(504),
+    "internal_error": HttpStatus(500),
+    "step_failed": HttpStatus(500, retry_after_s=1.0),
+    "protocol_error": HttpStatus(502),
+    "too_many_connections": HttpStatus(503, retry_after_s=5.0),
+    "worker_failed": HttpStatus(503, retry_after_s=1.0),
+    "worker_lost": HttpStatus(503, retry_after_s=1.0),
+    "handoff_failed": HttpStatus(503, retry_after_s=1.0),
+    "no_worker": HttpStatus(503, retry_after_s=1.0),
+    "ledger_unavailable": HttpStatus(503, retry_after_s=1.0),
+    "server_stopping": HttpStatus(503, retry_after_s=1.0),
+    "start_failed": HttpStatus(503),
 }
 
 
-def shape_of(error: RelevoError) -> HttpShape:
-    return HTTP_SHAPES.get(error.code, HTTP_SHAPES["internal_error"])
+def http_status(error: RelevoError) -> HttpStatus:
+    return HTTP_STATUSES.get(error.code, HTTP_STATUSES["internal_error"])
 
 
-def error_body(error: RelevoError) -> dict[str, Any]:
-    """OpenAI's error object, also used inside a stream."""
-    shape = shape_of(error)
-    message, param = _shortened(error.message), error.param and _shortened(error.param)
-    return {"error": {"message": message, "type": shape.type, "param": param, "code": error.code}}
+def status_of(error: RelevoError) -> int:
+    return error.status if isinstance(error, BadHttp) else http_status(error).status
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """A message may repeat what the client sent, but not megabytes of it; how it begins and ends is said."""
     if len(text) <= MAX_MESSAGE_CHARS:
         return text
@@ -95,9 +133,9 @@ def _shortened(text: str) -> str:
 
 def error_headers(error: RelevoError) -> dict[str, str]:
     """When to come back (`Retry-After` in whole seconds, `retry-after-ms`), or that it is of no use."""
-    shape = shape_of(error)
+    listed = http_status(error)
     headers: dict[str, str] = {}
-    if shape.status == 401:
+    if listed.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, CapacityError | DeadlineExceeded) and error.limit:
         headers |= dict.fromkeys(DROPPED_HEADERS, error.limit)
@@ -108,21 +146,16 @@ def error_headers(error: RelevoError) -> dict[str, str]:
         if isinstance(error, BudgetSpent) and error.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         return headers
-    retry_after_s = error.retry_after_s if isinstance(error, CapacityError) else shape.retry_after_s
+    retry_after_s = error.retry_after_s if isinstance(error, CapacityError) else listed.retry_after_s
     if retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
         headers["retry-after-ms"] = str(max(1, math.ceil(retry_after_s * 1000)))
     return headers
 
 
-def error_response(error: RelevoError) -> Response:
-    """The whole response for an error that is known before anything was sent."""
-    return Response(
-        orjson.dumps(error_body(error)),
-        status_code=shape_of(error).status,
-        headers=error_headers(error),
-        media_type="application/json",
-    )
+def error_response(error_format: ErrorFormat, error: RelevoError, request_id: str = "") -> Response:
+    reply = error_format.reply(error, request_id)
+    return Response(reply.body, reply.status, reply.headers)
 
 
 def context_overflow_message(max_model_len: int, num_prompt_tokens: int, *, is_lower_bound: bool = False) -> str:

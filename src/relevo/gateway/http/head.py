@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from relevo.core.errors import RequestError
+from relevo.gateway.http.errors import BadHttp, BadPath
 
 MAX_HEAD_BYTES = 64 * 2**10  # of a request's fields, or of its trailers; arbitrary, proxies in front of us allow less
 MAX_FIELDS = 100  # arbitrary: Apache's
@@ -24,22 +24,6 @@ _HOST = re.compile(
 )
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\\]")
-
-
-class BadHttp(RequestError):
-    """The bytes are not a request that this server takes. The connection ends with the answer."""
-
-    code = "invalid_http_request"
-
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class BadPath(BadHttp):
-    """Another server could read the path differently."""
-
-    code = "invalid_path"
 
 
 def check_framing(version: str, method: str, headers: Sequence[tuple[bytes, bytes]]) -> None:

@@ -15,7 +15,7 @@ import ssl
 
 from relevo.gateway.http.connection import HttpConnection
 from relevo.gateway.http.connection_limiter import FULL, ConnectionLimiter
-from relevo.gateway.http.cycle import error_reply, response_head
+from relevo.gateway.http.cycle import error_bytes
 from relevo.gateway.http.tls import TlsContext, no_tls
 from relevo.policy.http.connections import Refusal
 
@@ -35,6 +35,7 @@ class Listener:
         self._tls = tls
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
+        self._goodbye = error_bytes(limiter.error_format(""), FULL)
         listening.setblocking(False)
 
     def start(self) -> None:
@@ -77,7 +78,7 @@ class Listener:
         if isinstance(connection, Refusal):
             with contextlib.suppress(OSError), accepted:
                 if context is None:
-                    accepted.send(_GOODBYE)
+                    accepted.send(self._goodbye)
             return
         task = asyncio.get_running_loop().create_task(self._open(connection, accepted, context))
         connection.opening = task
@@ -97,11 +98,3 @@ class Listener:
             self._limiter.closed(connection)
         finally:
             connection.opening = None
-
-
-def _goodbye() -> bytes:
-    status, headers, body = error_reply(503, FULL)
-    return response_head(status, (*headers, (b"retry-after", b"5"), (b"connection", b"close"))) + body
-
-
-_GOODBYE = _goodbye()

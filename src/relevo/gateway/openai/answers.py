@@ -25,7 +25,6 @@ from starlette.responses import Response
 from relevo.core.errors import LedgerUnavailable, RelevoError
 from relevo.core.outcome import Cause, cause_of
 from relevo.gateway.http.call import Call
-from relevo.gateway.http.errors import error_body
 from relevo.gateway.http.sse import DONE_EVENT, ClientGone, EventStream, encode_event, run_while_connected
 from relevo.gateway.http.stopping import Answering, CutOff, cut_error
 from relevo.gateway.metering.meter import UsageEntry
@@ -164,7 +163,7 @@ async def answer(call: Call, job: Job) -> Response | None:
             tab.close(Cause.SERVER_STOPPED)
             if not stream.started:
                 raise cut_error() from None
-            await stream.write(encode_event(error_body(cut_error())))
+            await stream.write(call.error_format.stream_event(cut_error(), call.request_id))
             await stream.end()
         except Exception as error:
             tab.close(cause_of(type(error)))
@@ -220,7 +219,7 @@ async def _stream(call: Call, job: Job, tab: UsageEntry, stream: EventStream, an
             error = RelevoError("The server failed while it wrote this answer.")
         with contextlib.suppress(LedgerUnavailable):  # the client is told of one failure
             await tab.settle(cause_of(type(error)))
-        await stream.write(encode_event(error_body(error)))
+        await stream.write(call.error_format.stream_event(error, call.request_id))
         await stream.end()
 
 

@@ -1,0 +1,56 @@
+"""A path of the gateway: which handler answers it, and how its errors look; and the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from relevo.gateway.http.call import Call
+from relevo.gateway.http.errors import ErrorFormat, MethodNotAllowed, UnknownPath
+
+Handler = Callable[[Call], Awaitable[Response | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    path: str  # ends with "/*": takes the rest of the path, slashes included
+    handler: Handler
+    error_format: ErrorFormat
+
+
+class RouteTable:
+    def __init__(self, routes: Sequence[Route], default_format: ErrorFormat) -> None:
+        """`default_format`: of paths that nothing is at."""
+        self._default_format = default_format
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._open_ended: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            table = self._open_ended if route.path.endswith("/*") else self._exact
+            table.setdefault(route.path.removesuffix("*"), {})[route.method] = route
+
+    def find(self, method: str, path: str) -> tuple[Route, str]:
+        """The route, and the rest of the path it takes. Raises UnknownPath, MethodNotAllowed."""
+        by_method, rest = self._at(path)
+        if not by_method:
+            raise UnknownPath(f"There is nothing at {path}.")
+        route = by_method.get("GET" if method == "HEAD" else method)
+        if route is None:
+            allowed = tuple(by_method) + (("HEAD",) if "GET" in by_method else ())
+            raise MethodNotAllowed(f"{path} does not take {method}; use {' or '.join(allowed)}.", allowed)
+        return route, rest
+
+    def error_format(self, path: str) -> ErrorFormat:
+        """How errors on a path look, whatever went wrong before its handler was found."""
+        by_method, _ = self._at(path)
+        return next(iter(by_method.values())).error_format if by_method else self._default_format
+
+    def _at(self, path: str) -> tuple[dict[str, Route], str]:
+        """The routes of a path by their methods, and the rest of it; none if there is nothing."""
+        by_method = self._exact.get(path)
+        if by_method is not None:
+            return by_method, ""
+        prefix = next((prefix for prefix in self._open_ended if path.startswith(prefix)), None)
+        return ({}, "") if prefix is None else (self._open_ended[prefix], path.removeprefix(prefix))

@@ -1,0 +1,45 @@
+"""The paths of operators and probes; their errors look like OpenAI's."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from relevo import __version__
+from relevo.gateway.http.call import Call
+from relevo.gateway.http.replies import json_response
+from relevo.gateway.http.route import Route
+from relevo.gateway.openai.errors import OPENAI_ERRORS
+from relevo.gateway.operation.admin import drain_worker
+from relevo.gateway.operation.readiness import health, ready
+from relevo.gateway.operation.usage import show_usage
+
+
+async def root(call: Call) -> Response:
+    """Clients probe it before they start."""
+    return json_response({"name": "relevo", "version": __version__, "models": list(call.context.models.names)})
+
+
+async def version(call: Call) -> Response:
+    return json_response({"version": __version__})
+
+
+async def metrics(call: Call) -> Response:
+    statuses = {served.name: served.generator.status() for served in call.context.models}
+    others = call.context.others
+    if others is None:
+        body, content_type = call.context.metrics.render(statuses)
+    else:
+        found = await others.metrics()
+        body, content_type = call.context.metrics.render_merged(statuses, others.gateway_id, found)
+    return Response(body, headers={"content-type": content_type})
+
+
+OPERATION_ROUTES = (
+    Route("GET", "/v1/usage", show_usage, OPENAI_ERRORS),
+    Route("POST", "/admin/drain/*", drain_worker, OPENAI_ERRORS),
+    Route("GET", "/health", health, OPENAI_ERRORS),
+    Route("GET", "/ready", ready, OPENAI_ERRORS),
+    Route("GET", "/version", version, OPENAI_ERRORS),
+    Route("GET", "/metrics", metrics, OPENAI_ERRORS),
+    Route("GET", "/", root, OPENAI_ERRORS),
+)

@@ -1,0 +1,18 @@
+"""The HTTP APIs of a gateway, one line each. docs/developers/api.md says how to add one."""
+
+from __future__ import annotations
+
+from relevo.gateway.http.route import RouteTable
+from relevo.gateway.openai.errors import OPENAI_ERRORS
+from relevo.gateway.openai.routes import OPENAI_ROUTES
+from relevo.gateway.operation.routes import OPERATION_ROUTES
+
+ROUTES = (
+    *OPENAI_ROUTES,
+    *OPERATION_ROUTES,
+)
+
+
+def route_table() -> RouteTable:
+    """Errors of paths that nothing is at look like OpenAI's."""
+    return RouteTable(ROUTES, OPENAI_ERRORS)
