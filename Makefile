@@ -10,7 +10,7 @@ JOBS ?= 3
 BACKEND ?= $(if $(wildcard /dev/nvidia0),torch,native)
 DTYPE ?= auto
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-NATIVE := $(wildcard native/src/*.cc native/src/*.h native/relevo_native/*) native/CMakeLists.txt native/pyproject.toml
+NATIVE := $(wildcard native/src/*/*.cc native/src/*/*.h native/relevo_native/*) native/CMakeLists.txt native/pyproject.toml
 SANITIZE := build/native-sanitize
 # These compile the programs they run, with sanitizers of their own.
 OWN_PROGRAMS := tests/native/test_linear_emulated.py tests/native/test_arm_emulated.py tests/native/test_thread_pool.py

@@ -20,10 +20,9 @@ from relevo.core.events import TransferFailed, TransferSealed
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import KVRefusal
 from relevo.kv.arena import Arena
-from relevo.kv.transports import tcp_acceptor as tcp_door
+from relevo.kv.transports import tcp_acceptor, tcp_receiver
 from relevo.kv.transports import tcp_frames as frames
 from relevo.kv.transports import tcp_handshake as handshakes
-from relevo.kv.transports import tcp_receiver
 from relevo.kv.transports.tcp import TcpTransport
 from relevo.kv.transports.tcp_handshake import SenderHandshake, StaleTarget
 from relevo.kv.transports.tcp_sender import TcpOptions
@@ -282,14 +281,14 @@ def test_two_thousand_connections_cost_no_thread_and_few_descriptors(receiver: T
                 most_descriptors = max(most_descriptors, num_descriptors() - before - number // 40)
         assert threading.active_count() == num_threads
         still_serves(receiver, arena)
-        eventually(lambda: sum(receiver.num_refused_connections.values()) >= 2000 - tcp_door.MAX_STRANGERS)
-        assert receiver.num_connections[1] <= tcp_door.MAX_STRANGERS
-    assert most_descriptors <= tcp_door.MAX_STRANGERS + 60  # and those that are on their way through the backlog
+        eventually(lambda: sum(receiver.num_refused_connections.values()) >= 2000 - tcp_acceptor.MAX_STRANGERS)
+        assert receiver.num_connections[1] <= tcp_acceptor.MAX_STRANGERS
+    assert most_descriptors <= tcp_acceptor.MAX_STRANGERS + 60  # and those that are on their way through the backlog
 
 
 def test_the_longest_there_makes_room_for_the_next(receiver: TcpTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red if newcomers are sent away instead: then silent strangers would keep every worker out."""
-    monkeypatch.setattr(tcp_door, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(tcp_acceptor, "MAX_STRANGERS", 3)
     with ExitStack() as held:
         silent = [held.enter_context(dial(receiver)) for _ in range(5)]
         assert everything(silent[0]) == everything(silent[1]) == b""

@@ -33,7 +33,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("flags", "bytes_per_32", "operand"),
     [
-        (("--backend", "torch"), 128, "f32"),
+        (("--backend", "torch", "--dtype", "float32"), 128, "f32"),
         (("--backend", "native"), 20, "int4"),
         (("--backend", "native", "--dtype", "bfloat16"), 64, "bf16"),
     ],

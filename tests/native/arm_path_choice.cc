@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <stdexcept>
 
-#include "cpu.h"
+#include "cpu/cpu.h"
 
 int main(int argc, char** argv) {
   try {

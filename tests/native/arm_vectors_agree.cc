@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "simd_neon.h"
-#include "simd_portable.h"
+#include "cpu/simd_neon.h"
+#include "cpu/simd_portable.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// The tile instructions that the kernels use (native/src/tiles_amx.h), in plain C++ after the pseudocode of Intel's
+// The tile instructions that the kernels use (native/src/products/tiles_amx.h), in plain C++ after the pseudocode of Intel's
 // Software Developer's Manual, and what the AMX sources need of AVX-512 beside it. Included before a kernel's source
 // (g++ -include). What would fault on a processor ends the program with a sentence.
 #pragma once

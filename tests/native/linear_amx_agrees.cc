@@ -7,7 +7,7 @@
 #include <string>
 
 #include "linear_cases.h"
-#include "linear_proof.h"
+#include "products/linear_proof.h"
 
 namespace relevo {
 extern const LinearKernels kLinearPortable;

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "linear.h"
+#include "products/linear.h"
 
 namespace {
 

@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from kernel_sources import SOURCES, source
 
 HERE = Path(__file__).parent
-SOURCES = HERE.parents[1] / "native" / "src"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 FLAGS = ("-std=c++17", "-O0", "-ffp-contract=off", "-w", f"-I{SOURCES}")
 INSTRUCTIONS = {  # as native/CMakeLists.txt has them
@@ -53,7 +53,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Objects: of each path's products, and of what they need."""
     folder = tmp_path_factory.mktemp("arm")
     flags = INSTRUCTIONS | {"layout": (), "portable": ()}
-    return {unit: compiled(SOURCES / f"linear_{unit}.cc", folder / f"{unit}.o", *of) for unit, of in flags.items()}
+    return {unit: compiled(source(f"linear_{unit}"), folder / f"{unit}.o", *of) for unit, of in flags.items()}
 
 
 def test_vectors_of_four_compute_what_the_portable_ones_do(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_products_have_the_bits_of_the_portable_ones(path: str, kernels: dict[st
 def test_the_best_path_of_each_processor_is_chosen_and_proves_itself(kernels: dict[str, Path], tmp_path: Path) -> None:
     """Red when a path is offered to a processor without its instructions, or the proof at start refuses a right one."""
     has = ("-DRELEVO_HAS_DOTPROD", "-DRELEVO_HAS_I8MM")
-    units = [compiled(SOURCES / f"{unit}.cc", tmp_path / f"{unit}.o", *has) for unit in CHOICE]
+    units = [compiled(source(unit), tmp_path / f"{unit}.o", *has) for unit in CHOICE]
     program = linked("arm_path_choice", [*units, *kernels.values()], tmp_path)
 
     best = "is the best path that this processor can run"

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from kernel_sources import SOURCES, source
 
 native = pytest.importorskip("relevo_native._native")
 
 HERE = Path(__file__).parent
-SOURCES = HERE.parents[1] / "native" / "src"
 FLAGS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fsanitize=address", "-w", "-Wno-psabi", f"-I{SOURCES}")
 EMULATION = ("-include", str(HERE / "emulated_amx.h"), "-mavx2", "-mfma", "-mf16c")
 PLAIN = ("linear_layout", "linear_portable")
@@ -25,9 +25,9 @@ pytestmark = [
 ]
 
 
-def compile_emulated(source: str, folder: Path) -> Path:
-    kernels = folder / f"{source}.o"
-    subprocess.run(["g++", *FLAGS, *EMULATION, "-c", str(SOURCES / f"{source}.cc"), "-o", str(kernels)], check=True)
+def compile_emulated(unit: str, folder: Path) -> Path:
+    kernels = folder / f"{unit}.o"
+    subprocess.run(["g++", *FLAGS, *EMULATION, "-c", str(source(unit)), "-o", str(kernels)], check=True)
     return kernels
 
 
@@ -36,10 +36,10 @@ def avx512_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_emulated("linear_avx512", tmp_path_factory.mktemp("emulated"))
 
 
-def run_program(name: str, sources: Sequence[str], kernels: Sequence[Path], folder: Path) -> str:
+def run_program(name: str, units: Sequence[str], kernels: Sequence[Path], folder: Path) -> str:
     """What the program says. Fails if it does not end well."""
     program = folder / name
-    inputs = [str(HERE / f"{name}.cc"), *(str(SOURCES / f"{source}.cc") for source in sources), *map(str, kernels)]
+    inputs = [str(HERE / f"{name}.cc"), *(str(source(unit)) for unit in units), *map(str, kernels)]
     subprocess.run(["g++", *FLAGS, *inputs, "-o", str(program)], check=True)
     result = subprocess.run([str(program)], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -72,7 +72,7 @@ def test_emulated_avx512_attention_and_rows_agree_and_spoilt_ones_are_found(tmp_
 
 TILE_CALLS = """
 #include <immintrin.h>
-#include "tiles_amx.h"
+#include "products/tiles_amx.h"
 extern "C" void ours(const relevo::TileShapes* shapes, const void* from, void* to, size_t stride) {
   using namespace relevo;
   configure_tiles(*shapes);

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernel_sources import SOURCES, source
 
-ROOT = Path(__file__).parents[2]
-SOURCES = [ROOT / "tests/native/threads_stress.cc", ROOT / "native/src/threads.cc"]
+UNITS = [Path(__file__).parent / "threads_stress.cc", source("threads")]
 HANGS_AFTER_S = 300  # a deadline for a lost wake-up, far beyond what a slow machine needs
 
 pytestmark = pytest.mark.skipif(
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(
 
 def _built(folder: Path, *flags: str) -> Path:
     program = folder / "threads_stress"
-    command = ["g++", "-std=c++17", "-O1", "-g", "-pthread", *flags, f"-I{ROOT / 'native/src'}"]
-    subprocess.run([*command, *map(str, SOURCES), "-o", str(program)], check=True)
+    command = ["g++", "-std=c++17", "-O1", "-g", "-pthread", *flags, f"-I{SOURCES}"]
+    subprocess.run([*command, *map(str, UNITS), "-o", str(program)], check=True)
     return program
 
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "threads.h"
+#include "cpu/threads.h"
 
 using relevo::Tasks;
 using relevo::ThreadPool;

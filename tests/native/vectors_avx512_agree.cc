@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "attention_proof.h"
-#include "rows_proof.h"
+#include "attention/attention_proof.h"
+#include "rows/rows_proof.h"
 
 namespace relevo {
 const AttentionKernels& attention_kernels_portable();

@@ -102,7 +102,7 @@ def test_batch_requests_have_places_of_their_own_and_leave_last() -> None:
     assert (send(admission), send(admission)) == ("a", "batch")
 
 
-def test_who_cannot_start_within_the_limit_is_told_at_the_door_when_to_come_back() -> None:
+def test_who_cannot_start_within_the_limit_is_told_on_arrival_when_to_come_back() -> None:
     """Red when the first prediction of decode room needs a stream that has ended."""
     full = RoomView(prompt_tokens_per_s=1000.0, num_running=64, slot_in_s=45.0)
     refusal = refused(admit(admission_with(max_ttft_s=30.0), "late", outlook=full))

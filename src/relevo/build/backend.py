@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from relevo.build.configs import WorkerConfig
 from relevo.core.errors import StartError
 
-if TYPE_CHECKING:  # whoever only looks what is installed computes nothing
+if TYPE_CHECKING:  # a look at what is installed computes nothing
     from relevo.engine.ops.protocol import Ops
 
 log = logging.getLogger("relevo.engine")

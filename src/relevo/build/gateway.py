@@ -207,7 +207,7 @@ def _others(
     metrics: GatewayMetrics,
     metering: Metering,
 ) -> Others:
-    from relevo.build.gossip import build_others  # one gateway alone has nobody to tell
+    from relevo.build.gossip import build_others  # one gateway alone has no other to tell
 
     models = {backend.config.served_model_names[0]: (backend.placement, backend.dispatcher) for backend in backends}
     return build_others(

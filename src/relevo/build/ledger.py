@@ -127,7 +127,7 @@ def _check_keys(connection: Connection, location: str, settings: Settings) -> tu
     if marker.exists:
         raise StartError(
             f"there are no API keys in {name}, and there were some; restore the database, {make_one}; to serve "
-            f"everybody without keys, remove {marker.path}"
+            f"every client without keys, remove {marker.path}"
         )
     if keys_revision(connection):
         raise StartError(

@@ -15,7 +15,7 @@ from pathlib import Path
 from relevo.core.errors import StartError
 
 FILE_NAME = "operator-key"
-_MAX_BYTES = 1024  # of a file that somebody wrote; ours have 46
+_MAX_BYTES = 1024  # of a file that people wrote; ours have 46
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 

@@ -133,7 +133,7 @@ def serving(
             start_timeout_s=settings.start_timeout_s,
             shutdown_timeout_s=settings.shutdown_timeout_s,
             on_status=on_status,
-            on_stopping=listener.close,  # a copy that nobody accepts from would keep clients waiting
+            on_stopping=listener.close,  # a copy that no process accepts from would keep clients waiting
         )
 
 

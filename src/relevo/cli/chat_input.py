@@ -62,7 +62,7 @@ class LineReader:
         if self._history is None:
             return
         try:
-            before = os.umask(0o077)  # what is typed is nobody else's to read
+            before = os.umask(0o077)  # what is typed is for its writer alone
             try:
                 self._history.parent.mkdir(parents=True, exist_ok=True)
                 readline.write_history_file(self._history)

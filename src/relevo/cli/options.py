@@ -39,7 +39,7 @@ def make_settings(given: dict[str, Any]) -> Settings:
         name = str(first["loc"][0])
         flag = "MODEL" if name == "model" else f"--{name.replace('_', '-')}"
         message = str(first["msg"])
-        shown = "" if name in ("api_key", "admin_key") else f" {first['input']}"  # which is nobody's to read
+        shown = "" if name in ("api_key", "admin_key") else f" {first['input']}"  # a secret is not shown
         raise SettingsError(f"{flag}{shown}: {message[0].lower()}{message[1:]}") from error
 
 

@@ -95,7 +95,7 @@ class OpenAIServer:
             raise self._unreachable(error) from error
 
     async def is_ready(self) -> bool:
-        """Whether a request sent now would be served; False while nobody listens.
+        """Whether a request sent now would be served; False while no server listens.
 
         The first of READY_PATHS that the server has decides: servers that only know /v1/models answer it when ready.
         """

@@ -1,4 +1,4 @@
-"""Lines on their way to a file descriptor that may not be read: whoever writes a line never waits for the reader.
+"""Lines on their way to a file descriptor that may not be read: the writer of a line never waits for the reader.
 
 Owns a bounded queue and the thread that empties it. Lines that do not fit are dropped and counted; when the reader
 goes on, one line says how many. Standard library only. Safe to use from any thread.
@@ -70,7 +70,7 @@ class LineSink:
             while data:
                 try:
                     data = data[os.write(self._fd, data) :]
-                except BlockingIOError:  # whoever shares the descriptor has made it so
+                except BlockingIOError:  # a process that shares the descriptor has made it so
                     poll = select.poll()
                     poll.register(self._fd, select.POLLOUT)
                     poll.poll()

@@ -45,10 +45,14 @@ def rope_frequencies(config: ModelConfig, max_model_len: int) -> tuple[FloatArra
 
 
 def _wavelengths(theta: float, head_size: int) -> FloatArray:
-    """Positions per radian [D / 2]."""
+    """Positions per radian [D / 2]: float32 operands, each power rounded once.
+
+    numpy's own float32 power has other last bits where it finds AVX-512, and keys that one machine wrote are read by
+    another.
+    """
     exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
-    lengths: FloatArray = np.float32(theta) ** exponents
-    return lengths
+    base = float(np.float32(theta))
+    return np.array([math.pow(base, exponent) for exponent in exponents.tolist()], np.float32)
 
 
 def _original_length(scaling: dict[str, Any], config: ModelConfig) -> int:

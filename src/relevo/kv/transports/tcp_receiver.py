@@ -2,8 +2,8 @@
 
 Bytes go from the socket straight into arena blocks, in pieces that the kernel already holds and with the grant's lock
 held; waiting for the network happens without it. A write whose grant is closed, or closes half-way, is read to
-scratch and refused. Owns: the connections of senders that have proved themselves (`tcp_door` owns the others), their
-number, the count of refused writes.
+scratch and refused. Owns: the connections of senders that have proved themselves (`tcp_acceptor` owns the others),
+their number, the count of refused writes.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from there until `done`. Nothing behind the door is unbounded:
 
 - **places**: requests and prompt tokens that wait, requests in all. A full line gives a place to a newcomer whose
   tenant holds less than its share of it, or whose priority is better, at the cost of the last of the fullest tenant.
-- **time**: whoever would get its first token too late is told so at once, and when to come back. Predicted from what is
-  ahead (in its own fair turn), the rate at which the line moves, decode room at the time the prompt would be computed
-  (never before the first of the streams can end that fill its tenant's share), and the workers' own queues. Only
-  waiting is a reason: what would be late on idle workers is served, because coming back later would not help.
+- **time**: a request that would get its first token too late is told so at once, and when to come back. Predicted from
+  what is ahead (in its own fair turn), the rate at which the line moves, decode room at the time the prompt would be
+  computed (never before the first of the streams can end that fill its tenant's share), and the workers' own queues.
+  Only waiting is a reason: what would be late on idle workers is served, because coming back later would not help.
 - **length**: while an overload lasts, the line is no longer than it must be (`policy.admission.overload_detector`).
 - **deadlines**: who waited too long leaves without being computed; who runs past its client's timeout is given up.
 
@@ -67,16 +67,16 @@ class _Class:
 @dataclass(slots=True)
 class Admission:
     limits: AdmissionLimits
-    weights: Mapping[str, float] = field(default_factory=dict)  # of tenants; 1 for everybody else
+    weights: Mapping[str, float] = field(default_factory=dict)  # of tenants; 1 for all others
     _line: WaitingLine = field(init=False)
     _entries: dict[RequestId, _Entry] = field(default_factory=dict)
     _waiting: dict[bool, _Class] = field(default_factory=lambda: {False: _Class(), True: _Class()})
     _forecast: WaitForecast = field(default_factory=WaitForecast)
-    _punctuality: Deadlines = field(init=False)
+    _deadlines: Deadlines = field(init=False)
 
     def __post_init__(self) -> None:
         self._line = WaitingLine(self.weights)
-        self._punctuality = Deadlines(self._forecast)
+        self._deadlines = Deadlines(self._forecast)
 
     # ---- what is seen ------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Admission:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody waits or runs; every place and every debt is given back."""
+        """No request waits or runs; every place and every debt is given back."""
         return not self._entries and self._line.is_forgotten and not self.num_queued_tokens
 
     def num_in_line(self, *, is_batch: bool) -> int:
@@ -124,7 +124,7 @@ class Admission:
         ticket, prompt_cost = self._ticket(request, num_cached_tokens, now_ns)
         wait_s = self._forecast.wait_s(self._line, ticket, outlook)
         is_first = self._line.victim_for(ticket.tenant, ticket.level, ticket.priority) is not None
-        late = self._punctuality.at_the_door(
+        late = self._deadlines.on_arrival(
             ticket, request.terms, wait_s, outlook, self.limits, now_ns, comes_before_others=is_first
         )
         if late is not None:
@@ -136,7 +136,7 @@ class Admission:
             if victim is None:
                 return Rejected(refusal_of(ticket.request_id, *full, wait_s))
             displaced = self._displace(victim, outlook)
-        leave_limit, leave_by_ns = self._punctuality.leave_by(request, outlook, self.limits, now_ns)
+        leave_limit, leave_by_ns = self._deadlines.leave_by(request, outlook, self.limits, now_ns)
         self._entries[ticket.request_id] = _Entry(
             ticket=ticket,
             arrived_at_ns=request.arrived_at_ns or now_ns,
@@ -208,7 +208,7 @@ class Admission:
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def overdue(self, request_id: RequestId, outlook: RoomView, now_ns: int) -> Overdue | None:
-        """None: it still has time. Whoever waits in vain leaves the line; `done` must follow either way."""
+        """None: it still has time. One that waits in vain leaves the line; `done` must follow either way."""
         entry = self._entries.get(request_id)
         due_at_ns = self.due_at_ns(request_id)
         if entry is None or due_at_ns is None or now_ns < due_at_ns:
@@ -258,7 +258,7 @@ class Admission:
         self._line.remove(victim.request_id)
         self._count(victim, -1)
         del self._entries[victim.request_id]
-        reason = "The waiting line is full, and the place went to somebody who has fewer or comes first."
+        reason = "The waiting line is full, and the place went to a request of a tenant that has fewer or comes first."
         return refusal_of(victim.request_id, "displaced", reason, self._forecast.wait_s(self._line, victim, outlook))
 
     def _count(self, ticket: Ticket, num: int) -> None:
@@ -286,7 +286,7 @@ class Admission:
         return ticket, prompt_cost
 
     def __iter__(self) -> Iterator[RequestId]:
-        """Everybody who waits or runs."""
+        """All requests that wait or run."""
         return iter(self._entries)
 
 

@@ -1,4 +1,4 @@
-"""Who would get its first token too late, and how long whoever waits may go on waiting.
+"""Which requests would get their first token too late, and how long those in line may go on waiting.
 
 Owns the comparison of predictions with bounds: the server's and the client's own. Only waiting is a reason to refuse.
 Does not know the line's order; what is learned is `policy.admission.wait_forecast`'s and
@@ -36,7 +36,7 @@ class Deadlines:
     forecast: WaitForecast
     standing: OverloadDetector = field(default_factory=OverloadDetector)
 
-    def at_the_door(
+    def on_arrival(
         self,
         ticket: Ticket,
         terms: ServiceTerms,

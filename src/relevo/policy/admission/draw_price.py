@@ -1,6 +1,6 @@
 """What one output token costs a step, by how it is drawn, in tokens that are drawn plainly.
 
-Edited logits and log probabilities take time of their own in every step, and everybody in the step waits for them.
+Edited logits and log probabilities take time of their own in every step, and all others in the step wait for them.
 """
 
 from __future__ import annotations

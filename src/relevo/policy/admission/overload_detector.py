@@ -1,13 +1,13 @@
 """How long the line should be while more arrives than can be served.
 
-A line is there for chance: it holds what came a little too early. Once it never runs empty, a longer one serves nobody
-more. It only makes everybody wait, and when the overload ends newcomers stand behind all of it. So while an overload
-lasts the line is kept as short as it may be without letting the workers run out of work, which is shorter the more
-arrives: of four times what can be served the next request comes soon.
+A line is there for chance: it holds what came a little too early. Once it never runs empty, a longer one serves no
+request more. It only makes every request wait, and when the overload ends newcomers stand behind all of it. So while an
+overload lasts the line is kept as short as it may be without letting the workers run out of work, which is shorter the
+more arrives: of four times what can be served the next request comes soon.
 
-An overload is seen when somebody is refused although everybody has had to wait for as long as anybody may: what comes
+An overload is seen when a request is refused although every one has had to wait for as long as any may: what comes
 at once and can be served in time is no overload, and neither are clients that wait for their answers. It ends when
-somebody comes who need not wait. As the load falls, so that chance counts again, the line may grow again.
+a request comes that need not wait. As the load falls, so that chance counts again, the line may grow again.
 
 Owns what arrives (cost tokens per second, refused or not) and since when the line stands. Does not know workers.
 Source: good and standing queues of CoDel (Nichols and Jacobson, Controlling Queue Delay, 2012); the length is that of
@@ -29,11 +29,11 @@ SHORTEST = 2.0  # arbitrary: requests in line, so that there is an order in whic
 class OverloadDetector:
     offered: OfferedRate = field(default_factory=OfferedRate)
     _cost_tokens: RunningMean = field(default_factory=RunningMean)  # of a request
-    _since_ns: int | None = None  # everybody had to wait
+    _since_ns: int | None = None  # every request had to wait
     _is_overload: bool = False
 
     def comes(self, cost_tokens: int, now_ns: int, *, is_idle: bool) -> None:
-        """Somebody comes, whether it will be let in or not; `is_idle`: it would not have to wait."""
+        """A request comes, whether it will be let in or not; `is_idle`: it would not have to wait."""
         self.offered.observe(cost_tokens, now_ns)
         self._cost_tokens.observe(cost_tokens)
         if is_idle:
@@ -42,7 +42,7 @@ class OverloadDetector:
             self._since_ns = now_ns
 
     def overflows(self, longest_s: float, now_ns: int) -> None:
-        """Somebody would have waited longer than the `longest_s` that anybody may."""
+        """A request would have waited longer than the `longest_s` that any may."""
         if self._since_ns is not None and now_ns - self._since_ns >= longest_s * 1e9:
             self._is_overload = True
 

@@ -10,7 +10,7 @@ token yet: the worker gives it room as soon as that is fair (`policy.worker.fair
 gateway. Others' prompts count as ahead only as far as a worker computes them before.
 
 Batch requests use idle room only: no prompt waits there, and a quarter of slots and blocks stays free. What they hold
-counts as free for everybody else, because they give it back (`policy.worker.step_planner`).
+counts as free for all others, because they give it back (`policy.worker.step_planner`).
 Does not know who waits; that is `policy.admission`'s.
 """
 
@@ -156,8 +156,8 @@ def _num_ahead(view: WorkerView, ask: Ask, num_on_the_way: int) -> int:
 
 
 def _num_share(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:
-    """Slots that the tenant may still take of its share, whoever holds them; 0 while nobody holds more than a share.
-    Requests of other gateways count as those of one tenant."""
+    """Slots that the tenant may still take of its share, whichever tenant holds them; 0 while none holds more than a
+    share. Requests of other gateways count as those of one tenant."""
     if ask.num_unstarted is None:
         return 0
     mine = view.held[ask.tenant].num_slots if ask.tenant in view.held else 0
@@ -171,7 +171,7 @@ def _num_share(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:
 
 
 def _num_available_blocks(view: WorkerView, limits: RoomLimits) -> int:
-    """Free or reusable, and not asked for by somebody who is on the way."""
+    """Free or reusable, and not asked for by a request on its way."""
     num_asked = _num_blocks(view.in_flight_asked_tokens, limits)
     return view.load.num_free_blocks + view.load.num_reusable_blocks - num_asked
 

@@ -1,6 +1,6 @@
 """How fast the service gets through what waits, learned while it does: the ground of every predicted waiting time.
 
-Owns running estimates: cost tokens per second that leave the line while somebody waits, output tokens per
+Owns running estimates: cost tokens per second that leave the line while a request waits, output tokens per
 request, and seconds that a request keeps its place on a decode worker. Recent seconds count, older ones fade. Does not
 know where the samples come from."""
 
@@ -17,19 +17,19 @@ _NEWEST = 0.05  # weight of the newest of a mean: the last twenty or so count
 
 @dataclass(slots=True)
 class DrainRate:
-    """Cost tokens per second. A line that is empty has no rate: only time in which somebody waits is counted."""
+    """Cost tokens per second. A line that is empty has no rate: only time in which a request waits is counted."""
 
     _tokens: float = 0.0  # faded sums
     _busy_s: float = 0.0
     _busy_since_ns: int | None = None
 
     def waits(self, now_ns: int) -> None:
-        """Somebody waits from here on."""
+        """A request waits from here on."""
         if self._busy_since_ns is None:
             self._busy_since_ns = now_ns
 
     def left(self, cost_tokens: int, now_ns: int, *, is_empty: bool) -> None:
-        """One left the line; `is_empty`: nobody waits any more."""
+        """One left the line; `is_empty`: no other waits any more."""
         if self._busy_since_ns is not None:
             self._pass(now_ns)
             self._tokens += cost_tokens

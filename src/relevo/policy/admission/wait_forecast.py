@@ -47,7 +47,7 @@ class WaitForecast:
         return max(0.0, num_missing / leaving_per_s - outlook.queue_s - outlook.own_s)
 
     def took(self, ticket: Ticket, predicted_at_ns: int, sent_at_ns: int, now_ns: int) -> None:
-        """The first token is there, of somebody who was predicted to wait."""
+        """The first token is there, of a request that was predicted to wait."""
         self.worker_s.observe((now_ns - sent_at_ns) / 1e9)
         entered_at_ns = ticket.entered_at_ns
         self.allowance.observe((predicted_at_ns - entered_at_ns) / 1e9, (now_ns - entered_at_ns) / 1e9)

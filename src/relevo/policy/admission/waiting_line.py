@@ -2,7 +2,7 @@
 
 Owns the line: who waits, whose turn it is, what each tenant may still take and what it owes. A request's cost is a
 price in tokens that the caller sets when it enters and corrects when it is over; a tenant gets, per round, a quantum of
-tokens times its weight. A tenant that alone wants something gets all of it, and using what nobody else wants creates no
+tokens times its weight. A tenant that alone wants something gets all of it, and using what no other wants creates no
 debt.
 
 Does not know clocks, workers or limits; those are `policy.admission`'s. Source: Shreedhar and Varghese, Efficient Fair
@@ -97,7 +97,7 @@ class _LevelLine:
 
 
 class WaitingLine:
-    """`weights`: of tenants; 1 for everybody else."""
+    """`weights`: of tenants; 1 for all others."""
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
@@ -116,7 +116,7 @@ class WaitingLine:
 
     @property
     def is_forgotten(self) -> bool:
-        """Nobody waits, nothing is owed or unsettled."""
+        """No request waits, nothing is owed or unsettled."""
         return not self._tickets and not self._levels
 
     def backlog_tokens(self, *, is_batch: bool) -> int:
@@ -174,7 +174,7 @@ class WaitingLine:
         self._tidy(ticket.level, ticket.tenant)
 
     def tokens_ahead(self, tenant: str, level: Level, cost_tokens: int, priority: int = 0) -> float:
-        """Cost of what will have left before a ticket that enters now, if nobody else enters.
+        """Cost of what will have left before a ticket that enters now, if no other enters.
 
         Everything of better levels, of its own tenant what is not of worse priority, and of each other tenant what its
         weight allows meanwhile.
@@ -192,7 +192,7 @@ class WaitingLine:
         return ahead + own
 
     def victim_for(self, tenant: str, level: Level, priority: int = 0) -> Ticket | None:
-        """Who gives up its place to a newcomer when the line is full; None: nobody is worse off than the newcomer.
+        """Who gives up its place to a newcomer when the line is full; None: no request is worse off than the newcomer.
 
         The last of the worst level of the class, of the tenant that holds most places for its weight there.
         """

@@ -26,7 +26,7 @@ class AdmissionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why somebody does not get in, or has to leave."""
+    """Why a request does not get in, or has to leave."""
 
     request_id: RequestId
     code: str  # of core.errors

@@ -19,7 +19,7 @@ LEFT_FOR_OTHERS = 8  # arbitrary: an eighth
 
 def takes_too_much(owner: str, num_own: int, num_free: int, maximum: int) -> bool:
     """With what it asks for: an owner that has more than what is free leaves a part of the whole to others, who, each
-    by the same rule, always find some. Where there are no owners (an empty name) nobody is asked to."""
+    by the same rule, always find some. Where there are no owners (an empty name) none is asked to."""
     return owner != "" and num_own > num_free and num_free < maximum // LEFT_FOR_OTHERS
 
 

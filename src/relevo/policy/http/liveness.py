@@ -1,4 +1,4 @@
-"""Whether somebody still answers, counted in intervals in which the one that asks was awake. Pure."""
+"""Whether a process still answers, counted in intervals in which the one that asks was awake. Pure."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class ChangeLog:
             del self._uses[:-MAX_USES]
 
     def changed(self, request_id: RequestId) -> bool:
-        """It made progress, or is over. False: nothing was ever chosen for it, so nobody needs to hear of it."""
+        """It made progress, or is over. False: nothing was ever chosen for it, so no gateway needs to hear of it."""
         if request_id not in self._own:
             return False
         self._changed[request_id] = None
@@ -74,7 +74,7 @@ class ChangeLog:
         self._changed.update(dict.fromkeys(self._own))
 
     def batch(self) -> Batch | None:
-        """What changed, for everybody who follows; None if nothing did."""
+        """What changed, for all that follow; None if nothing did."""
         if not self._changed and not self._uses:
             return None
         self._sequence += 1

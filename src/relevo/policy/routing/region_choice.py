@@ -108,7 +108,7 @@ class RegionAttempts:
     _tried: list[str] = field(default_factory=list)
 
     def next_region(self, up: Sequence[str], rng: Random) -> Pick[str] | None:
-        """Of those that are up and were not asked yet, charged with the request. None: nobody is left."""
+        """Of those that are up and were not asked yet, charged with the request. None: none is left."""
         able = [name for name in up if name not in self._tried]
         if not able:
             return None
@@ -118,7 +118,7 @@ class RegionAttempts:
 
     def accepts(self, status: int, ttft_s: float) -> bool:
         """The region that was named last began to answer after `ttft_s`. False: it is busy; its answer is for the
-        client only if nobody else has a better one."""
+        client only if no other has a better one."""
         if status in BUSY:
             return False
         if status < 400:

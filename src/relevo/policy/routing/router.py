@@ -6,7 +6,7 @@ preferences that may cost a bounded amount of it:
 
 1. **warm**: the candidate that holds at least half of the prompt. Moving on would compute again, and evict elsewhere.
 2. **home**: the first candidate in the session's own order (highest random weight hashing, the same in every gateway
-   without any talk between them), for a session that nobody knows yet.
+   without any talk between them), for a session that no gateway knows yet.
 
 A preference is taken only if it costs at most `max_affinity_penalty_s`, and if the candidate's share of the work in
 flight stays within `load_factor` of the mean (consistent hashing with bounded loads); a home is also bounded in its
@@ -154,7 +154,8 @@ class Router(Generic[K]):
         )
 
     def _another_holder(self, warm: Candidate[K], candidates: Sequence[Candidate[K]]) -> Candidate[K] | None:
-        """Who should hold the prefix too, now that many use it: whoever would have it soonest, if that is bearable."""
+        """Who should hold the prefix too, now that many use it: the worker that would have it soonest, if that is
+        bearable."""
         if not warm.prefix:
             return None
         count = self._count_use(warm.prefix)
@@ -190,7 +191,7 @@ class Router(Generic[K]):
         least_s: float,
         load: Callable[[Candidate[K]], float],
     ) -> bool:
-        """Bounded in time and in load. With the request, the loads' mean grows too, so somebody is always within."""
+        """Bounded in time and in load. With the request, the loads' mean grows too, so one worker is always within."""
         if candidate.cost_s > least_s + self.limits.max_affinity_penalty_s:
             return False
         num_new = num_tokens - candidate.num_hit_tokens

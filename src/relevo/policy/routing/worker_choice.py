@@ -12,7 +12,7 @@ What is cached where decides what has to be computed where (docs/guides/routing.
   the decode worker's hits count, and all prefill workers are equal;
 - otherwise a prefill worker computes everything that it does not hold itself, whatever the decode worker holds.
 
-A role is a preference. Does not know connections. Source: docs/architecture.md, section 6.
+A role is a preference. Does not know connections. Source: docs/architecture.md, "Routing".
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Choice:
     worker: WorkerRef
-    split: bool  # somebody else is there to compute the prompt: reserve first, then `choose_prefill`
+    split: bool  # another worker is there to compute the prompt: reserve first, then `choose_prefill`
     num_uncached_tokens: int  # on that worker
     reason: str
     use: Use = NO_USE  # for `WorkerChooser.heard` of other gateways
@@ -110,8 +110,8 @@ class Choice:
 class PrefillChoice:
     worker: WorkerRef | None  # None: the decode worker itself
     reason: str
-    num_uncached_tokens: int = 0  # on whoever was chosen
-    ttft_remote_s: float = 0.0  # 0 if there is nobody to ask
+    num_uncached_tokens: int = 0  # on the chosen worker
+    ttft_remote_s: float = 0.0  # 0 if there is no other worker
     ttft_local_s: float = 0.0
     stall_s: float = 0.0  # waiting of running streams, summed, if the prompt is computed on the decode worker
     use: Use | None = None  # as in Choice; None: there was nothing to choose
@@ -128,7 +128,7 @@ class WorkerChooser:
     def choose_decode(
         self, views: Sequence[WorkerView], ask: Ask, handoff_s: float, exclude: Iterable[WorkerRef], rng: Random
     ) -> Choice | None:
-        """The worker that decodes; None if nobody is ready."""
+        """The worker that decodes; None if none is ready."""
         excluded, views = frozenset(exclude), with_costs(views)
         able = [view for view in views if view.ready and view.ref not in excluded]
         by_ref = {view.ref: view for view in preferred(able, DECODE_ROLES)}
@@ -180,7 +180,7 @@ class WorkerChooser:
         if not views:
             return PrefillChoice(
                 worker=None,
-                reason="nobody else is ready",
+                reason="no other worker is ready",
                 num_uncached_tokens=num_uncached_tokens,
                 ttft_local_s=local_s,
                 stall_s=stall_s,
@@ -231,7 +231,7 @@ class WorkerChooser:
 
 
 def is_anyone_away(views: Sequence[WorkerView]) -> bool:
-    """Whoever is not ready is on its way back, as a new incarnation that has failed nobody."""
+    """A worker that is not ready is on its way back, as a new incarnation that has failed no request."""
     return not all(view.ready for view in views)
 
 

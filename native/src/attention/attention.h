@@ -1,0 +1,89 @@
+// Attention over a paged key-value cache, and the writes into it.
+//
+// A block lies in memory as [L, 2 (K, V), K heads, S tokens, D]. An i8 cache holds, for each [layer, K or V, head], S * D
+// int8 values followed by S float32 scales (one per token), so D + 4 bytes per token.
+//
+// On one path the result for a query depends on the query, its context and the cache alone. Contexts are cut at fixed
+// multiples of SPLIT_TOKENS from position 0; each piece is summed key by key in order; pieces are merged in order. So a
+// query has the same bits alone, in a batch, in a chunk of any size and on any number of threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/cpu.h"
+
+namespace relevo {
+
+enum class KVType { f32, f16, bf16, i8 };
+
+constexpr int64_t SPLIT_TOKENS = 256;
+
+struct KVCache {
+  uint8_t* base;
+  KVType type;
+  int64_t num_blocks;
+  int64_t num_layers;
+  int64_t num_kv_heads;
+  int64_t block_size;  // S
+  int64_t head_size;   // D, a multiple of 8
+  size_t block_bytes() const;
+  size_t row_bytes() const;  // the D numbers of one token and head, without an i8 row's scale
+  size_t run_bytes() const;  // one [layer, K or V, head]
+  // First byte of [block, layer, 0 = K or 1 = V, head].
+  uint8_t* run(int64_t block, int64_t layer, int64_t which, int64_t head) const;
+};
+
+// One step, as the scheduler packed it: T tokens, B rows. Tokens of a row are consecutive; the last token of row b is at
+// position context_lengths[b] - 1.
+struct AttentionStep {
+  int64_t num_tokens;
+  int64_t num_rows;
+  const int64_t* row_first_token;  // [B + 1]
+  const int64_t* context_lengths;  // [B]
+  const int64_t* block_tables;     // [B, table_width]
+  int64_t table_width;
+  const int64_t* block_of_token;   // [T]
+  const int64_t* offset_of_token;  // [T]
+  int64_t sliding_window;          // tokens a query sees, its own included; 0: all
+  int64_t num_heads;               // H, a multiple of the cache's num_kv_heads
+};
+
+// How a step's attention is cut into independent tasks; made once per step and used by every layer.
+struct AttentionPlan {
+  struct Task {
+    int64_t row, first_query, end_query;  // queries are counted within the row
+    int64_t kv_head;
+    int64_t first_key, end_key;  // multiples of SPLIT_TOKENS (the end: or the end of the context)
+    int64_t partial;             // where the unmerged results go, or -1: the task covers its whole context
+  };
+  std::vector<Task> tasks;
+  // Partials are numbered records of `partial_floats`: [splits][queries of the row][query heads of the KV head].
+  struct Merge {
+    int64_t row, kv_head, first_partial, num_partials;  // num_partials: splits
+  };
+  std::vector<Merge> merges;  // to be run when all tasks are done; empty for most steps
+  size_t scratch_floats = 0;  // size of the area for partial results
+};
+
+// Floats of one partial record: the weighted sum of values [D], then the largest score and the sum of weights.
+int64_t partial_floats(int64_t head_size);
+
+AttentionPlan plan_attention(const AttentionStep& step, int64_t num_kv_heads, int64_t head_size, int num_threads);
+
+struct AttentionKernels {
+  Path path;
+  // Write k and v of tokens [first, end) into their slots; k and v point to token 0, `stride` floats apart per token.
+  void (*store)(const KVCache& cache, int64_t layer, const AttentionStep& step, const float* k, const float* v,
+                int64_t stride, int64_t first, int64_t end);
+  // q [T, H * D] with row stride q_stride (already rotated); out [T, H * D] with row stride out_stride. Scale D ** -0.5.
+  void (*attend)(const KVCache& cache, int64_t layer, const AttentionStep& step, const AttentionPlan::Task& task,
+                 const float* q, int64_t q_stride, float* out, int64_t out_stride, float* scratch);
+  void (*merge)(const KVCache& cache, const AttentionStep& step, const AttentionPlan::Merge& merge, const float* scratch,
+                float* out, int64_t out_stride);
+};
+
+const AttentionKernels& attention_kernels(Path path);
+
+}  // namespace relevo

@@ -1,0 +1,345 @@
+// Python bindings of programs: engine, weights, cache, recorded operations, steps and draws.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <stdexcept>
+
+#include "program/program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace relevo {
+
+namespace {
+
+template <class T>
+using Array1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Array2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Output = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = Output<uint8_t>;
+using Columns = std::pair<int, int64_t>;  // buffer, offset
+
+// A weight of one dimension: a norm's or a bias.
+struct VectorWeight {
+  Vector values;
+};
+
+// A cache over memory that Python owns.
+struct BoundCache {
+  KVCache cache;
+  Bytes memory;
+};
+
+[[noreturn]] void refuse(const std::string& sentence) { throw nb::value_error(sentence.c_str()); }
+
+void require(bool holds, const char* sentence) {
+  if (!holds) refuse(sentence);
+}
+
+// One caller of an engine at a time, also while the interpreter lock is free.
+class Turn {
+ public:
+  explicit Turn(Engine& engine) : engine_(engine) {
+    if (engine_.busy.exchange(true)) throw std::runtime_error("this engine is computing for another thread");
+  }
+  ~Turn() { engine_.busy.store(false); }
+
+ private:
+  Engine& engine_;
+};
+
+Format format_named(const std::string& name) {
+  static const std::map<std::string, Format> formats = {
+      {"float32", Format::f32}, {"float16", Format::f16}, {"bfloat16", Format::bf16},       {"q8_0", Format::q8_0},
+      {"q4_0", Format::q4_0},   {"q4_1", Format::q4_1},   {"q8_channel", Format::q8_channel}};
+  const auto found = formats.find(name);
+  if (found == formats.end()) refuse("no weights are stored as " + name);
+  return found->second;
+}
+
+KVType kv_type_named(const std::string& name) {
+  static const std::map<std::string, KVType> types = {
+      {"float32", KVType::f32}, {"float16", KVType::f16}, {"bfloat16", KVType::bf16}, {"int8", KVType::i8}};
+  const auto found = types.find(name);
+  if (found == types.end()) refuse("a cache cannot be stored as " + name);
+  return found->second;
+}
+
+bool is_plain(Format format) { return format == Format::f32 || format == Format::f16 || format == Format::bf16; }
+
+// ---- weights ------------------------------------------------------------------------------------------------------
+
+// (stored, packed, uint8 [rows, bytes of a row])
+using Part = std::tuple<std::string, std::string, Array2<uint8_t>>;
+
+Matrix make_matrix(Engine& engine, const std::vector<Part>& parts, int64_t k) {
+  std::vector<StoredRows> rows;
+  for (const auto& [stored_name, packed_name, data] : parts) {
+    const Format stored = format_named(stored_name), packed = format_named(packed_name);
+    require(stored == packed || is_plain(stored), "only floats can be converted");
+    require(packed == stored || is_plain(packed) || packed == Format::q8_channel,
+            "floats can be packed as floats or as q8_channel");
+    require(stored != Format::q8_channel, "q8_channel is made while packing");
+    const bool blocks = !is_plain(packed) && packed != Format::q8_channel;
+    require(k >= 1 && !(blocks && k % 32 != 0), "blocks of 32 weights need a row length that is a multiple of 32");
+    require(data.shape(0) >= 1 && data.shape(1) == raw_row_bytes(stored, k), "rows have the wrong number of bytes");
+    rows.push_back({stored, packed, static_cast<int64_t>(data.shape(0)), data.data()});
+  }
+  require(!rows.empty(), "a matrix needs at least one part");
+  nb::gil_scoped_release released;
+  Turn turn(engine);
+  return pack_matrix(rows, k, engine.linear, engine.pool, engine.region);
+}
+
+VectorWeight make_vector(const std::string& stored_name, const Array1<uint8_t>& data) {
+  const Format stored = format_named(stored_name);
+  require(is_plain(stored), "a vector is stored as floats");
+  const size_t item_bytes = stored == Format::f32 ? 4 : 2;
+  require(data.shape(0) % item_bytes == 0, "a vector has the wrong number of bytes");
+  VectorWeight vector{Vector(data.shape(0) / item_bytes)};
+  to_float(stored, data.data(), static_cast<int64_t>(vector.values.size()), vector.values.data());
+  return vector;
+}
+
+// ---- the cache ----------------------------------------------------------------------------------------------------
+
+BoundCache make_cache(Bytes memory, const std::string& dtype, int64_t num_blocks, int64_t num_layers,
+                      int64_t num_kv_heads, int64_t block_size, int64_t head_size) {
+  require(num_blocks >= 1 && num_layers >= 1 && num_kv_heads >= 1 && block_size >= 1 && head_size >= 1,
+          "every size of a cache is at least 1");
+  KVCache cache{memory.data(), kv_type_named(dtype), num_blocks, num_layers, num_kv_heads, block_size, head_size};
+  require(memory.shape(0) >= static_cast<size_t>(num_blocks) * cache.block_bytes(), "the memory is too small");
+  return {cache, memory};
+}
+
+void copy_blocks(BoundCache& bound, const std::vector<std::pair<int64_t, int64_t>>& copies) {
+  const KVCache& cache = bound.cache;
+  for (const auto& [source, target] : copies) {
+    require(source >= 0 && source < cache.num_blocks && target >= 0 && target < cache.num_blocks,
+            "a block is outside the cache");
+    if (source != target) {
+      std::memcpy(cache.run(target, 0, 0, 0), cache.run(source, 0, 0, 0), cache.block_bytes());
+    }
+  }
+}
+
+// ---- operations ---------------------------------------------------------------------------------------------------
+
+View view_of(const Columns& columns) { return {columns.first, columns.second}; }
+
+const float* data_of(const VectorWeight* vector, int64_t size) {
+  if (vector == nullptr) return nullptr;
+  if (static_cast<int64_t>(vector->values.size()) != size) {
+    refuse("a weight has " + std::to_string(vector->values.size()) + " elements, " + std::to_string(size) +
+           " are needed");
+  }
+  return vector->values.data();
+}
+
+Input input_of(const std::string& source, const Columns& columns, const VectorWeight* gain, float eps,
+               const Matrix& matrix) {
+  static const std::map<std::string, Source> sources = {
+      {"plain", Source::plain}, {"norm", Source::norm}, {"silu", Source::silu}};
+  const auto found = sources.find(source);
+  if (found == sources.end()) refuse("an input cannot be " + source);
+  return {found->second, view_of(columns), data_of(gain, matrix.k), eps};
+}
+
+void bind_operations(nb::class_<Program>& program) {
+  program.def("add_buffer", &Program::add_buffer, "width"_a, "A new buffer of `width` columns; its number.");
+  program.def(
+      "add_angles",
+      [](Program& self, const Array1<float>& inv_freq, float scale) {
+        return self.add_angles(Vector(inv_freq.data(), inv_freq.data() + inv_freq.shape(0)), scale);
+      },
+      "inv_freq"_a, "scale"_a);
+  program.def(
+      "embed", [](Program& self, const Matrix* table, Columns out) { self.add(op::Embed{table, view_of(out)}); },
+      nb::keep_alive<1, 2>(), "table"_a, "out"_a);
+  program.def(
+      "rms_norm",
+      [](Program& self, Columns in, Columns out, int64_t num_groups, const VectorWeight* gain, float eps) {
+        const int64_t size = static_cast<int64_t>(gain->values.size());
+        self.add(op::RmsNorm{view_of(in), view_of(out), num_groups, size, gain->values.data(), eps});
+      },
+      nb::keep_alive<1, 5>(), "in_"_a, "out"_a, "num_groups"_a, "gain"_a, "eps"_a);
+  program.def(
+      "add_into",
+      [](Program& self, Columns x, Columns y, int64_t width) { self.add(op::Add{view_of(x), view_of(y), width}); },
+      "x"_a, "y"_a, "width"_a);
+  program.def(
+      "silu_mul",
+      [](Program& self, Columns in, Columns out, int64_t width) {
+        self.add(op::SiluMul{view_of(in), view_of(out), width});
+      },
+      "in_"_a, "out"_a, "width"_a);
+  program.def(
+      "multiply",
+      [](Program& self, const std::string& source, Columns in, const VectorWeight* gain, float eps,
+         const Matrix* matrix, const VectorWeight* bias, Columns out, bool accumulate) {
+        self.add(op::Multiply{input_of(source, in, gain, eps, *matrix), matrix, data_of(bias, matrix->n),
+                              view_of(out), accumulate});
+      },
+      nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), "source"_a, "in_"_a, "gain"_a.none(),
+      "eps"_a, "matrix"_a, "bias"_a.none(), "out"_a, "accumulate"_a);
+  program.def(
+      "rope",
+      [](Program& self, Columns x, int64_t num_heads, int64_t head_size, int angles) {
+        self.add(op::Rope{view_of(x), num_heads, head_size, angles});
+      },
+      "x"_a, "num_heads"_a, "head_size"_a, "angles"_a);
+  program.def(
+      "attend",
+      [](Program& self, Columns q, Columns k, Columns v, Columns out, int64_t num_heads, int64_t num_kv_heads,
+         int64_t head_size, int64_t layer, const VectorWeight* q_gain, const VectorWeight* k_gain, float eps,
+         int angles) {
+        self.add(op::Attend{view_of(q), view_of(k), view_of(v), view_of(out), num_heads, num_kv_heads, head_size,
+                            layer, data_of(q_gain, head_size), data_of(k_gain, head_size), eps, angles});
+      },
+      nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>(), "q"_a, "k"_a, "v"_a, "out"_a, "num_heads"_a,
+      "num_kv_heads"_a, "head_size"_a, "layer"_a, "q_gain"_a.none(), "k_gain"_a.none(), "eps"_a, "angles"_a);
+  program.def(
+      "compact", [](Program& self, std::vector<int> buffers) { self.add(op::Compact{std::move(buffers)}); },
+      "buffers"_a, "From here on only rows whose logits were asked for are computed.");
+  program.def(
+      "logits",
+      [](Program& self, const std::string& source, Columns in, const VectorWeight* gain, float eps,
+         const Matrix* head) { self.add(op::Logits{input_of(source, in, gain, eps, *head), head}); },
+      nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>(), "source"_a, "in_"_a, "gain"_a.none(), "eps"_a, "head"_a);
+}
+
+// ---- a step -------------------------------------------------------------------------------------------------------
+
+// The memory for logits as an array [rows, V], which keeps the memory alive.
+nb::ndarray<nb::numpy, float> logit_array(Program& program, int64_t num_rows) {
+  require(num_rows >= 0 && program.vocab_size() > 0, "a program without logits has no memory for them");
+  LogitMemory memory = program.logit_memory(num_rows);
+  float* data = memory.values.get();
+  auto* owner = new std::shared_ptr<float[]>(std::move(memory.values));
+  nb::capsule capsule(owner, [](void* raw) noexcept { delete static_cast<std::shared_ptr<float[]>*>(raw); });
+  return nb::ndarray<nb::numpy, float>(
+      data, {static_cast<size_t>(memory.num_rows), static_cast<size_t>(program.vocab_size())}, capsule);
+}
+
+double run(Program& program, const BoundCache& cache, const Array1<int64_t>& token_ids,
+           const Array1<int64_t>& positions, const Array1<int64_t>& block_of_token,
+              const Array1<int64_t>& offset_of_token, const Array1<int64_t>& row_first_token,
+              const Array1<int64_t>& context_lengths, const Array2<int64_t>& block_tables, int64_t sliding_window,
+              const Array1<int64_t>& logit_tokens, Output<int64_t> best, Output<bool> finite) {
+  const size_t num_tokens = token_ids.shape(0), num_rows = context_lengths.shape(0);
+  require(positions.shape(0) == num_tokens && block_of_token.shape(0) == num_tokens &&
+              offset_of_token.shape(0) == num_tokens,
+          "every token needs a position, a block and an offset");
+  require(row_first_token.shape(0) == num_rows + 1 && block_tables.shape(0) == num_rows,
+          "every row needs its first token and a block table");
+  require(sliding_window >= 0, "a window cannot be negative");
+  StepInputs inputs{};
+  inputs.attention = {static_cast<int64_t>(num_tokens),
+                      static_cast<int64_t>(num_rows),
+                      row_first_token.data(),
+                      context_lengths.data(),
+                      block_tables.data(),
+                      static_cast<int64_t>(block_tables.shape(1)),
+                      block_of_token.data(),
+                      offset_of_token.data(),
+                      sliding_window,
+                      program.num_heads()};
+  inputs.token_ids = token_ids.data();
+  inputs.positions = positions.data();
+  inputs.logit_tokens = logit_tokens.data();
+  inputs.num_logit_tokens = static_cast<int64_t>(logit_tokens.shape(0));
+  require(best.shape(0) >= logit_tokens.shape(0) && finite.shape(0) >= logit_tokens.shape(0),
+          "every row of logits needs room for its summary");
+  const StepSummaries summaries{best.data(), finite.data()};
+  nb::gil_scoped_release released;
+  Turn turn(program.engine());
+  return program.run(cache.cache, inputs, summaries);
+}
+
+// ---- draws --------------------------------------------------------------------------------------------------------
+
+// (row, temperature, min_p, top_p, top_k, seed, sample_index, position)
+using Draw = std::tuple<int64_t, double, double, double, int64_t, uint64_t, uint64_t, uint64_t>;
+
+std::vector<int64_t> draw_tokens(Engine& engine, const Array2<float>& logits, const std::vector<Draw>& draws) {
+  std::vector<int64_t> rows;
+  std::vector<DrawParams> params;
+  for (const auto& [row, temperature, min_p, top_p, top_k, seed, sample_index, position] : draws) {
+    require(row >= 0 && row < static_cast<int64_t>(logits.shape(0)), "a draw names a row that is not there");
+    require(temperature > 0.0, "temperature must be above 0; the best token needs no draw");
+    rows.push_back(row);
+    params.push_back({temperature, min_p, top_p, top_k, seed, sample_index, position});
+  }
+  require(logits.shape(1) >= 1, "a row needs at least one logit");
+  std::vector<int64_t> drawn(rows.size());
+  nb::gil_scoped_release released;
+  Turn turn(engine);
+  draw_rows(engine, logits.data(), static_cast<int64_t>(logits.shape(1)), rows, params, drawn.data());
+  return drawn;
+}
+
+}  // namespace
+
+void bind_program(nb::module_& module) {
+  nb::class_<Engine>(module, "Engine", "A worker's threads, kernels and memory of weights. One caller at a time.")
+      .def(nb::init<const std::string&, const std::vector<int>&>(), "path"_a, "cores"_a)
+      .def_prop_ro("path", [](const Engine& self) { return path_name(self.choice.path); })
+      .def_prop_ro("reason", [](const Engine& self) { return self.choice.reason; })
+      .def_prop_ro("num_threads", [](const Engine& self) { return self.pool.size(); })
+      .def_prop_ro("weight_bytes", [](const Engine& self) { return self.region.used_bytes(); })
+      .def("matrix", &make_matrix, nb::keep_alive<0, 1>(), "parts"_a, "k"_a,
+           "Pack parts (stored, packed, uint8 [rows, bytes of a row]), stacked along their rows.")
+      .def("draw", &draw_tokens, "logits"_a, "draws"_a,
+           "One token per (row, temperature, min_p, top_p, top_k, seed, sample_index, position).");
+  nb::class_<Matrix>(module, "Matrix")
+      .def_prop_ro("shape", [](const Matrix& self) { return std::pair(self.n, self.k); })
+      .def("wide", [](const Matrix& self) { return widened(self); }, nb::keep_alive<0, 1>(),
+           "The same packed weights, whose products round inputs to 16 bits where they are integers.");
+  nb::class_<VectorWeight>(module, "Vector")
+      .def("__init__",
+           [](VectorWeight* self, const std::string& stored, const Array1<uint8_t>& data) {
+             new (self) VectorWeight(make_vector(stored, data));
+           })
+      .def_prop_ro("size", [](const VectorWeight& self) { return self.values.size(); });
+  nb::class_<BoundCache>(module, "KVCache")
+      .def("__init__",
+           [](BoundCache* self, Bytes memory, const std::string& dtype, int64_t num_blocks, int64_t num_layers,
+              int64_t num_kv_heads, int64_t block_size, int64_t head_size) {
+             new (self) BoundCache(
+                 make_cache(memory, dtype, num_blocks, num_layers, num_kv_heads, block_size, head_size));
+           },
+           "memory"_a, "dtype"_a, "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "block_size"_a, "head_size"_a)
+      .def("copy", &copy_blocks, "copies"_a, "Whole blocks, (source, target), in order.");
+  auto program = nb::class_<Program>(module, "Program", "Operations recorded once, replayed by one call per step.");
+  program.def(nb::init<Engine&>(), nb::keep_alive<1, 2>(), "engine"_a);
+  bind_operations(program);
+  program.def("run", &run, "cache"_a, "token_ids"_a, "positions"_a, "block_of_token"_a,
+              "offset_of_token"_a, "row_first_token"_a, "context_lengths"_a, "block_tables"_a, "sliding_window"_a,
+              "logit_tokens"_a, "best"_a, "finite"_a,
+              "Compute a step into the first rows of logit_memory, best and finite; the seconds its operations took.");
+  program.def("logit_memory", &logit_array, "num_rows"_a,
+              "Where steps leave their logits: [at least num_rows, V], until a step needs more rows.");
+  program.def_prop_rw(
+      "profiling", [](const Program& self) { return self.is_profiling(); },
+      [](Program& self, bool on) { self.set_profiling(on); });
+  program.def_prop_ro("seconds_by_kind", [](const Program& self) {
+    static const char* const names[] = {"embed", "rms_norm", "add",    "silu_mul", "multiply",
+                                        "rope",  "attend",   "compact", "logits"};
+    static_assert(std::size(names) == std::variant_size_v<Operation>);
+    nb::dict seconds;
+    for (size_t kind = 0; kind < std::size(names); ++kind) seconds[names[kind]] = self.seconds_by_kind()[kind];
+    return seconds;
+  });
+}
+
+}  // namespace relevo

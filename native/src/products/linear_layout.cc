@@ -1,0 +1,191 @@
+// Packing of weights and its inverse: plain copies, so that loading costs little more than reading the file.
+#include "products/linear_layout.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace relevo {
+namespace {
+
+constexpr size_t kHalf = sizeof(uint16_t);
+
+size_t element_bytes(Format format) { return format == Format::f32 ? sizeof(float) : kHalf; }
+
+uint16_t read_u16(const uint8_t* from) {
+  uint16_t value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+// Raw GGUF block: scale, minimum (q4_1 only), then 4-byte groups. Packed block: groups, scales, minima.
+struct BlockShape {
+  int64_t num_groups;
+  int64_t num_halves;  // scale and minimum
+  size_t raw_bytes() const { return num_halves * kHalf + num_groups * 4; }
+};
+
+BlockShape block_shape(Format format) {
+  if (format == Format::q8_0) return {8, 1};
+  return {4, format == Format::q4_1 ? 2 : 1};
+}
+
+void pack_blocks(Format format, int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
+  const BlockShape shape = block_shape(format);
+  const size_t packed_bytes = block_bytes(format);
+  for (int64_t block = 0; block < k / kBlock; ++block) {
+    const uint8_t* from = raw + block * shape.raw_bytes();
+    uint8_t* to = panel + block * packed_bytes;
+    const uint8_t* groups = from + shape.num_halves * kHalf;
+    for (int64_t g = 0; g < shape.num_groups; ++g)
+      std::memcpy(to + g * kGroupBytes + row * 4, groups + g * 4, 4);
+    uint8_t* halves = to + shape.num_groups * kGroupBytes;
+    for (int64_t h = 0; h < shape.num_halves; ++h)
+      std::memcpy(halves + (h * kPanelRows + row) * kHalf, from + h * kHalf, kHalf);
+  }
+}
+
+void pack_elements(Format format, int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
+  const size_t size = element_bytes(format);
+  for (int64_t i = 0; i < k; ++i) std::memcpy(panel + (i * kPanelRows + row) * size, raw + i * size, size);
+}
+
+uint8_t* channel_scales(uint8_t* panel, int64_t k) {
+  return panel + num_blocks(Format::q8_channel, k) * block_bytes(Format::q8_channel);
+}
+
+// Nearest, ties to even; the largest magnitude becomes 127.
+void pack_channel(int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
+  float largest = 0.0f;
+  float value;
+  for (int64_t i = 0; i < k; ++i) {
+    std::memcpy(&value, raw + i * sizeof value, sizeof value);
+    largest = std::fmax(largest, std::fabs(value));
+  }
+  const bool is_zero = largest < kLeastMagnitude;
+  const float scale = is_zero ? 0.0f : largest / 127.0f;
+  for (int64_t i = 0; i < k; ++i) {
+    std::memcpy(&value, raw + i * sizeof value, sizeof value);
+    const float scaled = is_zero ? 0.0f : value / scale;
+    const int8_t q = std::fabs(scaled) < 128.0f ? static_cast<int8_t>(std::nearbyint(scaled)) : -128;
+    std::memcpy(panel + (i / 4) * kGroupBytes + row * 4 + i % 4, &q, 1);
+  }
+  std::memcpy(channel_scales(panel, k) + row * sizeof scale, &scale, sizeof scale);
+}
+
+void unpack_blocks(Format format, int64_t k, int64_t row, const uint8_t* panel, float* out) {
+  const BlockShape shape = block_shape(format);
+  for (int64_t block = 0; block < k / kBlock; ++block) {
+    const uint8_t* from = panel + block * block_bytes(format);
+    const uint8_t* halves = from + shape.num_groups * kGroupBytes + row * kHalf;
+    const float scale = half_to_float(read_u16(halves));
+    const float minimum = shape.num_halves == 2 ? half_to_float(read_u16(halves + kPanelRows * kHalf)) : 0.0f;
+    float* values = out + block * kBlock;
+    for (int64_t i = 0; i < shape.num_groups * 4; ++i) {
+      const uint8_t byte = from[(i / 4) * kGroupBytes + row * 4 + i % 4];
+      if (format == Format::q8_0) {
+        values[i] = static_cast<float>(static_cast<int8_t>(byte)) * scale;
+        continue;
+      }
+      const int offset = format == Format::q4_0 ? 8 : 0;
+      values[i] = static_cast<float>((byte & 15) - offset) * scale + minimum;
+      values[i + 16] = static_cast<float>((byte >> 4) - offset) * scale + minimum;
+    }
+  }
+}
+
+void unpack_channel(int64_t k, int64_t row, uint8_t* panel, float* out) {
+  float scale;
+  std::memcpy(&scale, channel_scales(panel, k) + row * sizeof scale, sizeof scale);
+  for (int64_t i = 0; i < k; ++i)
+    out[i] = static_cast<float>(static_cast<int8_t>(panel[(i / 4) * kGroupBytes + row * 4 + i % 4])) * scale;
+}
+
+void unpack_elements(Format format, int64_t k, int64_t row, const uint8_t* panel, float* out) {
+  const size_t size = element_bytes(format);
+  for (int64_t i = 0; i < k; ++i) {
+    const uint8_t* from = panel + (i * kPanelRows + row) * size;
+    if (format == Format::f32) std::memcpy(out + i, from, size);
+    if (format == Format::f16) out[i] = half_to_float(read_u16(from));
+    if (format == Format::bf16) out[i] = bfloat_to_float(read_u16(from));
+  }
+}
+
+bool is_float(Format format) { return format == Format::f32 || format == Format::f16 || format == Format::bf16; }
+
+}  // namespace
+
+float half_to_float(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  const uint32_t magnitude = half & 0x7fff;
+  if (magnitude < 0x0400) {  // zero and the denormals: magnitude * 2^-24, exact in float32
+    const float value = static_cast<float>(magnitude) * 0x1p-24f;
+    return sign ? -value : value;
+  }
+  const bool is_finite = magnitude < 0x7c00;
+  const uint32_t bits = sign | (is_finite ? (magnitude << 13) + (112u << 23) : 0x7f800000u | (magnitude & 0x3ff) << 13);
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+float bfloat_to_float(uint16_t bfloat) {
+  const uint32_t bits = static_cast<uint32_t>(bfloat) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+int64_t input_block(Format format) { return narrowed(format) == Format::q8_channel ? kChannelBlock : kBlock; }
+
+size_t block_bytes(Format stored) {
+  const Format format = narrowed(stored);
+  if (is_float(format)) return kPanelRows * element_bytes(format);
+  if (format == Format::q8_channel) return kChannelBlock * kPanelRows;
+  const BlockShape shape = block_shape(format);
+  return shape.num_groups * kGroupBytes + shape.num_halves * kPanelRows * kHalf;
+}
+
+int64_t num_blocks(Format format, int64_t k) {
+  if (is_float(format)) return k;
+  const int64_t block = input_block(format);
+  return (k + block - 1) / block;
+}
+
+size_t panel_bytes(Format format, int64_t k) {
+  const size_t scales = narrowed(format) == Format::q8_channel ? kPanelRows * sizeof(float) : 0;
+  return num_blocks(format, k) * block_bytes(format) + scales;
+}
+
+size_t raw_row_bytes(Format format, int64_t k) {
+  const Format stored = narrowed(format);
+  if (stored == Format::f32 || stored == Format::q8_channel) return k * sizeof(float);
+  if (is_float(stored)) return k * kHalf;
+  return k / kBlock * block_shape(stored).raw_bytes();
+}
+
+void pack_panel(const Linear& w, int64_t panel, const uint8_t* const* raw, int64_t num_rows) {
+  uint8_t* to = w.packed + panel * panel_bytes(w.format, w.k);
+  const Format stored = narrowed(w.format);
+  if (num_rows < kPanelRows || stored == Format::q8_channel) std::memset(to, 0, panel_bytes(stored, w.k));
+  for (int64_t row = 0; row < num_rows; ++row) {
+    if (is_float(stored))
+      pack_elements(stored, w.k, row, raw[row], to);
+    else if (stored == Format::q8_channel)
+      pack_channel(w.k, row, raw[row], to);
+    else
+      pack_blocks(stored, w.k, row, raw[row], to);
+  }
+}
+
+void unpack_packed_row(const Linear& w, int64_t row, float* out) {
+  uint8_t* panel = w.packed + row / kPanelRows * panel_bytes(w.format, w.k);
+  const Format stored = narrowed(w.format);
+  if (is_float(stored))
+    unpack_elements(stored, w.k, row % kPanelRows, panel, out);
+  else if (stored == Format::q8_channel)
+    unpack_channel(w.k, row % kPanelRows, panel, out);
+  else
+    unpack_blocks(stored, w.k, row % kPanelRows, panel, out);
+}
+
+}  // namespace relevo

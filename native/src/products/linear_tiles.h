@@ -1,0 +1,236 @@
+// The loops around the tiles of a vector path: which rows, panels and stretches of k a tile covers.
+//
+// A path gives a kernel F for each format, with
+//   kFormat, kGroup (input rows of a tile), kInputBlock (k), kInputBlockBytes (prepared, of one row), kScalesAtEnd
+//   Packed, Expanded: how a tile reads a block of weights, with kBytes
+//   kExpands, expand(packed block, out): whether many rows share weights that were expanded once
+//   prepare_block(x, k_left, rows, r, out): row r of a group of `rows`; only q8_channel's last block has fewer than
+//   kInputBlock values left
+//   Machine: kStretchBytes (expanded weights at a time), kInputsBytes (prepared inputs at a time) and
+//   add_tile<F, Weights, R>(w, x, blocks, sums [R][16]), which adds blocks to the accumulators of a tile
+// and a table of them: Path::Floats<Format>, Path::Bytes<Format>, Path::Nibbles<Format>, Path::WideNibbles<Format>,
+// Path::kPath.
+// Included by one source per path, which is compiled for it: everything here has internal linkage.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "products/linear_layout.h"
+
+namespace relevo {
+namespace {
+
+constexpr int64_t kMostRowsPerPass = 512;
+constexpr size_t kPrefetchBytes = 1024;
+
+// Fetches what lies kPrefetchBytes further. Past the end of a weight that is harmless: it is not an access.
+inline void prefetch(const uint8_t* from, size_t bytes) {
+  const uintptr_t start = reinterpret_cast<uintptr_t>(from) + kPrefetchBytes;
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(start + i));
+}
+
+// The values of a block of inputs: x or, where a row ends before the block does, a copy in `filled` that zeros follow.
+template <int64_t kSize>
+const float* whole_block(const float* x, int64_t k_left, float (&filled)[kSize]) {
+  if (k_left >= kSize) return x;
+  std::memset(filled, 0, sizeof filled);
+  std::memcpy(filled, x, static_cast<size_t>(k_left) * sizeof(float));
+  return filled;
+}
+
+template <class F, class Weights>
+void add_tile_of(int64_t rows, const uint8_t* w, const uint8_t* x, int64_t blocks, float* sums) {
+  switch (rows) {
+    case 1:
+      return F::Machine::template add_tile<F, Weights, 1>(w, x, blocks, sums);
+    case 2:
+      return F::Machine::template add_tile<F, Weights, 2>(w, x, blocks, sums);
+    case 3:
+      return F::Machine::template add_tile<F, Weights, 3>(w, x, blocks, sums);
+    case 4:
+      return F::Machine::template add_tile<F, Weights, 4>(w, x, blocks, sums);
+  }
+  if constexpr (F::kGroup >= 6) {
+    if (rows == 5) return F::Machine::template add_tile<F, Weights, 5>(w, x, blocks, sums);
+    if (rows == 6) return F::Machine::template add_tile<F, Weights, 6>(w, x, blocks, sums);
+  }
+  if constexpr (F::kGroup >= 8) {
+    if (rows == 7) return F::Machine::template add_tile<F, Weights, 7>(w, x, blocks, sums);
+    if (rows == 8) return F::Machine::template add_tile<F, Weights, 8>(w, x, blocks, sums);
+  }
+}
+
+struct Output {
+  const float* bias;
+  bool accumulate;
+  float* y;
+  int64_t y_stride;
+};
+
+// One row of a tile: 16 outputs, fewer in the last panel.
+void store_row(const float* sums, const float* scales, const Output& output, int64_t row, int64_t first, int64_t count) {
+  float* to = output.y + row * output.y_stride + first;
+  for (int64_t i = 0; i < count; ++i) {
+    float value = scales ? sums[i] * scales[i] : sums[i];
+    if (output.bias) value += output.bias[first + i];
+    to[i] = output.accumulate ? to[i] + value : value;
+  }
+}
+
+template <class F>
+void store_tile(const Linear& w, int64_t panel, const float* sums, int64_t first_row, int64_t rows, const Output& output) {
+  const int64_t first = panel * kPanelRows;
+  const int64_t count = w.n - first < kPanelRows ? w.n - first : kPanelRows;
+  float scales[kPanelRows];
+  if (F::kScalesAtEnd) {
+    const size_t bytes = panel_bytes(F::kFormat, w.k);
+    std::memcpy(scales, w.packed + (panel + 1) * bytes - sizeof scales, sizeof scales);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* row_sums = sums + r * kPanelRows;
+    const float* row_scales = F::kScalesAtEnd ? scales : nullptr;
+    if (count == kPanelRows)
+      store_row(row_sums, row_scales, output, first_row + r, first, kPanelRows);
+    else
+      store_row(row_sums, row_scales, output, first_row + r, first, count);
+  }
+}
+
+template <class F>
+void multiply_few(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
+                  const Output& output) {
+  const int64_t blocks = num_blocks(F::kFormat, w.k);
+  const size_t bytes = panel_bytes(F::kFormat, w.k);
+  for (int64_t panel = first_panel; panel < end_panel; ++panel)
+    for (int64_t row = 0; row < m; row += F::kGroup) {
+      const int64_t rows = m - row < F::kGroup ? m - row : F::kGroup;
+      float sums[F::kGroup * kPanelRows] = {};
+      add_tile_of<F, typename F::Packed>(rows, w.packed + panel * bytes, inputs + row * blocks * F::kInputBlockBytes, blocks,
+                                         sums);
+      store_tile<F>(w, panel, sums, row, rows, output);
+    }
+}
+
+// Rows of inputs that one pass over the panels uses.
+template <class F>
+int64_t rows_per_pass(int64_t blocks) {
+  const int64_t fitting = static_cast<int64_t>(F::Machine::kInputsBytes) / (blocks * F::kInputBlockBytes) / F::kGroup * F::kGroup;
+  const int64_t least = 8 * F::kGroup, most = kMostRowsPerPass / F::kGroup * F::kGroup;
+  return fitting < least ? least : fitting > most ? most : fitting;
+}
+
+template <class F>
+void multiply_panel(const Linear& w, const uint8_t* inputs, int64_t first_row, int64_t end_row, int64_t panel,
+                    const Output& output) {
+  using Weights = typename std::conditional<F::kExpands, typename F::Expanded, typename F::Packed>::type;
+  constexpr int64_t kStretch = F::Machine::kStretchBytes / Weights::kBytes;
+  const int64_t blocks = num_blocks(F::kFormat, w.k);
+  const uint8_t* packed = w.packed + panel * panel_bytes(F::kFormat, w.k);
+  alignas(64) uint8_t expanded[F::kExpands ? kStretch * Weights::kBytes : 1];
+  alignas(64) float sums[kMostRowsPerPass * kPanelRows];
+  std::memset(sums, 0, (end_row - first_row) * kPanelRows * sizeof(float));
+  for (int64_t first = 0; first < blocks; first += kStretch) {
+    const int64_t count = blocks - first < kStretch ? blocks - first : kStretch;
+    const uint8_t* weights = packed + first * F::Packed::kBytes;
+    if constexpr (F::kExpands) {
+      for (int64_t b = 0; b < count; ++b) F::expand(weights + b * F::Packed::kBytes, expanded + b * Weights::kBytes);
+      weights = expanded;
+    }
+    for (int64_t row = first_row; row < end_row; row += F::kGroup) {
+      const int64_t rows = end_row - row < F::kGroup ? end_row - row : F::kGroup;
+      const uint8_t* x = inputs + (row * blocks + first * rows) * F::kInputBlockBytes;
+      add_tile_of<F, Weights>(rows, weights, x, count, sums + (row - first_row) * kPanelRows);
+    }
+  }
+  store_tile<F>(w, panel, sums, first_row, end_row - first_row, output);
+}
+
+template <class F>
+void multiply_format(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
+                     const Output& output) {
+  if (m <= 2 * F::kGroup) return multiply_few<F>(w, inputs, m, first_panel, end_panel, output);
+  const int64_t step = rows_per_pass<F>(num_blocks(F::kFormat, w.k));
+  for (int64_t row = 0; row < m; row += step)
+    for (int64_t panel = first_panel; panel < end_panel; ++panel)
+      multiply_panel<F>(w, inputs, row, m - row < step ? m : row + step, panel, output);
+}
+
+template <class F>
+void prepare_format(const float* x, int64_t x_stride, int64_t m, int64_t k, int64_t first, int64_t end, uint8_t* inputs) {
+  const int64_t blocks = num_blocks(F::kFormat, k);
+  for (int64_t row = first; row < end; row += F::kGroup) {
+    const int64_t rows = m - row < F::kGroup ? m - row : F::kGroup;
+    uint8_t* out = inputs + row * blocks * F::kInputBlockBytes;
+    for (int64_t r = 0; r < rows && row + r < end; ++r)
+      for (int64_t b = 0; b < blocks; ++b)
+        F::prepare_block(x + (row + r) * x_stride + b * F::kInputBlock, k - b * F::kInputBlock, rows, r,
+                         out + b * rows * F::kInputBlockBytes);
+  }
+}
+
+// Calls `call` with the path's kernel of `format`.
+template <class P, class Call>
+auto with_format(Format format, const Call& call) {
+  switch (format) {
+    case Format::f32:
+      return call(typename P::template Floats<Format::f32>{});
+    case Format::f16:
+      return call(typename P::template Floats<Format::f16>{});
+    case Format::bf16:
+      return call(typename P::template Floats<Format::bf16>{});
+    case Format::q8_0:
+      return call(typename P::template Bytes<Format::q8_0>{});
+    case Format::q8_0_wide:
+      return call(typename P::template Bytes<Format::q8_0_wide>{});
+    case Format::q8_channel:
+      return call(typename P::template Bytes<Format::q8_channel>{});
+    case Format::q8_channel_wide:
+      return call(typename P::template Bytes<Format::q8_channel_wide>{});
+    case Format::q4_0:
+      return call(typename P::template Nibbles<Format::q4_0>{});
+    case Format::q4_0_wide:
+      return call(typename P::template WideNibbles<Format::q4_0_wide>{});
+    case Format::q4_1_wide:
+      return call(typename P::template WideNibbles<Format::q4_1_wide>{});
+    case Format::q4_1:
+      break;
+  }
+  return call(typename P::template Nibbles<Format::q4_1>{});
+}
+
+int64_t panel_rows(Format) { return kPanelRows; }
+
+template <class P>
+int64_t input_group(Format format) {
+  return with_format<P>(format, [](auto f) { return decltype(f)::kGroup; });
+}
+
+template <class P>
+size_t input_bytes(Format format, int64_t m, int64_t k) {
+  const int64_t block = with_format<P>(format, [](auto f) { return decltype(f)::kInputBlockBytes; });
+  return static_cast<size_t>(m * num_blocks(format, k) * block);
+}
+
+template <class P>
+void prepare(Format format, const float* x, int64_t x_stride, int64_t m, int64_t k, int64_t first, int64_t end,
+             uint8_t* inputs) {
+  with_format<P>(format, [&](auto f) { prepare_format<decltype(f)>(x, x_stride, m, k, first, end, inputs); });
+}
+
+template <class P>
+void multiply(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
+              const float* bias, bool accumulate, float* y, int64_t y_stride) {
+  const Output output{bias, accumulate, y, y_stride};
+  with_format<P>(w.format,
+                 [&](auto f) { multiply_format<decltype(f)>(w, inputs, m, first_panel, end_panel, output); });
+}
+
+template <class P>
+constexpr LinearKernels kernels_of() {
+  return {P::kPath,       panel_rows,     panel_bytes, pack_panel, unpack_packed_row, input_group<P>,
+          input_bytes<P>, prepare<P>, multiply<P>};
+}
+
+}  // namespace
+}  // namespace relevo

@@ -1,0 +1,295 @@
+// Owns the recorded list: what may be in it, the memory it works on, the checks of a step's inputs.
+#include "program/program.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include <sys/mman.h>
+
+namespace relevo {
+
+namespace {
+
+constexpr size_t HUGE_PAGE_BYTES = 2u << 20;
+constexpr size_t LINE_BYTES = 64;
+
+[[noreturn]] void refuse(const std::string& sentence) { throw std::invalid_argument(sentence); }
+
+std::string text(int64_t value) { return std::to_string(value); }
+
+size_t padded(size_t bytes) { return (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES; }
+
+int64_t grown(int64_t capacity, int64_t needed) {
+  capacity = std::max<int64_t>(capacity, 8);
+  while (capacity < needed) capacity *= 2;
+  return capacity;
+}
+
+}  // namespace
+
+Area::~Area() { std::free(data_); }
+
+void Area::reserve(size_t bytes) {
+  if (bytes <= size_) return;
+  std::free(data_);
+  data_ = nullptr;
+  size_ = 0;
+  const size_t alignment = bytes >= HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : LINE_BYTES;
+  const size_t size = (bytes + alignment - 1) / alignment * alignment;
+  data_ = static_cast<uint8_t*>(std::aligned_alloc(alignment, size));
+  if (data_ == nullptr) throw std::bad_alloc();
+  size_ = size;
+#ifdef MADV_HUGEPAGE
+  if (alignment == HUGE_PAGE_BYTES) madvise(data_, size, MADV_HUGEPAGE);
+#endif
+}
+
+Program::Program(Engine& engine) : engine_(engine), seconds_by_kind_(std::variant_size_v<Operation>) {
+  for (int thread = 0; thread < engine.pool.size(); ++thread) {
+    own_prepared_.push_back(std::make_unique<Area>());
+    own_transformed_.push_back(std::make_unique<Area>());
+  }
+}
+
+int Program::add_buffer(int64_t width) {
+  if (width < 1) refuse("a buffer needs at least one column, not " + text(width));
+  buffers_.push_back({width, std::make_unique<Area>()});
+  row_capacity_ = 0;
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+int Program::add_angles(Vector inv_freq, float scale) {
+  if (inv_freq.empty()) refuse("a rotation needs at least one frequency");
+  Angles angles;
+  angles.inv_freq = std::move(inv_freq);
+  angles.scale = scale;
+  angles_.push_back(std::move(angles));
+  row_capacity_ = 0;
+  return static_cast<int>(angles_.size()) - 1;
+}
+
+void Program::add(Operation operation) {
+  if (vocab_size_ > 0) refuse("nothing can follow the logits");
+  std::visit([this](const auto& kind) { check(kind); }, operation);
+  operations_.push_back(std::move(operation));
+  row_capacity_ = 0;
+}
+
+// ---- what may be recorded -----------------------------------------------------------------------------------------
+
+void Program::check_view(View view, int64_t width) const {
+  if (view.buffer < 0 || view.buffer >= static_cast<int>(buffers_.size())) {
+    refuse("buffer " + std::to_string(view.buffer) + " does not exist");
+  }
+  const int64_t columns = stride(view);
+  if (width < 1 || view.offset < 0 || view.offset > columns - width) {
+    refuse("columns " + text(view.offset) + " to " + text(view.offset + width) + " are outside a buffer of " +
+           text(columns));
+  }
+}
+
+void Program::check_input(const Input& input, const Matrix& matrix) const {
+  check_view(input.view, input.source == Source::silu ? 2 * matrix.k : matrix.k);
+  if (input.source == Source::norm && input.gain == nullptr) refuse("a norm needs its weight");
+}
+
+void Program::check_angles(int angles, int64_t head_size) const {
+  if (angles < 0 || angles >= static_cast<int>(angles_.size())) refuse("these angles do not exist");
+  if (2 * static_cast<int64_t>(angles_[static_cast<size_t>(angles)].inv_freq.size()) != head_size) {
+    refuse("a head of " + text(head_size) + " needs " + text(head_size / 2) + " frequencies");
+  }
+}
+
+void Program::check(const op::Embed& embed) {
+  check_view(embed.out, embed.table->k);
+  num_embeddings_ = num_embeddings_ == 0 ? embed.table->n : std::min(num_embeddings_, embed.table->n);
+}
+
+void Program::check(const op::RmsNorm& norm) {
+  check_view(norm.in, norm.num_groups * norm.size);
+  check_view(norm.out, norm.num_groups * norm.size);
+  if (norm.num_groups < 1 || norm.gain == nullptr) refuse("a norm needs its weight and at least one group");
+}
+
+void Program::check(const op::Add& add) {
+  check_view(add.x, add.width);
+  check_view(add.y, add.width);
+}
+
+void Program::check(const op::SiluMul& silu) {
+  check_view(silu.in, 2 * silu.width);
+  check_view(silu.out, silu.width);
+  if (silu.in.buffer == silu.out.buffer) refuse("an activation cannot overwrite its own input");
+}
+
+void Program::check(const op::Multiply& multiply) {
+  check_input(multiply.in, *multiply.matrix);
+  check_view(multiply.out, multiply.matrix->n);
+  matrices_.push_back(multiply.matrix);
+}
+
+void Program::check(const op::Rope& rope) {
+  check_view(rope.view, rope.num_heads * rope.head_size);
+  check_angles(rope.angles, rope.head_size);
+}
+
+void Program::check(const op::Attend& attend) {
+  if (attend.num_heads < 1 || attend.num_kv_heads < 1 || attend.num_heads % attend.num_kv_heads != 0) {
+    refuse(text(attend.num_heads) + " query heads cannot share " + text(attend.num_kv_heads) + " key-value heads");
+  }
+  if (attend.head_size < 8 || attend.head_size > 256 || attend.head_size % 8 != 0) {
+    refuse("a head size of " + text(attend.head_size) + " is not implemented; multiples of 8 up to 256 are");
+  }
+  if (num_heads_ != 0 && (attend.num_heads != num_heads_ || attend.num_kv_heads != num_kv_heads_ ||
+                          attend.head_size != head_size_)) {
+    refuse("layers with different numbers or sizes of heads are not implemented");
+  }
+  if (attend.k.buffer != attend.v.buffer) refuse("keys and values must lie in one buffer");
+  const int64_t width = attend.num_heads * attend.head_size, kv_width = attend.num_kv_heads * attend.head_size;
+  check_view(attend.q, width);
+  check_view(attend.k, kv_width);
+  check_view(attend.v, kv_width);
+  check_view(attend.out, width);
+  if (attend.angles >= 0) check_angles(attend.angles, attend.head_size);
+  if (attend.layer < 0) refuse("a layer's number cannot be negative");
+  num_heads_ = attend.num_heads;
+  num_kv_heads_ = attend.num_kv_heads;
+  head_size_ = attend.head_size;
+  num_layers_ = std::max(num_layers_, attend.layer + 1);
+}
+
+void Program::check(const op::Compact& compact) {
+  if (compacted_) refuse("the tokens can be chosen once only");
+  for (const int buffer : compact.buffers) check_view({buffer, 0}, 1);
+  compacted_ = true;
+}
+
+void Program::check(const op::Logits& logits) {
+  if (!compacted_) refuse("logits need the choice of their tokens before them");
+  check_input(logits.in, *logits.head);
+  matrices_.push_back(logits.head);
+  vocab_size_ = logits.head->n;
+}
+
+// ---- a step's inputs ----------------------------------------------------------------------------------------------
+
+void Program::check_cache(const KVCache& cache, const AttentionStep& step) const {
+  if (vocab_size_ == 0) refuse("a program without logits cannot run");
+  if (num_heads_ != 0 && (cache.num_layers < num_layers_ || cache.num_kv_heads != num_kv_heads_ ||
+                          cache.head_size != head_size_)) {
+    refuse("the cache has " + text(cache.num_layers) + " layers of " + text(cache.num_kv_heads) + " heads of " +
+           text(cache.head_size) + ", the model needs " + text(num_layers_) + " of " + text(num_kv_heads_) + " of " +
+           text(head_size_));
+  }
+  if (step.num_tokens < 1 || step.num_rows < 1) refuse("a step needs at least one row of one token");
+  if (step.row_first_token[0] != 0 || step.row_first_token[step.num_rows] != step.num_tokens) {
+    refuse("rows do not cover the tokens of the step");
+  }
+  for (int64_t row = 0; row < step.num_rows; ++row) {
+    const int64_t length = step.row_first_token[row + 1] - step.row_first_token[row];
+    const int64_t context = step.context_lengths[row];
+    if (length < 1 || context < length || context > step.table_width * cache.block_size) {
+      refuse("row " + text(row) + " has " + text(length) + " tokens, a context of " + text(context) + " and room for " +
+             text(step.table_width * cache.block_size));
+    }
+    for (int64_t i = 0; i * cache.block_size < context; ++i) {
+      const int64_t block = step.block_tables[row * step.table_width + i];
+      if (block < 0 || block >= cache.num_blocks) refuse("block " + text(block) + " is outside the cache");
+    }
+  }
+}
+
+void Program::check_tokens(const KVCache& cache, const StepInputs& inputs) const {
+  const AttentionStep& step = inputs.attention;
+  for (int64_t row = 0; row < step.num_rows; ++row) {
+    const int64_t end = step.row_first_token[row + 1];
+    for (int64_t token = step.row_first_token[row]; token < end; ++token) {
+      const int64_t position = step.context_lengths[row] - (end - token);
+      const int64_t block = step.block_tables[row * step.table_width + position / cache.block_size];
+      if (inputs.token_ids[token] < 0 || (num_embeddings_ > 0 && inputs.token_ids[token] >= num_embeddings_)) {
+        refuse("token id " + text(inputs.token_ids[token]) + " is outside the vocabulary");
+      }
+      if (inputs.positions[token] != position || step.block_of_token[token] != block ||
+          step.offset_of_token[token] != position % cache.block_size) {
+        refuse("token " + text(token) + " is not where its row's context ends");
+      }
+    }
+  }
+  int64_t previous = -1;
+  for (int64_t i = 0; i < inputs.num_logit_tokens; ++i) {
+    const int64_t token = inputs.logit_tokens[i];
+    if (token <= previous || token >= step.num_tokens) refuse("logits are asked for in ascending order of tokens");
+    previous = token;
+  }
+}
+
+// ---- memory -------------------------------------------------------------------------------------------------------
+
+LogitMemory Program::logit_memory(int64_t num_rows) {
+  if (num_rows > logit_capacity_ || logits_ == nullptr) {
+    logit_capacity_ = grown(logit_capacity_, num_rows);
+    const size_t size = static_cast<size_t>(logit_capacity_ * vocab_size_);
+    logits_ = std::shared_ptr<float[]>(
+        static_cast<float*>(::operator new[](size * sizeof(float), std::align_val_t(LINE_BYTES))),
+        [](float* values) { ::operator delete[](values, std::align_val_t(LINE_BYTES)); });
+  }
+  return {logits_, logit_capacity_};
+}
+
+void Program::make_room(int64_t num_tokens) {
+  if (num_tokens <= row_capacity_) return;
+  row_capacity_ = grown(row_capacity_, num_tokens);
+  const size_t rows = static_cast<size_t>(row_capacity_);
+  for (Buffer& buffer : buffers_) buffer.area->reserve(rows * static_cast<size_t>(buffer.width) * sizeof(float));
+  for (Angles& angles : angles_) {
+    angles.cos.resize(rows * angles.inv_freq.size());
+    angles.sin.resize(rows * angles.inv_freq.size());
+  }
+  size_t prepared_bytes = 0, own_prepared_bytes = 0, k = 0;
+  for (const Matrix* matrix : matrices_) {
+    size_t bytes = 0, own_bytes = 0;
+    for (const Format format : matrix->formats) {
+      bytes += padded(engine_.linear.input_bytes(format, row_capacity_, matrix->k));
+      own_bytes += padded(engine_.linear.input_bytes(format, 1, matrix->k));
+    }
+    prepared_bytes = std::max(prepared_bytes, bytes);
+    own_prepared_bytes = std::max(own_prepared_bytes, own_bytes);
+    k = std::max(k, static_cast<size_t>(matrix->k));
+  }
+  prepared_.reserve(prepared_bytes);
+  transformed_.reserve(rows * k * sizeof(float));
+  for (auto& area : own_prepared_) area->reserve(own_prepared_bytes);
+  for (auto& area : own_transformed_) area->reserve(k * sizeof(float));
+}
+
+void Program::place_angles(const StepInputs& inputs) {
+  const int64_t num_tokens = inputs.attention.num_tokens;
+  const int64_t needed = 1 + *std::max_element(inputs.positions, inputs.positions + num_tokens);
+  for (Angles& angles : angles_) {
+    const int64_t half = static_cast<int64_t>(angles.inv_freq.size());
+    if (needed > angles.num_positions) {
+      const int64_t first = angles.num_positions, end = grown(std::max<int64_t>(first, 512), needed);
+      Vector cos(static_cast<size_t>(end * half)), sin(cos.size());
+      std::copy(angles.cos_table.begin(), angles.cos_table.end(), cos.begin());
+      std::copy(angles.sin_table.begin(), angles.sin_table.end(), sin.begin());
+      std::vector<int64_t> positions;
+      for (int64_t position = first; position < end; ++position) positions.push_back(position);
+      rope_angles(positions.data(), end - first, angles.inv_freq.data(), half, angles.scale, &cos[first * half],
+                  &sin[first * half]);
+      angles.cos_table = std::move(cos);
+      angles.sin_table = std::move(sin);
+      angles.num_positions = end;
+    }
+    const size_t row_bytes = static_cast<size_t>(half) * sizeof(float);
+    for (int64_t token = 0; token < num_tokens; ++token) {
+      const int64_t position = inputs.positions[token];
+      std::memcpy(&angles.cos[token * half], &angles.cos_table[position * half], row_bytes);
+      std::memcpy(&angles.sin[token * half], &angles.sin_table[position * half], row_bytes);
+    }
+  }
+}
+
+}  // namespace relevo

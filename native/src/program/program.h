@@ -1,0 +1,221 @@
+// A model's operations, recorded once and replayed by one call per step.
+//
+// Operations work on numbered buffers, float32 [tokens of the step, width], which grow with the largest step. All threads
+// walk the list together; each operation is shared by rows, panels or attention tasks, and ends at a barrier. Nothing is
+// allocated in a step that is not larger than an earlier one, but for the plan of its attention.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "program/engine.h"
+
+namespace relevo {
+
+using Vector = std::vector<float>;
+
+// Columns [offset, offset + width) of a buffer; the operation knows the width.
+struct View {
+  int buffer;
+  int64_t offset;
+};
+
+// What a matrix is multiplied with: the columns themselves, their norm, or silu(first half) * second half.
+enum class Source { plain, norm, silu };
+
+struct Input {
+  Source source;
+  View view;
+  const float* gain;  // of the norm
+  float eps;
+};
+
+namespace op {
+
+struct Embed {
+  const Matrix* table;
+  View out;
+};
+
+struct RmsNorm {  // num_groups groups of `size` per token
+  View in, out;
+  int64_t num_groups, size;
+  const float* gain;
+  float eps;
+};
+
+struct Add {  // x += y
+  View x, y;
+  int64_t width;
+};
+
+struct SiluMul {
+  View in, out;
+  int64_t width;  // of out
+};
+
+struct Multiply {
+  Input in;
+  const Matrix* matrix;
+  const float* bias;  // or null
+  View out;
+  bool accumulate;
+};
+
+struct Rope {
+  View view;
+  int64_t num_heads, head_size;
+  int angles;
+};
+
+// Norms of q's and k's heads (if any), rotation (if any), the writes into the cache, then attention.
+struct Attend {
+  View q, k, v, out;  // k and v in one buffer
+  int64_t num_heads, num_kv_heads, head_size, layer;
+  const float* q_gain;  // or null
+  const float* k_gain;
+  float eps;
+  int angles;  // or -1
+};
+
+// From here on only the tokens whose logits were asked for are computed: their rows of `buffers` move to the front.
+struct Compact {
+  std::vector<int> buffers;
+};
+
+struct Logits {
+  Input in;
+  const Matrix* head;
+};
+
+}  // namespace op
+
+using Operation = std::variant<op::Embed, op::RmsNorm, op::Add, op::SiluMul, op::Multiply, op::Rope, op::Attend,
+                               op::Compact, op::Logits>;
+
+// One step's inputs; the caller checks them (Program::check). All arrays stay the caller's.
+struct StepInputs {
+  AttentionStep attention;
+  const int64_t* token_ids;     // [T]
+  const int64_t* positions;     // [T]
+  const int64_t* logit_tokens;  // [R], ascending, no repeats
+  int64_t num_logit_tokens;
+};
+
+// Where a step leaves the summaries of its logits.
+struct StepSummaries {
+  int64_t* best;  // [R]
+  bool* finite;   // [R]
+};
+
+// Memory for logits, as long as somebody holds it; its content lasts until the next step.
+struct LogitMemory {
+  std::shared_ptr<float[]> values;  // [num_rows, V]
+  int64_t num_rows;
+};
+
+// Memory that only grows, 64-byte aligned, with huge pages where it is large. Growing loses the content.
+class Area {
+ public:
+  Area() = default;
+  ~Area();
+  Area(const Area&) = delete;
+  Area& operator=(const Area&) = delete;
+  void reserve(size_t bytes);
+  uint8_t* bytes() const { return data_; }
+  float* floats() const { return reinterpret_cast<float*>(data_); }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+class Program {
+ public:
+  explicit Program(Engine& engine);
+
+  int add_buffer(int64_t width);
+  // A table of cosines and sines [position, size of inv_freq], filled as positions come up.
+  int add_angles(Vector inv_freq, float scale);
+  // Checks buffers, columns and shapes; throws std::invalid_argument with a sentence.
+  void add(Operation operation);
+
+  // Where logits go, with room for `num_rows` at least. Every call may replace the memory by a larger one.
+  LogitMemory logit_memory(int64_t num_rows);
+
+  // Compute a step; its logits are the first rows of the logit memory. Returns the seconds between entering and leaving
+  // the list. Throws std::invalid_argument if a token, position, block or shape is out of range.
+  double run(const KVCache& cache, const StepInputs& inputs, const StepSummaries& summaries);
+
+  // Seconds per kind of operation (index in Operation) on the calling thread, barriers included, of all steps while
+  // profiling was on.
+  void set_profiling(bool on) { profiling_ = on; }
+  const std::vector<double>& seconds_by_kind() const { return seconds_by_kind_; }
+
+  bool is_profiling() const { return profiling_; }
+  Engine& engine() { return engine_; }
+  int64_t vocab_size() const { return vocab_size_; }
+  int64_t num_heads() const { return num_heads_; }
+
+ private:
+  friend class Walker;
+  struct Buffer {
+    int64_t width;
+    std::unique_ptr<Area> area;
+  };
+  struct Angles {
+    Vector inv_freq;
+    float scale;
+    int64_t num_positions = 0;  // in the table
+    Vector cos_table, sin_table;
+    Vector cos, sin;  // [T, half], of the step's tokens
+  };
+  void check_view(View view, int64_t width) const;
+  void check_input(const Input& input, const Matrix& matrix) const;
+  void check_angles(int angles, int64_t head_size) const;
+  void check(const op::Embed& embed);
+  void check(const op::RmsNorm& norm);
+  void check(const op::Add& add);
+  void check(const op::SiluMul& silu);
+  void check(const op::Multiply& multiply);
+  void check(const op::Rope& rope);
+  void check(const op::Attend& attend);
+  void check(const op::Compact& compact);
+  void check(const op::Logits& logits);
+  void check_cache(const KVCache& cache, const AttentionStep& step) const;
+  void check_tokens(const KVCache& cache, const StepInputs& inputs) const;
+  void make_room(int64_t num_tokens);
+  void place_angles(const StepInputs& inputs);
+  float* column(View view) const { return buffers_[static_cast<size_t>(view.buffer)].area->floats() + view.offset; }
+  int64_t stride(View view) const { return buffers_[static_cast<size_t>(view.buffer)].width; }
+
+  Engine& engine_;
+  std::vector<Operation> operations_;
+  Tasks counters_[2];  // of this phase and the next; a phase is what happens between two barriers
+  std::vector<Buffer> buffers_;
+  std::vector<Angles> angles_;
+  std::vector<const Matrix*> matrices_;
+  int64_t vocab_size_ = 0;
+  int64_t num_embeddings_ = 0;
+  int64_t num_layers_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_size_ = 0;  // of attention; 0: there is none
+  bool compacted_ = false;
+  int64_t row_capacity_ = 0;
+  int64_t logit_capacity_ = 0;
+  Area prepared_;     // a product's inputs, all rows
+  Area transformed_;  // normed or activated rows on their way to being prepared
+  Area partials_;     // of attention
+  std::vector<std::unique_ptr<Area>> own_prepared_;  // per thread, one row
+  std::vector<std::unique_ptr<Area>> own_transformed_;
+  std::shared_ptr<float[]> logits_;
+  bool profiling_ = false;
+  std::vector<double> seconds_by_kind_;
+};
+
+// One draw per entry of `rows` from the rows of logits [R, V], shared by the threads of the engine.
+void draw_rows(Engine& engine, const float* logits, int64_t vocab_size, const std::vector<int64_t>& rows,
+               const std::vector<DrawParams>& params, int64_t* drawn);
+
+}  // namespace relevo

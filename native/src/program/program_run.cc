@@ -1,0 +1,360 @@
+// Owns the replay: how threads share each operation, and where they wait for each other.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+
+#include "program/program.h"
+
+namespace relevo {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t PIECES_PER_THREAD = 4;  // arbitrary: a thread that is interrupted leaves at most a quarter of its share
+constexpr size_t LINE_BYTES = 64;
+constexpr size_t MAX_FORMATS = 8;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// A new owner's last block starts empty: nobody sees what a former owner left in it.
+void clear_fresh_tails(const KVCache& cache, const AttentionStep& step) {
+  for (int64_t row = 0; row < step.num_rows; ++row) {
+    const int64_t last = step.row_first_token[row + 1] - 1;
+    const int64_t used = step.offset_of_token[last] + 1;
+    if (used < cache.block_size && used <= step.row_first_token[row + 1] - step.row_first_token[row]) {
+      std::memset(cache.run(step.block_of_token[last], 0, 0, 0), 0, cache.block_bytes());
+    }
+  }
+}
+
+}  // namespace
+
+struct StepInProgress {
+  const KVCache& cache;
+  const StepInputs& inputs;
+  AttentionPlan plan;
+  float* logits;
+  const StepSummaries& summaries;
+};
+
+// One thread's way through the list.
+class Walker {
+ public:
+  Walker(Program& program, StepInProgress& step, int thread)
+      : program_(program),
+        engine_(program.engine_),
+        step_(step),
+        thread_(thread),
+        num_threads_(engine_.pool.size()),
+        num_rows_(step.inputs.attention.num_tokens) {}
+
+  void walk() {
+    const bool profiling = program_.profiling_ && thread_ == 0;
+    for (const Operation& operation : program_.operations_) {
+      if (num_rows_ == 0) break;
+      const Clock::time_point start = profiling ? Clock::now() : Clock::time_point();
+      std::visit([this](const auto& kind) { carry_out(kind); }, operation);
+      if (profiling) program_.seconds_by_kind_[operation.index()] += seconds_since(start);
+    }
+  }
+
+ private:
+  // Ends a phase. The counter that the phase before used is the next one's: nobody takes from it any more.
+  void barrier() {
+    if (num_threads_ > 1) engine_.pool.barrier();
+    ++phase_;
+    if (thread_ == 0) program_.counters_[(phase_ + 1) % 2].reset();
+  }
+
+  // The next of `count` pieces of this phase's work, or -1. A phase shares one thing only.
+  int64_t take(int64_t count) { return program_.counters_[phase_ % 2].take(count); }
+
+  // Calls body(first, end) on this thread's pieces of the rows; `first` is a multiple of `multiple`.
+  template <class Body>
+  void share_rows(int64_t multiple, Body body) {
+    int64_t piece = num_threads_ == 1 ? num_rows_ : num_rows_ / (num_threads_ * PIECES_PER_THREAD) + 1;
+    piece = (piece + multiple - 1) / multiple * multiple;
+    const int64_t count = (num_rows_ + piece - 1) / piece;
+    for (int64_t i; (i = take(count)) >= 0;) {
+      body(i * piece, std::min(num_rows_, (i + 1) * piece));
+    }
+  }
+
+  void carry_out(const op::Embed& embed) {
+    float* out = program_.column(embed.out);
+    const int64_t stride = program_.stride(embed.out);
+    share_rows(1, [&](int64_t first, int64_t end) {
+      for (int64_t row = first; row < end; ++row) {
+        unpack_row(*embed.table, step_.inputs.token_ids[row], engine_.linear, out + row * stride);
+      }
+    });
+    barrier();
+  }
+
+  void carry_out(const op::RmsNorm& norm) {
+    const float* in = program_.column(norm.in);
+    float* out = program_.column(norm.out);
+    share_rows(1, [&](int64_t first, int64_t end) {
+      for (int64_t row = first; row < end; ++row) {
+        engine_.elementwise.rms_norm(in + row * program_.stride(norm.in), norm.size, norm.gain, norm.size, norm.eps,
+                                     out + row * program_.stride(norm.out), norm.size, 0, norm.num_groups);
+      }
+    });
+    barrier();
+  }
+
+  void carry_out(const op::Add& add) {
+    share_rows(1, [&](int64_t first, int64_t end) {
+      engine_.elementwise.add(program_.column(add.x), program_.stride(add.x), program_.column(add.y),
+                              program_.stride(add.y), add.width, first, end);
+    });
+    barrier();
+  }
+
+  void carry_out(const op::SiluMul& silu) {
+    share_rows(1, [&](int64_t first, int64_t end) {
+      engine_.elementwise.silu_mul(program_.column(silu.in), program_.stride(silu.in), silu.width,
+                                   program_.column(silu.out), program_.stride(silu.out), first, end);
+    });
+    barrier();
+  }
+
+  void carry_out(const op::Multiply& multiply) {
+    const bool overwrites_input = multiply.out.buffer == multiply.in.view.buffer;
+    const uint8_t* inputs = prepare(multiply.in, *multiply.matrix, overwrites_input);
+    product(*multiply.matrix, inputs, multiply.bias, multiply.accumulate, program_.column(multiply.out),
+            program_.stride(multiply.out));
+    barrier();
+  }
+
+  void carry_out(const op::Rope& rope) {
+    share_rows(1, [&](int64_t first, int64_t end) { rotate(rope, first, end); });
+    barrier();
+  }
+
+  void carry_out(const op::Attend& attend) {
+    share_rows(1, [&](int64_t first, int64_t end) { place(attend, first, end); });
+    barrier();
+    const AttentionStep& step = step_.inputs.attention;
+    const float* q = program_.column(attend.q);
+    float* out = program_.column(attend.out);
+    const int64_t q_stride = program_.stride(attend.q), out_stride = program_.stride(attend.out);
+    float* partials = program_.partials_.floats();
+    const auto& tasks = step_.plan.tasks;
+    for (int64_t i; (i = take(static_cast<int64_t>(tasks.size()))) >= 0;) {
+      engine_.attention.attend(step_.cache, attend.layer, step, tasks[static_cast<size_t>(i)], q, q_stride, out,
+                               out_stride, partials);
+    }
+    barrier();
+    const auto& merges = step_.plan.merges;
+    if (merges.empty()) return;
+    for (int64_t i; (i = take(static_cast<int64_t>(merges.size()))) >= 0;) {
+      engine_.attention.merge(step_.cache, step, merges[static_cast<size_t>(i)], partials, out, out_stride);
+    }
+    barrier();
+  }
+
+  void carry_out(const op::Compact& compact) {
+    const int64_t num_kept = step_.inputs.num_logit_tokens;
+    if (num_kept == num_rows_) return;
+    for (size_t i = static_cast<size_t>(thread_); i < compact.buffers.size(); i += static_cast<size_t>(num_threads_)) {
+      const View all{compact.buffers[i], 0};
+      float* rows = program_.column(all);
+      const int64_t width = program_.stride(all);
+      for (int64_t kept = 0; kept < num_kept; ++kept) {  // ascending: a source is never behind its target
+        const int64_t token = step_.inputs.logit_tokens[kept];
+        if (token != kept) std::memcpy(rows + kept * width, rows + token * width, sizeof(float) * width);
+      }
+    }
+    num_rows_ = num_kept;
+    barrier();
+  }
+
+  void carry_out(const op::Logits& logits) {
+    const uint8_t* inputs = prepare(logits.in, *logits.head, false);
+    float* values = step_.logits;
+    const int64_t vocab_size = logits.head->n;
+    product(*logits.head, inputs, nullptr, false, values, vocab_size);
+    barrier();
+    for (int64_t row; (row = take(num_rows_)) >= 0;) {
+      const RowSummary summary = engine_.sampling.summary(values + row * vocab_size, vocab_size);
+      step_.summaries.best[row] = summary.best;
+      step_.summaries.finite[row] = summary.finite;
+    }
+  }
+
+  // ---- matrix products --------------------------------------------------------------------------------------------
+
+  // The inputs of a product, one area per format of the matrix. A single row is prepared by every thread for itself,
+  // which costs less than waiting for one of them, unless a faster thread could already overwrite what it reads.
+  const uint8_t* prepare(const Input& input, const Matrix& matrix, bool overwrites_input) {
+    const bool alone = num_rows_ == 1 && !overwrites_input;
+    uint8_t* inputs = alone ? own(program_.own_prepared_).bytes() : program_.prepared_.bytes();
+    float* transformed = alone ? own(program_.own_transformed_).floats() : program_.transformed_.floats();
+    if (alone) {
+      prepare_rows(input, matrix, transformed, inputs, 0, 1);
+      return inputs;
+    }
+    int64_t group = 1;
+    for (const Format format : matrix.formats) group = std::max(group, engine_.linear.input_group(format));
+    share_rows(group, [&](int64_t first, int64_t end) {
+      prepare_rows(input, matrix, transformed, inputs, first, end);
+    });
+    barrier();
+    return inputs;
+  }
+
+  Area& own(std::vector<std::unique_ptr<Area>>& areas) { return *areas[static_cast<size_t>(thread_)]; }
+
+  void prepare_rows(const Input& input, const Matrix& matrix, float* transformed, uint8_t* inputs, int64_t first,
+                    int64_t end) {
+    const float* x = program_.column(input.view);
+    int64_t stride = program_.stride(input.view);
+    if (input.source == Source::norm) {
+      engine_.elementwise.rms_norm(x, stride, input.gain, matrix.k, input.eps, transformed, matrix.k, first, end);
+    } else if (input.source == Source::silu) {
+      engine_.elementwise.silu_mul(x, stride, matrix.k, transformed, matrix.k, first, end);
+    }
+    if (input.source != Source::plain) {
+      x = transformed;
+      stride = matrix.k;
+    }
+    for (size_t i = 0; i < matrix.formats.size(); ++i) {
+      engine_.linear.prepare(matrix.formats[i], x, stride, num_rows_, matrix.k, first, end,
+                             inputs + input_offset(matrix, i));
+    }
+  }
+
+  // Where the inputs for formats[index] begin.
+  size_t input_offset(const Matrix& matrix, size_t index) const {
+    size_t offset = 0;
+    for (size_t i = 0; i < index; ++i) {
+      const size_t bytes = engine_.linear.input_bytes(matrix.formats[i], num_rows_, matrix.k);
+      offset += (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+    }
+    return offset;
+  }
+
+  void product(const Matrix& matrix, const uint8_t* inputs, const float* bias, bool accumulate, float* out,
+               int64_t stride) {
+    int64_t first_piece = 0;  // pieces of all segments are numbered through
+    int64_t taken = -1;
+    for (const Matrix::Segment& segment : matrix.segments) {
+      const int64_t panel_rows = engine_.linear.panel_rows(segment.linear.format);
+      const int64_t num_panels = (segment.linear.n + panel_rows - 1) / panel_rows;
+      const int64_t piece = num_threads_ == 1 ? num_panels : num_panels / (num_threads_ * PIECES_PER_THREAD) + 1;
+      const int64_t count = (num_panels + piece - 1) / piece;
+      const uint8_t* prepared = inputs + input_offset(matrix, format_index(matrix, segment.linear.format));
+      const float* segment_bias = bias == nullptr ? nullptr : bias + segment.first_output;
+      while (true) {
+        if (taken < first_piece) taken = take(INT64_MAX);
+        if (taken >= first_piece + count) break;
+        const int64_t panel = (taken - first_piece) * piece;
+        engine_.linear.multiply(segment.linear, prepared, num_rows_, panel, std::min(num_panels, panel + piece),
+                                segment_bias, accumulate, out + segment.first_output, stride);
+        taken = -1;
+      }
+      first_piece += count;
+    }
+  }
+
+  static size_t format_index(const Matrix& matrix, Format format) {
+    return static_cast<size_t>(std::find(matrix.formats.begin(), matrix.formats.end(), format) -
+                               matrix.formats.begin());
+  }
+
+  // ---- heads ------------------------------------------------------------------------------------------------------
+
+  void rotate(const op::Rope& rope, int64_t first, int64_t end) {
+    const Program::Angles& angles = program_.angles_[static_cast<size_t>(rope.angles)];
+    engine_.elementwise.rope(program_.column(rope.view), program_.stride(rope.view), rope.num_heads, rope.head_size,
+                             angles.cos.data(), angles.sin.data(), first, end);
+  }
+
+  void norm_heads(View view, int64_t num_heads, int64_t size, const float* gain, float eps, int64_t first,
+                  int64_t end) {
+    for (int64_t row = first; row < end; ++row) {
+      float* heads = program_.column(view) + row * program_.stride(view);
+      engine_.elementwise.rms_norm(heads, size, gain, size, eps, heads, size, 0, num_heads);
+    }
+  }
+
+  // Queries, keys and values of tokens [first, end) become what attention reads.
+  void place(const op::Attend& attend, int64_t first, int64_t end) {
+    const int64_t size = attend.head_size;
+    if (attend.q_gain != nullptr) {
+      norm_heads(attend.q, attend.num_heads, size, attend.q_gain, attend.eps, first, end);
+    }
+    if (attend.k_gain != nullptr) {
+      norm_heads(attend.k, attend.num_kv_heads, size, attend.k_gain, attend.eps, first, end);
+    }
+    if (attend.angles >= 0) {
+      rotate({attend.q, attend.num_heads, size, attend.angles}, first, end);
+      rotate({attend.k, attend.num_kv_heads, size, attend.angles}, first, end);
+    }
+    engine_.attention.store(step_.cache, attend.layer, step_.inputs.attention, program_.column(attend.k),
+                            program_.column(attend.v), program_.stride(attend.k), first, end);
+  }
+
+  Program& program_;
+  Engine& engine_;
+  StepInProgress& step_;
+  const int thread_;
+  const int num_threads_;
+  int64_t num_rows_;
+  unsigned phase_ = 0;
+};
+
+double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSummaries& summaries) {
+  check_cache(cache, inputs.attention);
+  check_tokens(cache, inputs);
+  make_room(inputs.attention.num_tokens);
+  place_angles(inputs);
+  clear_fresh_tails(cache, inputs.attention);
+  for (Tasks& counter : counters_) counter.reset();
+  StepInProgress step{cache, inputs, {}, logit_memory(inputs.num_logit_tokens).values.get(), summaries};
+  if (num_heads_ > 0) {
+    step.plan = plan_attention(inputs.attention, num_kv_heads_, head_size_, engine_.pool.size());
+    partials_.reserve(step.plan.scratch_floats * sizeof(float));
+  }
+  struct Context {
+    Program* program;
+    StepInProgress* step;
+  } context{this, &step};
+  const Clock::time_point start = Clock::now();
+  engine_.pool.run(
+      [](void* raw, int thread) {
+        auto* own = static_cast<Context*>(raw);
+        Walker(*own->program, *own->step, thread).walk();
+      },
+      &context);
+  return seconds_since(start);
+}
+
+void draw_rows(Engine& engine, const float* logits, int64_t vocab_size, const std::vector<int64_t>& rows,
+               const std::vector<DrawParams>& params, int64_t* drawn) {
+  struct Context {
+    const float* logits;
+    int64_t vocab_size;
+    const std::vector<int64_t>& rows;
+    const std::vector<DrawParams>& params;
+    int64_t* drawn;
+    Tasks tasks;
+  } context{logits, vocab_size, rows, params, drawn, {}};
+  const auto body = [](void* raw, int) {
+    auto* own = static_cast<Context*>(raw);
+    for (int64_t i; (i = own->tasks.take(static_cast<int64_t>(own->rows.size()))) >= 0;) {
+      const size_t place = static_cast<size_t>(i);
+      own->drawn[i] = draw(own->logits + own->rows[place] * own->vocab_size, own->vocab_size, own->params[place]);
+    }
+  };
+  if (rows.size() == 1) {
+    body(&context, 0);  // nobody needs to be woken
+  } else {
+    engine.pool.run(body, &context);
+  }
+}
+
+}  // namespace relevo

@@ -1,0 +1,34 @@
+// The operations between matrix products. Each works on rows [first, end), so that threads share them by rows.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/cpu.h"
+
+namespace relevo {
+
+struct ElementwiseKernels {
+  Path path;
+  // out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight over `size` elements; groups of `size` lie `x_stride` apart.
+  // x and out may be the same.
+  void (*rms_norm)(const float* x, int64_t x_stride, const float* weight, int64_t size, float eps, float* out,
+                   int64_t out_stride, int64_t first, int64_t end);
+  // x[t] += y[t]
+  void (*add)(float* x, int64_t x_stride, const float* y, int64_t y_stride, int64_t size, int64_t first, int64_t end);
+  // out[t, i] = silu(x[t, i]) * x[t, size + i] for i < size
+  void (*silu_mul)(const float* x, int64_t x_stride, int64_t size, float* out, int64_t out_stride, int64_t first,
+                   int64_t end);
+  // Rotate heads in place: x[t] holds num_heads * head_size floats; dimension i pairs with i + head_size / 2.
+  // cos and sin: [T, head_size / 2], row t for token t.
+  void (*rope)(float* x, int64_t x_stride, int64_t num_heads, int64_t head_size, const float* cos, const float* sin,
+               int64_t first, int64_t end);
+};
+
+const ElementwiseKernels& elementwise_kernels(Path path);
+
+// cos/sin [T, half] of position * inv_freq, times scale. The angle is a float32 product, as in the implementations that
+// models are trained with: a more exact one would be another model at large positions. The rest is rounded once.
+void rope_angles(const int64_t* positions, int64_t num_tokens, const float* inv_freq, int64_t half, float scale,
+                 float* cos, float* sin);
+
+}  // namespace relevo
