@@ -124,7 +124,7 @@ class RoutingWorld:
     def _connect(self, teller: Placement) -> None:
         """What it has to tell reaches the others after the delay, at most one batch per instant."""
         for other in self.placements:
-            other.peer_state.take(str(self.placements.index(teller)), teller.journal.snapshot())
+            other.peer_state.take(str(self.placements.index(teller)), teller.change_log.snapshot())
         due: list[bool] = []
 
         def news(is_urgent: bool) -> None:
@@ -137,7 +137,7 @@ class RoutingWorld:
     def _flush(self, now_s: float, what: Any) -> None:
         teller, due = what
         due.clear()
-        batch = teller.journal.batch()
+        batch = teller.change_log.batch()
         if batch is not None:
             self._at(now_s + (self.gossip_delay_s or 0.0), "hear", (teller, batch))
 
