@@ -30,7 +30,7 @@ class StepCosts:
     per_token_s: float
     per_kv_token_s: float
 
-    def step_s(self, num_tokens: int, num_kv_tokens: int) -> float:
+    def step_s(self, num_tokens: int, num_kv_tokens: float) -> float:
         return self.base_s + self.per_token_s * num_tokens + self.per_kv_token_s * num_kv_tokens
 
 

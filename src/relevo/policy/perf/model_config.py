@@ -1,0 +1,195 @@
+"""From a Hugging Face `config.json` to a `ModelShape`.
+
+Owns which families are known and how each one's config names what they share. A family whose attention or experts are
+built otherwise is refused in one sentence: a wrong shape would be a wrong answer of the planner that nothing shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from relevo.core.errors import UnsupportedModel
+from relevo.policy.perf.model_shape import AttentionKind, AttentionLayers, Experts, ModelShape
+from relevo.policy.perf.weight_formats import WeightFormats, weight_formats
+
+Config = Mapping[str, Any]
+
+_INDEX_SCALE_BYTES = 4  # float32 per token beside an 8-bit indexer key
+
+
+def model_shape(name: str, config: Config, formats: WeightFormats | None = None) -> ModelShape:
+    """`formats`: how the weights are stored, where not as the config says. Of a model with vision the text part.
+    Raises UnsupportedModel."""
+    text: Config = {**config, **(config.get("text_config") or {})}
+    family = str(text.get("model_type", ""))
+    attention_of = _ATTENTION.get(family)
+    if attention_of is None:
+        known = ", ".join(sorted(_ATTENTION))
+        raise UnsupportedModel(f"{name}: the shape of model_type {family!r} is not known; known are {known}")
+    experts = _experts(text, family)
+    num_dense_layers = text["num_hidden_layers"] - (experts.num_layers if experts else 0)
+    dense_size = text.get("intermediate_size_mlp") if family == "llama4_text" else text.get("intermediate_size")
+    return ModelShape(
+        name=name,
+        hidden_size=text["hidden_size"],
+        vocab_size=text["vocab_size"],
+        is_tied=bool(text.get("tie_word_embeddings", False)),
+        attention=attention_of(text),
+        num_dense_weights=num_dense_layers * 3 * text["hidden_size"] * (dense_size or 0),
+        experts=experts,
+        formats=formats or weight_formats(text.get("quantization_config")),
+    )
+
+
+def _head_size(text: Config) -> int:
+    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+
+
+def _grouped(text: Config, kind: AttentionKind, num_layers: int, max_span: int | None = None) -> AttentionLayers:
+    """Attention with heads that share keys and values (GQA), of `num_layers` layers."""
+    num_heads, num_kv_heads = text["num_attention_heads"], text.get("num_key_value_heads", text["num_attention_heads"])
+    size, hidden = _head_size(text), text["hidden_size"]
+    num_queries = num_heads * (2 if text.get("attn_output_gate") else 1)
+    pair = 2 * num_heads * size
+    return AttentionLayers(
+        kind=kind,
+        num_layers=num_layers,
+        num_weights=hidden * size * (num_queries + 2 * num_kv_heads + num_heads),
+        num_kv_heads=num_kv_heads,
+        kv_values_per_token=2 * num_kv_heads * size,
+        products_per_decode_pair=pair,
+        products_per_prefill_pair=pair,
+        max_span=max_span,
+    )
+
+
+def _uniform(text: Config) -> tuple[AttentionLayers, ...]:
+    window = text.get("sliding_window") if text.get("use_sliding_window", True) else None
+    if window and text.get("model_type") in ("mistral", "mixtral"):
+        return (_grouped(text, AttentionKind.WINDOW, text["num_hidden_layers"], window),)
+    return (_grouped(text, AttentionKind.FULL, text["num_hidden_layers"]),)
+
+
+def _windowed(text: Config) -> tuple[AttentionLayers, ...]:
+    """Layers of which some see a window, as `layer_types` says (gpt-oss, Gemma 3)."""
+    num_layers, pattern = text["num_hidden_layers"], text.get("sliding_window_pattern", 6)
+    types = text.get("layer_types") or [
+        "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention" for layer in range(num_layers)
+    ]
+    num_full = types.count("full_attention")
+    return (
+        _grouped(text, AttentionKind.FULL, num_full),
+        _grouped(text, AttentionKind.WINDOW, num_layers - num_full, text["sliding_window"]),
+    )
+
+
+def _llama4(text: Config) -> tuple[AttentionLayers, ...]:
+    """Every fourth layer sees everything, the others their own chunk."""
+    num_full = text["num_hidden_layers"] // 4
+    return (
+        _grouped(text, AttentionKind.FULL, num_full),
+        _grouped(text, AttentionKind.CHUNK, text["num_hidden_layers"] - num_full, text["attention_chunk_size"]),
+    )
+
+
+def _latent(text: Config) -> tuple[AttentionLayers, ...]:
+    """MLA; with `index_topk` sparse attention over the latents (DSA)."""
+    hidden, num_heads = text["hidden_size"], text["num_attention_heads"]
+    latent, rope, nope, value = (
+        text[key] for key in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    )
+    query_rank = text.get("q_lora_rank")
+    replicated = hidden * (latent + rope) + (hidden * query_rank if query_rank else 0)
+    split = (query_rank or hidden) * num_heads * (nope + rope)
+    split += latent * num_heads * (nope + value) + num_heads * value * hidden
+    index_heads, index_size = text.get("index_n_heads", 0), text.get("index_head_dim", 0)
+    if text.get("index_topk"):
+        replicated += query_rank * index_heads * index_size + hidden * (index_size + index_heads)
+    layers = AttentionLayers(
+        kind=AttentionKind.LATENT,
+        num_layers=text["num_hidden_layers"],
+        num_weights=split,
+        num_replicated_weights=replicated,
+        num_kv_heads=1,
+        kv_values_per_token=latent + rope,
+        products_per_decode_pair=num_heads * (2 * latent + rope),
+        products_per_prefill_pair=num_heads * (nope + rope + value),
+        max_span=text.get("index_topk"),
+        index_bytes_per_token=index_size + _INDEX_SCALE_BYTES if text.get("index_topk") else 0,
+        index_products_per_pair=index_heads * index_size,
+    )
+    return (layers,)
+
+
+def _hybrid(text: Config) -> tuple[AttentionLayers, ...]:
+    """Gated-delta layers with a state, every `full_attention_interval`-th layer sees everything (Qwen3-Next, 3.5)."""
+    num_layers, hidden = text["num_hidden_layers"], text["hidden_size"]
+    types = text.get("layer_types")
+    num_full = types.count("full_attention") if types else num_layers // text.get("full_attention_interval", 4)
+    key_heads, value_heads = text["linear_num_key_heads"], text["linear_num_value_heads"]
+    key_size, value_size = text["linear_key_head_dim"], text["linear_value_head_dim"]
+    num_keys, num_values = key_heads * key_size, value_heads * value_size
+    conv_values = (2 * num_keys + num_values) * (text["linear_conv_kernel_dim"] - 1)
+    state = AttentionLayers(
+        kind=AttentionKind.STATE,
+        num_layers=num_layers - num_full,
+        num_weights=hidden * (2 * num_keys + 2 * num_values + 2 * value_heads) + num_values * hidden,
+        num_kv_heads=key_heads,
+        state_bytes_per_sequence=value_heads * key_size * value_size * 4 + conv_values * 2,
+    )
+    return (_grouped({"attn_output_gate": True, **text}, AttentionKind.FULL, num_full), state)
+
+
+_ATTENTION: dict[str, Callable[[Config], tuple[AttentionLayers, ...]]] = {
+    "llama": _uniform,
+    "mistral": _uniform,
+    "mixtral": _uniform,
+    "qwen2": _uniform,
+    "qwen3": _uniform,
+    "qwen3_moe": _uniform,
+    "qwen3_vl_text": _uniform,
+    "qwen3_vl_moe_text": _uniform,
+    "glm4_moe": _uniform,
+    "minimax_m2": _uniform,
+    "gpt_oss": _windowed,
+    "gemma3_text": _windowed,
+    "llama4_text": _llama4,
+    "deepseek_v3": _latent,
+    "deepseek_v32": _latent,
+    "kimi_k2": _latent,
+    "glm_moe_dsa": _latent,
+    "qwen3_next": _hybrid,
+    "qwen3_5_text": _hybrid,
+    "qwen3_5_moe_text": _hybrid,
+}
+
+
+def _experts(text: Config, family: str) -> Experts | None:
+    num_experts = text.get("n_routed_experts") or text.get("num_local_experts") or text.get("num_experts")
+    if not num_experts:
+        return None
+    hidden, num_layers = text["hidden_size"], text["num_hidden_layers"]
+    size = text.get("moe_intermediate_size") or text["intermediate_size"]
+    if family == "llama4_text":
+        shared = size
+    else:
+        shared = text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * size
+    return Experts(
+        num_layers=num_layers - _num_dense_layers(text, num_layers),
+        num_experts=num_experts,
+        num_active=text.get("num_experts_per_tok") or text["experts_per_token"],
+        num_weights_each=3 * hidden * size,
+        num_shared_weights=3 * hidden * shared,
+        num_router_weights=hidden * num_experts,
+    )
+
+
+def _num_dense_layers(text: Config, num_layers: int) -> int:
+    """Layers with an MLP in place of experts."""
+    if "first_k_dense_replace" in text:
+        return int(text["first_k_dense_replace"])
+    if "interleave_moe_layer_step" in text:
+        return num_layers - num_layers // int(text["interleave_moe_layer_step"])
+    step, plain = int(text.get("decoder_sparse_step", 1)), set(text.get("mlp_only_layers") or ())
+    return sum((layer + 1) % step != 0 or layer in plain for layer in range(num_layers))

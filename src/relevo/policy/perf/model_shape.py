@@ -1,0 +1,140 @@
+"""The shape of a model as far as time and memory depend on it: weights per part, KV per token, attention per layer.
+
+Owns no numbers of devices and no way to split. Layers that are alike are counted, not listed. Counts of weights leave out
+norms and biases (below one part in a thousand). Reading a config is `model_config`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from relevo.policy.perf.weight_formats import WeightFormat, WeightFormats
+
+
+class AttentionKind(StrEnum):
+    FULL = "full"
+    WINDOW = "window"  # a token sees the last `max_span` tokens; only those are kept
+    CHUNK = "chunk"  # a token sees its own chunk of `max_span` tokens, as far as it has come
+    LATENT = "latent"  # one latent per token for all heads (MLA)
+    STATE = "state"  # a state of fixed size per sequence, nothing per token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLayers:
+    """Layers whose attention is alike. Sizes in values, per layer; a token and a token it sees are a pair."""
+
+    kind: AttentionKind
+    num_layers: int
+    num_weights: int  # of projections that tensor parallelism divides
+    num_replicated_weights: int = 0  # of projections that every rank holds (down-projections of MLA, indexers)
+    num_kv_heads: int  # that KV can be divided by; 1 for latents
+    kv_values_per_token: int = 0
+    products_per_decode_pair: int = 0  # multiply-adds, all heads; absorbed form for latents
+    products_per_prefill_pair: int = 0
+    max_span: int | None = None  # tokens that a token reads at most; None: all before it
+    index_bytes_per_token: int = 0  # keys of a sparse indexer, read for all tokens and kept beside the KV
+    index_products_per_pair: int = 0
+    state_bytes_per_sequence: int = 0
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether KV stops growing with the sequence. Sparse attention over all latents keeps all of them."""
+        return self.kind in (AttentionKind.WINDOW, AttentionKind.CHUNK, AttentionKind.STATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Of layers with routed experts."""
+
+    num_layers: int
+    num_experts: int
+    num_active: int  # per token
+    num_weights_each: int
+    num_shared_weights: int = 0  # per layer, passed by every token
+    num_router_weights: int = 0
+
+    def distinct(self, num_tokens: float) -> float:
+        """Expected number of different experts that a batch uses in a layer, with independent uniform routing."""
+        return self.num_experts * (1.0 - (1.0 - self.num_active / self.num_experts) ** num_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    name: str
+    hidden_size: int
+    vocab_size: int
+    is_tied: bool  # the output layer is the embedding
+    attention: tuple[AttentionLayers, ...]
+    num_dense_weights: int  # of all MLPs without experts, all layers
+    experts: Experts | None
+    formats: WeightFormats
+
+    @property
+    def num_layers(self) -> int:
+        return sum(layers.num_layers for layers in self.attention)
+
+    @property
+    def num_weights(self) -> int:
+        """Of the whole text model, the embedding and the output layer included."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
+        return embeddings + self._num_attention_weights + self.num_dense_weights + self._num_expert_weights(None)
+
+    @property
+    def num_active_weights(self) -> int:
+        """Multiplied for one token, embedding included as published counts have it."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
+        active = self._num_expert_weights(self.experts.num_active) if self.experts else 0
+        return embeddings + self._num_attention_weights + self.num_dense_weights + active
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of the text model as it is stored."""
+        embeddings = self.vocab_size * self.hidden_size * WeightFormat.BF16.bytes_per_weight
+        total = embeddings + (0.0 if self.is_tied else self.head_bytes)
+        total += self._num_attention_weights * self.formats.attention.bytes_per_weight
+        total += self.num_dense_weights * self.formats.dense.bytes_per_weight
+        if self.experts:
+            moe = self.experts
+            routed = moe.num_experts * moe.num_weights_each * self.formats.experts.bytes_per_weight
+            shared = moe.num_shared_weights * self.formats.shared.bytes_per_weight
+            router = moe.num_router_weights * WeightFormat.BF16.bytes_per_weight
+            total += moe.num_layers * (routed + shared + router)
+        return total
+
+    @property
+    def head_bytes(self) -> float:
+        return self.vocab_size * self.hidden_size * self.formats.head.bytes_per_weight
+
+    def kv_bytes_per_token(self, kv_value_bytes: float = 2.0) -> float:
+        """Stored for a token while it is seen by all layers: what a short sequence takes, or a handoff moves."""
+        return sum(_kv_bytes(layers, kv_value_bytes) for layers in self.attention)
+
+    def growing_kv_bytes_per_token(self, kv_value_bytes: float = 2.0) -> float:
+        """Of layers that keep every token."""
+        return sum(_kv_bytes(layers, kv_value_bytes) for layers in self.attention if not layers.is_bounded)
+
+    def sequence_bytes(self, num_tokens: int, kv_value_bytes: float = 2.0) -> float:
+        """KV and states of one sequence of that length."""
+        total = 0.0
+        for layers in self.attention:
+            kept = min(num_tokens, layers.max_span or num_tokens) if layers.is_bounded else num_tokens
+            total += kept * _kv_bytes(layers, kv_value_bytes)
+            total += layers.num_layers * layers.state_bytes_per_sequence
+        return total
+
+    @property
+    def _num_attention_weights(self) -> int:
+        return sum(a.num_layers * (a.num_weights + a.num_replicated_weights) for a in self.attention)
+
+    def _num_expert_weights(self, num_used: int | None) -> int:
+        """Routed, shared and router weights of all layers, with all experts or with `num_used` of each layer."""
+        if not self.experts:
+            return 0
+        moe = self.experts
+        num_routed = (moe.num_experts if num_used is None else num_used) * moe.num_weights_each
+        return moe.num_layers * (num_routed + moe.num_shared_weights + moe.num_router_weights)
+
+
+def _kv_bytes(layers: AttentionLayers, kv_value_bytes: float) -> float:
+    return layers.num_layers * (layers.kv_values_per_token * kv_value_bytes + layers.index_bytes_per_token)

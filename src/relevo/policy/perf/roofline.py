@@ -1,0 +1,48 @@
+"""Step times from a model's shape, a device, a parallelism and an engine's constants: the analytic model.
+
+Source: the roofline model (Williams, Waterman, Patterson 2009): what is read and what is multiplied overlap, the longer
+one counts. Fixed costs per layer are added to it, which explain how decode times scale with tensor parallelism.
+"""
+
+from __future__ import annotations
+
+from relevo.policy.perf.engine_constants import DEFAULT_CONSTANTS, EngineConstants
+from relevo.policy.perf.step_time import StepShape, decode_shape
+from relevo.policy.perf.step_work import DeviceWork
+
+
+class RooflineModel:
+    """A `StepTimeModel`. Remembers what a decode batch costs besides its KV, so that asking again is cheap."""
+
+    def __init__(self, work: DeviceWork, constants: EngineConstants = DEFAULT_CONSTANTS) -> None:
+        self.work, self.constants = work, constants
+        self._fixed_s: dict[int, float] = {}  # of a decode step, by its rows
+        self._reads = [  # (seconds per token that a row reads, tokens at most)
+            (max(cost.read_s / constants.memory_efficiency, cost.product_s / constants.compute_efficiency), cost)
+            for cost in work.reads
+        ]
+
+    def step_s(self, step: StepShape) -> float:
+        if step.num_prefill_tokens:
+            return self.constants.seconds(self.work.work(step))
+        return self.decode_run_s(step.num_decode_rows, step.num_decode_kv_tokens, 1)
+
+    def decode_run_s(self, num_rows: int, num_kv_tokens: float, num_steps: int) -> float:
+        fixed_s = self._fixed_s.get(num_rows)
+        if fixed_s is None:
+            fixed_s = self.constants.seconds(self.work.fixed_work(decode_shape(num_rows, 0)))
+            self._fixed_s[num_rows] = fixed_s
+        context = num_kv_tokens / num_rows if num_rows else 0.0
+        read_s = 0.0
+        for token_s, cost in self._reads:
+            read_s += token_s * _sum_of_reads(context, num_steps, cost.max_span)
+        return num_steps * fixed_s + self.work.num_local_rows(num_rows) * read_s
+
+
+def _sum_of_reads(context: float, num_steps: int, max_span: int | None) -> float:
+    """Tokens that a row reads in that many steps, which see one more each; none reads more than `max_span`."""
+    if max_span is not None:
+        num_growing = max(0, min(num_steps, int(max_span - context) + 1)) if context <= max_span else 0
+        growing = num_growing * context + num_growing * (num_growing - 1) / 2
+        return growing + (num_steps - num_growing) * max_span
+    return num_steps * context + num_steps * (num_steps - 1) / 2
