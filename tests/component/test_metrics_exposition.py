@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from relevo.core.baton import PrefillFacts
-from relevo.core.events import StepCounters, WorkerLoad
+from relevo.core.events import StepCosts, StepCounters, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.orchestrator.ports import EngineStatus, LineStatus, WorkerStatus
@@ -276,6 +276,12 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
     assert scrape.value(refused, worker(counters=counters), door="kv", reason="secret") == 9
     assert scrape.value(refused, worker(counters=counters), door="wire", reason="user") == 10
     assert scrape.value(refused, worker(counters=counters), door="kv", reason="timeout") == 0
+
+
+def test_step_costs_are_what_the_worker_measured(scrape: Scrape) -> None:
+    load = WorkerLoad(costs=StepCosts(base_s=1e-3, per_token_s=2e-4, per_kv_token_s=3e-7))
+    for per, cost_s in (("step", 1e-3), ("token", 2e-4), ("kv_token", 3e-7)):
+        assert scrape.value("relevo:step_cost_seconds", worker(load=load), per=per) == cost_s
 
 
 def collected(series: WorkerSeries, name: str, seen: WorkerStatus) -> float:

@@ -297,6 +297,12 @@ TABLE: tuple[Metric, ...] = (
         _OWN,
     ),
     _worker_gauge("relevo:step_budget_tokens", "Tokens that a step may have; no step is larger.", _OWN),
+    _worker_gauge(
+        "relevo:step_cost_seconds",
+        "Measured step time, linear in what a step holds: seconds per step, per token computed and per token of "
+        "context read; 0 before the first steps. `per`: step, token, kv_token.",
+        (*_OWN, "per"),
+    ),
     _worker_count("relevo:kv_transfer_bytes_total", "KV handed to other workers, by the worker that sent it.", _OWN),
     _worker_count("relevo:kv_transfer_seconds_total", "Time in which KV was on its way to other workers.", _OWN),
     _worker_count(

@@ -131,6 +131,8 @@ class WorkerSeries(Collector):
                 _add(families, name, labels, value)
             for (door, reason), count in _refused(incarnations).items():
                 _add(families, "relevo:refused_connections_total", labels | {"door": door, "reason": reason}, count)
+            for per, cost_s in _step_costs(worker.load).items():
+                _add(families, "relevo:step_cost_seconds", labels | {"per": per}, cost_s)
             for state, num_blocks in _blocks(worker.load).items():
                 _add(families, "relevo:blocks", labels | {"state": state}, num_blocks)
             if worker.layout is not None and worker.load.num_total_blocks:
@@ -198,6 +200,11 @@ def _refused(incarnations: _Incarnations) -> dict[tuple[str, str], float]:
         WorkerPort.WIRE: WireRefusal,
     }
     return {(d, reason): totals.get(refused_key(d, reason), 0) for d, kinds in reasons.items() for reason in kinds}
+
+
+def _step_costs(load: WorkerLoad) -> dict[str, float]:
+    costs = load.costs
+    return {"step": costs.base_s, "token": costs.per_token_s, "kv_token": costs.per_kv_token_s}
 
 
 def _blocks(load: WorkerLoad) -> dict[str, int]:

@@ -25,6 +25,7 @@ class Device:
     fp4_flops: float = 0.0  # 0: as fp8
     link_bytes_per_s: float  # to a device of the same domain, one way
     num_link_devices: int = 8  # in such a domain
+    sums_in_switch: bool = False  # the links' switch adds (NVLink SHARP): each value crosses a link once
     network_bytes_per_s: float = 0.0  # to other machines, one way, per device
 
     def flops(self, weight_format: WeightFormat) -> float:
@@ -61,6 +62,7 @@ _DEVICES = (
         bf16_flops=989e12,
         fp8_flops=1979e12,
         link_bytes_per_s=450e9,
+        sums_in_switch=True,
         network_bytes_per_s=50e9,
     ),
     Device(
@@ -70,6 +72,7 @@ _DEVICES = (
         bf16_flops=989e12,
         fp8_flops=1979e12,
         link_bytes_per_s=450e9,
+        sums_in_switch=True,
         network_bytes_per_s=50e9,
     ),
     Device(  # InferSim, Apache-2.0
@@ -89,6 +92,7 @@ _DEVICES = (
         fp8_flops=4500e12,
         fp4_flops=9000e12,
         link_bytes_per_s=900e9,
+        sums_in_switch=True,
         network_bytes_per_s=100e9,
     ),
     Device(
@@ -99,6 +103,7 @@ _DEVICES = (
         fp8_flops=4500e12,
         fp4_flops=14000e12,
         link_bytes_per_s=900e9,
+        sums_in_switch=True,
         network_bytes_per_s=100e9,
     ),
     Device(
@@ -110,6 +115,7 @@ _DEVICES = (
         fp4_flops=10000e12,
         link_bytes_per_s=900e9,
         num_link_devices=72,
+        sums_in_switch=True,
         network_bytes_per_s=100e9,
     ),
     Device(
@@ -121,6 +127,7 @@ _DEVICES = (
         fp4_flops=15000e12,
         link_bytes_per_s=900e9,
         num_link_devices=72,
+        sums_in_switch=True,
         network_bytes_per_s=100e9,
     ),
     Device(

@@ -10,7 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relevo.core.errors import UnsupportedModel
-from relevo.policy.perf.model_shape import AttentionKind, AttentionLayers, Experts, ModelShape
+from relevo.policy.perf.model_shape import (
+    INDEXER_LAUNCHES,
+    LATENT_LAUNCHES,
+    STATE_LAUNCHES,
+    AttentionKind,
+    AttentionLayers,
+    Experts,
+    ModelShape,
+)
 from relevo.policy.perf.weight_formats import WeightFormats, weight_formats
 
 Config = Mapping[str, Any]
@@ -118,6 +126,7 @@ def _latent(text: Config) -> tuple[AttentionLayers, ...]:
         max_span=text.get("index_topk"),
         index_bytes_per_token=index_size + _INDEX_SCALE_BYTES if text.get("index_topk") else 0,
         index_products_per_pair=index_heads * index_size,
+        num_launches=LATENT_LAUNCHES + (INDEXER_LAUNCHES if text.get("index_topk") else 0),
     )
     return (layers,)
 
@@ -137,6 +146,7 @@ def _hybrid(text: Config) -> tuple[AttentionLayers, ...]:
         num_weights=hidden * (2 * num_keys + 2 * num_values + 2 * value_heads) + num_values * hidden,
         num_kv_heads=key_heads,
         state_bytes_per_sequence=value_heads * key_size * value_size * 4 + conv_values * 2,
+        num_launches=STATE_LAUNCHES,
     )
     return (_grouped({"attn_output_gate": True, **text}, AttentionKind.FULL, num_full), state)
 

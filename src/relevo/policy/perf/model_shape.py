@@ -1,7 +1,7 @@
 """The shape of a model as far as time and memory depend on it: weights per part, KV per token, attention per layer.
 
-Owns no numbers of devices and no way to split. Layers that are alike are counted, not listed. Counts of weights leave out
-norms and biases (below one part in a thousand). Reading a config is `model_config`'s.
+Owns no numbers of devices and no way to split. Layers that are alike are counted, not listed. Counts of weights leave
+out norms and biases (below one part in a thousand). Reading a config is `model_config`'s.
 """
 
 from __future__ import annotations
@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from relevo.policy.perf.weight_formats import WeightFormat, WeightFormats
+
+# Kernels that engines launch in one layer, roughly: a layer's fixed cost goes with them. Counted by hand, arbitrary to
+# within a few.
+GROUPED_LAUNCHES = 5  # norm, projection, rope and KV write, attention, output
+LATENT_LAUNCHES = 9  # two projections down and their norms, one up, rope, two absorbed products, attention, output
+INDEXER_LAUNCHES = 8  # of sparse attention besides: projections, norm, rope, quantisation, scores, selection
+STATE_LAUNCHES = 8  # two projections, convolution, gates, state, norms, output
+MLP_LAUNCHES = 4  # norm, up, activation, down
 
 
 class AttentionKind(StrEnum):
@@ -36,6 +44,7 @@ class AttentionLayers:
     index_bytes_per_token: int = 0  # keys of a sparse indexer, read for all tokens and kept beside the KV
     index_products_per_pair: int = 0
     state_bytes_per_sequence: int = 0
+    num_launches: int = GROUPED_LAUNCHES
 
     @property
     def is_bounded(self) -> bool:
@@ -56,7 +65,8 @@ class Experts:
 
     def distinct(self, num_tokens: float) -> float:
         """Expected number of different experts that a batch uses in a layer, with independent uniform routing."""
-        return self.num_experts * (1.0 - (1.0 - self.num_active / self.num_experts) ** num_tokens)
+        unused: float = (1.0 - self.num_active / self.num_experts) ** num_tokens
+        return self.num_experts * (1.0 - unused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from relevo.core.events import StepCosts
+from relevo.policy.perf.linear import solve
 
 _FADING = 0.98  # of a sample with each newer one of its class: the last fifty or so count. Arbitrary.
 _SCALE = (1.0, 64.0, 4096.0)  # of a feature; only evens out magnitudes
@@ -85,7 +86,7 @@ def _least_squares(matrix: _Matrix, vector: list[float]) -> list[float]:
     """The non-negative w with the least wᵀ M w - 2 wᵀ v: the best of the unconstrained fits that are non-negative."""
     best, best_loss = [0.0, 0.0, 0.0], 0.0
     for support in _SUPPORTS:
-        solution = _solve([[matrix[i][j] for j in support] for i in support], [vector[i] for i in support])
+        solution = solve([[matrix[i][j] for j in support] for i in support], [vector[i] for i in support])
         if solution is None or min(solution) < 0.0:
             continue
         loss = -sum(w * vector[i] for w, i in zip(solution, support, strict=True))  # at a stationary point
@@ -97,25 +98,6 @@ def _least_squares(matrix: _Matrix, vector: list[float]) -> list[float]:
         if len(support) == 3:
             break  # the unconstrained optimum is admissible: nothing is better
     return best
-
-
-def _solve(matrix: list[list[float]], vector: list[float]) -> list[float] | None:
-    """Gaussian elimination with pivoting; None if the matrix is singular."""
-    size = len(vector)
-    rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda r: abs(rows[r][column]))
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        if rows[column][column] == 0.0:
-            return None
-        for r in range(column + 1, size):
-            factor = rows[r][column] / rows[column][column]
-            rows[r] = [a - factor * b for a, b in zip(rows[r], rows[column], strict=True)]
-    solution = [0.0] * size
-    for r in reversed(range(size)):
-        known = sum(rows[r][c] * solution[c] for c in range(r + 1, size))
-        solution[r] = (rows[r][size] - known) / rows[r][r]
-    return solution
 
 
 class HandoffCostModel:

@@ -1,18 +1,26 @@
 """What one device has to read, multiply and send for a step: a model's shape on a device under a parallelism.
 
-Weights are read once per step, of experts those that the batch is expected to use; the busiest rank counts where ranks
-hold different experts. KV is read once per row; layers with a window, a chunk or sparse attention read no further than
-that. Sums of the step stand for its rows: rows of one step are taken to be of equal length where a layer stops reading.
-Stages of a pipeline follow one another, so a step passes all layers whichever device holds them.
+Weights are read once per step, of experts those that the batch is expected to use, spread evenly over the ranks
+whether they hold whole experts or slices (measured steps show no busiest rank). KV is read once per row; layers with a
+window, a chunk or sparse attention read no further than that. Sums of the step stand for its rows: where a layer stops
+reading, the rows of one step are taken to be of equal length. Stages of a pipeline follow one another, so a step passes
+all layers whichever device holds them.
 """
 
 from __future__ import annotations
 
-from math import ceil, log, sqrt
+from math import ceil
 
 from relevo.policy.perf.devices import Device
 from relevo.policy.perf.engine_constants import StepWork
-from relevo.policy.perf.model_shape import AttentionKind, AttentionLayers, Experts, ModelShape
+from relevo.policy.perf.model_shape import (
+    GROUPED_LAUNCHES,
+    MLP_LAUNCHES,
+    AttentionKind,
+    AttentionLayers,
+    Experts,
+    ModelShape,
+)
 from relevo.policy.perf.parallelism import Parallelism
 from relevo.policy.perf.step_time import StepShape
 from relevo.policy.perf.weight_formats import WeightFormat
@@ -22,7 +30,7 @@ _DISPATCH_BYTES = 1.0 + 2.0  # per value of a token sent to an expert (8 bits) a
 
 
 class ReadCost:
-    """Of decode rows in layers that are alike: seconds at the ceilings per token that a row reads."""
+    """Of decode rows in layers that are alike: seconds at the ceilings for a token that a row reads."""
 
     __slots__ = ("max_span", "product_s", "read_s")
 
@@ -45,6 +53,8 @@ class DeviceWork:
         self._read_s = 1.0 / device.read_bytes_per_s
         self._set_dense_costs()
         self._set_links()
+        launches = (a.num_layers * (a.num_launches + MLP_LAUNCHES) for a in shape.attention)
+        self._num_plain_layers = sum(launches) / (GROUPED_LAUNCHES + MLP_LAUNCHES)
         states = (a.num_layers * a.state_bytes_per_sequence / parallelism.kv_shards(a) for a in shape.attention)
         self._row_state_s = 2 * sum(states) * self._read_s  # read and written
 
@@ -70,16 +80,16 @@ class DeviceWork:
         num_tokens = self.num_local_rows(step.num_decode_rows) + step.num_prefill_tokens * share
         products_s = num_tokens * self._token_product_s + num_rows * self._head_product_s
         parts = [(self._weight_read_s, products_s)]
-        if self.shape.experts:
-            parts.append(self._expert_part(self.shape.experts, step.num_tokens))
         if self._row_state_s:
             parts.append((num_rows * self._row_state_s, 0.0))
         if step.num_prefill_tokens:
             parts.append((0.0, share * self._prefill_attention_s(step)))
         return StepWork(
             parts=tuple(parts),
+            experts=self._expert_part(self.shape.experts, step.num_tokens) if self.shape.experts else (0.0, 0.0),
+            num_expert_layers=self.shape.experts.num_layers if self.shape.experts else 0,
             link_s=num_tokens * self._token_link_s,
-            num_layers=self.shape.num_layers,
+            num_layers=self._num_plain_layers,
             num_collectives=self._num_collectives,
             num_rows=num_rows,
         )
@@ -103,31 +113,26 @@ class DeviceWork:
         self._head_product_s = 2 * head / device.flops(shape.formats.head)
 
     def _set_links(self) -> None:
-        """Two sums over tensor ranks per layer; with experts of one's own a way there and back instead of the second."""
+        """Two sums over tensor ranks per layer; with requests of its own a rank sends tokens to experts and back."""
         shape, spread = self.shape, self.parallelism
         is_near = spread.num_ranks <= self.device.num_link_devices
         bytes_per_s = self.device.link_bytes_per_s if is_near else self.device.network_bytes_per_s
         num_dispatches = shape.experts.num_layers if shape.experts and spread.attention_data > 1 else 0
         num_sums = (2 * shape.num_layers - num_dispatches) if spread.tensor > 1 else 0
         self._num_collectives = num_sums + 2 * num_dispatches
-        sum_bytes = num_sums * 2 * (1 - 1 / spread.tensor) * _ACTIVATION_BYTES
+        num_ways = 1 if self.device.sums_in_switch else 2  # otherwise scattered and gathered
+        sum_bytes = num_sums * num_ways * (1 - 1 / spread.tensor) * _ACTIVATION_BYTES
         num_sent = min(shape.experts.num_active, spread.expert) if shape.experts else 0
         dispatch_bytes = num_dispatches * num_sent * (1 - 1 / spread.num_ranks) * _DISPATCH_BYTES
         self._token_link_s = (sum_bytes + dispatch_bytes) * shape.hidden_size / bytes_per_s
 
     def _expert_part(self, experts: Experts, num_tokens: int) -> tuple[float, float]:
         """Routed experts: distinct ones are read, every token multiplies its own."""
-        stored, num_groups = self.shape.formats.experts, self.parallelism.expert
-        ranks_per_group = self.parallelism.num_ranks / num_groups
-        num_weights = experts.num_layers * experts.num_weights_each / ranks_per_group
-        num_read = experts.distinct(num_tokens) / num_groups
-        num_passes = num_tokens * experts.num_active / num_groups
-        if num_groups > 1:
-            num_local, is_used = experts.num_experts / num_groups, num_read * num_groups / experts.num_experts
-            num_read = min(num_local, _busiest(num_read, num_read * (1 - is_used), num_groups))
-            num_passes = _busiest(num_passes, num_passes, num_groups)
+        stored = self.shape.formats.experts
+        num_weights = experts.num_layers * experts.num_weights_each / self.parallelism.num_ranks
+        num_passes = num_tokens * experts.num_active
         return (
-            num_read * num_weights * stored.bytes_per_weight * self._read_s,
+            experts.distinct(num_tokens) * num_weights * stored.bytes_per_weight * self._read_s,
             num_passes * 2 * num_weights / self.device.flops(stored),
         )
 
@@ -139,11 +144,6 @@ class DeviceWork:
             pairs = layers.products_per_prefill_pair * span + layers.index_products_per_pair * num_seen
             products += layers.num_layers * step.num_prefill_tokens * pairs
         return 2 * products / self.parallelism.tensor / self.device.bf16_flops
-
-
-def _busiest(mean: float, variance: float, num_groups: int) -> float:
-    """Expected maximum of that many alike and nearly independent counts (normal approximation)."""
-    return mean + sqrt(2 * log(num_groups) * max(0.0, variance))
 
 
 def _read_costs(

@@ -59,9 +59,7 @@ class WeightFormats:
     @staticmethod
     def uniform(weight_format: WeightFormat) -> WeightFormats:
         """All matrices of the layers; the output layer in bfloat16, as checkpoints have it."""
-        return WeightFormats(
-            attention=weight_format, dense=weight_format, experts=weight_format, shared=weight_format
-        )
+        return WeightFormats(attention=weight_format, dense=weight_format, experts=weight_format, shared=weight_format)
 
     @staticmethod
     def experts_only(weight_format: WeightFormat) -> WeightFormats:

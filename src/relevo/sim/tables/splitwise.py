@@ -1,0 +1,32 @@
+"""Reader of Splitwise's `perf_model.csv`: prompt and token times of Llama2-70B and BLOOM-176B on A100 and H100.
+
+Source: Splitwise (ISCA'24), Mutinifni/splitwise-sim, MIT. Columns: model, hardware, tensor_parallel, prompt_size,
+batch_size, token_size, prompt_time (of the batch) and token_time (of a step) in milliseconds. Rows repeat.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from relevo.policy.perf.measured_times import DecodePoint, MeasuredTimes, PrefillPoint
+
+
+class SplitwiseKey(NamedTuple):
+    model: str  # llama2-70b, bloom-176b
+    hardware: str  # a100-80gb, h100-80gb, h100-80gb-pcap
+    tensor: int
+
+
+def read_splitwise(lines: Iterable[str]) -> dict[SplitwiseKey, MeasuredTimes]:
+    decode: defaultdict[SplitwiseKey, list[DecodePoint]] = defaultdict(list)
+    prefill: defaultdict[SplitwiseKey, list[PrefillPoint]] = defaultdict(list)
+    for record in csv.DictReader(lines):
+        key = SplitwiseKey(record["model"], record["hardware"], int(record["tensor_parallel"]))
+        num_rows, num_prompt = int(record["batch_size"]), int(record["prompt_size"])
+        context = num_prompt + int(record["token_size"]) / 2  # in the middle of the output
+        decode[key].append(DecodePoint(num_rows=num_rows, context=context, step_s=float(record["token_time"]) / 1e3))
+        prefill[key].append(PrefillPoint(num_tokens=num_rows * num_prompt, step_s=float(record["prompt_time"]) / 1e3))
+    return {key: MeasuredTimes(decode[key], prefill[key]) for key in decode}
