@@ -279,8 +279,10 @@ class Settings(BaseModel):
     topology: str = Field(
         "auto", description="auto, unified, or NpMd: N prefill and M decode workers, for example 1p1d."
     )
-    kv_transport: Literal["shm", "tcp"] = Field(
-        "shm", description="How KV blocks change worker: shm (one shared arena, nothing is copied) or tcp."
+    kv_transport: Names = Field(
+        ("shm",),
+        description="How KV blocks change worker: shm (one shared arena, nothing is copied), tcp, or several, for "
+        "example shm,tcp: each pair of workers takes the nearest that both have.",
     )
     cores: Cores = Field((), description="CPU cores the workers may use, for example 0,1. Default: all allowed ones.")
     share_cores: bool = Field(False, description="Let workers share cores if there are fewer cores than workers.")
@@ -413,6 +415,7 @@ def settings_markdown() -> str:
     for name, field in Settings.model_fields.items():
         flag = "`MODEL` (argument)" if name == "model" else f"`--{name.replace('_', '-')}`"
         default = field.default
-        shown = "" if default in (None, (), "", {}) else f"`{default}`"
+        value = ",".join(default) if isinstance(default, tuple) else default
+        shown = "" if value in (None, "", {}) else f"`{value}`"
         lines.append(f"| {flag} | `{ENVIRONMENT_PREFIX}{name.upper()}` | {shown} | {field.description} |")
     return "\n".join(lines) + "\n"

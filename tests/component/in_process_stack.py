@@ -21,6 +21,7 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import FAKE_MODEL, FakeRunner, fake_layout
 from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.kv.arena import Arena
+from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.shm import ShmTransport
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.gossip import Gossip, GossipSource, Peer
@@ -224,8 +225,6 @@ def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, nu
             max_running=8,
             max_model_len=num_blocks * BLOCK_SIZE,
             vocab_size=FAKE_MODEL.vocab_size,
-            lease_s=5.0,
-            zero_copy=True,
         )
     )
     arena.close_to_writers(range(first_block_id, first_block_id + num_blocks))
@@ -233,7 +232,7 @@ def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, nu
         identity=WorkerIdentity(worker_id=WorkerId(worker_id), epoch=1, pid=1, role=role, model_name="fake"),
         scheduler=scheduler,
         runner=FakeRunner(arena, max_model_len=num_blocks * BLOCK_SIZE),
-        transport=ShmTransport(arena),
+        transports=TransportSet([ShmTransport(arena)], arena.identity),
         links=links,
         costs=costs,
         clock=MonotonicClock(),

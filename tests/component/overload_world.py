@@ -94,8 +94,6 @@ class OverloadWorld:
             max_prefill_tokens=BUDGET,
             max_running=self.max_running,
             max_model_len=self.num_blocks * BLOCK_SIZE,
-            lease_s=5.0,
-            zero_copy=False,
             enable_prefix_caching=False,
         )
         scheduler = Scheduler(config)
@@ -208,7 +206,7 @@ class OverloadWorld:
             choice = self.placement.choose_decode(request, ())
             assert choice is not None
             worker = next(w for w in self.workers if w.member.ref == choice.worker)
-            assert worker.scheduler.submit(request, (), False, round(now_s * 1e9)) is None
+            assert worker.scheduler.submit(request, (), round(now_s * 1e9)) is None
             self._worker_of[request.request_id] = worker
             self._start_step(now_s, worker)
 

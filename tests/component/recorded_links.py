@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from relevo.core.events import WorkerLoad
+from relevo.core.handoff import NO_SITE
 from relevo.core.ids import WorkerId
 from relevo.engine.fake_runner import fake_layout
 from relevo.wire import messages as wire
@@ -19,8 +20,7 @@ HELLO = wire.Hello(
     model_name="fake",
     vocab_size=8,
     max_model_len=64,
-    transport="shm",
-    address="shm:1:2",
+    kv_site=NO_SITE,
     load=WorkerLoad(),
 )
 

@@ -23,6 +23,7 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import FakeRunner, fake_layout
 from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.kv.arena import Arena
+from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.shm import ShmTransport
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.membership import Member, Membership
@@ -101,15 +102,13 @@ class TimedWorker:
             max_prefill_tokens=BUDGET,
             max_running=MAX_RUNNING,
             max_model_len=4096,
-            lease_s=5.0,
-            zero_copy=True,
         )
         arena.close_to_writers(range(first_block_id, first_block_id + NUM_BLOCKS))
         self.engine = EngineLoop(
             identity=WorkerIdentity(worker_id=WorkerId(name), epoch=1, pid=1, role=role, model_name="fake"),
             scheduler=Scheduler(config),
             runner=self.runner,
-            transport=ShmTransport(arena),
+            transports=TransportSet([ShmTransport(arena)], arena.identity),
             links=cast(Any, self.server),
             costs=costs,
             clock=loop,

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from relevo.core.baton import SampledToken
 from relevo.core.events import StepCosts, WorkerLoad
+from relevo.core.handoff import KVEndpoint, KVSite, Reach
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.plan import StepPlan, StepResult
@@ -40,10 +41,10 @@ class FakeMembership:
         return next((member for member in self.members if member.ref == worker), None)
 
 
-def member(worker_id: str, role: str, load: WorkerLoad, transport: str = "tcp") -> Member:
-    hello = wire.Hello(
-        1, WorkerId(worker_id), 1, 1, role, LAYOUT, "fake", 2**32, 2**20, transport, f"{transport}:x", load
-    )
+def member(worker_id: str, role: str, load: WorkerLoad) -> Member:
+    """Each in a box of its own."""
+    site = KVSite(box_id=worker_id, arena_id="", endpoints=(KVEndpoint("tcp", worker_id, Reach.NETWORK),))
+    hello = wire.Hello(1, WorkerId(worker_id), 1, 1, role, LAYOUT, "fake", 2**32, 2**20, site, load)
     return Member(WorkerId(worker_id), role, "", hello=hello, load=load, is_ready=True)
 
 
@@ -80,7 +81,6 @@ class PrefillWorker:
             block_ids=tuple(range(num_blocks)),
             generations=(0,) * num_blocks,
             num_hit_tokens=0,
-            lease_s=5.0,
         )
 
 
@@ -158,8 +158,6 @@ class RoutingWorld:
             max_prefill_tokens=512,
             max_running=64,
             max_model_len=self.num_blocks * BLOCK_SIZE,
-            lease_s=5.0,
-            zero_copy=False,
         )
         return PrefillWorker(member(config.worker_id, "prefill", WorkerLoad(costs=self.costs)), Scheduler(config))
 
@@ -182,7 +180,9 @@ class RoutingWorld:
         assert chosen.worker is not None
         self.reasons[chosen.reason.split(":")[0]] += 1
         worker = next(w for w in self.workers if w.member.ref == chosen.worker)
-        rejected = worker.scheduler.prefill_into(request, worker.reservation(request), int(now_s * 1e9))
+        rejected = worker.scheduler.prefill_into(
+            request, worker.reservation(request), int(now_s * 1e9), zero_copy=False
+        )
         assert rejected is None, rejected
         self._open[request.request_id] = (worker, now_s)
         self._note_skew()

@@ -27,6 +27,7 @@ from relevo.engine.fake_model import VALUE_MASK, Words, fingerprints
 from relevo.engine.fake_runner import FakeRunner
 from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.kv.arena import Arena
+from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.shm import ShmTransport
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
@@ -263,7 +264,7 @@ class StormWorker:
             ),
             scheduler=self.scheduler,
             runner=runner,
-            transport=self.transport,
+            transports=TransportSet([self.transport], arena.identity),
             links=cast(Any, self.server),
             costs=costs,
             clock=loop,

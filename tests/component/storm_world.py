@@ -304,8 +304,6 @@ class StormWorld:
             max_prefill_tokens=16,
             max_running=12,
             max_model_len=storm.num_blocks * BLOCK_SIZE,
-            lease_s=LIMITS.drain_lease_s,
-            zero_copy=shares,
         )
         runner = CanaryRunner(arena, self._canaries, self._rng, storm.step_failure_probability)
         self._workers[name] = StormWorker(

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from relevo.build import backend
-from relevo.build.configs import WorkerConfig
+from relevo.build.configs import WorkerConfig, kv_layout
 from relevo.build.hardware import Hardware
-from relevo.build.model import kv_layout
 from relevo.build.resolve import ModelAsk, ModelPlan, resolve_model
 from relevo.build.worker import scheduler_config
 from relevo.cli.main import make_app
@@ -77,12 +76,12 @@ def test_steps_stay_shorter_than_the_time_to_let_go_of_a_request(
 ) -> None:
     """A machine that is slow at start serves all the same, and says in what steps."""
     slow = StepCosts(base_s=0.1, per_token_s=0.05, per_kv_token_s=0.0)
-    config = scheduler_config(worker(**asked), zero_copy=True, costs=slow, vocab_size=9)
+    config = scheduler_config(worker(**asked), costs=slow, vocab_size=9)
     assert config.max_batched_tokens == config.max_prefill_tokens == 32  # 64 take more than half of 5 s
     assert "step budget 32 instead of" in caplog.text
     hopeless = StepCosts(base_s=6.0, per_token_s=0.05, per_kv_token_s=0.0)
     with pytest.raises(SettingsError, match=r"longer than --drain-lease-s 5; raise that to 12"):
-        scheduler_config(worker(**asked), zero_copy=True, costs=hopeless, vocab_size=9)
+        scheduler_config(worker(**asked), costs=hopeless, vocab_size=9)
 
 
 def test_inputs_are_rounded_to_16_bits_unless_8_are_asked_for() -> None:

@@ -78,4 +78,4 @@ def test_the_bound_is_the_models(minimal_config: SchedulerConfig) -> None:
 def minimal_config() -> SchedulerConfig:
     bounds = dict.fromkeys(("epoch", "first_block_id", "max_prefill_tokens"), 0)
     sizes = dict.fromkeys(("num_blocks", "block_size", "max_batched_tokens", "max_running", "max_model_len"), 8)
-    return SchedulerConfig(worker_id="w", lease_s=1.0, zero_copy=True, vocab_size=10, **bounds, **sizes)
+    return SchedulerConfig(worker_id="w", vocab_size=10, **bounds, **sizes)

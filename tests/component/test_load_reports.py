@@ -16,6 +16,7 @@ from relevo.core.plan import ScheduledRow, StepPlan
 from relevo.core.ports import KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.load_reports import LoadReports
+from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.scheduler import Scheduler, StepOutcome
 from relevo.wire.gateway_links import PeerId
@@ -42,6 +43,7 @@ class CountingScheduler:
 
 
 class QuietTransport:
+    name = "quiet"
     num_refused_writes = 2
     num_refused_connections: ClassVar = {KVRefusal.SECRET: 3}
 
@@ -58,7 +60,8 @@ def links() -> RecordedLinks:
 
 @pytest.fixture
 def reports(scheduler: CountingScheduler, links: RecordedLinks) -> LoadReports:
-    return LoadReports(cast("Scheduler", scheduler), StepCostModel(), cast("KVTransport", QuietTransport()), links)
+    transports = TransportSet([cast("KVTransport", QuietTransport())], "arena", "box")
+    return LoadReports(cast("Scheduler", scheduler), StepCostModel(), transports, links)
 
 
 def test_a_step_whose_outputs_reach_every_gateway_counts_the_load_once(
@@ -92,7 +95,7 @@ def test_nothing_is_said_twice(reports: LoadReports, links: RecordedLinks) -> No
     assert told(links) == [(ONE, "LoadReport"), (TWO, "LoadReport")]
 
 
-def test_refusals_of_the_transport_and_of_the_loop_are_one_count(reports: LoadReports) -> None:
+def test_refusals_of_the_transports_and_of_the_loop_are_one_count(reports: LoadReports) -> None:
     reports.num_refused_writes += 1
     assert reports.counters().num_refused_writes == 3
 

@@ -241,7 +241,7 @@ def settings_of(transport: str) -> Settings:
     return Settings(
         model="fake",
         topology="1p1d",
-        kv_transport=transport,
+        kv_transport=(transport,),
         database_url="memory",
         share_cores=True,
         gateways=2,

@@ -15,6 +15,7 @@ from virtual_time import VirtualLoop, run_virtually
 from relevo.core import errors
 from relevo.core.baton import SampledToken
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
+from relevo.core.handoff import KVEndpoint, KVSite, Reach
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.request import EngineRequest, FinishReason, SamplingParams, ServiceTerms
 from relevo.engine.fake_runner import fake_layout
@@ -135,8 +136,7 @@ class World:
                 model_name="fake",
                 vocab_size=256,
                 max_model_len=256,
-                transport="shm",
-                address=name,
+                kv_site=KVSite(box_id="box", arena_id="one", endpoints=(KVEndpoint("shm", name, Reach.ARENA),)),
                 load=WorkerLoad(),
             )
         )

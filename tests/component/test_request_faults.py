@@ -56,8 +56,8 @@ OF_THE_WORKER: dict[str, Callable[[Any], Any]] = {
     "reserve": lambda worker: worker.loop.scheduler,
     "prefill_into": lambda worker: worker.loop.scheduler,
     "start_decode": lambda worker: worker.loop.scheduler,
-    "seal": lambda worker: worker.loop.transport,
-    "write": lambda worker: worker.loop.transport,
+    "seal": lambda worker: worker.loop.transports["shm"],
+    "write": lambda worker: worker.loop.transports["shm"],
 }
 
 

@@ -39,5 +39,4 @@ def reservation(block_id: int) -> Reservation:
         block_ids=(block_id,),
         generations=(0,),
         num_hit_tokens=0,
-        lease_s=1.0,
     )

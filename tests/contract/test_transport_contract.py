@@ -134,7 +134,7 @@ def test_after_cancel_the_senders_blocks_are_its_own_again(rig: Rig) -> None:
     sender.transport.cancel(cancelled)
     sender.transport.cancel(cancelled)  # idempotent
     landed = received(rig, list(range(8)))
-    if not sender.transport.zero_copy:
+    if not sender.is_zero_copy:
         for block_id in range(8):
             sender.arena.block(block_id)[:] = b"\xff" * rig.layout.bytes_per_block
     sender.compute(other, rig.address, 0, contents(rig, 1))

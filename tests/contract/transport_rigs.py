@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from relevo.core.events import TransferEvent
+from relevo.core.handoff import Reach
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.ports import KVTransport
@@ -36,7 +37,6 @@ def make_reservation(block_ids: list[int], *, name: str = "r", epoch: int = 1, g
         block_ids=tuple(block_ids),
         generations=tuple(generation + i for i in range(len(block_ids))),
         num_hit_tokens=hits,
-        lease_s=3.0,
     )
 
 
@@ -49,11 +49,15 @@ class Worker:
     woken: threading.Event
     events: list[TransferEvent] = field(default_factory=list)
 
+    @property
+    def is_zero_copy(self) -> bool:
+        return self.transport.reach is Reach.ARENA
+
     def compute(self, reservation: Reservation, address: str, first_index: int, contents: list[bytes]) -> None:
         """Compute block contents where this transport wants them, and write them to the receiver."""
         targets = list(reservation.block_ids[first_index : first_index + len(contents)])
-        local = targets if self.transport.zero_copy else list(range(first_index, first_index + len(contents)))
-        if not self.transport.zero_copy or self.transport.may_write(reservation):
+        local = targets if self.is_zero_copy else list(range(first_index, first_index + len(contents)))
+        if not self.is_zero_copy or self.transport.may_write(reservation):
             for block_id, content in zip(local, contents, strict=True):
                 self.arena.block(block_id)[:] = content
         self.transport.write(reservation, address, first_index, local)

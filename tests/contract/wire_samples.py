@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from relevo.core.baton import Baton, PrefillFacts, SampledToken, SampleState
 from relevo.core.events import StepCosts, StepCounters, TokenOutput, WorkerLoad
+from relevo.core.handoff import Ability, KVEndpoint, KVPath, KVSite, Link, Reach
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.request import EngineRequest, FinishReason, SamplingParams
@@ -45,7 +46,6 @@ RESERVATION = Reservation(
     block_ids=(7, 1),
     generations=(0, 2**63),
     num_hit_tokens=16,
-    lease_s=2.5,
 )
 LAYOUT = KVLayout("hash", "bfloat16", 16, (KVGroup.full(range(2), 1, 8),), tensor_parallel_size=2)
 LOAD = WorkerLoad(num_running=1, num_free_blocks=5, costs=StepCosts(base_s=0.5, per_token_s=0.25, per_kv_token_s=0.125))
@@ -54,14 +54,18 @@ FACTS = PrefillFacts(worker_id=WID, num_prompt_tokens=3, num_cached_tokens=2, qu
 TOKEN = SampledToken(5, -0.5, ((5, -0.5), (6, -1.5)))
 OUTPUT = TokenOutput(RID, 1, (TOKEN, SampledToken(6)), FinishReason.LENGTH, FACTS)
 
-HELLO = wire.Hello(wire.PROTOCOL_VERSION, WID, 3, 1234, "decode", LAYOUT, "m", 257, 4096, "shm", "shm:1:2", LOAD)
+SITE = KVSite(box_id="b", arena_id="1:2", endpoints=(KVEndpoint("shm", "shm:1:2", Reach.ARENA),))
+HELLO = wire.Hello(
+    wire.PROTOCOL_VERSION, WID, 3, 1234, "decode", LAYOUT, "m", 257, 4096, SITE, LOAD, frozenset({Ability.PREFILL})
+)
 
 SAMPLES = (
-    wire.Submit(REQUEST, (SAMPLE,), True),
+    wire.Submit(REQUEST, (SAMPLE,)),
     wire.Reserve(REQUEST),
-    wire.Prefill(REQUEST, RESERVATION, "tcp:h:1", 16),
+    wire.Prefill(REQUEST, RESERVATION, KVPath("tcp", "tcp:h:1", Link.NETWORK), 16),
     wire.SealBlocks(RID, 16),
-    wire.StartDecode(Baton(request=REQUEST, samples=(SAMPLE,), num_sealed_tokens=3)),
+    wire.StartDecode(Baton(request_id=RID, samples=(SAMPLE,), num_sealed_tokens=3)),
+    wire.ComputeReserved(RID, (SAMPLE,)),
     wire.Abort(RID, True),
     wire.Release(RID),
     wire.Fence(WID, 3, 2),

@@ -304,7 +304,6 @@ def work(world: World, i: int) -> Iterator[World]:
             block_ids=tuple(range(num_blocks)),
             generations=(0,) * num_blocks,
             num_hit_tokens=0,
-            lease_s=3.0,
         )
         yield put(world, i, say(w, h.Granted(granted))._replace(task="granted"))
     elif w.task == "prefill":

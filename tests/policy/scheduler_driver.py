@@ -26,8 +26,6 @@ class Driver:
             "max_prefill_tokens": 16,
             "max_running": 8,
             "max_model_len": 100,
-            "lease_s": 3.0,
-            "zero_copy": True,
         }
         self.scheduler = Scheduler(SchedulerConfig(**(config | changes)))
         settings = self.scheduler.config
@@ -39,8 +37,14 @@ class Driver:
         self.facts: dict[str, PrefillFacts] = {}
         self.prefixes: list[ComputedPrefix] = []
 
-    def submit(self, request, samples=(), use_reservation=False):
-        return self.scheduler.submit(request, tuple(samples), use_reservation, self.now_ns)
+    def submit(self, request, samples=()):
+        return self.scheduler.submit(request, tuple(samples), self.now_ns)
+
+    def submit_reserved(self, request, samples=()):
+        return self.scheduler.submit_reserved(request.request_id, tuple(samples), self.now_ns)
+
+    def prefill_into(self, request, reservation, zero_copy=True, **found):
+        return self.scheduler.prefill_into(request, reservation, 0, zero_copy=zero_copy, **found)
 
     def reserve(self, request):
         return self.scheduler.reserve(request, self.now_ns)

@@ -23,7 +23,6 @@ GRANT = Reservation(
     block_ids=(4, 5, 6),
     generations=(0, 0, 0),
     num_hit_tokens=4,
-    lease_s=3.0,
 )  # three blocks of four tokens, the first a hit
 S = 1_000_000_000
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relevo.core.events import StepCosts, WorkerLoad
+from relevo.core.handoff import NO_SITE
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
 from relevo.policy.routing.tenant_use import Held, Sent
@@ -27,6 +28,7 @@ def view(name: str, role: str, **of: int) -> WorkerView:
         ref=WorkerRef(WorkerId(name), 1),
         role=role,
         ready=True,
+        kv_site=NO_SITE,
         load=WorkerLoad(costs=COSTS, **(BLOCKS | {key: value for key, value in of.items() if key in load_names})),
         **{key: value for key, value in of.items() if key in view_names},
     )

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from relevo.core.handoff import KVPath, Link
 from relevo.core.kv import Reservation
 from relevo.engine.outgoing import RemotePrefill
 from relevo.policy.worker.scheduler import ComputedPrefix
@@ -24,9 +25,8 @@ def written_blocks(num_prompt: int, num_hits: int, ends: list[int]) -> list[list
         block_ids=block_ids,
         generations=(0,) * num_blocks,
         num_hit_tokens=num_hits,
-        lease_s=3.0,
     )
-    entry, written = RemotePrefill(reservation, "D"), []
+    entry, written = RemotePrefill(reservation, KVPath("fake", "D", Link.BOX)), []
     for end in ends:
         is_last = end == num_prompt
         num_tokens = end if is_last else end // BLOCK_SIZE * BLOCK_SIZE

@@ -20,7 +20,7 @@ def pool() -> BlockPool:
 
 @pytest.fixture
 def room(pool: BlockPool) -> Reservations:
-    return Reservations(pool, worker_id="d", epoch=4, block_size=2, lease_s=3.0)
+    return Reservations(pool, worker_id="d", epoch=4, block_size=2)
 
 
 def grant(room: Reservations, request_id: str = "a", n: int = 1, num_spare: int = 0):

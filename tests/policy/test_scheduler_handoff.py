@@ -14,11 +14,11 @@ from relevo.core.request import FinishReason
 PROMPT = [1, 2, 3, 1, 2]  # blocks of 2: two full ones and a partial one
 
 
-def pair(zero_copy: bool = True, **changes: object) -> tuple[Driver, Driver]:
-    """A prefill and a decode worker; with zero-copy they share one memory."""
-    memory = CellMemory(2) if zero_copy else None
-    prefill = Driver(memory=memory, worker_id="p", first_block_id=100, zero_copy=zero_copy, **changes)
-    return prefill, Driver(memory=memory, worker_id="d", zero_copy=zero_copy, **changes)
+def pair(**changes: object) -> tuple[Driver, Driver]:
+    """A prefill and a decode worker that share one memory."""
+    memory = CellMemory(2)
+    prefill = Driver(memory=memory, worker_id="p", first_block_id=100, **changes)
+    return prefill, Driver(memory=memory, worker_id="d", **changes)
 
 
 def grant(decode: Driver, request):
@@ -32,7 +32,7 @@ def baton(request, prefill: Driver) -> Baton:
         SampleState(i, list(prefill.tokens[request.request_id, i]), prefill.reasons.get((request.request_id, i)))
         for i in range(request.sampling.n)
     )
-    return Baton(request=request, samples=samples, num_sealed_tokens=len(request.prompt_token_ids))
+    return Baton(request_id=request.request_id, samples=samples, num_sealed_tokens=len(request.prompt_token_ids))
 
 
 def test_zero_copy_computes_into_foreign_blocks_and_needs_no_room():
@@ -41,7 +41,7 @@ def test_zero_copy_computes_into_foreign_blocks_and_needs_no_room():
     reservation = grant(decode, request)
     assert decode.scheduler.load().num_held_blocks == 4  # three of the prompt, one copy
     prefill.scheduler.pool.allocate(8)
-    assert prefill.scheduler.prefill_into(request, reservation, 0) is None
+    assert prefill.prefill_into(request, reservation) is None
     prefill.drain()
     progress = [(p.num_tokens, p.block_ids, p.is_last) for p in prefill.prefixes]
     blocks = reservation.block_ids
@@ -68,17 +68,17 @@ def test_what_a_failed_attempt_computed_is_no_hit():
     prefill, decode = pair()
     request = make_request("a", PROMPT)
     reservation = replace(grant(decode, request), num_hit_tokens=4)
-    prefill.scheduler.prefill_into(request, reservation, 0, num_found_tokens=2)
+    prefill.prefill_into(request, reservation, num_found_tokens=2)
     plan = prefill.scheduler.plan(0)
     assert [(row.start, len(row.token_ids)) for row in plan.rows] == [(4, 1)]
     assert prefill.scheduler._queues.entries["a"].num_cached_tokens == 2
 
 
 def test_with_copies_own_blocks_stay_until_the_transfer_is_done():
-    prefill, decode = pair(zero_copy=False)
+    prefill, decode = pair()
     request = make_request("a", PROMPT)
     reservation = grant(decode, request)
-    prefill.scheduler.prefill_into(request, reservation, 0)
+    prefill.prefill_into(request, reservation, zero_copy=False)
     prefill.drain()
     (prefix,) = prefill.prefixes
     assert prefix.is_last and prefix.num_tokens == 5 and not set(prefix.block_ids) & set(reservation.block_ids)
@@ -86,7 +86,7 @@ def test_with_copies_own_blocks_stay_until_the_transfer_is_done():
     prefill.scheduler.finish_transfer("a")
     prefill.scheduler.finish_transfer("a")
     assert prefill.is_clean() and not prefill.scheduler.holds("a")
-    prefill.scheduler.prefill_into(make_request("b", PROMPT), replace(reservation, request_id="b"), 0)
+    prefill.prefill_into(make_request("b", PROMPT), replace(reservation, request_id="b"), zero_copy=False)
     prefill.drain()
     assert prefill.facts["b"].num_cached_tokens == 4  # its own cache serves later prompts
 
@@ -98,7 +98,7 @@ def test_hits_on_the_decode_worker_are_not_computed_by_the_prefill_worker():
     request = make_request("a", [*PROMPT, 3])
     reservation = grant(decode, request)
     assert reservation.num_hit_tokens == 4
-    prefill.scheduler.prefill_into(request, reservation, 0)
+    prefill.prefill_into(request, reservation)
     assert prefill.step() == {"a": 2}
     assert prefill.facts["a"].num_cached_tokens == 4
     assert [p.num_tokens for p in prefill.prefixes] == [6]
@@ -107,7 +107,7 @@ def test_hits_on_the_decode_worker_are_not_computed_by_the_prefill_worker():
 def test_one_token_ends_on_the_prefill_worker():
     prefill, decode = pair()
     request = make_request("a", PROMPT, max_tokens=1)
-    prefill.scheduler.prefill_into(request, grant(decode, request), 0)
+    prefill.prefill_into(request, grant(decode, request))
     prefill.drain()
     assert prefill.reasons["a", 0] in (FinishReason.LENGTH, FinishReason.STOP)
     decode.scheduler.abort("a", writer_active=False)
@@ -117,7 +117,7 @@ def test_one_token_ends_on_the_prefill_worker():
 def test_a_finished_sample_of_the_baton_is_not_continued():
     prefill, decode = pair()
     request = make_request("a", PROMPT, n=2, max_tokens=3, ignore_eos=True)
-    prefill.scheduler.prefill_into(request, grant(decode, request), 0)
+    prefill.prefill_into(request, grant(decode, request))
     prefill.drain()
     handed = baton(request, prefill)
     handed.samples[0].finish_reason = FinishReason.STOP
@@ -205,11 +205,11 @@ def test_local_prefill_of_a_reservation_starts_after_what_is_sealed():
     prefill, decode = pair(max_batched_tokens=3)
     request = make_request("a", PROMPT, max_tokens=3, ignore_eos=True)
     reservation = grant(decode, request)
-    prefill.scheduler.prefill_into(request, reservation, 0)
+    prefill.prefill_into(request, reservation)
     prefill.step()
     decode.scheduler.seal("a", prefill.prefixes[-1].num_tokens)
     prefill.scheduler.abort("a", False)
-    assert decode.submit(request, use_reservation=True) is None
+    assert decode.submit_reserved(request) is None
     decode.drain()
     assert decode.model.num_computed_tokens == 3 + 2
     assert decode.tokens["a", 0] == reference(request, 0, 100)[0]
@@ -232,7 +232,7 @@ def test_hits_of_a_reservation_are_told_when_its_own_worker_computes_the_rest():
     decode.drain()
     request = make_request("a", [*PROMPT, 3])
     assert grant(decode, request).num_hit_tokens == 4
-    assert decode.submit(request, use_reservation=True) is None
+    assert decode.submit_reserved(request) is None
     decode.drain()
     assert decode.facts["a"].num_cached_tokens == 4
 
@@ -241,7 +241,7 @@ def test_a_prompt_for_another_workers_blocks_keeps_no_room_from_grants():
     """Red when a remote prefill that waits for tokens of the step is counted as if it needed blocks here."""
     prefill, decode = pair()
     abroad = make_request("a", PROMPT)
-    prefill.scheduler.prefill_into(abroad, grant(decode, abroad), 0)
+    prefill.prefill_into(abroad, grant(decode, abroad))
     assert prefill.reserve(make_request("b", [1, 2] * 7)) is None  # seven of the eight blocks
     assert prefill.granted() == ["b"]
 
@@ -251,7 +251,7 @@ def test_local_prefill_of_a_reservation_continues_emitted_tokens():
     request = make_request("a", PROMPT, max_tokens=4, n=2, ignore_eos=True)
     expected = [reference(request, i, 100)[0] for i in range(2)]
     grant(decode, request)
-    decode.submit(request, [SampleState(i, expected[i][:1]) for i in range(2)], use_reservation=True)
+    decode.submit_reserved(request, [SampleState(i, expected[i][:1]) for i in range(2)])
     decode.drain()
     assert [decode.tokens["a", i] for i in range(2)] == [tokens[1:] for tokens in expected]
     assert decode.is_clean() and not decode.facts
@@ -262,18 +262,18 @@ def test_an_unsealed_or_unknown_handoff_is_rejected_and_nothing_is_held():
     request = make_request("a", PROMPT)
     sample = SampleState(0, [1])
     grant(decode, request)
-    early = Baton(request=request, samples=(sample,), num_sealed_tokens=4)
+    early = Baton(request_id=request.request_id, samples=(sample,), num_sealed_tokens=4)
     assert decode.scheduler.start_decode(early, 0).code == "handoff_failed"
     assert decode.is_clean() and not decode.scheduler.holds("a")
     grant(decode, request)
-    undrawn = Baton(request=request, samples=(SampleState(0),), num_sealed_tokens=5)
+    undrawn = Baton(request_id=request.request_id, samples=(SampleState(0),), num_sealed_tokens=5)
     assert decode.scheduler.start_decode(undrawn, 0).code == "invalid_request"
     assert decode.is_clean() and not decode.scheduler.holds("a")
-    late = Baton(request=request, samples=(sample,), num_sealed_tokens=5)
+    late = Baton(request_id=request.request_id, samples=(sample,), num_sealed_tokens=5)
     assert decode.scheduler.start_decode(late, 0).code == "handoff_failed"
-    assert decode.submit(request, use_reservation=True).code == "handoff_failed"
+    assert decode.submit_reserved(request).code == "handoff_failed"
     decode.reserve(request)  # queued, not granted
-    assert decode.submit(request, use_reservation=True).code == "handoff_failed"
+    assert decode.submit_reserved(request).code == "handoff_failed"
     assert not decode.scheduler.holds("a")
 
 
@@ -291,7 +291,7 @@ def test_continuations_whose_copies_do_not_fit_beside_the_prompt_run_one_after_t
     the prompt's."""
     prefill, decode = pair()
     request = make_request("a", ([1, 2, 3] * 5)[:num_prompt], n=3, max_tokens=4, ignore_eos=True)
-    assert prefill.scheduler.prefill_into(request, grant(decode, request), 0) is None
+    assert prefill.prefill_into(request, grant(decode, request)) is None
     prefill.drain()
     decode.scheduler.seal("a", num_prompt)
     assert decode.scheduler.start_decode(baton(request, prefill), 0) is None
@@ -307,15 +307,15 @@ def test_continuations_whose_copies_do_not_fit_beside_the_prompt_run_one_after_t
 def test_a_reservation_that_does_not_fit_its_prompt_is_rejected():
     prefill, decode = pair()
     reservation = grant(decode, make_request("a", PROMPT))
-    assert prefill.scheduler.prefill_into(make_request("a", [*PROMPT, 1, 1]), reservation, 0).code == "handoff_failed"
+    assert prefill.prefill_into(make_request("a", [*PROMPT, 1, 1]), reservation).code == "handoff_failed"
 
 
 def test_fence_drops_the_legs_for_earlier_incarnations_only():
-    prefill, decode = pair(zero_copy=False)
+    prefill, decode = pair()
     request = make_request("a", PROMPT)
     reservation = grant(decode, request)
     for name, epoch in (("a", 1), ("b", 2), ("c", 3)):
-        prefill.scheduler.prefill_into(make_request(name, PROMPT), replace(reservation, epoch=epoch), 0)
+        prefill.prefill_into(make_request(name, PROMPT), replace(reservation, epoch=epoch), zero_copy=False)
     prefill.submit(make_request("own", [1]))
     assert prefill.scheduler.fence("x", 9) == []
     assert prefill.scheduler.fence("d", 2) == ["a"]
@@ -327,7 +327,7 @@ def test_a_decode_that_finds_no_block_for_its_next_token_preempts_the_latest():
     prefill, decode = pair(num_blocks=3)
     request = make_request("a", [1, 2, 3, 1], max_tokens=3, ignore_eos=True)
     other = make_request("b", [3, 3], max_tokens=3, ignore_eos=True)
-    prefill.scheduler.prefill_into(request, grant(decode, request), 0)
+    prefill.prefill_into(request, grant(decode, request))
     prefill.drain()
     decode.submit(other)
     assert decode.step() == {"b": 2}

@@ -23,6 +23,7 @@ from scheduler_model import CellMemory, CheckedModel, make_request, reference
 
 from relevo.core.baton import Baton, SampleState
 from relevo.core.events import TokenOutput
+from relevo.core.handoff import KVPath, Link
 from relevo.core.kv import BlockState, Reservation
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest
@@ -75,8 +76,11 @@ class Record:
         return all(sample.finish_reason is not None for sample in self.samples)
 
 
+PATH = KVPath("fake", "D", Link.BOX)
+
+
 class TwoWorkers(RuleBasedStateMachine):
-    zero_copy = True
+    is_memory_shared = True
     caching = True
 
     @initialize(
@@ -104,12 +108,10 @@ class TwoWorkers(RuleBasedStateMachine):
                 max_prefill_tokens=max_prefill,
                 max_running=max_running,
                 max_model_len=min(MAX_LEN, num_blocks * block_size),
-                lease_s=3.0,
-                zero_copy=self.zero_copy,
                 enable_prefix_caching=self.caching,
             )
             self.workers[name] = Scheduler(config)
-            memory = shared if self.zero_copy else CellMemory(block_size)
+            memory = shared if self.is_memory_shared else CellMemory(block_size)
             self.models[name] = CheckedModel(memory, config.max_model_len)
         self.max_len = config.max_model_len
 
@@ -123,7 +125,7 @@ class TwoWorkers(RuleBasedStateMachine):
     def submit(self, worker, **arrival):
         record = self._new(**arrival)
         record.worker = worker
-        if self.workers[worker].submit(record.request, (), False, self.now_ns) is None:
+        if self.workers[worker].submit(record.request, (), self.now_ns) is None:
             self.records[record.request_id] = record
 
     @rule(**ARRIVAL)
@@ -144,11 +146,17 @@ class TwoWorkers(RuleBasedStateMachine):
             record.phase, record.reservation = "granted", reservation
             self._prefill(record)
 
+    def _is_zero_copy(self, record):
+        """Whether P computes its prompt straight into D's blocks."""
+        return self.is_memory_shared
+
     def _prefill(self, record):
-        rejected = self.workers["P"].prefill_into(record.request, record.reservation, self.now_ns)
+        rejected = self.workers["P"].prefill_into(
+            record.request, record.reservation, self.now_ns, zero_copy=self._is_zero_copy(record)
+        )
         assert rejected is None
         record.phase, record.is_writer_active = "prefilling", True
-        record.sender = RemotePrefill(record.reservation, "D")
+        record.sender = RemotePrefill(record.reservation, PATH)
 
     @precondition(lambda self: any(r.transfers for r in self.records.values()))
     @rule(data=st.data())
@@ -158,7 +166,7 @@ class TwoWorkers(RuleBasedStateMachine):
 
     def _deliver(self, record):
         prefix = record.transfers.pop(0)
-        if not self.zero_copy:
+        if not self._is_zero_copy(record):
             for first, block_ids in record.sender.advance(prefix, self.block_size):
                 for source, target in zip(block_ids, record.reservation.block_ids[first:], strict=False):
                     self.models["D"].memory.blocks[target] = list(self.models["P"].memory.block(source))
@@ -187,7 +195,7 @@ class TwoWorkers(RuleBasedStateMachine):
         elif record.is_prompt_sealed:
             record.phase = "decoding"
             baton = Baton(
-                request=record.request,
+                request_id=record.request_id,
                 samples=tuple(record.samples),
                 num_sealed_tokens=len(record.request.prompt_token_ids),
             )
@@ -225,7 +233,7 @@ class TwoWorkers(RuleBasedStateMachine):
     def _take(self, output: TokenOutput):
         record = self.records[output.request_id]
         if record.is_aborted:
-            assert output.request_id in self.models["P"].excused or not self.zero_copy
+            assert output.request_id in self.models["P"].excused or not self._is_zero_copy(record)
             return
         sample = record.samples[output.sample_index]
         assert sample.finish_reason is None, "a continuation ended twice"
@@ -326,7 +334,7 @@ class TwoWorkers(RuleBasedStateMachine):
 
     def _prefill_locally(self, record):
         record.is_writer_active, record.transfers = False, []
-        assert self.workers["D"].submit(record.request, tuple(record.samples), True, self.now_ns) is None
+        assert self.workers["D"].submit_reserved(record.request_id, tuple(record.samples), self.now_ns) is None
         record.phase, record.worker = "local", "D"
 
     def _fence(self, worker, data):
@@ -348,7 +356,7 @@ class TwoWorkers(RuleBasedStateMachine):
         self.workers[old].abort(record.request_id, False)
         record.phase, record.worker = "local", "P" if old == "D" else "D"
         samples = tuple(record.samples)
-        assert self.workers[record.worker].submit(record.request, samples, False, self.now_ns) is None
+        assert self.workers[record.worker].submit(record.request, samples, self.now_ns) is None
 
     @rule(worker=st.sampled_from("PD"), max_prefill=st.integers(0, 4), max_running=st.integers(1, 4))
     def set_role(self, worker, max_prefill, max_running):
@@ -414,14 +422,21 @@ class TwoWorkers(RuleBasedStateMachine):
 
 
 class Copying(TwoWorkers):
-    zero_copy = False
+    is_memory_shared = False
+
+
+class Mixed(TwoWorkers):
+    """Prompts for a worker of the same memory and for others compute side by side."""
+
+    def _is_zero_copy(self, record):
+        return int(record.request_id[1:]) % 2 == 0
 
 
 class Uncached(TwoWorkers):
     caching = False
 
 
-@pytest.mark.parametrize("machine", [TwoWorkers, Copying, Uncached])
+@pytest.mark.parametrize("machine", [TwoWorkers, Copying, Mixed, Uncached])
 def test_two_workers_under_pressure(machine):
     run_state_machine_as_test(
         machine,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relevo.core.events import StepCosts, WorkerLoad
+from relevo.core.handoff import Ability, KVEndpoint, KVSite, Link, Reach
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.policy.routing.in_flight import InFlight
 from relevo.policy.routing.router import NO_USE, RoutingPolicy
@@ -18,6 +19,15 @@ from relevo.policy.routing.worker_choice import Ask, PrefillChoice, WorkerChoose
 
 COSTS = StepCosts(base_s=0.010, per_token_s=0.001, per_kv_token_s=0.0)
 RNG = Random(0)
+
+
+TCP = KVEndpoint("tcp", "tcp:x", Reach.NETWORK)
+SHARED = KVSite(box_id="box", arena_id="one", endpoints=(KVEndpoint("shm", "shm:one", Reach.ARENA), TCP))
+
+
+def apart_site(name: str) -> KVSite:
+    """Of a worker that computes in memory of its own."""
+    return KVSite(box_id="box", arena_id=name, endpoints=(TCP,))
 
 
 def view(
@@ -28,7 +38,7 @@ def view(
         role=role,
         ready=ready,
         load=WorkerLoad(costs=COSTS, **load),
-        shares_blocks=shares,
+        kv_site=SHARED if shares else apart_site(name),
         in_flight_prefill_tokens=queued,
     )
 
@@ -92,6 +102,36 @@ def test_a_decode_worker_that_would_keep_the_prompt_is_compared_with_the_way_it_
     ask = Ask(num_tokens=100, hit_tokens={D.ref: 40})
     choice = WorkerChooser().choose_decode([P, D, U], ask, 0.100, (), RNG)
     assert choice is not None and choice.worker == D.ref
+
+
+def test_a_worker_that_can_only_be_submitted_to_is_served_as_a_unified_one() -> None:
+    """Red when a foreign engine is asked for room that it cannot grant, or for a prompt that it cannot hand over."""
+
+    def is_split(decode_view: WorkerView, prefill_view: WorkerView) -> bool:
+        choice = WorkerChooser().choose_decode([decode_view, prefill_view], Ask(num_tokens=100), 0.0, (), RNG)
+        assert choice is not None and choice.worker == D.ref
+        there = prompt_goes(decode_view, [decode_view, prefill_view], Ask(num_tokens=5000), 0.0)
+        assert choice.split == (there.worker is not None)
+        return choice.split
+
+    submit_only, busy = frozenset[Ability](), replace(D, load=replace(D.load, num_running=50))
+    assert is_split(busy, P)
+    assert not is_split(replace(busy, abilities=submit_only), P)
+    assert not is_split(busy, replace(P, abilities=submit_only))
+    assert is_split(replace(busy, abilities=frozenset({Ability.RESERVE})), P)
+    assert not is_split(busy, replace(P, kv_site=KVSite(box_id="far", arena_id="one", endpoints=SHARED.endpoints[:1])))
+
+
+def test_each_prefill_worker_is_judged_by_its_own_path() -> None:
+    """One shares the decode worker's memory and so its 900 hits, the other is in another box and holds 500 itself. Red
+    when "shares memory" is taken for a fact of a worker and not of a pair."""
+    far = replace(view("far", "prefill"), kv_site=KVSite(box_id="far", arena_id="one", endpoints=SHARED.endpoints))
+    here = replace(view("d"), load=replace(D.load, num_running=50))
+    ask = Ask(num_tokens=1000, hit_tokens={far.ref: 500, here.ref: 900})
+    for views, chosen, num_uncached, link in (([far, P], P, 100, Link.MEMORY), ([far], far, 500, Link.NETWORK)):
+        choice = WorkerChooser().choose_prefill(here, views, ask, 100, 0.0, RNG)
+        assert (choice.worker, choice.num_uncached_tokens) == (chosen.ref, num_uncached)
+        assert choice.path is not None and choice.path.link is link
 
 
 def test_who_has_measured_nothing_is_taken_for_as_slow_as_the_slowest() -> None:
@@ -187,7 +227,7 @@ def test_prefill_goes_to_the_shorter_queue() -> None:
 
 
 def test_before_costs_are_measured_the_role_decides() -> None:
-    unmeasured = WorkerView(ref=D.ref, role="decode", ready=True, load=WorkerLoad())
+    unmeasured = WorkerView(ref=D.ref, role="decode", ready=True, load=WorkerLoad(), kv_site=SHARED)
     assert prefill(unmeasured, [replace(P, load=WorkerLoad())], 1, 1.0) == "p"
 
 

@@ -44,7 +44,7 @@ class TimedStep:
 def time_prefill(engine: EngineUnderTest, prompt_len: int, rng: random.Random) -> list[TimedStep]:
     """The steps of one prompt, in the chunks a worker would use."""
     scheduler = engine.new_scheduler()
-    rejected = scheduler.submit(_request(engine, "prompt", prompt_len, 1, rng), (), False, _now())
+    rejected = scheduler.submit(_request(engine, "prompt", prompt_len, 1, rng), (), _now())
     if rejected is not None:
         raise StartError(f"a prompt of {prompt_len} tokens cannot run: {rejected.reason}")
     return _steps(engine, scheduler)
@@ -65,7 +65,8 @@ def time_decode(
         raise StartError(f"{batch_size} contexts of {context} tokens do not fit into the KV cache")
     for request in requests:
         scheduler.seal(request.request_id, context)
-        baton = Baton(request=request, samples=(SampleState(0, [_token(engine, rng)]),), num_sealed_tokens=context)
+        samples = (SampleState(0, [_token(engine, rng)]),)
+        baton = Baton(request_id=request.request_id, samples=samples, num_sealed_tokens=context)
         rejected = scheduler.start_decode(baton, _now())
         if rejected is not None:
             raise StartError(f"a decode at {context} tokens cannot start: {rejected.reason}")

@@ -18,7 +18,8 @@ from relevo.bench.load import run_open_loop
 from relevo.bench.prometheus_text import metric_deltas, metric_sums
 from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, Outcome, PlannedRequest
-from relevo.telemetry.latency import Summary, milliseconds, summarise
+from relevo.bench.tables import milliseconds
+from relevo.telemetry.latency import Summary, summarise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,6 @@ LAYOUT = KVLayout(
     groups=(KVGroup.full(range(30), 3, 64),),
 )
 SEAL_TIMEOUT_S = 60.0  # arbitrary; a transfer that takes longer has failed
-LEASE_S = 60.0
 SENDER, RECEIVER = WorkerRef(WorkerId("bench-sender"), 1), WorkerRef(WorkerId("bench"), 1)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -219,7 +218,6 @@ def _reservation(repeat: int, num_blocks: int) -> Reservation:
         block_ids=tuple(range(num_blocks)),
         generations=(repeat + 1,) * num_blocks,
         num_hit_tokens=0,
-        lease_s=LEASE_S,
     )
 
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import msgspec
 
+from relevo.core.kv import KVGroup, KVLayout
+from relevo.core.model import ModelConfig
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker process needs. `epoch` and `status_fd` are filled in by the supervisor."""
@@ -31,7 +34,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     num_arena_blocks: int
     arena_fd: int  # -1: a private arena
-    transport: str
+    transports: tuple[str, ...]  # names in kv.transports.registry
     cores: tuple[int, ...]
     max_model_len: int
     max_num_seqs: int
@@ -45,7 +48,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     fake_per_token_s: float
     fake_per_kv_token_s: float
     log_level: str
-    kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport listens
+    kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport needs it
     tenant_weights: dict[str, float] = {}
     epoch: int = 0
     status_fd: int = -1
@@ -166,3 +169,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     def served_model_names(self) -> tuple[str, ...]:
         """Every name of every model."""
         return tuple(name for model in self.models for name in model.served_model_names)
+
+
+def kv_layout(model: ModelConfig, model_hash: str, dtype: str, block_size: int) -> KVLayout:
+    group = KVGroup.full(range(model.num_layers), model.num_kv_heads, model.head_size)
+    return KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=(group,))

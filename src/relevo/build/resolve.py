@@ -7,16 +7,17 @@ names the values, the rule and the fix. What several models share out is `build.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from relevo.build.configs import ServedModelConfig, WorkerAddress, WorkerConfig
+from relevo.build.configs import ServedModelConfig, WorkerAddress, WorkerConfig, kv_layout
 from relevo.build.hardware import Hardware, gib
-from relevo.build.model import kv_layout
 from relevo.core.errors import SettingsError
+from relevo.core.handoff import Reach
 from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
+from relevo.kv.transports.registry import TRANSPORTS
 from relevo.policy.host.generation_defaults import checked_overrides
 from relevo.policy.host.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_topology
 from relevo.settings import Settings
@@ -73,7 +74,7 @@ class ModelPlan:
 
     @property
     def is_arena_shared(self) -> bool:
-        return self.workers[0].transport == "shm"
+        return is_arena_shared(self.workers[0].transports)
 
     @property
     def kv_bytes(self) -> int:
@@ -102,7 +103,8 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             f"--max-num-batched-tokens {budget} is less than --max-num-seqs {settings.max_num_seqs}, but every running "
             f"request needs one token per step; raise the first or lower the second"
         )
-    is_shared = settings.kv_transport == "shm" and device == "cpu"
+    transports = _transports(settings, device)
+    is_shared = is_arena_shared(transports)
     assigned_cores = assign_cores(list(hardware.cores), topology, may_share=may_share_cores(settings))
     workers = tuple(
         WorkerConfig(
@@ -124,7 +126,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             num_blocks=num_blocks,
             num_arena_blocks=num_blocks * (num_workers if is_shared else 1),
             arena_fd=-1,
-            transport="shm" if is_shared else "tcp",
+            transports=transports,
             cores=tuple(worker_cores),
             max_model_len=max_model_len,
             max_num_seqs=settings.max_num_seqs,
@@ -153,6 +155,17 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         served=_served(ask, topology, max_model_len, budget),
         notes=(*ask.notes, _compute_note(workers[0]), _kv_note(layout, num_blocks, num_workers)),
     )
+
+
+def _transports(settings: Settings, device: str) -> tuple[str, ...]:
+    asked = tuple(dict.fromkeys(settings.kv_transport))
+    if not asked or not TRANSPORTS.keys() >= set(asked):
+        raise SettingsError(f"--kv-transport {','.join(asked)} must name one or more of {', '.join(TRANSPORTS)}")
+    return asked if device == "cpu" else ()  # what lies in device memory is not handed over
+
+
+def is_arena_shared(transports: Iterable[str]) -> bool:
+    return any(TRANSPORTS[name].reach is Reach.ARENA for name in transports)
 
 
 def may_share_cores(settings: Settings) -> bool:

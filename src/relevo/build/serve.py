@@ -25,6 +25,7 @@ from relevo.build.runtime_folder import runtime_folder
 from relevo.core.errors import SettingsError
 from relevo.core.urls import authority, bare_host
 from relevo.kv.arena_file import create_arena_file
+from relevo.kv.transports.registry import TRANSPORTS
 from relevo.settings import Settings
 from relevo.supervisor import ChildSpec, Supervisor
 from relevo.wire.status import Status
@@ -148,7 +149,8 @@ def _arena_fd(model: ModelPlan, owned: contextlib.ExitStack) -> int:
 
 def _located(worker: WorkerConfig, address: str, arena_fd: int, kv_secret: str) -> WorkerConfig:
     """With what this start gives it. The secret goes to workers that listen for others, over their standard input."""
-    secret = kv_secret if worker.transport == "tcp" else ""
+    needs_secret = any(TRANSPORTS[name].needs_secret for name in worker.transports)
+    secret = kv_secret if needs_secret else ""
     return msgspec.structs.replace(worker, address=address, arena_fd=arena_fd, kv_secret=secret)
 
 

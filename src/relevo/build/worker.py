@@ -9,18 +9,17 @@ import signal
 from collections.abc import Callable
 
 from relevo.build.clock import MonotonicClock
-from relevo.build.configs import WorkerConfig
-from relevo.build.model import kv_layout, load_model
+from relevo.build.configs import WorkerConfig, kv_layout
 from relevo.build.start_phases import StartPhases
 from relevo.core.errors import SettingsError
 from relevo.core.events import StepCosts
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import KVLayout
-from relevo.core.ports import KVTransport, ModelRunner
+from relevo.core.ports import ModelRunner
 from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.kv.arena import Arena
-from relevo.kv.transports.shm import ShmTransport
-from relevo.kv.transports.tcp import TcpTransport
+from relevo.kv.transport_set import TransportSet
+from relevo.kv.transports.registry import TRANSPORTS, OwnEnd
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.chunking import token_budget
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
@@ -47,7 +46,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     phases = StartPhases()
     runner, arena, costs = build_fake(config) if config.model == "fake" else build_model(config, report, phases)
     server = WireServer()
-    transport = _transport(config, arena, server.wake)
+    transports = _transports(config, arena, server.wake)
     loop = EngineLoop(
         identity=WorkerIdentity(
             worker_id=WorkerId(config.worker_id),
@@ -56,9 +55,9 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
             role=config.role,
             model_name=config.model,
         ),
-        scheduler=Scheduler(scheduler_config(config, transport.zero_copy, costs.costs, runner.vocab_size)),
+        scheduler=Scheduler(scheduler_config(config, costs.costs, runner.vocab_size)),
         runner=runner,
-        transport=transport,
+        transports=transports,
         links=server,
         costs=costs,
         clock=MonotonicClock(),
@@ -79,7 +78,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     finally:
         gc.unfreeze()  # extensions look at the end whether everything of theirs is gone
         server.close()
-        transport.close()
+        transports.close()
 
 
 def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]:
@@ -106,7 +105,8 @@ def build_model(
     phases = phases or StartPhases()
     from relevo.build.backend import make_ops
     from relevo.engine.loaders.resolve import load_model_files
-    from relevo.engine.runner import LocalRunner
+    from relevo.engine.models.decoder import Decoder
+    from relevo.engine.runner import DecoderRunner
     from relevo.engine.sampler import Sampler
 
     def progress(num_bytes_done: int, num_bytes_total: int) -> None:
@@ -117,10 +117,13 @@ def build_model(
     phases.done("engine imports, model file's head, arena")
     ops = make_ops(config)
     phases.done("backend")
-    model = load_model(config, files, ops, progress)
+    # What is stored in a format that the backend does not multiply grows no larger than it has to.
+    dequantised_as = "bfloat16" if config.dtype == "auto" else "float32"
+    tensors = files.tensors(progress, ops.native_formats, dequantised_as)
+    decoder = Decoder.load(files.config, tensors, ops, config.max_model_len)
     phases.done("weights")
     log.info("weights loaded: %s", files.load_report)
-    runner = LocalRunner(model, arena, Sampler(files.config.vocab_size), _own_block_ids(config))
+    runner = DecoderRunner(decoder, arena, Sampler(files.config.vocab_size), _own_block_ids(config))
     runner.warm_up()
     costs = StepCostModel()
     for num_tokens, num_kv_tokens, step_s in runner.measure(_CALIBRATION):
@@ -144,18 +147,13 @@ def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
     return Arena.create(layout, config.num_arena_blocks, shared=False)
 
 
-def _transport(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> KVTransport:
-    if config.transport == "shm":
-        return ShmTransport(arena, on_wake=wake)
-    return TcpTransport(
-        arena,
-        secret=bytes.fromhex(config.kv_secret),
-        identity=WorkerRef(WorkerId(config.worker_id), config.epoch),
-        on_wake=wake,
-    )
+def _transports(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> TransportSet:
+    worker = WorkerRef(WorkerId(config.worker_id), config.epoch)
+    own = OwnEnd(worker=worker, arena=arena, secret=bytes.fromhex(config.kv_secret), on_wake=wake)
+    return TransportSet([TRANSPORTS[name].open(own) for name in config.transports], arena.identity)
 
 
-def scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts, vocab_size: int) -> SchedulerConfig:
+def scheduler_config(config: WorkerConfig, costs: StepCosts, vocab_size: int) -> SchedulerConfig:
     """Budgets cut to the measured costs. Raises SettingsError when a step of one token outlasts the drain lease."""
     budget = config.max_num_batched_tokens
     if config.max_step_s > 0.0:
@@ -174,8 +172,6 @@ def scheduler_config(config: WorkerConfig, zero_copy: bool, costs: StepCosts, vo
         max_running=config.max_num_seqs,
         max_model_len=config.max_model_len,
         vocab_size=vocab_size,
-        lease_s=config.drain_lease_s,
-        zero_copy=zero_copy,
         enable_prefix_caching=config.enable_prefix_caching,
         tenant_weights=config.tenant_weights,
     )

@@ -1,4 +1,4 @@
-"""The baton: everything a worker needs to continue a request as if nothing had moved.
+"""The baton: everything a worker needs to continue a request, which it knows, as if nothing had moved.
 
 Nothing is copied that can be derived: penalty counts come from prompt and output tokens, the position of the
 counter-based random generator is the number of output tokens, the key is (seed, sample index). The detokeniser
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from relevo.core.ids import RequestId, TokenId, WorkerId
-from relevo.core.request import EngineRequest, FinishReason
+from relevo.core.request import FinishReason
 
 
 class SampledToken(NamedTuple):
@@ -44,12 +44,9 @@ class PrefillFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baton:
-    """The request, its continuations, and how much of its KV already lies in the receiver's reserved blocks."""
+    """To the worker that reserved room for the request, and has it since: its continuations, and how much of its KV
+    lies in the reserved blocks."""
 
-    request: EngineRequest
+    request_id: RequestId
     samples: tuple[SampleState, ...]
     num_sealed_tokens: int  # the KV of these tokens is complete on the receiver
-
-    @property
-    def request_id(self) -> RequestId:
-        return self.request.request_id

@@ -19,7 +19,7 @@ class TokenOutput(NamedTuple):
     sample_index: int
     tokens: tuple[SampledToken, ...]
     finish_reason: FinishReason | None = None
-    facts: PrefillFacts | None = None  # on the first output of a request, from whoever computed its prompt
+    facts: PrefillFacts | None = None  # on the first output of a request, from the worker that computed its prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

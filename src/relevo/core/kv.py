@@ -175,9 +175,7 @@ class BlockState(StrEnum):
     RESERVED = "reserved"
     WRITING = "writing"
     SEALED = "sealed"
-    OWNED = "owned"
     QUARANTINED = "quarantined"
-    FREED = "freed"
 
 
 class KVRefusal(StrEnum):
@@ -193,7 +191,7 @@ class KVRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """Room on a decode worker for one request, and the right to write its blocks until `lease_s` has passed.
+    """Room on a decode worker for one request, and the right to write its blocks until it is withdrawn.
 
     `block_ids[i]` holds tokens [i*S, (i+1)*S) of the prompt. The first `num_hit_tokens` tokens (whole blocks) are
     already there and must not be written. Under a shared arena the ids are valid on every worker of the box.
@@ -205,4 +203,3 @@ class Reservation:
     block_ids: tuple[BlockId, ...]
     generations: tuple[int, ...]  # one per block; a write that names another generation is refused
     num_hit_tokens: int
-    lease_s: float

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from relevo.core.events import TransferEvent
+from relevo.core.handoff import Reach
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout, KVRefusal, Reservation
 from relevo.core.plan import StepPlan, StepResult
@@ -65,8 +66,8 @@ class KVTransport(Protocol):
     `poll`, after `on_wake` has been called from any thread.
     """
 
-    name: str
-    zero_copy: bool  # True: the sender computes straight into the receiver's blocks, `write` moves nothing
+    name: str  # as in kv.transports.registry
+    reach: Reach  # ARENA: the sender computed straight into the receiver's blocks, `write` moves nothing
 
     @property
     def num_refused_writes(self) -> int:
@@ -80,7 +81,7 @@ class KVTransport(Protocol):
         ...
 
     def address(self) -> str:
-        """Where senders reach this receiver; opaque to everybody else."""
+        """Where senders reach this receiver; opaque to all others."""
         ...
 
     def reserve(self, reservation: Reservation) -> None: ...

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad, WorkerPort, refused_key
 from relevo.core.plan import StepPlan
-from relevo.core.ports import KVTransport
+from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.scheduler import Scheduler, StepOutcome
 from relevo.wire import messages as wire
@@ -22,13 +22,13 @@ from relevo.wire.gateway_links import GatewayLinks, PeerId
 class LoadReports:
     scheduler: Scheduler
     costs: StepCostModel
-    transport: KVTransport
+    transports: TransportSet
     links: GatewayLinks
     num_steps: int = 0
     num_prefill_tokens: int = 0
     num_generation_tokens: int = 0
     largest_step_tokens: int = 0
-    num_refused_writes: int = 0  # noticed by the loop; the transport has its own
+    num_refused_writes: int = 0  # noticed by the loop; transports have their own
     num_request_faults: int = 0
     transferred_bytes: int = 0
     transfer_s: float = 0.0
@@ -39,7 +39,7 @@ class LoadReports:
         return self.scheduler.load(self.costs.costs)
 
     def counters(self) -> StepCounters:
-        """With what the transport has refused in its own threads: also writes of senders that are dead by now."""
+        """With what the transports have refused in their own threads: also writes of senders that are dead by now."""
         return StepCounters(
             num_steps=self.num_steps,
             num_prefill_tokens=self.num_prefill_tokens,
@@ -49,7 +49,7 @@ class LoadReports:
             num_prefix_hits=self.scheduler.num_prefix_hits,
             transferred_bytes=self.transferred_bytes,
             transfer_s=self.transfer_s,
-            num_refused_writes=self.num_refused_writes + self.transport.num_refused_writes,
+            num_refused_writes=self.num_refused_writes + self.transports.num_refused_writes,
             largest_step_tokens=self.largest_step_tokens,
             step_budget_tokens=self.scheduler.config.max_batched_tokens,
             num_request_faults=self.num_request_faults,
@@ -57,7 +57,7 @@ class LoadReports:
         )
 
     def _refused_connections(self) -> dict[str, int]:
-        kv, gateways = self.transport.num_refused_connections, self.links.num_refused_connections
+        kv, gateways = self.transports.num_refused_connections, self.links.num_refused_connections
         return {
             **{refused_key(WorkerPort.KV, reason): count for reason, count in kv.items()},
             **{refused_key(WorkerPort.WIRE, reason): count for reason, count in gateways.items()},

@@ -1,7 +1,7 @@
 """The worker's step loop: receive, plan, execute, commit, send. Synchronous, one thread, sleeps when there is no work.
 
 Owns the order of things inside one worker process. Decides nothing: what runs is `policy.worker.scheduler`'s, what a
-step computes is the runner's, how KV moves is the transport's. Seen from outside a step is atomic: messages are handled
+step computes is the runner's, how KV moves is the transports'. Seen from outside a step is atomic: messages are handled
 between steps only, so an acknowledged abort means that no step still writes for the request. What raises while one
 request is handled ends that request only.
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from relevo.core.errors import StepFailed
 from relevo.core.events import TokenOutput, TransferFailed, TransferSealed
+from relevo.core.handoff import KVPath
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.plan import StepPlan, StepResult
@@ -29,6 +30,7 @@ from relevo.engine.orphans import Orphans
 from relevo.engine.outgoing import RemotePrefill
 from relevo.engine.request_faults import Asked, failure_of, request_of
 from relevo.engine.step_recovery import execute_apart
+from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.scheduler import Rejected, Scheduler, StepOutcome
 from relevo.wire import messages as wire
@@ -51,7 +53,7 @@ class EngineLoop:
     identity: WorkerIdentity
     scheduler: Scheduler
     runner: ModelRunner
-    transport: KVTransport
+    transports: TransportSet
     links: GatewayLinks
     costs: StepCostModel
     clock: Clock
@@ -68,7 +70,7 @@ class EngineLoop:
     _drain: Drain = field(init=False)
 
     def __post_init__(self) -> None:
-        self._reports = LoadReports(self.scheduler, self.costs, self.transport, self.links)
+        self._reports = LoadReports(self.scheduler, self.costs, self.transports, self.links)
         self._cache_feed = CacheFeed(self.scheduler.pool, self.links)
         self._drain = Drain(self.links, self.drain_timeout_s)
 
@@ -147,8 +149,7 @@ class EngineLoop:
             model_name=self.identity.model_name,
             vocab_size=self.runner.vocab_size,
             max_model_len=self.runner.max_model_len,
-            transport=self.transport.name,
-            address=self.transport.address(),
+            kv_site=self.transports.site,
             load=self._reports.load(),
             orphans=self._orphans.request_ids,
         )
@@ -158,7 +159,14 @@ class EngineLoop:
     def handle(self, peer: PeerId, message: wire.ToWorker | PeerGone, now_ns: int) -> None:
         """One message of a gateway. Never while a step is being computed."""
         match message:
-            case wire.Submit() | wire.Reserve() | wire.Prefill() | wire.SealBlocks() | wire.StartDecode():
+            case (
+                wire.Submit()
+                | wire.Reserve()
+                | wire.Prefill()
+                | wire.SealBlocks()
+                | wire.StartDecode()
+                | wire.ComputeReserved()
+            ):
                 with self._only(request_of(message), peer):
                     self._take(peer, message, now_ns)
             case wire.Abort(request_id=request_id):
@@ -184,24 +192,25 @@ class EngineLoop:
         """What is asked for one request."""
         match message:
             case wire.Submit(request=request):
-                if message.use_reservation:
-                    self._end_reservation(request.request_id)
-                rejected = self.scheduler.submit(request, message.samples, message.use_reservation, now_ns)
-                self._accept(peer, request.request_id, rejected)
+                self._accept(peer, request.request_id, self.scheduler.submit(request, message.samples, now_ns))
             case wire.Reserve(request=request):
                 self._accept(peer, request.request_id, self.scheduler.reserve(request, now_ns))
             case wire.Prefill(request=request, reservation=reservation):
-                rejected = self._outdated(reservation)
+                path, num_found = message.path, message.num_found_tokens
+                rejected = self._cannot_write(reservation, path) or self.scheduler.prefill_into(
+                    request, reservation, now_ns, zero_copy=path.zero_copy, num_found_tokens=num_found
+                )
                 if rejected is None:
-                    rejected = self.scheduler.prefill_into(request, reservation, now_ns, message.num_found_tokens)
-                if rejected is None:
-                    self._remote_prefills[request.request_id] = RemotePrefill(reservation, message.address)
+                    self._remote_prefills[request.request_id] = RemotePrefill(reservation, path)
                 self._accept(peer, request.request_id, rejected)
             case wire.SealBlocks():
                 self.scheduler.seal(message.request_id, message.num_tokens)
             case wire.StartDecode(baton=baton):
                 self._end_reservation(baton.request_id)
                 self._accept(peer, baton.request_id, self.scheduler.start_decode(baton, now_ns))
+            case wire.ComputeReserved(request_id=request_id):
+                self._end_reservation(request_id)
+                self._accept(peer, request_id, self.scheduler.submit_reserved(request_id, message.samples, now_ns))
 
     def _accept(self, peer: PeerId, request_id: RequestId, rejected: Rejected | None) -> None:
         if rejected is None:
@@ -224,17 +233,19 @@ class EngineLoop:
         if self.scheduler.reservations.is_quarantined(request_id):
             self._orphans.quarantined(request_id, keeper)
 
-    def _outdated(self, reservation: Reservation) -> Rejected | None:
-        """A gateway that has not heard yet that the receiver was replaced."""
-        if reservation.epoch >= self._fenced_epochs.get(reservation.worker_id, 0):
-            return None
-        return Rejected("worker_lost", f"{reservation.worker_id} was replaced")
+    def _cannot_write(self, reservation: Reservation, path: KVPath) -> Rejected | None:
+        """A gateway that has not heard yet that the receiver was replaced, or names a transport that is not here."""
+        if reservation.epoch < self._fenced_epochs.get(reservation.worker_id, 0):
+            return Rejected("worker_lost", f"{reservation.worker_id} was replaced")
+        if path.transport not in self.transports:
+            return Rejected("handoff_failed", f"This worker has no KV transport {path.transport!r}.")
+        return None
 
     def _drop(self, request_id: RequestId, writer_active: bool) -> None:
         """Let go of a request in whatever phase it is. Idempotent."""
         leg = self._remote_prefills.pop(request_id, None)
         if leg is not None:
-            self.transport.cancel(leg.reservation)
+            self._transport_of(leg).cancel(leg.reservation)
         self._end_reservation(request_id)
         self.scheduler.abort(request_id, writer_active)
         self._owners.pop(request_id, None)
@@ -282,22 +293,25 @@ class EngineLoop:
         for reservation in self.scheduler.take_grants(now_ns):
             with self._only(reservation.request_id):
                 self._reservations[reservation.request_id] = reservation
-                self.transport.reserve(reservation)
+                self.transports.reserve(reservation)
                 self.links.send(self._owners[reservation.request_id], wire.Reserved(reservation))
             self._reports.changed()
 
     def _end_reservation(self, request_id: RequestId) -> None:
-        """Nobody may write these blocks from here on."""
+        """No writer may touch these blocks from here on."""
         reservation = self._reservations.pop(request_id, None)
         if reservation is not None:
-            self.transport.release(reservation)
+            self.transports.release(reservation)
 
     # ---- prompts computed for others ---------------------------------------------------------------------------------
+
+    def _transport_of(self, leg: RemotePrefill) -> KVTransport:
+        return self.transports[leg.path.transport]
 
     def _drop_withdrawn_legs(self) -> None:
         for request_id, leg in list(self._remote_prefills.items()):
             with self._only(request_id):
-                if not self.transport.may_write(leg.reservation):
+                if not self._transport_of(leg).may_write(leg.reservation):
                     self._reports.num_refused_writes += 1
                     self._fail(request_id, "handoff_failed", "the reserved blocks were withdrawn")
 
@@ -306,14 +320,15 @@ class EngineLoop:
         for prefix in outcome.prefixes:
             with self._only(prefix.request_id):
                 leg = self._remote_prefills[prefix.request_id]
+                transport, address = self._transport_of(leg), leg.path.address
                 for first_index, block_ids in leg.advance(prefix, self.runner.layout.block_size):
-                    self.transport.write(leg.reservation, leg.address, first_index, block_ids)
-                self.transport.seal(leg.reservation, leg.address, prefix.num_tokens)
+                    transport.write(leg.reservation, address, first_index, block_ids)
+                transport.seal(leg.reservation, address, prefix.num_tokens)
         if outcome.prefixes:
             self._take_transfer_events()
 
     def _take_transfer_events(self) -> None:
-        for event in self.transport.poll():
+        for event in self.transports.poll():
             leg = self._remote_prefills.get(event.reservation.request_id)
             if leg is None or leg.reservation != event.reservation:
                 continue
@@ -337,7 +352,7 @@ class EngineLoop:
                     self._end_leg(request_id, leg)
 
     def _end_leg(self, request_id: RequestId, leg: RemotePrefill) -> None:
-        self.transport.cancel(leg.reservation)  # nothing is under way any more; its account is closed
+        self._transport_of(leg).cancel(leg.reservation)  # nothing is under way any more; its account is closed
         self.scheduler.finish_transfer(request_id)
         del self._remote_prefills[request_id]
         self._reports.transfer_s += leg.transfer_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from relevo.core.handoff import KVPath
 from relevo.core.ids import BlockId
 from relevo.core.kv import Reservation
 from relevo.policy.worker.scheduler import ComputedPrefix
@@ -16,7 +17,7 @@ from relevo.policy.worker.scheduler import ComputedPrefix
 @dataclass(slots=True)
 class RemotePrefill:
     reservation: Reservation
-    address: str
+    path: KVPath
     num_handed_tokens: int = 0  # sealed on the receiver, its own hits excluded
     num_sealed_tokens: int = field(init=False)
     transfer_s: float = 0.0

@@ -10,7 +10,7 @@ from relevo.core.errors import InternalError, RelevoError, WorkerError
 from relevo.core.ids import RequestId
 from relevo.wire import messages as wire
 
-Asked = wire.Submit | wire.Reserve | wire.Prefill | wire.SealBlocks | wire.StartDecode
+Asked = wire.Submit | wire.Reserve | wire.Prefill | wire.SealBlocks | wire.StartDecode | wire.ComputeReserved
 
 
 def request_of(message: Asked) -> RequestId:
@@ -19,7 +19,7 @@ def request_of(message: Asked) -> RequestId:
             return request.request_id
         case wire.StartDecode(baton=baton):
             return baton.request_id
-        case wire.SealBlocks(request_id=request_id):
+        case wire.SealBlocks(request_id=request_id) | wire.ComputeReserved(request_id=request_id):
             return request_id
 
 

@@ -101,7 +101,7 @@ class Arena:
         return views
 
     def close_to_writers(self, block_ids: Iterable[BlockId]) -> None:
-        """End every right to write these blocks, whoever granted it."""
+        """End every right to write these blocks, of whatever worker it came."""
         self.generations[list(block_ids)] = NO_GENERATION
 
     def copy_block(self, source: BlockId, target: BlockId) -> None:

@@ -1,7 +1,7 @@
 """The nameless file that a shared arena lies on: its size, its head, and every block closed to writers.
 
-Owns what stands in front of the blocks (see `kv.arena`, which maps it). Without numpy: whoever starts the workers makes
-the file and never looks into it.
+Owns what stands in front of the blocks (see `kv.arena`, which maps it). Without numpy: the supervisor makes the
+file and never looks into it.
 """
 
 from __future__ import annotations

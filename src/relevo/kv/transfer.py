@@ -127,7 +127,7 @@ class EventQueue:
         return events
 
     def drop(self, reservation: Reservation) -> None:
-        """Forget completions nobody wants any more."""
+        """Forget completions that are not wanted any more."""
         with self._lock:
             self._events = deque(e for e in self._events if e.reservation != reservation)
 

@@ -321,20 +321,24 @@ class Dispatcher:
             case h.SendReserve(worker=worker):
                 return self._send(worker, wire.Reserve(request))
             case h.SendPrefill(worker=worker):
-                decode = self._membership.get(WorkerRef(effect.reservation.worker_id, effect.reservation.epoch))
-                if decode is None or decode.hello is None:
-                    return self._lost(WorkerRef(effect.reservation.worker_id, effect.reservation.epoch))
+                decode = WorkerRef(effect.reservation.worker_id, effect.reservation.epoch)
+                path = self._membership.kv_path(worker, decode)
+                if path is None:
+                    return self._lost(decode if self._membership.get(decode) is None else worker, is_unsent=True)
                 num_found = flight.state.num_found_tokens
-                return self._send(worker, wire.Prefill(request, effect.reservation, decode.hello.address, num_found))
+                return self._send(worker, wire.Prefill(request, effect.reservation, path, num_found))
             case h.SendSeal(worker=worker):
                 return self._send(worker, wire.SealBlocks(request.request_id, effect.num_tokens))
             case h.SendStartDecode(worker=worker):
                 self._count_handoff(flight)
-                baton = Baton(request=request, samples=flight.state.samples, num_sealed_tokens=effect.num_sealed_tokens)
+                samples, num_sealed = flight.state.samples, effect.num_sealed_tokens
+                baton = Baton(request_id=request.request_id, samples=samples, num_sealed_tokens=num_sealed)
                 return self._send(worker, wire.StartDecode(baton))
             case h.SendSubmit(worker=worker):
                 samples = flight.state.samples if effect.resume else ()
-                return self._send(worker, wire.Submit(request, samples, effect.use_reservation))
+                if effect.use_reservation:
+                    return self._send(worker, wire.ComputeReserved(request.request_id, samples))
+                return self._send(worker, wire.Submit(request, samples))
             case h.AskDrain(worker=worker):
                 return self._send(worker, wire.Abort(request.request_id, effect.writer_active))
             case h.SendRelease(worker=worker):

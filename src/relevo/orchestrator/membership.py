@@ -23,9 +23,11 @@ from typing import Protocol
 
 from relevo.core.errors import LayoutMismatch, ProtocolError, WorkerLost
 from relevo.core.events import StepCounters, WorkerLoad
+from relevo.core.handoff import KVPath
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.orchestrator.ports import WorkerStatus
 from relevo.policy.http.liveness import INTERVAL_S, Liveness
+from relevo.policy.routing.kv_path import kv_path
 from relevo.wire import messages as wire
 from relevo.wire.client import WorkerConnection
 
@@ -111,6 +113,13 @@ class Membership:
         if member is None or member.connection is None or member.ref != worker:
             return None
         return member
+
+    def kv_path(self, sender: WorkerRef, receiver: WorkerRef) -> KVPath | None:
+        """How KV gets from one to the other; None if one of them is gone."""
+        one, other = self.get(sender), self.get(receiver)
+        if one is None or one.hello is None or other is None or other.hello is None:
+            return None
+        return kv_path(one.hello.kv_site, other.hello.kv_site)
 
     def has_left(self, worker: WorkerRef) -> bool:
         """That incarnation has said that it leaves: it goes, or went, because it was asked to."""

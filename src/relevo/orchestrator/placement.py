@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from random import Random
 
+from relevo.core.handoff import ALL_ABILITIES, NO_SITE
 from relevo.core.ids import BlockHash, RequestId, WorkerRef
 from relevo.core.request import EngineRequest
 from relevo.orchestrator.membership import Member, Membership
@@ -107,7 +108,7 @@ class Placement:
         )
         self._in_flight.charge_prefill(request_id, choice.worker or decode, choice.num_uncached_tokens)
         self._tenant_use.computes(request_id, choice.worker or decode, choice.num_uncached_tokens)
-        if choice.worker is not None and not decode_view.shares_blocks:
+        if choice.worker is not None and choice.path is not None and not choice.path.zero_copy:
             self._index.expect(request_id, "prefill", choice.worker, self._hashes[request_id])
         self._chose("prefill", request_id, choice.use)
         return choice
@@ -204,7 +205,8 @@ class Placement:
             role=member.role,
             ready=member.is_ready,
             load=member.load,
-            shares_blocks=member.hello is None or member.hello.transport == "shm",
+            kv_site=member.hello.kv_site if member.hello is not None else NO_SITE,
+            abilities=member.hello.abilities if member.hello is not None else ALL_ABILITIES,
             in_flight_prefill_tokens=self._in_flight.prefill_tokens(member.ref),
             in_flight_decode_tokens=self._in_flight.decode_tokens(member.ref),
             in_flight_asked_tokens=self._in_flight.asked_tokens(member.ref),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relevo.core.events import TransferEvent
+from relevo.core.handoff import Reach
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout, KVRefusal, Reservation
 from relevo.kv.arena import Arena
@@ -101,6 +102,7 @@ class SimTransport:
         arena: Arena | None,
     ) -> None:
         self.zero_copy = zero_copy
+        self.reach = Reach.ARENA if zero_copy else Reach.NETWORK
         self.box = box
         self.num_refused_writes = 0
         self.num_refused_connections: dict[KVRefusal, int] = {}

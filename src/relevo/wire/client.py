@@ -34,7 +34,7 @@ class WorkerConnection:
     async def open(
         cls, address: str, *, timeout_s: float = OPEN_TIMEOUT_S, max_unsent_bytes: int = MAX_UNSENT_BYTES
     ) -> WorkerConnection:
-        """Connect and take the Hello. OSError (TimeoutError included) if nobody answers, WorkerLost if the worker
+        """Connect and take the Hello. OSError (TimeoutError included) if none answers, WorkerLost if the worker
         hangs up, ProtocolError if it speaks another version."""
         path = unix_path(address)
         loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """Every message between gateways over the same workers; frames as between gateway and worker.
 
-Each gateway listens; whoever connects begins with one of two things. `Follow`: from then on it is told what the
+Each gateway listens; a gateway that connects begins with one of two things. `Follow`: from then on it is told what the
 listener has under way, first a snapshot per model. `Ask`: it gets one `Answer`, and the connection ends.
 """
 

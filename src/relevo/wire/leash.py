@@ -30,7 +30,7 @@ def end_with_parent(life_fd: int) -> None:
 
 
 def is_parent_gone(life_fd: int) -> bool:
-    """Nobody has the write end any more."""
+    """No process has the write end any more."""
     poll = select.poll()
     poll.register(life_fd, 0)
     return bool(poll.poll(0))  # without being asked, poll tells of a hang-up only

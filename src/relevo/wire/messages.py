@@ -11,7 +11,8 @@ The life of a split request (D = decode worker, P = prefill worker):
                                     P → gateway  PrefillDone         (all KV sealed; P holds nothing of it)
     gateway → D  StartDecode        D → gateway  StepOutputs …       (last one carries finish_reason)
 
-Unified, conditional and replayed requests are one message: Submit. Everything can be ended with Abort, which is
+D has the request since Reserve: what follows names it. Where D itself computes what is left of the prompt, it is sent
+ComputeReserved. Unified and replayed requests are one message: Submit. Everything can be ended with Abort, which is
 answered with Dropped once the worker neither holds nor writes anything of the request.
 """
 
@@ -21,11 +22,12 @@ import msgspec
 
 from relevo.core.baton import Baton, SampleState
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
+from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite
 from relevo.core.ids import BlockHash, RequestId, WorkerId
 from relevo.core.kv import KVLayout, Reservation
 from relevo.core.request import EngineRequest
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -39,12 +41,10 @@ class Submit(Message, frozen=True, tag=True):
     """Compute prompt and continuations on this worker.
 
     `samples` is empty for a new request, or holds tokens already emitted (replay after a lost worker).
-    `use_reservation`: the room of an earlier Reserve is used, sealed tokens included, instead of queueing for room.
     """
 
     request: EngineRequest
     samples: tuple[SampleState, ...] = ()
-    use_reservation: bool = False
 
 
 class Reserve(Message, frozen=True, tag=True):
@@ -58,8 +58,8 @@ class Prefill(Message, frozen=True, tag=True):
 
     request: EngineRequest
     reservation: Reservation
-    address: str  # of the receiver's transport
-    num_found_tokens: int = 0  # of the reservation's hits, those that nobody had to compute for this request
+    path: KVPath  # to the receiver
+    num_found_tokens: int = 0  # of the reservation's hits, those that no worker had to compute for this request
 
 
 class SealBlocks(Message, frozen=True, tag=True):
@@ -70,7 +70,17 @@ class SealBlocks(Message, frozen=True, tag=True):
 
 
 class StartDecode(Message, frozen=True, tag=True):
+    """To D: the prompt is sealed and the writer has let go."""
+
     baton: Baton
+
+
+class ComputeReserved(Message, frozen=True, tag=True):
+    """To D: compute in the granted room what is not sealed of the prompt, then go on. No writer is at work.
+    `samples`: as in Submit."""
+
+    request_id: RequestId
+    samples: tuple[SampleState, ...] = ()
 
 
 class Abort(Message, frozen=True, tag=True):
@@ -125,9 +135,9 @@ class Hello(Message, frozen=True, tag=True):
     model_name: str
     vocab_size: int
     max_model_len: int
-    transport: str
-    address: str  # of its transport, for senders
+    kv_site: KVSite
     load: WorkerLoad
+    abilities: frozenset[Ability] = ALL_ABILITIES  # without one of them it is sent Submit only
     orphans: tuple[RequestId, ...] = ()  # see Orphans
 
 
@@ -190,14 +200,15 @@ class Fenced(Message, frozen=True, tag=True):
 
 class Orphans(Message, frozen=True, tag=True):
     """To every gateway (one that joins has them from Hello): rooms here whose gateway is gone, withdrawn and in
-    quarantine. Whoever has an answer to a Fence from every other worker, sent after this came, says Release for each.
+    quarantine. A gateway that has an answer to a Fence from every other worker, sent after this came, says Release
+    for each.
     """
 
     request_ids: tuple[RequestId, ...]
 
 
 class LoadReport(Message, frozen=True, tag=True):
-    """Sent when load changed and no StepOutputs says so: to every gateway, whosever request changed it."""
+    """Sent when load changed and no StepOutputs says so: to every gateway, also of other gateways' requests."""
 
     load: WorkerLoad
     counters: StepCounters
@@ -227,7 +238,20 @@ class Pong(Message, frozen=True, tag=True):
     nonce: int
 
 
-ToWorker = Submit | Reserve | Prefill | SealBlocks | StartDecode | Abort | Release | Fence | Drain | FollowCache | Ping
+ToWorker = (
+    Submit
+    | Reserve
+    | Prefill
+    | SealBlocks
+    | StartDecode
+    | ComputeReserved
+    | Abort
+    | Release
+    | Fence
+    | Drain
+    | FollowCache
+    | Ping
+)
 ToGateway = (
     Hello
     | Reserved

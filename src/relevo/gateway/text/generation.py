@@ -209,7 +209,6 @@ class TextGeneration:
             finish_reason=self._recorded_finish_reason(self._outcome),
             outcome=self._outcome,
             facts=self._facts,
-            handoff_s=None,
         )
         self._outcome = None
         self._metrics.request_finished(record)

@@ -3,7 +3,7 @@
 Endpoints of one `FakeHub` live in one process and share virtual time: nothing moves but in `advance(now_ns)`, so tests
 need no sleeps and a seed reproduces a run. A write's bytes are read from the sender's blocks when it *arrives*, so a
 sender that reuses its blocks before they are sealed is found out. A dropped message is lost for good and its seal is
-never answered: whoever drives the transport needs a deadline and `cancel`.
+never answered: a driver of the transport needs a deadline and `cancel`.
 Owns: messages under way and virtual time. The rights to write are those of relevo.kv.grants, as for tcp.
 """
 
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from relevo.core.errors import LayoutMismatch
 from relevo.core.events import TransferEvent
+from relevo.core.handoff import Reach
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVRefusal, Reservation
 from relevo.kv.arena import Arena
@@ -151,7 +152,7 @@ class FakeHub:
             heapq.heappush(self._under_way, (due_ns, next(self._order), ghost))
 
     def forget(self, transfer: Transfer) -> None:
-        """Nothing of the transfer is under way any more, and nobody waits for it. Lock held."""
+        """Nothing of the transfer is under way or awaited any more. Lock held."""
         for endpoint in self._endpoints.values():
             endpoint.forget_inbox(transfer)
         self._under_way = [e for e in self._under_way if e[2].ghost or e[2].transfer is not transfer]
@@ -169,7 +170,7 @@ class FakeHub:
         heapq.heappush(self._under_way, (due_ns, next(self._order), message))
 
     def _haunt(self, ghost: _Message) -> None:
-        """Whoever listens at the address now gets the bytes, and nobody an answer. Lock held."""
+        """The endpoint that has the address now gets the bytes; there is no answer. Lock held."""
         receiver = self.find(ghost.receiver.address())
         if receiver is not None:
             receiver.take_ghost(ghost)
@@ -184,7 +185,7 @@ class FakeTransport:
     """Implements core.ports.KVTransport. Made by `FakeHub.endpoint`."""
 
     name = "fake"
-    zero_copy = False
+    reach = Reach.NETWORK
 
     def __init__(self, hub: FakeHub, address: str, arena: Arena, on_wake: Callable[[], None]) -> None:
         self._hub = hub
@@ -311,7 +312,7 @@ class FakeTransport:
     def _reach(self, address: str) -> tuple[str, FakeTransport | None]:
         receiver = self._hub.find(address)
         if receiver is None:
-            return f"nobody answers at {address}", None
+            return f"no endpoint answers at {address}", None
         try:
             check_layout(receiver._arena.layout, self._arena.layout, "The sender")
         except LayoutMismatch as error:

@@ -2,8 +2,8 @@
 
 The prefill worker computes straight into the blocks that the decode worker reserved. The right to do so is two words
 per block in the arena's head, (epoch, generation): `reserve` publishes them, `release` closes them, `may_write`
-compares. The check cannot stop a step that is already computing: whoever releases blocks under a live writer first
-asks it to let go (policy.handoff).
+compares. The check cannot stop a step that is already computing: before blocks are released under a live writer, it is
+asked to let go (policy.handoff).
 """
 
 from __future__ import annotations
@@ -15,18 +15,24 @@ import numpy as np
 import numpy.typing as npt
 
 from relevo.core.events import TransferEvent
+from relevo.core.handoff import Reach
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVRefusal, Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.arena_file import NO_GENERATION
 from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
+from relevo.kv.transports.registry import OwnEnd
+
+
+def open_transport(own: OwnEnd) -> ShmTransport:
+    return ShmTransport(own.arena, on_wake=own.on_wake)
 
 
 class ShmTransport:
     """Implements core.ports.KVTransport. Call it from one thread, the step loop."""
 
     name = "shm"
-    zero_copy = True
+    reach = Reach.ARENA
 
     def __init__(self, arena: Arena, *, on_wake: Callable[[], None] = lambda: None) -> None:
         """Rights that an earlier incarnation granted on this worker's blocks have ended: `Arena.close_to_writers`."""

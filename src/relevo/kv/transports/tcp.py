@@ -10,22 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from relevo.core.events import TransferEvent
+from relevo.core.handoff import Reach
 from relevo.core.ids import BlockId, WorkerRef
 from relevo.core.kv import KVRefusal, Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.grants import GrantTable
 from relevo.kv.transfer import EventQueue
+from relevo.kv.transports.registry import OwnEnd
 from relevo.kv.transports.tcp_receiver import TcpReceiver
 from relevo.kv.transports.tcp_sender import TcpOptions, TcpSender
 
 CLOSE_TIMEOUT_S = 2.0
 
 
+def open_transport(own: OwnEnd) -> TcpTransport:
+    return TcpTransport(own.arena, secret=own.secret, identity=own.worker, on_wake=own.on_wake)
+
+
 class TcpTransport:
     """Implements core.ports.KVTransport. The local blocks of a write stay untouched until it is sealed or cancelled."""
 
     name = "tcp"
-    zero_copy = False
+    reach = Reach.NETWORK
 
     def __init__(
         self,

@@ -103,7 +103,7 @@ class TcpAcceptor:
         self._limited_log.warning(reason, f"a KV connection was refused: {message}")
 
     def close(self, timeout_s: float) -> None:
-        """Nobody comes in any more, strangers are sent away. Idempotent."""
+        """From here on no sender comes in, and strangers are sent away. Idempotent."""
         self._closing.set()
         with contextlib.suppress(OSError):  # closed already
             self._wake_in.send(b"w")

@@ -212,7 +212,7 @@ class _Link:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _send_loop(self) -> None:
-        """Owns the socket: nobody else closes it, so that its number is never reused under a running call."""
+        """Owns the socket: nothing else closes it, so that its number is never reused under a running call."""
         try:
             sock = self._connect()
             while sock is not None and (next_job := self._take()) is not None:

@@ -8,9 +8,12 @@ follows from the machine and from what runs on it.
 
 What is cached where decides what has to be computed where (docs/guides/routing.md):
 
-- workers that share one arena: a prefill worker computes into the decode worker's blocks and reads its cache, so only
-  the decode worker's hits count, and all prefill workers are equal;
-- otherwise a prefill worker computes everything that it does not hold itself, whatever the decode worker holds.
+- a prefill worker that shares memory with the decode worker computes into the decode worker's blocks and reads its
+  cache, so only the decode worker's hits count, and all such workers are equal;
+- any other computes everything that it does not hold itself, whatever the decode worker holds.
+
+Which of the two it is, is a fact of the pair (`policy.routing.kv_path`). A worker that can only be submitted to, or
+that no other worker reaches, is served as a unified one.
 
 A role is a preference. Does not know connections. Source: docs/architecture.md, "Routing".
 """
@@ -22,7 +25,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from relevo.core.events import WorkerLoad
+from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite
 from relevo.core.ids import WorkerRef
+from relevo.policy.routing.kv_path import kv_path
 from relevo.policy.routing.router import NO_USE, Candidate, Pick, Router, RouterLimits, RoutingPolicy, Use
 from relevo.policy.routing.tenant_use import Held, Sent
 
@@ -40,7 +45,8 @@ class WorkerView:
     role: str  # "prefill", "decode" or "unified"
     ready: bool
     load: WorkerLoad
-    shares_blocks: bool = True  # computes prompts straight into the decode worker's blocks
+    kv_site: KVSite  # see policy.routing.kv_path
+    abilities: frozenset[Ability] = ALL_ABILITIES
     in_flight_prefill_tokens: int = 0  # see policy.routing.in_flight
     in_flight_decode_tokens: int = 0
     in_flight_asked_tokens: int = 0  # room that was asked for and not answered yet
@@ -111,6 +117,7 @@ class PrefillChoice:
     worker: WorkerRef | None  # None: the decode worker itself
     reason: str
     num_uncached_tokens: int = 0  # on the chosen worker
+    path: KVPath | None = None  # from it to the decode worker
     ttft_remote_s: float = 0.0  # 0 if there is no other worker
     ttft_local_s: float = 0.0
     stall_s: float = 0.0  # waiting of running streams, summed, if the prompt is computed on the decode worker
@@ -148,7 +155,7 @@ class WorkerChooser:
         ]
         pick = self._decode.pick(candidates, ask.num_tokens, ask.session, rng)
         view = by_ref[pick.candidate.key]
-        split = view.role != "unified" and len(able) > 1
+        split = view.role != "unified" and bool(_prefillers(view, able))
         return Choice(view.ref, split, ask.num_uncached(view.ref), pick.reason, pick.use)
 
     def heard(self, kind: str, use: Use) -> None:
@@ -172,8 +179,8 @@ class WorkerChooser:
         """
         has_costs = decode_view.has_measured_costs
         decode_view, *prefill_views = with_costs([decode_view, *prefill_views])
-        able = [view for view in prefill_views if view.ready and view.ref != decode_view.ref]
-        views = preferred(able, PREFILL_ROLES)
+        paths = _prefillers(decode_view, [view for view in prefill_views if view.ready])
+        views = preferred([view for view in prefill_views if view.ref in paths], PREFILL_ROLES)
         local_s = _local_ttft_s(decode_view, num_uncached_tokens)
         running = max(1, decode_view.load.num_running)
         stall_s = decode_view.load.costs.per_token_s * num_uncached_tokens * running
@@ -185,7 +192,7 @@ class WorkerChooser:
                 ttft_local_s=local_s,
                 stall_s=stall_s,
             )
-        pick, num_uncached = self._pick_prefill(views, ask, num_uncached_tokens, handoff_s, rng)
+        pick, num_uncached = self._pick_prefill(views, paths, ask, num_uncached_tokens, handoff_s, rng)
         remote_s = pick.candidate.cost_s
         saved_s = max(0.0, remote_s - local_s)
         is_local = has_costs and stall_s <= saved_s
@@ -199,6 +206,7 @@ class WorkerChooser:
             worker=None if is_local else pick.candidate.key,
             reason=reason,
             num_uncached_tokens=num_uncached_tokens if is_local else num_uncached,
+            path=None if is_local else paths[pick.candidate.key],
             ttft_remote_s=remote_s,
             ttft_local_s=local_s,
             stall_s=stall_s,
@@ -206,26 +214,36 @@ class WorkerChooser:
         )
 
     def _pick_prefill(
-        self, views: list[WorkerView], ask: Ask, num_uncached_on_decode: int, handoff_s: float, rng: Random
+        self,
+        views: list[WorkerView],
+        paths: Mapping[WorkerRef, KVPath],
+        ask: Ask,
+        num_uncached_on_decode: int,
+        handoff_s: float,
+        rng: Random,
     ) -> tuple[Pick[WorkerRef], int]:
-        """The pick, and how many tokens it has to compute. Workers without a cache of their own have no sessions."""
+        """The pick, and how many tokens it has to compute. Workers that read the decode worker's cache have no
+        sessions."""
+        reads_there = {view.ref for view in views if paths[view.ref].zero_copy}
         num_uncached = {
-            view.ref: num_uncached_on_decode if view.shares_blocks else ask.num_uncached(view.ref) for view in views
+            view.ref: num_uncached_on_decode if view.ref in reads_there else ask.num_uncached(view.ref)
+            for view in views
         }
+        is_cached_there = len(reads_there) < len(views)
+        num_tokens = ask.num_tokens if is_cached_there else num_uncached_on_decode
+        hits_on_decode = num_tokens - num_uncached_on_decode
         candidates = [
             Candidate(
                 key=view.ref,
                 name=view.ref.worker_id,
                 cost_s=_prefill_ttft_s(view, num_uncached[view.ref]) + handoff_s,
-                num_hit_tokens=0 if view.shares_blocks else ask.hit_tokens.get(view.ref, 0),
-                prefix=b"" if view.shares_blocks else ask.prefixes.get(view.ref, b""),
+                num_hit_tokens=hits_on_decode if view.ref in reads_there else ask.hit_tokens.get(view.ref, 0),
+                prefix=b"" if view.ref in reads_there else ask.prefixes.get(view.ref, b""),
                 num_load_tokens=view.num_queued_prefill_tokens,
                 num_requests=view.num_requests,
             )
             for view in views
         ]
-        is_cached_there = not all(view.shares_blocks for view in views)
-        num_tokens = ask.num_tokens if is_cached_there else num_uncached_on_decode
         pick = self._prefill.pick(candidates, num_tokens, ask.session if is_cached_there else b"", rng)
         return pick, num_uncached[pick.candidate.key]
 
@@ -244,15 +262,26 @@ def with_costs(views: Sequence[WorkerView]) -> list[WorkerView]:
     return [v if v.has_measured_costs else replace(v, load=replace(v.load, costs=slowest)) for v in views]
 
 
+def _prefillers(decode_view: WorkerView, views: Sequence[WorkerView]) -> dict[WorkerRef, KVPath]:
+    """Those of the workers that can compute a prompt for it, and how it gets there."""
+    if Ability.RESERVE not in decode_view.abilities:
+        return {}
+    able = (view for view in views if view.ref != decode_view.ref and Ability.PREFILL in view.abilities)
+    paths = ((view.ref, kv_path(view.kv_site, decode_view.kv_site)) for view in able)
+    return {ref: path for ref, path in paths if path is not None}
+
+
 def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask, handoff_s: float) -> float:
     """If `view` decodes: the prompt is computed on the best other worker, or on `view` by `choose_prefill`'s rule."""
     num_uncached = ask.num_uncached(view.ref)
     local_s = _local_ttft_s(view, num_uncached)
-    others = preferred([other for other in able if other.ref != view.ref], PREFILL_ROLES)
-    if view.role == "unified" or not others:
+    paths = _prefillers(view, able) if view.role != "unified" else {}
+    others = preferred([other for other in able if other.ref in paths], PREFILL_ROLES)
+    if not others:
         return local_s
     remote_s = handoff_s + min(
-        _prefill_ttft_s(other, num_uncached if other.shares_blocks else ask.num_uncached(other.ref)) for other in others
+        _prefill_ttft_s(other, num_uncached if paths[other.ref].zero_copy else ask.num_uncached(other.ref))
+        for other in others
     )
     stall_s = view.load.costs.per_token_s * num_uncached * max(1, view.load.num_running)
     return local_s if stall_s <= remote_s - local_s else remote_s
@@ -282,7 +311,7 @@ def _local_ttft_s(view: WorkerView, num_uncached_tokens: int) -> float:
 
 
 def preferred(views: list[WorkerView], roles: tuple[tuple[str, ...], ...]) -> list[WorkerView]:
-    """Those of the best role that anybody has."""
+    """Those of the best role that there is."""
     for group in roles:
         found = [view for view in views if view.role in group]
         if found:

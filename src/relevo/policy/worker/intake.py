@@ -26,8 +26,6 @@ class SchedulerConfig:
     max_running: int  # continuations that run here or have room reserved here; remote prefills do not count
     max_model_len: int  # prompt and outputs, tokens
     vocab_size: int = 2**32  # the model computes ids below it; default: whatever comes
-    lease_s: float
-    zero_copy: bool  # remote prefills compute straight into the receiver's blocks
     enable_prefix_caching: bool = True
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # of shares; 1 for every other tenant
 
@@ -127,10 +125,12 @@ def check_reserve(request: EngineRequest, config: SchedulerConfig) -> Rejected |
     return check_request(request, config) or check_fits(len(request.prompt_token_ids) + 1, config)
 
 
-def check_prefill(request: EngineRequest, reservation: Reservation, config: SchedulerConfig) -> Rejected | None:
+def check_prefill(
+    request: EngineRequest, reservation: Reservation, zero_copy: bool, config: SchedulerConfig
+) -> Rejected | None:
     rejected = check_request(request, config)
     num_prompt = len(request.prompt_token_ids)
-    if rejected is None and not config.zero_copy:
+    if rejected is None and not zero_copy:
         rejected = check_fits(num_prompt, config)
     if rejected is None and len(reservation.block_ids) != num_blocks_for(num_prompt, config.block_size):
         rejected = Rejected(

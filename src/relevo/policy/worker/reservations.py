@@ -1,9 +1,9 @@
 """Owns the room that this worker, as the receiver of handoffs, has granted and not yet taken over.
 
 Life of a block here (core.kv.BlockState): RESERVED (granted, nothing sealed yet) → WRITING (the writer is at work) →
-SEALED → OWNED (the decode took it over; no longer here). A dropped reservation frees its blocks, except that blocks a
-writer may still touch are QUARANTINED until `release` says that the writer has let go. No clock: leases are enforced
-by whoever drives this, who may ask a writer to let go but never releases in its stead.
+SEALED, until the decode takes it over. A dropped reservation frees its blocks, except that blocks a writer may still
+touch are QUARANTINED until `release` says that the writer has let go. No clock: a driver's timer may ask a writer to
+let go but never releases in its stead.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ class Grant:
 
 
 class Reservations:
-    def __init__(self, pool: BlockPool, *, worker_id: WorkerId, epoch: int, block_size: int, lease_s: float) -> None:
+    def __init__(self, pool: BlockPool, *, worker_id: WorkerId, epoch: int, block_size: int) -> None:
         self._pool = pool
         self._worker_id = worker_id
         self._epoch = epoch
         self._block_size = block_size
-        self._lease_s = lease_s
         self._grants: dict[RequestId, Grant] = {}
         self._quarantine: dict[RequestId, list[BlockId]] = {}
 
@@ -85,7 +84,6 @@ class Reservations:
             block_ids=prompt_blocks,
             generations=tuple(self._pool.generation(block_id) for block_id in prompt_blocks),
             num_hit_tokens=num_hits * self._block_size,
-            lease_s=self._lease_s,
         )
         self._grants[request.request_id] = Grant(
             reservation=reservation,

@@ -45,17 +45,15 @@ from relevo.policy.worker.worker_requests import Sequence, WorkerRequest, WorkKi
 
 __all__ = ["ComputedPrefix", "Rejected", "Scheduler", "SchedulerConfig", "StepOutcome"]
 
+_NO_ROOM = Rejected("handoff_failed", "No room is reserved for the request on this worker.")
+
 
 class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.pool = BlockPool(config.first_block_id, config.num_blocks)
         self.reservations = Reservations(
-            self.pool,
-            worker_id=config.worker_id,
-            epoch=config.epoch,
-            block_size=config.block_size,
-            lease_s=config.lease_s,
+            self.pool, worker_id=config.worker_id, epoch=config.epoch, block_size=config.block_size
         )
         self._tables = BlockTables(self.pool, config.block_size, config.enable_prefix_caching)
         self._queues = RequestQueues(config, self.pool, self._tables, self.reservations)
@@ -66,16 +64,9 @@ class Scheduler:
 
     # ---- what is asked of this worker --------------------------------------------------------------------------------
 
-    def submit(
-        self, request: EngineRequest, samples: tuple[SampleState, ...], use_reservation: bool, now_ns: int
-    ) -> Rejected | None:
-        """Compute prompt and continuations here. `samples`: what was emitted elsewhere already, copied on entry.
-
-        `use_reservation`: computes what is not sealed yet of the request's own reservation, without queueing. The
-        caller made sure that nobody else writes into it any more. After a rejection nothing of the request is held.
-        """
-        if use_reservation:
-            return self._submit_reserved(request, samples, now_ns)
+    def submit(self, request: EngineRequest, samples: tuple[SampleState, ...], now_ns: int) -> Rejected | None:
+        """Compute prompt and continuations here. `samples`: what was emitted elsewhere already, copied on entry. After
+        a rejection nothing of the request is held."""
         rejected = self._check_new(request) or intake.check_local(request, samples, self.config)
         if rejected is None:
             entry = self._queues.accept(request, WorkKind.LOCAL, now_ns)
@@ -83,18 +74,17 @@ class Scheduler:
                 self._queues.wait(sequence)
         return rejected
 
-    def _submit_reserved(
-        self, request: EngineRequest, samples: tuple[SampleState, ...], now_ns: int
-    ) -> Rejected | None:
-        request_id = request.request_id
-        rejected = intake.check_local(request, samples, self.config)
-        if rejected is None and request_id not in self.reservations:
-            rejected = Rejected("handoff_failed", "No room is reserved for the request on this worker.")
+    def submit_reserved(self, request_id: RequestId, samples: tuple[SampleState, ...], now_ns: int) -> Rejected | None:
+        """The same in the room that was granted, without queueing: what is sealed is not computed again. The caller
+        made sure that no writer is at work there any more."""
+        entry = self._queues.entries.get(request_id)
+        if entry is None or entry.kind is not WorkKind.RESERVE:
+            return _NO_ROOM
+        granted = request_id in self.reservations
+        rejected = intake.check_local(entry.request, samples, self.config) if granted else _NO_ROOM
         if rejected is not None:
-            if (entry := self._queues.entries.get(request_id)) is not None and entry.kind is WorkKind.RESERVE:
-                self.abort(request_id, writer_active=False)
+            self.abort(request_id, writer_active=False)
             return rejected
-        entry = self._queues.entries[request_id]
         first, *others = self._queues.make_sequences(entry, samples)  # before the room is taken: hashing may raise
         grant = self.reservations.take(request_id)
         assert grant is not None
@@ -149,19 +139,25 @@ class Scheduler:
         return granted
 
     def prefill_into(
-        self, request: EngineRequest, reservation: Reservation, now_ns: int, num_found_tokens: int | None = None
+        self,
+        request: EngineRequest,
+        reservation: Reservation,
+        now_ns: int,
+        *,
+        zero_copy: bool,
+        num_found_tokens: int | None = None,
     ) -> Rejected | None:
         """Compute the prompt for the worker that granted `reservation` and draw the first token(s).
 
-        Zero-copy: straight into the reserved blocks, from `num_hit_tokens` on (a caller who knows that more is sealed
+        `zero_copy`: straight into the reserved blocks, from `num_hit_tokens` on (a caller who knows that more is sealed
         passes a reservation that says so). Otherwise into own blocks, held until `finish_transfer` or `abort`; before
         an abort the caller makes sure that no block of it is being sent any more. `num_found_tokens`: those hits that
         count as cached, because no earlier attempt at this request computed them; None: all of them.
         """
-        rejected = self._check_new(request) or intake.check_prefill(request, reservation, self.config)
+        rejected = self._check_new(request) or intake.check_prefill(request, reservation, zero_copy, self.config)
         if rejected is None:
             entry = self._queues.accept(request, WorkKind.PREFILL, now_ns)
-            entry.reservation, entry.is_foreign = reservation, self.config.zero_copy
+            entry.reservation, entry.is_foreign = reservation, zero_copy
             entry.num_found_tokens = reservation.num_hit_tokens if num_found_tokens is None else num_found_tokens
             self._queues.wait(self._queues.make_sequences(entry, ())[0])
         return rejected
@@ -186,7 +182,7 @@ class Scheduler:
         live = [sample for sample in baton.samples if sample.finish_reason is None]
         rejected = None
         if entry is None or request_id not in self.reservations:
-            return Rejected("handoff_failed", "No room is reserved for the request on this worker.")
+            return _NO_ROOM
         if baton.num_sealed_tokens < entry.num_prompt_tokens:
             rejected = Rejected("handoff_failed", f"Only {baton.num_sealed_tokens} prompt tokens are sealed.")
         elif not live or any(not sample.output_token_ids for sample in live):
