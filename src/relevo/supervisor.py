@@ -235,8 +235,8 @@ class Supervisor:
                 child.deadline.cancel()
         elif status.kind == "failed":
             child.failure = status.message
-        elif status.kind == "fence":
-            self._fence(status)
+        elif status.kind == "kill":
+            self._kill_worker(status)
         self.on_status(child.spec.name, status)
 
     def _start_took_too_long(self, child: Child) -> None:
@@ -248,7 +248,7 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             child.process.kill()
 
-    def _fence(self, status: Status) -> None:
+    def _kill_worker(self, status: Status) -> None:
         """A gateway asks to end a worker that does not let go of blocks; an older incarnation is already gone."""
         target = self._children.get(status.worker_id)
         if target is not None and target.epoch == status.epoch and target.pid is not None:

@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, cast
 
-from relevo.build.clock import MonotonicClock
+from relevo.build.clock import LoopTimers, MonotonicClock
 from relevo.core.errors import WorkerLost
 from relevo.core.events import StepCosts
 from relevo.core.ids import RequestId, WorkerId
@@ -30,9 +31,10 @@ from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.admission.room import RoomLimits
-from relevo.policy.handoff.machine import HandoffLimits
+from relevo.policy.handoff.state import HandoffLimits
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.routing.worker_choice import WorkerChooser
+from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
 from relevo.wire.in_process_links import InProcessLinks
@@ -182,8 +184,10 @@ class InProcessStack:
             model_name="fake",
             metrics=Silent(),
             clock=self.clock,
+            timers=LoopTimers(self.clock),
+            hash_prompt=partial(prompt_hashes, block_size=BLOCK_SIZE),
             notes=RouteNotes(),
-            fence=lambda worker, reason: None,
+            kill=lambda worker, reason: None,
         )
         gateway = Gateway(f"gateway-{len(self.gateways)}", membership, placement, dispatcher, connections, is_dead)
         if self.gossip_folder:

@@ -10,18 +10,19 @@ from itertools import count
 from random import Random
 from typing import Any, cast
 
-from routing_world import BLOCK_SIZE, FakeMembership, member
+from routing_world import BLOCK_SIZE, FakeMembership, in_flight_of, member
 
 from relevo.core.baton import SampledToken
 from relevo.core.events import StepCosts, TokenOutput, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import BATCH_PRIORITY, EngineRequest, SamplingParams, ServiceTerms
+from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Member
 from relevo.orchestrator.placement import Placement
 from relevo.policy.admission.admission import Admission, AdmissionLimits, Rejected
 from relevo.policy.admission.room import RoomLimits
-from relevo.policy.handoff import machine as h
+from relevo.policy.handoff import events
 from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
@@ -36,11 +37,12 @@ class Asked:
 
     request: EngineRequest
     at_s: float
+    in_flight: InFlightRequest
     ttft_s: float | None = None
     ended_at_s: float | None = None
     num_outputs: int = 0
     refused: str = ""  # the limit
-    retry_after_s: float = 0.0
+    retry_after_s: float | None = 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -127,7 +129,7 @@ class OverloadWorld:
             arrived_at_ns=round(at_s * 1e9),
             terms=ServiceTerms(**terms),
         )
-        asked = Asked(request, at_s)
+        asked = Asked(request, at_s, in_flight_of(request))
         self.asked.append(asked)
         self._at(at_s, "arrive", asked)
         if gone_after_s is not None:
@@ -146,16 +148,15 @@ class OverloadWorld:
 
     def _arrive(self, now_s: float, asked: Asked) -> None:
         request, placement, now_ns = asked.request, self.placement, round(now_s * 1e9)
-        verdict = self.admission.enter(
-            request, placement.num_cached_tokens(request), placement.outlook(request), now_ns
-        )
+        num_cached_tokens, outlook = placement.num_cached_tokens(asked.in_flight), placement.outlook(asked.in_flight)
+        verdict = self.admission.enter(request, num_cached_tokens, outlook, now_ns)
         if isinstance(verdict, Rejected):
-            self._refuse(now_s, asked, verdict.refusal.limit, verdict.refusal.retry_after_s)
+            self._refuse(now_s, asked, verdict.end.limit, verdict.end.retry_after_s)
             return
         self._open[request.request_id] = asked
         if verdict.displaced is not None:
             gone = verdict.displaced
-            self._refuse(now_s, self._open[gone.request_id], gone.limit, gone.retry_after_s)
+            self._refuse(now_s, self._open[gone.request_id], gone.end.limit, gone.end.retry_after_s)
         self._arm(request.request_id)
         self._pump(now_s)
 
@@ -168,12 +169,12 @@ class OverloadWorld:
         asked = self._open.get(request_id)
         if asked is None:
             return
-        outlook = self.placement.outlook(asked.request)
+        outlook = self.placement.outlook(asked.in_flight)
         overdue = self.admission.overdue(request_id, outlook, round(now_s * 1e9))
         if overdue is None:
             self._arm(request_id)
         else:
-            self._refuse(now_s, asked, overdue.refusal.limit, overdue.refusal.retry_after_s)
+            self._refuse(now_s, asked, overdue.end.limit, overdue.end.retry_after_s)
             self._pump(now_s)
 
     def _leave(self, now_s: float, asked: Asked) -> None:
@@ -181,7 +182,7 @@ class OverloadWorld:
             self._refuse(now_s, asked, "client left", 0.0)
             self._pump(now_s)
 
-    def _refuse(self, now_s: float, asked: Asked, limit: str, retry_after_s: float) -> None:
+    def _refuse(self, now_s: float, asked: Asked, limit: str, retry_after_s: float | None) -> None:
         asked.refused, asked.ended_at_s, asked.retry_after_s = limit, now_s, retry_after_s
         self._end(now_s, asked)
 
@@ -199,11 +200,11 @@ class OverloadWorld:
         self.most_waiting = max(self.most_waiting, self.admission.num_queued_requests)
 
         def has_room(ticket: Any) -> bool:
-            return self.placement.has_room(self._open[ticket.request_id].request)
+            return self.placement.has_room(self._open[ticket.request_id].in_flight)
 
         while (ticket := self.admission.next(round(now_s * 1e9), has_room)) is not None:
-            request = self._open[ticket.request_id].request
-            choice = self.placement.choose_decode(request, ())
+            asked = self._open[ticket.request_id]
+            request, choice = asked.request, self.placement.choose_decode(asked.in_flight, ())
             assert choice is not None
             worker = next(w for w in self.workers if w.member.ref == choice.worker)
             assert worker.scheduler.submit(request, (), round(now_s * 1e9)) is None
@@ -235,7 +236,7 @@ class OverloadWorld:
         if asked.ttft_s is None:
             asked.ttft_s = now_s - asked.at_s
             self.admission.started(output.request_id, round(now_s * 1e9))
-        self.placement.observe(output.request_id, h.Tokens(worker, output))
+        self.placement.observe(asked.in_flight, events.Tokens(worker, output))
         if output.finish_reason is not None:
             asked.ended_at_s = now_s
             self._worker_of.pop(output.request_id)

@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, cast
 
 from storm_worker import Link, StormServer
 from virtual_time import VirtualLoop, run_virtually
 
+from relevo.build.clock import LoopTimers
 from relevo.core.baton import SampledToken
 from relevo.core.errors import Overloaded
 from relevo.core.events import StepCosts
@@ -31,9 +33,10 @@ from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.admission.room import RoomLimits
-from relevo.policy.handoff.machine import HandoffLimits
+from relevo.policy.handoff.state import HandoffLimits
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.routing.worker_choice import WorkerChooser
+from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
 from relevo.wire.gateway_links import PeerId
@@ -166,8 +169,10 @@ class RecoveryWorld:
             model_name="fake",
             metrics=cast(Any, self),
             clock=self._loop,
+            timers=LoopTimers(self._loop),
+            hash_prompt=partial(prompt_hashes, block_size=BLOCK_SIZE),
             notes=RouteNotes(),
-            fence=lambda worker, reason: None,
+            kill=lambda worker, reason: None,
         )
 
     # ---- HandoffMetrics ----------------------------------------------------------------------------------------------

@@ -19,11 +19,14 @@ from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest, SamplingParams
+from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Member
 from relevo.orchestrator.placement import Placement
+from relevo.policy.handoff import machine
+from relevo.policy.handoff.state import HandoffLimits
 from relevo.policy.routing.router import RoutingPolicy
 from relevo.policy.routing.worker_choice import WorkerChooser
-from relevo.policy.worker.prefix_cache import chain
+from relevo.policy.worker.prefix_cache import chain, prompt_hashes
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
 
@@ -61,6 +64,24 @@ def request_of(number: int, prompt: Sequence[int], session: bytes = b"") -> Engi
         prompt_token_ids=tuple(prompt),
         sampling=SamplingParams(max_tokens=1, seed=0),
         session=session,
+    )
+
+
+def in_flight_of(request: EngineRequest) -> InFlightRequest:
+    """For a placement that is driven by hand."""
+    handoff = machine.start(
+        request.request_id,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_samples=request.sampling.n,
+        block_size=BLOCK_SIZE,
+        limits=HandoffLimits(),
+    )
+    return InFlightRequest(
+        request=request,
+        sink=cast(Any, None),
+        handoff=handoff,
+        end_with=lambda *told: None,
+        prompt_hashes=prompt_hashes(request, BLOCK_SIZE),
     )
 
 
@@ -174,9 +195,10 @@ class RoutingWorld:
 
     def _arrive(self, now_s: float, request: EngineRequest) -> None:
         placement = self._chosen_by[request.request_id] = self._rng.choice(self.placements)
-        choice = placement.choose_decode(request, ())
+        in_flight = in_flight_of(request)
+        choice = placement.choose_decode(in_flight, ())
         assert choice is not None
-        chosen = placement.choose_prefill(request, choice.worker, len(request.prompt_token_ids), ())
+        chosen = placement.choose_prefill(in_flight, choice.worker, len(request.prompt_token_ids), ())
         assert chosen.worker is not None
         self.reasons[chosen.reason.split(":")[0]] += 1
         worker = next(w for w in self.workers if w.member.ref == chosen.worker)
@@ -233,7 +255,7 @@ class RoutingWorld:
             worker.num_batches += 1
             batch = wire.CacheEvents(worker.num_batches, stored, evicted)
             for placement in self.placements:
-                assert placement.take_cache_report(worker.member.ref, batch)
+                placement.take_cache_report(worker.member.ref, batch)
 
     def _note_skew(self) -> None:
         """Of what all gateways together have chosen, whoever knows of it."""

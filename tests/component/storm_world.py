@@ -12,12 +12,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, cast
 
 from storm_worker import VOCAB, Canaries, CanaryRunner, LateShmTransport, StormWorker
 from virtual_time import VirtualLoop, run_virtually
 
+from relevo.build.clock import LoopTimers
 from relevo.core.errors import RelevoError
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.ports import KVTransport
@@ -30,8 +32,9 @@ from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, AdmissionLimits
-from relevo.policy.handoff.machine import HandoffLimits, Phase
+from relevo.policy.handoff.state import HandoffLimits, Phase
 from relevo.policy.routing.worker_choice import WorkerChooser
+from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.policy.worker.scheduler import SchedulerConfig
 
 BLOCK_SIZE = 4
@@ -133,8 +136,10 @@ class StormWorld:
             model_name="fake",
             metrics=cast(Any, self),
             clock=self._loop,
+            timers=LoopTimers(self._loop),
+            hash_prompt=partial(prompt_hashes, block_size=BLOCK_SIZE),
             notes=RouteNotes(),
-            fence=self._fence,
+            kill=self._fence,
         )
 
     def run(self, num_aborts: int) -> Tally:
@@ -231,11 +236,11 @@ class StormWorld:
     def _leave(self, request_id: RequestId, client: asyncio.Task[Any] | None) -> None:
         """An abort; it is counted by the phase that it hits."""
         self.tally.num_aborts += 1
-        flight = self._dispatcher._in_flight.get(request_id)
-        self.tally.aborted_in[str(flight.state.phase) if flight else "not begun"] += 1
-        if flight is not None and flight.state.phase in (Phase.PREFILLING, Phase.TRANSFERRING):
-            assert flight.state.prefill is not None
-            writer = self._workers.get(flight.state.prefill.worker.worker_id)
+        flight = self._dispatcher._requests.get(request_id)
+        self.tally.aborted_in[str(flight.handoff.phase) if flight else "not begun"] += 1
+        if flight is not None and flight.handoff.phase in (Phase.PREFILLING, Phase.TRANSFERRING):
+            assert flight.handoff.prefill is not None
+            writer = self._workers.get(flight.handoff.prefill.worker.worker_id)
             if writer is not None and self._rng.random() < self.storm.late_writer_probability:
                 self.tally.num_late_writers += 1
                 writer.stop(self._rng.choice(STOPS_S))
@@ -243,7 +248,7 @@ class StormWorld:
             client.cancel()
 
     def _forget_gone(self) -> None:
-        flights = self._dispatcher._in_flight
+        flights = self._dispatcher._requests
         for request_id in self._ended:
             if request_id not in flights:
                 self._canaries.remove(request_id)
@@ -268,7 +273,7 @@ class StormWorld:
     def _leaks(self) -> list[str]:
         found = [f"{name}: {what}" for name, worker in self._workers.items() for what in worker.leaks()]
         if self._dispatcher.num_in_flight:
-            states = [str(flight.state.phase) for flight in self._dispatcher._in_flight.values()]
+            states = [str(flight.handoff.phase) for flight in self._dispatcher._requests.values()]
             found.append(f"flights: {Counter(states)}")
         if not self._placement.is_idle:
             found.append("charges or expectations of the router")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from in_process_stack import Gateway, in_process_stack, request_for, until
 from prometheus_client.parser import text_string_to_metric_families
+from routing_world import in_flight_of
 from scripted_gateway import CountingClock, rig
 
 from relevo.build.configs import GatewayConfig, ServedModelConfig
@@ -105,7 +106,7 @@ async def test_a_follower_that_does_not_read_is_cut_off(folder: str, monkeypatch
         await reader.readexactly(4)  # it is followed; nothing more is read
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket
         for number in range(100_000):
-            gateway.placement.choose_decode(request_for(number, PROMPT * 8), ())
+            gateway.placement.choose_decode(in_flight_of(request_for(number, PROMPT * 8)), ())
             await asyncio.sleep(0)
             if not gateway.gossip._followers:
                 break

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, cast
 
 import pytest
 from virtual_time import VirtualLoop, run_virtually
 
+from relevo.build.clock import LoopTimers
 from relevo.core import errors
 from relevo.core.baton import SampledToken
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
@@ -24,8 +26,9 @@ from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, AdmissionLimits
-from relevo.policy.handoff.machine import HandoffLimits
+from relevo.policy.handoff.state import HandoffLimits
 from relevo.policy.routing.worker_choice import WorkerChooser
+from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.wire import messages as wire
 
 LIMITS = HandoffLimits(queue_s=30.0, prefill_s=10.0, transfer_s=5.0, drain_lease_s=2.0, decode_stall_s=20.0)
@@ -103,13 +106,15 @@ class World:
             placement=self.placement,
             admission=Admission(AdmissionLimits()),
             limits=LIMITS,
-            batch_limits=LIMITS.of_who_gives_way(100.0),
+            batch_limits=LIMITS.for_batch(100.0),
             block_size=4,
             model_name="fake",
             metrics=Silent(),
             clock=self.loop,
+            timers=LoopTimers(self.loop),
+            hash_prompt=partial(prompt_hashes, block_size=4),
             notes=RouteNotes(),
-            fence=lambda worker, reason: self.fenced.append(worker.worker_id),
+            kill=lambda worker, reason: self.fenced.append(worker.worker_id),
         )
 
     async def _connect(self, address: str) -> ManualWorker:

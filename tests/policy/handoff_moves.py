@@ -22,7 +22,12 @@ from handoff_world import (
     work,
 )
 
-from relevo.policy.handoff import machine as h
+from relevo.core.outcome import COMPLETE, Cause, RequestEnd
+from relevo.policy.handoff import effects, events
+from relevo.policy.handoff.state import Phase
+
+GONE = events.EndRequested(RequestEnd(cause=Cause.CLIENT_GONE))
+NO_WORKER = RequestEnd.failed("no_worker", "none is ready", 1.0)
 
 
 def progress(world: World) -> Iterator[tuple[str, World]]:
@@ -38,7 +43,7 @@ def progress(world: World) -> Iterator[tuple[str, World]]:
             if isinstance(event, tuple):
                 yield f"hear {i} {event[0]}", fenced(after, i, event[1])
                 continue
-            if isinstance(event, h.WorkerDied):
+            if isinstance(event, events.WorkerDied):
                 after = after._replace(known_dead=after.known_dead | {i})
                 for former in range(NUM_PLACES):
                     after = fenced(after, i, former)
@@ -60,40 +65,40 @@ def is_fenced_by_policy(world: World, i: int) -> bool:
     if state.prefill is not None and state.prefill.worker == REFS[i]:
         return True
     if state.decode is not None and state.decode.worker == REFS[i]:
-        return state.phase is not h.Phase.DRAINING
+        return state.phase is not Phase.DRAINING
     return False
 
 
 def is_fence_awaited(world: World) -> bool:
     """A lease that is renewed until the news of a death arrives would make the worlds countless."""
     legs = (world.state.prefill, world.state.decode)
-    return any(leg is not None and leg.drain_by_ns and not world.workers[INDEX[leg.worker]].alive for leg in legs)
+    return any(leg is not None and leg.let_go_by_ns and not world.workers[INDEX[leg.worker]].alive for leg in legs)
 
 
 def answers(world: World) -> Iterator[tuple[str, World]]:
     ask, after = world.ask, world._replace(ask=None)
     able = [r for i, r in enumerate(REFS[: len(world.workers)]) if i not in world.known_dead and r not in ask.exclude]
     budget = world.budget
-    if isinstance(ask, h.ChoosePrefill):
+    if isinstance(ask, effects.ChoosePrefill):
         others = [r for r in reversed(able) if r.worker_id != ask.reservation.worker_id]
         if others:
-            yield "prefill elsewhere", tell(after, h.PrefillChosen(others[0]))
+            yield "prefill elsewhere", tell(after, events.PrefillChosen(others[0]))
         if not others or budget.unsplit:
             cheaper = budget._replace(unsplit=max(0, budget.unsplit - 1))
-            yield "prefill locally", tell(after._replace(budget=cheaper), h.PrefillChosen(None))
+            yield "prefill locally", tell(after._replace(budget=cheaper), events.PrefillChosen(None))
         return
     if not able:
-        yield "no route", tell(after, h.NoRoute("no_worker", "none is ready", 1.0))
+        yield "no route", tell(after, events.NoRoute(NO_WORKER))
         return
-    yield "route split", tell(after, h.Routed(able[0], split=True))
+    yield "route split", tell(after, events.Routed(able[0], split=True))
     if budget.unsplit:
         cheaper = budget._replace(unsplit=budget.unsplit - 1)
-        yield "route whole", tell(after._replace(budget=cheaper), h.Routed(able[0], split=False))
+        yield "route whole", tell(after._replace(budget=cheaper), events.Routed(able[0], split=False))
 
 
 def time_passes(world: World) -> Iterator[tuple[str, World]]:
-    if world.state.timer_at_ns is not None:
-        yield "tick", tell(world, h.Tick(), world.state.timer_at_ns)
+    if world.state.due_at_ns is not None:
+        yield "tick", tell(world, events.Tick(), world.state.due_at_ns)
 
 
 def faults(world: World) -> Iterator[tuple[str, World]]:
@@ -115,15 +120,15 @@ def faults(world: World) -> Iterator[tuple[str, World]]:
             )
         if budget.failures and not w.hung and w.task not in ("none", "quarantined"):
             failed = say(
-                let_go(w, "quarantined" if w.task == "granted" else "none"), h.Failed(REFS[i], "step_failed", "")
+                let_go(w, "quarantined" if w.task == "granted" else "none"), events.Failed(REFS[i], "step_failed", "")
             )
             yield f"fail {i}", put(world._replace(budget=budget._replace(failures=budget.failures - 1)), i, failed)
     if budget.ticks:
         yield from time_passes(world._replace(budget=budget._replace(ticks=budget.ticks - 1)))
     if budget.client:
         after = world._replace(budget=budget._replace(client=budget.client - 1))
-        yield "client gone", tell(after, h.ClientGone())
-        yield "stop early", tell(after._replace(stopped=True), h.StopEarly())
+        yield "client gone", tell(after, GONE)
+        yield "stop early", tell(after._replace(stopped=True), events.EndRequested(COMPLETE))
 
 
 def is_restartable(world: World, i: int) -> bool:

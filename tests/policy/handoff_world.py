@@ -14,13 +14,15 @@ from relevo.core.baton import SampledToken, SampleState
 from relevo.core.events import TokenOutput
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import Reservation
+from relevo.core.outcome import Outcome, RequestEnd
 from relevo.core.request import FinishReason
-from relevo.policy.handoff import machine as h
+from relevo.policy.handoff import effects, events, machine
+from relevo.policy.handoff.state import HandoffLimits
 
 REQUEST = RequestId("r")
 BLOCK_SIZE = 1
 NUM_PROMPT_TOKENS = 2  # two blocks, two chunks
-LIMITS = h.HandoffLimits(
+LIMITS = HandoffLimits(
     queue_s=1.0, prefill_s=1.0, transfer_s=1.0, drain_lease_s=1.0, decode_stall_s=1.0, max_attempts=3
 )
 
@@ -76,9 +78,10 @@ INDEX = {r: i for i, r in enumerate(REFS)}
 
 
 def first_world(num_workers: int, budget: Budget, *, num_samples: int = 1, max_tokens: int = 2) -> World:
-    state, effects = h.start(
+    waiting = machine.start(
         REQUEST, num_prompt_tokens=NUM_PROMPT_TOKENS, num_samples=num_samples, block_size=BLOCK_SIZE, limits=LIMITS
     )
+    state, asked = machine.advance(waiting, events.LetIn(), 0)
     workers = (Worker(),) * num_workers
     absent: frozenset[int] = frozenset()
     if budget.restarts:
@@ -89,7 +92,7 @@ def first_world(num_workers: int, budget: Budget, *, num_samples: int = 1, max_t
         outputs=((((), False)),) * num_samples,
         workers=workers,
         budget=budget,
-        ask=effects[0],
+        ask=asked[0],
         max_tokens=max_tokens,
         known_dead=absent,
         absent=frozenset(i for i in absent if i < NUM_PLACES),
@@ -99,66 +102,64 @@ def first_world(num_workers: int, budget: Budget, *, num_samples: int = 1, max_t
 # ---- the gateway -----------------------------------------------------------------------------------------------------
 
 
-def tell(world: World, event: h.Event, now_ns: int = 0) -> World:
+def tell(world: World, event: events.Event, now_ns: int = 0) -> World:
     """Advance the handoff by one event and carry out its effects."""
     samples = tuple(
         SampleState(i, list(tokens), FinishReason.LENGTH if finished else None)
         for i, (tokens, finished) in enumerate(world.outputs)
     )
-    state, effects = h.advance(replace(world.state, samples=samples), event, now_ns)
+    state, asked = machine.advance(replace(world.state, samples=samples), event, now_ns)
     outputs = tuple((tuple(s.output_token_ids), s.finish_reason is not None) for s in samples)
     for tokens, _ in outputs:
         if tokens != tuple(range(len(tokens))):
             raise Violation(f"the client got {tokens}")
     if state.failure is not None:
-        state = replace(state, failure=(state.failure[0], ""))
+        state = replace(state, failure=replace(state.failure, reason=""))
     state = replace(state, samples=(), excluded=tuple(sorted(state.excluded)))
     world = world._replace(state=state, outputs=outputs)
-    for effect in effects:
+    for effect in asked:
         world = carry_out(world, effect)
     return world
 
 
-def carry_out(world: World, effect: h.Effect) -> World:
+def carry_out(world: World, effect: effects.Effect) -> World:
     match effect:
-        case h.Route() | h.ChoosePrefill():
-            newest = replace(effect, reason="") if isinstance(effect, h.Route) else effect
+        case effects.Route() | effects.ChoosePrefill():
+            newest = replace(effect, reason="") if isinstance(effect, effects.Route) else effect
             return world._replace(ask=newest)
-        case h.SendReserve(worker):
+        case effects.SendReserve(worker):
             return send(world, worker, ("reserve",))
-        case h.SendPrefill(worker, reservation):
+        case effects.SendPrefill(worker, reservation):
             target = INDEX[WorkerRef(reservation.worker_id, reservation.epoch)]
             return send(world, worker, ("prefill", target, reservation.num_hit_tokens))
-        case h.SendSeal(worker, num_tokens):
+        case effects.SendSeal(worker, num_tokens):
             return send(world, worker, ("seal", num_tokens))
-        case h.SendStartDecode(worker, num_sealed):
+        case effects.SendStartDecode(worker, num_sealed):
             if num_sealed != NUM_PROMPT_TOKENS or not all(tokens for tokens, _ in world.outputs):
                 raise Violation("decode was started before its time")
             return send(world, worker, ("start", tuple(len(tokens) for tokens, _ in world.outputs)))
-        case h.SendSubmit(worker, use_reservation, resume):
+        case effects.SendSubmit(worker, use_reservation, resume):
             counts = tuple(len(tokens) for tokens, _ in world.outputs)
             if resume != any(counts):
                 raise Violation("resume and what was emitted differ")
             return send(world, worker, ("submit", use_reservation, counts))
-        case h.AskDrain(worker, writer_active):
+        case effects.SendAbort(worker, writer_active):
             return send(world, worker, ("abort", writer_active))
-        case h.SendRelease(worker):
+        case effects.SendRelease(worker):
             return send(world, worker, ("release",))
-        case h.FenceWorker(worker):
+        case effects.KillWorker(worker):
             return die(world, INDEX[worker])
-        case h.Emit():
+        case effects.Emit():
             if world.ended:
                 raise Violation("emitted after the end")
             return world
-        case h.End(outcome=outcome):
+        case RequestEnd(outcome=outcome):
             if world.ended:
                 raise Violation("ended twice")
             complete = all(finished for _, finished in world.outputs)
-            if outcome is h.Outcome.FINISHED and not (complete or world.stopped):
+            if outcome is Outcome.FINISHED and not (complete or world.stopped):
                 raise Violation("finished before it was complete")
             return world._replace(ended=str(outcome))
-        case h.ArmTimer():
-            return world
     raise AssertionError(effect)
 
 
@@ -168,7 +169,7 @@ def send(world: World, worker: WorkerRef, message: tuple[Any, ...]) -> World:
     if w.alive:
         return put(world, i, w._replace(inbox=(*w.inbox, message)))
     if i in world.known_dead:  # the driver owes the answer of a connection that is gone
-        return put(world, i, w._replace(outbox=(*w.outbox, h.WorkerDied(worker))))
+        return put(world, i, w._replace(outbox=(*w.outbox, events.WorkerDied(worker))))
     return world
 
 
@@ -181,7 +182,7 @@ def die(world: World, i: int) -> World:
     w = world.workers[i]
     if not w.alive:
         return world
-    return put(world, i, Worker(alive=False, outbox=(*w.outbox, h.WorkerDied(REFS[i]))))
+    return put(world, i, Worker(alive=False, outbox=(*w.outbox, events.WorkerDied(REFS[i]))))
 
 
 def restart(world: World, i: int) -> World:
@@ -233,7 +234,7 @@ def receive(world: World, i: int) -> World:
             return put(world, i, w._replace(num_sealed=num_tokens)) if w.task == "granted" else world
         case ("start", counts):
             if w.task in ("none", "quarantined"):  # it failed, the news is on its way
-                return put(world, i, say(w, h.Failed(REFS[i], "handoff_failed", "")))
+                return put(world, i, say(w, events.Failed(REFS[i], "handoff_failed", "")))
             if w.task != "granted":
                 raise Violation(f"decode was started on a worker that is {w.task}")
             check_nobody_writes(world, i, "taken over")
@@ -241,7 +242,7 @@ def receive(world: World, i: int) -> World:
         case ("submit", use_reservation, counts):
             if use_reservation:
                 if w.task in ("none", "quarantined"):
-                    return put(world, i, say(w, h.Failed(REFS[i], "handoff_failed", "")))
+                    return put(world, i, say(w, events.Failed(REFS[i], "handoff_failed", "")))
                 if w.task != "granted":
                     raise Violation(f"a reservation was used on a worker that is {w.task}")
                 check_nobody_writes(world, i, "taken over")
@@ -252,14 +253,14 @@ def receive(world: World, i: int) -> World:
             if w.task == "granted" and not writer_active:
                 check_nobody_writes(world, i, "freed")
             keeps = w.task == "quarantined" or (w.task == "granted" and writer_active)
-            return put(world, i, say(let_go(w, "quarantined" if keeps else "none"), h.Dropped(REFS[i])))
+            return put(world, i, say(let_go(w, "quarantined" if keeps else "none"), events.Dropped(REFS[i])))
         case ("fence", former):
             w = world.workers[i]
             if w.task == "prefill" and w.target == former:
-                w = say(let_go(w), h.Failed(REFS[i], "worker_lost", ""))
+                w = say(let_go(w), events.Failed(REFS[i], "worker_lost", ""))
             refused = [m for m in w.inbox if m[0] == "prefill" and m[1] == former]
             w = w._replace(inbox=tuple(m for m in w.inbox if m not in refused))
-            w = say(w, *(h.Failed(REFS[i], "worker_lost", "") for _ in refused), ("fenced", former))
+            w = say(w, *(events.Failed(REFS[i], "worker_lost", "") for _ in refused), ("fenced", former))
             return put(world, i, w)
         case ("release",):
             check_nobody_writes(world, i, "released")
@@ -277,7 +278,7 @@ def let_go(w: Worker, task: str = "none") -> Worker:
     return w._replace(task=task, target=-1, num_sealed=0, counts=())
 
 
-def say(w: Worker, *events: h.Event | tuple[str, int]) -> Worker:
+def say(w: Worker, *events: events.Event | tuple[str, int]) -> Worker:
     return w._replace(outbox=(*w.outbox, *events))
 
 
@@ -287,7 +288,7 @@ def sample(world: World, i: int, w: Worker, s: int) -> Worker:
     finish = FinishReason.LENGTH if count + 1 == world.max_tokens else None
     output = TokenOutput(REQUEST, s, (SampledToken(count),), finish)
     w = w._replace(counts=(*w.counts[:s], count + 1, *w.counts[s + 1 :]))
-    return say(w, h.Tokens(REFS[i], output))
+    return say(w, events.Tokens(REFS[i], output))
 
 
 def work(world: World, i: int) -> Iterator[World]:
@@ -305,7 +306,7 @@ def work(world: World, i: int) -> Iterator[World]:
             generations=(0,) * num_blocks,
             num_hit_tokens=0,
         )
-        yield put(world, i, say(w, h.Granted(granted))._replace(task="granted"))
+        yield put(world, i, say(w, events.Granted(granted))._replace(task="granted"))
     elif w.task == "prefill":
         yield put(world, i, prefill_step(world, i, w))
     elif w.task == "decode":
@@ -322,8 +323,8 @@ def prefill_step(world: World, i: int, w: Worker) -> Worker:
     if target.alive and target.task == "granted" and w.num_sealed < target.num_sealed:
         raise Violation("sealed blocks are written again")
     if w.num_sealed < NUM_PROMPT_TOKENS - 1:
-        return say(w._replace(num_sealed=w.num_sealed + 1), h.Sealed(REFS[i], w.num_sealed + 1))
+        return say(w._replace(num_sealed=w.num_sealed + 1), events.Sealed(REFS[i], w.num_sealed + 1))
     if 0 in w.counts:
         return sample(world, i, w, w.counts.index(0))
     last = NUM_PROMPT_TOKENS
-    return say(let_go(w), h.Sealed(REFS[i], last), h.PrefillFinished(REFS[i], last, 1, 0.1))
+    return say(let_go(w), events.Sealed(REFS[i], last), events.PrefillFinished(REFS[i], last, 1, 0.1))

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relevo.core.ids import RequestId
+from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest, SamplingParams, ServiceTerms
-from relevo.policy.admission.admission import LIMITS, Admission, AdmissionLimits, Admitted, Refusal, Rejected
+from relevo.policy.admission.admission import LIMITS, Admission, AdmissionLimits, Admitted, Rejected
 from relevo.policy.admission.room import RoomView
 from relevo.policy.admission.waiting_line import Ticket
 
@@ -43,10 +44,10 @@ def admit(
     return admission.enter(asked, 0, outlook, round(at_s * S))
 
 
-def refused(verdict: Admitted | Rejected) -> Refusal:
+def refused(verdict: Admitted | Rejected) -> RequestEnd:
     assert isinstance(verdict, Rejected), verdict
-    assert verdict.refusal.limit in LIMITS
-    return verdict.refusal
+    assert verdict.end.limit in LIMITS
+    return verdict.end
 
 
 def send(admission: Admission, at_s: float = 0.0) -> RequestId | None:
@@ -130,7 +131,7 @@ def test_a_full_line_gives_a_place_to_a_tenant_that_has_fewer() -> None:
     verdict = admit(admission, "b0", tenant="b")
     assert isinstance(verdict, Admitted)
     assert verdict.displaced is not None
-    assert (verdict.displaced.request_id, verdict.displaced.limit) == ("a3", "displaced")
+    assert (verdict.displaced.request_id, verdict.displaced.end.limit) == ("a3", "displaced")
     assert isinstance(admit(admission, "b1", tenant="b"), Admitted)
     assert refused(admit(admission, "b2", tenant="b")).limit == "max_queued_requests", "two and two is fair"
     assert admission.num_queued_requests == 4
@@ -246,7 +247,7 @@ def test_batch_requests_wait_as_long_as_they_like_within_their_own_bound() -> No
     assert admission.overdue(RequestId("batch"), IDLE, 100 * S - 1) is None
     overdue = admission.overdue(RequestId("batch"), IDLE, 100 * S)
     assert overdue is not None
-    assert overdue.refusal.limit == "line_timeout"
+    assert overdue.end.limit == "line_timeout"
 
 
 def test_only_waiting_is_a_reason_to_refuse() -> None:
@@ -266,7 +267,7 @@ def test_decode_room_at_the_end_of_the_prompt_is_predicted() -> None:
     admission.done(RequestId("first"), 10 * S, 100)  # decodes for ten seconds
     full = RoomView(prompt_tokens_per_s=1e6, num_free_slots=0, num_running=2)
     refusal = refused(admit(admission, "x", outlook=full))
-    assert (refusal.limit, refusal.retry_after_s) == ("max_ttft", pytest.approx(5.0))
+    assert refusal.limit == "max_ttft" and refusal.retry_after_s == pytest.approx(5.0)
     assert isinstance(admit(admission, "y", outlook=replace(full, num_running=8)), Admitted), "one leaves in 1.25 s"
     admission.done(RequestId("y"), 10 * S)
     assert isinstance(admit(admission, "z", outlook=replace(full, num_free_slots=1)), Admitted)
@@ -299,7 +300,7 @@ def test_who_waits_in_vain_leaves_without_being_computed() -> None:
     assert admission.overdue(RequestId("a"), IDLE, 9 * S - 1) is None
     overdue = admission.overdue(RequestId("a"), IDLE, 9 * S)
     assert overdue is not None and overdue.was_waiting
-    assert (overdue.refusal.limit, overdue.refusal.code) == ("max_ttft", "overloaded")
+    assert (overdue.end.limit, overdue.end.code) == ("max_ttft", "overloaded")
     assert send(admission) is None, "it was computed although its time was over"
 
 
@@ -310,7 +311,7 @@ def test_a_deadline_of_the_client_that_passes_is_named_as_such() -> None:
     for name, limit in (("a", "client_timeout"), ("b", "client_ttft")):
         overdue = admission.overdue(RequestId(name), IDLE, 5 * S)
         assert overdue is not None
-        assert (overdue.refusal.limit, overdue.refusal.code) == (limit, "deadline_exceeded")
+        assert (overdue.end.limit, overdue.end.code) == (limit, "deadline_exceeded")
 
 
 def test_a_running_request_has_only_the_timeout() -> None:
@@ -330,7 +331,7 @@ def test_without_workers_the_wait_ends_with_another_word() -> None:
     admit(admission, "a", outlook=RoomView(is_anyone_ready=False))
     overdue = admission.overdue(RequestId("a"), RoomView(is_anyone_ready=False), 3 * S)
     assert overdue is not None
-    assert overdue.refusal.code == "no_worker"
+    assert overdue.end.code == "no_worker"
 
 
 def test_the_longest_wait_is_that_of_the_first_to_come() -> None:

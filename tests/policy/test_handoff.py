@@ -10,12 +10,14 @@ from relevo.core.baton import SampledToken
 from relevo.core.events import TokenOutput
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import Reservation
+from relevo.core.outcome import COMPLETE, Cause, Outcome, RequestEnd
 from relevo.core.request import FinishReason
-from relevo.policy.handoff import machine as h
+from relevo.policy.handoff import effects, events, machine
+from relevo.policy.handoff.state import HandoffLimits, Phase
 
 R = RequestId("r")
 D, P, X = (WorkerRef(WorkerId(name), 1) for name in ("d", "p", "x"))
-LIMITS = h.HandoffLimits(queue_s=10.0, prefill_s=20.0, transfer_s=5.0, drain_lease_s=2.0, decode_stall_s=30.0)
+LIMITS = HandoffLimits(queue_s=10.0, prefill_s=20.0, transfer_s=5.0, drain_lease_s=2.0, decode_stall_s=30.0)
 GRANT = Reservation(
     request_id=R,
     worker_id=D.worker_id,
@@ -25,102 +27,102 @@ GRANT = Reservation(
     num_hit_tokens=4,
 )  # three blocks of four tokens, the first a hit
 S = 1_000_000_000
+GONE = events.EndRequested(RequestEnd(cause=Cause.CLIENT_GONE))
 
 
 class Driver:
     """Tells events and keeps what was asked for by each of them."""
 
-    def __init__(self, num_samples: int = 1, limits: h.HandoffLimits = LIMITS) -> None:
-        self.state, self.effects = h.start(
-            R, num_prompt_tokens=10, num_samples=num_samples, block_size=4, limits=limits
-        )
+    def __init__(self, num_samples: int = 1, limits: HandoffLimits = LIMITS) -> None:
+        self.state = machine.start(R, num_prompt_tokens=10, num_samples=num_samples, block_size=4, limits=limits)
+        self.tell(events.LetIn())
 
-    def tell(self, *events: h.Event, at_ns: int = 0) -> tuple[h.Effect, ...]:
+    def tell(self, *events: events.Event, at_ns: int = 0) -> tuple[effects.Effect, ...]:
         for event in events:
-            self.state, self.effects = h.advance(self.state, event, at_ns)
-        return tuple(e for e in self.effects if not isinstance(e, h.ArmTimer))
+            self.state, self.effects = machine.advance(self.state, event, at_ns)
+        return self.effects
 
     def until_prefill(self) -> Driver:
-        self.tell(h.Routed(D, split=True), h.Granted(GRANT), h.PrefillChosen(P))
+        self.tell(events.Routed(D, split=True), events.Granted(GRANT), events.PrefillChosen(P))
         return self
 
     def until_decode(self) -> Driver:
-        self.until_prefill().tell(first_token(), h.PrefillFinished(P, 10, 640, 0.5))
+        self.until_prefill().tell(first_token(), events.PrefillFinished(P, 10, 640, 0.5))
         return self
 
 
-def tokens(worker: WorkerRef, *ids: int, sample: int = 0, finish: FinishReason | None = None) -> h.Tokens:
-    return h.Tokens(worker, TokenOutput(R, sample, tuple(SampledToken(i) for i in ids), finish))
+def tokens(worker: WorkerRef, *ids: int, sample: int = 0, finish: FinishReason | None = None) -> events.Tokens:
+    return events.Tokens(worker, TokenOutput(R, sample, tuple(SampledToken(i) for i in ids), finish))
 
 
-def first_token() -> h.Tokens:
+def first_token() -> events.Tokens:
     return tokens(P, 7)
 
 
-def kinds(effects: tuple[h.Effect, ...]) -> list[str]:
+def kinds(effects: tuple[effects.Effect, ...]) -> list[str]:
     return [type(e).__name__ for e in effects]
 
 
 def test_room_on_the_decode_worker_comes_first() -> None:
     driver = Driver()
-    assert driver.tell(h.Routed(D, split=True)) == (h.SendReserve(D),)
-    assert driver.tell(h.Granted(GRANT)) == (h.ChoosePrefill(GRANT, 6, ()),)
-    assert driver.tell(h.PrefillChosen(P)) == (h.SendPrefill(P, GRANT),)
+    assert driver.tell(events.Routed(D, split=True)) == (effects.SendReserve(D),)
+    assert driver.tell(events.Granted(GRANT)) == (effects.ChoosePrefill(GRANT, 6, ()),)
+    assert driver.tell(events.PrefillChosen(P)) == (effects.SendPrefill(P, GRANT),)
 
 
 @pytest.mark.parametrize("tokens_first", [True, False])
 def test_decode_starts_when_both_tokens_and_kv_are_there(tokens_first: bool) -> None:
     driver = Driver().until_prefill()
-    events = [first_token(), h.PrefillFinished(P, 10, 640, 0.5)]
-    driver.tell(events[not tokens_first])
+    both: list[events.Event] = [first_token(), events.PrefillFinished(P, 10, 640, 0.5)]
+    driver.tell(both[not tokens_first])
     assert "SendStartDecode" not in kinds(driver.effects)
-    driver.tell(events[tokens_first])
-    assert h.SendStartDecode(D, 10) in driver.effects
+    driver.tell(both[tokens_first])
+    assert effects.SendStartDecode(D, 10) in driver.effects
     assert (driver.state.transferred_bytes, driver.state.transfer_s) == (640, 0.5)
 
 
 def test_every_continuation_needs_its_first_token() -> None:
     driver = Driver(num_samples=2).until_prefill()
-    driver.tell(h.PrefillFinished(P, 10), tokens(P, 7, sample=0))
-    assert driver.state.phase is h.Phase.PREFILLING
+    driver.tell(events.PrefillFinished(P, 10), tokens(P, 7, sample=0))
+    assert driver.state.phase is Phase.PREFILLING
     assert "SendStartDecode" in kinds(driver.tell(tokens(P, 8, sample=1)))
 
 
 def test_the_choice_of_nobody_computes_in_the_granted_room() -> None:
     driver = Driver()
-    driver.tell(h.Routed(D, split=True), h.Granted(GRANT))
-    assert driver.tell(h.PrefillChosen(None)) == (h.SendSubmit(D, use_reservation=True, resume=False),)
-    assert kinds(driver.tell(tokens(D, 7, finish=FinishReason.STOP))) == ["Emit", "End"]
+    driver.tell(events.Routed(D, split=True), events.Granted(GRANT))
+    assert driver.tell(events.PrefillChosen(None)) == (effects.SendSubmit(D, use_reservation=True, resume=False),)
+    assert kinds(driver.tell(tokens(D, 7, finish=FinishReason.STOP))) == ["Emit", "RequestEnd"]
     assert driver.state.is_gone
 
 
 def test_all_finished_on_the_prefill_worker_drains_both_and_releases_last() -> None:
     driver = Driver().until_prefill()
-    effects = driver.tell(tokens(P, 7, finish=FinishReason.LENGTH))
-    assert kinds(effects) == ["Emit", "End", "AskDrain", "AskDrain"]
-    assert effects[2:] == (h.AskDrain(P, writer_active=False), h.AskDrain(D, writer_active=True))
-    assert driver.tell(h.Dropped(D)) == ()
-    assert driver.tell(h.Dropped(P)) == (h.SendRelease(D),)
+    told = driver.tell(tokens(P, 7, finish=FinishReason.LENGTH))
+    assert kinds(told) == ["Emit", "RequestEnd", "SendAbort", "SendAbort"]
+    assert told[2:] == (effects.SendAbort(P, writer_active=False), effects.SendAbort(D, writer_active=True))
+    assert driver.tell(events.Dropped(D)) == ()
+    assert driver.tell(events.Dropped(P)) == (effects.SendRelease(D),)
     assert driver.state.is_gone
 
 
 def test_a_prefill_worker_that_fails_leaves_sealed_blocks_to_the_next() -> None:
     """Red when sealed blocks, which others may share by then, are written a second time."""
     driver = Driver().until_prefill()
-    assert driver.tell(h.Sealed(P, 9)) == (h.SendSeal(D, 9),)
-    effects = driver.tell(h.Failed(P, "step_failed", "boom"))
-    assert isinstance(effects[0], h.ChoosePrefill)
-    assert effects[0].reservation.num_hit_tokens == 8
+    assert driver.tell(events.Sealed(P, 9)) == (effects.SendSeal(D, 9),)
+    told = driver.tell(events.Failed(P, "step_failed", "boom"))
+    assert isinstance(told[0], effects.ChoosePrefill)
+    assert told[0].reservation.num_hit_tokens == 8
     assert driver.state.num_found_tokens == 4  # the rest was computed for this request: no hit
-    assert (effects[0].num_uncached_tokens, effects[0].exclude) == (2, (P,))
-    assert driver.tell(h.PrefillChosen(X)) == (h.SendPrefill(X, effects[0].reservation),)
-    assert driver.tell(h.Sealed(X, 9)) == ()
+    assert (told[0].num_uncached_tokens, told[0].exclude) == (2, (P,))
+    assert driver.tell(events.PrefillChosen(X)) == (effects.SendPrefill(X, told[0].reservation),)
+    assert driver.tell(events.Sealed(X, 9)) == ()
 
 
 def test_emitted_first_token_is_resumed_in_the_granted_room() -> None:
     driver = Driver().until_prefill()
     driver.tell(first_token())
-    assert driver.tell(h.WorkerDied(P)) == (h.SendSubmit(D, use_reservation=True, resume=True),)
+    assert driver.tell(events.WorkerDied(P)) == (effects.SendSubmit(D, use_reservation=True, resume=True),)
     assert driver.tell(tokens(P, 7)) == ()
     assert kinds(driver.tell(tokens(D, 8))) == ["Emit"]
     assert driver.state.samples[0].output_token_ids == [7, 8]
@@ -129,129 +131,123 @@ def test_emitted_first_token_is_resumed_in_the_granted_room() -> None:
 def test_a_dead_decode_worker_is_replaced_with_the_emitted_tokens() -> None:
     driver = Driver().until_decode()
     driver.tell(tokens(D, 8))
-    effects = driver.tell(h.WorkerDied(D))
-    assert kinds(effects) == ["Route"]
-    assert (effects[0].exclude, effects[0].resume) == ((D,), True)  # type: ignore[union-attr]
+    told = driver.tell(events.WorkerDied(D))
+    assert kinds(told) == ["Route"]
+    assert (told[0].exclude, told[0].resume) == ((D,), True)  # type: ignore[union-attr]
     again = WorkerRef(D.worker_id, D.epoch + 1)
-    assert driver.tell(h.Routed(again, split=True)) == (h.SendSubmit(again, use_reservation=False, resume=True),)
+    assert driver.tell(events.Routed(again, split=True)) == (
+        effects.SendSubmit(again, use_reservation=False, resume=True),
+    )
     assert driver.tell(tokens(D, 9)) == (), "the old incarnation is not in charge"
     assert kinds(driver.tell(tokens(again, 9))) == ["Emit"]
 
 
 def test_death_of_decode_recalls_the_writer_before_routing_again() -> None:
     driver = Driver().until_prefill()
-    assert driver.tell(h.WorkerDied(D)) == (h.AskDrain(P, writer_active=False),)
-    assert kinds(driver.tell(h.Dropped(P))) == ["Route"]
-    assert driver.tell(h.Routed(X, split=True)) == (h.SendReserve(X),)
+    assert driver.tell(events.WorkerDied(D)) == (effects.SendAbort(P, writer_active=False),)
+    assert kinds(driver.tell(events.Dropped(P))) == ["Route"]
+    assert driver.tell(events.Routed(X, split=True)) == (effects.SendReserve(X),)
 
 
 def test_a_writer_that_does_not_answer_is_fenced_and_only_its_death_releases() -> None:
     driver = Driver().until_prefill()
-    driver.tell(h.ClientGone())
-    driver.tell(h.Dropped(D))
-    assert driver.tell(h.Tick(), at_ns=S) == ()
-    assert kinds(driver.tell(h.Tick(), at_ns=2 * S)) == ["FenceWorker"]
-    assert kinds(driver.tell(h.Tick(), at_ns=4 * S)) == ["FenceWorker"]
-    assert driver.tell(h.WorkerDied(P), at_ns=5 * S) == (h.SendRelease(D),)
+    driver.tell(GONE)
+    driver.tell(events.Dropped(D))
+    assert driver.tell(events.Tick(), at_ns=S) == ()
+    assert kinds(driver.tell(events.Tick(), at_ns=2 * S)) == ["KillWorker"]
+    assert kinds(driver.tell(events.Tick(), at_ns=4 * S)) == ["KillWorker"]
+    assert driver.tell(events.WorkerDied(P), at_ns=5 * S) == (effects.SendRelease(D),)
     assert driver.state.is_gone
 
 
 def test_when_time_is_over_the_request_fails_once_and_everybody_lets_go() -> None:
     driver = Driver().until_prefill()
-    over = h.TimeOver("deadline_exceeded", "too late", None)
-    end = h.End(outcome=h.Outcome.FAILED, code="deadline_exceeded", reason="too late")
+    end = RequestEnd.failed("deadline_exceeded", "too late")
+    over = events.EndRequested(end)
     told = driver.tell(over)
     assert told[0] == end
-    assert {effect.worker for effect in told if isinstance(effect, h.AskDrain)} == {D, P}
-    assert driver.tell(over, h.ClientGone()) == ()
-    driver.tell(h.Dropped(P), h.Dropped(D))
+    assert {effect.worker for effect in told if isinstance(effect, effects.SendAbort)} == {D, P}
+    assert driver.tell(over, GONE) == ()
+    driver.tell(events.Dropped(P), events.Dropped(D))
     assert driver.state.is_gone
-    in_line = Driver()
-    assert in_line.tell(over) == (end,)
-    assert in_line.state.is_gone, "nobody has anything of a request that was never sent"
+    in_line = machine.start(R, num_prompt_tokens=10, num_samples=1, block_size=4, limits=LIMITS)
+    in_line, told = machine.advance(in_line, over, 0)
+    assert told == (end,)
+    assert in_line.is_gone, "no worker has anything of a request that was never sent"
 
 
 def test_a_decode_worker_that_is_slow_to_drain_is_not_killed() -> None:
     driver = Driver().until_decode()
-    driver.tell(h.ClientGone())
-    assert driver.tell(h.Tick(), at_ns=1000 * S) == ()
+    driver.tell(GONE)
+    assert driver.tell(events.Tick(), at_ns=1000 * S) == ()
     assert not driver.state.is_gone
-    driver.tell(h.Dropped(D))
+    driver.tell(events.Dropped(D))
     assert driver.state.is_gone
 
 
 @pytest.mark.parametrize("code", ["invalid_request", "context_length_exceeded"])
 def test_a_fault_of_the_request_is_not_tried_elsewhere(code: str) -> None:
     driver = Driver()
-    driver.tell(h.Routed(D, split=True))
-    effects = driver.tell(h.Failed(D, code, "too long"))
-    assert effects[0] == h.End(outcome=h.Outcome.FAILED, code=code, reason="too long")
-    assert "Route" not in kinds(effects)
+    driver.tell(events.Routed(D, split=True))
+    told = driver.tell(events.Failed(D, code, "too long"))
+    assert told[0] == RequestEnd.failed(code, "too long")
+    assert "Route" not in kinds(told)
 
 
 def test_attempts_are_bounded_and_the_last_failure_is_told() -> None:
     driver = Driver()
     for i in range(3):
         worker = WorkerRef(WorkerId(f"w{i}"), 1)
-        assert driver.state.phase is h.Phase.ROUTING
-        driver.tell(h.Routed(worker, split=False))
-        driver.tell(h.Failed(worker, "step_failed", f"boom {i}"))
-    assert h.End(outcome=h.Outcome.FAILED, code="step_failed", reason="boom 2") in driver.effects
+        assert driver.state.phase is Phase.ROUTING
+        driver.tell(events.Routed(worker, split=False))
+        driver.tell(events.Failed(worker, "step_failed", f"boom {i}"))
+    assert RequestEnd.failed("step_failed", "boom 2") in driver.effects
 
 
 def test_a_worker_that_was_asked_to_leave_failed_nobody() -> None:
     """Red when a rolling restart uses up the attempts of a long request."""
     driver = Driver().until_prefill()
-    assert kinds(driver.tell(h.WorkerDied(P, has_left=True))) == ["ChoosePrefill"]
-    driver.tell(h.PrefillChosen(None))
-    assert driver.tell(h.WorkerDied(D, has_left=True)) == (h.Route("", (P, D), resume=False),)
+    assert kinds(driver.tell(events.WorkerDied(P, has_left=True))) == ["ChoosePrefill"]
+    driver.tell(events.PrefillChosen(None))
+    assert driver.tell(events.WorkerDied(D, has_left=True)) == (effects.Route("", (P, D), resume=False),)
     assert driver.state.num_failures == 0
 
 
 def test_no_route_after_a_failure_tells_the_failure_and_when_to_come_back() -> None:
     driver = Driver()
-    driver.tell(h.Routed(D, split=False), h.WorkerDied(D))
-    (end,) = driver.tell(h.NoRoute("no_worker", "nobody", 4.0))
-    assert isinstance(end, h.End)
+    driver.tell(events.Routed(D, split=False), events.WorkerDied(D))
+    (end,) = driver.tell(events.NoRoute(RequestEnd.failed("no_worker", "none is ready", 4.0)))
+    assert isinstance(end, RequestEnd)
     assert (end.code, end.retry_after_s) == ("worker_lost", 4.0)
     assert driver.state.is_gone
 
 
 def test_each_phase_has_its_own_clock() -> None:
     driver = Driver()
-    driver.tell(h.Routed(D, split=True))
-    assert driver.effects[-1] == h.ArmTimer(10 * S)
-    assert kinds(driver.tell(h.Tick(), at_ns=10 * S))[:2] == ["End", "AskDrain"]
+    driver.tell(events.Routed(D, split=True))
+    assert driver.state.due_at_ns == 10 * S
+    assert kinds(driver.tell(events.Tick(), at_ns=10 * S))[:2] == ["RequestEnd", "SendAbort"]
 
     driver = Driver().until_prefill()
-    driver.tell(h.Sealed(P, 8), at_ns=15 * S)  # progress
-    assert driver.tell(h.Tick(), at_ns=20 * S) == ()
-    assert driver.effects == (h.ArmTimer(35 * S),)
-    assert driver.tell(h.Tick(), at_ns=35 * S) == (h.AskDrain(P, writer_active=False),)
+    driver.tell(events.Sealed(P, 8), at_ns=15 * S)  # progress
+    assert driver.tell(events.Tick(), at_ns=20 * S) == ()
+    assert driver.state.due_at_ns == 35 * S
+    assert driver.tell(events.Tick(), at_ns=35 * S) == (effects.SendAbort(P, writer_active=False),)
 
     driver = Driver().until_prefill()
     driver.tell(first_token(), at_ns=S)
-    assert driver.tell(h.Tick(), at_ns=6 * S) == (h.AskDrain(P, writer_active=False),)
+    assert driver.tell(events.Tick(), at_ns=6 * S) == (effects.SendAbort(P, writer_active=False),)
 
     driver = Driver().until_decode()
-    assert driver.tell(h.Tick(), at_ns=30 * S) == (h.AskDrain(D, writer_active=False),)
-    assert kinds(driver.tell(h.Tick(), at_ns=32 * S)) == ["FenceWorker"]
-    assert kinds(driver.tell(h.WorkerDied(D), at_ns=33 * S)) == ["Route"]
+    assert driver.tell(events.Tick(), at_ns=30 * S) == (effects.SendAbort(D, writer_active=False),)
+    assert kinds(driver.tell(events.Tick(), at_ns=32 * S)) == ["KillWorker"]
+    assert kinds(driver.tell(events.WorkerDied(D), at_ns=33 * S)) == ["Route"]
 
 
-def test_without_limits_no_timer_is_armed_while_all_goes_well() -> None:
-    limits = h.HandoffLimits(queue_s=None, prefill_s=None, transfer_s=None, decode_stall_s=None)
+def test_without_limits_nothing_is_due_while_all_goes_well() -> None:
+    limits = HandoffLimits(queue_s=None, prefill_s=None, transfer_s=None, decode_stall_s=None)
     driver = Driver(limits=limits).until_decode()
-    assert driver.state.timer_at_ns is None
-
-
-def test_a_stream_of_tokens_arms_no_timer_per_token() -> None:
-    driver = Driver().until_decode()
-    armed = 0
-    for i in range(20):
-        driver.tell(tokens(D, i), at_ns=i * S)
-        armed += "ArmTimer" in kinds(driver.effects)
-    assert armed == 0
+    assert driver.state.due_at_ns is None
 
 
 def test_tokens_that_come_keep_the_stall_away_and_what_they_leave_of_its_deadline_is_nearly_all() -> None:
@@ -261,30 +257,30 @@ def test_tokens_that_come_keep_the_stall_away_and_what_they_leave_of_its_deadlin
         driver.tell(tokens(D, tenth_s), at_ns=tenth_s * S // 10)
         assert driver.state.deadline_at_ns is not None
         assert 0.94 * 30.0 * S <= driver.state.deadline_at_ns - tenth_s * S // 10 <= 30.0 * S
-        assert driver.tell(h.Tick(), at_ns=tenth_s * S // 10 + S // 10) == ()
+        assert driver.tell(events.Tick(), at_ns=tenth_s * S // 10 + S // 10) == ()
     assert driver.state.samples[0].output_token_ids[-3:] == [1191, 1194, 1197]
 
 
 def test_stop_early_ends_as_finished_and_drains() -> None:
     driver = Driver().until_decode()
-    assert driver.tell(h.StopEarly()) == (h.End(outcome=h.Outcome.FINISHED), h.AskDrain(D, writer_active=False))
-    assert driver.tell(tokens(D, 9), h.StopEarly(), h.ClientGone()) == ()
-    driver.tell(h.Dropped(D))
+    assert driver.tell(events.EndRequested(COMPLETE)) == (COMPLETE, effects.SendAbort(D, writer_active=False))
+    assert driver.tell(tokens(D, 9), events.EndRequested(COMPLETE), GONE) == ()
+    driver.tell(events.Dropped(D))
     assert driver.state.is_gone
 
 
 def test_answers_that_come_too_late_change_nothing() -> None:
     driver = Driver().until_decode()
     before = driver.state
-    stale = [
-        h.Routed(X, split=True),
-        h.Granted(GRANT),
-        h.PrefillChosen(X),
-        h.Sealed(P, 10),
-        h.PrefillFinished(P, 10),
-        h.Dropped(D),
-        h.Failed(P, "step_failed", ""),
-        h.WorkerDied(P),
+    stale: list[events.Event] = [
+        events.Routed(X, split=True),
+        events.Granted(GRANT),
+        events.PrefillChosen(X),
+        events.Sealed(P, 10),
+        events.PrefillFinished(P, 10),
+        events.Dropped(D),
+        events.Failed(P, "step_failed", ""),
+        events.WorkerDied(P),
         tokens(P, 99),
         tokens(D, 99, sample=5),
     ]
@@ -295,22 +291,22 @@ def test_answers_that_come_too_late_change_nothing() -> None:
 def test_room_that_another_worker_granted_is_not_taken_for_this_ones() -> None:
     """Red when a grant counts whoever it is from: the prompt would be written into blocks that nobody decodes from."""
     driver = Driver()
-    driver.tell(h.Routed(X, split=True))
-    assert driver.tell(h.Granted(GRANT)) == ()
-    assert driver.state.phase is h.Phase.QUEUED and driver.state.reservation is None
+    driver.tell(events.Routed(X, split=True))
+    assert driver.tell(events.Granted(GRANT)) == ()
+    assert driver.state.phase is Phase.QUEUED and driver.state.reservation is None
     later = WorkerRef(D.worker_id, D.epoch + 1)
     driver = Driver()
-    driver.tell(h.Routed(later, split=True))
-    assert driver.tell(h.Granted(GRANT)) == (), "of an earlier incarnation"
+    driver.tell(events.Routed(later, split=True))
+    assert driver.tell(events.Granted(GRANT)) == (), "of an earlier incarnation"
 
 
 def test_what_a_writer_seals_while_it_is_recalled_still_counts() -> None:
     """Red when chunks that arrive between the recall and its answer are computed, and written, a second time."""
     driver = Driver().until_prefill()
-    assert driver.tell(h.Tick(), at_ns=20 * S) == (h.AskDrain(P, writer_active=False),)
-    assert driver.tell(h.Sealed(P, 9), at_ns=21 * S) == (h.SendSeal(D, 9),)
-    (choose,) = driver.tell(h.Dropped(P), at_ns=21 * S)
-    assert isinstance(choose, h.ChoosePrefill)
+    assert driver.tell(events.Tick(), at_ns=20 * S) == (effects.SendAbort(P, writer_active=False),)
+    assert driver.tell(events.Sealed(P, 9), at_ns=21 * S) == (effects.SendSeal(D, 9),)
+    (choose,) = driver.tell(events.Dropped(P), at_ns=21 * S)
+    assert isinstance(choose, effects.ChoosePrefill)
     assert (choose.reservation.num_hit_tokens, choose.num_uncached_tokens) == (8, 2)
     assert choose.exclude == (P,), "who made no progress is not asked again"
 
@@ -318,20 +314,20 @@ def test_what_a_writer_seals_while_it_is_recalled_still_counts() -> None:
 def test_a_writer_that_was_done_before_it_was_asked_is_not_killed() -> None:
     """Red when a lease fences a worker that holds nothing: it said so, only the answer to the question is missing."""
     driver = Driver().until_prefill()
-    driver.tell(h.ClientGone())
-    driver.tell(h.Dropped(D))
-    assert driver.tell(h.PrefillFinished(P, 10)) == (h.SendRelease(D),)
-    assert driver.tell(h.Tick(), at_ns=2 * S) == ()
+    driver.tell(GONE)
+    driver.tell(events.Dropped(D))
+    assert driver.tell(events.PrefillFinished(P, 10)) == (effects.SendRelease(D),)
+    assert driver.tell(events.Tick(), at_ns=2 * S) == ()
     assert driver.state.is_gone
 
 
 def test_a_request_over_whose_next_token_two_workers_ended_is_given_to_no_third() -> None:
     driver = Driver(limits=replace(LIMITS, max_attempts=9))
-    driver.tell(h.Routed(D, split=False))
-    assert kinds(driver.tell(h.WorkerDied(D))) == ["Route"]
-    driver.tell(h.Routed(P, split=False))
-    (end,) = driver.tell(h.WorkerDied(P))
-    assert isinstance(end, h.End) and (end.outcome, end.code) == (h.Outcome.FAILED, "internal_error")
+    driver.tell(events.Routed(D, split=False))
+    assert kinds(driver.tell(events.WorkerDied(D))) == ["Route"]
+    driver.tell(events.Routed(P, split=False))
+    (end,) = driver.tell(events.WorkerDied(P))
+    assert isinstance(end, RequestEnd) and (end.outcome, end.code) == (Outcome.FAILED, "internal_error")
     assert driver.state.is_gone
 
 
@@ -339,8 +335,8 @@ def test_a_stream_that_gets_on_between_the_ends_of_its_workers_goes_on() -> None
     """Red when two kills of a machine's operator are held against a long answer."""
     driver = Driver(limits=replace(LIMITS, max_attempts=9))
     for number, worker in enumerate((D, P, X)):
-        driver.tell(h.Routed(worker, split=False), tokens(worker, 5 + number))
-        assert kinds(driver.tell(h.WorkerDied(worker))) == ["Route"]
+        driver.tell(events.Routed(worker, split=False), tokens(worker, 5 + number))
+        assert kinds(driver.tell(events.WorkerDied(worker))) == ["Route"]
     assert driver.state.num_deaths == 0 and not driver.state.has_ended
 
 
@@ -348,12 +344,12 @@ def test_a_stream_that_gets_on_between_the_ends_of_its_workers_goes_on() -> None
 def test_only_the_end_of_a_worker_that_computes_the_request_is_held_against_it(phase: str) -> None:
     driver = Driver(limits=replace(LIMITS, max_attempts=9))
     if phase == "in line":
-        driver.tell(h.Routed(D, split=True), h.WorkerDied(D))
+        driver.tell(events.Routed(D, split=True), events.WorkerDied(D))
     elif phase == "waits for its prompt":
-        driver.until_prefill().tell(h.WorkerDied(D))
+        driver.until_prefill().tell(events.WorkerDied(D))
     elif phase == "prefill":
-        driver.until_prefill().tell(h.WorkerDied(P))
+        driver.until_prefill().tell(events.WorkerDied(P))
     else:
-        driver.tell(h.Routed(D, split=False))
-        driver.tell(h.WorkerDied(D, has_left=phase == "it leaves", is_unsent=phase == "unsent"))
+        driver.tell(events.Routed(D, split=False))
+        driver.tell(events.WorkerDied(D, has_left=phase == "it leaves", is_unsent=phase == "unsent"))
     assert driver.state.num_deaths == (phase == "prefill") and not driver.state.has_ended

@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relevo.build.about_model import about_model
-from relevo.build.clock import MonotonicClock
+from relevo.build.clock import LoopTimers, MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.documents import read_text
 from relevo.build.event_loop import run_until_complete
@@ -43,10 +44,11 @@ from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.admission.room import RoomLimits
-from relevo.policy.handoff.machine import HandoffLimits
+from relevo.policy.handoff.state import HandoffLimits
 from relevo.policy.host.generation_defaults import defaults_note, generation_defaults
 from relevo.policy.routing.router import RouterLimits, RoutingPolicy
 from relevo.policy.routing.worker_choice import WorkerChooser
+from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.telemetry.log import configure
 from relevo.telemetry.metrics import GatewayMetrics
 from relevo.wire.child_process import answer_pulses
@@ -175,9 +177,10 @@ def build_dispatcher(
     notes: RouteNotes,
     report: Report,
 ) -> Dispatcher:
-    def fence(worker: WorkerRef, reason: str) -> None:
-        report(Status(kind="fence", worker_id=worker.worker_id, epoch=worker.epoch, message=reason))
+    def kill(worker: WorkerRef, reason: str) -> None:
+        report(Status(kind="kill", worker_id=worker.worker_id, epoch=worker.epoch, message=reason))
 
+    clock = MonotonicClock()
     limits = HandoffLimits(
         queue_s=config.queue_timeout_s,
         prefill_s=config.prefill_timeout_s,
@@ -190,13 +193,15 @@ def build_dispatcher(
         placement=placement,
         admission=Admission(build_admission_limits(config), config.tenant_weights),
         limits=limits,
-        batch_limits=limits.of_who_gives_way(config.batch_queue_timeout_s),
+        batch_limits=limits.for_batch(config.batch_queue_timeout_s),
         block_size=config.block_size,
         model_name=config.served_model_names[0],
         metrics=metrics,
-        clock=MonotonicClock(),
+        clock=clock,
+        timers=LoopTimers(clock),
         notes=notes,
-        fence=fence,
+        kill=kill,
+        hash_prompt=partial(prompt_hashes, block_size=config.block_size),
     )
 
 

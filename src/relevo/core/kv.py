@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from relevo.core.ids import BlockId, RequestId, WorkerId
+from relevo.core.ids import BlockId, RequestId, WorkerId, WorkerRef
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1, "uint64": 8}
 _SCALE_BYTES = {"int8": 4}  # per token and head: what the stored integers are multiplied with, float32
@@ -203,3 +203,8 @@ class Reservation:
     block_ids: tuple[BlockId, ...]
     generations: tuple[int, ...]  # one per block; a write that names another generation is refused
     num_hit_tokens: int
+
+    @property
+    def worker(self) -> WorkerRef:
+        """The incarnation that granted it."""
+        return WorkerRef(self.worker_id, self.epoch)

@@ -32,8 +32,7 @@ class Timers(Protocol):
     """Calls at a time of the same process's `Clock`: of an event loop, or of a simulated world."""
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Timer:
-        """Make the call once, at that time or soon after it; never from within `call_at`, even if the time is past.
-        Calls for the same time are made in the order in which they were asked for."""
+        """Make the call once, at that time or soon after it; never from within `call_at`, even if the time is past."""
         ...
 
 

@@ -1,9 +1,9 @@
-"""Drives requests: carries out what `policy.handoff` asks for, over the connections of `orchestrator.membership`.
+"""Drives requests: carries out what `policy.handoff` asks for, over the links of `orchestrator.membership`.
 
-Owns one `InFlightRequest` per request, from admission until no worker holds anything of it, and the order of the calls.
+Owns one `InFlightRequest` per request, from `start` until no worker holds anything of it, and the order of the calls.
 Decides nothing: who may enter is `policy.admission`'s, who computes `policy.routing.router`'s, what comes next
-`policy.handoff`'s. Everything runs on the event loop's thread; messages are handled as they arrive, in order. What
-raises while one request is handled ends that request only.
+`policy.handoff`'s. Everything runs on one thread and nothing waits, so that a simulated world drives it as an event
+loop does; messages are handled as they arrive, in order. What raises over one request ends that request only.
 """
 
 from __future__ import annotations
@@ -11,62 +11,45 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from relevo.core import errors
-from relevo.core.baton import Baton
+from relevo.core.errors import InternalError, NoWorker
 from relevo.core.events import TokenOutput
-from relevo.core.ids import RequestId, WorkerId, WorkerRef
-from relevo.core.ports import Clock
+from relevo.core.ids import BlockHash, RequestId, WorkerId, WorkerRef
+from relevo.core.outcome import RequestEnd
+from relevo.core.ports import Clock, Timers
 from relevo.core.request import EngineRequest
-from relevo.orchestrator.admission_queue import AdmissionQueue
-from relevo.orchestrator.errors_by_code import error_for
+from relevo.orchestrator.admission_queue import AdmissionMetrics, AdmissionQueue
+from relevo.orchestrator.generate import generate
+from relevo.orchestrator.handoff_meter import HandoffMeter, HandoffMetrics
+from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Membership
-from relevo.orchestrator.outbox import Outbox
 from relevo.orchestrator.placement import Placement
-from relevo.orchestrator.ports import EngineStatus
+from relevo.orchestrator.ports import EngineStatus, OutputSink
 from relevo.orchestrator.route_notes import RouteNotes
-from relevo.policy.admission.admission import Admission, Refusal
-from relevo.policy.handoff import machine as h
+from relevo.orchestrator.worker_messages import Send, event_of, message_for
+from relevo.policy.admission.admission import Admission
+from relevo.policy.handoff import effects, events, machine
+from relevo.policy.handoff.state import HandoffLimits, Phase
 from relevo.wire import messages as wire
 
 log = logging.getLogger("relevo.gateway")
 
+FAULT = RequestEnd.failed(InternalError.code, "the gateway failed over this request; its log says where")
+NO_ROUTE = events.NoRoute(
+    RequestEnd.failed(NoWorker.code, "no worker became ready in time; see /ready for the reason", retry_after_s=5.0)
+)
+MAX_PARKED_S = 60.0  # without a limit of its own for waiting; arbitrary
 
-class HandoffMetrics(Protocol):
-    def admission_rejected(self, model: str, reason: str) -> None: ...
 
-    def deadline_missed(self, model: str, when: str) -> None: ...
-
+class DispatchMetrics(AdmissionMetrics, HandoffMetrics, Protocol):
     def request_fault(self, model: str) -> None: ...
-
-    def handoff_finished(
-        self, model: str, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float
-    ) -> None: ...
-
-
-@dataclass(slots=True)
-class InFlightRequest:
-    """One request on its way. `outbox` carries what the client gets, last of all one End."""
-
-    request: EngineRequest
-    state: h.HandoffState
-    opening: tuple[h.Effect, ...]  # carried out when it is its turn
-    refused_by: str = ""  # the limit that ended it, if one did
-    outbox: Outbox[TokenOutput | h.End] = field(default_factory=Outbox)
-    is_faulty: bool = False  # code of ours raised over it; said once
-    is_started: bool = False  # the door knows of its first token
-    timer: asyncio.TimerHandle | None = None  # of `state`
-    parking: asyncio.TimerHandle | None = None  # while it waits for a worker to become ready
-    is_split: bool = False  # a handoff is under way, its outcome not yet counted
-    is_handoff_open: bool = False  # its cost to the client is not yet measured
-    first_token_at_ns: int | None = None  # of the prefill worker
 
 
 class Dispatcher:
-    """The gateway's `TokenGenerator`."""
+    """The gateway's `TokenGenerator`, and the `MessageSink` of membership."""
 
     def __init__(
         self,
@@ -74,16 +57,19 @@ class Dispatcher:
         membership: Membership,
         placement: Placement,
         admission: Admission,
-        limits: h.HandoffLimits,
+        limits: HandoffLimits,
         block_size: int,
         model_name: str,
-        metrics: HandoffMetrics,
+        metrics: DispatchMetrics,
         clock: Clock,
+        timers: Timers,
         notes: RouteNotes,
-        fence: Callable[[WorkerRef, str], None],
-        batch_limits: h.HandoffLimits | None = None,
+        kill: Callable[[WorkerRef, str], None],
+        hash_prompt: Callable[[EngineRequest], Sequence[BlockHash]],
+        batch_limits: HandoffLimits | None = None,
     ) -> None:
-        """`batch_limits`: of batch requests; None: the same as for everybody."""
+        """`kill(worker, reason)` asks for the end of a worker's process. `hash_prompt`: the blocks of a prompt that may
+        be found in caches. `batch_limits`: of batch requests; None: the same as for all."""
         self._membership = membership
         self._placement = placement
         self._limits = {False: limits, True: batch_limits or limits}  # by: is it a batch request
@@ -91,40 +77,50 @@ class Dispatcher:
         self._model_name = model_name
         self._metrics = metrics
         self._clock = clock
+        self._timers = timers
         self._notes = notes
-        self._fence = fence
-        self._in_flight: dict[RequestId, InFlightRequest] = {}
-        self._parked: dict[RequestId, h.Route] = {}  # wait for a worker to become ready
-        self._unfollowed: set[WorkerRef] = set()  # whose cache reports have a gap; a snapshot is on its way
+        self._kill = kill
+        self._hash_prompt = hash_prompt
+        self._requests: dict[RequestId, InFlightRequest] = {}
+        self._meter = HandoffMeter(metrics, placement, clock, model_name)
         self._queue = AdmissionQueue(
+            requests=self._requests,
             admission=admission,
             placement=placement,
             clock=clock,
             metrics=metrics,
             notes=notes,
             model_name=model_name,
-            let_in=self._let_in,
-            turn_away=self._turn_away,
+            let_in=lambda in_flight: self._advance(in_flight, events.LetIn()),
+            turn_away=lambda in_flight, end: self._advance(in_flight, events.EndRequested(end)),
         )
         self.ready = asyncio.Event()  # every configured worker has been there
 
     # ---- TokenGenerator ----------------------------------------------------------------------------------------------
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
-        """See `orchestrator.ports.TokenGenerator`."""
-        flight = self._admit(request)
+    def start(self, request: EngineRequest, sink: OutputSink) -> InFlightRequest:
+        """See `orchestrator.ports.RequestStarter`."""
+        assert request.request_id not in self._requests, "started twice"
+        handoff = machine.start(
+            request.request_id,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_samples=request.sampling.n,
+            block_size=self._block_size,
+            limits=self._limits[request.terms.is_batch],
+        )
+        in_flight = InFlightRequest(request=request, sink=sink, handoff=handoff, end_with=self._end)
+        self._requests[request.request_id] = in_flight
         try:
-            while True:
-                item = await flight.outbox.take()
-                if isinstance(item, h.End):
-                    if item.outcome is h.Outcome.FAILED:
-                        raise error_for(item.code, item.reason, item.retry_after_s, flight.refused_by)
-                    return
-                yield item
-        finally:
-            self._advance(flight, h.ClientGone())  # harmless after the end
-            self._leave(flight)
-            self._pump()
+            in_flight.prompt_hashes = self._hash_prompt(request)
+            self._queue.enter(in_flight)
+        except Exception as fault:
+            self._break_off(in_flight, fault)
+        self._arm(in_flight)
+        return in_flight
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
+        """See `orchestrator.ports.TokenGenerator`."""
+        return generate(self, request)
 
     def drain(self, worker_id: str) -> bool:
         return self._membership.drain(WorkerId(worker_id))
@@ -133,11 +129,12 @@ class Dispatcher:
         workers = self._membership.statuses()
         ready = any(worker.ready for worker in workers)
         reasons = "; ".join(f"{m.worker_id}: {m.why_not_ready}" for m in self._membership.members if not m.is_ready)
+        waiting = (Phase.WAITING, Phase.ROUTING, Phase.QUEUED)
         return EngineStatus(
             ready=ready and all(worker.epoch > 0 for worker in workers),
             reason="" if ready else reasons,
-            num_queued=self._num_queued(),
-            num_in_flight=len(self._in_flight),
+            num_queued=sum(1 for in_flight in self._requests.values() if in_flight.handoff.phase in waiting),
+            num_in_flight=len(self._requests),
             workers=workers,
             lines=self._queue.statuses(),
         )
@@ -145,47 +142,12 @@ class Dispatcher:
     @property
     def num_in_flight(self) -> int:
         """Requests of which a worker may still hold something."""
-        return len(self._in_flight)
+        return len(self._requests)
 
-    def _num_queued(self) -> int:
-        waiting = (h.Phase.ROUTING, h.Phase.QUEUED)
-        return sum(1 for flight in self._in_flight.values() if flight.state.phase in waiting)
-
-    def _admit(self, request: EngineRequest) -> InFlightRequest:
-        state, opening = h.start(
-            request.request_id,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            num_samples=request.sampling.n,
-            block_size=self._block_size,
-            limits=self._limits[request.terms.is_batch],
-        )
-        flight = self._in_flight[request.request_id] = InFlightRequest(request, state, opening)
-        try:
-            self._queue.enter(request)
-        except errors.CapacityError:
-            del self._in_flight[request.request_id]
-            raise
-        except Exception:  # not let in, or only in part
-            del self._in_flight[request.request_id]
-            self._leave(flight)
-            self._placement.end(request.request_id)
-            raise
-        return flight
-
-    def _let_in(self, request_id: RequestId) -> None:
-        flight = self._in_flight[request_id]
-        self._carry_out(flight, flight.opening)
-
-    def _turn_away(self, refusal: Refusal) -> None:
-        flight = self._in_flight.get(refusal.request_id)
-        if flight is not None:
-            flight.refused_by = refusal.limit
-            self._advance(flight, h.TimeOver(refusal.code, refusal.reason, refusal.retry_after_s))
-
-    def _leave(self, flight: InFlightRequest) -> None:
-        """It takes no place any more. Idempotent."""
-        num_output_tokens = sum(len(sample.output_token_ids) for sample in flight.state.samples)
-        self._queue.leave(flight.request.request_id, num_output_tokens)
+    def _end(self, in_flight: InFlightRequest, end: RequestEnd) -> None:
+        if not in_flight.handoff.has_ended:
+            self._advance(in_flight, events.EndRequested(end))
+            self._pump()
 
     # ---- MessageSink -------------------------------------------------------------------------------------------------
 
@@ -193,52 +155,42 @@ class Dispatcher:
         match message:
             case wire.StepOutputs():
                 for output in message.outputs:
-                    self._on_event(output.request_id, h.Tokens(worker, output))
-            case wire.Reserved(reservation=reservation):
-                self._on_event(reservation.request_id, h.Granted(reservation))
-            case wire.Sealed():
-                self._on_event(message.request_id, h.Sealed(worker, message.num_tokens))
-            case wire.PrefillDone():
-                self._on_event(
-                    message.request_id,
-                    h.PrefillFinished(worker, message.num_sealed_tokens, message.transferred_bytes, message.transfer_s),
-                )
-            case wire.Dropped():
-                self._on_event(message.request_id, h.Dropped(worker))
+                    self._tell(output.request_id, events.Tokens(worker, output))
+            case wire.Reserved():
+                self._tell(message.reservation.request_id, event_of(worker, message))
+            case wire.Sealed() | wire.PrefillDone() | wire.Dropped() | wire.RequestFailed() | wire.Refused():
+                self._tell(message.request_id, event_of(worker, message))
             case wire.CacheEvents() | wire.CacheSnapshot():
-                self._on_cache_report(worker, message)
-            case wire.RequestFailed() | wire.Refused():
-                self._on_event(message.request_id, h.Failed(worker, message.code, message.reason))
+                self._placement.take_cache_report(worker, message)
         self._pump()
 
     def on_worker_ready(self, worker: WorkerRef) -> None:
-        self._membership.send(worker, wire.FollowCache())
+        self._placement.follow_cache(worker)
         if self.status().ready:
             self.ready.set()
-        for request_id, route in list(self._parked.items()):
-            flight = self._in_flight[request_id]
-            self._unpark(flight)
-            self._carry_out(flight, (route,))
+        for in_flight in list(self._requests.values()):
+            route = in_flight.unpark()
+            if route is not None:
+                self._carry_out(in_flight, (route,))
         self._pump()
-
-    def _on_cache_report(self, worker: WorkerRef, report: wire.CacheEvents | wire.CacheSnapshot) -> None:
-        is_whole = self._placement.take_cache_report(worker, report)
-        if is_whole:
-            self._unfollowed.discard(worker)
-        elif worker not in self._unfollowed:  # asked once; until the snapshot comes nothing else is believed
-            self._unfollowed.add(worker)
-            self._membership.send(worker, wire.FollowCache())
 
     def on_worker_gone(self, worker: WorkerRef) -> None:
         self._placement.forget(worker)
-        self._unfollowed.discard(worker)
-        for flight in list(self._in_flight.values()):
-            self._advance(flight, self._lost(worker))
+        for in_flight in list(self._requests.values()):
+            self._advance(in_flight, self._lost(worker))
         self._pump()
+
+    def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
+        self._kill(worker, reason)
 
     def on_heard(self) -> None:
         """Another gateway over the same workers told something: there may be room now."""
         self._pump()
+
+    def _tell(self, request_id: RequestId, event: events.Event) -> None:
+        in_flight = self._requests.get(request_id)
+        if in_flight is not None:
+            self._advance(in_flight, event)
 
     def _pump(self) -> None:
         """What raises while the line moves on is asked again with the next message: it ends no connection."""
@@ -247,198 +199,157 @@ class Dispatcher:
         except Exception:
             log.exception("the line could not be moved on")
 
-    def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
-        self._fence(worker, reason)
-
-    def _on_event(self, request_id: RequestId, event: h.Event) -> None:
-        flight = self._in_flight.get(request_id)
-        if flight is not None:
-            self._advance(flight, event)
-
     # ---- the state machine's driver ----------------------------------------------------------------------------------
 
-    def _advance(self, flight: InFlightRequest, event: h.Event) -> None:
-        effects: tuple[h.Effect, ...] = ()
+    def _advance(self, in_flight: InFlightRequest, event: events.Event) -> None:
+        before = in_flight.handoff
+        if before.is_gone:
+            return
+        asked: tuple[effects.Effect, ...] = ()
         fault: Exception | None = None
         try:
-            flight.state, effects = h.advance(flight.state, event, self._clock.now_ns())
-            self._placement.observe(flight.request.request_id, event)
-            self._measure(flight, event)
+            in_flight.handoff, asked = machine.advance(before, event, self._clock.now_ns())
+            self._placement.observe(in_flight, event)
+            self._meter.heard(in_flight, event)
         except Exception as error:
             fault = error
-        self._carry_out(flight, effects, fault)
+        self._carry_out(in_flight, asked, fault)
+        if in_flight.handoff is not before:
+            self._arm(in_flight)
 
     def _carry_out(
-        self, flight: InFlightRequest, effects: tuple[h.Effect, ...], fault: Exception | None = None
+        self, in_flight: InFlightRequest, asked: Sequence[effects.Effect], fault: Exception | None = None
     ) -> None:
         """Effects in order; answers that are known at once are fed back after them. One that raises keeps none of the
         others back (a worker may be waiting for one); then the request ends."""
-        answers: deque[h.Event] = deque()
-        for effect in effects:
+        answers: deque[events.Event] = deque()
+        for effect in asked:
             try:
-                answer = self._carry_out_one(flight, effect)
+                answer = self._carry_out_one(in_flight, effect)
             except Exception as error:
                 fault = fault or error
             else:
                 answers.extend([answer] if answer is not None else [])
-        if flight.state.is_gone:
-            self._forget(flight)
+        if in_flight.handoff.is_gone:
+            self._forget(in_flight)
         while answers:
-            self._advance(flight, answers.popleft())
+            self._advance(in_flight, answers.popleft())
         if fault is not None:
-            self._break_off(flight, fault)
+            self._break_off(in_flight, fault)
 
-    def _break_off(self, flight: InFlightRequest, fault: Exception) -> None:
-        """Code of this process raised over a request: it ends, with one line of the log."""
-        if flight.is_faulty:
-            return
-        flight.is_faulty = True
-        request_id, reason = flight.request.request_id, "the gateway failed over this request; its log says where"
-        log.error("request %s ends, the others go on", request_id, exc_info=fault)
-        self._advance(flight, h.TimeOver(errors.InternalError.code, reason))
-        if not flight.state.has_ended:  # it is the state machine that raises
-            self._finish(flight, h.End(outcome=h.Outcome.FAILED, code=errors.InternalError.code, reason=reason))
-        self._metrics.request_fault(self._model_name)
-
-    def _carry_out_one(self, flight: InFlightRequest, effect: h.Effect) -> h.Event | None:
-        request = flight.request
+    def _carry_out_one(self, in_flight: InFlightRequest, effect: effects.Effect) -> events.Event | None:
         match effect:
-            case h.Emit(output=output):
-                if not flight.is_started:
-                    flight.is_started = True
-                    self._queue.started(request.request_id)
-                flight.outbox.put(output)
-            case h.End():
-                self._finish(flight, effect)
-            case h.Route():
-                return self._route(flight, effect)
-            case h.ChoosePrefill():
-                return self._choose_prefill(flight, effect)
-            case h.ArmTimer(at_ns=at_ns):
-                self._arm(flight, at_ns)
-            case h.FenceWorker():
-                self._fence(effect.worker, effect.reason)
-            case h.SendReserve(worker=worker):
-                return self._send(worker, wire.Reserve(request))
-            case h.SendPrefill(worker=worker):
-                decode = WorkerRef(effect.reservation.worker_id, effect.reservation.epoch)
-                path = self._membership.kv_path(worker, decode)
-                if path is None:
-                    return self._lost(decode if self._membership.get(decode) is None else worker, is_unsent=True)
-                num_found = flight.state.num_found_tokens
-                return self._send(worker, wire.Prefill(request, effect.reservation, path, num_found))
-            case h.SendSeal(worker=worker):
-                return self._send(worker, wire.SealBlocks(request.request_id, effect.num_tokens))
-            case h.SendStartDecode(worker=worker):
-                self._count_handoff(flight)
-                samples, num_sealed = flight.state.samples, effect.num_sealed_tokens
-                baton = Baton(request_id=request.request_id, samples=samples, num_sealed_tokens=num_sealed)
-                return self._send(worker, wire.StartDecode(baton))
-            case h.SendSubmit(worker=worker):
-                samples = flight.state.samples if effect.resume else ()
-                if effect.use_reservation:
-                    return self._send(worker, wire.ComputeReserved(request.request_id, samples))
-                return self._send(worker, wire.Submit(request, samples))
-            case h.AskDrain(worker=worker):
-                return self._send(worker, wire.Abort(request.request_id, effect.writer_active))
-            case h.SendRelease(worker=worker):
-                return self._send(worker, wire.Release(request.request_id))
+            case effects.Emit(output=output):
+                self._emit(in_flight, output)
+            case RequestEnd():
+                self._finish(in_flight, effect)
+            case effects.KillWorker():
+                self._kill(effect.worker, effect.reason)
+            case effects.Route():
+                return self._route(in_flight, effect)
+            case effects.ChoosePrefill():
+                return self._choose_prefill(in_flight, effect)
+            case _:
+                return self._send(in_flight, effect)
         return None
 
-    def _send(self, worker: WorkerRef, message: wire.ToWorker) -> h.Event | None:
-        return None if self._membership.send(worker, message) else self._lost(worker, is_unsent=True)
+    def _break_off(self, in_flight: InFlightRequest, fault: Exception) -> None:
+        """Code of this process raised over a request: it ends, with one line of the log."""
+        if in_flight.is_faulty:
+            return
+        in_flight.is_faulty = True
+        log.error("request %s ends, the others go on", in_flight.request_id, exc_info=fault)
+        self._advance(in_flight, events.EndRequested(FAULT))
+        if not in_flight.handoff.has_ended:  # it is the state machine that raises
+            self._finish(in_flight, FAULT)
+        self._metrics.request_fault(self._model_name)
 
-    def _lost(self, worker: WorkerRef, *, is_unsent: bool = False) -> h.WorkerDied:
-        return h.WorkerDied(worker, has_left=self._membership.has_left(worker), is_unsent=is_unsent)
+    def _emit(self, in_flight: InFlightRequest, output: TokenOutput) -> None:
+        if not in_flight.is_started:
+            in_flight.is_started = True
+            self._queue.started(in_flight)
+        in_flight.sink.on_output(output)
 
-    def _route(self, flight: InFlightRequest, route: h.Route) -> h.Event | None:
-        choice = self._placement.choose_decode(flight.request, route.exclude)
+    def _send(self, in_flight: InFlightRequest, effect: Send) -> events.Event | None:
+        path = None
+        if isinstance(effect, effects.SendPrefill):
+            decode = effect.reservation.worker
+            path = self._membership.kv_path(effect.worker, decode)
+            if path is None:
+                return self._lost(decode if self._membership.get(decode) is None else effect.worker, is_unsent=True)
+        elif isinstance(effect, effects.SendStartDecode):
+            self._meter.baton_sent(in_flight)
+        is_sent = self._membership.send(effect.worker, message_for(effect, in_flight, path))
+        return None if is_sent else self._lost(effect.worker, is_unsent=True)
+
+    def _lost(self, worker: WorkerRef, *, is_unsent: bool = False) -> events.WorkerDied:
+        return events.WorkerDied(worker, has_left=self._membership.has_left(worker), is_unsent=is_unsent)
+
+    def _route(self, in_flight: InFlightRequest, route: effects.Route) -> events.Event | None:
+        choice = self._placement.choose_decode(in_flight, route.exclude)
         if choice is None:
             if not self._placement.may_wait():
-                return self._no_route()
-            self._park(flight, route)
+                return NO_ROUTE
+            self._park(in_flight, route)
             return None
-        request_id = flight.request.request_id
-        log.debug("%s: decode on %s: %s", request_id, choice.worker.worker_id, choice.reason)
-        self._notes.add(request_id, f"decode {choice.worker.worker_id}: {choice.reason}")
-        flight.is_split = flight.is_handoff_open = choice.split and not route.resume
-        flight.first_token_at_ns = None
-        return h.Routed(choice.worker, flight.is_split)
+        self._explain(in_flight, "decode", choice.worker, choice.reason)
+        is_split = choice.split and not route.resume
+        self._meter.routed(in_flight, is_split=is_split)
+        return events.Routed(choice.worker, is_split)
 
-    def _park(self, flight: InFlightRequest, route: h.Route) -> None:
-        """Nobody is ready: wait for a worker to join, as long as a request may wait for room."""
-        request_id = flight.request.request_id
-        self._unpark(flight)
-        self._parked[request_id] = replace(route, exclude=())
-        queue_s = flight.state.limits.queue_s
-        wait_s = queue_s if queue_s is not None else 60.0
-        flight.parking = asyncio.get_running_loop().call_later(wait_s, self._give_up, flight)
-
-    def _unpark(self, flight: InFlightRequest) -> None:
-        self._parked.pop(flight.request.request_id, None)
-        if flight.parking is not None:
-            flight.parking.cancel()
-            flight.parking = None
-
-    def _give_up(self, flight: InFlightRequest) -> None:
-        self._unpark(flight)
-        self._advance(flight, self._no_route())
-
-    def _no_route(self) -> h.NoRoute:
-        reason = "no worker became ready in time; see /ready for the reason"
-        return h.NoRoute(errors.NoWorker.code, reason, retry_after_s=5.0)
-
-    def _choose_prefill(self, flight: InFlightRequest, effect: h.ChoosePrefill) -> h.Event:
-        decode = WorkerRef(effect.reservation.worker_id, effect.reservation.epoch)
-        choice = self._placement.choose_prefill(flight.request, decode, effect.num_uncached_tokens, effect.exclude)
-        request_id, worker_id = flight.request.request_id, (choice.worker or decode).worker_id
-        log.debug("%s: prompt on %s: %s", request_id, worker_id, choice.reason)
-        self._notes.add(request_id, f"prompt {worker_id}: {choice.reason}")
+    def _choose_prefill(self, in_flight: InFlightRequest, effect: effects.ChoosePrefill) -> events.Event:
+        decode = effect.reservation.worker
+        choice = self._placement.choose_prefill(in_flight, decode, effect.num_uncached_tokens, effect.exclude)
+        self._explain(in_flight, "prompt", choice.worker or decode, choice.reason)
         if choice.worker is None:
-            self._metrics.handoff_finished(self._model_name, "local", 0.0, 0, 0.0)
-            flight.is_split = flight.is_handoff_open = False
-        return h.PrefillChosen(choice.worker)
+            self._meter.computed_locally(in_flight)
+        return events.PrefillChosen(choice.worker)
 
-    def _arm(self, flight: InFlightRequest, at_ns: int) -> None:
-        if flight.timer is not None:
-            flight.timer.cancel()
-        delay_s = max(0.0, (at_ns - self._clock.now_ns()) / 1e9)
-        flight.timer = asyncio.get_running_loop().call_later(
-            delay_s, self._on_event, flight.request.request_id, h.Tick()
-        )
+    def _explain(self, in_flight: InFlightRequest, what: str, worker: WorkerRef, reason: str) -> None:
+        log.debug("%s: %s on %s: %s", in_flight.request_id, what, worker.worker_id, reason)
+        self._notes.add(in_flight.request_id, f"{what} {worker.worker_id}: {reason}")
 
-    # ---- measuring and forgetting ------------------------------------------------------------------------------------
+    # ---- waiting, ending, forgetting ---------------------------------------------------------------------------------
 
-    def _measure(self, flight: InFlightRequest, event: h.Event) -> None:
-        """For the router: first token of the prefill worker to first token of the decode worker."""
-        if not flight.is_handoff_open or not isinstance(event, h.Tokens) or flight.state.decode is None:
-            return
+    def _park(self, in_flight: InFlightRequest, route: effects.Route) -> None:
+        """No worker is ready: wait for one to join, as long as a request may wait for room."""
+        queue_s = in_flight.handoff.limits.queue_s
+        wait_s = queue_s if queue_s is not None else MAX_PARKED_S
+        in_flight.park(replace(route, exclude=()), self._clock.now_ns() + round(wait_s * 1e9))
+        self._arm(in_flight)
+
+    def _arm(self, in_flight: InFlightRequest) -> None:
+        if not in_flight.handoff.is_gone:
+            in_flight.arm(self._timers, self._on_time)
+
+    def _on_time(self, in_flight: InFlightRequest) -> None:
+        """One of its deadlines is over, or a token has moved it since the timer was set."""
         now_ns = self._clock.now_ns()
-        if event.worker != flight.state.decode.worker:
-            flight.first_token_at_ns = flight.first_token_at_ns or now_ns
-        elif flight.first_token_at_ns is not None:
-            self._placement.handoff_took((now_ns - flight.first_token_at_ns) / 1e9, event.worker)
-            flight.is_handoff_open = False
+        try:
+            if _is_over(in_flight.admission_due_at_ns, now_ns):
+                self._queue.look_at(in_flight)
+            if _is_over(in_flight.parked_until_ns, now_ns):
+                in_flight.unpark()
+                self._advance(in_flight, NO_ROUTE)
+            if _is_over(in_flight.handoff.due_at_ns, now_ns):
+                self._advance(in_flight, events.Tick())
+        except Exception as fault:
+            self._break_off(in_flight, fault)
+        self._arm(in_flight)
+        self._pump()
 
-    def _count_handoff(self, flight: InFlightRequest) -> None:
-        """For people: first token of the prefill worker here to the baton on its way, all KV sealed."""
-        state, now_ns = flight.state, self._clock.now_ns()
-        handoff_s = (now_ns - (flight.first_token_at_ns or now_ns)) / 1e9
-        self._metrics.handoff_finished(
-            self._model_name, "completed", handoff_s, state.transferred_bytes, state.transfer_s
-        )
-        flight.is_split = False
+    def _finish(self, in_flight: InFlightRequest, end: RequestEnd) -> None:
+        """The client has its end; workers may have yet to let go."""
+        in_flight.unpark()
+        self._queue.leave(in_flight)
+        self._meter.ended(in_flight, end.outcome)
+        in_flight.sink.on_end(end)
 
-    def _finish(self, flight: InFlightRequest, end: h.End) -> None:
-        flight.outbox.put(end)
-        self._unpark(flight)
-        if flight.is_split and end.outcome is not h.Outcome.FINISHED:
-            self._metrics.handoff_finished(self._model_name, str(end.outcome), 0.0, 0, 0.0)
-        flight.is_split = False
+    def _forget(self, in_flight: InFlightRequest) -> None:
+        in_flight.disarm()
+        self._requests.pop(in_flight.request_id, None)
+        self._placement.end(in_flight.request_id)
 
-    def _forget(self, flight: InFlightRequest) -> None:
-        if flight.timer is not None:
-            flight.timer.cancel()
-        self._in_flight.pop(flight.request.request_id, None)
-        self._placement.end(flight.request.request_id)
-        self._leave(flight)
+
+def _is_over(at_ns: int | None, now_ns: int) -> bool:
+    return at_ns is not None and now_ns >= at_ns

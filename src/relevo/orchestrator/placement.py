@@ -1,8 +1,7 @@
 """What the router is shown and what it has decided: load and cache reports of `membership`, the ledger of charges, and
 the prefix index. Where several gateways share the workers, what the others told is in both.
 
-Owns the ledger, the index, the block hashes of requests in flight and the measured cost of a handoff. Every choice is
-`policy.routing.worker_choice`'s.
+Owns the ledger, the index and the measured cost of a handoff. Every choice is `policy.routing.worker_choice`'s.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from relevo.core.handoff import ALL_ABILITIES, NO_SITE
-from relevo.core.ids import BlockHash, RequestId, WorkerRef
-from relevo.core.request import EngineRequest
+from relevo.core.ids import RequestId, WorkerRef
+from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Member, Membership
 from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
-from relevo.policy.handoff import machine as h
+from relevo.policy.handoff import events
 from relevo.policy.perf.step_costs import HandoffCostModel
 from relevo.policy.routing.gossip import ChangeLog, PeerState
 from relevo.policy.routing.in_flight import InFlight
@@ -23,7 +22,6 @@ from relevo.policy.routing.prefix_index import PrefixIndex
 from relevo.policy.routing.router import Use
 from relevo.policy.routing.tenant_use import TenantUse
 from relevo.policy.routing.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView, is_anyone_away
-from relevo.policy.worker.prefix_cache import chain
 from relevo.policy.worker.stopping import num_least_output_tokens
 from relevo.wire import messages as wire
 
@@ -48,8 +46,7 @@ class Placement:
         self._in_flight = InFlight()
         self._tenant_use = TenantUse()
         self._index = PrefixIndex()
-        self._hashes: dict[RequestId, list[BlockHash]] = {}  # of the usable full blocks of prompts in flight
-        self._num_prompt_tokens: dict[RequestId, int] = {}
+        self._unfollowed: set[WorkerRef] = set()  # whose cache reports have a gap; a snapshot is on its way
         self._handoff = HandoffCostModel()
         self.change_log = ChangeLog(self._in_flight, self._index)
         self.peer_state = PeerState(self._in_flight, self._index, chooser)
@@ -60,21 +57,22 @@ class Placement:
         the end `change_log.batch` must be taken."""
         self._tell = news
 
-    def num_cached_tokens(self, request: EngineRequest) -> int:
-        """Of the prompt, believed to be cached where most of it is. `end` must follow."""
-        return max(self._ask(request).hit_tokens.values(), default=0)
+    def num_cached_tokens(self, in_flight: InFlightRequest) -> int:
+        """Of the prompt, believed to be cached where most of it is."""
+        return max(self._ask(in_flight).hit_tokens.values(), default=0)
 
-    def outlook(self, request: EngineRequest) -> RoomView:
-        """What the request may expect of the workers. `end` must follow."""
-        return outlook(self._views(), self._ask(request), self._handoff.handoff_s, self._room)
+    def outlook(self, in_flight: InFlightRequest) -> RoomView:
+        """What the request may expect of the workers."""
+        return outlook(self._views(), self._ask(in_flight), self._handoff.handoff_s, self._room)
 
-    def has_room(self, request: EngineRequest) -> bool:
+    def has_room(self, in_flight: InFlightRequest) -> bool:
         """May it be sent now?"""
-        return has_room(self._views(), self._ask(request), self._room, is_batch=request.terms.is_batch)
+        is_batch = in_flight.request.terms.is_batch
+        return has_room(self._views(), self._ask(in_flight), self._room, is_batch=is_batch)
 
-    def choose_decode(self, request: EngineRequest, exclude: Iterable[WorkerRef]) -> Choice | None:
-        """The decode worker, charged; None if nobody is ready."""
-        request_id, ask = request.request_id, self._ask(request)
+    def choose_decode(self, in_flight: InFlightRequest, exclude: Iterable[WorkerRef]) -> Choice | None:
+        """The decode worker, charged; None if none is ready. `end` must follow, in the end."""
+        request, request_id, ask = in_flight.request, in_flight.request_id, self._ask(in_flight)
         choice = self._chooser.choose_decode(self._views(), ask, self._handoff.handoff_s, exclude, self._rng)
         if choice is not None:
             is_batch = request.terms.is_batch
@@ -83,7 +81,7 @@ class Placement:
             num_slots = min(request.sampling.n, self._room.max_running)
             num_least_tokens = num_least_output_tokens(request)
             self._tenant_use.decodes(request_id, request.terms.tenant, choice.worker, num_slots, num_least_tokens)
-            self._index.expect(request_id, "decode", choice.worker, self._hashes[request_id])
+            self._index.expect(request_id, "decode", choice.worker, in_flight.prompt_hashes)
             if not choice.split:
                 self._in_flight.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
                 self._tenant_use.computes(request_id, choice.worker, choice.num_uncached_tokens)
@@ -91,51 +89,59 @@ class Placement:
         return choice
 
     def may_wait(self) -> bool:
-        """For a request that nobody who is ready may take: will there be others?"""
+        """For a request that no ready worker may take: will there be others?"""
         return is_anyone_away(self._views())
 
     def choose_prefill(
-        self, request: EngineRequest, decode: WorkerRef, num_uncached_tokens: int, exclude: Iterable[WorkerRef]
+        self, in_flight: InFlightRequest, decode: WorkerRef, num_uncached_tokens: int, exclude: Iterable[WorkerRef]
     ) -> PrefillChoice:
         """Who computes the prompt, charged."""
-        request_id, excluded = request.request_id, frozenset(exclude)
+        request_id, excluded = in_flight.request_id, frozenset(exclude)
         views = [view for view in self._views() if view.ref not in excluded]
         decode_view = next((view for view in views if view.ref == decode), None)
         if decode_view is None:
             return PrefillChoice(worker=None, reason="the decode worker is gone")
         choice = self._chooser.choose_prefill(
-            decode_view, views, self._ask(request), num_uncached_tokens, self._handoff.handoff_s, self._rng
+            decode_view, views, self._ask(in_flight), num_uncached_tokens, self._handoff.handoff_s, self._rng
         )
         self._in_flight.charge_prefill(request_id, choice.worker or decode, choice.num_uncached_tokens)
         self._tenant_use.computes(request_id, choice.worker or decode, choice.num_uncached_tokens)
         if choice.worker is not None and choice.path is not None and not choice.path.zero_copy:
-            self._index.expect(request_id, "prefill", choice.worker, self._hashes[request_id])
+            self._index.expect(request_id, "prefill", choice.worker, in_flight.prompt_hashes)
         self._chose("prefill", request_id, choice.use)
         return choice
 
-    def observe(self, request_id: RequestId, event: h.Event) -> None:
+    def observe(self, in_flight: InFlightRequest, event: events.Event) -> None:
         """Progress gives charges back."""
+        request_id = in_flight.request_id
         match event:
-            case h.Tokens(output=output):
+            case events.Tokens(output=output):
                 self._in_flight.answered(request_id)
                 self._in_flight.prefill_done(request_id)
                 self._tenant_use.gave(request_id, len(output.tokens))
                 self._in_flight.decode_progress(request_id, len(output.tokens))
-            case h.Granted():
+            case events.Granted():
                 self._in_flight.answered(request_id)
-            case h.Sealed(num_tokens=num_tokens):
-                num_left = self._num_prompt_tokens.get(request_id, 0) - num_tokens
+            case events.Sealed(num_tokens=num_tokens):
+                num_left = in_flight.handoff.num_prompt_tokens - num_tokens
                 self._in_flight.prefill_left(request_id, max(1, num_left))
             case _:
                 return
         self._changed(request_id, is_urgent=False)
 
-    def take_cache_report(self, worker: WorkerRef, report: wire.CacheEvents | wire.CacheSnapshot) -> bool:
-        """False: events are missing and a snapshot is needed."""
+    def follow_cache(self, worker: WorkerRef) -> None:
+        """From its next snapshot on what it has cached is known."""
+        self._membership.send(worker, wire.FollowCache())
+
+    def take_cache_report(self, worker: WorkerRef, report: wire.CacheEvents | wire.CacheSnapshot) -> None:
         if isinstance(report, wire.CacheSnapshot):
             self._index.restore(worker, report.sequence, report.hashes)
-            return True
-        return self._index.apply(worker, report.sequence, report.stored, report.evicted)
+            self._unfollowed.discard(worker)
+        elif self._index.apply(worker, report.sequence, report.stored, report.evicted):
+            self._unfollowed.discard(worker)
+        elif worker not in self._unfollowed:  # events are missing; until the snapshot comes nothing else is believed
+            self._unfollowed.add(worker)
+            self.follow_cache(worker)
 
     def handoff_took(self, waited_s: float, decode: WorkerRef) -> None:
         """Seconds from the first token of the prefill worker to the first of the decode worker, one step included."""
@@ -149,12 +155,11 @@ class Placement:
         self._in_flight.end(request_id)
         self._tenant_use.end(request_id)
         self._index.withdraw(request_id)
-        self._hashes.pop(request_id, None)
-        self._num_prompt_tokens.pop(request_id, None)
         self._changed(request_id, is_urgent=True)
 
     def forget(self, worker: WorkerRef) -> None:
         self._in_flight.forget(worker)
+        self._unfollowed.discard(worker)
         self._index.forget(worker)
         if self._tell is not None:
             self.change_log.all_changed()
@@ -172,23 +177,14 @@ class Placement:
     @property
     def is_idle(self) -> bool:
         """Everything that was charged was given back, nothing is expected any more."""
-        return (
-            self._in_flight.is_empty
-            and self._tenant_use.is_empty
-            and not self._index.has_expectations
-            and not self._hashes
-        )
+        return self._in_flight.is_empty and self._tenant_use.is_empty and not self._index.has_expectations
 
-    def _ask(self, request: EngineRequest) -> Ask:
-        """With the hits that are known now. The prompt is hashed once, up to the last block that may be a hit."""
-        request_id, prompt = request.request_id, request.prompt_token_ids
-        hashes = self._hashes.get(request_id)
-        if hashes is None:
-            hashes = self._hashes[request_id] = chain(prompt[: len(prompt) - 1], self._block_size, request.salt)
-            self._num_prompt_tokens[request_id] = len(prompt)
+    def _ask(self, in_flight: InFlightRequest) -> Ask:
+        """With the hits that are known now."""
+        request, hashes = in_flight.request, in_flight.prompt_hashes
         matches = self._index.matches(hashes)
         return Ask(
-            num_tokens=len(prompt),
+            num_tokens=in_flight.handoff.num_prompt_tokens,
             hit_tokens={worker: count * self._block_size for worker, count in matches.items()},
             prefixes={worker: hashes[count - 1] for worker, count in matches.items()},
             session=request.session,

@@ -32,9 +32,9 @@ from relevo.policy.admission.draw_price import output_token_price
 from relevo.policy.admission.room import RoomView
 from relevo.policy.admission.wait_forecast import WaitForecast
 from relevo.policy.admission.waiting_line import Level, Ticket, WaitingLine
-from relevo.policy.admission.words import LIMITS, AdmissionLimits, Admitted, Overdue, Refusal, Rejected, refusal_of
+from relevo.policy.admission.words import LIMITS, AdmissionLimits, Admitted, Displaced, Overdue, Rejected, refusal_of
 
-__all__ = ["LIMITS", "Admission", "AdmissionLimits", "Admitted", "Overdue", "Refusal", "Rejected"]
+__all__ = ["LIMITS", "Admission", "AdmissionLimits", "Admitted", "Displaced", "Overdue", "Rejected"]
 
 CACHED_TOKEN_PRICE = 0.1  # of a token to compute: what most price lists say. Arbitrary.
 MAX_PASSED = 64  # arbitrary: tenants without room, until those that follow them are not asked
@@ -128,13 +128,13 @@ class Admission:
             ticket, request.terms, wait_s, outlook, self.limits, now_ns, comes_before_others=is_first
         )
         if late is not None:
-            return Rejected(refusal_of(ticket.request_id, late.limit, late.reason, late.retry_after_s))
+            return Rejected(refusal_of(late.limit, late.reason, late.retry_after_s))
         full = self._full(ticket)
         displaced = None
         if full is not None:
             victim = self._victim(ticket, full[0])
             if victim is None:
-                return Rejected(refusal_of(ticket.request_id, *full, wait_s))
+                return Rejected(refusal_of(*full, wait_s))
             displaced = self._displace(victim, outlook)
         leave_limit, leave_by_ns = self._deadlines.leave_by(request, outlook, self.limits, now_ns)
         self._entries[ticket.request_id] = _Entry(
@@ -223,7 +223,7 @@ class Admission:
         code = DeadlineExceeded.code if limit.startswith("client_") else Overloaded.code
         if code == Overloaded.code and not outlook.is_anyone_ready:
             code = NoWorker.code
-        return Overdue(refusal_of(request_id, limit, WAITED[limit], retry_after_s, code), was_waiting)
+        return Overdue(refusal_of(limit, WAITED[limit], retry_after_s, code), was_waiting)
 
     # ---- places ------------------------------------------------------------------------------------------------------
 
@@ -254,12 +254,13 @@ class Admission:
         is_enough = most is None or num_tokens - victim.num_prompt_tokens + ticket.num_prompt_tokens <= most
         return victim if is_enough else None
 
-    def _displace(self, victim: Ticket, outlook: RoomView) -> Refusal:
+    def _displace(self, victim: Ticket, outlook: RoomView) -> Displaced:
         self._line.remove(victim.request_id)
         self._count(victim, -1)
         del self._entries[victim.request_id]
         reason = "The waiting line is full, and the place went to a request of a tenant that has fewer or comes first."
-        return refusal_of(victim.request_id, "displaced", reason, self._forecast.wait_s(self._line, victim, outlook))
+        end = refusal_of("displaced", reason, self._forecast.wait_s(self._line, victim, outlook))
+        return Displaced(victim.request_id, end)
 
     def _count(self, ticket: Ticket, num: int) -> None:
         waiting = self._waiting[ticket.is_batch]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from relevo.core.errors import Overloaded
 from relevo.core.ids import RequestId
+from relevo.core.outcome import RequestEnd
 
 MIN_RETRY_AFTER_S = 1.0  # arbitrary: clients that retry faster only add load
 MAX_RETRY_AFTER_S = 60.0  # arbitrary: no forecast is good for longer
@@ -24,33 +25,30 @@ class AdmissionLimits:
     max_batch_line_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a request does not get in, or has to leave."""
+@dataclass(frozen=True, slots=True)
+class Displaced:
+    """A request that waited has given up its place."""
 
     request_id: RequestId
-    code: str  # of core.errors
-    limit: str  # one of LIMITS; a label
-    reason: str  # one sentence
-    retry_after_s: float
+    end: RequestEnd
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
     wait_s: float  # predicted, in line
-    displaced: Refusal | None = None  # who gave up its place
+    displaced: Displaced | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    refusal: Refusal
+    end: RequestEnd
 
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
     """Its time is over: it has left the line, or is to be stopped where it runs."""
 
-    refusal: Refusal
+    end: RequestEnd
     was_waiting: bool
 
 
@@ -60,13 +58,6 @@ LIMITS = (
 )
 
 
-def refusal_of(
-    request_id: RequestId, limit: str, reason: str, retry_after_s: float, code: str = Overloaded.code
-) -> Refusal:
-    return Refusal(
-        request_id=request_id,
-        code=code,
-        limit=limit,
-        reason=reason,
-        retry_after_s=min(max(retry_after_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S),
-    )
+def refusal_of(limit: str, reason: str, retry_after_s: float, code: str = Overloaded.code) -> RequestEnd:
+    """`limit`: one of LIMITS."""
+    return RequestEnd.failed(code, reason, min(max(retry_after_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S), limit)

@@ -1,17 +1,17 @@
-"""One request between two workers: what to ask of whom, and what to do when somebody fails. Pure.
+"""One request between two workers: what to ask of which, and what to do when one fails. Pure.
 
 Owns the order of things: room on the decode worker first, then the prompt, then decoding only once all KV is sealed
-and all first tokens are here; and the rule that granted blocks are released only when nobody can write into them any
-more. A timer asks (AskDrain) and, unanswered, kills (FenceWorker); it never releases.
+and all first tokens are here; and the rule that granted blocks are released only when no worker can write into them any
+more. A timer asks (SendAbort) and, unanswered, kills (KillWorker); it never releases.
 
 Does not know sockets, load, text, or which worker is a good choice. Source: docs/architecture.md, section 4.
 
-    ROUTING ─► QUEUED ─► CHOOSING ─► PREFILLING ─► TRANSFERRING ─► DECODING ─► GONE
-       │                   ▲  │          └────┬─────────┘             ▲
-       │                   │  └─ local ───────┼──────► SUBMITTED ─────┘
-       └── not split ──────┼──────────────────┼───────────▲
-                           └── RECALLING ◄────┘ prefill worker failed
-    a decode worker failed: REPLACING ─► ROUTING;  after End: DRAINING ─► GONE
+    WAITING ─► ROUTING ─► QUEUED ─► CHOOSING ─► PREFILLING ─► TRANSFERRING ─► DECODING ─► GONE
+                  │                   ▲  │          └────┬─────────┘             ▲
+                  │                   │  └─ local ───────┼──────► SUBMITTED ─────┘
+                  └── not split ──────┼──────────────────┼───────────▲
+                                      └── RECALLING ◄────┘ prefill worker failed
+    a decode worker failed: REPLACING ─► ROUTING;  after its RequestEnd: DRAINING ─► GONE
 """
 
 from __future__ import annotations
@@ -20,109 +20,36 @@ from dataclasses import replace
 
 from relevo.core.baton import SampleState
 from relevo.core.ids import RequestId, WorkerRef
-from relevo.policy.handoff import recovery as recovery
-from relevo.policy.handoff.words import (
-    ArmTimer as ArmTimer,
+from relevo.core.outcome import COMPLETE
+from relevo.policy.handoff import recovery
+from relevo.policy.handoff.effects import (
+    ChoosePrefill,
+    Effect,
+    Emit,
+    Route,
+    SendPrefill,
+    SendReserve,
+    SendSeal,
+    SendStartDecode,
+    SendSubmit,
 )
-from relevo.policy.handoff.words import (
-    AskDrain as AskDrain,
+from relevo.policy.handoff.events import (
+    Dropped,
+    EndRequested,
+    Event,
+    Failed,
+    Granted,
+    LetIn,
+    NoRoute,
+    PrefillChosen,
+    PrefillFinished,
+    Routed,
+    Sealed,
+    Tick,
+    Tokens,
+    WorkerDied,
 )
-from relevo.policy.handoff.words import (
-    ChoosePrefill as ChoosePrefill,
-)
-from relevo.policy.handoff.words import (
-    ClientGone as ClientGone,
-)
-from relevo.policy.handoff.words import (
-    Dropped as Dropped,
-)
-from relevo.policy.handoff.words import (
-    Effect as Effect,
-)
-from relevo.policy.handoff.words import (
-    Emit as Emit,
-)
-from relevo.policy.handoff.words import (
-    End as End,
-)
-from relevo.policy.handoff.words import (
-    Event as Event,
-)
-from relevo.policy.handoff.words import (
-    Failed as Failed,
-)
-from relevo.policy.handoff.words import (
-    FenceWorker as FenceWorker,
-)
-from relevo.policy.handoff.words import (
-    Granted as Granted,
-)
-from relevo.policy.handoff.words import (
-    HandoffLimits as HandoffLimits,
-)
-from relevo.policy.handoff.words import (
-    HandoffState as HandoffState,
-)
-from relevo.policy.handoff.words import (
-    Leg as Leg,
-)
-from relevo.policy.handoff.words import (
-    NoRoute as NoRoute,
-)
-from relevo.policy.handoff.words import (
-    Outcome as Outcome,
-)
-from relevo.policy.handoff.words import (
-    Phase as Phase,
-)
-from relevo.policy.handoff.words import (
-    PrefillChosen as PrefillChosen,
-)
-from relevo.policy.handoff.words import (
-    PrefillFinished as PrefillFinished,
-)
-from relevo.policy.handoff.words import (
-    Route as Route,
-)
-from relevo.policy.handoff.words import (
-    Routed as Routed,
-)
-from relevo.policy.handoff.words import (
-    Sealed as Sealed,
-)
-from relevo.policy.handoff.words import (
-    SendPrefill as SendPrefill,
-)
-from relevo.policy.handoff.words import (
-    SendRelease as SendRelease,
-)
-from relevo.policy.handoff.words import (
-    SendReserve as SendReserve,
-)
-from relevo.policy.handoff.words import (
-    SendSeal as SendSeal,
-)
-from relevo.policy.handoff.words import (
-    SendStartDecode as SendStartDecode,
-)
-from relevo.policy.handoff.words import (
-    SendSubmit as SendSubmit,
-)
-from relevo.policy.handoff.words import (
-    StopEarly as StopEarly,
-)
-from relevo.policy.handoff.words import (
-    Tick as Tick,
-)
-from relevo.policy.handoff.words import (
-    TimeOver as TimeOver,
-)
-from relevo.policy.handoff.words import (
-    Tokens as Tokens,
-)
-from relevo.policy.handoff.words import (
-    WorkerDied as WorkerDied,
-)
+from relevo.policy.handoff.state import Assignment, HandoffLimits, HandoffState, Phase
 
 _FRESH_FRACTION = 0.95  # of the limit for gaps between tokens: a deadline with more left is not moved; arbitrary
 
@@ -134,16 +61,15 @@ def start(
     num_samples: int,
     block_size: int,
     limits: HandoffLimits,
-) -> tuple[HandoffState, tuple[Effect, ...]]:
-    """State of a request that was just admitted, and its first effect (Route)."""
-    state = HandoffState(
+) -> HandoffState:
+    """State of a request that has just come in and waits for its turn."""
+    return HandoffState(
         request_id=request_id,
         num_prompt_tokens=num_prompt_tokens,
         block_size=block_size,
         limits=limits,
         samples=tuple(SampleState(sample_index=i) for i in range(num_samples)),
     )
-    return state, (Route("new", (), resume=False),)
 
 
 def advance(state: HandoffState, event: Event, now_ns: int) -> tuple[HandoffState, tuple[Effect, ...]]:
@@ -157,18 +83,13 @@ def advance(state: HandoffState, event: Event, now_ns: int) -> tuple[HandoffStat
         return state, (Emit(event.output),)
     out: list[Effect] = []
     state = _apply(state, event, now_ns, out)
-    state = recovery.settle(state, now_ns, out)
-    return _arm(state, out), tuple(out)
+    return recovery.settle(state, now_ns, out), tuple(out)
 
 
 def _is_routine(state: HandoffState, event: Tokens, now_ns: int) -> bool:
     """Tokens that change nothing but their sample: nearly all. A deadline is left alone while little of it is used."""
     output, limit_s, deadline_at_ns = event.output, state.limits.decode_stall_s, state.deadline_at_ns
-    if (
-        state.phase is not Phase.DECODING
-        or output.finish_reason is not None
-        or event.worker != recovery.in_charge(state)
-    ):
+    if state.phase is not Phase.DECODING or output.finish_reason is not None or event.worker != state.in_charge:
         return False
     index = output.sample_index
     if not 0 <= index < len(state.samples) or state.samples[index].finish_reason is not None:
@@ -186,6 +107,9 @@ def _apply(state: HandoffState, event: Event, now_ns: int, out: list[Effect]) ->
             return _on_sealed(state, event.worker, event.num_tokens, now_ns, out)
         case PrefillFinished():
             return _on_prefill_finished(state, event, now_ns, out)
+        case LetIn() if state.phase is Phase.WAITING:
+            out.append(Route("new", (), resume=False))
+            return replace(state, phase=Phase.ROUTING)
         case Routed() if state.phase is Phase.ROUTING:
             return _on_routed(state, event, now_ns, out)
         case NoRoute() if state.phase is Phase.ROUTING:
@@ -200,13 +124,8 @@ def _apply(state: HandoffState, event: Event, now_ns: int, out: list[Effect]) ->
             return recovery.on_failed(state, event, now_ns, out)
         case WorkerDied():
             return recovery.on_worker_died(state, event, now_ns, out)
-        case ClientGone():
-            return recovery.end(state, End(outcome=Outcome.ABORTED), now_ns, out)
-        case StopEarly():
-            return recovery.end(state, End(outcome=Outcome.FINISHED), now_ns, out)
-        case TimeOver(code, reason, retry_after_s):
-            terminal = End(outcome=Outcome.FAILED, code=code, reason=reason, retry_after_s=retry_after_s)
-            return recovery.end(state, terminal, now_ns, out)
+        case EndRequested(end):
+            return recovery.end(state, end, now_ns, out)
         case Tick():
             return recovery.on_tick(state, now_ns, out)
         case _:
@@ -214,7 +133,7 @@ def _apply(state: HandoffState, event: Event, now_ns: int, out: list[Effect]) ->
 
 
 def _on_routed(state: HandoffState, event: Routed, now_ns: int, out: list[Effect]) -> HandoffState:
-    state = replace(state, decode=Leg(worker=event.decode))
+    state = replace(state, decode=Assignment(worker=event.decode))
     limits = state.limits
     if event.split and not state.has_emitted:
         out.append(SendReserve(event.decode))
@@ -226,15 +145,15 @@ def _on_routed(state: HandoffState, event: Routed, now_ns: int, out: list[Effect
 
 
 def _on_no_route(state: HandoffState, event: NoRoute, now_ns: int, out: list[Effect]) -> HandoffState:
-    code, reason = state.failure or (event.code, event.reason)  # what went wrong first says more
-    terminal = End(outcome=Outcome.FAILED, code=code, reason=reason, retry_after_s=event.retry_after_s)
+    terminal = event.end
+    if state.failure is not None:  # what went wrong first says more
+        terminal = replace(state.failure, retry_after_s=event.end.retry_after_s)
     return recovery.end(state, terminal, now_ns, out)
 
 
 def _on_granted(state: HandoffState, event: Granted, out: list[Effect]) -> HandoffState:
     reservation = event.reservation
-    granted_by = WorkerRef(reservation.worker_id, reservation.epoch)
-    if state.decode is None or state.decode.worker != granted_by:
+    if state.decode is None or state.decode.worker != reservation.worker:
         return state
     out.append(ChoosePrefill(reservation, state.num_prompt_tokens - reservation.num_hit_tokens, state.excluded))
     return replace(
@@ -254,7 +173,7 @@ def _on_prefill_chosen(state: HandoffState, event: PrefillChosen, now_ns: int, o
         return recovery.submit_reserved(state, now_ns, out)
     out.append(SendPrefill(event.worker, state.reservation))
     deadline = recovery.after_ns(now_ns, state.limits.prefill_s)
-    return replace(state, phase=Phase.PREFILLING, prefill=Leg(worker=event.worker), deadline_at_ns=deadline)
+    return replace(state, phase=Phase.PREFILLING, prefill=Assignment(worker=event.worker), deadline_at_ns=deadline)
 
 
 def _on_sealed(state: HandoffState, worker: WorkerRef, num_tokens: int, now_ns: int, out: list[Effect]) -> HandoffState:
@@ -284,7 +203,7 @@ def _on_prefill_finished(state: HandoffState, event: PrefillFinished, now_ns: in
 
 def _on_tokens(state: HandoffState, event: Tokens, now_ns: int, out: list[Effect]) -> HandoffState:
     output = event.output
-    if event.worker != recovery.in_charge(state) or not 0 <= output.sample_index < len(state.samples):
+    if event.worker != state.in_charge or not 0 <= output.sample_index < len(state.samples):
         return state
     sample = state.samples[output.sample_index]
     if sample.finish_reason is not None:
@@ -307,12 +226,12 @@ def _on_all_finished(state: HandoffState, now_ns: int, out: list[Effect]) -> Han
     """A worker that reported the last token of all has let go by itself; the others are asked to."""
     if state.phase in (Phase.SUBMITTED, Phase.DECODING):
         state = replace(state, decode=None)
-    return recovery.end(state, End(outcome=Outcome.FINISHED), now_ns, out)
+    return recovery.end(state, COMPLETE, now_ns, out)
 
 
 def _start_decode(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
     """Once the writer is done too: the decode worker takes over."""
-    if recovery.writer_active(state):
+    if state.is_writer_active:
         return state
     assert state.decode is not None
     out.append(SendStartDecode(state.decode.worker, state.num_sealed_tokens))
@@ -327,18 +246,3 @@ def _progress(state: HandoffState, now_ns: int) -> HandoffState:
     if state.phase is Phase.TRANSFERRING:
         return replace(state, deadline_at_ns=recovery.after_ns(now_ns, state.limits.transfer_s))
     return state
-
-
-def _arm(state: HandoffState, out: list[Effect]) -> HandoffState:
-    """One timer per request. It is moved only forwards in time by its own Tick, so a token costs no timer."""
-    if state.is_gone:
-        return state
-    legs = (state.prefill, state.decode)
-    due = [leg.drain_by_ns for leg in legs if leg is not None and leg.drain_by_ns is not None]
-    if state.deadline_at_ns is not None:
-        due.append(state.deadline_at_ns)
-    if not due or (state.timer_at_ns is not None and state.timer_at_ns <= min(due)):
-        return state
-    at_ns = min(due)
-    out.append(ArmTimer(at_ns))
-    return replace(state, timer_at_ns=at_ns)

@@ -1,12 +1,13 @@
-"""The unhappy half of a handoff: ends, failures, drains, leases. Driven by `policy.handoff`, pure like it.
+"""The unhappy half of a handoff: ends, failures, aborts, leases. Driven by `policy.handoff.machine`, pure like it.
 
-Owns who still has something of a request and what happens until nobody has. Two rules carry it: a worker is routed
-to again only when every earlier leg of the request is over, so no answer can be mistaken for that of an earlier
-leg; and SendRelease follows the writer's last word (Dropped, Failed, PrefillFinished) or its death, nothing else.
+Owns the phases in which workers let go (RECALLING, REPLACING, DRAINING): which of them still have something of the
+request, and what happens until none has. Two rules carry it: a worker is routed to again only when every earlier
+assignment of the request is over, so no answer can be mistaken for that of an earlier one; and SendRelease follows the
+writer's last word (Dropped, Failed, PrefillFinished) or its death, nothing else.
 
-A prefill worker that does not answer within the lease is fenced: it may write into somebody else's blocks. A decode
-worker writes only its own; it is fenced when the request has to move on, otherwise its answer or its death is
-awaited (whether it lives is watched by whoever owns the process).
+A prefill worker that does not answer within the lease is killed: it may write into another worker's blocks. A decode
+worker writes only its own; it is killed when the request has to move on, otherwise its answer or its death is awaited
+(its liveness is watched by membership).
 """
 
 from __future__ import annotations
@@ -16,23 +17,10 @@ from dataclasses import replace
 
 from relevo.core.errors import HandoffFailed, InternalError, Overloaded, RequestError, WorkerError, WorkerLost
 from relevo.core.ids import WorkerRef
-from relevo.policy.handoff.words import (
-    AskDrain,
-    ChoosePrefill,
-    Dropped,
-    Effect,
-    End,
-    Failed,
-    FenceWorker,
-    HandoffState,
-    Leg,
-    Outcome,
-    Phase,
-    Route,
-    SendRelease,
-    SendSubmit,
-    WorkerDied,
-)
+from relevo.core.outcome import RequestEnd
+from relevo.policy.handoff.effects import ChoosePrefill, Effect, KillWorker, Route, SendAbort, SendRelease, SendSubmit
+from relevo.policy.handoff.events import Dropped, Failed, WorkerDied
+from relevo.policy.handoff.state import Assignment, HandoffState, Phase
 
 LETTING_GO = (Phase.RECALLING, Phase.REPLACING, Phase.DRAINING)
 
@@ -51,45 +39,37 @@ def after_ns(now_ns: int, limit_s: float | None) -> int | None:
 # ---- decisions -------------------------------------------------------------------------------------------------------
 
 
-def end(state: HandoffState, terminal: End, now_ns: int, out: list[Effect]) -> HandoffState:
+def end(state: HandoffState, terminal: RequestEnd, now_ns: int, out: list[Effect]) -> HandoffState:
     """The client's end, once; then every worker is asked to let go."""
     if state.has_ended:
         return state
     out.append(terminal)
     state = replace(state, has_ended=True, phase=Phase.DRAINING, deadline_at_ns=None)
-    return _ask_all(state, now_ns, out, decode_lease_s=None)
+    return _abort_all(state, now_ns, out, decode_lease_s=None)
 
 
-def fail(state: HandoffState, code: str, reason: str, now_ns: int, out: list[Effect]) -> HandoffState:
-    return end(state, End(outcome=Outcome.FAILED, code=code, reason=reason), now_ns, out)
-
-
-def replace_decode(state: HandoffState, code: str, reason: str, now_ns: int, out: list[Effect]) -> HandoffState:
-    """The decode worker failed: everybody lets go, then the request is routed again, without that worker."""
-    state = _count_failure(state, code, reason)
-    if code in FINAL_CODES or state.num_failures >= state.limits.max_attempts:
-        return fail(state, code, reason, now_ns, out)
-    return leave_decode(state, now_ns, out)
+def replace_decode(state: HandoffState, failure: RequestEnd, now_ns: int, out: list[Effect]) -> HandoffState:
+    """The decode worker failed: every worker lets go, then the request is routed again, without that one."""
+    state = _count_failure(state, failure)
+    return end(state, failure, now_ns, out) if _is_final(state, failure) else leave_decode(state, now_ns, out)
 
 
 def leave_decode(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
-    """The same, and it was nobody's failure."""
+    """The same, and it was no failure."""
     state = replace(state, phase=Phase.REPLACING, deadline_at_ns=None)
-    return _ask_all(state, now_ns, out, decode_lease_s=state.limits.drain_lease_s)
+    return _abort_all(state, now_ns, out, decode_lease_s=state.limits.drain_lease_s)
 
 
-def replace_prefill(state: HandoffState, code: str, reason: str, now_ns: int, out: list[Effect]) -> HandoffState:
+def replace_prefill(state: HandoffState, failure: RequestEnd, now_ns: int, out: list[Effect]) -> HandoffState:
     """The prefill worker failed: once it has let go, prefill again into the same reservation."""
-    state = _count_failure(state, code, reason)
-    if code in FINAL_CODES or state.num_failures >= state.limits.max_attempts:
-        return fail(state, code, reason, now_ns, out)
-    return leave_prefill(state, now_ns, out)
+    state = _count_failure(state, failure)
+    return end(state, failure, now_ns, out) if _is_final(state, failure) else leave_prefill(state, now_ns, out)
 
 
 def leave_prefill(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
-    """The same, and it was nobody's failure."""
+    """The same, and it was no failure."""
     state = replace(state, phase=Phase.RECALLING, deadline_at_ns=None)
-    return _ask_prefill(state, now_ns, out)
+    return _abort_prefill(state, now_ns, out)
 
 
 def submit_reserved(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
@@ -100,24 +80,11 @@ def submit_reserved(state: HandoffState, now_ns: int, out: list[Effect]) -> Hand
     return replace(state, phase=Phase.SUBMITTED, prefill=None, deadline_at_ns=deadline)
 
 
-def writer_active(state: HandoffState) -> bool:
-    return state.prefill is not None and state.prefill.holds
-
-
-def in_charge(state: HandoffState) -> WorkerRef | None:
-    """Who computes it: whose tokens count, and whose end it may be the reason for."""
-    if state.phase in (Phase.SUBMITTED, Phase.DECODING):
-        return state.decode.worker if state.decode is not None else None
-    if state.phase in (Phase.PREFILLING, Phase.TRANSFERRING):
-        return state.prefill.worker if state.prefill is not None else None
-    return None
-
-
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
 def on_dropped(state: HandoffState, event: Dropped) -> HandoffState:
-    return _map_leg(state, event.worker, lambda leg: _answered(leg) if leg.is_asked else leg)
+    return _with(state, event.worker, lambda a: _answered(a) if a.is_aborting else a)
 
 
 def on_worker_died(state: HandoffState, event: WorkerDied, now_ns: int, out: list[Effect]) -> HandoffState:
@@ -128,7 +95,7 @@ def on_worker_died(state: HandoffState, event: WorkerDied, now_ns: int, out: lis
     state = _exclude(state, event.worker)
     reason = f"worker {event.worker.worker_id} (epoch {event.worker.epoch}) went away"
     code = WorkerLost.code
-    if in_charge(state) == event.worker and not (event.has_left or event.is_unsent):
+    if state.in_charge == event.worker and not (event.has_left or event.is_unsent):
         state = _count_death(state)
         if state.num_deaths >= state.limits.max_deaths:
             code, reason = InternalError.code, f"{state.num_deaths} workers ended over the request's next token"
@@ -138,13 +105,13 @@ def on_worker_died(state: HandoffState, event: WorkerDied, now_ns: int, out: lis
             return state
         if event.has_left:
             return leave_decode(state, now_ns, out)
-        return replace_decode(state, code, reason, now_ns, out)
+        return replace_decode(state, RequestEnd.failed(code, reason), now_ns, out)
     state = replace(state, prefill=None)
     if state.phase in LETTING_GO:
         return state
     if event.has_left:
         return leave_prefill(state, now_ns, out)
-    return replace_prefill(state, code, reason, now_ns, out)
+    return replace_prefill(state, RequestEnd.failed(code, reason), now_ns, out)
 
 
 def _count_death(state: HandoffState) -> HandoffState:
@@ -162,40 +129,39 @@ def on_failed(state: HandoffState, event: Failed, now_ns: int, out: list[Effect]
     state = _exclude(state, event.worker)
     if was_decode:
         # What it granted it may keep in quarantine, for it cannot know who writes; a needless Release is harmless.
-        state = _map_leg(state, event.worker, lambda leg: replace(leg, holds=False, owes_release=True))
+        state = _with(state, event.worker, lambda a: replace(a, holds=False, owes_release=True))
         if state.phase in (Phase.REPLACING, Phase.DRAINING):
             return state
-        return replace_decode(state, event.code, event.reason, now_ns, out)
-    state = _map_leg(state, event.worker, lambda leg: replace(leg, holds=False))
+        return replace_decode(state, RequestEnd.failed(event.code, event.reason), now_ns, out)
+    state = _with(state, event.worker, lambda a: replace(a, holds=False))
     if state.phase in LETTING_GO:
         return state
-    return replace_prefill(state, event.code, event.reason, now_ns, out)
+    return replace_prefill(state, RequestEnd.failed(event.code, event.reason), now_ns, out)
 
 
 def on_tick(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
-    state = _expire_leases(replace(state, timer_at_ns=None), now_ns, out)
+    state = _expire_leases(state, now_ns, out)
     if state.deadline_at_ns is None or now_ns < state.deadline_at_ns:
         return state
     state = replace(state, deadline_at_ns=None)
     if state.phase is Phase.QUEUED:
         reason = f"no room on a decode worker within {state.limits.queue_s} s"
-        terminal = End(outcome=Outcome.FAILED, code=Overloaded.code, reason=reason, retry_after_s=state.limits.queue_s)
-        return end(state, terminal, now_ns, out)
+        return end(state, RequestEnd.failed(Overloaded.code, reason, state.limits.queue_s), now_ns, out)
     if state.prefill is not None:
         worker = state.prefill.worker
         reason = f"prefill worker {worker.worker_id} made no progress while {state.phase}"
-        return replace_prefill(_exclude(state, worker), HandoffFailed.code, reason, now_ns, out)
+        return replace_prefill(_exclude(state, worker), RequestEnd.failed(HandoffFailed.code, reason), now_ns, out)
     assert state.decode is not None
     worker = state.decode.worker
     reason = f"worker {worker.worker_id} produced no token in time while {state.phase}"
-    return replace_decode(_exclude(state, worker), WorkerError.code, reason, now_ns, out)
+    return replace_decode(_exclude(state, worker), RequestEnd.failed(WorkerError.code, reason), now_ns, out)
 
 
 def settle(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
     """What follows once workers have let go: release, prefill again, route again, forget."""
     if state.phase not in LETTING_GO:
         return state
-    if state.decode is not None and state.decode.owes_release and not writer_active(state):
+    if state.decode is not None and state.decode.owes_release and not state.is_writer_active:
         out.append(SendRelease(state.decode.worker))
         state = replace(state, decode=replace(state.decode, owes_release=False))
     if state.prefill is not None and state.prefill.is_over:
@@ -210,7 +176,7 @@ def settle(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
         return state
     if state.phase is Phase.DRAINING:
         return replace(state, phase=Phase.GONE)
-    out.append(Route(state.failure[1] if state.failure else "", state.excluded, resume=state.has_emitted))
+    out.append(Route(state.failure.reason if state.failure else "", state.excluded, resume=state.has_emitted))
     return replace(state, phase=Phase.ROUTING, reservation=None, num_sealed_tokens=0)
 
 
@@ -232,48 +198,48 @@ def _prefill_again(state: HandoffState, now_ns: int, out: list[Effect]) -> Hando
     return replace(state, phase=Phase.CHOOSING, reservation=reservation)
 
 
-def _ask_all(state: HandoffState, now_ns: int, out: list[Effect], decode_lease_s: float | None) -> HandoffState:
-    state = _ask_prefill(state, now_ns, out)
-    leg = state.decode
-    if leg is None or leg.is_asked or not leg.holds:
+def _abort_all(state: HandoffState, now_ns: int, out: list[Effect], decode_lease_s: float | None) -> HandoffState:
+    state = _abort_prefill(state, now_ns, out)
+    assignment = state.decode
+    if assignment is None or assignment.is_aborting or not assignment.holds:
         return state
-    owes = writer_active(state)
-    out.append(AskDrain(leg.worker, writer_active=owes))
-    drain_by_ns = after_ns(now_ns, decode_lease_s)
-    return replace(state, decode=replace(leg, is_asked=True, drain_by_ns=drain_by_ns, owes_release=owes))
+    owes = state.is_writer_active
+    out.append(SendAbort(assignment.worker, writer_active=owes))
+    let_go_by_ns = after_ns(now_ns, decode_lease_s)
+    return replace(state, decode=replace(assignment, is_aborting=True, let_go_by_ns=let_go_by_ns, owes_release=owes))
 
 
-def _ask_prefill(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
-    leg = state.prefill
-    if leg is None or leg.is_asked or not leg.holds:
+def _abort_prefill(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
+    assignment = state.prefill
+    if assignment is None or assignment.is_aborting or not assignment.holds:
         return state
-    out.append(AskDrain(leg.worker, writer_active=False))
-    drain_by_ns = after_ns(now_ns, state.limits.drain_lease_s)
-    return replace(state, prefill=replace(leg, is_asked=True, drain_by_ns=drain_by_ns))
+    out.append(SendAbort(assignment.worker, writer_active=False))
+    let_go_by_ns = after_ns(now_ns, state.limits.drain_lease_s)
+    return replace(state, prefill=replace(assignment, is_aborting=True, let_go_by_ns=let_go_by_ns))
 
 
 def _expire_leases(state: HandoffState, now_ns: int, out: list[Effect]) -> HandoffState:
     again_ns = after_ns(now_ns, state.limits.drain_lease_s)
-    for leg in (state.prefill, state.decode):
-        if leg is None or leg.drain_by_ns is None or now_ns < leg.drain_by_ns:
+    for assignment in (state.prefill, state.decode):
+        if assignment is None or assignment.let_go_by_ns is None or now_ns < assignment.let_go_by_ns:
             continue
-        state = _exclude(state, leg.worker)
-        if not leg.holds:  # it said so before AskDrain reached it; an answer that comes too late harms nobody
-            state = _map_leg(state, leg.worker, _answered)
-        elif leg is state.decode and state.phase is not Phase.REPLACING:
-            state = replace(state, decode=replace(leg, drain_by_ns=None))
+        state = _exclude(state, assignment.worker)
+        if not assignment.holds:  # it said so before SendAbort reached it; an answer that comes too late does no harm
+            state = _with(state, assignment.worker, _answered)
+        elif assignment is state.decode and state.phase is not Phase.REPLACING:
+            state = replace(state, decode=replace(assignment, let_go_by_ns=None))
         else:
-            out.append(FenceWorker(leg.worker, f"no answer to abort within {state.limits.drain_lease_s} s"))
-            fenced = replace(leg, drain_by_ns=again_ns)
-            state = replace(state, decode=fenced) if leg is state.decode else replace(state, prefill=fenced)
+            out.append(KillWorker(assignment.worker, f"no answer to abort within {state.limits.drain_lease_s} s"))
+            killed = replace(assignment, let_go_by_ns=again_ns)
+            state = replace(state, decode=killed) if assignment is state.decode else replace(state, prefill=killed)
     return state
 
 
-def _answered(leg: Leg) -> Leg:
-    return replace(leg, holds=False, is_asked=False, drain_by_ns=None)
+def _answered(assignment: Assignment) -> Assignment:
+    return replace(assignment, holds=False, is_aborting=False, let_go_by_ns=None)
 
 
-def _map_leg(state: HandoffState, worker: WorkerRef, change: Callable[[Leg], Leg]) -> HandoffState:
+def _with(state: HandoffState, worker: WorkerRef, change: Callable[[Assignment], Assignment]) -> HandoffState:
     if state.prefill is not None and state.prefill.worker == worker:
         return replace(state, prefill=change(state.prefill))
     if state.decode is not None and state.decode.worker == worker:
@@ -281,9 +247,13 @@ def _map_leg(state: HandoffState, worker: WorkerRef, change: Callable[[Leg], Leg
     return state
 
 
+def _is_final(state: HandoffState, failure: RequestEnd) -> bool:
+    return failure.code in FINAL_CODES or state.num_failures >= state.limits.max_attempts
+
+
 def _exclude(state: HandoffState, worker: WorkerRef) -> HandoffState:
     return state if worker in state.excluded else replace(state, excluded=(*state.excluded, worker))
 
 
-def _count_failure(state: HandoffState, code: str, reason: str) -> HandoffState:
-    return replace(state, num_failures=state.num_failures + 1, failure=(code, reason))
+def _count_failure(state: HandoffState, failure: RequestEnd) -> HandoffState:
+    return replace(state, num_failures=state.num_failures + 1, failure=failure)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from relevo.core.ids import BlockHash, BlockId, TokenId
+from relevo.core.request import EngineRequest
 
 HASH_BYTES = 16
 ROOT_HASH: BlockHash = bytes(HASH_BYTES)  # the parent of a first block
@@ -38,6 +39,12 @@ def chain(token_ids: Sequence[TokenId], block_size: int, salt: bytes) -> list[Bl
         parent = block_hash(parent, token_ids[end - block_size : end], salt)
         hashes.append(parent)
     return hashes
+
+
+def prompt_hashes(request: EngineRequest, block_size: int) -> list[BlockHash]:
+    """Of the blocks of its prompt that may be hits: the last token is always computed."""
+    prompt = request.prompt_token_ids
+    return chain(prompt[: len(prompt) - 1], block_size, request.salt)
 
 
 class PrefixCache:

@@ -1,0 +1,62 @@
+"""What handoffs cost: for the router, from the prefill worker's first token to the decode worker's; for people, from
+that first token to the baton on its way, all KV sealed, and how many handoffs came to which end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from relevo.core.outcome import Outcome
+from relevo.core.ports import Clock
+from relevo.orchestrator.in_flight import InFlightRequest
+from relevo.orchestrator.placement import Placement
+from relevo.policy.handoff import events
+
+
+class HandoffMetrics(Protocol):
+    def handoff_finished(
+        self, model: str, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffMeter:
+    metrics: HandoffMetrics
+    placement: Placement
+    clock: Clock
+    model_name: str
+
+    def routed(self, in_flight: InFlightRequest, *, is_split: bool) -> None:
+        times = in_flight.handoff_times
+        times.is_uncounted = times.is_unmeasured = is_split
+        times.first_token_at_ns = None
+
+    def computed_locally(self, in_flight: InFlightRequest) -> None:
+        """The decode worker computes the prompt, too."""
+        self.metrics.handoff_finished(self.model_name, "local", 0.0, 0, 0.0)
+        in_flight.handoff_times.is_uncounted = in_flight.handoff_times.is_unmeasured = False
+
+    def heard(self, in_flight: InFlightRequest, event: events.Event) -> None:
+        times, decode = in_flight.handoff_times, in_flight.handoff.decode
+        if not times.is_unmeasured or not isinstance(event, events.Tokens) or decode is None:
+            return
+        now_ns = self.clock.now_ns()
+        if event.worker != decode.worker:
+            times.first_token_at_ns = times.first_token_at_ns or now_ns
+        elif times.first_token_at_ns is not None:
+            self.placement.handoff_took((now_ns - times.first_token_at_ns) / 1e9, event.worker)
+            times.is_unmeasured = False
+
+    def baton_sent(self, in_flight: InFlightRequest) -> None:
+        times, handoff, now_ns = in_flight.handoff_times, in_flight.handoff, self.clock.now_ns()
+        handoff_s = (now_ns - (times.first_token_at_ns or now_ns)) / 1e9
+        self.metrics.handoff_finished(
+            self.model_name, "completed", handoff_s, handoff.transferred_bytes, handoff.transfer_s
+        )
+        times.is_uncounted = False
+
+    def ended(self, in_flight: InFlightRequest, outcome: Outcome) -> None:
+        if in_flight.handoff_times.is_uncounted and outcome is not Outcome.FINISHED:
+            self.metrics.handoff_finished(self.model_name, str(outcome), 0.0, 0, 0.0)
+        in_flight.handoff_times.is_uncounted = False

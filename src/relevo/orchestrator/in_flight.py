@@ -1,0 +1,86 @@
+"""One request of this process, from `start` until no worker has anything of it, with all that is not policy's.
+
+Owns its timer: one, for the earliest of its deadlines. Its phase, the waiting in line included, is that of its handoff.
+Does not decide: `orchestrator.dispatch` drives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from relevo.core.ids import BlockHash, RequestId
+from relevo.core.outcome import RequestEnd
+from relevo.core.ports import Timer, Timers
+from relevo.core.request import EngineRequest
+from relevo.orchestrator.ports import OutputSink
+from relevo.policy.handoff.effects import Route
+from relevo.policy.handoff.state import HandoffState
+
+
+@dataclass(slots=True)
+class HandoffTimes:
+    """See `orchestrator.handoff_meter`."""
+
+    is_uncounted: bool = False  # a handoff is under way, its outcome not yet counted
+    is_unmeasured: bool = False  # its cost to the client is not yet known
+    first_token_at_ns: int | None = None  # of the prefill worker
+
+
+@dataclass(slots=True, kw_only=True)
+class InFlightRequest:
+    """Implements orchestrator.ports.StartedRequest."""
+
+    request: EngineRequest
+    sink: OutputSink
+    handoff: HandoffState
+    end_with: Callable[[InFlightRequest, RequestEnd], None]
+    prompt_hashes: Sequence[BlockHash] = ()  # of the full blocks that may be found in a cache
+    admission_due_at_ns: int | None = None  # when admission is to be asked whether it is too late
+    parked: Route | None = None  # no worker is ready: what to decide when one is
+    parked_until_ns: int | None = None
+    is_started: bool = False  # its first token has been told
+    is_faulty: bool = False  # code of this process raised over it; said once
+    handoff_times: HandoffTimes = field(default_factory=HandoffTimes)
+    _timer: Timer | None = None
+    _timer_at_ns: int = 0
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.request.request_id
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(sample.output_token_ids) for sample in self.handoff.samples)
+
+    def end(self, end: RequestEnd) -> None:
+        """See orchestrator.ports.StartedRequest."""
+        self.end_with(self, end)
+
+    def park(self, route: Route, until_ns: int) -> None:
+        """No worker is ready that it could be routed to."""
+        self.parked, self.parked_until_ns = route, until_ns
+
+    def unpark(self) -> Route | None:
+        route, self.parked, self.parked_until_ns = self.parked, None, None
+        return route
+
+    def arm(self, timers: Timers, on_time: Callable[[InFlightRequest], None]) -> None:
+        """See to it that `on_time` is called when something is due. A call that comes too early is harmless: a timer
+        is never moved back, so a deadline that every token moves costs none."""
+        deadlines = (self.handoff.due_at_ns, self.parked_until_ns, self.admission_due_at_ns)
+        due_at_ns = min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
+        if due_at_ns is None or (self._timer is not None and self._timer_at_ns <= due_at_ns):
+            return
+        self.disarm()
+        self._timer_at_ns = due_at_ns
+        self._timer = timers.call_at(due_at_ns, lambda: self._fire(on_time))
+
+    def disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self, on_time: Callable[[InFlightRequest], None]) -> None:
+        self._timer = None
+        on_time(self)

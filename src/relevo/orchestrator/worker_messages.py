@@ -1,0 +1,62 @@
+"""Between the words of a handoff and those of the wire: one message per effect, one event per message."""
+
+from __future__ import annotations
+
+from relevo.core.baton import Baton
+from relevo.core.handoff import KVPath
+from relevo.core.ids import WorkerRef
+from relevo.orchestrator.in_flight import InFlightRequest
+from relevo.policy.handoff import effects, events
+from relevo.wire import messages as wire
+
+Send = (
+    effects.SendReserve
+    | effects.SendPrefill
+    | effects.SendSeal
+    | effects.SendStartDecode
+    | effects.SendSubmit
+    | effects.SendAbort
+    | effects.SendRelease
+)
+Answer = wire.Reserved | wire.Sealed | wire.PrefillDone | wire.Dropped | wire.RequestFailed | wire.Refused
+
+
+def message_for(effect: Send, in_flight: InFlightRequest, path: KVPath | None = None) -> wire.ToWorker:
+    """`path`: to the worker that granted the room, for SendPrefill."""
+    request, handoff = in_flight.request, in_flight.handoff
+    match effect:
+        case effects.SendReserve():
+            return wire.Reserve(request)
+        case effects.SendPrefill():
+            assert path is not None
+            return wire.Prefill(request, effect.reservation, path, handoff.num_found_tokens)
+        case effects.SendSeal():
+            return wire.SealBlocks(request.request_id, effect.num_tokens)
+        case effects.SendStartDecode():
+            num_sealed_tokens = effect.num_sealed_tokens
+            return wire.StartDecode(
+                Baton(request_id=request.request_id, samples=handoff.samples, num_sealed_tokens=num_sealed_tokens)
+            )
+        case effects.SendSubmit():
+            samples = handoff.samples if effect.resume else ()
+            if effect.use_reservation:
+                return wire.ComputeReserved(request.request_id, samples)
+            return wire.Submit(request, samples)
+        case effects.SendAbort():
+            return wire.Abort(request.request_id, effect.writer_active)
+        case effects.SendRelease():
+            return wire.Release(request.request_id)
+
+
+def event_of(worker: WorkerRef, answer: Answer) -> events.Event:
+    match answer:
+        case wire.Reserved():
+            return events.Granted(answer.reservation)
+        case wire.Sealed():
+            return events.Sealed(worker, answer.num_tokens)
+        case wire.PrefillDone():
+            return events.PrefillFinished(worker, answer.num_sealed_tokens, answer.transferred_bytes, answer.transfer_s)
+        case wire.Dropped():
+            return events.Dropped(worker)
+        case wire.RequestFailed() | wire.Refused():
+            return events.Failed(worker, answer.code, answer.reason)
