@@ -10,8 +10,8 @@ from fake_openai_server import FakeOpenAI, served
 from relevo.bench.overload import OverloadOptions, OverloadTest, resident_bytes
 from relevo.bench.overload_report import REJECTIONS, OverloadPhase, capacity_per_s, overload_table
 from relevo.bench.records import ClientRecord
-from relevo.bench.report import Slo
 from relevo.core.errors import SettingsError
+from relevo.telemetry.latency import Slo
 from relevo.workload.lengths import FixedLength
 
 S = 1_000_000_000

@@ -18,8 +18,7 @@ from relevo.bench.load import run_open_loop
 from relevo.bench.prometheus_text import metric_deltas, metric_sums
 from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, Outcome, PlannedRequest
-from relevo.bench.tables import milliseconds
-from relevo.telemetry.latency import Summary, summarise
+from relevo.telemetry.latency import Summary, milliseconds, summarise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from relevo.bench.interference_phase import PhaseResult
-from relevo.bench.tables import milliseconds
-from relevo.telemetry.latency import Summary, summarise
+from relevo.telemetry.latency import Summary, milliseconds, summarise
 
 TTFT_TOLERANCE = 2.0  # part of the rule above
 BEST_RULE = "lowest ITL p90 among the chunk sizes whose TTFT p90 is within 2x of the best unified TTFT p90"

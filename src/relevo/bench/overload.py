@@ -23,8 +23,8 @@ from relevo.bench.load import Send, run_closed_loop, run_open_loop
 from relevo.bench.overload_report import OverloadPhase, capacity_per_s
 from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, PlannedRequest
-from relevo.bench.report import Slo
 from relevo.core.errors import SettingsError, StartError
+from relevo.telemetry.latency import Slo
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets, arrivals_until
 from relevo.workload.lengths import Lengths
 

@@ -16,9 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from relevo.bench.records import ClientRecord, Outcome
-from relevo.bench.report import Slo
-from relevo.bench.tables import milliseconds
-from relevo.telemetry.latency import percentile
+from relevo.telemetry.latency import Slo, milliseconds, percentile
 
 AS_BEFORE = 0.1  # arbitrary: of the objective for the first token, that nobody minds
 REJECTIONS = ("http_429", "http_503")
@@ -50,7 +48,7 @@ class OverloadPhase:
         loaded = [r for r in self.records if (r.due_at_ns or r.sent_at_ns) < self.end_ns]
         later = [r for r in self.records if (r.due_at_ns or r.sent_at_ns) >= self.end_ns]
         completed = [record for record in loaded if record.outcome is Outcome.COMPLETED]
-        good = [r for r in completed if slo.is_met(r) and (r.finished_at_ns or 0) <= self.end_ns]
+        good = [r for r in completed if r.meets(slo) and (r.finished_at_ns or 0) <= self.end_ns]
         rejected_s = sorted(
             (record.failed_at_ns - record.sent_at_ns) / 1e9
             for record in self.records
@@ -67,7 +65,7 @@ class OverloadPhase:
             errors=dict(errors),
             num_unfinished=sum(record.outcome is Outcome.UNFINISHED for record in self.records),
             goodput_per_s=len(good) / self.duration_s,
-            slo_met_fraction=sum(slo.is_met(record) for record in completed) / max(1, len(completed)),
+            slo_met_fraction=sum(record.meets(slo) for record in completed) / max(1, len(completed)),
             ttft_p50_s=_percentile([r.times.ttft_s for r in completed if r.times.ttft_s is not None], 0.5),
             ttft_p99_s=_percentile([r.times.ttft_s for r in completed if r.times.ttft_s is not None], 0.99),
             rejection_p50_s=_percentile(rejected_s, 0.5),
@@ -173,7 +171,7 @@ def _last_bad_s(
 
 
 def _is_served(record: ClientRecord, slo: Slo) -> bool:
-    return record.outcome is Outcome.COMPLETED and slo.is_met(record)
+    return record.outcome is Outcome.COMPLETED and record.meets(slo)
 
 
 def _is_missed(record: ClientRecord, twin: ClientRecord | None, slo: Slo) -> bool:

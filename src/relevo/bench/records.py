@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from relevo.telemetry.latency import RequestTimes
+from relevo.telemetry.latency import RequestTimes, Slo
 
 
 class Endpoint(StrEnum):
@@ -73,6 +73,9 @@ class ClientRecord:
         last_ns = self.chunk_at_ns[-1:]
         stamps = self.chunk_at_ns + last_ns * (self.num_output_tokens - len(self.chunk_at_ns))
         return RequestTimes(self.sent_at_ns, stamps[: self.num_output_tokens], self.finished_at_ns).tpot_s
+
+    def meets(self, slo: Slo) -> bool:
+        return slo.is_met(self.times, self.tpot_s)
 
     @property
     def lateness_s(self) -> float:

@@ -12,24 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from relevo.bench.records import ClientRecord, Outcome
-from relevo.telemetry.latency import Summary, percentile, summarise
+from relevo.telemetry.latency import Slo, Summary, percentile, summarise
+from relevo.telemetry.latency_plot import Samples
 
 LATE_GENERATOR_S = 0.01  # p99 lateness above which the load generator is called too slow; arbitrary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
-    """Limits that a request must meet to count towards goodput; None: no limit."""
-
-    ttft_s: float | None = None
-    itl_s: float | None = None  # for the 90th percentile of the request's own gaps
-
-    def is_met(self, record: ClientRecord) -> bool:
-        times = record.times
-        if times.ttft_s is None or (self.ttft_s is not None and times.ttft_s > self.ttft_s):
-            return False
-        gaps_s = times.itl_s
-        return self.itl_s is None or not gaps_s or percentile(sorted(gaps_s), 0.9) <= self.itl_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +54,7 @@ def report_load(records: Sequence[ClientRecord], slo: Slo | None = None) -> Load
     duration_s = _duration_s(records)
     input_tokens = sum(_num_input_tokens(record) for record in completed)
     output_tokens = sum(record.num_output_tokens for record in completed)
-    num_met = sum(slo.is_met(record) for record in completed) if slo else None
+    num_met = sum(record.meets(slo) for record in completed) if slo else None
     lateness = sorted(record.lateness_s for record in records)
 
     def per_second(amount: float) -> float:
@@ -95,16 +81,25 @@ def report_load(records: Sequence[ClientRecord], slo: Slo | None = None) -> Load
     )
 
 
-def _latencies(completed: Sequence[ClientRecord]) -> dict[str, Summary | None]:
-    values: dict[str, list[float]] = {"client_ttft_s": [], "itl_s": [], "tpot_s": [], "e2e_s": []}
-    for record in completed:
+def latency_samples(records: Sequence[ClientRecord]) -> dict[str, Samples]:
+    """Of completed requests, by the keys of `telemetry.latency.LATENCY_LABELS`."""
+    values: dict[str, list[float]] = {"ttft_s": [], "itl_s": [], "tpot_s": [], "e2e_s": []}
+    for record in records:
+        if record.outcome is not Outcome.COMPLETED:
+            continue
         times = record.times
-        single = (("client_ttft_s", times.ttft_s), ("tpot_s", record.tpot_s), ("e2e_s", times.e2e_s))
+        single = (("ttft_s", times.ttft_s), ("tpot_s", record.tpot_s), ("e2e_s", times.e2e_s))
         for name, value in single:
             if value is not None:
                 values[name].append(value)
         values["itl_s"] += times.itl_s
-    return {name: summarise(of_kind) if of_kind else None for name, of_kind in values.items()}
+    return {name: Samples(of_kind) for name, of_kind in values.items()}
+
+
+def _latencies(records: Sequence[ClientRecord]) -> dict[str, Summary | None]:
+    samples = {name: of_kind.values_s for name, of_kind in latency_samples(records).items()}
+    samples = {"client_ttft_s": samples.pop("ttft_s"), **samples}
+    return {name: summarise(of_kind) if of_kind else None for name, of_kind in samples.items()}
 
 
 def _num_input_tokens(record: ClientRecord) -> int:

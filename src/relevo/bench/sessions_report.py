@@ -9,10 +9,9 @@ from typing import Any
 
 from rich.table import Table
 
-from relevo.bench.plot import require_matplotlib
 from relevo.bench.records import ClientRecord, Outcome
-from relevo.bench.tables import milliseconds
-from relevo.telemetry.latency import Summary, summarise
+from relevo.telemetry.latency import Summary, milliseconds, summarise
+from relevo.telemetry.latency_plot import require_matplotlib
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,14 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from relevo.bench.report import LoadReport
-from relevo.telemetry.latency import Summary
-
-LATENCY_LABELS = {
-    "client_ttft_s": "TTFT (client)",
-    "itl_s": "ITL",
-    "tpot_s": "TPOT",
-    "e2e_s": "E2E",
-}
+from relevo.telemetry.latency import LATENCY_LABELS, Summary, milliseconds
 
 
 def load_tables(report: LoadReport) -> RenderableType:
@@ -22,7 +15,8 @@ def load_tables(report: LoadReport) -> RenderableType:
     latencies.add_column("")
     for heading in ("count", "mean", "p50", "p90", "p95", "p99", "max"):
         latencies.add_column(heading, justify="right")
-    for name, label in LATENCY_LABELS.items():
+    labels = {"client_ttft_s": "TTFT (client)"} | {k: v for k, v in LATENCY_LABELS.items() if k != "ttft_s"}
+    for name, label in labels.items():
         latencies.add_row(label, *_summary_cells(report.latencies.get(name)))
     return Group(latencies, _counts_table(report))
 
@@ -32,10 +26,6 @@ def _summary_cells(summary: Summary | None) -> list[str]:
         return ["0", *["-"] * 6]
     values = (summary.mean, summary.p50, summary.p90, summary.p95, summary.p99, summary.max)
     return [str(summary.count), *(milliseconds(value) for value in values)]
-
-
-def milliseconds(value_s: float | None) -> str:
-    return "-" if value_s is None else f"{value_s * 1e3:,.1f}"
 
 
 def _counts_table(report: LoadReport) -> Table:

@@ -18,9 +18,8 @@ from relevo.bench.handoff import HandoffCost, HandoffOptions, handoff_table, mea
 from relevo.bench.interference import InterferenceOptions, compare_topologies
 from relevo.bench.interference_phase import PhaseOptions
 from relevo.bench.interference_report import InterferenceReport, interference_tables
-from relevo.bench.plot import plot_latencies, require_matplotlib
 from relevo.bench.records import Endpoint
-from relevo.bench.report import Slo, report_load
+from relevo.bench.report import latency_samples, report_load
 from relevo.bench.serve import LoadTest, ServeOptions, TraceOptions
 from relevo.bench.tables import load_tables
 from relevo.bench.transport import TransportKind, measure_transport, parse_bytes, transport_table
@@ -44,6 +43,8 @@ from relevo.cli.bench_terminal import (
     run,
     write_json,
 )
+from relevo.telemetry.latency import Slo
+from relevo.telemetry.latency_plot import plot_latencies, require_matplotlib
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.lengths import Lengths, parse_lengths
 from relevo.workload.traces.formats import TraceFormat
@@ -139,7 +140,8 @@ def serve(
     requests = [record.to_json(start_ns) for record in test.records]
     write_json(json_out, environment, body | {"requests": requests})
     if plot is not None:
-        plot_latencies(test.records, plot, f"{test.model} at {url}")
+        title = f"{test.model} at {url}"
+        friendly(lambda: plot_latencies({url: latency_samples(test.records)}, plot, title))
     finish(interrupted, failed=report.num_requests > 0 and report.num_completed == 0)
 
 

@@ -10,9 +10,10 @@ from relevo.bench.environment import describe_environment
 from relevo.bench.overload import OverloadOptions, OverloadTest
 from relevo.bench.overload_report import overload_table
 from relevo.bench.records import Endpoint
-from relevo.bench.report import LATE_GENERATOR_S, Slo
+from relevo.bench.report import LATE_GENERATOR_S
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, integers, note, out, progress, run, write_json
 from relevo.core.errors import SettingsError
+from relevo.telemetry.latency import Slo
 from relevo.workload.lengths import Lengths, parse_lengths
 
 

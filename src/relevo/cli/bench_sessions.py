@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 
 from relevo.bench.environment import describe_environment
-from relevo.bench.plot import require_matplotlib
 from relevo.bench.sessions import WITH_HEADER, SessionsOptions, compare_variants
 from relevo.bench.sessions_report import SessionsReport, plot_sessions, sessions_table
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, out, progress, run, write_json
 from relevo.core.errors import SettingsError
 from relevo.policy.routing.router import RoutingPolicy
+from relevo.telemetry.latency_plot import require_matplotlib
 from relevo.workload.lengths import Lengths, parse_lengths
 from relevo.workload.sessions import Session, SessionShape, make_sessions, read_sessions
 

@@ -14,6 +14,7 @@ from relevo.core.baton import PrefillFacts
 from relevo.core.ids import RequestId
 
 _NS_PER_S = 1e9
+LATENCY_LABELS = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}  # in the order of tables
 
 
 def percentile(sorted_values: Sequence[float], q: float) -> float:
@@ -50,12 +51,17 @@ def summarise(values: Iterable[float]) -> Summary:
     return Summary(len(ordered), sum(ordered) / len(ordered), p50, p90, p95, p99, ordered[-1])
 
 
+def milliseconds(value_s: float | None) -> str:
+    """As tables print it, because that is what people compare."""
+    return "-" if value_s is None else f"{value_s * 1e3:,.1f}"
+
+
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
     """When things happened to one request, or to its first continuation if n > 1. One clock, nanoseconds."""
 
     accepted_at_ns: int
-    token_at_ns: list[int]  # ascending, one entry per output token; tokens written together share their time
+    token_at_ns: Sequence[int]  # ascending, one entry per output token; tokens written together share their time
     finished_at_ns: int | None = None  # None: has not ended
 
     @property
@@ -83,6 +89,25 @@ class RequestTimes:
     def decode_s(self) -> float | None:
         """First output token -> last one; None without one."""
         return (self.token_at_ns[-1] - self.token_at_ns[0]) / _NS_PER_S if self.token_at_ns else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Limits that a request must meet to count towards goodput; None: no limit."""
+
+    ttft_s: float | None = None
+    itl_s: float | None = None  # for the 90th percentile of the request's own gaps
+    tpot_s: float | None = None
+
+    def is_met(self, times: RequestTimes, tpot_s: float | None) -> bool:
+        """`tpot_s` apart, because one who reads a stream may know of more tokens than it saw times of."""
+        ttft_s = times.ttft_s
+        if ttft_s is None or (self.ttft_s is not None and ttft_s > self.ttft_s):
+            return False
+        if self.tpot_s is not None and tpot_s is not None and tpot_s > self.tpot_s:
+            return False
+        gaps_s = times.itl_s if self.itl_s is not None else []
+        return self.itl_s is None or not gaps_s or percentile(sorted(gaps_s), 0.9) <= self.itl_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
