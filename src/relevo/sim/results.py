@@ -6,9 +6,13 @@ Knows no percentiles (sim.report) and no workload: a request is named by its row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
+from typing import overload
+
+from relevo.telemetry.latency import RequestTimes
 
 
 class RequestOutcome(StrEnum):
@@ -19,12 +23,38 @@ class RequestOutcome(StrEnum):
     UNFINISHED = "unfinished"  # still in the world when it was stopped
 
 
+class TokenTimes(Sequence[int]):
+    """Runs of times as one sequence."""
+
+    def __init__(self, runs: Sequence[Sequence[int]]) -> None:
+        self._runs = [run for run in runs if len(run)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if index == 0 and self._runs:
+            return self._runs[0][0]
+        if index == -1 and self._runs:
+            return self._runs[-1][-1]
+        return list(self)[index]
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestResult:
     """One request from its arrival on. `token_at_ns` holds the time of every output token, in runs.
 
-    A run is an ascending sequence of times. Requests that decode in the same steps may share one run object, so that a
-    stretch of steps costs one array for the whole batch; the sequence of all runs of a request ascends as well.
+    A run is an ascending sequence of times; so is the sequence of all runs of a request. Requests that decode in the
+    same steps may share one run object: a stretch of steps costs one array for the whole batch.
     """
 
     row: int  # WorkloadRequest.row
@@ -45,12 +75,10 @@ class RequestResult:
         return sum(map(len, self.token_at_ns))
 
     @property
-    def first_token_at_ns(self) -> int | None:
-        return self.token_at_ns[0][0] if self.token_at_ns else None
-
-    @property
-    def last_token_at_ns(self) -> int | None:
-        return self.token_at_ns[-1][-1] if self.token_at_ns else None
+    def times(self) -> RequestTimes:
+        """TTFT, ITL, TPOT and E2E of it. An end without an answer is no end of an answer."""
+        ended_at_ns = self.ended_at_ns if self.outcome is RequestOutcome.FINISHED else None
+        return RequestTimes(self.arrived_at_ns, TokenTimes(self.token_at_ns), ended_at_ns)
 
 
 @dataclass(slots=True, kw_only=True)

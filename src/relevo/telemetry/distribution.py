@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 MIN_SAMPLES_BEYOND = 10  # arbitrary, and common: 1,000 samples for the 99th percentile
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
+Values = Sequence[float] | npt.NDArray[np.float64]
+Weights = Sequence[int] | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class Distribution:
         }
 
 
-def distribution(values: Sequence[float], weights: Sequence[int] | None = None, num_missing: int = 0) -> Distribution:
+def distribution(values: Values, weights: Weights | None = None, num_missing: int = 0) -> Distribution:
     """Of `values`, value i counted `weights[i]` times, and of `num_missing` samples longer than all of them."""
     ordered = np.asarray(values, dtype=np.float64)
     counts = np.ones(len(ordered), dtype=np.int64) if weights is None else np.asarray(weights, dtype=np.int64)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from relevo.core.errors import SettingsError
+from relevo.telemetry.distribution import Values, Weights
 from relevo.telemetry.latency import LATENCY_LABELS
 
 
 class Samples(NamedTuple):
     """Of one kind of latency, in seconds; `weights`: how often each of them counts, None: once."""
 
-    values_s: Sequence[float]
-    weights: Sequence[int] | None = None
+    values_s: Values
+    weights: Weights | None = None
 
 
 def require_matplotlib() -> None:
