@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from relevo.build import backend
-from relevo.build.configs import WorkerConfig, kv_layout
+from relevo.build.configs import WorkerConfig
 from relevo.build.hardware import Hardware
+from relevo.build.model import kv_layout
 from relevo.build.resolve import ModelAsk, ModelPlan, resolve_model
 from relevo.build.worker import scheduler_config
 from relevo.cli.main import make_app

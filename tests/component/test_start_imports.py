@@ -55,7 +55,7 @@ import relevo.build.worker
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.decoder import Decoder
 from relevo.engine.ops.native.ops import NativeOps
-from relevo.engine.runner import DecoderRunner
+from relevo.engine.runner import LocalRunner
 from relevo.engine.sampler import Sampler
 ops = NativeOps()
 name, tensor = next(load_model_files().tensors(None, ops.native_formats, "bfloat16"))

@@ -16,7 +16,7 @@ from tiny_decoders import BLOCK_SIZE, PagedDecoder, hf_model, prompt, row, small
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.loaders.resolve import load_model_files
-from relevo.engine.models.decoder import Decoder
+from relevo.engine.models.families import spec_of
 from relevo.engine.ops.native.ops import NativeOps
 
 FORMATS = ["Q4_0", "Q4_1", "Q8_0", "BF16", "F16"]
@@ -35,7 +35,7 @@ class NativeDecoder:
     ) -> None:
         ops = NativeOps("auto", (0, 1), quantization, activation_dtype)
         tensors = files.tensors(raw_formats=ops.native_formats)
-        self._decoder = Decoder.load(files.config, tensors, ops, files.config.max_position)
+        self._decoder = spec_of(files.config).load(files.config, tensors, ops, files.config.max_position)
         self._kv = ops.kv_cache(small_layout(files.config, kv_dtype), NUM_BLOCKS, None)
 
     def step(self, *rows: Any) -> np.ndarray:

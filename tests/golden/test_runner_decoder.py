@@ -19,10 +19,10 @@ from relevo.core.plan import ScheduledRow, StepPlan
 from relevo.core.ports import ModelRunner
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.loaders.resolve import load_model_files
-from relevo.engine.models.decoder import Decoder
+from relevo.engine.models.families import spec_of
 from relevo.engine.ops.torch.ops import TorchOps
 from relevo.engine.row_math import RowSummaries
-from relevo.engine.runner import DecoderRunner, SampleSpec
+from relevo.engine.runner import LocalRunner, SampleSpec
 from relevo.engine.sampler import Sampler
 
 NUM_BLOCKS = 24
@@ -64,13 +64,13 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def make_runner(folder: Path, backend: str, memory: Memory | None = None) -> tuple[DecoderRunner, Recorder, Memory]:
+def make_runner(folder: Path, backend: str, memory: Memory | None = None) -> tuple[LocalRunner, Recorder, Memory]:
     files = load_model_files(str(folder))
-    decoder = Decoder.load(files.config, files.tensors(), make_ops(backend), max_model_len=64)
+    decoder = spec_of(files.config).load(files.config, files.tensors(), make_ops(backend), max_model_len=64)
     layout = small_layout(files.config)
     memory = memory or Memory(layout, NUM_BLOCKS, memoryview(bytearray(NUM_BLOCKS * layout.bytes_per_block)))
     recorder = Recorder()
-    return DecoderRunner(decoder, memory, recorder, SCRATCH), recorder, memory
+    return LocalRunner(decoder, memory, recorder, SCRATCH), recorder, memory
 
 
 def request(token_ids: list[int], temperature: float = 0.0) -> EngineRequest:
@@ -198,12 +198,12 @@ def test_block_tables_may_be_longer_than_the_context(folder: Path, backend: str)
 def test_packaged_model_equals_transformers() -> None:
     """SmolLM2-135M from its 4-bit GGUF, one prompt, against `transformers`' own reading of the same file."""
     files = load_model_files()
-    decoder = Decoder.load(files.config, files.tensors(), TorchOps(), max_model_len=256)
+    decoder = spec_of(files.config).load(files.config, files.tensors(), TorchOps(), max_model_len=256)
     layout = small_layout(files.config)
     recorder = Recorder()
     memory = Memory(layout, 8, memoryview(bytearray(8 * layout.bytes_per_block)))
     token_ids = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47]
-    runner = DecoderRunner(decoder, memory, recorder, [7])
+    runner = LocalRunner(decoder, memory, recorder, [7])
     runner.execute(plan(ScheduledRow(request(token_ids), token_ids, 0, [3, 0, 5], (SampleState(0),), True)))
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**load_gguf_checkpoint(str(files.path))["config"]))

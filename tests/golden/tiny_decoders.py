@@ -11,13 +11,13 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from relevo.core.kv import KVGroup, KVLayout
+from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
 from relevo.core.plan import ScheduledRow
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
-from relevo.engine.models.decoder import Decoder
+from relevo.engine.models.families import spec_of
 from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.ops.protocol import Ops
 from relevo.engine.ops.torch.ops import TorchOps
@@ -65,8 +65,7 @@ def row(token_ids: list[int], start: int, block_ids: list[int]) -> ScheduledRow:
 
 
 def small_layout(config: ModelConfig, dtype: str = "float32") -> KVLayout:
-    group = KVGroup.full(range(config.num_layers), config.num_kv_heads, config.head_size)
-    return KVLayout(model_hash="tiny", dtype=dtype, block_size=BLOCK_SIZE, groups=(group,))
+    return KVLayout("tiny", dtype, BLOCK_SIZE, spec_of(config).kv_groups(config))
 
 
 BACKENDS = ("torch", "native")
@@ -77,7 +76,7 @@ def make_ops(backend: str = "torch", dtype: str = "float32") -> Ops:
 
 
 class PagedDecoder:
-    """A decoder with a small cache of its own. `noise` fills the cache first: nobody may depend on what was there."""
+    """A decoder with a small cache of its own. `noise` fills it first: no number may depend on what was there."""
 
     def __init__(
         self,
@@ -89,7 +88,8 @@ class PagedDecoder:
         backend: str = "torch",
     ) -> None:
         ops = make_ops(backend, dtype)
-        self.decoder = Decoder.load(files.config, files.tensors(), ops, max_model_len or files.config.max_position)
+        load, longest = spec_of(files.config).load, max_model_len or files.config.max_position
+        self.decoder = load(files.config, files.tensors(), ops, longest)
         layout = small_layout(files.config, dtype)
         self.memory = bytearray(num_blocks * layout.bytes_per_block)
         if noise and dtype == "float32":

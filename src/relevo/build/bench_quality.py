@@ -9,7 +9,8 @@ import numpy as np
 
 from relevo.bench.quality import Forward, Logits
 from relevo.build.backend import make_ops
-from relevo.build.configs import WorkerConfig, kv_layout
+from relevo.build.configs import WorkerConfig
+from relevo.build.model import kv_layout, load_model
 from relevo.build.serve import plan_serving
 from relevo.core.errors import SettingsError
 from relevo.core.ids import RequestId, TokenId
@@ -18,7 +19,6 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
-from relevo.engine.models.decoder import Decoder
 from relevo.gateway.text.tokenizer import backend_of
 from relevo.settings import Settings
 
@@ -54,9 +54,7 @@ class PagedForward:
         files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
         layout = kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size)
         ops = make_ops(config)
-        dequantised_as = "bfloat16" if config.dtype == "auto" else "float32"
-        tensors = files.tensors(None, ops.native_formats, dequantised_as)
-        self._decoder = Decoder.load(files.config, tensors, ops, config.max_model_len)
+        self._model = load_model(config, files, ops)
         self._block_size, self._chunk_size = config.block_size, config.max_num_batched_tokens
         self._block_ids = list(range(config.num_blocks))
         self._memory = bytearray(config.num_blocks * layout.bytes_per_block)
@@ -67,9 +65,9 @@ class PagedForward:
         for start in range(0, len(token_ids), self._chunk_size):
             chunk = list(token_ids[start : start + self._chunk_size])
             asked = [position - start for position in positions if start <= position < start + len(chunk)]
-            logits = self._decoder.forward(pack_rows([self._row(chunk, start)], self._block_size), self._kv, asked)
+            logits = self._model.forward(pack_rows([self._row(chunk, start)], self._block_size), self._kv, asked)
             parts.append(np.array(logits.values))  # the backend's own memory until the next chunk
-        return np.concatenate([part[:, : self._decoder.config.vocab_size] for part in parts if len(part)])
+        return np.concatenate([part[:, : self._model.config.vocab_size] for part in parts if len(part)])
 
     def _row(self, token_ids: list[TokenId], start: int) -> ScheduledRow:
         request = EngineRequest(

@@ -9,9 +9,6 @@ from typing import Any
 
 import msgspec
 
-from relevo.core.kv import KVGroup, KVLayout
-from relevo.core.model import ModelConfig
-
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker process needs. `epoch` and `status_fd` are filled in by the supervisor."""
@@ -169,8 +166,3 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     def served_model_names(self) -> tuple[str, ...]:
         """Every name of every model."""
         return tuple(name for model in self.models for name in model.served_model_names)
-
-
-def kv_layout(model: ModelConfig, model_hash: str, dtype: str, block_size: int) -> KVLayout:
-    group = KVGroup.full(range(model.num_layers), model.num_kv_heads, model.head_size)
-    return KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=(group,))

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from relevo.build.configs import ServedModelConfig, WorkerAddress, WorkerConfig, kv_layout
+from relevo.build.configs import ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.hardware import Hardware, gib
+from relevo.build.model import kv_layout
 from relevo.core.errors import SettingsError
 from relevo.core.handoff import Reach
 from relevo.core.kv import KVLayout

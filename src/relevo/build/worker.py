@@ -9,7 +9,8 @@ import signal
 from collections.abc import Callable
 
 from relevo.build.clock import MonotonicClock
-from relevo.build.configs import WorkerConfig, kv_layout
+from relevo.build.configs import WorkerConfig
+from relevo.build.model import kv_layout, load_model
 from relevo.build.start_phases import StartPhases
 from relevo.core.errors import SettingsError
 from relevo.core.events import StepCosts
@@ -105,8 +106,7 @@ def build_model(
     phases = phases or StartPhases()
     from relevo.build.backend import make_ops
     from relevo.engine.loaders.resolve import load_model_files
-    from relevo.engine.models.decoder import Decoder
-    from relevo.engine.runner import DecoderRunner
+    from relevo.engine.runner import LocalRunner
     from relevo.engine.sampler import Sampler
 
     def progress(num_bytes_done: int, num_bytes_total: int) -> None:
@@ -117,13 +117,10 @@ def build_model(
     phases.done("engine imports, model file's head, arena")
     ops = make_ops(config)
     phases.done("backend")
-    # What is stored in a format that the backend does not multiply grows no larger than it has to.
-    dequantised_as = "bfloat16" if config.dtype == "auto" else "float32"
-    tensors = files.tensors(progress, ops.native_formats, dequantised_as)
-    decoder = Decoder.load(files.config, tensors, ops, config.max_model_len)
+    model = load_model(config, files, ops, progress)
     phases.done("weights")
     log.info("weights loaded: %s", files.load_report)
-    runner = DecoderRunner(decoder, arena, Sampler(files.config.vocab_size), _own_block_ids(config))
+    runner = LocalRunner(model, arena, Sampler(files.config.vocab_size), _own_block_ids(config))
     runner.warm_up()
     costs = StepCostModel()
     for num_tokens, num_kv_tokens, step_s in runner.measure(_CALIBRATION):

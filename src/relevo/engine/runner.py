@@ -1,7 +1,7 @@
-"""Executes step plans with a real decoder.
+"""Executes step plans with a real model, in this process.
 
 Owns the order of a step: copies, packing, the forward pass, sampling, the clock around them. It does not know why rows
-were scheduled, who shares the arena, or which backend computes.
+were scheduled, who shares the arena, or which model and backend compute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relevo.core.kv import KVLayout
 from relevo.core.plan import ScheduledRow, StepClocks, StepPlan, StepResult
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import StepPacker
-from relevo.engine.models.decoder import Decoder
+from relevo.engine.models.spec import Model
 from relevo.engine.row_math import RowSummaries
 
 SampleSpec = tuple[int, EngineRequest, SampleState]  # row of the logits, and who draws from it
@@ -45,26 +45,26 @@ class TokenSampler(Protocol):
     ) -> list[SampledToken]: ...
 
 
-class DecoderRunner:
+class LocalRunner:
     """A `core.ports.ModelRunner`. Block ids are places in the whole arena."""
 
     def __init__(
-        self, decoder: Decoder, arena: KVArena, sampler: TokenSampler, scratch_block_ids: Sequence[BlockId]
+        self, model: Model, arena: KVArena, sampler: TokenSampler, scratch_block_ids: Sequence[BlockId]
     ) -> None:
         """`scratch_block_ids`: at least one block that no request ever holds; warm-up and calibration write there."""
         self.layout = arena.layout
-        self.vocab_size = decoder.config.vocab_size
-        self.max_model_len = decoder.max_model_len
-        self._decoder = decoder
+        self.vocab_size = model.config.vocab_size
+        self.max_model_len = model.max_model_len
+        self._model = model
         self._sampler = sampler
         self._scratch_block_ids = tuple(scratch_block_ids)
         self._packer = StepPacker(arena.layout.block_size)
-        self._kv = decoder.ops.kv_cache(arena.layout, arena.num_blocks, arena.buffer)
+        self._kv = model.ops.kv_cache(arena.layout, arena.num_blocks, arena.buffer)
 
     def execute(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         if plan.block_copies:
-            self._decoder.ops.copy_blocks(self._kv, plan.block_copies)
+            self._model.ops.copy_blocks(self._kv, plan.block_copies)
         sampled, clocks = self._run(plan.rows) if plan.rows else ((), None)
         return StepResult(plan.step_id, sampled, time.perf_counter() - started, clocks)
 
@@ -75,7 +75,7 @@ class DecoderRunner:
         drawing = [index for index, row in enumerate(rows) if row.samples]
         ends = inputs.row_first_token.tolist()
         last_tokens = [ends[index + 1] - 1 for index in drawing]
-        logits = self._decoder.forward(inputs, self._kv, last_tokens)
+        logits = self._model.forward(inputs, self._kv, last_tokens)
         computed = time.perf_counter()
         specs = [
             (place, rows[index].request, sample)
@@ -106,7 +106,7 @@ class DecoderRunner:
 
     def _forward(self, rows: Sequence[ScheduledRow]) -> None:
         inputs = self._packer.pack(rows)
-        self._decoder.forward(inputs, self._kv, [last - 1 for last in inputs.row_first_token[1:].tolist()])
+        self._model.forward(inputs, self._kv, [last - 1 for last in inputs.row_first_token[1:].tolist()])
 
     def _scratch_row(self, num_tokens: int, num_kv_tokens: int) -> ScheduledRow:
         """Scratch blocks repeat in its table: the numbers mean nothing, the work is that of a real row."""

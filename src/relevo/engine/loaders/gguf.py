@@ -1,7 +1,7 @@
 """A GGUF file as a model: keys become a ModelConfig, tensors get Hugging Face's names, order and dtype.
 
-Owns what llama.cpp's converter changed and this side must change back: names, the order of rows in the query and key
-projections of the llama architecture, rope factors as a tensor.
+Owns what llama.cpp's converter changed and this side must change back: names and the order of rows as the family's
+`GgufNames` say, rope factors as a tensor.
 The container is `gguf_metadata`'s, what becomes of the bytes `gguf_tensors`', which is imported when weights are read.
 """
 
@@ -18,35 +18,18 @@ from relevo.core.model import ModelConfig
 from relevo.engine.loaders.gguf_metadata import GGML_TYPES, GgmlType, GgufHead, GgufTensor, read_head
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.models.config_fields import ConfigFields, check_shape
+from relevo.engine.models.families import spec_of_gguf
 from relevo.engine.models.rope_config import checked_scaling
+from relevo.engine.models.spec import GgufNames
 from relevo.engine.models.weight_plan import unasked
 from relevo.engine.ops.formats import BLOCK_BYTES
 
-if TYPE_CHECKING:  # who only opens a file does without numpy
+if TYPE_CHECKING:  # a process that only opens a file does without numpy
     import numpy as np
     import numpy.typing as npt
 
     from relevo.engine.ops.protocol import HostTensor
 
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral is stored as llama
-_TOP = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -55,14 +38,16 @@ def open_gguf(path: Path, name: str) -> ModelFiles:
     head = read_head(path, without="tokenizer.")
     if head.metadata.get("split.count", 1) > 1:
         raise UnsupportedModel(f"{path} is one part of a split model; join the parts with llama-gguf-split --merge")
-    config = _config(path, head)
+    spec = spec_of_gguf(str(head.metadata.get("general.architecture", "")), str(path))
+    assert spec.gguf is not None
+    config = _config(path, head, spec.name, spec.gguf.architecture)
+    names = {name: hf_name for name in head.tensors if (hf_name := _hf_name(spec.gguf, name)) is not None}
     stored = [
-        _stored(path, tensor, hf_name, config)
-        for tensor in head.tensors.values()
-        if (hf_name := _hf_name(tensor.name)) is not None
+        _stored(path, head.tensors[name], hf_name, _permuted_heads(spec.gguf, hf_name, config))
+        for name, hf_name in names.items()
     ]
-    names = [_hf_name(name) or name for name in head.tensors if name not in _ROPE_FACTORS]
-    if strange := unasked(config, names):
+    told = [names.get(name, name) for name in head.tensors if name not in _ROPE_FACTORS]
+    if strange := unasked(spec.weights(config), told):
         raise UnsupportedModel(
             f"{path} has {len(strange)} tensors that a {config.architecture} model like this one does not use, the "
             f"first is {strange[0]}; computing without them would give other answers"
@@ -71,14 +56,12 @@ def open_gguf(path: Path, name: str) -> ModelFiles:
     return ModelFiles(name=name, source="gguf", path=path, config=config, stored=tuple(stored))
 
 
-def _hf_name(name: str) -> str | None:
+def _hf_name(names: GgufNames, name: str) -> str | None:
     """None for tensors that are not weights."""
-    if name in _TOP:
-        return _TOP[name]
     match name.split("."):
-        case ["blk", index, stem, "weight" | "bias" as kind] if stem in _IN_LAYER:
-            return f"model.layers.{index}.{_IN_LAYER[stem]}.{kind}"
-    return None
+        case ["blk", index, stem, "weight" | "bias" as kind] if stem in names.in_layer:
+            return f"model.layers.{index}.{names.in_layer[stem]}.{kind}"
+    return names.top.get(name)
 
 
 class _Keys:
@@ -121,11 +104,7 @@ class _Keys:
         return value[0]
 
 
-def _config(path: Path, head: GgufHead) -> ModelConfig:
-    architecture = head.metadata.get("general.architecture", "")
-    if architecture not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise UnsupportedModel(f"{path}: architecture {architecture!r} is not implemented; one of {known} is")
+def _config(path: Path, head: GgufHead, family: str, architecture: str) -> ModelConfig:
     keys, tensors = _Keys(path, architecture, head.metadata), head.tensors
     if "token_embd.weight" not in tensors:
         raise ModelFileError(f"{path} lacks the tensor token_embd.weight; it is not a language model")
@@ -137,7 +116,7 @@ def _config(path: Path, head: GgufHead) -> ModelConfig:
     if keys.get("expert_count", 0):
         raise UnsupportedModel(f"{path}: a mixture of experts is not implemented; use a dense model")
     config = ModelConfig(
-        architecture=architecture,
+        architecture=family,
         vocab_size=tensors["token_embd.weight"].shape[0],
         hidden_size=hidden_size,
         intermediate_size=keys.count("feed_forward_length"),
@@ -201,9 +180,9 @@ def _small(path: Path, tensor: GgufTensor) -> list[float]:
         return list(struct.unpack(f"<{tensor.num_elements}f", file.read(tensor.num_elements * 4)))
 
 
-def _stored(path: Path, tensor: GgufTensor, name: str, config: ModelConfig) -> StoredTensor:
+def _stored(path: Path, tensor: GgufTensor, name: str, num_heads: int | None) -> StoredTensor:
+    """`num_heads`: whose rows the converter has reordered; None: it kept the order."""
     ggml_type = GGML_TYPES.get(tensor.ggml_type) or _rare_type(path, tensor)
-    num_heads = _permuted_heads(name, config)
 
     def decode(data: npt.NDArray[np.uint8], dequantised_as: str) -> HostTensor:
         from relevo.engine.loaders.gguf_tensors import decode as decode_bytes
@@ -241,9 +220,9 @@ def _rare_type(path: Path, tensor: GgufTensor) -> GgmlType:
     return GgmlType(found.name, *GGML_QUANT_SIZES[found])
 
 
-def _permuted_heads(name: str, config: ModelConfig) -> int | None:
+def _permuted_heads(names: GgufNames, name: str, config: ModelConfig) -> int | None:
     """Heads whose rows the converter has reordered in this tensor; None: it kept the order."""
-    if config.architecture != "llama":
+    if not names.permutes_heads:
         return None
     if ".q_proj." in name:
         return config.num_heads

@@ -16,10 +16,10 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.loaders.text_files import parse_object, read_text
 from relevo.engine.loaders.tied_head import with_head
-from relevo.engine.models.families import config_from_hf
+from relevo.engine.models.families import config_from_hf, spec_of
 from relevo.engine.models.weight_plan import is_harmless, unasked
 
-if TYPE_CHECKING:  # who only opens a folder does without numpy
+if TYPE_CHECKING:  # a process that only opens a folder does without numpy
     import numpy as np
     import numpy.typing as npt
 
@@ -37,7 +37,7 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
     weight_map = _weight_map(folder)
     stored = _one_of_each(folder, weight_map, [t for shard in _shards(folder, weight_map) for t in _read_header(shard)])
     config, stored, notes = with_head(config, stored, str(folder))
-    if strange := unasked(config, (tensor.name for tensor in stored)):
+    if strange := unasked(spec_of(config).weights(config), (tensor.name for tensor in stored)):
         raise ModelFileError(
             f"{folder} has {len(strange)} tensors that a {config.architecture} model of its config.json does not use, "
             f"the first is {strange[0]}; config and weights do not belong together, or a field of the config is missing"

@@ -1,6 +1,6 @@
-"""Which tensors a decoder is made of: names (Hugging Face's), shapes, and what a file may hold besides.
+"""Which tensors a decoder is made of: names (Hugging Face's and llama.cpp's), shapes, what a file may hold besides.
 
-Pure; it imports no numpy, so that who only opens a model can ask. Reading and stacking are `weights`'.
+Pure; it imports no numpy: a process that only opens a model asks it. Reading and stacking are `weights`'.
 """
 
 from __future__ import annotations
@@ -11,6 +11,20 @@ from collections.abc import Iterable
 from relevo.core.model import ModelConfig
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+GGUF_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": HEAD}
+GGUF_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 
 Shapes = dict[str, tuple[int, ...]]  # of the parts of one weight, in stacking order
 
@@ -25,12 +39,16 @@ def is_harmless(name: str) -> bool:
     return _HARMLESS.fullmatch(name) is not None
 
 
-def unasked(config: ModelConfig, names: Iterable[str]) -> list[str]:
-    """Tensors that are neither part of this model nor harmless: it would compute without them."""
-    groups = [*top_plan(config).values()]
-    groups += [group for index in range(config.num_layers) for group in layer_plan(config, index).values()]
-    asked = {name for group in groups for name in group}
+def unasked(weights: Iterable[Shapes], names: Iterable[str]) -> list[str]:
+    """Tensors that are neither part of these weights nor harmless: the model would compute without them."""
+    asked = {name for group in weights for name in group}
     return [name for name in names if name not in asked and not is_harmless(name)]
+
+
+def weight_groups(config: ModelConfig) -> list[Shapes]:
+    """Every weight of the decoder, by its parts."""
+    layers = [group for index in range(config.num_layers) for group in layer_plan(config, index).values()]
+    return [*top_plan(config).values(), *layers]
 
 
 def top_plan(config: ModelConfig) -> dict[str, Shapes]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from relevo.core.errors import ModelFileError
 from relevo.core.model import ModelConfig
-from relevo.engine.models.weight_plan import Shapes, layer_plan, top_plan
+from relevo.engine.models.weight_plan import Shapes, layer_plan, top_plan, weight_groups
 from relevo.engine.ops.protocol import Buffer, HostTensor, Ops
 
 
@@ -46,14 +46,11 @@ def load_weights(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]],
 
     A tensor that the model does not use is skipped: loaders refuse such names (`weight_plan.unasked`).
     """
-    layer_plans = [layer_plan(config, index) for index in range(config.num_layers)]
-    top_groups = top_plan(config)
-    groups = [*top_groups.values(), *(group for plan in layer_plans for group in plan.values())]
-    ready = _gather(groups, tensors, ops)
-    top = {role: ready[next(iter(group))] for role, group in top_groups.items()}
+    ready = _gather(weight_groups(config), tensors, ops)
+    top = {role: ready[next(iter(group))] for role, group in top_plan(config).items()}
     layers = tuple(
         LayerWeights(**{role: ready[next(iter(group))] if group else None for role, group in plan.items()})
-        for plan in layer_plans
+        for plan in (layer_plan(config, index) for index in range(config.num_layers))
     )
     return DecoderWeights(
         embedding=top["embedding"], layers=layers, final_norm=top["final_norm"], head=top.get("head", top["embedding"])

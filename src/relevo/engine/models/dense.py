@@ -1,0 +1,164 @@
+"""Dense decoders of the Llama kind: what sets each family apart, and how its config.json becomes a ModelConfig.
+
+Owns the traits in which these families differ; a family that differs in nothing else is one line of `families.MODELS`.
+It does not know files or weights. Source: the config.json fields of Hugging Face `transformers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from relevo.core.errors import ModelFileError, UnsupportedModel
+from relevo.core.kv import KVGroup
+from relevo.core.model import ModelConfig
+from relevo.engine.models.config_fields import ConfigFields, check_shape
+from relevo.engine.models.rope_config import read_rope
+from relevo.engine.models.spec import GgufNames, Model, ModelSpec
+from relevo.engine.models.weight_plan import GGUF_IN_LAYER, GGUF_TOP, weight_groups
+
+if TYPE_CHECKING:
+    from relevo.engine.ops.protocol import HostTensor, Ops
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"  # words of `layer_types`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseTraits:
+    """Each is True, False, or the name of the config.json field that decides (absent: False)."""
+
+    qkv_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: bool = False
+    has_sliding_window: bool = False
+    default_sliding_window: int | None = None
+    window_needs_flag: bool = False  # `use_sliding_window` turns it on, `max_window_layers` limits it to some layers
+    default_head_size: int | None = None  # None: hidden_size / num_attention_heads
+
+
+def dense(name: str, traits: DenseTraits, *, gguf: str | None = None, permutes_heads: bool = False) -> ModelSpec:
+    """The spec of a family with these traits. `name`: its model_type. `gguf`: its architecture in GGUF files."""
+    names = GgufNames(gguf, GGUF_TOP, GGUF_IN_LAYER, permutes_heads) if gguf else None
+    return ModelSpec(
+        name=name,
+        model_types=(name,),
+        gguf=names,
+        read_config=lambda fields: _read_config(name, traits, fields),
+        weights=weight_groups,
+        kv_groups=one_full_group,
+        load=_load,
+    )
+
+
+def one_full_group(config: ModelConfig) -> tuple[KVGroup, ...]:
+    """Windows, which all layers have or none, hide keys from queries; the keys are kept."""
+    return (KVGroup.full(range(config.num_layers), config.num_kv_heads, config.head_size),)
+
+
+def _load(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops, max_model_len: int) -> Model:
+    from relevo.engine.models.decoder import Decoder  # numpy
+
+    return Decoder.load(config, tensors, ops, max_model_len)
+
+
+def _read_config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> ModelConfig:
+    _refuse_unsupported(fields)
+    return check_shape(_config(architecture, traits, fields), fields.origin)
+
+
+def _config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> ModelConfig:
+    raw, origin = fields.raw, fields.origin
+    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    rope_theta, rope_scaling = read_rope(raw, origin)
+    head_size = fields.optional_integer("head_dim") or traits.default_head_size
+    if head_size is None and hidden_size % num_heads:
+        raise ModelFileError(
+            f"{origin}: hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads} and there is no "
+            "head_dim; mend it or download it again"
+        )
+
+    def trait(value: bool | str) -> bool:
+        return value if isinstance(value, bool) else fields.flag(value)
+
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_size=hidden_size // num_heads if head_size is None else head_size,
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6, zero=True),
+        rope_theta=rope_theta,
+        max_position=fields.integer("max_position_embeddings"),
+        rope_scaling=rope_scaling,
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        qkv_bias=trait(traits.qkv_bias),
+        attention_bias=trait(traits.output_bias),
+        mlp_bias=trait(traits.mlp_bias),
+        qk_norm=traits.qk_norm,
+        sliding_window=_sliding_window(architecture, traits, fields),
+        dtype=str(next((raw[key] for key in ("dtype", "torch_dtype") if raw.get(key) is not None), "float32")),
+    )
+
+
+def _sliding_window(architecture: str, traits: DenseTraits, fields: ConfigFields) -> int | None:
+    """Of all layers; None: none. `layer_types` decides where it is there, whatever else the config says."""
+    window = fields.optional_integer("sliding_window")  # a wrong one is refused, also where it is switched off
+    if window is None and "sliding_window" not in fields.raw:
+        window = traits.default_sliding_window
+    is_switched_off = traits.window_needs_flag and not fields.flag("use_sliding_window")
+    kind = _kind_of_layers(fields)
+    if kind == _FULL:
+        return None
+    if kind == _SLIDING:
+        if not traits.has_sliding_window:
+            raise UnsupportedModel(f"{fields.origin}: a {architecture} model with sliding windows is not implemented")
+        if is_switched_off or window is None:
+            why = "use_sliding_window is false" if is_switched_off else "sliding_window is null"
+            raise ModelFileError(f"{fields.origin}: layer_types asks for sliding windows and {why}; mend one of them")
+        return window
+    if not traits.has_sliding_window or is_switched_off or window is None:
+        return None
+    return window if _begins_at_first_layer(traits, fields) else None
+
+
+def _begins_at_first_layer(traits: DenseTraits, fields: ConfigFields) -> bool:
+    if not traits.window_needs_flag:
+        return True
+    first, num_layers = fields.integer("max_window_layers", 28, least=0), fields.integer("num_hidden_layers")
+    if 0 < first < num_layers:
+        raise UnsupportedModel(
+            f"{fields.origin}: a sliding window on layers {first} to {num_layers} only is not implemented"
+        )
+    return first == 0
+
+
+def _kind_of_layers(fields: ConfigFields) -> str | None:
+    """The one kind that `layer_types` names; None: it is not there. Raises UnsupportedModel, ModelFileError."""
+    kinds = fields.raw.get("layer_types")
+    if kinds is None:
+        return None
+    num_layers = fields.integer("num_hidden_layers")
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        num_kinds = len(kinds) if isinstance(kinds, list) else repr(kinds)
+        raise ModelFileError(f"{fields.origin}: layer_types has {num_kinds} entries for {num_layers} layers; mend it")
+    distinct = sorted(set(map(str, kinds)))
+    if len(distinct) > 1:
+        names = ", ".join(distinct)
+        raise UnsupportedModel(f"{fields.origin}: layers of different kinds ({names}) are not implemented")
+    if distinct[0] not in (_FULL, _SLIDING):
+        raise UnsupportedModel(
+            f"{fields.origin}: layers of kind {distinct[0]!r} are not implemented; {_FULL} and {_SLIDING} are"
+        )
+    return distinct[0]
+
+
+def _refuse_unsupported(fields: ConfigFields) -> None:
+    """Fields that change what the weights mean must not be ignored."""
+    activation = fields.raw.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise UnsupportedModel(f"{fields.origin}: hidden_act {activation!r} is not implemented; 'silu' is")

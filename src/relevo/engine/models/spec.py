@@ -1,0 +1,64 @@
+"""What a model family is to the rest of the house: the words of the table in `families`.
+
+Owns the words only. Loaders, planner, worker and benchmarks ask a `ModelSpec`, and none of them names a family or a
+decoder. numpy and a backend are imported where a model is loaded, so that a process that only opens one does without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from relevo.core.kv import KVGroup
+from relevo.core.model import ModelConfig
+from relevo.engine.models.config_fields import ConfigFields
+from relevo.engine.models.weight_plan import Shapes
+
+if TYPE_CHECKING:
+    from relevo.engine.inputs import StepInputs
+    from relevo.engine.ops.protocol import Buffer, HostTensor, Ops, StepLogits
+
+
+class Model(Protocol):
+    """A loaded model, ready to compute steps."""
+
+    config: ModelConfig
+    ops: Ops
+    max_model_len: int
+
+    def forward(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> StepLogits:
+        """Compute a step, writing its KV; next-token logits after these tokens of the step, valid until the next."""
+        ...
+
+
+class LoadModel(Protocol):
+    def __call__(
+        self, config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops, max_model_len: int
+    ) -> Model:
+        """Consume `tensors` once, in any order. `max_model_len`, tokens, fixes length-dependent rope scalings.
+
+        Raises ModelFileError, UnsupportedModel.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GgufNames:
+    """What llama.cpp's converter calls the tensors of a family, by their names in a safetensors file."""
+
+    architecture: str  # the file's general.architecture
+    top: Mapping[str, str]  # whole names
+    in_layer: Mapping[str, str]  # between "blk.N." and ".weight" or ".bias"
+    permutes_heads: bool = False  # rows of q and k are stored in the order of the original Llama
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    name: str  # ModelConfig.architecture
+    model_types: tuple[str, ...]  # of config.json, that it answers to
+    gguf: GgufNames | None  # None: not read from GGUF files
+    read_config: Callable[[ConfigFields], ModelConfig]  # of config.json. Raises ModelFileError, UnsupportedModel
+    weights: Callable[[ModelConfig], list[Shapes]]  # the tensors of a safetensors file, those stacked in one together
+    kv_groups: Callable[[ModelConfig], tuple[KVGroup, ...]]
+    load: LoadModel
