@@ -9,20 +9,21 @@ from relevo.core.baton import SampleState
 from relevo.core.ids import BlockHash, BlockId, TokenId
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.block_pool import BlockPool
+from relevo.policy.worker.content import TokenContent
 from relevo.policy.worker.intake import num_blocks_for
-from relevo.policy.worker.prefix_cache import ROOT_HASH, block_hash, chain
 from relevo.policy.worker.reservations import Grant
 from relevo.policy.worker.worker_requests import Sequence
 
 
 class BlockTables:
-    def __init__(self, pool: BlockPool, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, enable_prefix_caching: bool, content: TokenContent) -> None:
         self._pool = pool
+        self._content = content
         self._block_size = block_size
         self._is_caching = enable_prefix_caching
 
     def hashes(self, request: EngineRequest, token_ids: list[TokenId]) -> list[BlockHash]:
-        return chain(token_ids, self._block_size, request.salt) if self._is_caching else []
+        return self._content.hashes(token_ids, self._block_size, request.salt) if self._is_caching else []
 
     def usable_hashes(self, hashes: list[BlockHash], num_tokens: int) -> list[BlockHash]:
         """Hits are capped: of `num_tokens` tokens at least the last one is computed."""
@@ -70,7 +71,7 @@ class BlockTables:
         The copy's block comes from `spare` if it has one. False: no block; the new sequence holds nothing.
         """
         num_computed, num_full = source.num_computed, source.num_computed // self._block_size
-        token_ids = source.token_ids[: source.entry.num_prompt_tokens] + sample.output_token_ids
+        token_ids = self._content.joined(source.entry.request.prompt_token_ids, sample.output_token_ids)
         sequence = Sequence(entry=source.entry, samples=(sample,), token_ids=token_ids, hashes=source.hashes[:num_full])
         tail: list[BlockId] = []
         if num_computed % self._block_size:
@@ -96,9 +97,8 @@ class BlockTables:
         size = self._block_size
         for index in range(sequence.num_registered_blocks, sequence.num_computed // size):
             if index == len(sequence.hashes):
-                parent = sequence.hashes[-1] if sequence.hashes else ROOT_HASH
-                tokens = sequence.token_ids[index * size : (index + 1) * size]
-                sequence.hashes.append(block_hash(parent, tokens, sequence.entry.request.salt))
+                salt = sequence.entry.request.salt
+                sequence.hashes.append(self._content.next_hash(sequence.hashes, sequence.token_ids, size, salt))
             self._pool.register(sequence.block_ids[index], sequence.hashes[index])
             sequence.num_registered_blocks = index + 1
 

@@ -12,6 +12,7 @@ from relevo.core.baton import SampleState
 from relevo.core.ids import TokenId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
+from relevo.policy.worker.content import TOKENS, TokenContent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class SchedulerConfig:
     vocab_size: int = 2**32  # the model computes ids below it; default: whatever comes
     enable_prefix_caching: bool = True
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # of shares; 1 for every other tenant
+    content: TokenContent = TOKENS
 
     @property
     def num_pool_tokens(self) -> int:
@@ -82,13 +84,12 @@ def check_request(request: EngineRequest, config: SchedulerConfig) -> Rejected |
 
 def check_ids(token_ids: Sequence[TokenId], config: SchedulerConfig) -> Rejected | None:
     """A step must not meet an id that the model has no embedding for."""
-    for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
-        if not 0 <= token_id < config.vocab_size:
-            return Rejected(
-                "invalid_request",
-                f"The prompt holds token id {token_id}, but the model has {config.vocab_size} tokens.",
-            )
-    return None
+    token_id = config.content.unknown_id(token_ids, config.vocab_size)
+    if token_id is None:
+        return None
+    return Rejected(
+        "invalid_request", f"The prompt holds token id {token_id}, but the model has {config.vocab_size} tokens."
+    )
 
 
 def check_fits(num_tokens: int, config: SchedulerConfig) -> Rejected | None:

@@ -12,7 +12,7 @@ from collections import abc
 
 from relevo.core.baton import SampleState
 from relevo.core.events import StepCosts, WorkerLoad
-from relevo.core.ids import RequestId, TokenId
+from relevo.core.ids import RequestId
 from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
 from relevo.policy.worker import intake
@@ -75,7 +75,7 @@ class RequestQueues:
         return entry.sequences
 
     def sequence(self, entry: WorkerRequest, samples: tuple[SampleState, ...]) -> Sequence:
-        token_ids: list[TokenId] = [*entry.request.prompt_token_ids, *samples[0].output_token_ids]
+        token_ids = self._config.content.joined(entry.request.prompt_token_ids, samples[0].output_token_ids)
         sequence = Sequence(entry=entry, samples=samples, token_ids=token_ids)
         if not entry.is_foreign:
             sequence.hashes = self._tables.hashes(entry.request, token_ids)
@@ -170,7 +170,8 @@ class RequestQueues:
         rest = Sequence(
             entry=entry, samples=sequence.samples[num_kept:], token_ids=sequence.token_ids, hashes=sequence.hashes
         )
-        sequence.token_ids, sequence.hashes = list(sequence.token_ids), list(sequence.hashes)
+        sequence.token_ids = self._config.content.joined(entry.request.prompt_token_ids, ())
+        sequence.hashes = list(sequence.hashes)
         sequence.samples = sequence.samples[:num_kept]
         entry.sequences.append(rest)
         self.wait(rest)

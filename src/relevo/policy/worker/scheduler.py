@@ -55,7 +55,7 @@ class Scheduler:
         self.reservations = Reservations(
             self.pool, worker_id=config.worker_id, epoch=config.epoch, block_size=config.block_size
         )
-        self._tables = BlockTables(self.pool, config.block_size, config.enable_prefix_caching)
+        self._tables = BlockTables(self.pool, config.block_size, config.enable_prefix_caching, config.content)
         self._queues = RequestQueues(config, self.pool, self._tables, self.reservations)
         self._planner = StepPlanner(config, self._queues, self._tables)
         self._step: StepRows | None = None  # of the plan that is being executed
