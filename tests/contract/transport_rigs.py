@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from guide_transport import GUIDE
+
 from relevo.core.events import TransferEvent
 from relevo.core.handoff import Reach
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
@@ -12,6 +14,7 @@ from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.ports import KVTransport
 from relevo.kv.arena import Arena
 from relevo.kv.transports.fake import FakeHub, Faults
+from relevo.kv.transports.registry import OwnEnd
 from relevo.kv.transports.shm import ShmTransport
 from relevo.kv.transports.tcp import TcpTransport
 from relevo.kv.transports.tcp_sender import TcpOptions
@@ -104,6 +107,11 @@ class Rig:
             arena = Arena.create(layout, NUM_BLOCKS, shared=False)
             name = address.removeprefix("sim:box/") if address else str(len(self.workers))
             transport = self.simulated.join("box", name, layout, woken.set, arena=arena)
+        elif self.kind == "heap":
+            arena = Arena.create(layout, NUM_BLOCKS, shared=False)
+            worker_id = WorkerId(address.removeprefix("heap:") if address else f"{id(self)}-{len(self.workers)}")
+            own = OwnEnd(worker=WorkerRef(worker_id, 1), arena=arena, secret=b"", on_wake=woken.set)
+            transport = GUIDE.open(own)
         else:
             arena = Arena.create(layout, NUM_BLOCKS, shared=False)
             transport = self.hub.endpoint(address or f"fake:{len(self.workers)}", arena, woken.set)
