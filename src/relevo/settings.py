@@ -83,7 +83,7 @@ def _fits_into_a_header(key: object) -> bool:
     return isinstance(key, str) and key != "" and key.isascii() and key.isprintable() and key == key.strip()
 
 
-def parse_cores(value: object) -> object:
+def parse_parts(value: object) -> object:
     """As `parse_list`; each entry of a list may name several too: `--cores 0,1`."""
     return parse_list(",".join(map(str, value))) if isinstance(value, list) else parse_list(value)
 
@@ -108,7 +108,7 @@ Keys = Annotated[tuple[str, ...], BeforeValidator(parse_keys)]
 Networks = Annotated[tuple[str, ...], BeforeValidator(parse_networks)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(parse_json_object)]
 Seconds = Annotated[float, Field(le=MAX_DURATION_S)]
-Cores = Annotated[tuple[str, ...], BeforeValidator(parse_cores)]
+Parts = Annotated[tuple[str, ...], BeforeValidator(parse_parts)]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVDTypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
@@ -279,12 +279,12 @@ class Settings(BaseModel):
     topology: str = Field(
         "auto", description="auto, unified, or NpMd: N prefill and M decode workers, for example 1p1d."
     )
-    kv_transport: Names = Field(
+    kv_transport: Parts = Field(
         ("shm",),
         description="How KV blocks change worker: shm (one shared arena, nothing is copied), tcp, or several, for "
         "example shm,tcp: each pair of workers takes the nearest that both have.",
     )
-    cores: Cores = Field((), description="CPU cores the workers may use, for example 0,1. Default: all allowed ones.")
+    cores: Parts = Field((), description="CPU cores the workers may use, for example 0,1. Default: all allowed ones.")
     share_cores: bool = Field(False, description="Let workers share cores if there are fewer cores than workers.")
     resource_share: float = Field(
         1.0, gt=0, description="A model's part of cores and default KV memory, relative to the others of --models."

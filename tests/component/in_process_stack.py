@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -17,12 +17,13 @@ from relevo.core.errors import WorkerLost
 from relevo.core.events import StepCosts
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.plan import StepPlan
-from relevo.core.ports import Clock
+from relevo.core.ports import Clock, KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import FAKE_MODEL, FakeRunner, fake_layout
 from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.kv.arena import Arena
 from relevo.kv.transport_set import TransportSet
+from relevo.kv.transports.fake import FakeHub
 from relevo.kv.transports.shm import ShmTransport
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.gossip import Gossip, GossipSource, Peer
@@ -213,7 +214,15 @@ class InProcessStack:
         )
 
 
-def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, num_blocks: int) -> Worker:
+def make_worker(
+    worker_id: str,
+    role: str,
+    arena: Arena,
+    first_block_id: int,
+    num_blocks: int,
+    transports: TransportSet | None = None,
+) -> Worker:
+    """`transports`: None for shared memory alone."""
     links, costs = InProcessLinks(), StepCostModel()
     for num_tokens, num_kv_tokens in ((1, 1), (1, 64), (16, 16)):
         costs.observe(num_tokens, num_kv_tokens, STEP_S.step_s(num_tokens, num_kv_tokens))
@@ -236,7 +245,7 @@ def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, nu
         identity=WorkerIdentity(worker_id=WorkerId(worker_id), epoch=1, pid=1, role=role, model_name="fake"),
         scheduler=scheduler,
         runner=FakeRunner(arena, max_model_len=num_blocks * BLOCK_SIZE),
-        transports=TransportSet([ShmTransport(arena)], arena.identity),
+        transports=transports or TransportSet([ShmTransport(arena)], arena.identity),
         links=links,
         costs=costs,
         clock=MonotonicClock(),
@@ -246,15 +255,34 @@ def make_worker(worker_id: str, role: str, arena: Arena, first_block_id: int, nu
 
 @contextlib.asynccontextmanager
 async def in_process_stack(
-    roles: dict[str, str], num_gateways: int = 2, num_blocks: int = 64, gossip_folder: str = ""
+    roles: dict[str, str],
+    num_gateways: int = 2,
+    num_blocks: int = 64,
+    gossip_folder: str = "",
+    far: Collection[str] = (),
 ) -> AsyncIterator[InProcessStack]:
-    """`roles` by worker id. With a `gossip_folder` (a short path) the gateways talk over sockets in it."""
-    arena = Arena.create(fake_layout(BLOCK_SIZE), num_blocks * len(roles), shared=False)
-    workers = {
-        worker_id: make_worker(worker_id, role, arena, index * num_blocks, num_blocks)
-        for index, (worker_id, role) in enumerate(roles.items())
-    }
+    """`roles` by worker id. With a `gossip_folder` (a short path) the gateways talk over sockets in it. `far`: workers
+    in boxes of their own, which a simulated network joins to all."""
+    hub, shared = FakeHub(), Arena.create(fake_layout(BLOCK_SIZE), num_blocks * len(roles), shared=False)
+
+    def worker_of(worker_id: str, first_block_id: int) -> Worker:
+        is_far = worker_id in far
+        arena = Arena.create(shared.layout, shared.num_blocks, shared=False) if is_far else shared
+        kinds: list[KVTransport] = [ShmTransport(arena), *([hub.endpoint(worker_id, arena)] if far else [])]
+        transports = TransportSet(kinds, arena.identity, worker_id if is_far else "here")
+        return make_worker(worker_id, roles[worker_id], arena, first_block_id, num_blocks, transports)
+
+    async def pump() -> None:
+        while True:
+            hub.advance(hub.now_ns + 1)
+            for worker in workers.values():
+                worker.links.wake()
+            await asyncio.sleep(0)
+
+    workers = {worker_id: worker_of(worker_id, index * num_blocks) for index, worker_id in enumerate(roles)}
     running = [asyncio.create_task(worker.run()) for worker in workers.values()]
+    if far:
+        running.append(asyncio.create_task(pump()))
     stack = InProcessStack(workers, gossip_folder)
     try:
         for _ in range(num_gateways):

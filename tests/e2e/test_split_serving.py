@@ -98,7 +98,9 @@ def test_stop_string_ends_the_work_on_every_worker(split: Stack) -> None:
     split.wait_idle()
 
 
-@pytest.mark.parametrize("flags", [("--kv-transport", "tcp"), ("--topology", "2p1d", "--cores", "0,1,2")])
+@pytest.mark.parametrize(
+    "flags", [("--kv-transport", "tcp"), ("--kv-transport", "tcp,shm"), ("--topology", "2p1d", "--cores", "0,1,2")]
+)
 def test_other_ways_to_hand_over(flags: tuple[str, ...], unified: Stack) -> None:
     import os
 
