@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from relevo.sim.report import ReportOptions, report_world
+from relevo.sim.report_tables import TOO_FEW, report_tables
 from relevo.sim.results import LinkResult, RequestOutcome, RequestResult, WorkerResult, WorldResult
 from relevo.sim.samples import SharedRuns, latency_samples
-from relevo.sim.tables import TOO_FEW, report_tables
 from relevo.telemetry.latency import Slo
 
 S = 10**9
