@@ -105,7 +105,7 @@ class Rig:
             )
         elif self.kind == "sim":
             arena = Arena.create(layout, NUM_BLOCKS, shared=False)
-            name = address.removeprefix("sim:box/") if address else str(len(self.workers))
+            name = address.removeprefix("sim-network:box/") if address else str(len(self.workers))
             transport = self.simulated.join("box", name, layout, woken.set, arena=arena)
         elif self.kind == "heap":
             arena = Arena.create(layout, NUM_BLOCKS, shared=False)

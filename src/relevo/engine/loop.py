@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from relevo.core.errors import StepFailed
-from relevo.core.events import TokenOutput, TransferFailed, TransferSealed
+from relevo.core.events import StepCounters, TokenOutput, TransferFailed, TransferSealed
 from relevo.core.handoff import KVPath
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import Reservation
@@ -137,6 +137,10 @@ class EngineLoop:
     def _publish(self) -> None:
         self._cache_feed.publish()
         self._reports.publish()
+
+    def counters(self) -> StepCounters:
+        """Since the start of this incarnation."""
+        return self._reports.counters()
 
     def hello(self) -> wire.Hello:
         return wire.Hello(

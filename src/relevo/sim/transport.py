@@ -65,12 +65,12 @@ class KVNetwork:
         layout: KVLayout,
         on_wake: Callable[[], None],
         *,
-        zero_copy: bool = False,
+        reach: Reach = Reach.NETWORK,
         arena: Arena | None = None,
     ) -> SimTransport:
-        """A worker of a box, in place of its former incarnation. `zero_copy`: it shares memory with its whole box.
-        `arena`: what its blocks hold; either all workers have one or none."""
-        transport = SimTransport(self, box, f"sim:{box}/{name}", layout, on_wake, zero_copy=zero_copy, arena=arena)
+        """A transport of a worker of a box, in place of that of its former incarnation. `arena`: what the worker's
+        blocks hold; either all workers have one or none."""
+        transport = SimTransport(self, box, name, layout, on_wake, reach=reach, arena=arena)
         self._transports[transport.address()] = transport
         return transport
 
@@ -88,28 +88,26 @@ class KVNetwork:
 class SimTransport:
     """Implements core.ports.KVTransport."""
 
-    name = "sim"
-
     def __init__(
         self,
         network: KVNetwork,
         box: str,
-        address: str,
+        worker_id: str,
         layout: KVLayout,
         on_wake: Callable[[], None],
         *,
-        zero_copy: bool,
+        reach: Reach,
         arena: Arena | None,
     ) -> None:
-        self.zero_copy = zero_copy
-        self.reach = Reach.ARENA if zero_copy else Reach.NETWORK
+        self.name = f"sim-{reach}"
+        self.reach = reach
         self.box = box
         self.num_refused_writes = 0
         self.num_refused_connections: dict[KVRefusal, int] = {}
         self.num_sent_bytes = 0
         self._network = network
         self._kernel = network.kernel
-        self._address = address
+        self._address = _address(reach, box, worker_id)
         self._layout = layout
         self._arena = arena
         self._grants = GrantTable()
@@ -134,9 +132,9 @@ class SimTransport:
         transfer = self._ledger.find(reservation)
         if transfer is not None and transfer.failed is not None:
             return False
-        if not self.zero_copy:
+        if self.reach is not Reach.ARENA:
             return True
-        receiver = self._network.find(f"sim:{self.box}/{reservation.worker_id}")
+        receiver = self._network.find(_address(self.reach, self.box, reservation.worker_id))
         first = reservation.num_hit_tokens // self._layout.block_size
         return receiver is not None and receiver.allows(reservation, first, len(reservation.block_ids) - first)
 
@@ -232,7 +230,7 @@ class SimTransport:
         mismatch = None if receiver is None else receiver._layout.mismatch(self._layout)
         if receiver is None or mismatch is not None:
             self._fail(transfer, mismatch or f"{address} is not there", stale=False)
-        elif self.zero_copy and receiver.box == self.box:
+        elif self.reach is Reach.ARENA:
             self._share(transfer, len(block_ids), num_tokens)
         else:
             num_bytes = len(block_ids) * self._layout.bytes_per_block
@@ -291,3 +289,7 @@ class SimTransport:
 
     def _now_s(self) -> float:
         return self._kernel.now_ns() / NS_PER_S
+
+
+def _address(reach: Reach, box: str, worker_id: str) -> str:
+    return f"sim-{reach}:{box}/{worker_id}"

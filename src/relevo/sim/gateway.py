@@ -1,0 +1,251 @@
+"""A gateway of a simulated world: the real dispatcher, admission, placement, router and membership, on virtual time.
+
+Owns its links to workers and to the other gateways. What arrives over them is told in order, as the event loop of a
+live gateway does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from relevo.core.decisions import DecisionLog
+from relevo.core.errors import InternalError, WorkerLost
+from relevo.core.ids import BlockHash, WorkerId, WorkerRef
+from relevo.core.outcome import RequestEnd
+from relevo.core.request import EngineRequest
+from relevo.orchestrator.dispatch import Dispatcher
+from relevo.orchestrator.gossip import PROGRESS_S
+from relevo.orchestrator.in_flight import InFlightRequest
+from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.placement import Placement
+from relevo.orchestrator.ports import OutputSink
+from relevo.orchestrator.route_notes import RouteNotes
+from relevo.policy.admission.admission import Admission
+from relevo.policy.admission.room import RoomLimits
+from relevo.policy.routing.gossip import Batch
+from relevo.policy.routing.worker_choice import WorkerChooser
+from relevo.policy.worker.prefix_cache import prompt_hashes
+from relevo.sim.config import RegionSpec, ServingSpec
+from relevo.sim.kernel import Event, Kernel, seconds
+from relevo.sim.network import Channel, Link
+from relevo.sim.prompts import VirtualTokens
+from relevo.sim.worker import SimWorker
+from relevo.wire import messages as wire
+
+_CUT_OFF = RequestEnd.failed(InternalError.code, "the gateway is gone")
+Ways = tuple[Sequence[Link], Sequence[Link]]  # there and back
+
+
+class SimLink:
+    """Implements orchestrator.ports.WorkerLink: one connection between a gateway and a worker, both of its ends."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        worker: SimWorker,
+        ways: Ways,
+        heard: Callable[[SimLink, wire.ToGateway], None],
+        lost: Callable[[SimLink], None],
+    ) -> None:
+        self._worker = worker
+        self._heard = heard
+        self._lost = lost
+        self._has_ended = False
+        self._hello: wire.Hello | None = None
+        self._down: Channel[wire.ToWorker | None] = Channel(kernel, ways[0], self._arrive_down)
+        self._up: Channel[wire.ToGateway | None] = Channel(kernel, ways[1], self._arrive_up)
+        self._peer = worker.links.connect(self._up.send, on_close=lambda: self._up.send(None))
+
+    @property
+    def hello(self) -> wire.Hello:
+        assert self._hello is not None, "the worker has not said who it is"
+        return self._hello
+
+    def send(self, message: wire.ToWorker) -> None:
+        if self._has_ended:
+            raise WorkerLost("the connection has ended")
+        self._down.send(message)
+
+    def close(self) -> None:
+        """The gateway's end: what is under way to it is lost, what it has sent arrives before the end does."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._up.close()
+            self._down.send(None)
+
+    def _arrive_down(self, message: wire.ToWorker | None) -> None:
+        if message is None:
+            self._worker.links.disconnect(self._peer)
+        else:
+            self._worker.links.deliver(self._peer, message)
+
+    def _arrive_up(self, message: wire.ToGateway | None) -> None:
+        if message is None:
+            self._has_ended = True
+            self._down.close()
+            self._lost(self)
+            return
+        if isinstance(message, wire.Hello):
+            self._hello = message
+        self._heard(self, message)
+
+
+class NoMetrics:
+    """What a gateway measures is read from its results."""
+
+    def admission_rejected(self, model: str, reason: str) -> None: ...
+
+    def deadline_missed(self, model: str, when: str) -> None: ...
+
+    def request_fault(self, model: str) -> None: ...
+
+    def handoff_finished(
+        self, model: str, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float
+    ) -> None: ...
+
+
+def hash_prompt(request: EngineRequest, block_size: int) -> Sequence[BlockHash]:
+    """Also of prompts that are no tokens."""
+    prompt = request.prompt_token_ids
+    if isinstance(prompt, VirtualTokens):
+        return prompt.text.hashes((len(prompt) - 1) // block_size, block_size)
+    return prompt_hashes(request, block_size)
+
+
+@dataclass(slots=True, eq=False)
+class SimGateway:
+    kernel: Kernel
+    gateway_id: str
+    region: RegionSpec
+    serving: ServingSpec
+    kill: Callable[[WorkerRef, str], None]
+    decisions: DecisionLog | None = None
+    metrics: Any = field(default_factory=NoMetrics)
+    is_dead: bool = False
+    membership: Membership = field(init=False)
+    placement: Placement = field(init=False)
+    admission: Admission = field(init=False)
+    dispatcher: Dispatcher = field(init=False)
+    notes: RouteNotes = field(default_factory=RouteNotes)
+    links: dict[WorkerId, SimLink] = field(default_factory=dict)
+    followers: dict[str, Channel[tuple[str, Batch]]] = field(default_factory=dict)  # gateways that hear this one
+    _started: list[InFlightRequest] = field(default_factory=list)  # those that are over are left out now and then
+    _telling: Event | None = None
+    _is_telling_now: bool = False
+
+    def __post_init__(self) -> None:
+        serving, specs = self.serving, self.region.workers
+        block_size = serving.layout.block_size
+        self.membership = Membership(
+            [Member(WorkerId(spec.worker_id), spec.role, spec.worker_id) for spec in specs],
+            heartbeat_timeout_s=serving.heartbeat_timeout_s,
+        )
+        room = RoomLimits(
+            max_running=max(spec.max_running for spec in specs),
+            max_ahead_tokens=round(serving.max_ahead_steps * max(spec.max_batched_tokens for spec in specs)),
+            max_ahead_s=serving.max_ahead_s,
+            block_size=block_size,
+            tenant_weights=serving.tenant_weights,
+        )
+        chooser = WorkerChooser(serving.routing, serving.router)
+        rng = self.kernel.rng(f"placement of {self.gateway_id}")
+        self.placement = Placement(self.membership, chooser, block_size, rng, room)
+        self.admission = Admission(serving.admission, serving.tenant_weights)
+        self.dispatcher = Dispatcher(
+            membership=self.membership,
+            placement=self.placement,
+            admission=self.admission,
+            limits=serving.handoff,
+            block_size=block_size,
+            model_name="model",
+            metrics=self.metrics,
+            clock=self.kernel,
+            timers=self.kernel,
+            notes=self.notes,
+            kill=self.kill,
+            hash_prompt=lambda request: hash_prompt(request, block_size),
+        )
+
+    def start(self, request: EngineRequest, sink: OutputSink) -> InFlightRequest:
+        """See orchestrator.ports.RequestStarter."""
+        in_flight = self.dispatcher.start(request, sink)
+        self._started.append(in_flight)
+        if len(self._started) > 2 * self.dispatcher.num_in_flight + 64:
+            self._started = [each for each in self._started if not each.handoff.is_gone]
+        return in_flight
+
+    # ---- workers -----------------------------------------------------------------------------------------------------
+
+    def connect(self, worker: SimWorker, ways: Ways) -> None:
+        """To one incarnation; it is let in once it has said who it is."""
+        if not self.is_dead and not worker.is_dead:
+            worker_id = worker.config.worker_id
+            self.links[worker_id] = SimLink(self.kernel, worker, ways, self._heard, self._lost)
+
+    def die(self) -> None:
+        """As by kill -9."""
+        self.is_dead = True
+        for link in self.links.values():
+            link.close()
+        for channel in self.followers.values():
+            channel.close()
+        for in_flight in self._started:
+            in_flight.disarm()
+            if not in_flight.handoff.has_ended:
+                in_flight.sink.on_end(_CUT_OFF)
+
+    def _heard(self, link: SimLink, message: wire.ToGateway) -> None:
+        member = self._member_of(link)
+        if isinstance(message, wire.Hello):
+            self.membership._sink = self.dispatcher
+            self.membership._join(member, link)  # type: ignore[arg-type]
+        else:
+            self.membership._try_receive(member, message)
+
+    def _lost(self, link: SimLink) -> None:
+        self.membership._leave(self._member_of(link))
+
+    def _member_of(self, link: SimLink) -> Member:
+        return next(m for m in self.membership.members if m.worker_id == link.hello.worker_id)
+
+    # ---- other gateways ----------------------------------------------------------------------------------------------
+
+    def follow(self, other: SimGateway, links: Sequence[Link]) -> None:
+        """Hear what the other one has under way, from here on."""
+        if not other.followers:
+            other.placement.tell(other._news)
+        other._tell()  # a snapshot is of what all followers were told
+        channel: Channel[tuple[str, Batch]] = Channel(self.kernel, links, self._take)
+        other.followers[self.gateway_id] = channel
+        channel.send((other.gateway_id, other.placement.change_log.snapshot()))
+
+    def withdraw(self, gateway_id: str) -> None:
+        """The other one is gone."""
+        self.placement.peer_state.withdraw(gateway_id)
+        self.dispatcher.on_heard()
+
+    def _news(self, is_urgent: bool) -> None:
+        """As `orchestrator.gossip`: what is urgent leaves at the end of this instant, the rest a little later."""
+        if is_urgent and not self._is_telling_now:
+            self._is_telling_now = True
+            if self._telling is not None:
+                self._telling.cancel()
+            self._telling = self.kernel.call_after(0, self._tell)
+        elif self._telling is None:
+            self._telling = self.kernel.call_after(seconds(PROGRESS_S), self._tell)
+
+    def _tell(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        self._telling, self._is_telling_now = None, False
+        batch = self.placement.change_log.batch()
+        if batch is not None:
+            for channel in self.followers.values():
+                channel.send((self.gateway_id, batch))
+
+    def _take(self, told: tuple[str, Batch]) -> None:
+        if not self.is_dead:
+            assert self.placement.peer_state.take(*told), "a channel loses nothing"
+            self.dispatcher.on_heard()

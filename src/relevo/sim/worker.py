@@ -1,0 +1,206 @@
+"""A worker of a simulated world: the real step loop, scheduler and caches, on virtual time.
+
+Owns one incarnation and when its turns happen: messages are taken between steps, a step takes the seconds that its
+runner says, and what it brings leaves at its end. It can be slow, stand still, be drained, and die. What a step takes
+is a `StepTimeModel`'s; how messages and blocks travel is the network's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+
+from relevo.core.baton import SampledToken
+from relevo.core.decisions import DecisionLog
+from relevo.core.events import StepCosts, StepCounters
+from relevo.core.ids import WorkerId, WorkerRef
+from relevo.core.kv import KVLayout
+from relevo.core.plan import StepPlan, StepResult
+from relevo.core.ports import ModelRunner
+from relevo.engine.loop import EngineLoop, WorkerIdentity
+from relevo.kv.transport_set import TransportSet
+from relevo.policy.perf.step_costs import StepCostModel
+from relevo.policy.perf.step_time import StepShape, StepTimeModel
+from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
+from relevo.sim.kernel import Kernel, seconds
+from relevo.wire.in_process_links import InProcessLinks
+
+_AGAIN_NS = 1_000  # arbitrary: a turn that brought nothing, though there is work, is taken once more a little later
+_TOKEN = SampledToken(0)
+
+
+def step_shape(plan: StepPlan) -> StepShape:
+    """What the step holds, in sums."""
+    num_decodes = num_decode_kv = num_chunks = num_tokens = num_kv = 0
+    num_pairs = 0.0
+    for row in plan.rows:
+        num_new = len(row.token_ids)
+        if not row.is_prefill:
+            num_decodes += 1
+            num_decode_kv += row.start + num_new
+        else:
+            num_chunks += 1
+            num_tokens += num_new
+            num_kv += row.start + num_new
+            num_pairs += num_new * (row.start + (num_new + 1) / 2)
+    return StepShape(num_decodes, num_decode_kv, num_chunks, num_tokens, num_kv, num_pairs)
+
+
+class ModelledRunner:
+    """Implements core.ports.ModelRunner: computes nothing, takes modelled seconds. Every token is the same one."""
+
+    def __init__(self, layout: KVLayout, times: StepTimeModel, *, vocab_size: int = 2**32, max_model_len: int) -> None:
+        self.layout = layout
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self._times = times
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        sampled = tuple([(_TOKEN,) * len(row.samples) for row in plan.rows])
+        return StepResult(plan.step_id, sampled, self._times.step_s(step_shape(plan)))
+
+    def warm_up(self) -> None:
+        """There is nothing to initialise."""
+
+
+class SettledCosts(StepCostModel):
+    """What a worker has learned about itself after a while, and keeps."""
+
+    def __init__(self, times: StepTimeModel, max_batched_tokens: int, max_context: int) -> None:
+        super().__init__()
+        for num_rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            for num_kv in (num_rows * max_context // 16, num_rows * max_context // 2):
+                super().observe(num_rows, num_kv, times.step_s(StepShape(num_rows, num_kv)))
+        num_tokens = 64
+        while num_tokens <= max_batched_tokens:
+            super().observe(num_tokens, num_tokens, times.step_s(StepShape().with_chunk(num_tokens, 0)))
+            num_tokens *= 2
+        self._settled = super().costs
+
+    @property
+    def costs(self) -> StepCosts:
+        return self._settled
+
+    def observe(self, num_tokens: int, num_kv_tokens: int, step_s: float) -> None:
+        """Nothing new is learned."""
+
+
+@dataclass(slots=True, eq=False)
+class SimWorker:
+    """One incarnation, from its start to its end."""
+
+    kernel: Kernel
+    config: SchedulerConfig
+    role: str
+    runner: ModelRunner
+    costs: StepCostModel
+    make_transports: Callable[[Callable[[], None]], TransportSet]  # given what to call when it has something to poll
+    on_exit: Callable[[SimWorker], None]  # drained
+    decisions: DecisionLog | None = None
+    turn_ns: int = 0  # of a turn without a step: handling its messages
+    drain_timeout_s: float = 30.0
+    model_name: str = "model"
+    slowness: float = 1.0  # steps take so many times as long
+    is_dead: bool = False
+    busy_ns: int = 0  # in steps
+    scheduler: Scheduler = field(init=False)
+    transports: TransportSet = field(init=False)
+    links: InProcessLinks = field(init=False)
+    engine: EngineLoop = field(init=False)
+    _stopped_until_ns: int = 0
+    _is_in_turn: bool = False
+    _is_leaving: bool = False
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.config)
+        self.transports = self.make_transports(self._want_turn)
+        self.links = InProcessLinks(on_ready=self._want_turn)
+        self.engine = EngineLoop(
+            identity=WorkerIdentity(
+                worker_id=WorkerId(self.config.worker_id),
+                epoch=self.config.epoch,
+                pid=1,
+                role=self.role,
+                model_name=self.model_name,
+            ),
+            scheduler=self.scheduler,
+            runner=self.runner,
+            transports=self.transports,
+            links=self.links,
+            costs=self.costs,
+            clock=self.kernel,
+            drain_timeout_s=self.drain_timeout_s,
+        )
+        self.links.on_connect = self.engine.hello
+
+    @property
+    def ref(self) -> WorkerRef:
+        return WorkerRef(self.config.worker_id, self.config.epoch)
+
+    # ---- what befalls it ---------------------------------------------------------------------------------------------
+
+    def stop(self, for_s: float) -> None:
+        """It stands still (SIGSTOP) and goes on afterwards; a step under way ends when it should have, or then."""
+        self._stopped_until_ns = max(self._stopped_until_ns, self.kernel.now_ns() + seconds(for_s))
+
+    def kill(self) -> None:
+        """Its process ends; what it has sent still arrives."""
+        self.is_dead = True
+        self.transports.close()
+        self.links.close()
+
+    def slow_down(self, times: float, for_s: float) -> None:
+        """Its steps take so many times as long; for ever, or until it is told otherwise."""
+        self.slowness = times
+        if for_s != inf:
+            self.kernel.call_after(seconds(for_s), self.slow_down, 1.0, inf)
+
+    def drain(self) -> None:
+        """SIGTERM."""
+        self.engine.drain()
+
+    def counters(self) -> StepCounters:
+        """Since its start."""
+        return self.engine.counters()
+
+    # ---- its turns ---------------------------------------------------------------------------------------------------
+
+    def _want_turn(self) -> None:
+        if not self._is_in_turn and not self.is_dead:
+            self._is_in_turn = True
+            self.kernel.call_after(self.turn_ns, self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        if self._is_held_up(self._begin_turn):
+            return
+        now_ns = self.kernel.now_ns()
+        for peer, message in self.links.poll(0.0):
+            self.engine.handle(peer, message, now_ns)
+        if self.engine.may_leave(now_ns):
+            self.kill()
+            self.on_exit(self)
+            return
+        plan = self.engine.begin_step(now_ns)
+        if plan is None:
+            self._is_in_turn = False
+            if self.scheduler.has_work():
+                self.kernel.call_after(_AGAIN_NS, self._want_turn)
+            return
+        result = self.engine.execute(plan)
+        step_ns = seconds(result.step_s * self.slowness)
+        self.busy_ns += step_ns
+        self.kernel.call_after(step_ns, self._end_turn, plan, result)
+
+    def _end_turn(self, plan: StepPlan, result: StepResult) -> None:
+        if self._is_held_up(self._end_turn, plan, result):
+            return
+        self.engine.finish_step(plan, result, self.kernel.now_ns())
+        self._begin_turn()
+
+    def _is_held_up(self, then: Callable[..., None], *args: object) -> bool:
+        """Dead, or stopped: then it goes on later."""
+        if not self.is_dead and self.kernel.now_ns() < self._stopped_until_ns:
+            self.kernel.call_at(self._stopped_until_ns, then, *args)
+            return True
+        return self.is_dead

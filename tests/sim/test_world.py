@@ -1,0 +1,147 @@
+"""A simulated world serves requests as a live one does, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from worlds import LAYOUT, assert_nothing_is_left, chat, config, outline, split, worker
+
+from relevo.sim.clients import Habits
+from relevo.sim.config import Fault, FaultKind, NetworkSpec, RegionSpec, ServingSpec, WorldConfig
+from relevo.sim.results import RequestOutcome, WorldResult
+from relevo.sim.world import World
+from relevo.workload.requests import Workload, WorkloadRequest
+
+FINISHED = RequestOutcome.FINISHED
+
+
+def assert_whole(result: WorldResult, workload: Workload) -> None:
+    """Every request has all its tokens, in time order, after its arrival."""
+    rows = {row.row: row for row in workload.requests}
+    assert sorted(each.row for each in result.requests) == sorted(rows)
+    for each in result.requests:
+        times = [at_ns for run in each.token_at_ns for at_ns in run]
+        assert each.outcome is FINISHED, each
+        assert len(times) == rows[each.row].num_output_tokens
+        assert times == sorted(times) and times[0] > each.arrived_at_ns
+
+
+@pytest.mark.parametrize("num_gateways", [1, 2])
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_split_and_shared_worlds_answer_every_request(num_gateways: int, shares_memory: bool) -> None:
+    workload = chat(150, 25.0)
+    network = NetworkSpec(shares_memory=shares_memory)
+    box = {"box": "one"} if shares_memory else {}
+    world = World(config(split(2, 2, **box), num_gateways, network=network), workload)
+    result = world.run()
+    assert_whole(result, workload)
+    assert_nothing_is_left(world)
+    assert sum(each.num_cached_tokens for each in result.requests) > 0
+    assert bool(result.links) != shares_memory, "blocks went over a network in a box, or did not between boxes"
+
+
+def test_the_same_seed_gives_the_same_world_and_another_seed_another_one() -> None:
+    """Red when an order depends on hashes or addresses, or a clock or random number comes from outside."""
+    runs = [outline(World(config(split(2, 2), 2, seed=seed), chat(80, 20.0)).run()) for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_lost_worker_costs_no_request_a_token() -> None:
+    """Red when a request that was decoding is not continued elsewhere, or its tokens come twice."""
+    workload = chat(120, 30.0)
+    faults = (
+        Fault(at_s=1.0, kind=FaultKind.KILL, target="decode-0"),
+        Fault(at_s=2.0, kind=FaultKind.KILL, target="prefill-1"),
+        Fault(at_s=3.0, kind=FaultKind.DRAIN, target="decode-1"),
+    )
+    world = World(config(split(2, 2), 2, faults=faults), workload)
+    assert_whole(world.run(), workload)
+    assert_nothing_is_left(world)
+    assert {worker_id: each.config.epoch for worker_id, each in world.workers.items()} == {
+        "prefill-0": 1,
+        "prefill-1": 2,
+        "decode-0": 2,
+        "decode-1": 2,
+    }
+
+
+def test_a_gateway_that_dies_takes_its_requests_with_it_and_nothing_stays_behind() -> None:
+    workload = chat(120, 30.0)
+    world = World(
+        config(split(2, 2), 2, faults=(Fault(at_s=2.0, kind=FaultKind.KILL_GATEWAY, target="gateway-0"),)), workload
+    )
+    result = world.run()
+    outcomes = Counter(each.outcome for each in result.requests)
+    assert set(outcomes) == {FINISHED, RequestOutcome.FAILED} and outcomes[FINISHED] > outcomes[RequestOutcome.FAILED]
+    assert_nothing_is_left(world)
+
+
+def test_clients_that_leave_are_forgotten_and_slow_readers_hold_up_no_other() -> None:
+    workload = chat(120, 30.0)
+
+    def habits(row: WorkloadRequest) -> Habits:
+        if row.row % 3 == 0:
+            return Habits(leaves_after_s=0.02 * (row.row % 20))
+        if row.row % 3 == 1:
+            return Habits(leaves_after_tokens=5)
+        return Habits(reads_every_s=0.5)
+
+    world = World(config(split(1, 2)), workload, habits=habits)
+    result = world.run()
+    assert_nothing_is_left(world)
+    for each in result.requests:
+        num_wanted = workload.requests[each.row].num_output_tokens
+        if each.row % 3 == 1 and num_wanted > 12:
+            assert each.outcome is RequestOutcome.ABORTED and 5 <= each.num_output_tokens < 12
+        if each.row % 3 == 2:
+            times = list(each.token_at_ns[0])
+            assert each.outcome is FINISHED and len(times) == num_wanted
+            assert all(later - earlier >= 500_000_000 for earlier, later in pairwise(times))
+
+
+def test_the_next_turn_of_a_session_finds_what_the_last_answer_left_behind() -> None:
+    """Red when an answer's blocks are not found by the turn that goes on from it."""
+    first = WorkloadRequest(
+        row=0, num_prompt_tokens=160, num_output_tokens=64, arrived_at_s=0.0, hash_ids=range(10), hash_block_size=16
+    )
+    second = WorkloadRequest(
+        row=1, num_prompt_tokens=320, num_output_tokens=8, gap_s=2.0, parent=0, hash_ids=range(20), hash_block_size=16
+    )
+    result = World(config((worker("all", "unified"),)), Workload(requests=[first, second])).run()
+    turn, following = result.requests
+    assert following.arrived_at_ns == turn.ended_at_ns + 2_000_000_000
+    assert following.num_cached_tokens == (160 + 63) // 16 * 16
+
+
+def test_an_edge_passes_over_a_region_that_is_full_and_brings_a_session_back() -> None:
+    regions = tuple(
+        RegionSpec(name=name, workers=(worker(f"{name}-0", "unified", max_running=2, num_blocks=80),))
+        for name in ("east", "west")
+    )
+    serving = ServingSpec(layout=LAYOUT, max_model_len=4096)
+    workload = chat(60, 12.0)
+    world = World(
+        WorldConfig(regions=regions, serving=serving),
+        workload,
+        habits=lambda row: Habits(session=bytes([row.row % 6 + 1])),
+    )
+    result = world.run()
+    assert_whole(result, workload)
+    assert_nothing_is_left(world)
+    homes: dict[int, Counter[str | None]] = {}
+    for each in result.requests:
+        homes.setdefault(each.row % 6, Counter())[each.prefill_worker] += 1
+    assert {next(iter(seen.most_common(1)))[0] for seen in homes.values()} == {"east-0", "west-0"}
+
+
+def test_a_cut_link_and_a_slow_worker_delay_what_is_under_way_and_lose_nothing() -> None:
+    workload = chat(60, 30.0)
+    faults = (
+        Fault(at_s=0.5, kind=FaultKind.CUT, target="kv>decode-0", for_s=1.0),
+        Fault(at_s=1.0, kind=FaultKind.SLOW, target="decode-0", for_s=1.0, times=5.0),
+    )
+    calm, cut = (World(config(split(1, 1), faults=each), workload).run() for each in ((), faults))
+    assert_whole(cut, workload)
+    assert cut.ended_at_ns > calm.ended_at_ns + 500_000_000
