@@ -90,7 +90,7 @@ def test_only_cli_and_build_read_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["relevo.build.gateway", "relevo.build.serve", "relevo.cli.main", "relevo.bench.serve"]
+    "module", ["relevo.build.gateway", "relevo.build.serve", "relevo.cli.main", "relevo.bench.serve.run"]
 )
 def test_torch_is_not_loaded_where_nothing_is_computed(module: str) -> None:
     """The gateway, the supervisor and the bench install and start without it. Red when an import drags it in."""

@@ -9,7 +9,7 @@ import pytest
 from fake_openai_server import FakeOpenAI, served_in_thread
 from typer.testing import CliRunner, Result
 
-from relevo.bench.transport import TransportKind, measure_transport, parse_bytes
+from relevo.bench.transport.run import TransportKind, measure_transport, parse_bytes
 from relevo.cli.bench import app
 from relevo.core.errors import SettingsError
 from relevo.core.kv import KVGroup, KVLayout
@@ -104,7 +104,7 @@ def test_a_load_of_failures_alone_ends_with_status_one() -> None:
 
 def test_ctrl_c_reports_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interrupt comes with the fourth request; the three before it are in the report."""
-    from relevo.bench import serve as serve_module
+    from relevo.bench.serve import run as serve_module
 
     real = serve_module.run_closed_loop
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from relevo.bench.engine import EngineOptions, EngineReport, break_down, decode_row, measure_engine, prefill_row
-from relevo.bench.engine_steps import TimedStep, time_decode, time_prefill
-from relevo.bench.engine_words import EngineUnderTest, ModelWork
+from relevo.bench.engine.run import EngineOptions, EngineReport, break_down, decode_row, measure_engine, prefill_row
+from relevo.bench.engine.steps import TimedStep, time_decode, time_prefill
+from relevo.bench.engine.words import EngineUnderTest, ModelWork
 from relevo.build.bench_engine import engine_under_test
 from relevo.cli.bench import app
 from relevo.core.errors import StartError

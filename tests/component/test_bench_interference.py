@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from fake_openai_server import FakeOpenAI, served
 
-from relevo.bench.handoff import HandoffCost, HandoffOptions, measure_handoffs
-from relevo.bench.interference import InterferenceOptions, compare_topologies, plan_variants
-from relevo.bench.interference_phase import PhaseOptions, PhaseResult, gaps_within
-from relevo.bench.interference_report import InterferenceReport, Variant, VariantResult, best_unified, ratios
+from relevo.bench.handoff.run import HandoffCost, HandoffOptions, measure_handoffs
+from relevo.bench.interference.phase import PhaseOptions, PhaseResult, gaps_within
+from relevo.bench.interference.report import InterferenceReport, Variant, VariantResult, best_unified, ratios
+from relevo.bench.interference.run import InterferenceOptions, compare_topologies, plan_variants
 from relevo.bench.prometheus_text import metric_deltas, metric_sums
 from relevo.bench.records import ClientRecord
 from relevo.core.errors import SettingsError, StartError

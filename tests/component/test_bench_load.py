@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from relevo.bench.client import OpenAIClient
 from relevo.bench.load import run_closed_loop, run_open_loop
 from relevo.bench.records import ClientRecord, Endpoint, Outcome, PlannedRequest
-from relevo.bench.report import report_load
-from relevo.bench.serve import LoadTest, ServeOptions, TraceOptions
+from relevo.bench.serve.report import report_load
+from relevo.bench.serve.run import LoadTest, ServeOptions, TraceOptions
 from relevo.client.sse import SSEParser
 from relevo.core.errors import ModelNotFound, SettingsError, StartError, Unauthorized
 from relevo.telemetry.latency import Slo

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from fake_openai_server import FakeOpenAI, served
 
-from relevo.bench.overload import OverloadOptions, OverloadTest, resident_bytes
-from relevo.bench.overload_report import REJECTIONS, OverloadPhase, capacity_per_s, overload_table
+from relevo.bench.overload.report import REJECTIONS, OverloadPhase, capacity_per_s, overload_table
+from relevo.bench.overload.run import OverloadOptions, OverloadTest, resident_bytes
 from relevo.bench.records import ClientRecord
 from relevo.core.errors import SettingsError
 from relevo.telemetry.latency import Slo

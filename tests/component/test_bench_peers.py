@@ -16,9 +16,9 @@ import pytest
 from fake_openai_server import FakeOpenAI, served
 from typer.testing import CliRunner
 
-from relevo.bench.peer_scenarios import COLD_START, Metric, Scenario, ScenarioKind
-from relevo.bench.peers import PeersOptions, Target, compare_peers
-from relevo.bench.peers_report import OURS, PeersReport, TargetResult, peers_table
+from relevo.bench.peers.report import OURS, PeersReport, TargetResult, peers_table
+from relevo.bench.peers.run import PeersOptions, Target, compare_peers
+from relevo.bench.peers.scenarios import COLD_START, Metric, Scenario, ScenarioKind
 from relevo.bench.records import ClientRecord
 from relevo.cli.bench import app
 from relevo.core.errors import SettingsError, StartError
@@ -192,7 +192,7 @@ async def test_a_taken_port_is_never_measured_instead(tmp_path: Path, monkeypatc
     """Somebody took the port in between: red when that server's answers would count as the peer's."""
     async with served(FakeOpenAI()) as our_url, served(FakeOpenAI()) as squatter_url:
         port = int(squatter_url.rsplit(":", 1)[1])
-        monkeypatch.setattr("relevo.bench.peers.free_port", lambda: port)
+        monkeypatch.setattr("relevo.bench.peers.run.free_port", lambda: port)
         plan = options(tmp_path, Target(name=OURS, url=our_url), [Target(name="b", command=server_command())], rounds=1)
         report = await compare(plan)
     assert report.result("b").faults == [

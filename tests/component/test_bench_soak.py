@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from relevo.bench.memory_track import MemoryTrack, resident_bytes, slope
-from relevo.bench.soak import killable
-from relevo.bench.soak_report import Asked, compare_with_ledger
+from relevo.bench.soak.memory_track import MemoryTrack, resident_bytes, slope
+from relevo.bench.soak.report import Asked, compare_with_ledger
+from relevo.bench.soak.run import killable
 
 PATH = "/v1/completions"
 

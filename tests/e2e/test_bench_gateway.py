@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relevo.bench.gateway_cost import DIRECT, EDGE, GATEWAY, PathCost, added_ms
+from relevo.bench.gateway.run import DIRECT, EDGE, GATEWAY, PathCost, added_ms
 
 
 def test_every_way_delivers_every_token(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType
 from tiny_decoders import VOCAB, hf_logits, hf_model, prompt, write_gguf
 from typer.testing import CliRunner
 
-from relevo.bench.quality import (
+from relevo.bench.quality.run import (
     QualityReport,
     Score,
     compare_forwards,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from relevo.bench.report import LoadReport
+from relevo.bench.serve.report import LoadReport
 from relevo.telemetry.latency import LATENCY_LABELS, Summary, milliseconds
 
 

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 
-from relevo.bench.engine_words import EngineFacts, EngineUnderTest, MachineLimits, ModelWork
+from relevo.bench.engine.words import EngineFacts, EngineUnderTest, MachineLimits, ModelWork
 from relevo.build.backend import CPU_PATH_VARIABLE
 from relevo.build.configs import WorkerConfig
 from relevo.build.serve import plan_serving

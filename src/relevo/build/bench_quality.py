@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from relevo.bench.quality import Forward, Logits
+from relevo.bench.quality.run import Forward, Logits
 from relevo.build.backend import make_ops
 from relevo.build.configs import WorkerConfig
 from relevo.build.model import kv_layout, load_model
@@ -22,7 +22,7 @@ from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
 from relevo.gateway.text.tokenizer import backend_of
 from relevo.settings import Settings
 
-CORPUS = Path(__file__).parents[1] / "bench" / "data" / "varied.txt"
+CORPUS = Path(__file__).parents[1] / "bench" / "quality" / "varied.txt"
 
 
 def tokens_of(settings: Settings, text: Path) -> tuple[list[TokenId], TokenId | None]:

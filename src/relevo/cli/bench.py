@@ -14,15 +14,15 @@ from typing import Annotated
 import typer
 
 from relevo.bench.environment import describe_environment
-from relevo.bench.handoff import HandoffCost, HandoffOptions, handoff_table, measure_handoffs
-from relevo.bench.interference import InterferenceOptions, compare_topologies
-from relevo.bench.interference_phase import PhaseOptions
-from relevo.bench.interference_report import InterferenceReport, interference_tables
+from relevo.bench.handoff.run import HandoffCost, HandoffOptions, handoff_table, measure_handoffs
+from relevo.bench.interference.phase import PhaseOptions
+from relevo.bench.interference.report import InterferenceReport, interference_tables
+from relevo.bench.interference.run import InterferenceOptions, compare_topologies
 from relevo.bench.records import Endpoint
-from relevo.bench.report import latency_samples, report_load
-from relevo.bench.serve import LoadTest, ServeOptions, TraceOptions
+from relevo.bench.serve.report import latency_samples, report_load
+from relevo.bench.serve.run import LoadTest, ServeOptions, TraceOptions
 from relevo.bench.tables import load_tables
-from relevo.bench.transport import TransportKind, measure_transport, parse_bytes, transport_table
+from relevo.bench.transport.run import TransportKind, measure_transport, parse_bytes, transport_table
 from relevo.cli.bench_engine import engine
 from relevo.cli.bench_gateway import gateway
 from relevo.cli.bench_overload import overload

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from relevo.bench.engine import EngineOptions, EngineReport, measure_engine
-from relevo.bench.engine_tables import engine_tables
+from relevo.bench.engine.report import engine_tables
+from relevo.bench.engine.run import EngineOptions, EngineReport, measure_engine
 from relevo.bench.environment import describe_environment
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, integers, note, out, progress, write_json
 from relevo.cli.options import make_settings

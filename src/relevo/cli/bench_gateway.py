@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from relevo.bench.environment import describe_environment
-from relevo.bench.gateway_cost import GatewayCostOptions, PathCost, gateway_cost_table, measure_gateway_cost
+from relevo.bench.gateway.run import GatewayCostOptions, PathCost, gateway_cost_table, measure_gateway_cost
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, out, progress, run, write_json
 
 

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from relevo.bench.environment import describe_environment
-from relevo.bench.overload import OverloadOptions, OverloadTest
-from relevo.bench.overload_report import overload_table
+from relevo.bench.overload.report import overload_table
+from relevo.bench.overload.run import OverloadOptions, OverloadTest
 from relevo.bench.records import Endpoint
-from relevo.bench.report import LATE_GENERATOR_S
+from relevo.bench.serve.report import LATE_GENERATOR_S
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, integers, note, out, progress, run, write_json
 from relevo.core.errors import SettingsError
 from relevo.telemetry.latency import Slo

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from relevo.bench.environment import describe_environment
-from relevo.bench.peers import PeersOptions, Target, compare_peers
-from relevo.bench.peers_report import OURS, VARIANT, PeersReport, peers_table
+from relevo.bench.peers.report import OURS, VARIANT, PeersReport, peers_table
+from relevo.bench.peers.run import PeersOptions, Target, compare_peers
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, progress, run, write_json
 from relevo.wire.child_process import python_command
 

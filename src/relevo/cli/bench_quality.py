@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from relevo.bench.environment import describe_environment
-from relevo.bench.quality import QualityReport, compare_forwards, cut_windows, quality_tables
+from relevo.bench.quality.run import QualityReport, compare_forwards, cut_windows, quality_tables
 from relevo.cli.bench_terminal import JsonOut, finish, friendly, out, progress, write_json
 from relevo.cli.options import make_settings
 

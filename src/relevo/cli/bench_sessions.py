@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from relevo.bench.environment import describe_environment
-from relevo.bench.sessions import WITH_HEADER, SessionsOptions, compare_variants
-from relevo.bench.sessions_report import SessionsReport, plot_sessions, sessions_table
+from relevo.bench.sessions.report import SessionsReport, plot_sessions, sessions_table
+from relevo.bench.sessions.run import WITH_HEADER, SessionsOptions, compare_variants
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, out, progress, run, write_json
 from relevo.core.errors import SettingsError
 from relevo.policy.routing.router import RoutingPolicy

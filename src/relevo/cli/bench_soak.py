@@ -11,10 +11,10 @@ import typer
 from rich.table import Table
 
 from relevo.bench.environment import describe_environment
-from relevo.bench.soak import SoakOptions
-from relevo.bench.soak import soak as run_soak
-from relevo.bench.soak_report import SoakResult
-from relevo.bench.soak_traffic import TrafficOptions
+from relevo.bench.soak.report import SoakResult
+from relevo.bench.soak.run import SoakOptions
+from relevo.bench.soak.run import soak as run_soak
+from relevo.bench.soak.traffic import TrafficOptions
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, note, out, progress, run, write_json
 
 NUM_SHOWN = 5  # of what is wrong

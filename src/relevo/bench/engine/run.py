@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from relevo.bench.engine_steps import TimedStep, time_decode, time_prefill
-from relevo.bench.engine_words import EngineFacts, EngineUnderTest
+from relevo.bench.engine.steps import TimedStep, time_decode, time_prefill
+from relevo.bench.engine.words import EngineFacts, EngineUnderTest
 from relevo.core.errors import StartError
 from relevo.core.plan import StepClocks
 

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from relevo.bench.client import OpenAIClient
-from relevo.bench.peer_dialect import EXACT_LENGTH, Dialect, PromptForm, probe_dialect
-from relevo.bench.peer_prompts import PeerPrompt, make_prompt
-from relevo.bench.peer_scenarios import (
+from relevo.bench.peers.dialect import EXACT_LENGTH, Dialect, PromptForm, probe_dialect
+from relevo.bench.peers.prompts import PeerPrompt, make_prompt
+from relevo.bench.peers.report import PeersReport, TargetResult, is_ours
+from relevo.bench.peers.scenarios import (
     COLD_START,
     PREFILL_OUTPUT_TOKENS,
     Scenario,
     ScenarioKind,
     run_scenario,
 )
-from relevo.bench.peers_report import PeersReport, TargetResult, is_ours
 from relevo.bench.server_process import ServerProcess, free_port
 from relevo.core.errors import RelevoError, SettingsError, StartError
 

@@ -10,7 +10,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from relevo.bench.engine_words import EngineUnderTest
+from relevo.bench.engine.words import EngineUnderTest
 from relevo.core.baton import Baton, SampleState
 from relevo.core.errors import StartError
 from relevo.core.ids import RequestId

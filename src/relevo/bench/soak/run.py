@@ -1,7 +1,7 @@
 """A server under mixed load for a long time, its workers killed now and then: is every request accounted for, and does
 memory grow?
 
-`bench.soak_traffic` asks; every few minutes a worker gets SIGKILL, but the last of each role is spared, so that the
+`bench.soak.traffic` asks; every few minutes a worker gets SIGKILL, but the last of each role is spared, so that the
 memory of every kind of process is judged over the whole run. At the end every request is looked up in the usage ledger,
 and a line is fitted through each process's resident memory (shared memory left out: it is the KV arena). Knows the
 server by its HTTP interface, its processes and its ledger file.
@@ -22,10 +22,10 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from relevo.bench.memory_track import children_of
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
-from relevo.bench.soak_report import SoakResult, compare_with_ledger
-from relevo.bench.soak_traffic import REQUEST_TIMEOUT_S, SoakTraffic, TrafficOptions
+from relevo.bench.soak.memory_track import children_of
+from relevo.bench.soak.report import SoakResult, compare_with_ledger
+from relevo.bench.soak.traffic import REQUEST_TIMEOUT_S, SoakTraffic, TrafficOptions
 
 SAMPLE_INTERVAL_S = 2.0  # arbitrary
 IDLE_TIMEOUT_S = 60.0  # after the last request nothing may be in flight for longer

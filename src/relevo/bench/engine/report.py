@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from relevo.bench.engine import Breakdown, EngineReport, Spread
+from relevo.bench.engine.run import Breakdown, EngineReport, Spread
 
 PARTS = ("kernels", "inputs", "schedule", "sampling", "rest")
 

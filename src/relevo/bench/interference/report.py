@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from relevo.bench.interference_phase import PhaseResult
+from relevo.bench.interference.phase import PhaseResult
 from relevo.telemetry.latency import Summary, milliseconds, summarise
 
 TTFT_TOLERANCE = 2.0  # part of the rule above

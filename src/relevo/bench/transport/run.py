@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from relevo.bench.transport_peer import receive_blocks
+from relevo.bench.transport.peer import receive_blocks
 from relevo.core.errors import HandoffFailed, SettingsError
 from relevo.core.events import TransferFailed, TransferSealed
 from relevo.core.ids import RequestId, WorkerId, WorkerRef

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from relevo.bench.client import OpenAIClient
-from relevo.bench.peer_dialect import Dialect, answer_fault
-from relevo.bench.peer_prompts import PeerPrompt
+from relevo.bench.peers.dialect import Dialect, answer_fault
+from relevo.bench.peers.prompts import PeerPrompt
 from relevo.bench.records import ClientRecord
 from relevo.telemetry.latency import summarise
 

@@ -16,7 +16,7 @@ from relevo.bench.client import OpenAIClient
 from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, PlannedRequest
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
-from relevo.bench.sessions_report import SessionsReport, VariantRun
+from relevo.bench.sessions.report import SessionsReport, VariantRun
 from relevo.core.errors import SettingsError, StartError
 from relevo.workload.sessions import Session, Turn, to_token_ids
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from relevo.bench.client import OpenAIClient
-from relevo.bench.peer_prompts import PeerPrompt
+from relevo.bench.peers.prompts import PeerPrompt
 from relevo.bench.records import ClientRecord, Endpoint, PlannedRequest
 from relevo.core.errors import StartError
 

@@ -7,7 +7,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from relevo.bench.memory_track import MemoryTrack
+from relevo.bench.soak.memory_track import MemoryTrack
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from relevo.bench.soak_report import Asked, SoakResult
+from relevo.bench.soak.report import Asked, SoakResult
 from relevo.core.errors import StartError
 
 REQUEST_TIMEOUT_S = 120.0

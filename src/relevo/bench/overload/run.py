@@ -20,7 +20,7 @@ from typing import Any
 
 from relevo.bench.client import OpenAIClient
 from relevo.bench.load import Send, run_closed_loop, run_open_loop
-from relevo.bench.overload_report import OverloadPhase, capacity_per_s
+from relevo.bench.overload.report import OverloadPhase, capacity_per_s
 from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, PlannedRequest
 from relevo.core.errors import SettingsError, StartError

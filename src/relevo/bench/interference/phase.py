@@ -1,6 +1,6 @@
 """One phase of the interference measurement, against one running server: streams decode, long prompts arrive.
 
-Owns what is measured and when. Which servers are compared, and in which order, is decided by `bench.interference`.
+Owns what is measured and when. Which servers are compared, and in which order, is decided by `bench.interference.run`.
 """
 
 from __future__ import annotations

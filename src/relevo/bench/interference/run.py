@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relevo.bench.client import OpenAIClient
-from relevo.bench.interference_phase import PhaseOptions, open_loop_phase, sustained_prompts_per_s
-from relevo.bench.interference_report import InterferenceReport, Variant, VariantResult
+from relevo.bench.interference.phase import PhaseOptions, open_loop_phase, sustained_prompts_per_s
+from relevo.bench.interference.report import InterferenceReport, Variant, VariantResult
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
 from relevo.core.errors import SettingsError
 from relevo.core.urls import normalise_url

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from relevo.bench.peer_scenarios import Metric
+from relevo.bench.peers.scenarios import Metric
 
 OURS = "relevo"
 VARIANT = f"{OURS}+"  # before the name of another Relevo; a peer's name has no +

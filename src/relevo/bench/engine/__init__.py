@@ -1,0 +1,1 @@
+"""`relevo bench engine`: steps of the engine alone."""

@@ -1,0 +1,1 @@
+"""`relevo bench gateway`: what the gateway costs."""

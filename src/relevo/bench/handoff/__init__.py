@@ -1,0 +1,1 @@
+"""`relevo bench handoff`: what handoffs cost."""

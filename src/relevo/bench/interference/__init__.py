@@ -1,0 +1,1 @@
+"""`relevo bench interference`: what prompts do to streams."""

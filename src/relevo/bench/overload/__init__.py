@@ -1,0 +1,1 @@
+"""`relevo bench overload`: more than the server can serve."""

@@ -1,0 +1,1 @@
+"""`relevo bench peers`: this server and others, asked alike."""

@@ -1,0 +1,1 @@
+"""`relevo bench quality`: what a dtype costs in answers."""

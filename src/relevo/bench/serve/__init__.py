@@ -1,0 +1,1 @@
+"""`relevo bench serve`: a load test."""

@@ -1,0 +1,1 @@
+"""`relevo bench sessions`: conversations and where they are sent."""

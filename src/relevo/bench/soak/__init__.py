@@ -1,0 +1,1 @@
+"""`relevo bench soak`: hours of traffic and disturbances."""

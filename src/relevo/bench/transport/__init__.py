@@ -1,0 +1,1 @@
+"""`relevo bench transport`: KV transports without a model."""
