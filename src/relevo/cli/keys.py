@@ -18,8 +18,8 @@ from relevo.build.ledger import database_location, keys_marker
 from relevo.build.metering import unix_ms
 from relevo.cli.database import DatabaseUrl, DataDir, connect, print_table
 from relevo.core.errors import SettingsError
+from relevo.gateway.generation.terms import MAX_PRIORITY
 from relevo.gateway.metering.keys import KeyRecord, create_key, list_keys, revoke_key
-from relevo.gateway.openai.terms import MAX_PRIORITY
 from relevo.policy.admission.key_limits import KeyLimits, Period
 from relevo.policy.billing.pricing import MAX_BUDGET, MAX_DECIMALS, decimal_of, num_decimals, plain
 

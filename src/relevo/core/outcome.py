@@ -67,6 +67,12 @@ class RequestEnd:
         cause = cause_of(_error_class(code))
         return cls(cause=cause, code=code, reason=reason, retry_after_s=retry_after_s, limit=limit)
 
+    @classmethod
+    def of(cls, error: Exception) -> RequestEnd:
+        """Of a request that ended with this error, one of Relevo's or not."""
+        code = error.code if isinstance(error, errors.RelevoError) else errors.InternalError.code
+        return cls(cause=cause_of(type(error)), code=code, reason=str(error))
+
     def error(self) -> errors.RelevoError:
         """What to raise where the end of a request is an exception. Only for an end with a code."""
         kind = _error_class(self.code or "")

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message
 
 from relevo.core.errors import RelevoError
 from relevo.gateway.http.errors import ErrorFormat, error_response
+from relevo.gateway.http.sse import WRITE_NOW
 
 log = logging.getLogger("relevo.http")
 
@@ -56,7 +57,7 @@ class RequestCycle:
         self, server: Server, scope: dict[str, Any], *, keep_alive: bool, expects_continue: bool, has_body: bool
     ) -> None:
         self._server = server
-        self.scope = scope
+        self.scope = scope | {"extensions": {WRITE_NOW: self.write_now}}
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
         self.has_come_whole = not has_body
@@ -71,6 +72,7 @@ class RequestCycle:
         self._is_chunked = False
         self._num_owed_bytes: int | None = None  # of the promised length
         self._is_bodiless = scope["method"] == "HEAD"
+        self._is_open_ended = False  # the response has begun, says no length and is not complete
 
     # ---- what the connection tells -----------------------------------------------------------------------------------
 
@@ -141,6 +143,14 @@ class RequestCycle:
         if not more_body:
             self._complete()
 
+    def write_now(self, data: bytes) -> bool:
+        """More of a body without a stated length; False where only `send` can take it, because it has to wait."""
+        server = self._server
+        if server.is_write_paused or self.is_gone or not self._is_open_ended:
+            return False
+        server.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        return True
+
     def _start(self, message: Message) -> None:
         if message["type"] != "http.response.start":
             raise RuntimeError(f"a response begins with its status, not with {message['type']}")
@@ -155,6 +165,7 @@ class RequestCycle:
         if length is not None:
             self._num_owed_bytes = None if self._is_bodiless else int(length)
         elif not self._is_bodiless:
+            self._is_open_ended = True
             if self.scope["http_version"] == "1.0":
                 self.keep_alive = False
             else:
@@ -175,6 +186,7 @@ class RequestCycle:
         if self._num_owed_bytes:
             raise RuntimeError("the response is shorter than its Content-Length")
         self.is_answered = True
+        self._is_open_ended = False
         self._news.set()
         self._server.answered(self)
 

@@ -156,15 +156,3 @@ def error_headers(error: RelevoError) -> dict[str, str]:
 def error_response(error_format: ErrorFormat, error: RelevoError, request_id: str = "") -> Response:
     reply = error_format.reply(error, request_id)
     return Response(reply.body, reply.status, reply.headers)
-
-
-def context_overflow_message(max_model_len: int, num_prompt_tokens: int, *, is_lower_bound: bool = False) -> str:
-    """Agents match this sentence to decide that a conversation must be compacted; change not one word.
-
-    `is_lower_bound`: of a prompt that was not read to its end; said as vLLM says it.
-    """
-    at_least = "at least " if is_lower_bound else ""
-    return (
-        f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
-        f"{at_least}{num_prompt_tokens} input tokens. Please reduce the length of the input messages."
-    )

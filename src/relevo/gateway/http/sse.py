@@ -1,21 +1,22 @@
 """Server-sent events and the client's presence.
 
-Owns the framing (`data: ...`), the response headers of a stream, and noticing that a client has gone.
-Does not know what the events say. Source: WHATWG HTML, section "Server-sent events"; ASGI HTTP specification 2.4.
+Owns the framing (`data: ...`), the response headers of a stream, the order in which its bytes leave, and noticing that
+a client has gone. Does not know what the events say. Source: WHATWG HTML, section "Server-sent events"; ASGI HTTP
+specification 2.4.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import orjson
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from relevo.gateway.http.stopping import Answering, CutOff
 
-DONE_EVENT = b"data: [DONE]\n\n"
+WRITE_NOW = "relevo.write_now"  # of a scope: `Callable[[bytes], bool]`, see `cycle.RequestCycle.write_now`
 KEEPALIVE_COMMENT = b": keep-alive\n\n"
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -32,60 +33,122 @@ def encode_event(payload: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
-class EventStream:
-    """Writes one stream of events.
+def _refuses(data: bytes) -> bool:
+    return False
 
-    Nothing goes out before the first `write`, so an early error keeps its status; with `keepalive_s`, nothing before so
-    long a silence: then comments do, and a later error is an event.
+
+class EventStream:
+    """One stream. Bytes leave in the order in which they are put: at once where the connection takes them, else with
+    `pump`, which one task awaits.
+
+    Nothing goes out before something was put, so an early error keeps its status; with `keepalive_s`, nothing before so
+    long a silence: then `keepalive` does, and a later error is an event.
     """
 
-    def __init__(self, send: Send, keepalive_s: float | None = None) -> None:
+    def __init__(self, scope: Scope, send: Send, keepalive_s: float | None = None, keepalive: bytes = b"") -> None:
         self._send = send
-        self._sending = asyncio.Lock()  # a comment never lands in the middle of an event
+        self._write_now: Callable[[bytes], bool] = scope.get("extensions", {}).get(WRITE_NOW, _refuses)
+        self._keepalive_s, self._keepalive = keepalive_s, keepalive
         self._was_quiet = True  # since the keep-alive looked last
-        self._keepalive_s = keepalive_s
-        self._keepalive: asyncio.Task[None] | None = None
+        self._beat: asyncio.TimerHandle | None = None
+        self._opening: Iterator[bytes] | None = None
+        self._unsent = bytearray()
+        self._when_sent: list[Callable[[], None]] = []
+        self._is_direct = False  # the head is out and nothing is unsent
+        self._pumping: asyncio.Future[None] | None = None  # `pump` waits for something to do
+        self._must_end = False
         self.started = False
 
-    def start_keepalive(self) -> None:
-        """From now on no silence is longer than `keepalive_s`. Until `stop_keepalive`."""
-        if self._keepalive_s is not None:
-            self._keepalive = asyncio.create_task(self._keep_alive(self._keepalive_s))
+    def open(self, pieces: Iterator[bytes]) -> None:
+        """They leave before everything that is put, each when the one before is gone."""
+        self._opening = pieces
+        self._is_direct = False
+        self._wake()
 
-    async def write(self, data: bytes) -> None:
+    def put(self, data: bytes) -> bool:
+        """True: it is out. False: it leaves with `pump`; `when_sent` tells."""
         self._was_quiet = False
-        if self.started and self._keepalive is None:  # nobody else writes
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            return
-        async with self._sending:
-            await self._write(data)
+        if self._is_direct and self._write_now(data):
+            return True
+        self._is_direct = False
+        self._unsent += data
+        self._wake()
+        return False
 
-    async def _write(self, data: bytes) -> None:
+    def when_sent(self, callback: Callable[[], None]) -> None:
+        """Called once all that was put up to now is out."""
+        if self._is_direct:
+            callback()
+        else:
+            self._when_sent.append(callback)
+
+    def end_pump(self) -> None:
+        """`pump` returns once everything is out."""
+        self._must_end = True
+        self._wake()
+
+    async def pump(self) -> None:
+        """Write what the connection did not take at once, until `end_pump`."""
+        self._beat_later()
+        while True:
+            told, self._when_sent = self._when_sent, []
+            if self._opening is not None:
+                await self._write_opening(self._opening)
+            if self._unsent:
+                data, self._unsent = self._unsent, bytearray()
+                await self._write(bytes(data))
+            for callback in told:
+                callback()
+            if self._opening is not None or self._unsent or self._when_sent:
+                continue
+            self._is_direct = self.started
+            if self._must_end:
+                return
+            self._pumping = asyncio.get_running_loop().create_future()
+            await self._pumping
+
+    async def finish(self, data: bytes) -> None:
+        """The last bytes. What is unsent because `pump` was broken off is dropped: it was never said to be out."""
+        self.close()
+        await self._write(data, more_body=False)
+
+    def close(self) -> None:
+        """No keep-alive any more. Idempotent; to be called in `finally` where the stream was made."""
+        self._is_direct = False
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    async def _write_opening(self, pieces: Iterator[bytes]) -> None:
+        """The last piece goes with what follows it."""
+        last = next(pieces, b"")
+        for piece in pieces:
+            await self._write(last)
+            last = piece
+        self._unsent[:0] = last
+        self._opening = None
+
+    async def _write(self, data: bytes, *, more_body: bool = True) -> None:
         if not self.started:
             self.started = True
             headers = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more_body})
 
-    async def end(self) -> None:
-        self.stop_keepalive()
-        async with self._sending:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+    def _wake(self) -> None:
+        if self._pumping is not None and not self._pumping.done():
+            self._pumping.set_result(None)
 
-    def stop_keepalive(self) -> None:
-        """Idempotent. To be called in `finally` by whoever made the stream."""
-        if self._keepalive is not None:
-            self._keepalive.cancel()
-            self._keepalive = None
-
-    async def _keep_alive(self, keepalive_s: float) -> None:
+    def _beat_later(self) -> None:
         """It looks twice in that time, so a silence of any beginning is broken within it."""
-        while True:
-            await asyncio.sleep(keepalive_s / 2)
-            if self._was_quiet:
-                async with self._sending:
-                    await self._write(KEEPALIVE_COMMENT)
-            self._was_quiet = True
+        if self._keepalive_s is not None:
+            self._beat = asyncio.get_running_loop().call_later(self._keepalive_s / 2, self._break_silence)
+
+    def _break_silence(self) -> None:
+        if self._was_quiet and not self._unsent:
+            self.put(self._keepalive)
+        self._was_quiet = True
+        self._beat_later()
 
 
 async def wait_until_gone(receive: Receive) -> None:

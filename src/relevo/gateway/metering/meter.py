@@ -18,7 +18,7 @@ from decimal import Decimal
 from typing import Protocol
 
 from relevo.core.errors import BudgetSpent, KeyLimitReached, LedgerUnavailable, Unauthorized
-from relevo.core.outcome import Cause
+from relevo.core.outcome import Cause, RequestEnd
 from relevo.core.ports import Clock
 from relevo.gateway.http.auth import Caller
 from relevo.gateway.metering.accounts import Accounts
@@ -53,11 +53,11 @@ class UsageEntry(Protocol):
         """After every step of the request: count what it has used. Raises BudgetSpent, Unauthorized: then it ends."""
         ...
 
-    async def settle(self, cause: Cause) -> None:
+    async def settle(self, end: RequestEnd) -> None:
         """Return once the row is kept. Raises LedgerUnavailable: then it has failed, and is billed so."""
         ...
 
-    def close(self, cause: Cause) -> None:
+    def close(self, end: RequestEnd) -> None:
         """Hand the row over and do not wait."""
         ...
 
@@ -105,7 +105,7 @@ class Meter:
     why_ended: Callable[[Caller], str] = lambda caller: ""  # why a key may not be used any more; empty: it may
     commit_timeout_s: float = COMMIT_TIMEOUT_S
     keys_failure: str = ""  # why API keys cannot be read; empty if they can
-    all_closed: asyncio.Event = field(default_factory=_set_event)  # no tab is open
+    all_closed: asyncio.Event = field(default_factory=_set_event)  # no entry is open
     _num_open: int = 0
 
     @property
@@ -145,7 +145,7 @@ class Meter:
         self.commit_timeout_s = 0.0
         await self.writer.spill(gives_up=True)
 
-    def tab_closed(self) -> None:
+    def entry_closed(self) -> None:
         self._num_open -= 1
         if not self._num_open:
             self.all_closed.set()
@@ -186,8 +186,8 @@ class OpenUsageEntry:
         if refused is not None:
             raise _refusal(refused)
 
-    async def settle(self, cause: Cause) -> None:
-        row = self._close(cause)
+    async def settle(self, end: RequestEnd) -> None:
+        row = self._close(end)
         if row is None:
             return
         writer = self.meter.writer
@@ -202,21 +202,21 @@ class OpenUsageEntry:
             self._take_back(row)
             raise LedgerUnavailable("The use of this request could not be recorded.")
 
-    def close(self, cause: Cause) -> None:
-        row = self._close(cause)
+    def close(self, end: RequestEnd) -> None:
+        row = self._close(end)
         if row is not None:
             self.meter.writer.put(row)
 
-    def _close(self, cause: Cause) -> LedgerRow | None:
+    def _close(self, end: RequestEnd) -> LedgerRow | None:
         """The row, once; None if it was closed before or nothing ever ran."""
         if self._is_closed:
             return None
         self._is_closed = True
-        self.meter.tab_closed()
+        self.meter.entry_closed()
         works = self._works()
-        bill = bill_for(cause.outcome, works)
-        row = self._row(cause, bill)
-        num_tokens = num_rate_tokens(cause.outcome, bill, self.charge.num_tokens)
+        bill = bill_for(end.outcome, works)
+        row = self._row(end.cause, bill)
+        num_tokens = num_rate_tokens(end.outcome, bill, self.charge.num_tokens)
         self._settle_charge(self.charge, num_tokens, Decimal(row.cost), row.ended_at_ms)
         return row if works else None
 
@@ -278,10 +278,10 @@ class NoMeter:
     def progress(self) -> None:
         return
 
-    async def settle(self, cause: Cause) -> None:
+    async def settle(self, end: RequestEnd) -> None:
         return
 
-    def close(self, cause: Cause) -> None:
+    def close(self, end: RequestEnd) -> None:
         return
 
 

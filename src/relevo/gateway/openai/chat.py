@@ -12,11 +12,13 @@ from starlette.responses import Response
 
 from relevo.core.errors import InvalidRequest
 from relevo.core.ids import TokenId
+from relevo.gateway.generation.answer import answer
+from relevo.gateway.generation.finished_choice import FinishedChoice
+from relevo.gateway.generation.prepare import Prepared, prepare
+from relevo.gateway.generation.spec import ChatPrompt
 from relevo.gateway.http.call import Call, system_fingerprint
-from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import chat_logprobs
-from relevo.gateway.openai.prompts import chat_token_ids
-from relevo.gateway.openai.requests import new_generations, response_id
+from relevo.gateway.openai.requests import generation_spec, refuse_template, response_id
 from relevo.gateway.openai.schemas import ChatFields
 from relevo.gateway.openai.unsupported import (
     FIELDS_WITHOUT_EFFECT,
@@ -24,53 +26,53 @@ from relevo.gateway.openai.unsupported import (
     refuse_tools,
     refuse_unsupported,
 )
-from relevo.gateway.text.generation import TextDelta
+from relevo.gateway.openai.writer import OpenAIWriter
+from relevo.gateway.text.parts import Delta, ReasoningPart, RefusalPart, TextPart, ToolCallPart
 from relevo.gateway.text.served_models import TextTokenizer
 
 
 async def chat_completions(call: Call) -> Response | None:
     """Answer one chat completion request. Raises RelevoError, ClientGone."""
-    return await answer(call, await call.read(partial(_job, call)))
+    return await answer(call, *await call.read(partial(_prepare, call)))
 
 
-def _job(call: Call, body: bytes) -> Job:
-    """What is left of the body when this returns is the job's alone. Raises RelevoError."""
+def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
+    """What is left of the body when this returns is the request's alone. Raises RelevoError."""
     fields = call.parse(body, ChatFields, FIELDS_WITHOUT_EFFECT, refuse_fields)
     served, model = call.context.models.meant_by(fields.model)
     num_logprobs = _num_logprobs(fields)
     refuse_unsupported(fields)
     refuse_tools(served, fields)
+    refuse_template(fields.chat_template)
     if fields.echo:
         raise InvalidRequest("'echo' is only supported by /v1/completions.", param="echo")
-    token_ids = chat_token_ids(served, fields)
-    generations = new_generations(
-        call,
-        served,
-        fields,
-        [token_ids],
-        model=model,
-        num_logprobs=num_logprobs,
-        default_max_tokens=None,
-        continues_text=fields.continue_final_message,
-    )
-    answer_format = ChatFormat(
+    max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    spec = generation_spec(fields, [_prompt(fields)], num_logprobs=num_logprobs, max_tokens=max_tokens)
+    prepared = prepare(call, served, model, spec)
+    shape = ChatShape(
         id=response_id(call, fields, "chatcmpl"),
         created=int(time.time()),
         model=model,
         fingerprint=system_fingerprint(served),
         tokenizer=served.tokenizer,
         num_logprobs=num_logprobs,
-        prompt_token_ids=token_ids if fields.return_token_ids else None,
+        prompt_token_ids=prepared.prompts[0].token_ids if fields.return_token_ids else None,
     )
-    options = fields.stream_options
-    return Job(
-        model=model,
-        generations=generations,
-        num_choices_per_prompt=fields.n,
-        answer_format=answer_format,
-        stream=fields.stream,
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
+    return prepared, OpenAIWriter.of(shape, prepared.num_choices, prepared.usage, fields.stream_options)
+
+
+def _prompt(fields: ChatFields) -> ChatPrompt:
+    template_kwargs = dict(fields.chat_template_kwargs)
+    if fields.reasoning_effort is not None:
+        template_kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
+    return ChatPrompt(
+        messages=fields.messages,
+        tools=fields.tools or (),
+        tool_choice="none" if fields.tool_choice == "none" else "auto",
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        add_special_tokens=fields.add_special_tokens,
+        template_kwargs=template_kwargs,
     )
 
 
@@ -83,7 +85,7 @@ def _num_logprobs(fields: ChatFields) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatFormat:
+class ChatShape:
     id: str
     created: int  # Unix seconds
     model: str
@@ -102,15 +104,16 @@ class ChatFormat:
     def tells_tokens(self) -> bool:
         return self.num_logprobs is not None or self.prompt_token_ids is not None
 
-    def logprobs(self, delta: TextDelta) -> dict[str, Any] | None:
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if self.num_logprobs is None:
             return None
         return chat_logprobs(self.tokenizer, delta.tokens, self.num_logprobs)
 
-    def delta(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
-        if not delta.text and not (delta.tokens and self.tells_tokens):
+    def delta(self, delta: Delta) -> dict[str, Any] | None:
+        shown = _delta_members(delta)
+        if not shown and not (delta.tokens and self.tells_tokens):
             return None
-        chunk = self._chunk(index, {"content": delta.text})
+        chunk = self._chunk(delta.index, shown or {"content": ""})
         choice = chunk["choices"][0]
         if self.num_logprobs is not None:
             choice["logprobs"] = self.logprobs(delta)
@@ -118,8 +121,8 @@ class ChatFormat:
             choice["token_ids"] = [token.token_id for token in delta.tokens]
         return chunk
 
-    def finish(self, index: int, delta: TextDelta) -> dict[str, Any]:
-        chunk = self._chunk(index, {})
+    def finish(self, delta: Delta) -> dict[str, Any]:
+        chunk = self._chunk(delta.index, {})
         chunk["choices"][0] |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
         return chunk
 
@@ -138,7 +141,7 @@ class ChatFormat:
             logprobs = choice.logprobs.whole(chat_logprobs(self.tokenizer, (), 0))
         shown = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []},
+            "message": _message(choice),
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
@@ -161,3 +164,39 @@ class ChatFormat:
             "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
+
+
+def _delta_members(delta: Delta) -> dict[str, Any]:
+    """Clients read a reasoning text under either of two names."""
+    shown: dict[str, Any] = {}
+    for part in delta.parts:
+        match part:
+            case TextPart(text=text):
+                shown["content"] = shown.get("content", "") + text
+            case ReasoningPart(text=text):
+                shown["reasoning"] = shown["reasoning_content"] = shown.get("reasoning", "") + text
+            case RefusalPart(text=text):
+                shown["refusal"] = shown.get("refusal", "") + text
+            case ToolCallPart():
+                shown.setdefault("tool_calls", []).append(_tool_call_delta(part))
+    return shown
+
+
+def _tool_call_delta(part: ToolCallPart) -> dict[str, Any]:
+    """The first of a call names it, later ones bring arguments alone."""
+    function = {"name": part.name} if part.name else {}
+    head = {"id": part.id, "type": "function"} if part.id else {}
+    return {"index": part.index, **head, "function": function | {"arguments": part.arguments}}
+
+
+def _message(choice: FinishedChoice) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": choice.refusal or None}
+    if choice.reasoning:
+        message["reasoning"] = message["reasoning_content"] = choice.reasoning
+    if calls := choice.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+        message["content"] = choice.text or None
+    return message | {"annotations": []}

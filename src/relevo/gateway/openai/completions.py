@@ -11,14 +11,19 @@ from typing import Any
 from starlette.responses import Response
 
 from relevo.core.errors import InvalidRequest
+from relevo.core.ids import TokenId
+from relevo.gateway.generation.answer import answer
+from relevo.gateway.generation.finished_choice import FinishedChoice
+from relevo.gateway.generation.prepare import Prepared, prepare
+from relevo.gateway.generation.prompts import Prompt
+from relevo.gateway.generation.spec import PlainPrompt
 from relevo.gateway.http.call import Call, system_fingerprint
-from relevo.gateway.openai.answers import FinishedChoice, Job, answer
 from relevo.gateway.openai.logprobs import completion_logprobs
-from relevo.gateway.openai.prompts import Prompt, completion_prompts
-from relevo.gateway.openai.requests import new_generations, response_id
+from relevo.gateway.openai.requests import generation_spec, response_id
 from relevo.gateway.openai.schemas import CompletionFields
 from relevo.gateway.openai.unsupported import FIELDS_WITHOUT_EFFECT, refuse_fields, refuse_unsupported
-from relevo.gateway.text.generation import TextDelta
+from relevo.gateway.openai.writer import OpenAIWriter
+from relevo.gateway.text.parts import Delta, TextPart
 from relevo.gateway.text.served_models import TextTokenizer
 
 DEFAULT_MAX_TOKENS = 16  # required by the API reference
@@ -26,47 +31,52 @@ DEFAULT_MAX_TOKENS = 16  # required by the API reference
 
 async def completions(call: Call) -> Response | None:
     """Answer one completion request, of one or several prompts. Raises RelevoError, ClientGone."""
-    return await answer(call, await call.read(partial(_job, call)))
+    return await answer(call, *await call.read(partial(_prepare, call)))
 
 
-def _job(call: Call, body: bytes) -> Job:
-    """What is left of the body when this returns is the job's alone. Raises RelevoError."""
+def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
+    """What is left of the body when this returns is the request's alone. Raises RelevoError."""
     fields = call.parse(body, CompletionFields, FIELDS_WITHOUT_EFFECT, refuse_fields)
     served, model = call.context.models.meant_by(fields.model)
     refuse_unsupported(fields)
     _refuse_unsupported_here(fields)
-    prompts = completion_prompts(served, fields)
-    generations = new_generations(
-        call,
-        served,
+    spec = generation_spec(
         fields,
-        [prompt.token_ids for prompt in prompts],
-        model=model,
+        [_prompt(fields, content) for content in _split_prompts(fields.prompt)],
         num_logprobs=fields.logprobs,
+        max_tokens=fields.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
-        continues_text=True,
     )
-    answer_format = CompletionFormat(
+    prepared = prepare(call, served, model, spec)
+    shape = CompletionShape(
         id=response_id(call, fields, "cmpl"),
         created=int(time.time()),
         model=model,
         fingerprint=system_fingerprint(served),
         tokenizer=served.tokenizer,
         num_logprobs=fields.logprobs,
-        prompts=prompts,
+        prompts=prepared.prompts,
         num_choices_per_prompt=fields.n,
         return_token_ids=fields.return_token_ids,
     )
-    options = fields.stream_options
-    return Job(
-        model=model,
-        generations=generations,
-        num_choices_per_prompt=fields.n,
-        answer_format=answer_format,
-        stream=fields.stream,
-        include_usage=bool(options and options.include_usage),
-        continuous_usage=bool(options and options.continuous_usage_stats),
-    )
+    return prepared, OpenAIWriter.of(shape, prepared.num_choices, prepared.usage, fields.stream_options)
+
+
+def _prompt(fields: CompletionFields, content: str | list[TokenId]) -> PlainPrompt:
+    return PlainPrompt(content=content, add_special_tokens=fields.add_special_tokens, is_repeated=fields.echo)
+
+
+def _split_prompts(prompt: str | list[Any]) -> Sequence[str | list[TokenId]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(isinstance(item, int) for item in prompt):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1 or int in kinds:
+        raise InvalidRequest("'prompt' mixes texts and token ids; send one kind.", param="prompt")
+    if not prompt:
+        raise InvalidRequest("'prompt' must not be empty.", param="prompt")
+    return prompt
 
 
 def _refuse_unsupported_here(fields: CompletionFields) -> None:
@@ -82,7 +92,7 @@ def _refuse_unsupported_here(fields: CompletionFields) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionFormat:
+class CompletionShape:
     id: str
     created: int  # Unix seconds
     model: str
@@ -106,15 +116,16 @@ class CompletionFormat:
     def tells_tokens(self) -> bool:
         return self.num_logprobs is not None or self.return_token_ids
 
-    def logprobs(self, delta: TextDelta) -> dict[str, Any] | None:
+    def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if self.num_logprobs is None:
             return None
         return completion_logprobs(self.tokenizer, delta.tokens, delta.text_offsets, self.num_logprobs)
 
-    def delta(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
-        if not delta.text and not (delta.tokens and self.tells_tokens):
+    def delta(self, delta: Delta) -> dict[str, Any] | None:
+        text = "".join(part.text for part in delta.parts if isinstance(part, TextPart))  # it has no others
+        if not text and not (delta.tokens and self.tells_tokens):
             return None
-        chunk = self._chunk(index, delta.text)
+        chunk = self._chunk(delta.index, text)
         choice = chunk["choices"][0]
         if self.num_logprobs is not None:
             choice["logprobs"] = self.logprobs(delta)
@@ -122,8 +133,8 @@ class CompletionFormat:
             choice["token_ids"] = [token.token_id for token in delta.tokens]
         return chunk
 
-    def finish(self, index: int, delta: TextDelta) -> dict[str, Any]:
-        chunk = self._chunk(index, "")
+    def finish(self, delta: Delta) -> dict[str, Any]:
+        chunk = self._chunk(delta.index, "")
         chunk["choices"][0] |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
         return chunk
 

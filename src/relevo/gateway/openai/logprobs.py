@@ -6,10 +6,8 @@ in chat (which carries its bytes too) and as `bytes:\\xNN` in completions, whose
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-import orjson
 
 from relevo.core.baton import SampledToken
 from relevo.core.ids import TokenId
@@ -38,35 +36,6 @@ def completion_logprobs(
         "tokens": [token_text(tokenizer, token.token_id) for token in tokens],
         "top_logprobs": [_top_dictionary(tokenizer, token, num_top) for token in tokens],
     }
-
-
-class LogprobParts:
-    """`choices[].logprobs` of one choice of a whole answer, kept as JSON as its tokens come.
-
-    Objects would take ten times the memory, and the event loop would stand still while all of them became JSON at once.
-    """
-
-    def __init__(self) -> None:
-        self._lists: dict[str, list[bytes]] = {}
-        self._others: dict[str, Any] = {}
-
-    def add(self, shown: Mapping[str, Any]) -> int:
-        """What follows in the same form. Returns how many bytes it takes."""
-        num_bytes = 0
-        for name, value in shown.items():
-            if isinstance(value, list):
-                part = orjson.dumps(value)[1:-1]
-                if part:
-                    self._lists.setdefault(name, []).append(part)
-                num_bytes += len(part)
-            else:
-                self._others[name] = value
-        return num_bytes
-
-    def whole(self, empty: Mapping[str, Any]) -> dict[str, Any]:
-        """For orjson alone. `empty`: the form without tokens."""
-        joined = {name: orjson.Fragment(b"[" + b",".join(parts) + b"]") for name, parts in self._lists.items()}
-        return {**empty, **self._others, **joined}
 
 
 def token_text(tokenizer: TextTokenizer, token_id: TokenId) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from relevo.core.errors import InvalidRequest, ModelNotFound
 from relevo.core.ids import RequestId, TokenId
+from relevo.gateway.text.output_parser import ParserFactory, plain_text
 from relevo.orchestrator.ports import TokenGenerator
 
 
@@ -82,6 +83,7 @@ class ServedModel:
     tokenizer: TextTokenizer
     chat_template: PromptTemplate | None  # None: the model has none, /v1/chat/completions answers 400
     make_detokenizer: DetokenizerFactory
+    make_parser: ParserFactory = plain_text  # of what it writes in conversations
     max_model_len: int  # tokens, prompt and output together
     vocab_size: int  # of the model: ids below it have an embedding, whatever the tokenizer knows besides
     eos_token_ids: tuple[TokenId, ...] = ()

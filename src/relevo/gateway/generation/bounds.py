@@ -1,13 +1,13 @@
 """How much of one thing a request may hold: bounds that no real client meets, and the sentence of each.
 
 They keep what a request costs others, in a step of the engine and on the event loop, independent of what it asks for.
-Values and types are the schemas'. The numbers of token ids are those of vLLM's sampler.
+Values and types are the schemas' of each API. The numbers of token ids are those of vLLM's sampler.
 """
 
 from __future__ import annotations
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway.openai.schemas import GenerationFields
+from relevo.gateway.generation.spec import GenerationSpec
 
 MAX_LOGIT_BIAS = 1024  # token ids
 MAX_STOP_TOKEN_IDS = 128
@@ -17,22 +17,18 @@ MAX_PROMPTS = 256  # arbitrary; in one completion request
 MAX_CHOICES_OF_ALL_PROMPTS = 256  # arbitrary; n of OpenAI's bound is 128
 
 
-def check_bounds(fields: GenerationFields) -> None:
+def check_bounds(spec: GenerationSpec) -> None:
     """Raises InvalidRequest with the value and the bound."""
-    _at_most(len(fields.logit_bias), MAX_LOGIT_BIAS, "logit_bias", "token ids")
-    _at_most(len(fields.stop_token_ids), MAX_STOP_TOKEN_IDS, "stop_token_ids", "token ids")
-    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
-    _at_most(len(stops), MAX_STOP_STRINGS, "stop", "stop strings")
-    _at_most(sum(map(len, stops)), MAX_STOP_CHARS, "stop", "characters in all")
-
-
-def check_choices(num_prompts: int, n: int) -> None:
-    """Raises InvalidRequest."""
+    _at_most(len(spec.sampling.logit_bias), MAX_LOGIT_BIAS, "logit_bias", "token ids")
+    _at_most(len(spec.sampling.stop_token_ids), MAX_STOP_TOKEN_IDS, "stop_token_ids", "token ids")
+    _at_most(len(spec.stop_strings), MAX_STOP_STRINGS, "stop", "stop strings")
+    _at_most(sum(map(len, spec.stop_strings)), MAX_STOP_CHARS, "stop", "characters in all")
+    num_prompts = len(spec.prompts)
     _at_most(num_prompts, MAX_PROMPTS, "prompt", "prompts")
-    if num_prompts * n > MAX_CHOICES_OF_ALL_PROMPTS:
+    if num_prompts * spec.n > MAX_CHOICES_OF_ALL_PROMPTS:
         raise InvalidRequest(
-            f"{num_prompts} prompts with 'n' {n} are {num_prompts * n} choices; at most {MAX_CHOICES_OF_ALL_PROMPTS} "
-            "are allowed in one request; send several.",
+            f"{num_prompts} prompts with 'n' {spec.n} are {num_prompts * spec.n} choices; at most "
+            f"{MAX_CHOICES_OF_ALL_PROMPTS} are allowed in one request; send several.",
             param="n",
         )
 

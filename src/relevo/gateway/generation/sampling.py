@@ -1,4 +1,4 @@
-"""Request fields to resolved sampling parameters: defaults and cross-field rules.
+"""What a client said of sampling to resolved parameters: defaults and cross-field rules.
 
 A request's sampling is resolved once, however many prompts it has. Pure but for the seed, which is drawn by the
 caller. Does not know prompts or HTTP.
@@ -6,17 +6,16 @@ caller. Does not know prompts or HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from relevo.core.errors import InvalidRequest
 from relevo.core.ids import TokenId
 from relevo.core.request import SamplingParams
-from relevo.gateway.openai.bounds import check_bounds
-from relevo.gateway.openai.schemas import ChatFields, GenerationFields
+from relevo.gateway.generation.spec import GenerationSpec, SamplingWish
 
-NEUTRAL: Mapping[str, float] = {  # what each parameter is when nobody sets it
+NEUTRAL: Mapping[str, float] = {  # what each parameter is when neither client nor model says
     "temperature": 1.0,
     "top_p": 1.0,
     "top_k": 0,
@@ -28,37 +27,29 @@ NEUTRAL: Mapping[str, float] = {  # what each parameter is when nobody sets it
 
 
 def resolve_sampling(
-    fields: GenerationFields,
-    *,
-    num_logprobs: int | None,
-    vocab_size: int,
-    generation_defaults: Mapping[str, Any],
+    spec: GenerationSpec, *, vocab_size: int, generation_defaults: Mapping[str, Any]
 ) -> SamplingParams:
     """What all prompts of a request share; each is completed by `for_prompt`. Raises InvalidRequest."""
-    check_bounds(fields)
-    top_k = int(_value(fields.top_k, generation_defaults, "top_k"))
+    wish = spec.sampling
+    values = {name: _value(getattr(wish, name), generation_defaults, name) for name in NEUTRAL}
+    top_k = int(values.pop("top_k"))
     return SamplingParams(
         max_tokens=1,
         seed=0,
-        n=fields.n,
-        temperature=_value(fields.temperature, generation_defaults, "temperature"),
+        n=spec.n,
         top_k=min(top_k, vocab_size) if top_k > 0 else 0,
-        top_p=_value(fields.top_p, generation_defaults, "top_p"),
-        min_p=_value(fields.min_p, generation_defaults, "min_p"),
-        frequency_penalty=_value(fields.frequency_penalty, generation_defaults, "frequency_penalty"),
-        presence_penalty=_value(fields.presence_penalty, generation_defaults, "presence_penalty"),
-        repetition_penalty=_value(fields.repetition_penalty, generation_defaults, "repetition_penalty"),
-        logit_bias=_logit_bias(fields.logit_bias, vocab_size),
-        num_logprobs=num_logprobs,
-        stop_token_ids=tuple(dict.fromkeys(check_token_ids(fields.stop_token_ids, vocab_size, "stop_token_ids"))),
-        min_tokens=fields.min_tokens,
-        ignore_eos=fields.ignore_eos,
+        logit_bias=_logit_bias(wish.logit_bias, vocab_size),
+        num_logprobs=spec.num_logprobs,
+        stop_token_ids=tuple(dict.fromkeys(check_token_ids(wish.stop_token_ids, vocab_size, "stop_token_ids"))),
+        min_tokens=wish.min_tokens,
+        ignore_eos=wish.ignore_eos,
+        **values,
     )
 
 
 def for_prompt(
     shared: SamplingParams,
-    fields: GenerationFields,
+    wish: SamplingWish,
     *,
     num_room_tokens: int,
     default_max_tokens: int | None,
@@ -69,16 +60,16 @@ def for_prompt(
     `drawn_seed` is used when the client gave none, so that a request can continue elsewhere with the same draws.
     Raises InvalidRequest.
     """
-    max_tokens = min(_max_tokens(fields) or default_max_tokens or num_room_tokens, num_room_tokens)
-    if fields.min_tokens > max_tokens:
+    max_tokens = min(wish.max_tokens or default_max_tokens or num_room_tokens, num_room_tokens)
+    if wish.min_tokens > max_tokens:
         raise InvalidRequest(
-            f"'min_tokens' is {fields.min_tokens}, more than the {max_tokens} tokens that may be generated.",
+            f"'min_tokens' is {wish.min_tokens}, more than the {max_tokens} tokens that may be generated.",
             param="min_tokens",
         )
-    return replace(shared, max_tokens=max_tokens, seed=drawn_seed if fields.seed is None else fields.seed % 2**64)
+    return replace(shared, max_tokens=max_tokens, seed=drawn_seed if wish.seed is None else wish.seed % 2**64)
 
 
-def check_token_ids(token_ids: list[TokenId], vocab_size: int, param: str) -> list[TokenId]:
+def check_token_ids(token_ids: Sequence[TokenId], vocab_size: int, param: str) -> Sequence[TokenId]:
     """`token_ids` unchanged. Raises InvalidRequest if one lies outside the vocabulary."""
     for token_id in token_ids:
         if token_id >= vocab_size:
@@ -86,12 +77,6 @@ def check_token_ids(token_ids: list[TokenId], vocab_size: int, param: str) -> li
                 f"'{param}' names token {token_id}, but the vocabulary has {vocab_size} tokens.", param=param
             )
     return token_ids
-
-
-def _max_tokens(fields: GenerationFields) -> int | None:
-    if isinstance(fields, ChatFields) and fields.max_completion_tokens is not None:
-        return fields.max_completion_tokens
-    return fields.max_tokens
 
 
 def _value(given: float | None, generation_defaults: Mapping[str, Any], name: str) -> float:

@@ -1,0 +1,168 @@
+"""From what is wanted to engine requests: prompts as tokens, sampling, salt, names; made, and not yet running.
+
+Runs in worker threads when the text is long. Does not know what an API's bodies look like.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from relevo.core.ids import RequestId
+from relevo.core.request import BATCH_PRIORITY, EngineRequest, ServiceTerms
+from relevo.gateway.generation.bounds import check_bounds
+from relevo.gateway.generation.choice import Choice, ChoiceOptions
+from relevo.gateway.generation.prompts import Prompt, tokenized
+from relevo.gateway.generation.reply_writer import Usage
+from relevo.gateway.generation.run import PromptRun
+from relevo.gateway.generation.sampling import for_prompt, resolve_sampling
+from relevo.gateway.generation.spec import ChatPrompt, GenerationSpec, PlainPrompt
+from relevo.gateway.generation.terms import priority_of, service_terms
+from relevo.gateway.http.call import Call
+from relevo.gateway.text.output_parser import ParserInput, plain_text
+from relevo.gateway.text.served_models import ServedModel
+from relevo.gateway.text.stop_strings import StopStringMatcher, StopStrings
+from relevo.policy.routing.affinity import affinity_of
+
+EXPLAIN_HEADER = "x-relevo-explain"  # of a request: any value asks for
+ROUTE_HEADER = "x-relevo-route"  # of its response: who decodes, who computed the prompt, and why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A validated request, ready to run."""
+
+    model: str  # the served name that the client asked for
+    spec: GenerationSpec
+    prompts: tuple[Prompt, ...]
+    runs: tuple[PromptRun, ...]  # one per prompt
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.runs) * self.spec.n
+
+    def usage(self) -> Usage:
+        """Up to now."""
+        return Usage(
+            num_prompt_tokens=sum(run.num_prompt_tokens for run in self.runs),
+            num_cached_tokens=sum(run.num_cached_tokens for run in self.runs),
+            num_output_tokens=sum(run.num_output_tokens for run in self.runs),
+        )
+
+
+def prepare(call: Call, served: ServedModel, model: str, spec: GenerationSpec) -> Prepared:
+    """Raises InvalidRequest, ContextLengthExceeded. `model`: the name that the client used."""
+    check_bounds(spec)
+    prompts = tuple(tokenized(served, prompt) for prompt in spec.prompts)
+    runs = _Runs(call, served, model, spec)
+    return Prepared(
+        model=model,
+        spec=spec,
+        prompts=prompts,
+        runs=tuple(runs.make(*each) for each in enumerate(zip(spec.prompts, prompts, strict=True))),
+    )
+
+
+def cache_salt(tenant: str, salt: str | None) -> bytes:
+    """What keeps the KV blocks of one tenant, or of one `cache_salt`, from another; empty: shared by all."""
+    if not tenant and salt is None:
+        return b""
+    return hashlib.sha256(f"{tenant}\0{salt or ''}".encode()).digest()
+
+
+class _Runs:
+    """Makes the runs of one request, with what they have in common."""
+
+    def __init__(self, call: Call, served: ServedModel, model: str, spec: GenerationSpec) -> None:
+        self._call, self._served, self._model, self._spec = call, served, model, spec
+        self._sampling = resolve_sampling(
+            spec, vocab_size=served.vocab_size, generation_defaults=served.generation_defaults
+        )
+        headers = call.request.headers
+        self._terms: ServiceTerms = service_terms(headers, spec.service_tier, call.tenant)
+        priority = priority_of(headers, spec.priority, call.caller.best_priority)
+        self._priority = priority + BATCH_PRIORITY if self._terms.is_batch else priority
+        self._stops = StopStrings(spec.stop_strings) if spec.stop_strings else None
+        self._options = ChoiceOptions(
+            include_stop_string=spec.include_stop_string,
+            min_tokens=spec.sampling.min_tokens,
+            stop_token_ids=self._sampling.stop_token_ids,
+            tells_tokens=spec.tells_tokens,
+        )
+
+    def make(self, number: int, both: tuple[ChatPrompt | PlainPrompt, Prompt]) -> PromptRun:
+        asked, prompt = both
+        call, served, spec = self._call, self._served, self._spec
+        num_prompt_tokens = len(prompt.token_ids)
+        request = EngineRequest(
+            request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
+            prompt_token_ids=tuple(prompt.token_ids),
+            sampling=for_prompt(
+                self._sampling,
+                spec.sampling,
+                num_room_tokens=served.max_model_len - num_prompt_tokens,
+                default_max_tokens=spec.default_max_tokens or served.generation_defaults.get("max_new_tokens"),
+                drawn_seed=served.draw_seed(),
+            ),
+            eos_token_ids=served.eos_token_ids,
+            salt=cache_salt(call.tenant, spec.cache_salt),
+            priority=self._priority,
+            terms=self._terms,
+            arrived_at_ns=call.accepted_at_ns,
+            session=self._session(asked, prompt),
+        )
+        return PromptRun(
+            request,
+            [self._choice(number * spec.n + sample, asked, prompt) for sample in range(spec.n)],
+            generator=served.generator,
+            clock=call.context.clock,
+            metrics=call.context.metrics,
+            model=self._model,
+            is_streamed=spec.is_streamed,
+            on_first_output=_explainer(call, served, request.request_id),
+        )
+
+    def _choice(self, index: int, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> Choice:
+        """The text of a plain prompt is gone on with as it is, whatever a model does in conversations."""
+        matcher = None
+        if self._stops is not None:
+            matcher = StopStringMatcher(self._stops, include_stop_str_in_output=self._spec.include_stop_string)
+        detokenizer = self._served.make_detokenizer(
+            skip_special_tokens=self._spec.skip_special_tokens, continues_text=asked.continues_text
+        )
+        is_chat = isinstance(asked, ChatPrompt)
+        make_parser = self._served.make_parser if is_chat else plain_text
+        parser = make_parser(ParserInput(prompt.token_ids, asked.shown_tools if isinstance(asked, ChatPrompt) else ()))
+        return Choice(index, self._options, detokenizer, parser, matcher)
+
+    def _session(self, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> bytes:
+        """What the router knows the conversation by."""
+        names = dict(self._spec.session)
+        if isinstance(asked, ChatPrompt):
+            names |= {"messages": asked.messages, "tools": asked.tools}
+        else:
+            names |= {"prompt": prompt.token_ids}
+        affinity = affinity_of(
+            self._call.request.headers,
+            names,
+            tenant=self._call.tenant,
+            model=self._model,
+            extra_headers=self._call.context.affinity_headers,
+        )
+        return affinity.key
+
+
+def _explainer(call: Call, served: ServedModel, request_id: RequestId) -> Callable[[], None] | None:
+    """Adds the router's reasons to the response, for a client that asks for them."""
+    explain = served.explain_route
+    if explain is None or not call.request.headers.get(EXPLAIN_HEADER):
+        return None
+
+    def note() -> None:
+        earlier = call.reply_headers.get(ROUTE_HEADER)
+        here = explain(request_id)
+        call.reply_headers[ROUTE_HEADER] = f"{earlier} || {here}" if earlier else here
+
+    return note

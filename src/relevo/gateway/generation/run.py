@@ -1,0 +1,177 @@
+"""One prompt of a request while an engine answers it: its choices, its counts and times, and how it ended.
+
+Does not know APIs, nor what becomes of a delta: that is its listener's. An end that nobody has asked for comes from the
+orchestrator; the listener asks for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from relevo.core.baton import PrefillFacts
+from relevo.core.errors import CapacityError, DeadlineExceeded, RelevoError, RequestError, WorkerError
+from relevo.core.events import TokenOutput
+from relevo.core.outcome import COMPLETE, Outcome, RequestEnd
+from relevo.core.ports import Clock
+from relevo.core.request import EngineRequest, FinishReason
+from relevo.gateway.generation.choice import Choice
+from relevo.gateway.http.context import RequestMetrics
+from relevo.gateway.text.parts import Delta
+from relevo.orchestrator.ports import RequestStarter, StartedRequest
+from relevo.policy.billing.bill import Work
+from relevo.telemetry.latency import RequestRecord, RequestTimes
+
+
+class RunListener(Protocol):
+    """Told on the event loop; raises nothing."""
+
+    def on_delta(self, run: PromptRun, delta: Delta) -> None: ...
+
+    def on_failure(self, error: RelevoError) -> None:
+        """No delta follows, though choices have not ended."""
+        ...
+
+
+class PromptRun:
+    """Implements orchestrator.ports.OutputSink. `start` once, `end` once it is of no use any more, then `record`."""
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        choices: Sequence[Choice],
+        *,
+        generator: RequestStarter,
+        clock: Clock,
+        metrics: RequestMetrics,
+        model: str,
+        is_streamed: bool = False,
+        on_first_output: Callable[[], None] | None = None,
+    ) -> None:
+        self.request = request
+        self._choices = choices
+        self._generator = generator
+        self._clock = clock
+        self._metrics = metrics
+        self._model = model
+        self._is_streamed = is_streamed
+        self._on_first_output = on_first_output
+        self._listener: RunListener | None = None  # until it has started
+        self._started: StartedRequest | None = None
+        self._end: RequestEnd | None = None
+        self._num_unfinished = len(choices)
+        self._was_let_in = True  # until it is known that it was not
+        self._token_at_ns: list[int] = []  # of the first continuation
+        self._num_stamped_tokens = 0  # of all continuations
+        self._num_output_tokens = 0
+        self._facts: PrefillFacts | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were not computed for this request."""
+        return 0 if self._facts is None else min(self._facts.num_cached_tokens, self.num_prompt_tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Summed over the choices."""
+        return self._num_output_tokens
+
+    def start(self, listener: RunListener) -> None:
+        """Outputs may come before this returns."""
+        self._listener = listener
+        self._started = self._generator.start(self.request, self)
+        if self._end is not None:
+            self._started.end(self._end)
+
+    def end(self, end: RequestEnd) -> None:
+        """Nothing more is wanted of it; every worker lets go. Without effect once it has ended."""
+        if self._end is None:
+            self._end = end
+            if self._started is not None:
+                self._started.end(end)
+
+    # ---- OutputSink --------------------------------------------------------------------------------------------------
+
+    def on_output(self, output: TokenOutput) -> None:
+        if self._end is not None:
+            return
+        if output.facts is not None and self._facts is None:
+            self._facts = output.facts
+        if self._on_first_output is not None:
+            self._on_first_output()
+            self._on_first_output = None
+        choice = self._choices[output.sample_index]
+        if choice.finish_reason is not None:
+            return
+        if output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            self._fail(WorkerError(f"The engine gave the request up ({output.finish_reason})."))
+            return
+        delta = choice.feed(output)
+        self._num_output_tokens += len(delta.tokens)
+        if delta.finish_reason is not None:
+            self._num_unfinished -= 1
+        assert self._listener is not None, "started"
+        self._listener.on_delta(self, delta)
+        if not self._num_unfinished:
+            self.end(COMPLETE)
+
+    def on_end(self, end: RequestEnd) -> None:
+        if self._end is None:
+            self._fail(WorkerError("The generation ended before it was complete.") if end.code is None else end.error())
+
+    def _fail(self, error: RelevoError) -> None:
+        is_turned_away = isinstance(error, CapacityError | RequestError) and not isinstance(error, DeadlineExceeded)
+        self._was_let_in = bool(self._num_output_tokens) or not is_turned_away
+        self.end(RequestEnd.of(error))
+        assert self._listener is not None, "started"
+        self._listener.on_failure(error)
+
+    # ---- what it did -------------------------------------------------------------------------------------------------
+
+    def stamp(self, delta: Delta) -> None:
+        """Note that the delta has been written to the client (or kept, when the answer is not streamed)."""
+        num_tokens = len(delta.tokens)
+        self._num_stamped_tokens += num_tokens
+        if delta.index % len(self._choices) == 0:
+            self._token_at_ns += [self._clock.now_ns()] * num_tokens
+
+    def work(self) -> Work | None:
+        """What was done up to now, for the bill; None if it was never let in."""
+        if self._listener is None or not self._was_let_in:
+            return None
+        return Work(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_delivered_tokens=self._num_stamped_tokens if self._is_streamed else 0,
+            is_prompt_computed=self._facts is not None,
+        )
+
+    def record(self) -> None:
+        """Hand the record of this request to the metrics, if it was let in."""
+        if self._end is None or self.work() is None:
+            return
+        record = RequestRecord(
+            request_id=self.request.request_id,
+            model=self._model,
+            times=RequestTimes(self.request.arrived_at_ns, self._token_at_ns, self._clock.now_ns()),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            n=self.request.sampling.n,
+            max_tokens=self.request.sampling.max_tokens,
+            finish_reason=self._recorded_finish_reason(self._end.outcome),
+            outcome=self._end.outcome,
+            facts=self._facts,
+            handoff_s=None,
+        )
+        self._metrics.request_finished(record)
+
+    def _recorded_finish_reason(self, outcome: Outcome) -> str:
+        if outcome is Outcome.FINISHED:
+            return self._choices[0].finish_reason or "stop"
+        return FinishReason.ABORT if outcome is Outcome.ABORTED else FinishReason.ERROR

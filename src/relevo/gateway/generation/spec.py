@@ -1,0 +1,83 @@
+"""What a client wants generated, in words of no API: made by an API's parser of requests, read by everything behind it.
+
+None means "not said": then the model's own defaults apply. Messages and tools have the form that chat templates take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from relevo.core.ids import TokenId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation, to be rendered by the model's template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()  # declared to the model, if its choice is not "none"
+    tool_choice: Literal["auto", "none"] = "auto"
+    add_generation_prompt: bool | None = None  # None: the opposite of `continue_final_message`
+    continue_final_message: bool = False
+    add_special_tokens: bool = False  # beside those that the template writes
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown_tools(self) -> Sequence[Mapping[str, Any]]:
+        return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def continues_text(self) -> bool:
+        """Whether the output goes on in the middle of a text, and is not a message of its own."""
+        return self.continue_final_message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainPrompt:
+    """A text, or the tokens of one."""
+
+    content: str | list[TokenId]
+    add_special_tokens: bool = True  # to a text
+    is_repeated: bool = False  # the answer shows the prompt's text first
+    continues_text: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingWish:
+    """How tokens are to be drawn."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[str, float] = field(default_factory=dict)  # by token id, as text
+    seed: int | None = None
+    stop_token_ids: Sequence[TokenId] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """One request: `n` choices for each of its prompts."""
+
+    prompts: Sequence[ChatPrompt | PlainPrompt]
+    sampling: SamplingWish
+    n: int = 1
+    default_max_tokens: int | None = None  # of the API; before the model's own
+    num_logprobs: int | None = None  # None: none; 0: of the drawn token alone; k: and of the k best
+    tells_tokens: bool = False  # the answer shows more of its tokens than their text
+    stop_strings: Sequence[str] = ()
+    include_stop_string: bool = False  # also: show the text of the token that ended a choice
+    skip_special_tokens: bool = True
+    is_streamed: bool = False
+    priority: int = 0
+    service_tier: str | None = None
+    cache_salt: str | None = None
+    session: Mapping[str, Any] = field(default_factory=dict)  # what may name one, see policy.routing.affinity
