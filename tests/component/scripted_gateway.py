@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,9 +15,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from relevo.core.baton import PrefillFacts, SampledToken
+from relevo.core.errors import RelevoError
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
 from relevo.core.ids import WorkerId
 from relevo.core.model import TokenizerFiles
+from relevo.core.outcome import COMPLETE, RequestEnd
 from relevo.core.request import EngineRequest, FinishReason
 from relevo.gateway.http.app import create_app
 from relevo.gateway.http.context import GatewayContext
@@ -27,7 +29,7 @@ from relevo.gateway.text.chat_template import ChatTemplate
 from relevo.gateway.text.detokenizer import IncrementalDetokenizer
 from relevo.gateway.text.served_models import ServedModel, ServedModels
 from relevo.gateway.text.tokenizer import Tokenizer
-from relevo.orchestrator.ports import EngineStatus, WorkerStatus
+from relevo.orchestrator.ports import EngineStatus, OutputSink, WorkerStatus
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 200
@@ -101,29 +103,16 @@ class ScriptedGenerator:
     resume: asyncio.Event = field(default_factory=asyncio.Event)  # the first step that hangs comes after all
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last open request has ended
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
+    def start(self, request: EngineRequest, sink: OutputSink) -> Playing:
         self.requests.append(request)
         self.num_open += 1
-        completed = False
-        try:
-            first_facts: PrefillFacts | None = facts(len(request.prompt_token_ids), self.num_cached)
-            for step in self.script(request) if callable(self.script) else self.script:
-                if isinstance(step, Exception):
-                    raise step
-                if isinstance(step, Hang):
-                    self.num_hanging += 1
-                    if self.num_hanging == self.num_to_hang:
-                        self.hanging.set()
-                    await (self.resume if self.num_hanging == 1 else asyncio.Event()).wait()
-                    continue
-                yield TokenOutput(request.request_id, step[0], sampled(request, step[1]), step[2], first_facts)
-                first_facts = None
-            completed = True
-        finally:
-            self.num_open -= 1
-            self.num_closed_early += not completed
-            if not self.num_open:
-                self.idle.set()
+        steps = list(self.script(request) if callable(self.script) else self.script)
+        playing = Playing(self, sink)
+        if steps and isinstance(steps[0], Exception):  # it is not let in
+            playing.fail(steps[0])
+        else:
+            playing.task = asyncio.create_task(playing.play(request, steps))
+        return playing
 
     def status(self) -> EngineStatus:
         return self.engine_status
@@ -132,6 +121,59 @@ class ScriptedGenerator:
         is_ready = any(worker.worker_id == worker_id and worker.ready for worker in self.engine_status.workers)
         self.drained += [worker_id] * is_ready
         return is_ready
+
+
+@dataclass(eq=False)
+class Playing:
+    """One request's script, a step per turn of the event loop."""
+
+    generator: ScriptedGenerator
+    sink: OutputSink
+    task: asyncio.Task[None] | None = None
+    is_over: bool = False
+
+    async def play(self, request: EngineRequest, steps: Sequence[Step]) -> None:
+        first_facts: PrefillFacts | None = facts(len(request.prompt_token_ids), self.generator.num_cached)
+        for step in steps:
+            if isinstance(step, Exception):
+                self.fail(step)
+            elif isinstance(step, Hang):
+                await self.hang()
+            else:
+                output = TokenOutput(request.request_id, step[0], sampled(request, step[1]), step[2], first_facts)
+                first_facts = None
+                self.sink.on_output(output)
+                await asyncio.sleep(0)
+            if self.is_over:
+                return
+        self._over(COMPLETE)
+
+    async def hang(self) -> None:
+        self.generator.num_hanging += 1
+        if self.generator.num_hanging == self.generator.num_to_hang:
+            self.generator.hanging.set()
+        await (self.generator.resume if self.generator.num_hanging == 1 else asyncio.Event()).wait()
+
+    def fail(self, error: Exception) -> None:
+        """What is no error of Relevo's is a fault of its code."""
+        is_known = isinstance(error, RelevoError)
+        end = RequestEnd.of(error) if is_known else RequestEnd.failed("internal_error", "see the log")
+        self.generator.num_closed_early += 1
+        self._over(end)
+
+    def end(self, end: RequestEnd) -> None:
+        if not self.is_over:
+            self.generator.num_closed_early += 1
+            self._over(end)
+            if self.task is not None and self.task is not asyncio.current_task():
+                self.task.cancel()
+
+    def _over(self, end: RequestEnd) -> None:
+        self.is_over = True
+        self.generator.num_open -= 1
+        if not self.generator.num_open:
+            self.generator.idle.set()
+        self.sink.on_end(end)
 
 
 def sampled(request: EngineRequest, token_ids: Sequence[int]) -> tuple[SampledToken, ...]:

@@ -11,9 +11,9 @@ from scripted_gateway import Hang, rig, says
 
 from relevo.core.errors import InvalidRequest, Overloaded
 from relevo.core.request import FinishReason
+from relevo.gateway.generation.finished_choice import LogprobParts
+from relevo.gateway.generation.kept_answer import STEP_BYTES, KeptAnswer
 from relevo.gateway.http.byte_account import ByteAccount
-from relevo.gateway.openai.kept_answer import STEP_BYTES, KeptAnswer
-from relevo.gateway.openai.logprobs import LogprobParts
 
 TEXT = "/v1/completions"
 COSTLY = {"prompt": "a", "max_tokens": 190, "logprobs": 20}

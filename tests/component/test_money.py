@@ -20,7 +20,7 @@ from metered_gateway import NOW_MS, PRICE, CountingLedgerMetrics, TroubledConnec
 from scripted_gateway import MODEL, CountingClock
 
 from relevo.core.errors import BudgetSpent, LedgerUnavailable
-from relevo.core.outcome import Cause, Outcome
+from relevo.core.outcome import Cause, Outcome, RequestEnd
 from relevo.gateway.http.auth import Caller
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.database import MemoryDatabase
@@ -51,7 +51,7 @@ class Running:
     num_delivered: int = 0
     is_computed: bool = False
     cause: Cause | None = None
-    tab: UsageEntry | None = None
+    entry: UsageEntry | None = None
 
     def work(self) -> Work:
         return Work(
@@ -108,7 +108,7 @@ class House:
         request = Running(KEYS[key % len(KEYS)], num_prompt, is_streamed, name=f"q{len(self.running + self.ended)}")
         caller = Caller(tenant=request.key_id, key_id=request.key_id)
         try:
-            request.tab = self.meter.open(caller, MODEL, request.name, [request], {})
+            request.entry = self.meter.open(caller, MODEL, request.name, [request], {})
         except (BudgetSpent, LedgerUnavailable):
             return  # never admitted: no row
         self.running.append(request)
@@ -121,23 +121,23 @@ class House:
         request.num_output += num_tokens
         if request.is_streamed:
             request.num_delivered = request.num_output
-        assert request.tab is not None
+        assert request.entry is not None
         try:
-            request.tab.progress()
+            request.entry.progress()
         except BudgetSpent:
             await self.end(which, Cause.BUDGET_SPENT)
 
     async def end(self, which: int, cause: Cause) -> None:
         request = self.running.pop(which % len(self.running))
-        assert request.tab is not None
+        assert request.entry is not None
         request.cause = cause
         self.ended.append(request)
         if cause.outcome is Outcome.FINISHED:
             request.is_computed = True
-            await request.tab.settle(cause)
+            await request.entry.settle(RequestEnd(cause=cause))
         else:
-            request.tab.close(cause)
-        request.tab.close(Cause.INTERNAL)  # whatever comes after the end changes nothing
+            request.entry.close(RequestEnd(cause=cause))
+        request.entry.close(RequestEnd(cause=Cause.INTERNAL))  # whatever comes after the end changes nothing
 
     async def stop(self) -> None:
         """Every answer is cut, then the process ends."""

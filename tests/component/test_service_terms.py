@@ -6,8 +6,8 @@ import pytest
 
 from relevo.core.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from relevo.core.request import ServiceTerms
-from relevo.gateway.http.errors import DROPPED_HEADERS, error_headers, status_of
 from relevo.gateway.generation.terms import MAX_PRIORITY, priority_of, service_terms
+from relevo.gateway.http.errors import DROPPED_HEADERS, error_headers, status_of
 
 
 def test_nothing_said_means_no_limits() -> None:

@@ -10,7 +10,7 @@ import pytest
 from scripted_gateway import Hang, ids, raw_call, rig, says
 
 from relevo.core.errors import StepFailed
-from relevo.gateway.http.sse import EventStream
+from relevo.gateway.http.sse import KEEPALIVE_COMMENT, WRITE_NOW, EventStream
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 DISCONNECT = {"type": "http.disconnect"}
@@ -97,16 +97,17 @@ async def test_a_kept_alive_stream_sends_comments_between_events_and_none_after(
         if sent[-1].startswith(b":"):
             commented.set()
 
-    stream = EventStream(send, keepalive_s=0.001)
-    await stream.write(b"data: 1\n\n")
-    stream.start_keepalive()
+    stream = EventStream({}, send, 0.001, KEEPALIVE_COMMENT)
+    stream.put(b"data: 1\n\n")
+    pumping = asyncio.create_task(stream.pump())
     async with asyncio.timeout(10):
         await commented.wait()
-    await stream.end()
+    stream.end_pump()
+    await pumping
+    await stream.finish(b"data: 2\n\n")
     num_sent = len(sent)
-    assert sent[:3] == [b"", b"data: 1\n\n", b": keep-alive\n\n"] and sent[-1] == b""
-    others = {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
-    await asyncio.gather(*others, return_exceptions=True)
+    assert sent[:3] == [b"", b"data: 1\n\n", b": keep-alive\n\n"] and sent[-1] == b"data: 2\n\n"
+    await asyncio.sleep(0.01)
     assert len(sent) == num_sent
 
 
@@ -141,10 +142,62 @@ async def test_a_stream_that_waits_for_its_first_token_says_so_and_is_whole_afte
 
 
 async def test_no_comments_by_default() -> None:
-    async def send(message: Any) -> None:
-        pass
+    sent: list[Any] = []
 
-    stream = EventStream(send)
-    stream.start_keepalive()
-    await stream.write(b"data: 1\n\n")
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    stream = EventStream({}, send, None, KEEPALIVE_COMMENT)
+    stream.end_pump()
+    await stream.pump()
+    assert not sent and asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class SlowConnection:
+    """Takes bytes at once while it `is_writable`, and waits in `send` otherwise."""
+
+    def __init__(self) -> None:
+        self.is_writable = True
+        self.writable = asyncio.Event()
+        self.sent: list[bytes] = []
+        self.scope = {"extensions": {WRITE_NOW: self.write_now}}
+
+    def write_now(self, data: bytes) -> bool:
+        if self.is_writable:
+            self.sent.append(data)
+        return self.is_writable
+
+    async def send(self, message: Any) -> None:
+        if not self.is_writable:
+            await self.writable.wait()
+        self.sent.append(message.get("body", b""))
+
+
+async def test_bytes_leave_in_order_whatever_the_reader_takes() -> None:
+    """Red if a write that need not wait overtook one that does, or if more were said to be out than is."""
+    connection, out = SlowConnection(), []
+    stream = EventStream(connection.scope, connection.send)
+    stream.open(iter([b"a", b"b"]))
+    assert not stream.put(b"c")
+    stream.when_sent(lambda: out.append("c"))
+    pumping = asyncio.create_task(stream.pump())
+    await asyncio.sleep(0)
+    assert b"".join(connection.sent) == b"abc" and out == ["c"]
+    assert stream.put(b"d") and b"".join(connection.sent) == b"abcd"
+    connection.is_writable = False
+    assert not stream.put(b"e")
+    stream.when_sent(lambda: out.append("e"))
+    await asyncio.sleep(0)
+    assert not stream.put(b"f")
+    stream.when_sent(lambda: out.append("f"))
+    connection.is_writable = True
+    assert not stream.put(b"g") and out == ["c"]
+    connection.writable.set()
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert b"".join(connection.sent) == b"abcdefg" and out == ["c", "e", "f"]
+    assert stream.put(b"h")
+    stream.end_pump()
+    await pumping
+    await stream.finish(b"i")
+    assert b"".join(connection.sent) == b"abcdefghi"

@@ -70,8 +70,11 @@ class RequestEnd:
     @classmethod
     def of(cls, error: Exception) -> RequestEnd:
         """Of a request that ended with this error, one of Relevo's or not."""
-        code = error.code if isinstance(error, errors.RelevoError) else errors.InternalError.code
-        return cls(cause=cause_of(type(error)), code=code, reason=str(error))
+        if not isinstance(error, errors.RelevoError):
+            return cls(cause=Cause.INTERNAL, code=errors.InternalError.code, reason=str(error))
+        retry_after_s = error.retry_after_s if isinstance(error, errors.CapacityError) else None
+        limit = error.limit if isinstance(error, errors.CapacityError | errors.DeadlineExceeded) else ""
+        return cls.failed(error.code, error.message, retry_after_s, limit)
 
     def error(self) -> errors.RelevoError:
         """What to raise where the end of a request is an exception. Only for an end with a code."""

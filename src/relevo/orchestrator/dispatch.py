@@ -119,7 +119,7 @@ class Dispatcher:
         return in_flight
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
-        """See `orchestrator.ports.TokenGenerator`."""
+        """See `orchestrator.generate`."""
         return generate(self, request)
 
     def drain(self, worker_id: str) -> bool:

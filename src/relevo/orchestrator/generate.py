@@ -19,7 +19,8 @@ _GONE = RequestEnd(cause=Cause.CLIENT_GONE)
 
 
 async def generate(starter: RequestStarter, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
-    """See `orchestrator.ports.TokenGenerator`."""
+    """Yield outputs until every continuation has ended. Raises a `core.errors.RelevoError`, before the first output or
+    later. Closing it early ends the request on every worker."""
     outbox = _Outbox()
     started = starter.start(request, outbox)
     try:

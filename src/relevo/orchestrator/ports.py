@@ -6,7 +6,6 @@ waits: a gateway drives them from its event loop, a simulated world from its que
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,16 +80,8 @@ class RequestStarter(Protocol):
         ...
 
 
-class TokenGenerator(Protocol):
-    """Turns an engine request into tokens. Implemented by `orchestrator.dispatch` and by fakes in tests."""
-
-    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
-        """Yield outputs until every continuation has a `finish_reason`.
-
-        Raises a `core.errors.RelevoError` (before the first output: Overloaded, NoWorker, InvalidRequest ...; later:
-        WorkerError). Closing the generator early aborts the request on every worker; closing is idempotent.
-        """
-        ...
+class TokenGenerator(RequestStarter, Protocol):
+    """What is behind the HTTP side for one model. Implemented by `orchestrator.dispatch` and by fakes in tests."""
 
     def status(self) -> EngineStatus: ...
 

@@ -167,7 +167,6 @@ class PromptRun:
             finish_reason=self._recorded_finish_reason(self._end.outcome),
             outcome=self._end.outcome,
             facts=self._facts,
-            handoff_s=None,
         )
         self._metrics.request_finished(record)
 
