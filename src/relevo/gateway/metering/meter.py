@@ -36,7 +36,7 @@ UNAVAILABLE = "What requests use cannot be recorded at present, so none is taken
 
 
 class Metered(Protocol):
-    """One prompt of a request; `gateway.text.generation` has it."""
+    """One prompt of a request; `gateway.generation.run` has it."""
 
     @property
     def num_prompt_tokens(self) -> int: ...
