@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, cast
 
 from relevo.build.clock import LoopTimers, MonotonicClock
 from relevo.core.errors import WorkerLost
@@ -25,8 +24,10 @@ from relevo.kv.arena import Arena
 from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.fake import FakeHub
 from relevo.kv.transports.shm import ShmTransport
+from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
-from relevo.orchestrator.gossip import Gossip, GossipSource, Peer
+from relevo.orchestrator.gossip import Gossip, GossipSource
+from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.route_notes import RouteNotes
@@ -51,7 +52,9 @@ class InProcessConnection:
         self.incoming: asyncio.Queue[wire.ToGateway | None] = asyncio.Queue()
         self._links = links
         self._peer = links.connect(self.incoming.put_nowait)
-        self.hello = self.incoming.get_nowait()
+        hello = self.incoming.get_nowait()
+        assert isinstance(hello, wire.Hello)
+        self.hello = hello
 
     def send(self, message: wire.ToWorker) -> None:
         if self._peer not in self._links.peer_ids:
@@ -116,22 +119,23 @@ class Gateway:
     membership: Membership
     placement: Placement
     dispatcher: Dispatcher
-    connections: list[InProcessConnection]
+    connections: Connections
+    links: list[InProcessConnection]
     is_dead: list[bool]
-    gossip: Gossip | None = None
+    gossip: GossipSockets | None = None
     task: asyncio.Task[None] = field(init=False)
 
     async def die(self) -> None:
         """As by kill -9: its connections end, nothing more is said on them."""
         self.is_dead.append(True)
-        for connection in self.connections:
-            connection.close()
+        for link in self.links:
+            link.close()
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.membership.run(self.dispatcher))
+            group.create_task(self.connections.run())
             if self.gossip is not None:
                 group.create_task(self.gossip.run())
 
@@ -163,18 +167,19 @@ class InProcessStack:
     async def add_gateway(self) -> Gateway:
         """Connected to every worker, and let in by all."""
 
-        connections: list[InProcessConnection] = []
+        links: list[InProcessConnection] = []
         is_dead: list[bool] = []
 
         async def connect(address: str) -> InProcessConnection:
             if is_dead:
                 raise ConnectionRefusedError
             worker = self.workers[address]
-            connections.append(InProcessConnection(worker.links))
-            return connections[-1]
+            links.append(InProcessConnection(worker.links))
+            return links[-1]
 
         members = [Member(WorkerId(w), worker.loop.identity.role, w) for w, worker in self.workers.items()]
-        membership = Membership(members, connect=cast(Any, connect))
+        membership = Membership(members)
+        connections = Connections(membership, connect)
         placement = Placement(membership, WorkerChooser(), BLOCK_SIZE, Random(len(self.gateways)), self.room)
         dispatcher = Dispatcher(
             membership=membership,
@@ -190,26 +195,25 @@ class InProcessStack:
             notes=RouteNotes(),
             kill=lambda worker, reason: None,
         )
-        gateway = Gateway(f"gateway-{len(self.gateways)}", membership, placement, dispatcher, connections, is_dead)
+        name = f"gateway-{len(self.gateways)}"
+        gateway = Gateway(name, membership, placement, dispatcher, connections, links, is_dead)
         if self.gossip_folder:
             gateway.gossip = self._gossip(gateway)
-            placement.tell(gateway.gossip.news)
+            placement.tell(gateway.gossip.gossip.news)
         gateway.task = asyncio.create_task(gateway.run())
-        await dispatcher.ready.wait()
+        await connections.ready.wait()
         self.gateways.append(gateway)
         return gateway
 
-    def _gossip(self, gateway: Gateway) -> Gossip:
+    def _gossip(self, gateway: Gateway) -> GossipSockets:
         """Of at most three gateways."""
         paths = {f"gateway-{i}": f"{self.gossip_folder}/{i}" for i in range(3)}
-        return Gossip(
+        placement = gateway.placement
+        source = GossipSource(placement.change_log, placement.peer_state, gateway.dispatcher.on_heard)
+        return GossipSockets(
+            gossip=Gossip(sources={"fake": source}, clock=self.clock, timers=LoopTimers(self.clock)),
             path=paths.pop(gateway.name),
             peers=[Peer(name, path) for name, path in paths.items()],
-            sources={
-                "fake": GossipSource(
-                    gateway.placement.change_log, gateway.placement.peer_state, gateway.dispatcher.on_heard
-                )
-            },
             answers={"name": lambda: gateway.name.encode()},
         )
 

@@ -27,6 +27,7 @@ from relevo.engine.loop import EngineLoop, WorkerIdentity
 from relevo.kv.arena import Arena
 from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.shm import ShmTransport
+from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
@@ -154,9 +155,8 @@ class RecoveryWorld:
             name: TimedWorker(self._loop, name, role, arena, index * NUM_BLOCKS)
             for index, (name, role) in enumerate(self.roles.items())
         }
-        self._membership = Membership(
-            [Member(WorkerId(name), role, name) for name, role in self.roles.items()], connect=cast(Any, self._connect)
-        )
+        self._membership = Membership([Member(WorkerId(name), role, name) for name, role in self.roles.items()])
+        self._connections = Connections(self._membership, self._connect)
         room = RoomLimits(max_running=MAX_RUNNING, max_ahead_tokens=2 * BUDGET, max_ahead_s=0.5, block_size=BLOCK_SIZE)
         self.placement = Placement(self._membership, WorkerChooser(), BLOCK_SIZE, self._rng, room)
         self.admission = Admission(self.limits)
@@ -206,8 +206,8 @@ class RecoveryWorld:
         run_virtually(self._loop, self._main())
 
     async def _main(self) -> None:
-        members = asyncio.create_task(self._membership.run(self._dispatcher))
-        await self._dispatcher.ready.wait()
+        members = asyncio.create_task(self._connections.run())
+        await self._connections.ready.wait()
         try:
             async with asyncio.TaskGroup() as clients:
                 for number, asked in enumerate(self.asked):

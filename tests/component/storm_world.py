@@ -27,6 +27,7 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import fake_layout
 from relevo.kv.arena import Arena
 from relevo.kv.transports.fake import FakeHub, Faults
+from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
@@ -123,8 +124,8 @@ class StormWorld:
         self._membership = Membership(
             [Member(WorkerId(name), role, name) for name, role in self._roles.items()],
             heartbeat_timeout_s=3.0,
-            connect=self._connect,
         )
+        self._connections = Connections(self._membership, self._connect)
         self._placement = Placement(self._membership, WorkerChooser(), BLOCK_SIZE, self._rng)
         self._admission = Admission(AdmissionLimits(max_queued_requests=storm.num_clients))
         self._dispatcher = Dispatcher(
@@ -161,9 +162,9 @@ class StormWorld:
         self._loop.set_exception_handler(self._on_error)
         for name in self._roles:
             self._start(name)
-        members = asyncio.create_task(self._membership.run(self._dispatcher))
+        members = asyncio.create_task(self._connections.run())
         weather = asyncio.create_task(self._weather())
-        await self._dispatcher.ready.wait()
+        await self._connections.ready.wait()
         try:
             while self.tally.num_aborts < num_aborts:
                 goal = min(num_aborts, self.tally.num_aborts + self.storm.aborts_between_calms)

@@ -23,7 +23,7 @@ from relevo.core.events import StepCounters, WorkerLoad
 from relevo.core.ids import WorkerRef
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.keys import KeyRecord
-from relevo.orchestrator import gossip as gossip_module
+from relevo.orchestrator import gossip_sockets
 from relevo.orchestrator.ports import EngineStatus, WorkerStatus
 from relevo.policy.admission.key_limits import Charge, KeyLimits, Refused
 from relevo.telemetry.merged_series import SeriesFamily
@@ -97,7 +97,7 @@ async def test_one_that_comes_later_hears_what_is_under_way_already(folder: str)
 
 async def test_a_follower_that_does_not_read_is_cut_off(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when news pile up for it without bound."""
-    monkeypatch.setattr(gossip_module, "MAX_UNREAD_BYTES", 10_000)
+    monkeypatch.setattr(gossip_sockets, "MAX_UNREAD_BYTES", 10_000)
     async with in_process_stack(SPLIT, num_gateways=1, gossip_folder=folder) as stack:
         gateway = stack.gateways[0]
         assert gateway.gossip is not None
@@ -132,7 +132,7 @@ async def test_a_key_has_one_minute_of_tokens_through_all_gateways(folder: str) 
         assert second is not None
         accounts = [accounts_of_one_key(), accounts_of_one_key()]
         for gossip, own in zip((first, second), accounts, strict=True):
-            share_accounts(gossip, own, CountingClock())
+            share_accounts(gossip.gossip, own, CountingClock())
         await hear_each_other(stack.gateways)
         charge = accounts[0].try_charge("k", 60, Decimal(0), 0, 0)
         assert isinstance(charge, Charge)
@@ -150,8 +150,8 @@ async def test_a_key_has_one_budget_through_all_gateways(folder: str) -> None:
         assert first is not None
         assert second is not None
         own, other = accounts_of_one_key(budget=Decimal(100)), accounts_of_one_key(budget=Decimal(100))
-        share_accounts(first, own, CountingClock())
-        share_accounts(second, other, CountingClock())
+        share_accounts(first.gossip, own, CountingClock())
+        share_accounts(second.gossip, other, CountingClock())
         await hear_each_other(stack.gateways)
         charge, there = own.try_charge("k", 10, Decimal(10), 0, 0), other.try_charge("k", 10, Decimal(10), 0, 0)
         assert isinstance(charge, Charge) and isinstance(there, Charge)

@@ -19,12 +19,14 @@ from pathlib import Path
 import pytest
 from in_process_stack import until
 
+from relevo.build.clock import LoopTimers, MonotonicClock
 from relevo.build.serve import open_listener, plan_serving, serving
 from relevo.cli.child import StatusPipe
 from relevo.core.events import WireRefusal
 from relevo.gateway.metering.database import SqliteDatabase
-from relevo.orchestrator import gossip as gossip_module
-from relevo.orchestrator.gossip import Gossip, Peer
+from relevo.orchestrator import gossip_sockets
+from relevo.orchestrator.gossip import Gossip
+from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
 from relevo.settings import Settings
 from relevo.wire import messages as wire
 from relevo.wire import server as server_module
@@ -157,12 +159,20 @@ def test_peers_of_a_worker_are_bounded_in_number_and_in_what_they_announce(
 # ---- gossip ----------------------------------------------------------------------------------------------------------
 
 
+def gossip_of(folder: Path) -> GossipSockets:
+    clock = MonotonicClock()
+    return GossipSockets(
+        gossip=Gossip(sources={}, clock=clock, timers=LoopTimers(clock)),
+        path=f"{folder}/g",
+        peers=[Peer("other", f"{folder}/nobody")],
+        answers={"name": lambda: b"me"},
+    )
+
+
 async def talk(folder: Path, said: bytes) -> bytes:
     """What a gateway answers to these bytes, until it ends the connection."""
-    gossip = Gossip(
-        path=f"{folder}/g", peers=[Peer("other", f"{folder}/nobody")], sources={}, answers={"name": lambda: b"me"}
-    )
-    running = asyncio.create_task(gossip.run())
+    sockets = gossip_of(folder)
+    running = asyncio.create_task(sockets.run())
     try:
         await asyncio.sleep(0)  # it listens
         assert mode(folder / "g") == 0o600
@@ -210,12 +220,12 @@ async def test_nonsense_ends_the_connection_to_a_gateway(folder: Path, said: byt
 
 async def test_a_follower_that_talks_on_is_cut_off(folder: Path) -> None:
     """Red if what it says is gathered until it leaves."""
-    gossip = Gossip(path=f"{folder}/g", peers=[Peer("other", f"{folder}/nobody")], sources={}, answers={})
-    running = asyncio.create_task(gossip.run())
+    sockets = gossip_of(folder)
+    running = asyncio.create_task(sockets.run())
     await asyncio.sleep(0)  # it listens
     reader, writer = await asyncio.open_unix_connection(f"{folder}/g")
     writer.write(encode_frame(Follow()))
-    await until(lambda: bool(gossip._followers))
+    await until(lambda: bool(sockets._followers))
     writer.write(b"x")
     async with asyncio.timeout(WAIT_S):
         await reader.read()  # what it was told, and then the end
@@ -225,12 +235,12 @@ async def test_a_follower_that_talks_on_is_cut_off(folder: Path) -> None:
 
 
 async def test_a_silent_connection_to_a_gateway_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gossip_module, "QUESTION_S", 0.01)
+    monkeypatch.setattr(gossip_sockets, "QUESTION_S", 0.01)
     assert await talk(folder, b"") == b""
 
 
 async def test_connections_to_a_gateway_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gossip_module, "MAX_CONNECTIONS", 0)
+    monkeypatch.setattr(gossip_sockets, "MAX_CONNECTIONS", 0)
     assert await talk(folder, encode_frame(Ask("name"))) == b""
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from virtual_time import VirtualLoop, run_virtually
@@ -21,6 +21,7 @@ from relevo.core.handoff import KVEndpoint, KVSite, Reach
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.request import EngineRequest, FinishReason, SamplingParams, ServiceTerms
 from relevo.engine.fake_runner import fake_layout
+from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
@@ -99,7 +100,8 @@ class World:
         self._joining: dict[str, ManualWorker] = {}
         self._epochs = dict.fromkeys(self.roles, 0)
         members = [Member(WorkerId(name), role, name) for name, role in self.roles.items()]
-        self.membership = Membership(members, connect=cast(Any, self._connect))
+        self.membership = Membership(members)
+        self.connections = Connections(self.membership, self._connect)
         self.placement = Placement(self.membership, WorkerChooser(), 4, Random(0))
         self.dispatcher = Dispatcher(
             membership=self.membership,
@@ -166,7 +168,7 @@ class World:
 @asynccontextmanager
 async def world_of(loop: VirtualLoop, roles: dict[str, str]) -> AsyncIterator[World]:
     world = World(loop, roles)
-    running = asyncio.create_task(world.membership.run(world.dispatcher))
+    running = asyncio.create_task(world.connections.run())
     try:
         yield world
     finally:

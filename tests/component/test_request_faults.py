@@ -48,7 +48,7 @@ async def ends_alone(stack: InProcessStack, error: type[Exception]) -> None:
     await until(
         lambda: all(worker.is_clean for worker in stack.workers.values()) and not gateway.dispatcher.num_in_flight
     )
-    assert gateway.placement.is_idle and len(gateway.connections) == len(stack.workers)
+    assert gateway.placement.is_idle and len(gateway.links) == len(stack.workers)
 
 
 OF_THE_WORKER: dict[str, Callable[[Any], Any]] = {
@@ -114,7 +114,7 @@ async def test_a_message_that_cannot_be_handled_ends_no_connection(monkeypatch: 
         monkeypatch.setattr(type(gateway.placement), "take_cache_report", fail)
         assert len((await gateway.tokens(request_for(0, PROMPT)))[0]) == 8
         assert len((await gateway.tokens(request_for(2, PROMPT)))[0]) == 8
-        assert raised and len(gateway.connections) == 1 and not gateway.task.done()
+        assert raised and len(gateway.links) == 1 and not gateway.task.done()
 
 
 async def test_a_request_of_which_room_cannot_be_told_blocks_no_line(monkeypatch: pytest.MonkeyPatch) -> None:

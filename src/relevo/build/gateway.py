@@ -38,6 +38,7 @@ from relevo.gateway.text.chat_template import ModelTemplates
 from relevo.gateway.text.detokenizer import IncrementalDetokenizer
 from relevo.gateway.text.served_models import ServedModel, ServedModels
 from relevo.gateway.text.tokenizer import Tokenizer
+from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
@@ -52,6 +53,7 @@ from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.telemetry.log import configure
 from relevo.telemetry.metrics import GatewayMetrics
 from relevo.wire.child_process import answer_pulses
+from relevo.wire.client import WorkerConnection
 from relevo.wire.status import Status
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     gossip = None
     if config.peers:
         others = _others(config, backends, context, metrics, metering)
-        context, gossip = replace(context, others=others), others.gossip
+        context, gossip = replace(context, others=others), others.sockets
     routes = route_table()
     app = create_app(context, routes)
     phases.done("tokenizers and application")
@@ -91,11 +93,12 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(backend.membership.run(backend.dispatcher)) for backend in backends]
-        tasks.append(asyncio.create_task(_report_ready([backend.dispatcher for backend in backends], report)))
+        connections = [backend.connections for backend in backends]
+        tasks = [asyncio.create_task(each.run()) for each in connections]
+        tasks.append(asyncio.create_task(_report_ready(connections, report)))
         if gossip is not None:
             if config.epoch > 1:  # the others serve meanwhile
-                await _all_ready([backend.dispatcher for backend in backends])
+                await _all_ready(connections)
             tasks.append(asyncio.create_task(gossip.run()))
         for task in tasks:
             task.add_done_callback(end_if_broken)
@@ -131,17 +134,17 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
         sys.exit(EXIT_BROKEN)
 
 
-async def _all_ready(dispatchers: Sequence[Dispatcher]) -> None:
+async def _all_ready(connections: Sequence[Connections]) -> None:
     """Or `JOIN_S` have passed: then its workers are really gone, and clients should hear it."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(JOIN_S):
-            for dispatcher in dispatchers:
-                await dispatcher.ready.wait()
+            for each in connections:
+                await each.ready.wait()
 
 
-async def _report_ready(dispatchers: Sequence[Dispatcher], report: Report) -> None:
-    for dispatcher in dispatchers:
-        await dispatcher.ready.wait()
+async def _report_ready(connections: Sequence[Connections], report: Report) -> None:
+    for each in connections:
+        await each.ready.wait()
     report(Status(kind="ready"))
 
 
@@ -150,7 +153,7 @@ class ModelBackend:
     """What generates one model's tokens: its workers' connections, and its dispatcher with router and admission."""
 
     config: ServedModelConfig
-    membership: Membership
+    connections: Connections
     placement: Placement
     dispatcher: Dispatcher
     notes: RouteNotes
@@ -166,7 +169,13 @@ def build_backend(config: ServedModelConfig, metrics: GatewayMetrics, report: Re
         membership, build_chooser(config), config.block_size, random.Random(), build_room_limits(config)
     )
     dispatcher = build_dispatcher(config, membership, placement, metrics, notes, report)
-    return ModelBackend(config=config, membership=membership, placement=placement, dispatcher=dispatcher, notes=notes)
+    return ModelBackend(
+        config=config,
+        connections=Connections(membership, WorkerConnection.open),
+        placement=placement,
+        dispatcher=dispatcher,
+        notes=notes,
+    )
 
 
 def build_dispatcher(

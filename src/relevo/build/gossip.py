@@ -9,12 +9,14 @@ from typing import Any
 
 import msgspec
 
+from relevo.build.clock import LoopTimers, MonotonicClock
 from relevo.build.configs import GatewayConfig
 from relevo.core.ports import Clock
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.meter import Meter
 from relevo.orchestrator.dispatch import Dispatcher
-from relevo.orchestrator.gossip import Gossip, GossipSource, Peer
+from relevo.orchestrator.gossip import Gossip, GossipSource
+from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
 from relevo.orchestrator.placement import Placement
 from relevo.policy.billing.pricing import plain
 from relevo.telemetry.merged_series import SeriesFamily
@@ -29,14 +31,14 @@ class Others:
     """Implements gateway.context.OtherGateways."""
 
     gateway_id: str
-    gossip: Gossip
+    sockets: GossipSockets
 
     async def metrics(self) -> dict[str, Sequence[SeriesFamily] | None]:
-        answers = await self.gossip.ask(_METRICS)
+        answers = await self.sockets.ask(_METRICS)
         return {name: _decoded(body, tuple[SeriesFamily, ...]) for name, body in answers.items()}
 
     async def readiness(self) -> dict[str, dict[str, Any] | None]:
-        answers = await self.gossip.ask(_READINESS)
+        answers = await self.sockets.ask(_READINESS)
         return {name: _decoded(body, dict[str, Any]) for name, body in answers.items()}
 
 
@@ -48,19 +50,25 @@ def build_others(
     meter: Meter,
 ) -> Others:
     """`metrics`, `readiness`: what this gateway says of itself."""
+    clock = MonotonicClock()
     gossip = Gossip(
-        path=config.gossip_path,
-        peers=[Peer(peer.gateway_id, peer.path) for peer in config.peers],
         sources={
             name: GossipSource(placement.change_log, placement.peer_state, dispatcher.on_heard)
             for name, (placement, dispatcher) in models.items()
         },
+        clock=clock,
+        timers=LoopTimers(clock),
+    )
+    sockets = GossipSockets(
+        gossip=gossip,
+        path=config.gossip_path,
+        peers=[Peer(peer.gateway_id, peer.path) for peer in config.peers],
         answers={_METRICS: lambda: _encode(tuple(metrics())), _READINESS: lambda: _encode(readiness())},
     )
     share_accounts(gossip, meter.accounts, meter.clock)
     for placement, _ in models.values():
         placement.tell(gossip.news)
-    return Others(config.gateway_id, gossip)
+    return Others(config.gateway_id, sockets)
 
 
 def share_accounts(gossip: Gossip, accounts: Accounts, clock: Clock) -> None:

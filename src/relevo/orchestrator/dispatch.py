@@ -8,7 +8,6 @@ loop does; messages are handled as they arrive, in order. What raises over one r
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -94,7 +93,7 @@ class Dispatcher:
             let_in=lambda in_flight: self._advance(in_flight, events.LetIn()),
             turn_away=lambda in_flight, end: self._advance(in_flight, events.EndRequested(end)),
         )
-        self.ready = asyncio.Event()  # every configured worker has been there
+        membership.report_to(self)
 
     # ---- TokenGenerator ----------------------------------------------------------------------------------------------
 
@@ -126,16 +125,16 @@ class Dispatcher:
         return self._membership.drain(WorkerId(worker_id))
 
     def status(self) -> EngineStatus:
-        workers = self._membership.statuses()
-        ready = any(worker.ready for worker in workers)
-        reasons = "; ".join(f"{m.worker_id}: {m.why_not_ready}" for m in self._membership.members if not m.is_ready)
+        members = self._membership.members
+        ready = self._membership.is_complete and any(member.is_ready for member in members)
+        reasons = "; ".join(f"{m.worker_id}: {m.why_not_ready}" for m in members if not m.is_ready)
         waiting = (Phase.WAITING, Phase.ROUTING, Phase.QUEUED)
         return EngineStatus(
-            ready=ready and all(worker.epoch > 0 for worker in workers),
+            ready=ready,
             reason="" if ready else reasons,
             num_queued=sum(1 for in_flight in self._requests.values() if in_flight.handoff.phase in waiting),
             num_in_flight=len(self._requests),
-            workers=workers,
+            workers=self._membership.statuses(),
             lines=self._queue.statuses(),
         )
 
@@ -166,8 +165,6 @@ class Dispatcher:
 
     def on_worker_ready(self, worker: WorkerRef) -> None:
         self._placement.follow_cache(worker)
-        if self.status().ready:
-            self.ready.set()
         for in_flight in list(self._requests.values()):
             route = in_flight.unpark()
             if route is not None:

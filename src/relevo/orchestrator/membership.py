@@ -1,44 +1,40 @@
-"""Which workers are there: one connection each, who is ready, what their load is.
+"""Which workers there are: who is ready, what their load is, and over which link each is reached.
 
-Owns connections and the rule by which a worker is let in. A worker that joins may be a new incarnation of one that
-died while another worker was still writing into its blocks. It gets traffic only when every other worker has
-acknowledged a fence, or is gone: then nobody writes under the old incarnation any more (docs/architecture.md, 4). The
-same fence frees the rooms that a gateway left behind when it died: every gateway that lives asks, whoever is answered
-by all releases them.
+Owns the table of members, which are added and removed at run time, and the rule by which a worker is let in. A worker
+that joins may be a new incarnation of one that died while another worker was still writing into its blocks. It gets
+traffic only when every other worker has acknowledged a fence, or is gone: then none writes under the old incarnation
+any more (docs/architecture.md, 4). The same fence frees the rooms that a gateway left behind when it died: every
+gateway that lives asks, and one that all have answered releases them.
 
 A worker is alive while its step loop answers. One that is stopped or wedged keeps its connection but says nothing: it
 is out of rotation then, and the supervisor is asked to end it. Its requests move on when it is gone, not before: until
 then it might still write.
 
-Does not know requests: messages about them go to the `MessageSink`.
+Nothing here waits: `connected`, `heard`, `lost` and `ping` are called by what has the links
+(`orchestrator.connections`, a simulated world). Does not know requests: messages about them go to the `MessageSink`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from relevo.core.errors import LayoutMismatch, ProtocolError, WorkerLost
+from relevo.core.errors import WorkerLost
 from relevo.core.events import StepCounters, WorkerLoad
 from relevo.core.handoff import KVPath
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
-from relevo.orchestrator.ports import WorkerStatus
+from relevo.orchestrator.ports import WorkerLink, WorkerStatus
 from relevo.policy.http.liveness import INTERVAL_S, Liveness
 from relevo.policy.routing.kv_path import kv_path
 from relevo.wire import messages as wire
-from relevo.wire.client import WorkerConnection
 
 log = logging.getLogger("relevo.gateway")
 
-_CONNECT_RETRY_S = 0.02  # arbitrary: a worker that starts is found at once, for a ten-thousandth of a core each
-_REFUSED_RETRY_S = 0.5  # arbitrary: what does not fit stays so for a while
-
 
 class MessageSink(Protocol):
-    """Whoever owns the requests."""
+    """What owns the requests."""
 
     def on_message(self, worker: WorkerRef, message: wire.ToGateway) -> None: ...
 
@@ -53,12 +49,12 @@ class MessageSink(Protocol):
 
 @dataclass(slots=True)
 class Member:
-    """One configured worker, whether or not it is there."""
+    """One worker that belongs to this cluster, whether or not it is there."""
 
     worker_id: WorkerId
     role: str
     address: str
-    connection: WorkerConnection | None = None
+    link: WorkerLink | None = None
     hello: wire.Hello | None = None  # of the present or last incarnation
     load: WorkerLoad = field(default_factory=WorkerLoad)
     counters: StepCounters = field(default_factory=StepCounters)
@@ -66,10 +62,11 @@ class Member:
     why_not_ready: str = "starting"
     unfenced: set[WorkerId] = field(default_factory=set)  # workers that may still write into its former blocks
     fence_nonce: int = 0  # of the fences that `unfenced` waits for
-    orphans: set[RequestId] = field(default_factory=set)  # rooms to release when nobody is unfenced
+    orphans: set[RequestId] = field(default_factory=set)  # rooms to release when none is unfenced
     liveness: Liveness = field(default_factory=lambda: Liveness(2))
     is_silent: bool = False
     is_leaving: bool = False  # finishes what it has, takes nothing new
+    is_removed: bool = False  # is forgotten once its link has ended
 
     @property
     def ref(self) -> WorkerRef:
@@ -78,39 +75,51 @@ class Member:
     @property
     def is_gone(self) -> bool:
         """It was there, and its process has ended since."""
-        return self.hello is not None and self.connection is None
+        return self.hello is not None and self.link is None
 
 
 class Membership:
-    """Keeps a connection to every configured worker. `run` until cancelled."""
-
-    def __init__(
-        self,
-        members: list[Member],
-        *,
-        heartbeat_timeout_s: float = 8.0,
-        connect: Callable[[str], Awaitable[WorkerConnection]] = WorkerConnection.open,
-    ) -> None:
+    def __init__(self, members: Iterable[Member] = (), *, heartbeat_timeout_s: float = 8.0) -> None:
         """`heartbeat_timeout_s` is counted in whole intervals in which this process was awake and heard nothing."""
-        self._connect = connect
         self._members = {member.worker_id: member for member in members}
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._sink: MessageSink | None = None
+        self._sink: MessageSink
+        self.is_complete = False  # once every member has been there, one of them ready
 
-    async def run(self, sink: MessageSink) -> None:
+    def report_to(self, sink: MessageSink) -> None:
+        """To be called before anything is heard."""
         self._sink = sink
-        async with asyncio.TaskGroup() as group:
-            for member in self._members.values():
-                group.create_task(self._keep(member))
 
     @property
     def members(self) -> tuple[Member, ...]:
-        return tuple(self._members.values())
+        """Of which more may be expected: without those that were removed and finish what they have."""
+        return tuple(member for member in self._members.values() if not member.is_removed)
+
+    def __contains__(self, member: Member) -> bool:
+        return self._members.get(member.worker_id) is member
+
+    def add(self, member: Member) -> None:
+        """It gets work as soon as it is connected and let in."""
+        assert member.worker_id not in self._members, "added twice"
+        self._members[member.worker_id] = member
+
+    def remove(self, worker_id: WorkerId) -> None:
+        """It takes nothing new, finishes what it has within its drain time, and is forgotten when its link ends; what
+        then still runs there is continued elsewhere. One that is not there is forgotten at once. Idempotent."""
+        member = self._members.get(worker_id)
+        if member is None or member.is_removed:
+            return
+        member.is_removed = member.is_leaving = True
+        member.is_ready, member.why_not_ready = False, "removed"
+        if member.link is None:
+            self._forget(member)
+        else:
+            self.send(member.ref, wire.Drain())
 
     def get(self, worker: WorkerRef) -> Member | None:
         """The member, if that incarnation is connected."""
         member = self._members.get(worker.worker_id)
-        if member is None or member.connection is None or member.ref != worker:
+        if member is None or member.link is None or member.ref != worker:
             return None
         return member
 
@@ -129,10 +138,10 @@ class Membership:
     def send(self, worker: WorkerRef, message: wire.ToWorker) -> bool:
         """False if that incarnation is gone (or its connection just broke): nothing was sent."""
         member = self.get(worker)
-        if member is None or member.connection is None:
+        if member is None or member.link is None:
             return False
         try:
-            member.connection.send(message)
+            member.link.send(message)
         except WorkerLost:
             member.is_ready = False  # `on_worker_gone` follows
             return False
@@ -159,106 +168,104 @@ class Membership:
             for member in self._members.values()
         )
 
-    # ---- one connection ----------------------------------------------------------------------------------------------
+    # ---- what happens to a link --------------------------------------------------------------------------------------
 
-    async def _keep(self, member: Member) -> None:
-        while True:
-            try:
-                connection = await self._connect(member.address)
-            except (OSError, WorkerLost):
-                await asyncio.sleep(_CONNECT_RETRY_S)
-                continue
-            except ProtocolError as error:
-                member.why_not_ready = error.message
-                log.error("%s refused: %s", member.worker_id, error.message)
-                await asyncio.sleep(_REFUSED_RETRY_S)
-                continue
-            try:
-                await self._serve(member, connection)
-            except Exception:  # it would end the other connections too
-                log.exception("the connection to %s was ended, and is made again", member.worker_id)
-                await asyncio.sleep(_REFUSED_RETRY_S)
+    def connected(self, worker_id: WorkerId, link: WorkerLink) -> bool:
+        """An incarnation of the worker has said Hello. False: it is not let in, `why_not_ready` says why."""
+        member, hello = self._members.get(worker_id), link.hello
+        if member is None:
+            return False
+        for other in self._others(member):
+            mismatch = hello.layout.mismatch(other.hello.layout) if other.hello is not None else None
+            if mismatch is not None:
+                self.refused(worker_id, f"{worker_id} does not fit {other.worker_id}: {mismatch}")
+                return False
+        member.hello, member.link, member.load = hello, link, hello.load
+        member.counters = StepCounters()
+        member.liveness = Liveness.within(self._heartbeat_timeout_s)
+        member.is_silent = member.is_leaving = False
+        member.why_not_ready = "waiting for the other workers to let go of its former blocks"
+        member.orphans = set()
+        log.info("%s joined (epoch %d, pid %d, %s)", worker_id, hello.epoch, hello.pid, hello.role)
+        for other in self._others(member):
+            self.send(member.ref, wire.Fence(other.worker_id, other.ref.epoch, other.fence_nonce))
+        self._fence(member, hello.orphans)
+        self._all_fenced(member)
+        return True
 
-    async def _serve(self, member: Member, connection: WorkerConnection) -> None:
-        """From Hello to the end of the connection."""
-        pinging = asyncio.create_task(self._ping(member, connection))
+    def refused(self, worker_id: WorkerId, reason: str) -> None:
+        """What was reached at its address is none of ours."""
+        member = self._members.get(worker_id)
+        if member is not None:
+            member.why_not_ready = reason
+            log.error("%s refused: %s", worker_id, reason)
+
+    def heard(self, worker_id: WorkerId, message: wire.ToGateway) -> None:
+        """A message that cannot be handled ends no link: the link is that of every request on the worker."""
         try:
-            self._join(member, connection)
-            while True:
-                self._try_receive(member, await connection.receive())
-        except LayoutMismatch as error:
-            member.why_not_ready = error.message
-            log.error("%s refused: %s", member.worker_id, error.message)
-            await asyncio.sleep(_REFUSED_RETRY_S)
-        except (WorkerLost, ProtocolError) as error:
-            log.warning("%s (epoch %d) is gone: %s", member.worker_id, member.ref.epoch, error.message)
-        finally:
-            pinging.cancel()
-            connection.close()
-            self._leave(member)
+            self._receive(self._members[worker_id], message)
+        except Exception:
+            log.exception("%s: a %s could not be handled", worker_id, type(message).__name__)
 
-    async def _ping(self, member: Member, connection: WorkerConnection) -> None:
-        """Until it is silent or gone. Every interval gives the event loop the chance to read what has arrived."""
-        while not member.is_silent:
-            await asyncio.sleep(INTERVAL_S)
-            if not member.liveness.ask():
-                self._silent(member)
-                return
-            try:
-                connection.send(wire.Ping(member.liveness.num_unanswered))
-            except WorkerLost:
-                return
+    def ping(self, worker_id: WorkerId) -> bool:
+        """Once per `liveness.INTERVAL_S`: does its step loop answer? False: it is silent or gone, so ask no more."""
+        member = self._members.get(worker_id)
+        if member is None or member.link is None or member.is_silent:
+            return False
+        if not member.liveness.ask():
+            self._silent(member)
+            return False
+        return self.send(member.ref, wire.Ping(member.liveness.num_unanswered))
+
+    def lost(self, worker_id: WorkerId, reason: str) -> None:
+        """Its link has ended, and with it the process. Without effect if it had none."""
+        member = self._members.get(worker_id)
+        if member is None or member.link is None:
+            return
+        gone = member.ref
+        log.warning("%s (epoch %d) is gone: %s", worker_id, gone.epoch, reason)
+        member.link, member.is_ready, member.why_not_ready = None, False, "restarting"
+        member.load = WorkerLoad()
+        self._sink.on_worker_gone(gone)
+        if member.is_removed:
+            self._forget(member)
+        else:
+            self._writes_no_more(member)
+
+    def _others(self, member: Member) -> list[Member]:
+        """That are there."""
+        return [other for other in self._members.values() if other is not member and other.link is not None]
+
+    def _forget(self, member: Member) -> None:
+        del self._members[member.worker_id]
+        self._writes_no_more(member)
+
+    def _writes_no_more(self, member: Member) -> None:
+        """Into any worker's blocks: none waits for it any more."""
+        for other in self._members.values():
+            if member.worker_id in other.unfenced:
+                other.unfenced.discard(member.worker_id)
+                self._all_fenced(other)
 
     def _silent(self, member: Member) -> None:
         silent_s = member.liveness.num_unanswered * INTERVAL_S
         member.is_silent, member.is_ready = True, False
         member.why_not_ready = f"its step loop has not answered for {silent_s:.0f} s"
         log.error("%s (epoch %d): %s", member.worker_id, member.ref.epoch, member.why_not_ready)
-        assert self._sink is not None
         self._sink.on_worker_silent(member.ref, member.why_not_ready)
-
-    def _join(self, member: Member, connection: WorkerConnection) -> None:
-        hello = connection.hello
-        for other in self._members.values():
-            if other is not member and other.connection is not None and other.hello is not None:
-                mismatch = hello.layout.mismatch(other.hello.layout)
-                if mismatch is not None:
-                    raise LayoutMismatch(f"{member.worker_id} does not fit {other.worker_id}: {mismatch}")
-        member.hello, member.connection, member.load = hello, connection, hello.load
-        member.counters = StepCounters()
-        member.liveness = Liveness.within(self._heartbeat_timeout_s)
-        member.is_silent = member.is_leaving = False
-        member.why_not_ready = "waiting for the other workers to let go of its former blocks"
-        member.orphans = set()
-        log.info("%s joined (epoch %d, pid %d, %s)", member.worker_id, hello.epoch, hello.pid, hello.role)
-        for other in self._members.values():
-            if other is not member and other.connection is not None:
-                connection.send(wire.Fence(other.worker_id, other.ref.epoch, other.fence_nonce))
-        self._fence(member, hello.orphans)
-        self._all_fenced(member)
 
     def _fence(self, member: Member, orphans: Iterable[RequestId]) -> None:
         """Every other worker has to answer once more, unless its process is gone. Those that never were there are
         asked when they join."""
         member.fence_nonce += 1
         member.orphans.update(orphans)
-        others = [other for other in self._members.values() if other is not member and not other.is_gone]
-        member.unfenced = {other.worker_id for other in others}
-        for other in self._members.values():
-            if other is not member and other.connection is not None:
-                self.send(other.ref, wire.Fence(member.worker_id, member.ref.epoch, member.fence_nonce))
-
-    def _try_receive(self, member: Member, message: wire.ToGateway) -> None:
-        """A message that cannot be handled ends no connection: it is that of every request on the worker."""
-        try:
-            self._receive(member, message)
-        except (WorkerLost, ProtocolError):
-            raise
-        except Exception:
-            log.exception("%s: a %s could not be handled", member.worker_id, type(message).__name__)
+        member.unfenced = {
+            other.worker_id for other in self._members.values() if other is not member and not other.is_gone
+        }
+        for other in self._others(member):
+            self.send(other.ref, wire.Fence(member.worker_id, member.ref.epoch, member.fence_nonce))
 
     def _receive(self, member: Member, message: wire.ToGateway) -> None:
-        assert self._sink is not None
         member.liveness.heard()
         match message:
             case wire.Pong():
@@ -269,7 +276,7 @@ class Membership:
                 return
             case wire.Fenced():
                 owner = self._members.get(message.worker_id)
-                if owner is None or owner.connection is None or owner.ref.epoch != message.epoch:
+                if owner is None or owner.link is None or owner.ref.epoch != message.epoch:
                     return
                 if owner.fence_nonce == message.nonce:
                     owner.unfenced.discard(member.worker_id)
@@ -285,7 +292,7 @@ class Membership:
 
     def _all_fenced(self, member: Member) -> None:
         """If so, what was left in its quarantine goes back, and it gets traffic."""
-        if member.unfenced or member.connection is None:
+        if member.unfenced or member.link is None:
             return
         for request_id in member.orphans:
             self.send(member.ref, wire.Release(request_id))
@@ -293,18 +300,5 @@ class Membership:
         if member.is_ready or member.is_silent or member.is_leaving:
             return
         member.is_ready, member.why_not_ready = True, ""
-        assert self._sink is not None
+        self.is_complete = self.is_complete or all(each.hello is not None for each in self.members)
         self._sink.on_worker_ready(member.ref)
-
-    def _leave(self, member: Member) -> None:
-        if member.connection is None:
-            return
-        gone = member.ref
-        member.connection, member.is_ready, member.why_not_ready = None, False, "restarting"
-        member.load = WorkerLoad()
-        assert self._sink is not None
-        self._sink.on_worker_gone(gone)
-        for other in self._members.values():  # the process is gone, it writes nothing any more
-            if member.worker_id in other.unfenced:
-                other.unfenced.discard(member.worker_id)
-                self._all_fenced(other)
