@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from relevo.build.clock import LoopTimers, MonotonicClock
+from relevo.build.clock import MonotonicClock
+from relevo.build.event_loop import LoopTimers
 from relevo.core.errors import WorkerLost
 from relevo.core.events import StepCosts
 from relevo.core.ids import RequestId, WorkerId

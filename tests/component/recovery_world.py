@@ -15,7 +15,7 @@ from typing import Any, cast
 from storm_worker import Link, StormServer
 from virtual_time import VirtualLoop, run_virtually
 
-from relevo.build.clock import LoopTimers
+from relevo.build.event_loop import LoopTimers
 from relevo.core.baton import SampledToken
 from relevo.core.errors import Overloaded
 from relevo.core.events import StepCosts

@@ -19,7 +19,7 @@ from typing import Any, cast
 from storm_worker import VOCAB, Canaries, CanaryRunner, LateShmTransport, StormWorker
 from virtual_time import VirtualLoop, run_virtually
 
-from relevo.build.clock import LoopTimers
+from relevo.build.event_loop import LoopTimers
 from relevo.core.errors import RelevoError
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.ports import KVTransport

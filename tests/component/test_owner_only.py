@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 from in_process_stack import until
 
-from relevo.build.clock import LoopTimers, MonotonicClock
+from relevo.build.clock import MonotonicClock
+from relevo.build.event_loop import LoopTimers
 from relevo.build.serve import open_listener, plan_serving, serving
 from relevo.cli.child import StatusPipe
 from relevo.core.events import WireRefusal

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from virtual_time import VirtualLoop, run_virtually
 
-from relevo.build.clock import LoopTimers
+from relevo.build.event_loop import LoopTimers
 from relevo.core import errors
 from relevo.core.baton import SampledToken
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relevo.build.about_model import about_model
-from relevo.build.clock import LoopTimers, MonotonicClock
+from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.documents import read_text
-from relevo.build.event_loop import run_until_complete
+from relevo.build.event_loop import LoopTimers, run_until_complete
 from relevo.build.http_server import build_limiter, build_site
 from relevo.build.metering import Metering, build_metering
 from relevo.build.serve_http import serve_until_stopped

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from relevo.build.clock import LoopTimers, MonotonicClock
+from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig
+from relevo.build.event_loop import LoopTimers
 from relevo.core.ports import Clock
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.meter import Meter

@@ -197,18 +197,14 @@ class SimGateway:
                 in_flight.sink.on_end(_CUT_OFF)
 
     def _heard(self, link: SimLink, message: wire.ToGateway) -> None:
-        member = self._member_of(link)
-        if isinstance(message, wire.Hello):
-            self.membership._sink = self.dispatcher
-            self.membership._join(member, link)  # type: ignore[arg-type]
-        else:
-            self.membership._try_receive(member, message)
+        worker_id = link.hello.worker_id
+        if not isinstance(message, wire.Hello):
+            self.membership.heard(worker_id, message)
+        elif not self.membership.connected(worker_id, link):
+            link.close()
 
     def _lost(self, link: SimLink) -> None:
-        self.membership._leave(self._member_of(link))
-
-    def _member_of(self, link: SimLink) -> Member:
-        return next(m for m in self.membership.members if m.worker_id == link.hello.worker_id)
+        self.membership.lost(link.hello.worker_id, "its end of the link has ended")
 
     # ---- other gateways ----------------------------------------------------------------------------------------------
 
