@@ -25,6 +25,7 @@ _COMMANDS = {
     "usage": ("relevo.cli.usage", "usage"),
     "keys": ("relevo.cli.keys", "app"),
     "bench": ("relevo.cli.bench", "app"),
+    "simulate": ("relevo.cli.simulate", "simulate"),
 }
 
 

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 NS_PER_S = 1_000_000_000
+_EVENTS_PER_TELL = 10_000  # arbitrary: some times a second
 _MAX_CANCELLED = 1024  # arbitrary: below it, cancelled events are left where they are
 
 
@@ -86,15 +87,23 @@ class Kernel:
             return True
         return False
 
-    def run(self, until_ns: int | None = None) -> None:
-        """Until nothing is to come, or until what is due by `until_ns` has happened; the clock then stands there."""
-        if until_ns is None:
-            while self.step():
-                pass
-            return
-        while (at_ns := self.next_at_ns) is not None and at_ns <= until_ns:
-            self.step()
-        self._now_ns = max(self._now_ns, until_ns)
+    def run(self, until_ns: int | None = None, tell: Callable[[], None] = lambda: None) -> None:
+        """Until nothing is to come, or until what is due by `until_ns` has happened; the clock then stands there.
+
+        `tell` is called now and then, for a progress bar."""
+        while self._run_some(until_ns):
+            tell()
+        if until_ns is not None:
+            self._now_ns = max(self._now_ns, until_ns)
+
+    def _run_some(self, until_ns: int | None) -> bool:
+        """False: that was all."""
+        for _ in range(_EVENTS_PER_TELL):
+            if until_ns is not None and (self.next_at_ns or 0) > until_ns:
+                return False
+            if not self.step():
+                return False
+        return True
 
     def note_cancelled(self) -> None:
         """Called by events. Timers that are cancelled long before they are due would fill the heap."""

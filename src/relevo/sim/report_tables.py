@@ -8,11 +8,30 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from relevo.sim.report import Pool, SimReport
+from relevo.sim.workload_facts import WorkloadFacts
 from relevo.telemetry.distribution import Distribution
 from relevo.telemetry.latency import LATENCY_LABELS, milliseconds
 
 _GB, _M = 1e9, 1e6
 TOO_FEW = "too few"
+
+
+def workload_table(facts: WorkloadFacts) -> Table:
+    """What is sent, and what was changed in it."""
+    table = Table(title=f"Workload: {facts.source}", title_justify="left", show_header=False)
+    table.add_column("")
+    table.add_column("")
+    sessions = f" in {facts.num_sessions:,} sessions" if facts.num_sessions else ""
+    table.add_row("requests", f"{facts.num_requests:,}{sessions}")
+    table.add_row("arrivals per second", "all at once" if facts.rate_per_s is None else f"{facts.rate_per_s:,.3f}")
+    table.add_row("prompt / output tokens, mean", f"{facts.mean_prompt_tokens:,.0f} / {facts.mean_output_tokens:,.0f}")
+    table.add_row("longest request", f"{facts.longest_tokens:,} tokens")
+    if facts.hash_block_size is not None:
+        offered = f"{facts.offered_hit_fraction:.1%} of prompt tokens (blocks of {facts.hash_block_size})"
+        table.add_row("repeated beginnings", offered)
+    for sentence in facts.notes:
+        table.add_row("note", sentence)
+    return table
 
 
 def report_tables(reports: Sequence[SimReport]) -> RenderableType:

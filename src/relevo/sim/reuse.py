@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from relevo.core.ids import BlockHash
 from relevo.policy.worker.block_pool import BlockPool
@@ -61,3 +62,15 @@ def reuse_curve(
 def block_hashes(hash_ids: Iterable[int]) -> list[BlockHash]:
     """Hash ids as the names of blocks. An id stands for its block and all before it, as in every trace that has ids."""
     return [hash_id.to_bytes(16, "little", signed=True) for hash_id in hash_ids]
+
+
+def offered_fraction(requests: Sequence[WorkloadRequest]) -> float:
+    """Prompt tokens that some earlier prompt begins with, of all: what an unbounded cache that all share would hit."""
+    known: set[int] = set()
+    num_hit_tokens = num_tokens = 0
+    for request in requests:
+        num_tokens += request.num_prompt_tokens
+        num_hits = sum(1 for _ in takewhile(known.__contains__, request.hash_ids))
+        num_hit_tokens += min(num_hits * request.hash_block_size, request.num_prompt_tokens)
+        known.update(request.hash_ids)
+    return num_hit_tokens / num_tokens if num_tokens else 0.0

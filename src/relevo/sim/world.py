@@ -54,7 +54,7 @@ class World:
         self.workers: dict[str, SimWorker] = {}  # the incarnations that are there
         self.gateways: dict[str, SimGateway] = {}
         self.links: dict[str, Link] = {}
-        self.result = WorldResult(notes=tuple(workload.notes))
+        self.result = WorldResult()
         self.clients: dict[int, Client] = {}  # whose requests have no end yet, by row
         self._workload = workload
         self._habits = habits
@@ -78,10 +78,11 @@ class World:
         edge = Edge(self.kernel, dict(self._entrances), self._edge_links, self.kernel.rng("edge"))
         self._door: RequestStarter = edge if len(config.regions) > 1 else next(iter(self._entrances.values()))
 
-    def run(self) -> WorldResult:
+    def run(self, tell: Callable[[], None] = lambda: None) -> WorldResult:
+        """`tell` is called now and then, for a progress bar."""
         self.start()
         until_s = self.config.until_s
-        self.kernel.run(None if until_s is None else self._traffic_at_ns + seconds(until_s))
+        self.kernel.run(None if until_s is None else self._traffic_at_ns + seconds(until_s), tell)
         return self.finish()
 
     def start(self) -> None:

@@ -7,6 +7,7 @@ and its place (HF_HOME, HF_HUB_OFFLINE) are huggingface_hub's own.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from relevo.core.errors import HubUnavailable, ModelFileError
@@ -15,8 +16,12 @@ _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "
 _TRUE = ("1", "ON", "YES", "TRUE")
 
 
-def hub_folder(model_id: str, revision: str | None, download_dir: str | None) -> Path:
-    """The folder of a snapshot. Raises HubUnavailable, ModelFileError (no such model or revision)."""
+def hub_folder(
+    model_id: str, revision: str | None, download_dir: str | None, patterns: Sequence[str] = _PATTERNS
+) -> Path:
+    """The folder of a snapshot of the files that match `patterns`.
+
+    Raises HubUnavailable, ModelFileError (no such model or revision)."""
     try:
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -29,7 +34,7 @@ def hub_folder(model_id: str, revision: str | None, download_dir: str | None) ->
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE
     try:
         folder = snapshot_download(
-            model_id, revision=revision, cache_dir=cache_dir, allow_patterns=_PATTERNS, local_files_only=offline
+            model_id, revision=revision, cache_dir=cache_dir, allow_patterns=list(patterns), local_files_only=offline
         )
     except GatedRepoError as error:
         raise ModelFileError(f"{model_id} asks for a licence; accept it on the hub and set HF_TOKEN") from error

@@ -1,0 +1,222 @@
+"""`relevo simulate`: what a workload would meet on machines that are not there. Parses argv, composes, prints.
+
+Nothing but the options decides what is printed and written: the same options give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from relevo.build.simulate import SimulateOptions, Simulation
+from relevo.build.simulated_machines import ModelOptions
+from relevo.cli.bench_terminal import err, note, out
+from relevo.core.errors import SettingsError
+from relevo.sim.fleet import Machine, parse_fleet
+from relevo.sim.report import ReportOptions
+from relevo.sim.report_tables import report_tables, workload_table
+from relevo.telemetry.latency import Slo
+from relevo.telemetry.latency_plot import plot_latencies, require_matplotlib
+from relevo.workload.arrivals import ArrivalKind
+from relevo.workload.lengths import FixedLength, Lengths, parse_lengths
+from relevo.workload.sessions import SessionShape
+from relevo.workload.timing import Loop, Timing
+from relevo.workload.traces.files import ReadOptions
+from relevo.workload.traces.formats import TraceFormat
+
+_TOPOLOGY = (
+    "8p8d, unified or 16u, with settings that differ: 8p8d,tp=2,decode.device=a100. Repeat to compare. Default: 1p1d."
+)
+_MODEL = "A config.json, a folder with one, or a hub id."
+_STEP_COSTS = "Step times that were measured: a scrape of /metrics, or a report of `bench engine --json`."
+
+
+def simulate(
+    trace: Annotated[Path | None, typer.Option(help="Requests to replay: a trace in any known format.")] = None,
+    trace_format: Annotated[TraceFormat | None, typer.Option(help="Format of --trace. Default: by content.")] = None,
+    trace_block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per hash id, where unusual.")] = None,
+    trace_part: Annotated[str | None, typer.Option(help="Part of a ServeGen archive, such as reason/r1.")] = None,
+    trace_start_s: Annotated[float, typer.Option(min=0.0, help="ServeGen: begin at this time.")] = 0.0,
+    trace_output_fraction: Annotated[float, typer.Option(min=0.0, max=1.0, help="Fleet CDF: share of output.")] = 0.2,
+    skip_requests: Annotated[int, typer.Option(min=0, help="Leave out so many at the start of --trace.")] = 0,
+    num_requests: Annotated[int | None, typer.Option(min=1, help="At most so many. Made up: 1000 by default.")] = None,
+    max_request_tokens: Annotated[int | None, typer.Option(min=2, help="Leave longer requests out.")] = None,
+    duration_s: Annotated[float | None, typer.Option(min=0.0, help="Nothing arrives later.")] = None,
+    rate: Annotated[float | None, typer.Option(min=1e-9, help="Arrivals per second (of sessions, if any).")] = None,
+    arrival: Annotated[ArrivalKind | None, typer.Option(help="Draw arrivals. Default: as recorded.")] = None,
+    cv: Annotated[float, typer.Option(min=1e-3, help="Of gaps of --arrival gamma; above 1: bursts.")] = 1.0,
+    speed: Annotated[float, typer.Option(min=1e-9, help="2: recorded times pass twice as fast.")] = 1.0,
+    spread_ticks: Annotated[bool, typer.Option(help="Spread arrivals inside the ticks of a trace.")] = True,
+    loop: Annotated[Loop, typer.Option(help="Whether turns wait for the answer before them.")] = Loop.RECORDED,
+    num_clients: Annotated[int | None, typer.Option(min=1, help="Closed loop of so many clients.")] = None,
+    prompt_tokens: Annotated[str | None, typer.Option(help="Made up: 512, 128-1024 or lognormal:600,2.")] = None,
+    output_tokens: Annotated[str, typer.Option(help="Made up, written the same way.")] = "128",
+    turns: Annotated[str, typer.Option(help="Made up: turns of a session; each adds --prompt-tokens.")] = "1",
+    system_tokens: Annotated[str | None, typer.Option(help="Made up: a system prompt that sessions share.")] = None,
+    system_prompts: Annotated[int, typer.Option(min=1, help="Made up: how many different ones.")] = 1,
+    mean_gap_s: Annotated[float, typer.Option(min=0.0, help="Made up: mean pause before a later turn.")] = 0.0,
+    topology: Annotated[list[str] | None, typer.Option(help=_TOPOLOGY)] = None,
+    model: Annotated[str | None, typer.Option(help=_MODEL)] = None,
+    device: Annotated[str, typer.Option(help="Of every worker: a100, h100, h200, b200, mi300x ...")] = "",
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallel devices of a worker.")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="Attention data parallel groups of a worker.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallel groups of a worker.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages of a worker.")] = 1,
+    step_costs: Annotated[Path | None, typer.Option(help=_STEP_COSTS)] = None,
+    num_kv_blocks: Annotated[int | None, typer.Option(min=1, help="Of a worker. Default: what fits.")] = None,
+    kv_bytes_per_token: Annotated[int | None, typer.Option(min=1, help="Default: as --model says.")] = None,
+    kv_value_bytes: Annotated[float, typer.Option(min=0.25, help="Of the KV cache; 1: 8 bits.")] = 2.0,
+    memory_utilization: Annotated[float, typer.Option(min=0.05, max=1.0, help="Of device memory.")] = 0.9,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens. Default: of the trace's ids, or 16.")] = None,
+    max_model_len: Annotated[int, typer.Option(min=2, help="Longest prompt and answer.")] = 131_072,
+    batched_tokens: Annotated[int, typer.Option(min=1, help="Of one step of a worker.")] = 8192,
+    prefill_tokens: Annotated[int, typer.Option(min=1, help="Of one step while others decode.")] = 2048,
+    running: Annotated[int, typer.Option(min=1, help="Requests that a worker runs at a time.")] = 256,
+    num_gateways: Annotated[int, typer.Option(min=1)] = 1,
+    link_gb_s: Annotated[float | None, typer.Option(help="KV out of a worker. Default: the devices' network.")] = None,
+    link_latency_us: Annotated[float, typer.Option(min=0.0)] = 5.0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: longest TTFT.")] = None,
+    slo_itl_ms: Annotated[float | None, typer.Option(help="Goodput: longest p90 of a request's ITL.")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: longest TPOT.")] = None,
+    price_per_h: Annotated[float | None, typer.Option(help="Of a device; others: decode.price=2.2.")] = None,
+    warm_up_s: Annotated[float | None, typer.Option(help="Arrivals to mark. Default: a tenth of them.")] = None,
+    drain_s: Annotated[float | None, typer.Option(help="Last arrivals to mark. Default: a tenth.")] = None,
+    until_s: Annotated[float | None, typer.Option(help="Stop the world then; the rest is unfinished.")] = None,
+    jumps: Annotated[bool, typer.Option(help="Take quiet stretches at once; changes no result.")] = True,
+    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the reports to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw latency distributions into this PNG.")] = None,
+    decision_log: Annotated[Path | None, typer.Option(help="Write who decided what, and why, line by line.")] = None,
+) -> None:
+    """Replay a trace, or made-up load, on simulated workers: the real router, admission, schedulers and caches."""
+    if plot is not None:
+        require_matplotlib()
+    usual = Machine(
+        device=device,
+        tp=tp,
+        dp=dp,
+        ep=ep,
+        pp=pp,
+        kv_blocks=num_kv_blocks,
+        batched_tokens=batched_tokens,
+        prefill_tokens=prefill_tokens,
+        running=running,
+        price=price_per_h,
+    )
+    options = SimulateOptions(
+        trace=trace,
+        reading=ReadOptions(
+            format=trace_format,
+            block_size=trace_block_size,
+            skip=skip_requests,
+            limit=num_requests,
+            part=trace_part,
+            start_s=trace_start_s,
+            duration_s=duration_s or 3600.0,
+            output_fraction=trace_output_fraction,
+            seed=seed,
+        ),
+        made_up=_made_up(prompt_tokens, output_tokens, turns, system_tokens, system_prompts, mean_gap_s),
+        num_requests=num_requests or 1000,
+        max_request_tokens=max_request_tokens,
+        timing=Timing(
+            rate_per_s=rate,
+            arrival=arrival,
+            burstiness=cv**-2,
+            speed=speed,
+            spread_ticks=spread_ticks,
+            loop=loop,
+            num_clients=num_clients,
+            duration_s=duration_s,
+            seed=seed,
+        ),
+        fleets=tuple(parse_fleet(text, usual) for text in topology or ["1p1d"]),
+        model=ModelOptions(
+            model=model,
+            step_costs=step_costs,
+            kv_value_bytes=kv_value_bytes,
+            kv_bytes_per_token=kv_bytes_per_token,
+            memory_utilization=memory_utilization,
+        ),
+        block_size=block_size,
+        max_model_len=max_model_len,
+        num_gateways=num_gateways,
+        link_bytes_per_s=None if link_gb_s is None else link_gb_s * 1e9,
+        link_latency_s=link_latency_us / 1e6,
+        until_s=until_s,
+        jumps=jumps,
+        seed=seed,
+        report=ReportOptions(slo=_slo(slo_ttft_ms, slo_itl_ms, slo_tpot_ms), warm_up_s=warm_up_s, drain_s=drain_s),
+        decision_log=decision_log,
+    )
+    _run(options, json_out, plot)
+
+
+def _run(options: SimulateOptions, json_out: Path | None, plot: Path | None) -> None:
+    simulation = Simulation(options)
+    out.print(workload_table(simulation.facts))
+    started_s = time.monotonic()
+    with _progress() as progress:
+        simulation.run(progress, keep_samples=plot is not None)
+    simulated_s = sum(report.duration_s for report in simulation.reports)
+    note(f"{simulated_s:,.0f} s were simulated in {time.monotonic() - started_s:,.1f} s")
+    out.print(report_tables(simulation.reports))
+    for report in simulation.reports:
+        for sentence in report.notes:
+            note(f"{report.label}: {sentence}")
+    if json_out is not None:
+        try:
+            json_out.write_text(json.dumps(simulation.to_json(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"cannot write --json {json_out}: {error.strerror}") from error
+    if plot is not None:
+        plot_latencies(simulation.samples, plot, simulation.facts.source)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr: requests that have ended."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        tasks = {}
+
+        def tell(label: str, num_ended: int, num_requests: int) -> None:
+            if label not in tasks:
+                tasks[label] = bar.add_task(label, total=num_requests)
+            bar.update(tasks[label], completed=num_ended)
+
+        yield tell
+
+
+def _made_up(
+    prompt_tokens: str | None, output_tokens: str, turns: str, system_tokens: str | None, num_systems: int, gap_s: float
+) -> SessionShape | None:
+    if prompt_tokens is None:
+        return None
+    return SessionShape(
+        num_turns=_lengths(turns),
+        system_tokens=FixedLength(0) if system_tokens is None else _lengths(system_tokens),
+        turn_tokens=_lengths(prompt_tokens),
+        output_tokens=_lengths(output_tokens),
+        num_groups=num_systems,
+        mean_gap_s=gap_s,
+    )
+
+
+def _lengths(text: str) -> Lengths:
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _slo(ttft_ms: float | None, itl_ms: float | None, tpot_ms: float | None) -> Slo | None:
+    limits_s = [None if limit_ms is None else limit_ms / 1e3 for limit_ms in (ttft_ms, itl_ms, tpot_ms)]
+    return None if limits_s == [None] * 3 else Slo(ttft_s=limits_s[0], itl_s=limits_s[1], tpot_s=limits_s[2])

@@ -1,0 +1,179 @@
+"""`relevo simulate` as a person types it: tables, JSON, the same bytes twice, and one sentence for a mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from relevo.cli.simulate import simulate as command
+from relevo.core.errors import RelevoError
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "vocab_size": 128_256,
+}
+TRACE = "".join(
+    json.dumps({"timestamp": 400 * i, "input_length": 1000 + i, "output_length": 8 + i % 5, "hash_ids": [0, 2 * i + 1]})
+    + "\n"
+    for i in range(30)
+)
+
+
+def simulate(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def refused(*arguments: str) -> str:
+    """The one sentence of what cannot be simulated; `relevo` prints it and exits with 2."""
+    error = simulate(*arguments).exception
+    assert isinstance(error, RelevoError), error
+    return error.message
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> list[str]:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return ["--model", str(path), "--device", "l40s"]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> list[str]:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(TRACE)
+    return ["--trace", str(path)]
+
+
+def test_configurations_stand_beside_each_other(tmp_path: Path, model: list[str], trace: list[str]) -> None:
+    """Red when a request is lost between workload, world and report, or a block of the trace is not shared."""
+    out = tmp_path / "out.json"
+    limits = ["--slo-ttft-ms", "60000", "--slo-tpot-ms", "60000", "--price-per-h", "2"]
+    result = simulate(*trace, *model, *limits, "--topology", "1p1d", "--topology", "2u,price=3", "--json", str(out))
+    assert result.exit_code == 0, result.exception
+    for words in ("trace.jsonl", "TTFT", "1p1d", "2u,price=3", "blocks of 512", "cost per hour", "of bandwidth"):
+        assert words in result.output
+    body = json.loads(out.read_text())
+    assert body["workload"]["num_requests"] == 30
+    assert body["workload"]["offered_hit_fraction"] == pytest.approx(29 * 512 / sum(1000 + i for i in range(30)))
+    split, unified = body["configurations"]
+    for report in (split, unified):
+        assert report["outcomes"] == {"finished": 30}
+        assert report["num_output_tokens"] == sum(8 + i % 5 for i in range(30))
+        assert report["latencies"]["ttft_s"]["p50"] > 0
+        assert report["latencies"]["ttft_s"]["untold"]["p99"] == "needs 1,000 samples, there are 30"
+        assert report["goodput"]["num_met"] == 30
+    assert (split["cost"]["per_h"], unified["cost"]["per_h"]) == (4.0, 6.0)
+    assert [pool["role"] for pool in split["pools"]] == ["prefill", "decode"]
+    assert split["kv_transfer_bytes"] > 0
+    assert unified["kv_transfer_bytes"] == 0
+    assert unified["hit_fraction"] > 0.2
+
+
+def test_the_same_options_give_the_same_bytes(tmp_path: Path, model: list[str], trace: list[str]) -> None:
+    """Red when a clock of this machine, an object's address or an unseeded draw gets into a result."""
+    written = []
+    for name in ("one", "two"):
+        out, log = tmp_path / f"{name}.json", tmp_path / f"{name}.log"
+        options = ["--arrival", "poisson", "--rate", "5", "--seed", "3", "--json", str(out), "--decision-log", str(log)]
+        assert simulate(*trace, *model, *options).exit_code == 0
+        written.append((out.read_bytes(), log.read_bytes()))
+    assert written[0] == written[1]
+
+
+def test_each_configuration_has_a_decision_log(tmp_path: Path, model: list[str], trace: list[str]) -> None:
+    log = tmp_path / "decisions.log"
+    topologies = ["--topology", "1p1d", "--topology", "1u"]
+    assert simulate(*trace, *model, *topologies, "--num-requests", "5", "--decision-log", str(log)).exit_code == 0
+    assert {path.name for path in tmp_path.glob("*.log")} == {"decisions-1p1d.log", "decisions-1u.log"}
+
+
+def test_sessions_are_made_up(tmp_path: Path, model: list[str]) -> None:
+    """Three turns a session, of which each repeats the one before. Red when a turn does not wait for its answer."""
+    out = tmp_path / "out.json"
+    shape = ["--prompt-tokens", "64", "--output-tokens", "8", "--turns", "3", "--system-tokens", "160"]
+    options = ["--rate", "2", "--num-requests", "30", "--mean-gap-s", "1", "--topology", "unified", "--json", str(out)]
+    result = simulate(*shape, *model, *options)
+    assert result.exit_code == 0, result.exception
+    assert "30 in 10 sessions" in result.output
+    report = json.loads(out.read_text())["configurations"][0]
+    assert report["outcomes"] == {"finished": 30}
+    assert report["hit_fraction"] > 0.5
+
+
+def test_measured_step_costs_need_no_model(tmp_path: Path, trace: list[str]) -> None:
+    metrics = tmp_path / "metrics.txt"
+    metrics.write_text(
+        "# TYPE relevo:step_cost_seconds gauge\n"
+        'relevo:step_cost_seconds{worker="unified-0",per="step"} 0.01\n'
+        'relevo:step_cost_seconds{worker="unified-0",per="token"} 1e-5\n'
+        'relevo:step_cost_seconds{worker="unified-0",per="kv_token"} 1e-8\n'
+    )
+    options = ["--step-costs", str(metrics), "--topology", "unified", "--kv-bytes-per-token", "1000"]
+    assert "give --num-kv-blocks" in refused(*trace, *options)
+    result = simulate(*trace, *options, "--num-kv-blocks", "1000")
+    assert result.exit_code == 0, result.exception
+    assert "10.0" in result.output  # a decode step
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "give --trace FILE, or --rate with --prompt-tokens"),
+        (["--prompt-tokens", "10"], "there are no arrival times; give a rate"),
+        (["--prompt-tokens", "x", "--rate", "1"], "'x' is not a length"),
+        (["--prompt-tokens", "10", "--rate", "1"], "give --model and --device, or --step-costs FILE"),
+        (["--prompt-tokens", "10", "--rate", "1", "--model", "nothing"], "no file or folder, and no hub id"),
+        (["--prompt-tokens", "10", "--rate", "1", "--duration-s", "0"], "no request is left to send"),
+        (["--prompt-tokens", "10", "--rate", "1", "--step-costs", "nothing"], "cannot read --step-costs nothing"),
+        (["--trace", "nothing"], "cannot read the trace nothing"),
+        (["--topology", "0p1d"], "has no prefill worker"),
+        (["--topology", "0u"], "write 1u to 512u"),
+        (["--topology", "1p1d,color=red"], "'color=red' is no setting; write NAME=VALUE"),
+        (["--topology", "1p1d,driver.tp=2"], "a role of prefill, decode, unified"),
+        (["--topology", "1p1d,tp=0"], "tp is '0'; give a whole number above 0"),
+        (["--topology", "1p1d,price=nan"], "price is 'nan'; give a number above 0"),
+    ],
+)
+def test_mistakes_are_one_sentence_with_the_fix(options: list[str], sentence: str) -> None:
+    assert sentence in refused(*options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--device", "abacus"], "no figures of device 'abacus'; known are a100"),
+        (["--device", ""], "names no device; give --device"),
+        (["--num-kv-blocks", "1"], "holds 512 tokens and the longest request has"),
+        (["--memory-utilization", "0.05"], "of weights on each of 1 l40s of a prefill worker, which have"),
+        (["--decision-log", "/nowhere/log"], "cannot write --decision-log /nowhere/log"),
+        (["--json", "/nowhere/out"], "cannot write --json /nowhere/out"),
+    ],
+)
+def test_what_cannot_run_is_refused(model: list[str], trace: list[str], options: list[str], sentence: str) -> None:
+    assert sentence in refused(*trace, "--num-requests", "2", *model, *options)
+
+
+def test_long_requests_can_be_left_out(tmp_path: Path, model: list[str], trace: list[str]) -> None:
+    result = simulate(*trace, *model, "--max-request-tokens", "1020", "--topology", "unified")
+    assert result.exit_code == 0, result.exception
+    assert "requests of more than 1,020 tokens are left out" in result.output
+
+
+def test_roles_may_differ(tmp_path: Path, model: list[str], trace: list[str]) -> None:
+    out = tmp_path / "out.json"
+    text = "2p1d,prefill.device=h100,decode.tp=2,decode.price=1"
+    assert simulate(*trace, *model, "--topology", text, "--price-per-h", "5", "--json", str(out)).exit_code == 0
+    report = json.loads(out.read_text())["configurations"][0]
+    assert [(pool["role"], pool["num_devices"]) for pool in report["pools"]] == [("prefill", 2), ("decode", 2)]
+    assert report["cost"]["per_h"] == 2 * 5 + 2 * 1
