@@ -4,6 +4,9 @@ Load generators measure so: as one request ends, the next one begins. Then every
 also computes, on average, its share of the other requests' prompts; a decode-only worker computes none. A mean over the
 steady state: no queue, no tails. For those simulate.
 
+Requests of one length that are served prompts first march in step: as many prompts of others fall before a request's
+first token as after it, and those before it lengthen its TTFT alone.
+
 Source: the balance of a closed system (Little's law), applied to prompt tokens per step.
 """
 
@@ -24,6 +27,7 @@ class ClosedLoop:
     num_output_tokens: int
     max_step_tokens: int = 8192  # of prompts in a step
     max_rows: float = float("inf")  # that the worker's KV pool holds
+    is_in_waves: bool = False  # all requests are alike, and waiting prompts are computed before anything decodes
     is_decode_only: bool = False  # prompts are computed elsewhere
     max_requests_per_s: float = float("inf")  # that what computes prompts elsewhere can deliver
 
@@ -65,7 +69,8 @@ def steps_of(loop: ClosedLoop, num_rows: float) -> SteadySteps:
     decode = decode_shape(rows, rows * loop.context)
     if loop.is_decode_only or num_rows <= 1.0:
         return SteadySteps(decode, decode, 0.0)
-    tokens_per_step = (num_rows - 1) * loop.num_input_tokens / loop.num_output_tokens  # of the other requests
+    num_met = (num_rows - 1) * (0.5 if loop.is_in_waves else 1.0)  # prompts of others between first and last token
+    tokens_per_step = num_met * loop.num_input_tokens / loop.num_output_tokens
     num_chunk = min(loop.num_input_tokens, loop.max_step_tokens)
     num_tokens = min(max(tokens_per_step, num_chunk), loop.max_step_tokens)
     num_chunks = num_tokens / num_chunk

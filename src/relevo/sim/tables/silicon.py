@@ -22,6 +22,7 @@ from math import isqrt
 from relevo.policy.perf.parallelism import Parallelism
 
 _NODE_SIZE = 8  # devices; aggregated runs of this table stay in one
+_FIXED_LENGTHS = "auto-gap-analysis"  # in the source of such runs; InferenceX draws lengths
 _SAME_RUN = ("system", "backend", "isl", "osl")
 _CONCURRENCY = re.compile(r"concurrency=(\d+)")
 
@@ -46,6 +47,7 @@ class SiliconRow:
     precision: str  # bf16, fp8, fp8_block, fp4, int4
     num_input_tokens: int
     num_output_tokens: int
+    has_fixed_lengths: bool  # every request alike; else lengths are drawn up to those stated
     concurrency: int
     parallelism: Parallelism
     num_workers: int
@@ -102,6 +104,7 @@ def _row(record: Mapping[str, str]) -> tuple[SiliconRow | None, str]:
         precision=_precision(record),
         num_input_tokens=int(record["isl"]),
         num_output_tokens=int(record["osl"]),
+        has_fixed_lengths=_FIXED_LENGTHS in record["silicon_data_source"],
         concurrency=int(stated[1]) if stated else batch_size,
         parallelism=spread,
         num_workers=num_workers,

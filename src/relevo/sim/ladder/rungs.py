@@ -1,0 +1,23 @@
+"""The rungs there are, by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from relevo.core.errors import StartError
+from relevo.sim.ladder.errors import RungReport
+from relevo.sim.ladder.tpot_rung import tpot_rung
+
+RUNGS: Mapping[int, Callable[[Path], RungReport]] = {1: tpot_rung}
+
+
+def run_ladder(folder: Path, numbers: Collection[int] = ()) -> Sequence[RungReport]:
+    """Rungs of these numbers, all without any, over the data in `folder`. Raises StartError."""
+    unknown = sorted(set(numbers) - set(RUNGS))
+    if unknown:
+        raise StartError(f"no rung {unknown[0]}; there are {', '.join(map(str, RUNGS))}")
+    try:
+        return [RUNGS[number](folder) for number in sorted(numbers or RUNGS)]
+    except FileNotFoundError as error:
+        raise StartError(f"the ladder needs measured data in {folder}: {error.filename} is not there") from error

@@ -1,0 +1,134 @@
+"""The error ladder. Red when a held-out class has a part in its prediction, or a rung's error exceeds its goal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured_data import measured_data
+
+from relevo.core.errors import StartError
+from relevo.policy.perf.devices import device
+from relevo.policy.perf.engine_constants import EngineConstants
+from relevo.policy.perf.fitting import FITTED, MeasuredSteps
+from relevo.policy.perf.known_engines import KNOWN, known_engine
+from relevo.policy.perf.model_shape import AttentionKind, AttentionLayers, ModelShape
+from relevo.policy.perf.parallelism import Parallelism
+from relevo.policy.perf.step_time import decode_shape
+from relevo.policy.perf.step_work import DeviceWork
+from relevo.policy.perf.weight_formats import WeightFormat, WeightFormats
+from relevo.sim.ladder.__main__ import main
+from relevo.sim.ladder.errors import ErrorRow, ErrorTable
+from relevo.sim.ladder.known_constants import known_constants
+from relevo.sim.ladder.leave_out import LabelledSteps, constants_without, seen_errors, unseen_errors
+from relevo.sim.ladder.silicon_steps import SiliconServers
+from relevo.sim.ladder.tpot_rung import CONFIGS, read_rows, tpot_rung
+
+SLOW = EngineConstants(layer_s=1.2e-4, memory_efficiency=0.7)
+
+
+def dense(num_layers: int) -> ModelShape:
+    layers = AttentionLayers(
+        kind=AttentionKind.FULL, num_layers=num_layers, num_weights=10**7, num_kv_heads=8, kv_values_per_token=2048,
+        products_per_decode_pair=8192, products_per_prefill_pair=8192,
+    )  # fmt: skip
+    return ModelShape(
+        name="dense", hidden_size=4096, vocab_size=32000, is_tied=False, attention=(layers,),
+        num_dense_weights=num_layers * 10**8, experts=None, formats=WeightFormats.uniform(WeightFormat.BF16),
+    )  # fmt: skip
+
+
+def runs(model: str, engine: str, constants: EngineConstants) -> list[LabelledSteps]:
+    work = DeviceWork(dense(20 + 10 * len(model)), device("h100"), Parallelism(tensor=2))
+    return [
+        LabelledSteps(
+            row_id=f"{model} {engine} {rows}", model=model, engine=engine, device="h100", cell=f"{model} {engine}",
+            steps=MeasuredSteps(((1.0, step),), constants.seconds(step)),
+        )
+        for rows in (1, 2, 4, 8, 16, 32, 64)
+        for step in [work.work(decode_shape(rows, rows * 1000))]
+    ]  # fmt: skip
+
+
+def test_a_held_out_class_has_no_part_in_its_prediction() -> None:
+    """Whatever the held-out rows say, the constants that predict them are the same to the last bit."""
+    seen = runs("a", "x", EngineConstants()) + runs("bb", "y", SLOW)
+    held_out = runs("ccc", "x", SLOW)
+    absurd = [replace(row, steps=replace(row.steps, measured_s=row.steps.measured_s * 50)) for row in held_out]
+    ((_, honest),) = constants_without(seen + held_out, lambda row: row.model, "ccc")
+    ((_, other),) = constants_without(seen + absurd, lambda row: row.model, "ccc")
+    assert honest == other
+
+
+def test_classes_are_predicted_from_the_nearest_that_were_seen() -> None:
+    """Engine y is slow: a model that was never seen on it is predicted slow, though x ran it fast."""
+    rows = [
+        row
+        for model in ("a", "bb", "ccc")
+        for engine, constants in (("x", EngineConstants()), ("y", SLOW))
+        for row in runs(model, engine, constants) * 10
+    ]
+    errors = unseen_errors(rows, lambda row: f"{row.model} {row.engine}")
+    assert len(errors) == 6
+    assert max(abs(error) for found in errors.values() for error in found) < 0.15
+
+
+def test_five_seen_rows_are_not_among_the_predicted() -> None:
+    rows = runs("a", "x", EngineConstants()) + runs("bb", "x", EngineConstants())[:5] + runs("ccc", "x", SLOW)
+    errors, num_alone = seen_errors(rows)
+    assert num_alone == 5  # nothing to predict in a cell of five
+    assert {cell: len(found) for cell, found in errors.items()} == {"a x": 10, "ccc x": 10}  # two others, five draws
+    assert max(map(abs, errors["ccc x"])) < 0.1
+
+
+def test_errors_are_summed_up_per_class() -> None:
+    table = ErrorTable.of("t", "g", {"b": [0.1, -0.3, 0.2], "a": [0.5]})
+    assert [row.name for row in table.rows] == ["a", "b"]
+    assert table.rows[1] == ErrorRow(name="b", num_rows=3, median_error=0.2, p90_error=0.3, bias=0.1)
+    assert table.overall.num_rows == 4
+
+
+def test_a_missing_folder_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "--rung", "1"]) == 1
+    assert "needs measured data" in capsys.readouterr().err
+
+
+def test_known_engines_are_told_apart_from_unknown_ones() -> None:
+    assert known_engine("vllm", "h100") is KNOWN["vllm", "h100"]
+    with pytest.raises(StartError, match="vllm on h100"):
+        known_engine("vllm", "tpu")
+    for constants in KNOWN.values():
+        assert all(0.0 < getattr(constants, name) <= 1.0 for name in FITTED)
+
+
+def test_models_never_seen_are_predicted_on_one_device() -> None:
+    """H100 alone, a few seconds: the whole rung is below."""
+    folder = measured_data()
+    servers = SiliconServers(folder / CONFIGS)
+    rows = [servers.steps(row) for row in read_rows(folder).rows if row.device == "h100"]
+    errors = [error for found in unseen_errors(rows, lambda row: row.model).values() for error in found]
+    assert len(errors) == len(rows) > 800
+    assert ErrorRow.of("h100", errors).median_error < 0.20
+
+
+@pytest.mark.slow
+def test_rung_1_keeps_its_goals(tmp_path: Path) -> None:
+    """Each model, engine and device that was never seen below 20 %, with five rows seen below 10 %."""
+    report = tpot_rung(measured_data())
+    assert report.facts["rows"] == 3045
+    _, model, engine, device_table, _, seen = report.tables
+    for table in (model, engine, device_table):
+        assert {row.name: row.median_error for row in table.rows if row.median_error >= 0.20} == {}
+        assert sum(row.num_rows for row in table.rows) == 3045
+    assert seen.overall.median_error < 0.10
+    json.dumps(report.to_json())
+
+
+@pytest.mark.slow
+def test_the_table_of_known_engines_is_what_the_data_say() -> None:
+    """Red when the model of a step changes and the table was not fitted anew."""
+    for name, constants in known_constants(measured_data()).items():
+        for field in (*FITTED, "ttft_floor_s"):
+            assert getattr(KNOWN[name], field) == pytest.approx(getattr(constants, field), rel=0.02), (name, field)
