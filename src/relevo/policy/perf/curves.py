@@ -1,7 +1,7 @@
 """Piecewise linear functions through measured points, of one and of two arguments.
 
-Outside the points the nearest piece goes on as a straight line, and `holds` says so: whoever must not extrapolate asks
-first. With one point the function is constant.
+Outside the points the nearest piece goes on as a straight line; `holds` says which is the case. With one point the
+function is constant.
 """
 
 from __future__ import annotations
