@@ -11,7 +11,7 @@ _CONTAINERS = (dict, list, set, deque)
 
 
 def entry_counts(*roots: object, package: str = "relevo") -> Counter[str]:
-    """By class and attribute, as `EngineLoop._owners`; containers in containers as `PrefixIndex._expected[]`.
+    """By class and attribute, as `RequestQueues.requests`; containers in containers as `PrefixIndex._expected[]`.
 
     Follows the attributes of objects whose class is of the `package`, and whatever containers hold. Each object once.
     """

@@ -20,7 +20,8 @@ from relevo.core.plan import StepPlan
 from relevo.core.ports import Clock, KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import FAKE_MODEL, FakeRunner, fake_layout
-from relevo.engine.loop import EngineLoop, WorkerIdentity
+from relevo.engine.hello import WorkerIdentity
+from relevo.engine.loop import EngineLoop
 from relevo.kv.arena import Arena
 from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.fake import FakeHub
@@ -111,7 +112,7 @@ class Worker:
     @property
     def is_clean(self) -> bool:
         load = self.loop.scheduler.load()
-        return not (load.num_held_blocks or load.num_quarantined_blocks or self.loop._owners)
+        return not (load.num_held_blocks or load.num_quarantined_blocks or self.loop.core.num_requests)
 
 
 @dataclass

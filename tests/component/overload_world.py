@@ -225,7 +225,7 @@ class OverloadWorld:
         sampled = tuple(tuple(SampledToken(1) for _ in row.samples) for row in plan.rows)
         outcome = worker.scheduler.commit(plan, StepResult(plan.step_id, sampled, 0.0), round(now_s * 1e9))
         worker.member.load = replace(worker.scheduler.load(), costs=COSTS)
-        for output in outcome.outputs:
+        for output in outcome.all_outputs:
             self._take(now_s, worker.member.ref, output)
         self._start_step(now_s, worker)
         self._pump(now_s)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from relevo.core.events import WorkerLoad
 from relevo.core.handoff import NO_SITE
-from relevo.core.ids import WorkerId
+from relevo.core.ids import PeerId, WorkerId
 from relevo.engine.fake_runner import fake_layout
 from relevo.wire import messages as wire
-from relevo.wire.gateway_links import PeerId
 from relevo.wire.in_process_links import InProcessLinks
 
 HELLO = wire.Hello(

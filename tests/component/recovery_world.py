@@ -19,11 +19,12 @@ from relevo.build.event_loop import LoopTimers
 from relevo.core.baton import SampledToken
 from relevo.core.errors import Overloaded
 from relevo.core.events import StepCosts
-from relevo.core.ids import RequestId, WorkerId
+from relevo.core.ids import PeerId, RequestId, WorkerId
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import FakeRunner, fake_layout
-from relevo.engine.loop import EngineLoop, WorkerIdentity
+from relevo.engine.hello import WorkerIdentity
+from relevo.engine.loop import EngineLoop
 from relevo.kv.arena import Arena
 from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.shm import ShmTransport
@@ -40,7 +41,6 @@ from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
-from relevo.wire.gateway_links import PeerId
 
 COSTS = StepCosts(base_s=0.03, per_token_s=0.001, per_kv_token_s=2e-6)
 BUDGET = 256  # tokens of a step

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from relevo.core.baton import SampledToken
 from relevo.core.events import StepCosts, WorkerLoad
-from relevo.core.handoff import KVEndpoint, KVSite, Reach
+from relevo.core.handoff import KVEndpoint, KVPath, KVSite, Link, Reach
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.plan import StepPlan, StepResult
@@ -203,7 +203,7 @@ class RoutingWorld:
         self.reasons[chosen.reason.split(":")[0]] += 1
         worker = next(w for w in self.workers if w.member.ref == chosen.worker)
         rejected = worker.scheduler.prefill_into(
-            request, worker.reservation(request), int(now_s * 1e9), zero_copy=False
+            request, worker.reservation(request), int(now_s * 1e9), path=KVPath("none", "", Link.BOX)
         )
         assert rejected is None, rejected
         self._open[request.request_id] = (worker, now_s)
@@ -238,7 +238,7 @@ class RoutingWorld:
         sampled = tuple(tuple(SampledToken(1) for _ in row.samples) for row in plan.rows)
         outcome = worker.scheduler.commit(plan, StepResult(plan.step_id, sampled, 0.0), int(now_s * 1e9))
         self._publish(worker)
-        for output in outcome.outputs:
+        for output in outcome.all_outputs:
             worker.scheduler.finish_transfer(output.request_id)
             _, arrived_at_s = self._open.pop(output.request_id)
             assert output.facts is not None

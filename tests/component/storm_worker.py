@@ -19,20 +19,21 @@ from virtual_time import VirtualLoop
 
 from relevo.core.errors import StepFailed, WorkerLost
 from relevo.core.events import StepCosts, WireRefusal
-from relevo.core.ids import RequestId, WorkerId
+from relevo.core.ids import PeerId, RequestId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.plan import ScheduledRow, StepPlan, StepResult
 from relevo.core.ports import KVTransport
 from relevo.engine.fake_model import VALUE_MASK, Words, fingerprints
 from relevo.engine.fake_runner import FakeRunner
-from relevo.engine.loop import EngineLoop, WorkerIdentity
+from relevo.engine.hello import WorkerIdentity
+from relevo.engine.loop import EngineLoop
 from relevo.kv.arena import Arena
 from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.shm import ShmTransport
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
-from relevo.wire.gateway_links import PeerGone, PeerId
+from relevo.wire.gateway_links import PeerGone
 
 COSTS = StepCosts(base_s=0.002, per_token_s=0.0002, per_kv_token_s=0.0)
 VOCAB = 2**31  # a token is 31 bits of a hash of everything before it: no two contexts have the same next token
@@ -299,8 +300,8 @@ class StormWorker:
         pool, engine, found = self.scheduler.pool, self.engine, []
         if pool.num_free + pool.num_reusable != pool.num_blocks:
             found.append(f"{pool.num_held} blocks held, {pool.num_quarantined} quarantined")
-        kept = {name: list(getattr(engine, name)) for name in ("_owners", "_remote_prefills", "_reservations")}
-        found += [f"{name}: {request_ids[:3]}" for name, request_ids in kept.items() if request_ids]
+        if self.scheduler.requests or engine.core.remote_prefills:
+            found.append(f"requests {list(self.scheduler.requests)[:3]}")
         if self.scheduler.has_work() or len(self.scheduler.reservations):
             found.append("the scheduler has work")
         return found

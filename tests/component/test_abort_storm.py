@@ -61,7 +61,9 @@ def test_a_seed_tells_the_same_story_twice() -> None:
 def test_the_storm_finds_blocks_that_are_given_away_under_their_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The instrument itself: without quarantine somebody soon reads what a late writer wrote."""
     drop = Reservations.drop
-    monkeypatch.setattr(Reservations, "drop", lambda self, request_id, writer_active: drop(self, request_id, False))
+    monkeypatch.setattr(
+        Reservations, "drop", lambda self, request_id, writer_active, keeper: drop(self, request_id, False)
+    )
     with pytest.raises((Foreign, BaseExceptionGroup)) as caught:
         StormWorld(STORMS["shm 2p2d"], seed=1).run(1000)
     assert "foreign KV" in _words(caught.value)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from recorded_links import RecordedLinks
 
-from relevo.core.ids import WorkerId, WorkerRef
+from relevo.core.ids import PeerId, WorkerId, WorkerRef
 from relevo.engine.cache_feed import MAX_UNREAD_BYTES, CacheFeed
 from relevo.policy.routing.prefix_index import PrefixIndex
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.prefix_cache import chain
 from relevo.wire import messages as wire
-from relevo.wire.gateway_links import PeerId
 
 QUICK, SLOW = PeerId(0), PeerId(1)
 WORKER = WorkerRef(WorkerId("w"), 1)

@@ -44,7 +44,7 @@ async def test_the_others_of_a_failed_step_go_on_as_if_nothing_had_been() -> Non
         worker.hold()
         poisoned = asyncio.create_task(gateway.tokens(request_for(1, [7, 7, 7])))
         innocent = asyncio.create_task(gateway.tokens(request_for(2, PROMPT)))
-        await until(lambda: len(worker.loop._owners) == 2)
+        await until(lambda: worker.loop.core.num_requests == 2)
         worker.go_on()
         with pytest.raises(StepFailed, match="no numbers"):
             await poisoned
@@ -97,7 +97,7 @@ async def test_a_step_that_raises_once_ends_no_request_of_several() -> None:
         set_fault(worker, fail)
         worker.hold()
         tasks = [asyncio.create_task(gateway.tokens(request_for(index, PROMPT))) for index in (1, 2)]
-        await until(lambda: len(worker.loop._owners) == 2)
+        await until(lambda: worker.loop.core.num_requests == 2)
         worker.go_on()
         assert [tokens for tokens, _ in await asyncio.gather(*tasks)] == [wanted, wanted] and raised
         await until(lambda: worker.is_clean)

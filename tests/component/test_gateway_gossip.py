@@ -60,7 +60,7 @@ async def test_a_choice_is_seen_by_the_other_gateway_and_gone_when_it_is_over(fo
         await hear_each_other(stack.gateways)
         stack.workers["prefill-0"].hold()
         running = asyncio.create_task(first.tokens(request_for(0, PROMPT)))
-        await until(lambda: bool(stack.workers["prefill-0"].loop._remote_prefills))
+        await until(lambda: bool(stack.workers["prefill-0"].loop.core.remote_prefills))
         await until(lambda: in_flight(second) == in_flight(first))
         assert sum(tokens for _, tokens, _ in in_flight(second)) == len(PROMPT)
         assert second.placement._index.has_expectations
@@ -86,7 +86,7 @@ async def test_one_that_comes_later_hears_what_is_under_way_already(folder: str)
     async with in_process_stack(SPLIT, num_gateways=1, gossip_folder=folder) as stack:
         stack.workers["prefill-0"].hold()
         running = asyncio.create_task(stack.gateways[0].tokens(request_for(0, PROMPT)))
-        await until(lambda: bool(stack.workers["prefill-0"].loop._remote_prefills))
+        await until(lambda: bool(stack.workers["prefill-0"].loop.core.remote_prefills))
         late = await stack.add_gateway()
         await until(lambda: in_flight(late) == in_flight(stack.gateways[0]))
         assert not late.placement.is_idle

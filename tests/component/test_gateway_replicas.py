@@ -20,13 +20,13 @@ async def test_a_gateway_that_joins_leaves_the_others_handoffs_alone() -> None:
         prefill, decode = stack.workers["prefill-0"], stack.workers["decode-0"]
         running = asyncio.create_task(stack.gateways[0].tokens(request_for(0, PROMPT)))
         prefill.hold()
-        await until(lambda: bool(prefill.loop._remote_prefills))
+        await until(lambda: bool(prefill.loop.core.remote_prefills))
         await stack.add_gateway()
-        assert prefill.loop._remote_prefills
+        assert prefill.loop.core.remote_prefills
         prefill.go_on()
         tokens, _ = await running
         assert len(tokens) == 8
-        assert prefill.loop._reports.num_prefill_tokens + decode.loop._reports.num_prefill_tokens == len(PROMPT)
+        assert prefill.loop.reports.num_prefill_tokens + decode.loop.reports.num_prefill_tokens == len(PROMPT)
 
 
 async def test_rooms_of_a_gateway_that_died_are_released_by_one_that_lives() -> None:
@@ -36,13 +36,15 @@ async def test_rooms_of_a_gateway_that_died_are_released_by_one_that_lives() -> 
         first, second = stack.gateways
         prefill.hold()
         doomed = asyncio.create_task(first.tokens(request_for(0, PROMPT)))
-        await until(lambda: bool(prefill.loop._remote_prefills))
+        await until(lambda: bool(prefill.loop.core.remote_prefills))
         survivor = asyncio.create_task(second.tokens(request_for(1, prompt_of(1))))
-        await until(lambda: len(prefill.loop._remote_prefills) == 2)
+        await until(lambda: len(prefill.loop.core.remote_prefills) == 2)
         await first.die()
         doomed.cancel()
         await until(
-            lambda: len(prefill.loop._remote_prefills) == 1 and not decode.loop.scheduler.load().num_quarantined_blocks
+            lambda: (
+                len(prefill.loop.core.remote_prefills) == 1 and not decode.loop.scheduler.load().num_quarantined_blocks
+            )
         )
         prefill.go_on()
         assert len((await survivor)[0]) == 8
@@ -56,7 +58,7 @@ async def test_rooms_that_the_dead_gateway_had_aborted_are_released_too() -> Non
         first = stack.gateways[0]
         prefill.hold()
         doomed = asyncio.create_task(first.tokens(request_for(0, PROMPT)))
-        await until(lambda: bool(prefill.loop._remote_prefills))
+        await until(lambda: bool(prefill.loop.core.remote_prefills))
         prefill.hears.clear()
         doomed.cancel()
         await until(lambda: bool(decode.loop.scheduler.load().num_quarantined_blocks))
@@ -71,7 +73,7 @@ async def test_the_only_gateway_finds_what_it_left_behind_when_it_is_back() -> N
         prefill, decode = stack.workers["prefill-0"], stack.workers["decode-0"]
         prefill.hold()
         doomed = asyncio.create_task(stack.gateways[0].tokens(request_for(0, PROMPT)))
-        await until(lambda: bool(prefill.loop._remote_prefills))
+        await until(lambda: bool(prefill.loop.core.remote_prefills))
         await stack.gateways[0].die()
         doomed.cancel()
         await until(lambda: bool(decode.loop.scheduler.load().num_quarantined_blocks))

@@ -10,16 +10,17 @@ from recorded_links import RecordedLinks
 
 from relevo.core.baton import SampledToken
 from relevo.core.events import StepCosts, TokenOutput, WireRefusal, WorkerLoad
-from relevo.core.ids import RequestId
+from relevo.core.ids import PeerId, RequestId
 from relevo.core.kv import KVRefusal
 from relevo.core.plan import ScheduledRow, StepPlan
 from relevo.core.ports import KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
+from relevo.engine.fake_runner import fake_layout
 from relevo.engine.load_reports import LoadReports
 from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
+from relevo.policy.worker.core import WorkerCore
 from relevo.policy.worker.scheduler import Scheduler, StepOutcome
-from relevo.wire.gateway_links import PeerId
 
 ONE, TWO = PeerId(0), PeerId(1)
 REQUEST = EngineRequest(request_id=RequestId("r"), prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1, seed=0))
@@ -61,7 +62,8 @@ def links() -> RecordedLinks:
 @pytest.fixture
 def reports(scheduler: CountingScheduler, links: RecordedLinks) -> LoadReports:
     transports = TransportSet([cast("KVTransport", QuietTransport())], "arena", "box")
-    return LoadReports(cast("Scheduler", scheduler), StepCostModel(), transports, links)
+    core = WorkerCore(cast("Scheduler", scheduler))
+    return LoadReports(core, StepCostModel(), transports, links, fake_layout(4))
 
 
 def test_a_step_whose_outputs_reach_every_gateway_counts_the_load_once(
@@ -95,8 +97,8 @@ def test_nothing_is_said_twice(reports: LoadReports, links: RecordedLinks) -> No
     assert told(links) == [(ONE, "LoadReport"), (TWO, "LoadReport")]
 
 
-def test_refusals_of_the_transports_and_of_the_loop_are_one_count(reports: LoadReports) -> None:
-    reports.num_refused_writes += 1
+def test_refusals_of_the_transports_and_of_the_core_are_one_count(reports: LoadReports) -> None:
+    reports.core.num_withdrawn += 1
     assert reports.counters().num_refused_writes == 3
 
 
@@ -110,6 +112,6 @@ def test_the_largest_step_is_told_beside_the_budget(reports: LoadReports) -> Non
     for step_id, (num_prompt, num_decodes) in enumerate([(8, 1), (200, 3), (0, 64)]):
         prompts = [ScheduledRow(REQUEST, [1] * num_prompt, 0, [], (), True)] if num_prompt else []
         decodes = [ScheduledRow(REQUEST, [1], 9, [], (), False)] * num_decodes
-        reports.count_step(StepPlan(step_id, (*prompts, *decodes)), StepOutcome([], []))
+        reports.count_step(StepPlan(step_id, (*prompts, *decodes)), StepOutcome({}))
     counters = reports.counters()
     assert (counters.largest_step_tokens, counters.step_budget_tokens) == (203, 256)

@@ -77,7 +77,7 @@ async def test_what_raises_for_one_request_on_a_worker_ends_that_request_only(
         owner = OF_THE_WORKER[method](next(iter(stack.workers.values())))
         raised = break_over_the_culprit(owner, method, ZeroDivisionError("of ours"), monkeypatch)
         await ends_alone(stack, InternalError)
-        faults = sum(worker.loop._reports.counters().num_request_faults for worker in stack.workers.values())
+        faults = sum(worker.loop.reports.counters().num_request_faults for worker in stack.workers.values())
         assert raised == [method] and faults == 1
         assert [record.exc_info is not None for record in caplog.records if CULPRIT in record.getMessage()] == [True]
 

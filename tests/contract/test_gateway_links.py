@@ -13,10 +13,11 @@ from typing import Protocol
 import pytest
 from wire_samples import HELLO, RID, SAMPLES
 
+from relevo.core.ids import PeerId
 from relevo.wire import messages as wire
 from relevo.wire.address import unix_path
 from relevo.wire.framing import encode_frame, gateway_side_decoder
-from relevo.wire.gateway_links import GatewayLinks, PeerGone, PeerId
+from relevo.wire.gateway_links import GatewayLinks, PeerGone
 from relevo.wire.in_process_links import InProcessLinks
 from relevo.wire.server import WireServer
 

@@ -13,10 +13,11 @@ import pytest
 from wire_samples import HELLO, RID, SAMPLES
 
 from relevo.core.errors import ProtocolError, SettingsError, WorkerLost
+from relevo.core.ids import PeerId
 from relevo.wire import messages as wire
 from relevo.wire.client import WorkerConnection
 from relevo.wire.framing import encode_frame
-from relevo.wire.gateway_links import PeerGone, PeerId
+from relevo.wire.gateway_links import PeerGone
 from relevo.wire.server import WireServer
 
 WAIT_S = 10.0  # a deadline, not a measurement

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler_model import CellMemory, CheckedModel
 
 from relevo.core.baton import PrefillFacts
+from relevo.core.handoff import KVPath, Link
 from relevo.core.plan import StepPlan
 from relevo.core.request import FinishReason
 from relevo.policy.worker.scheduler import ComputedPrefix, Scheduler, SchedulerConfig, StepOutcome
@@ -44,7 +45,8 @@ class Driver:
         return self.scheduler.submit_reserved(request.request_id, tuple(samples), self.now_ns)
 
     def prefill_into(self, request, reservation, zero_copy=True, **found):
-        return self.scheduler.prefill_into(request, reservation, 0, zero_copy=zero_copy, **found)
+        path = KVPath("fake", "D", Link.MEMORY if zero_copy else Link.BOX)
+        return self.scheduler.prefill_into(request, reservation, 0, path=path, **found)
 
     def reserve(self, request):
         return self.scheduler.reserve(request, self.now_ns)
@@ -60,7 +62,7 @@ class Driver:
         result = self.model.execute(plan)
         self.now_ns += STEP_NS
         outcome = self.scheduler.commit(plan, result, self.now_ns)
-        for output in outcome.outputs:
+        for output in outcome.all_outputs:
             key = (output.request_id, output.sample_index)
             self.tokens.setdefault(key, []).extend(token.token_id for token in output.tokens)
             if output.finish_reason is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_model import make_request
 
+from relevo.core.ids import PeerId
 from relevo.core.kv import BlockState
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.prefix_cache import chain
@@ -99,10 +100,11 @@ def test_rights_of_a_dropped_grant_are_stale(room, pool):
 def test_a_quarantine_is_told_and_ends_with_its_release(room, pool):
     for request_id in ("a", "b"):
         grant(room, request_id)
-        room.drop(request_id, writer_active=request_id == "a")
-    assert room.is_quarantined("a") and not room.is_quarantined("b")
+        room.drop(request_id, writer_active=request_id == "a", keeper=PeerId(7))
+    assert room.orphans == () and not room.lose_keeper(PeerId(8))
+    assert room.lose_keeper(PeerId(7)) and room.orphans == ("a",)
     room.release("a")
-    assert not room.is_quarantined("a")
+    assert room.orphans == ()
     assert pool.num_free == 8 and pool.num_quarantined == 0
 
 
@@ -114,7 +116,7 @@ def test_unknown_requests_are_no_ops(room, pool):
 
 
 def test_a_second_grant_of_a_request_adds_to_what_its_writers_may_still_touch(room, pool):
-    """Red when blocks of an earlier grant are forgotten in quarantine: nobody would ever get them back."""
+    """Red when blocks of an earlier grant are forgotten in quarantine: they would never come back."""
     for _ in range(2):
         assert grant(room) is not None
         room.drop("a", writer_active=True)

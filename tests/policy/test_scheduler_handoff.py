@@ -45,10 +45,8 @@ def test_zero_copy_computes_into_foreign_blocks_and_needs_no_room():
     prefill.drain()
     progress = [(p.num_tokens, p.block_ids, p.is_last) for p in prefill.prefixes]
     blocks = reservation.block_ids
-    assert progress == [(2, blocks[:1], False), (4, blocks[:2], False), (5, blocks, True)] or progress == [
-        (2, blocks[:1], False),
-        (5, blocks, True),
-    ]
+    assert progress == [(2, blocks[:1], False), (5, blocks[1:], True)]
+    prefill.scheduler.finish_transfer("a")
     assert not prefill.scheduler.holds("a")
     for prefix in prefill.prefixes:
         decode.scheduler.seal("a", prefix.num_tokens)
@@ -64,14 +62,14 @@ def test_zero_copy_computes_into_foreign_blocks_and_needs_no_room():
 
 
 def test_what_a_failed_attempt_computed_is_no_hit():
-    """The second prefill worker starts after what the first one sealed; somebody did compute that for this request."""
+    """The second prefill worker starts after what the first one sealed; that was computed for this request."""
     prefill, decode = pair()
     request = make_request("a", PROMPT)
     reservation = replace(grant(decode, request), num_hit_tokens=4)
     prefill.prefill_into(request, reservation, num_found_tokens=2)
     plan = prefill.scheduler.plan(0)
     assert [(row.start, len(row.token_ids)) for row in plan.rows] == [(4, 1)]
-    assert prefill.scheduler._queues.entries["a"].num_cached_tokens == 2
+    assert prefill.scheduler.requests["a"].num_cached_tokens == 2
 
 
 def test_with_copies_own_blocks_stay_until_the_transfer_is_done():
@@ -308,18 +306,6 @@ def test_a_reservation_that_does_not_fit_its_prompt_is_rejected():
     prefill, decode = pair()
     reservation = grant(decode, make_request("a", PROMPT))
     assert prefill.prefill_into(make_request("a", [*PROMPT, 1, 1]), reservation).code == "handoff_failed"
-
-
-def test_fence_drops_the_legs_for_earlier_incarnations_only():
-    prefill, decode = pair()
-    request = make_request("a", PROMPT)
-    reservation = grant(decode, request)
-    for name, epoch in (("a", 1), ("b", 2), ("c", 3)):
-        prefill.prefill_into(make_request(name, PROMPT), replace(reservation, epoch=epoch), zero_copy=False)
-    prefill.submit(make_request("own", [1]))
-    assert prefill.scheduler.fence("x", 9) == []
-    assert prefill.scheduler.fence("d", 2) == ["a"]
-    assert prefill.scheduler.holds("b") and prefill.scheduler.holds("c") and prefill.scheduler.holds("own")
 
 
 def test_a_decode_that_finds_no_block_for_its_next_token_preempts_the_latest():

@@ -27,7 +27,6 @@ from relevo.core.handoff import KVPath, Link
 from relevo.core.kv import BlockState, Reservation
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest
-from relevo.engine.outgoing import RemotePrefill
 from relevo.policy.worker.scheduler import ComputedPrefix, Scheduler, SchedulerConfig
 
 MAX_LEN = 10
@@ -61,10 +60,9 @@ class Record:
     phase: str = "local"  # local, reserving, granted, prefilling, decoding, done
     reservation: Reservation | None = None
     transfers: list[ComputedPrefix] = field(default_factory=list)  # computed on P, not yet on D
-    sender: RemotePrefill | None = None  # which blocks P writes into the reservation
     is_prompt_sealed: bool = False
     num_sealed_tokens: int = 0
-    is_writer_active: bool = False  # P has a entry that D's quarantine waits for
+    is_writer_active: bool = False  # P computes for a room that D keeps in quarantine
     is_aborted: bool = False
 
     @property
@@ -76,7 +74,7 @@ class Record:
         return all(sample.finish_reason is not None for sample in self.samples)
 
 
-PATH = KVPath("fake", "D", Link.BOX)
+PATHS = {zero_copy: KVPath("fake", "D", Link.MEMORY if zero_copy else Link.BOX) for zero_copy in (True, False)}
 
 
 class TwoWorkers(RuleBasedStateMachine):
@@ -152,11 +150,10 @@ class TwoWorkers(RuleBasedStateMachine):
 
     def _prefill(self, record):
         rejected = self.workers["P"].prefill_into(
-            record.request, record.reservation, self.now_ns, zero_copy=self._is_zero_copy(record)
+            record.request, record.reservation, self.now_ns, path=PATHS[self._is_zero_copy(record)]
         )
         assert rejected is None
         record.phase, record.is_writer_active = "prefilling", True
-        record.sender = RemotePrefill(record.reservation, PATH)
 
     @precondition(lambda self: any(r.transfers for r in self.records.values()))
     @rule(data=st.data())
@@ -167,9 +164,9 @@ class TwoWorkers(RuleBasedStateMachine):
     def _deliver(self, record):
         prefix = record.transfers.pop(0)
         if not self._is_zero_copy(record):
-            for first, block_ids in record.sender.advance(prefix, self.block_size):
-                for source, target in zip(block_ids, record.reservation.block_ids[first:], strict=False):
-                    self.models["D"].memory.blocks[target] = list(self.models["P"].memory.block(source))
+            targets = record.reservation.block_ids[prefix.first_index :]
+            for source, target in zip(prefix.block_ids, targets, strict=False):
+                self.models["D"].memory.blocks[target] = list(self.models["P"].memory.block(source))
         if not record.is_aborted:
             self.workers["D"].seal(record.request_id, prefix.num_tokens)
             record.num_sealed_tokens = prefix.num_tokens
@@ -225,9 +222,9 @@ class TwoWorkers(RuleBasedStateMachine):
             record = self.records[prefix.request_id]
             assert not record.transfers or prefix.num_tokens >= record.transfers[-1].num_tokens
             record.transfers.append(prefix)
-        for output in outcome.outputs:
+        for output in outcome.all_outputs:
             self._take(output)
-        for output in outcome.outputs:
+        for output in outcome.all_outputs:
             self._maybe_decode(self.records[output.request_id])
 
     def _take(self, output: TokenOutput):
@@ -338,9 +335,9 @@ class TwoWorkers(RuleBasedStateMachine):
         record.phase, record.worker = "local", "D"
 
     def _fence(self, worker, data):
-        assert self.workers["P"].fence("D", 0) == self.workers["P"].fence("X", 1) == []
-        for request_id in self.workers["P"].fence("D", 1):
+        for request_id in [each for each, entry in self.workers["P"].requests.items() if entry.is_remote_prefill]:
             record = self.records[request_id]
+            self.workers["P"].abort(request_id, writer_active=False)
             if record.is_aborted:
                 self._writer_gone(record)
                 record.phase = "done"
@@ -375,7 +372,7 @@ class TwoWorkers(RuleBasedStateMachine):
             assert load.num_waiting_prefill_tokens >= 0
 
     @invariant()
-    def nobody_holds_what_a_writer_may_still_touch(self):
+    def what_a_writer_may_still_touch_is_held_by_no_request(self):
         for record in getattr(self, "records", {}).values():
             if record.is_aborted and record.is_writer_active:
                 num_done = max(record.num_sealed_tokens, record.reservation.num_hit_tokens)

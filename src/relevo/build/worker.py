@@ -17,7 +17,8 @@ from relevo.core.events import StepCosts
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import KVLayout
 from relevo.core.ports import ModelRunner
-from relevo.engine.loop import EngineLoop, WorkerIdentity
+from relevo.engine.hello import WorkerIdentity
+from relevo.engine.loop import EngineLoop
 from relevo.kv.arena import Arena
 from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.registry import TRANSPORTS, OwnEnd

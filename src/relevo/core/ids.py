@@ -8,7 +8,9 @@ RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 TokenId = int
 BlockId = int
+PeerId = NewType("PeerId", int)  # a gateway's connection to one worker; never used twice by that worker
 BlockHash = bytes  # 16 bytes, see policy.worker.prefix_cache
+NO_PEER = PeerId(-1)
 
 
 class WorkerRef(NamedTuple):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from relevo.core.ids import PeerId
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.wire import messages as wire
-from relevo.wire.gateway_links import GatewayLinks, PeerId
+from relevo.wire.gateway_links import GatewayLinks
 
 MAX_UNREAD_BYTES = 1024 * 1024  # arbitrary; of everything that a follower has yet to read
 

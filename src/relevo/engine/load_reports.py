@@ -6,53 +6,54 @@ other one by a report. Does not know requests, nor when a turn ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad, WorkerPort, refused_key
+from relevo.core.ids import PeerId
+from relevo.core.kv import KVLayout
 from relevo.core.plan import StepPlan
 from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
-from relevo.policy.worker.scheduler import Scheduler, StepOutcome
+from relevo.policy.worker.core import WorkerCore
+from relevo.policy.worker.step_outcome import StepOutcome
 from relevo.wire import messages as wire
-from relevo.wire.gateway_links import GatewayLinks, PeerId
+from relevo.wire.gateway_links import GatewayLinks
 
 
 @dataclass(slots=True)
 class LoadReports:
-    scheduler: Scheduler
+    core: WorkerCore
     costs: StepCostModel
     transports: TransportSet
     links: GatewayLinks
+    layout: KVLayout
     num_steps: int = 0
     num_prefill_tokens: int = 0
     num_generation_tokens: int = 0
     largest_step_tokens: int = 0
-    num_refused_writes: int = 0  # noticed by the loop; transports have their own
-    num_request_faults: int = 0
-    transferred_bytes: int = 0
-    transfer_s: float = 0.0
     _has_changed: bool = False
     _told: set[PeerId] = field(default_factory=set)  # since the last change
 
     def load(self) -> WorkerLoad:
-        return self.scheduler.load(self.costs.costs)
+        return self.core.scheduler.load(self.costs.costs)
 
     def counters(self) -> StepCounters:
         """With what the transports have refused in their own threads: also writes of senders that are dead by now."""
+        core, scheduler = self.core, self.core.scheduler
         return StepCounters(
             num_steps=self.num_steps,
             num_prefill_tokens=self.num_prefill_tokens,
             num_generation_tokens=self.num_generation_tokens,
-            num_preemptions=self.scheduler.num_preemptions,
-            num_prefix_queries=self.scheduler.num_prefix_queries,
-            num_prefix_hits=self.scheduler.num_prefix_hits,
-            transferred_bytes=self.transferred_bytes,
-            transfer_s=self.transfer_s,
-            num_refused_writes=self.num_refused_writes + self.transports.num_refused_writes,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_queries=scheduler.num_prefix_queries,
+            num_prefix_hits=scheduler.num_prefix_hits,
+            transferred_bytes=core.num_handed_tokens * self.layout.bytes_per_token,
+            transfer_s=core.transfer_s,
+            num_refused_writes=core.num_withdrawn + self.transports.num_refused_writes,
             largest_step_tokens=self.largest_step_tokens,
-            step_budget_tokens=self.scheduler.config.max_batched_tokens,
-            num_request_faults=self.num_request_faults,
+            step_budget_tokens=scheduler.config.max_batched_tokens,
+            num_request_faults=core.num_request_faults,
             num_refused_connections=self._refused_connections(),
         )
 
@@ -67,14 +68,14 @@ class LoadReports:
         self.num_steps += 1
         self.num_prefill_tokens += plan.num_prefill_tokens
         self.largest_step_tokens = max(self.largest_step_tokens, plan.num_tokens)
-        self.num_generation_tokens += sum([len(output.tokens) for output in outcome.outputs])
+        self.num_generation_tokens += sum([len(output.tokens) for output in outcome.all_outputs])
 
     def changed(self) -> None:
         """No gateway knows yet."""
         self._has_changed = True
         self._told.clear()
 
-    def send_outputs(self, by_peer: dict[PeerId, list[TokenOutput]]) -> None:
+    def send_outputs(self, by_peer: Mapping[PeerId, Sequence[TokenOutput]]) -> None:
         """A step's outputs to the gateways whose requests they are of, and the load after the step with them."""
         load, counters = self.load(), self.counters()
         for peer, outputs in by_peer.items():

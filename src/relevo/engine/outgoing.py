@@ -1,53 +1,95 @@
-"""The sending side of a handoff: which part of a prompt computed here the receiver already has.
+"""Carries out what the worker's core decided: says it to gateways, has the transports do it.
 
-Pure bookkeeping, no I/O. Whole blocks go out as soon as a chunk has finished them, the partial last one at the end.
+Owns the translation into messages and calls, and what becomes of a request over which code of ours raises. Decides
+nothing else, and does not know in what order or why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from relevo.core.handoff import KVPath
-from relevo.core.ids import BlockId
-from relevo.core.kv import Reservation
-from relevo.policy.worker.scheduler import ComputedPrefix
+from relevo.core.ids import PeerId, RequestId
+from relevo.core.kv import KVLayout
+from relevo.engine.load_reports import LoadReports
+from relevo.engine.request_faults import failure_of
+from relevo.kv.transport_set import TransportSet
+from relevo.policy.worker import effects
+from relevo.policy.worker.core import WorkerCore
+from relevo.wire import messages as wire
+from relevo.wire.gateway_links import GatewayLinks
+
+log = logging.getLogger("relevo.engine")
 
 
 @dataclass(slots=True)
-class RemotePrefill:
-    reservation: Reservation
-    path: KVPath
-    num_handed_tokens: int = 0  # sealed on the receiver, its own hits excluded
-    num_sealed_tokens: int = field(init=False)
-    transfer_s: float = 0.0
-    _num_written_blocks: int | None = None
-    _num_last_tokens: int | None = None  # known once the last chunk is computed
+class Outgoing:
+    core: WorkerCore
+    links: GatewayLinks
+    transports: TransportSet
+    layout: KVLayout
+    reports: LoadReports
 
-    def __post_init__(self) -> None:
-        self.num_sealed_tokens = self.reservation.num_hit_tokens
+    def carry_out(self) -> None:
+        """What was decided since the last call. A request over which it raises ends; one that cannot even be let go
+        ends the worker."""
+        while decided := self.core.take_effects():
+            self.reports.changed()
+            ended: set[RequestId] = set()
+            for effect in decided:
+                if isinstance(effect, effects.LettingGo | effects.Orphaned):
+                    self._do(effect)
+                elif effect.request_id not in ended:
+                    try:
+                        self._do(effect)
+                    except Exception as error:
+                        ended.add(effect.request_id)
+                        self._end(effect.request_id, error, None)
 
-    @property
-    def is_sealed(self) -> bool:
-        return self._num_last_tokens is not None and self.num_sealed_tokens >= self._num_last_tokens
+    @contextmanager
+    def only(self, request_id: RequestId, asker: PeerId | None = None) -> Iterator[None]:
+        """What is done here is done for one request, and then carried out: if it raises, that request ends. `asker`:
+        the gateway that asked for it; None: its owner."""
+        try:
+            yield
+        except Exception as error:
+            self._end(request_id, error, asker)
+        self.carry_out()
 
-    def advance(self, prefix: ComputedPrefix, block_size: int) -> Sequence[tuple[int, Sequence[BlockId]]]:
-        """Runs of (index of the first block, local block ids) that became complete and the receiver lacks.
+    def _end(self, request_id: RequestId, error: Exception, asker: PeerId | None) -> None:
+        code, reason = failure_of(error)
+        log.exception("request %s ends with %s, the others go on", request_id, code)
+        self.core.fault(request_id, asker, code, reason)
 
-        Each block is in one run: once it is sealed, the receiver may give it to another request.
-        """
-        if prefix.is_last:
-            self._num_last_tokens = prefix.num_tokens
-        first = self._num_written_blocks
-        if first is None:
-            first = self.reservation.num_hit_tokens // block_size
-        end = -(-prefix.num_tokens // block_size) if prefix.is_last else prefix.num_tokens // block_size
-        self._num_written_blocks = max(first, end)
-        return [(first, prefix.block_ids[first:end])] if end > first else []
-
-    def seal(self, num_tokens: int) -> int:
-        """The receiver has the first `num_tokens`; returns how many of them are new to it."""
-        num_new = max(0, num_tokens - self.num_sealed_tokens)
-        self.num_sealed_tokens += num_new
-        self.num_handed_tokens += num_new
-        return num_new
+    def _do(self, effect: effects.Effect) -> None:
+        send = self.links.send
+        match effect:
+            case effects.OpenRoom(reservation):
+                self.transports.reserve(reservation)
+            case effects.CloseRoom(reservation):
+                self.transports.release(reservation)
+            case effects.SendPrefix(prefix):
+                transport, address = self.transports[prefix.path.transport], prefix.path.address
+                if prefix.block_ids:
+                    transport.write(prefix.reservation, address, prefix.first_index, prefix.block_ids)
+                transport.seal(prefix.reservation, address, prefix.num_tokens)
+            case effects.CancelWrites(reservation, path):
+                self.transports[path.transport].cancel(reservation)
+            case effects.Granted(gateway, reservation):
+                send(gateway, wire.Reserved(reservation))
+            case effects.Refused(gateway, request_id, code, reason):
+                send(gateway, wire.Refused(request_id, code, reason))
+            case effects.Failed(gateway, request_id, code, reason):
+                send(gateway, wire.RequestFailed(request_id, code, reason))
+            case effects.Dropped(gateway, request_id):
+                send(gateway, wire.Dropped(request_id))
+            case effects.Sealed(gateway, request_id, num_tokens):
+                send(gateway, wire.Sealed(request_id, num_tokens))
+            case effects.HandedOver(gateway, request_id, num_sealed, num_handed, transfer_s):
+                num_bytes = num_handed * self.layout.bytes_per_token
+                send(gateway, wire.PrefillDone(request_id, num_sealed, num_bytes, transfer_s))
+            case effects.Orphaned(request_ids):
+                for gateway in self.links.peer_ids:
+                    send(gateway, wire.Orphans(request_ids))

@@ -1,4 +1,4 @@
-"""Code of Relevo's own raised while the loop handled one request: which request, and with what it ends.
+"""Code of Relevo's own raised while the loop handled one request: with what that request ends.
 
 Owns the words for it. It does not know how a request is let go. What raises while many are handled at once (a plan, a
 commit) belongs to no single one and ends the worker: its state may be half changed.
@@ -7,20 +7,6 @@ commit) belongs to no single one and ends the worker: its state may be half chan
 from __future__ import annotations
 
 from relevo.core.errors import InternalError, RelevoError, WorkerError
-from relevo.core.ids import RequestId
-from relevo.wire import messages as wire
-
-Asked = wire.Submit | wire.Reserve | wire.Prefill | wire.SealBlocks | wire.StartDecode | wire.ComputeReserved
-
-
-def request_of(message: Asked) -> RequestId:
-    match message:
-        case wire.Submit(request=request) | wire.Reserve(request=request) | wire.Prefill(request=request):
-            return request.request_id
-        case wire.StartDecode(baton=baton):
-            return baton.request_id
-        case wire.SealBlocks(request_id=request_id) | wire.ComputeReserved(request_id=request_id):
-            return request_id
 
 
 def failure_of(error: Exception) -> tuple[str, str]:

@@ -18,7 +18,8 @@ from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import KVLayout
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import ModelRunner
-from relevo.engine.loop import EngineLoop, WorkerIdentity
+from relevo.engine.hello import WorkerIdentity
+from relevo.engine.loop import EngineLoop
 from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.perf.step_time import StepShape, StepTimeModel

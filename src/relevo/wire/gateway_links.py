@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Protocol
 
 from relevo.core.events import WireRefusal
+from relevo.core.ids import PeerId
 from relevo.wire.messages import ToGateway, ToWorker
-
-PeerId = NewType("PeerId", int)  # of one connection; never used twice by one worker
 
 
 @dataclass(frozen=True, slots=True)

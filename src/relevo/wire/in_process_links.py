@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from relevo.core.events import WireRefusal
-from relevo.wire.gateway_links import PeerGone, PeerId
+from relevo.core.ids import PeerId
+from relevo.wire.gateway_links import PeerGone
 from relevo.wire.messages import Hello, ToGateway, ToWorker
 
 

@@ -19,10 +19,11 @@ from pathlib import Path
 
 from relevo.core.errors import ProtocolError, SettingsError
 from relevo.core.events import WireRefusal
+from relevo.core.ids import PeerId
 from relevo.telemetry.limited_log import LimitedLog
 from relevo.wire.address import unix_path
 from relevo.wire.framing import FrameDecoder, encode_frame, worker_side_decoder
-from relevo.wire.gateway_links import PeerGone, PeerId
+from relevo.wire.gateway_links import PeerGone
 from relevo.wire.messages import Hello, ToGateway, ToWorker
 from relevo.wire.unix_socket import is_own_user, listen_unix
 

@@ -28,7 +28,7 @@ class RequestQueues:
     def __init__(
         self, config: SchedulerConfig, pool: BlockPool, tables: BlockTables, reservations: Reservations
     ) -> None:
-        self.entries: dict[RequestId, WorkerRequest] = {}
+        self.requests: dict[RequestId, WorkerRequest] = {}
         self.waiting: list[Sequence] = []  # in order of service
         self.running: list[Sequence] = []  # in order of service
         self.max_running = config.max_running
@@ -59,7 +59,7 @@ class RequestQueues:
             max_outputs=intake.max_outputs(request, self._config, bounded_by_pool=kind is not WorkKind.PREFILL),
             owes_facts=True,
         )
-        self.entries[request.request_id] = entry
+        self.requests[request.request_id] = entry
         return entry
 
     def make_sequences(self, entry: WorkerRequest, samples: abc.Sequence[SampleState]) -> list[Sequence]:
@@ -84,9 +84,11 @@ class RequestQueues:
     # ---- between waiting and running ---------------------------------------------------------------------------------
 
     def wait(self, sequence: Sequence) -> None:
-        reservation = sequence.entry.reservation if sequence.entry.is_foreign else None
-        hits = self._tables.expected_hits(sequence) if reservation is None else reservation.num_hit_tokens
-        sequence.num_expected_hits = hits
+        remote = sequence.entry.remote
+        if remote is not None and remote.path.zero_copy:
+            sequence.num_expected_hits = remote.reservation.num_hit_tokens
+        else:
+            sequence.num_expected_hits = self._tables.expected_hits(sequence)
         insort(self.waiting, sequence, key=order)
         self.changed()
 
@@ -134,12 +136,11 @@ class RequestQueues:
 
     def open_foreign(self, sequence: Sequence) -> None:
         """Start a remote prefill in its receiver's blocks, after what is there already."""
-        entry, reservation = sequence.entry, sequence.entry.reservation
-        assert reservation is not None
-        sequence.block_ids = list(reservation.block_ids)
-        sequence.num_computed = min(reservation.num_hit_tokens, entry.num_prompt_tokens - 1)
-        entry.num_reported_blocks = sequence.num_computed // self._config.block_size
-        entry.num_cached_tokens = min(sequence.num_computed, entry.num_found_tokens)
+        entry, remote = sequence.entry, sequence.entry.remote
+        assert remote is not None
+        sequence.block_ids = list(remote.reservation.block_ids)
+        sequence.num_computed = min(remote.reservation.num_hit_tokens, entry.num_prompt_tokens - 1)
+        entry.num_cached_tokens = min(sequence.num_computed, remote.num_found_tokens)
         self.waiting.remove(sequence)
         self.run(sequence)
 
@@ -236,11 +237,11 @@ class RequestQueues:
         self._tables.close(sequence)
         sequence.entry.sequences.remove(sequence)
         if not sequence.entry.sequences:
-            del self.entries[sequence.entry.request.request_id]
+            del self.requests[sequence.entry.request.request_id]
 
     def drop(self, entry: WorkerRequest) -> None:
         """Forget a request; blocks of rows that are being executed are let go by `end_step`."""
-        del self.entries[entry.request.request_id]
+        del self.requests[entry.request.request_id]
         for sequence in entry.sequences:
             if sequence.is_running:
                 self.stop(sequence)

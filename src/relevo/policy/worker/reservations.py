@@ -3,7 +3,8 @@
 Life of a block here (core.kv.BlockState): RESERVED (granted, nothing sealed yet) → WRITING (the writer is at work) →
 SEALED, until the decode takes it over. A dropped reservation frees its blocks, except that blocks a writer may still
 touch are QUARANTINED until `release` says that the writer has let go. No clock: a driver's timer may ask a writer to
-let go but never releases in its stead.
+let go but never releases in its stead. A gateway that dies leaves orphans behind: rooms into which a writer may still
+write, and no gateway that would ask it. Every other one is told of them, asks all workers to let go, and releases them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from relevo.core.ids import BlockHash, BlockId, RequestId, WorkerId
+from relevo.core.ids import BlockHash, BlockId, PeerId, RequestId, WorkerId
 from relevo.core.kv import BlockState, Reservation
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.block_pool import BlockPool
@@ -36,6 +37,14 @@ class Grant:
         return self.num_sealed_tokens // block_size
 
 
+@dataclass(slots=True)
+class Quarantine:
+    """Blocks of a dropped grant into which a writer may still write."""
+
+    block_ids: list[BlockId]
+    keeper: PeerId | None  # the gateway that will say that the writer has let go; None: it is gone, any other may
+
+
 class Reservations:
     def __init__(self, pool: BlockPool, *, worker_id: WorkerId, epoch: int, block_size: int) -> None:
         self._pool = pool
@@ -43,7 +52,7 @@ class Reservations:
         self._epoch = epoch
         self._block_size = block_size
         self._grants: dict[RequestId, Grant] = {}
-        self._quarantine: dict[RequestId, list[BlockId]] = {}
+        self._quarantines: dict[RequestId, Quarantine] = {}
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._grants
@@ -111,7 +120,12 @@ class Reservations:
         """Hand the blocks of a grant to the caller, who owns them from now on. None: unknown."""
         return self._grants.pop(request_id, None)
 
-    def drop(self, request_id: RequestId, writer_active: bool) -> None:
+    def room_of(self, request_id: RequestId) -> Reservation | None:
+        """What was granted to the request and not taken over yet."""
+        grant = self._grants.get(request_id)
+        return grant.reservation if grant is not None else None
+
+    def drop(self, request_id: RequestId, writer_active: bool, keeper: PeerId | None = None) -> None:
         """End a grant. Sealed blocks become reusable; the others are free, or quarantined if a writer is active."""
         grant = self._grants.pop(request_id, None)
         if grant is None:
@@ -122,24 +136,36 @@ class Reservations:
         unsealed = block_ids[num_sealed:]
         if writer_active and unsealed:
             self._pool.quarantine(unsealed)
-            self._quarantine.setdefault(request_id, []).extend(unsealed)
+            earlier = self._quarantines.get(request_id)
+            self._quarantines[request_id] = Quarantine((earlier.block_ids if earlier else []) + unsealed, keeper)
         else:
             self._pool.release(unsealed)
         self._pool.release(block_ids[:num_sealed])
 
     def release(self, request_id: RequestId) -> None:
         """The writer has let go: its quarantined blocks are free. Unknown request: no-op."""
-        self._pool.release_quarantined(self._quarantine.pop(request_id, []))
+        quarantine = self._quarantines.pop(request_id, None)
+        if quarantine is not None:
+            self._pool.release_quarantined(quarantine.block_ids)
 
-    def is_quarantined(self, request_id: RequestId) -> bool:
-        """Blocks of the request wait for `release`."""
-        return request_id in self._quarantine
+    def lose_keeper(self, keeper: PeerId) -> bool:
+        """A gateway is gone. True if it left rooms behind: they are orphans now."""
+        left = [quarantine for quarantine in self._quarantines.values() if quarantine.keeper == keeper]
+        for quarantine in left:
+            quarantine.keeper = None
+        return bool(left)
+
+    @property
+    def orphans(self) -> tuple[RequestId, ...]:
+        """Requests whose rooms are in quarantine, and whose gateway is gone."""
+        return tuple(request_id for request_id, each in self._quarantines.items() if each.keeper is None)
 
     def states(self, request_id: RequestId) -> tuple[BlockState, ...]:
         """State of each prompt block of a grant, or of each quarantined block; empty: nothing is here."""
         grant = self._grants.get(request_id)
         if grant is None:
-            return (BlockState.QUARANTINED,) * len(self._quarantine.get(request_id, ()))
+            quarantine = self._quarantines.get(request_id)
+            return (BlockState.QUARANTINED,) * (len(quarantine.block_ids) if quarantine is not None else 0)
         num_blocks = len(grant.reservation.block_ids)
         has_begun = grant.num_sealed_tokens > grant.reservation.num_hit_tokens
         num_sealed = grant.num_sealed_blocks(self._block_size)

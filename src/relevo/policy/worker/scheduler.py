@@ -28,7 +28,8 @@ from __future__ import annotations
 
 from relevo.core.baton import Baton, SampleState
 from relevo.core.events import UNKNOWN_COSTS, StepCosts, TokenOutput, WorkerLoad
-from relevo.core.ids import RequestId, WorkerId
+from relevo.core.handoff import KVPath
+from relevo.core.ids import PeerId, RequestId
 from relevo.core.kv import Reservation
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest
@@ -37,9 +38,10 @@ from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.block_tables import BlockTables
 from relevo.policy.worker.fair_turns import Party, in_turn, party_of
 from relevo.policy.worker.intake import Rejected, SchedulerConfig
+from relevo.policy.worker.remote_prefill import ComputedPrefix, RemotePrefill
 from relevo.policy.worker.request_queues import RequestQueues, copied
 from relevo.policy.worker.reservations import Reservations
-from relevo.policy.worker.step_outcome import ComputedPrefix, StepOutcome, computed_prefix, take_tokens
+from relevo.policy.worker.step_outcome import StepOutcome, take_tokens
 from relevo.policy.worker.step_planner import StepPlanner, StepRows
 from relevo.policy.worker.worker_requests import Sequence, WorkerRequest, WorkKind
 
@@ -57,6 +59,7 @@ class Scheduler:
         )
         self._tables = BlockTables(self.pool, config.block_size, config.enable_prefix_caching, config.content)
         self._queues = RequestQueues(config, self.pool, self._tables, self.reservations)
+        self.requests = self._queues.requests  # everything that this worker holds something of, quarantines excepted
         self._planner = StepPlanner(config, self._queues, self._tables)
         self._step: StepRows | None = None  # of the plan that is being executed
         self._num_steps = 0
@@ -77,7 +80,7 @@ class Scheduler:
     def submit_reserved(self, request_id: RequestId, samples: tuple[SampleState, ...], now_ns: int) -> Rejected | None:
         """The same in the room that was granted, without queueing: what is sealed is not computed again. The caller
         made sure that no writer is at work there any more."""
-        entry = self._queues.entries.get(request_id)
+        entry = self.requests.get(request_id)
         if entry is None or entry.kind is not WorkKind.RESERVE:
             return _NO_ROOM
         granted = request_id in self.reservations
@@ -144,27 +147,32 @@ class Scheduler:
         reservation: Reservation,
         now_ns: int,
         *,
-        zero_copy: bool,
+        path: KVPath,
         num_found_tokens: int | None = None,
     ) -> Rejected | None:
         """Compute the prompt for the worker that granted `reservation` and draw the first token(s).
 
-        `zero_copy`: straight into the reserved blocks, from `num_hit_tokens` on (a caller who knows that more is sealed
-        passes a reservation that says so). Otherwise into own blocks, held until `finish_transfer` or `abort`; before
-        an abort the caller makes sure that no block of it is being sent any more. `num_found_tokens`: those hits that
-        count as cached, because no earlier attempt at this request computed them; None: all of them.
+        Zero-copy paths: straight into the reserved blocks, from `num_hit_tokens` on (a caller that knows that more is
+        sealed passes a reservation that says so). Others: into own blocks; before an abort the caller makes sure that
+        no block of it is being sent any more. Held until `finish_transfer` or `abort`. `num_found_tokens`: those hits
+        that count as cached, because no earlier attempt at this request computed them; None: all of them.
         """
-        rejected = self._check_new(request) or intake.check_prefill(request, reservation, zero_copy, self.config)
+        rejected = self._check_new(request) or intake.check_prefill(request, reservation, path.zero_copy, self.config)
         if rejected is None:
             entry = self._queues.accept(request, WorkKind.PREFILL, now_ns)
-            entry.reservation, entry.is_foreign = reservation, zero_copy
-            entry.num_found_tokens = reservation.num_hit_tokens if num_found_tokens is None else num_found_tokens
+            entry.remote = RemotePrefill(
+                reservation=reservation,
+                path=path,
+                num_prompt_tokens=entry.num_prompt_tokens,
+                num_found_tokens=reservation.num_hit_tokens if num_found_tokens is None else num_found_tokens,
+                block_size=self.config.block_size,
+            )
             self._queues.wait(self._queues.make_sequences(entry, ())[0])
         return rejected
 
     def finish_transfer(self, request_id: RequestId) -> None:
-        """The receiver has the whole prompt: let go of a remote prefill's own blocks. Unknown request: no-op."""
-        entry = self._queues.entries.get(request_id)
+        """The receiver has the whole prompt: let go of a remote prefill. Unknown request: no-op."""
+        entry = self.requests.get(request_id)
         if entry is not None and entry.is_remote_prefill:
             self._queues.drop(entry)
 
@@ -178,7 +186,7 @@ class Scheduler:
 
         After a rejection nothing of the request is held; by then no writer is at work.
         """
-        request_id, entry = baton.request_id, self._queues.entries.get(baton.request_id)
+        request_id, entry = baton.request_id, self.requests.get(baton.request_id)
         live = [sample for sample in baton.samples if sample.finish_reason is None]
         rejected = None
         if entry is None or request_id not in self.reservations:
@@ -211,32 +219,22 @@ class Scheduler:
         for sequence in later:
             self._queues.wait(sequence)
 
-    def abort(self, request_id: RequestId, writer_active: bool) -> None:
+    def abort(self, request_id: RequestId, writer_active: bool, keeper: PeerId | None = None) -> None:
         """Let go of the request in whatever phase it is. Idempotent.
 
         `writer_active`: a prefill worker may still write; unsealed blocks of the reservation stay quarantined until
-        `release`. Blocks of a step that is being executed are let go at its commit.
+        `release`, which the gateway `keeper` will say. Blocks of a step that is being executed are let go at its
+        commit.
         """
-        entry = self._queues.entries.get(request_id)
+        entry = self.requests.get(request_id)
         if entry is not None:
-            self.reservations.drop(request_id, writer_active)
+            self.reservations.drop(request_id, writer_active, keeper)
             self._queues.drop(entry)
 
     def release(self, request_id: RequestId) -> None:
         """The writer of an aborted reservation has let go. Unknown request: no-op."""
         self.reservations.release(request_id)
         self._queues.changed()
-
-    def fence(self, worker_id: WorkerId, epoch: int) -> list[RequestId]:
-        """Drop every remote prefill for an earlier incarnation of a worker; returns their requests."""
-        fenced = [
-            entry
-            for entry in self._queues.entries.values()
-            if (room := entry.reservation) is not None and room.worker_id == worker_id and room.epoch < epoch
-        ]
-        for entry in fenced:
-            self._queues.drop(entry)
-        return [entry.request.request_id for entry in fenced]
 
     def set_role(self, max_prefill_tokens: int, max_running: int) -> None:
         """Both take effect with the next step; what runs already goes on.
@@ -273,30 +271,30 @@ class Scheduler:
         Those whose rows could not be computed are dropped before.
         """
         assert self._step is not None and plan.step_id == result.step_id == self._num_steps
-        outputs: list[TokenOutput] = []
+        outputs: dict[PeerId, list[TokenOutput]] = {}
         prefixes: list[ComputedPrefix] = []
         for (sequence, row), sampled in zip(self._step, result.sampled, strict=True):
             sequence.is_in_step = False
             if sequence.is_dropped:
                 continue
             self._tables.advance(sequence, len(row.token_ids))
-            if sequence.entry.is_remote_prefill:
-                prefix = computed_prefix(sequence, self.config.block_size)
-                prefixes.extend([prefix] if prefix is not None else [])
+            remote = sequence.entry.remote
+            if remote is not None:
+                prefix = remote.advance(sequence.num_computed, sequence.block_ids)
+                prefixes += [prefix] if prefix is not None else []
             if row.samples:
-                outputs.extend(take_tokens(sequence, sampled, self.config.worker_id, now_ns))
+                told = take_tokens(sequence, sampled, self.config.worker_id, now_ns)
+                outputs.setdefault(sequence.entry.owner, []).extend(told)
                 self._continue(sequence)
         self._step = None
         self._queues.end_step()
-        return StepOutcome(tuple(outputs), tuple(prefixes))
+        return StepOutcome(outputs, prefixes)
 
     def _continue(self, sequence: Sequence) -> None:
         """After a draw: the sequence ends, goes on, or forks into one sequence per unfinished sample."""
         entry, live = sequence.entry, [sample for sample in sequence.samples if sample.finish_reason is None]
         if entry.is_remote_prefill:
             self._queues.stop(sequence)
-            if entry.is_foreign:
-                self._queues.drop(entry)
         elif not live:
             self._queues.finish(sequence)
         elif len(sequence.samples) == 1:
@@ -318,7 +316,7 @@ class Scheduler:
                 self._queues.wait(fork)
 
     def _check_new(self, request: EngineRequest) -> Rejected | None:
-        if request.request_id in self._queues.entries:
+        if request.request_id in self.requests:
             return Rejected("invalid_request", f"Request {request.request_id} is on this worker already.")
         return None
 
@@ -326,7 +324,7 @@ class Scheduler:
 
     def holds(self, request_id: RequestId) -> bool:
         """Something of the request is queued, reserved, running or being sent (a quarantine is not counted)."""
-        return request_id in self._queues.entries
+        return request_id in self.requests
 
     def has_work(self) -> bool:
         """`plan` may return something, or `take_grants` may. False: wait for the next message."""

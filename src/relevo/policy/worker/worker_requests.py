@@ -1,6 +1,6 @@
 """The state of a request's part on one worker: a `WorkerRequest`, and the `Sequence`es (block tables) that compute it.
 
-Plain data, changed by `policy.worker.scheduler` and `policy.worker.block_tables` only.
+Plain data, changed by `policy.worker.scheduler`, `policy.worker.block_tables` and `policy.worker.core` only.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from relevo.core.baton import SampleState
-from relevo.core.ids import BlockHash, BlockId, TokenId
-from relevo.core.kv import Reservation
+from relevo.core.ids import NO_PEER, BlockHash, BlockId, PeerId, TokenId
 from relevo.core.request import EngineRequest
+from relevo.policy.worker.remote_prefill import RemotePrefill
 
 
 class WorkKind(Enum):
@@ -30,12 +30,10 @@ class WorkerRequest:
     accepted_at_ns: int
     max_outputs: int  # per continuation, tokens
     owes_facts: bool  # the first output has to carry PrefillFacts
-    reservation: Reservation | None = None  # remote prefills: where the prompt goes
-    is_foreign: bool = False  # computes straight into the receiver's blocks
+    owner: PeerId = NO_PEER  # the gateway that asked, once the request is accepted
+    remote: RemotePrefill | None = None  # the prompt is computed for another worker
     first_scheduled_at_ns: int | None = None
     num_cached_tokens: int = 0
-    num_found_tokens: int = 0  # foreign entries: what of the receiver's hits nobody computed for this request
-    num_reported_blocks: int = 0  # remote prefills: full blocks announced as computed
     sequences: list[Sequence] = field(default_factory=list)  # running, waiting or held for a transfer
     num_prompt_tokens: int = field(init=False)
 
@@ -44,7 +42,12 @@ class WorkerRequest:
 
     @property
     def is_remote_prefill(self) -> bool:
-        return self.kind is WorkKind.PREFILL
+        return self.remote is not None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Computes straight into the receiver's blocks."""
+        return self.remote is not None and self.remote.path.zero_copy
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -8,8 +8,7 @@ import pytest
 
 from relevo.core.handoff import KVPath, Link
 from relevo.core.kv import Reservation
-from relevo.engine.outgoing import RemotePrefill
-from relevo.policy.worker.scheduler import ComputedPrefix
+from relevo.policy.worker.remote_prefill import RemotePrefill
 
 BLOCK_SIZE = 2
 
@@ -26,14 +25,24 @@ def written_blocks(num_prompt: int, num_hits: int, ends: list[int]) -> list[list
         generations=(0,) * num_blocks,
         num_hit_tokens=num_hits,
     )
-    entry, written = RemotePrefill(reservation, KVPath("fake", "D", Link.BOX)), []
+    remote = RemotePrefill(
+        reservation=reservation,
+        path=KVPath("fake", "D", Link.BOX),
+        num_prompt_tokens=num_prompt,
+        num_found_tokens=0,
+        block_size=BLOCK_SIZE,
+    )
+    local, written = list(range(num_blocks)), []
     for end in ends:
-        is_last = end == num_prompt
-        num_tokens = end if is_last else end // BLOCK_SIZE * BLOCK_SIZE
-        local = tuple(range(-(-num_tokens // BLOCK_SIZE)))
-        runs = entry.advance(ComputedPrefix("r", reservation, num_tokens, local, is_last), BLOCK_SIZE)
-        assert all(list(ids) == list(range(first, first + len(ids))) for first, ids in runs)
-        written.append([index for _, ids in runs for index in ids])
+        prefix = remote.advance(end, local)
+        if prefix is None:
+            continue
+        first = prefix.first_index
+        assert list(prefix.block_ids) == local[first : first + len(prefix.block_ids)]
+        assert prefix.num_tokens == (end if prefix.is_last else (first + len(prefix.block_ids)) * BLOCK_SIZE)
+        written.append(list(prefix.block_ids))
+    assert remote.is_computed and not remote.is_sealed
+    assert remote.seal(num_prompt) == num_prompt - num_hits and remote.is_sealed
     return written
 
 

@@ -1,0 +1,241 @@
+"""Decides what a worker does with the requests that gateways ask of it, beside what a step computes.
+
+Calls go in, `policy.worker.effects` come out of `take_effects`, in order; a driver carries them out before the next
+call. Owns, on top of the scheduler's requests: whose each is, the writers it lets into granted room, the progress of
+prompts that it computes for other workers, and which peers were replaced. Knows no messages, no transport and no clock.
+
+Why some things come in the order they do:
+- Room is closed to its writer before the request that takes it over computes in it, or before it is given up.
+- Writes of a dropped prefill are cancelled before its blocks can be used by others, which is the next step at the
+  earliest.
+- A peer's earlier incarnation is let go of before the fence is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from relevo.core.baton import Baton, SampleState
+from relevo.core.events import TransferEvent, TransferFailed, TransferSealed
+from relevo.core.handoff import KVPath
+from relevo.core.ids import PeerId, RequestId, WorkerId
+from relevo.core.kv import Reservation
+from relevo.core.plan import StepPlan, StepResult
+from relevo.core.request import EngineRequest
+from relevo.policy.worker import effects
+from relevo.policy.worker.effects import Effect
+from relevo.policy.worker.intake import Rejected
+from relevo.policy.worker.remote_prefill import RemotePrefill
+from relevo.policy.worker.scheduler import Scheduler
+from relevo.policy.worker.step_outcome import StepOutcome
+from relevo.policy.worker.worker_requests import WorkerRequest
+
+
+class WorkerCore:
+    def __init__(self, scheduler: Scheduler, transports: Collection[str] = ()) -> None:
+        """`transports`: names of those by which prompts can leave."""
+        self.scheduler = scheduler
+        self._transports = transports
+        self.num_withdrawn = 0  # prompts whose receiver took back the room for them
+        self.num_request_faults = 0
+        self.num_handed_tokens = 0  # that other workers received from here
+        self.transfer_s = 0.0
+        self._remote_prefills: dict[RequestId, WorkerRequest] = {}  # those of the requests that have a receiver
+        self._sealed: list[RequestId] = []  # of these, the receiver has the whole prompt
+        self._fenced_epochs: dict[WorkerId, int] = {}  # of peers: nothing older is written to
+        self._effects: list[Effect] = []
+
+    def take_effects(self) -> Sequence[Effect]:
+        """What is to be carried out, in this order."""
+        if not self._effects:  # as after nearly every step
+            return ()
+        taken, self._effects = self._effects, []
+        return taken
+
+    @property
+    def num_requests(self) -> int:
+        """Of which this worker holds something; rooms in quarantine are not counted."""
+        return len(self.scheduler.requests)
+
+    @property
+    def remote_prefills(self) -> list[RemotePrefill]:
+        """Of which a part is still to be computed, written or acknowledged."""
+        return [entry.remote for entry in self._remote_prefills.values() if entry.remote is not None]
+
+    # ---- what gateways ask -------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        gateway: PeerId,
+        request: EngineRequest,
+        samples: tuple[SampleState, ...],
+        now_ns: int,
+    ) -> None:
+        self._accept(gateway, request.request_id, self.scheduler.submit(request, samples, now_ns))
+
+    def reserve(self, gateway: PeerId, request: EngineRequest, now_ns: int) -> None:
+        self._accept(gateway, request.request_id, self.scheduler.reserve(request, now_ns))
+
+    def prefill(
+        self,
+        gateway: PeerId,
+        request: EngineRequest,
+        reservation: Reservation,
+        path: KVPath,
+        num_found_tokens: int,
+        now_ns: int,
+    ) -> None:
+        rejected = self._cannot_write(reservation, path)
+        if rejected is None:
+            rejected = self.scheduler.prefill_into(
+                request, reservation, now_ns, path=path, num_found_tokens=num_found_tokens
+            )
+        if rejected is None:
+            self._remote_prefills[request.request_id] = self.scheduler.requests[request.request_id]
+        self._accept(gateway, request.request_id, rejected)
+
+    def start_decode(self, gateway: PeerId, baton: Baton, now_ns: int) -> None:
+        self._close_room(baton.request_id)
+        self._accept(gateway, baton.request_id, self.scheduler.start_decode(baton, now_ns))
+
+    def compute_reserved(
+        self, gateway: PeerId, request_id: RequestId, samples: tuple[SampleState, ...], now_ns: int
+    ) -> None:
+        self._close_room(request_id)
+        self._accept(gateway, request_id, self.scheduler.submit_reserved(request_id, samples, now_ns))
+
+    def seal(self, request_id: RequestId, num_tokens: int) -> None:
+        self.scheduler.seal(request_id, num_tokens)
+
+    def abort(self, gateway: PeerId, request_id: RequestId, writer_active: bool) -> None:
+        self._drop(request_id, writer_active, gateway)
+        self._effects.append(effects.Dropped(gateway, request_id))
+
+    def release(self, request_id: RequestId) -> None:
+        """The writer into a room in quarantine has let go."""
+        self.scheduler.release(request_id)
+
+    def fence(self, worker_id: WorkerId, epoch: int) -> None:
+        """Let go of all blocks that earlier incarnations of the peer reserved, and accept none of them any more."""
+        newest = self._fenced_epochs[worker_id] = max(epoch, self._fenced_epochs.get(worker_id, 0))
+        for request_id, entry in list(self._remote_prefills.items()):
+            assert entry.remote is not None
+            reservation = entry.remote.reservation
+            if reservation.worker_id == worker_id and reservation.epoch < newest:
+                self.fail(request_id, "worker_lost", f"{worker_id} was replaced")
+
+    def lose_gateway(self, gateway: PeerId) -> None:
+        """Its requests go; rooms into which a writer may still write are the other gateways' to release."""
+        for request_id in [each for each, entry in self.scheduler.requests.items() if entry.owner == gateway]:
+            self._drop(request_id, True, gateway)
+        if self.scheduler.reservations.lose_keeper(gateway):
+            self._effects.append(effects.Orphaned(self.scheduler.reservations.orphans))
+
+    def _accept(self, gateway: PeerId, request_id: RequestId, rejected: Rejected | None) -> None:
+        if rejected is None:
+            self.scheduler.requests[request_id].owner = gateway
+        else:
+            self._effects.append(effects.Refused(gateway, request_id, rejected.code, rejected.reason))
+
+    def _cannot_write(self, reservation: Reservation, path: KVPath) -> Rejected | None:
+        """The gateway has not heard yet that the receiver was replaced, or names a transport that is not here."""
+        if reservation.epoch < self._fenced_epochs.get(reservation.worker_id, 0):
+            return Rejected("worker_lost", f"{reservation.worker_id} was replaced")
+        if path.transport not in self._transports:
+            return Rejected("handoff_failed", f"This worker has no KV transport {path.transport!r}.")
+        return None
+
+    # ---- between messages and a step ---------------------------------------------------------------------------------
+
+    def grant_room(self, now_ns: int) -> None:
+        for reservation in self.scheduler.take_grants(now_ns):
+            owner = self.scheduler.requests[reservation.request_id].owner
+            self._effects += [effects.OpenRoom(reservation), effects.Granted(owner, reservation)]
+
+    def take_transfer_event(self, event: TransferEvent) -> None:
+        request_id = event.reservation.request_id
+        entry = self._remote_prefills.get(request_id)
+        remote = entry.remote if entry is not None else None
+        if entry is None or remote is None or remote.reservation != event.reservation:
+            return
+        match event:
+            case TransferFailed():
+                self.fail(request_id, "handoff_failed", event.reason)
+            case TransferSealed():
+                self.num_handed_tokens += remote.seal(event.num_tokens)
+                remote.transfer_s = event.transfer_s
+                self._effects.append(effects.Sealed(entry.owner, request_id, event.num_tokens))
+                self._note_sealed(entry)
+
+    def withdraw(self, request_id: RequestId) -> None:
+        """The receiver of a prompt computed here took back the room for it."""
+        self.num_withdrawn += 1
+        self.fail(request_id, "handoff_failed", "the reserved blocks were withdrawn")
+
+    def take_sealed(self) -> Sequence[RequestId]:
+        """Requests for `hand_over`."""
+        if not self._sealed:
+            return ()
+        taken, self._sealed = self._sealed, []
+        return taken
+
+    def hand_over(self, request_id: RequestId) -> None:
+        """The receiver has the whole prompt: let go of it. Idempotent."""
+        entry = self._remote_prefills.pop(request_id, None)
+        if entry is None or entry.remote is None:
+            return
+        remote = entry.remote
+        self.scheduler.finish_transfer(request_id)
+        self.transfer_s += remote.transfer_s
+        self._effects += [
+            effects.CancelWrites(remote.reservation, remote.path),  # nothing is under way; its account is closed
+            effects.HandedOver(
+                entry.owner, request_id, remote.num_sealed_tokens, remote.num_handed_tokens, remote.transfer_s
+            ),
+        ]
+
+    def _note_sealed(self, entry: WorkerRequest) -> None:
+        if entry.remote is not None and entry.remote.is_sealed:
+            self._sealed.append(entry.request.request_id)
+
+    # ---- after a step ------------------------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> StepOutcome:
+        """Take in what the step brought. Finished blocks of remote prefills travel while later chunks compute."""
+        outcome = self.scheduler.commit(plan, result, now_ns)
+        for prefix in outcome.prefixes:
+            self._effects.append(effects.SendPrefix(prefix))
+            self._note_sealed(self.scheduler.requests[prefix.request_id])
+        return outcome
+
+    # ---- ends --------------------------------------------------------------------------------------------------------
+
+    def fail(self, request_id: RequestId, code: str, reason: str) -> None:
+        """End a request that has no writer; its gateway is told."""
+        entry = self.scheduler.requests.get(request_id)
+        self._drop(request_id, False, None)
+        if entry is not None:
+            self._effects.append(effects.Failed(entry.owner, request_id, code, reason))
+
+    def fault(self, request_id: RequestId, asker: PeerId | None, code: str, reason: str) -> None:
+        """End a request because handling it raised. `asker`: whose it is; None: that of its owner. A writer may be at
+        work: the gateway knows, and says when it has let go."""
+        self.num_request_faults += 1
+        entry = self.scheduler.requests.get(request_id)
+        gateway = asker if asker is not None or entry is None else entry.owner
+        self._drop(request_id, True, gateway)
+        if gateway is not None:
+            self._effects.append(effects.Failed(gateway, request_id, code, reason))
+
+    def _drop(self, request_id: RequestId, writer_active: bool, keeper: PeerId | None) -> None:
+        """Let go of a request in whatever phase it is. Idempotent."""
+        entry = self._remote_prefills.pop(request_id, None)
+        if entry is not None and entry.remote is not None:
+            self._effects.append(effects.CancelWrites(entry.remote.reservation, entry.remote.path))
+        self._close_room(request_id)
+        self.scheduler.abort(request_id, writer_active, keeper)
+
+    def _close_room(self, request_id: RequestId) -> None:
+        reservation = self.scheduler.reservations.room_of(request_id)
+        if reservation is not None:
+            self._effects.append(effects.CloseRoom(reservation))
