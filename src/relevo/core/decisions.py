@@ -6,10 +6,12 @@ holds nothing that differs between two runs of the same decisions: no token, blo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from json import dumps
 from typing import Protocol
+
+from relevo.core.ports import Clock
 
 
 class Decision(StrEnum):
@@ -39,12 +41,33 @@ class Decision(StrEnum):
     EVICT = "evict"  # w [num_blocks]: of the prefix cache
 
 
+Fact = str | float | bool
+
+
 class DecisionLog(Protocol):
-    def note(
-        self, at_ns: int, decider: str, decision: Decision, subject: str = "", **facts: str | float | bool
-    ) -> None:
+    def note(self, at_ns: int, decider: str, decision: Decision, subject: str, facts: Mapping[str, Fact]) -> None:
         """`decider`: the gateway's or worker's id. `subject`: the request that it is about, if it is about one."""
         ...
+
+
+class Decide(Protocol):
+    """One process's end of a log: it knows who decides, and when."""
+
+    def __call__(self, decision: Decision, subject: str = "", **facts: Fact) -> None: ...
+
+
+def unlogged(decision: Decision, subject: str = "", **facts: Fact) -> None:
+    """A `Decide` for processes whose decisions are not kept."""
+
+
+def decider(log: DecisionLog | None, name: str, clock: Clock) -> Decide:
+    if log is None:
+        return unlogged
+
+    def decide(decision: Decision, subject: str = "", **facts: Fact) -> None:
+        log.note(clock.now_ns(), name, decision, subject, facts)
+
+    return decide
 
 
 class DecisionLines:
@@ -53,8 +76,6 @@ class DecisionLines:
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
 
-    def note(
-        self, at_ns: int, decider: str, decision: Decision, subject: str = "", **facts: str | float | bool
-    ) -> None:
+    def note(self, at_ns: int, decider: str, decision: Decision, subject: str, facts: Mapping[str, Fact]) -> None:
         record = {"at_ns": at_ns, "by": decider, "decision": decision.value, "subject": subject, **facts}
         self._write(dumps(record, separators=(",", ":")) + "\n")

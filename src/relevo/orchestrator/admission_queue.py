@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from relevo.core import errors
+from relevo.core.decisions import Decide, Decision, unlogged
 from relevo.core.ids import RequestId
 from relevo.core.outcome import RequestEnd
 from relevo.core.ports import Clock
@@ -44,11 +45,19 @@ class AdmissionQueue:
     model_name: str
     let_in: Callable[[InFlightRequest], None]  # it is this request's turn
     turn_away: Callable[[InFlightRequest, RequestEnd], None]  # it has to end, waiting or running
+    decide: Decide = unlogged
 
     def enter(self, in_flight: InFlightRequest) -> None:
         """Put it in line and let in every request that may go, or turn it away."""
         placement, now_ns = self.placement, self.clock.now_ns()
         num_cached_tokens, outlook = placement.num_cached_tokens(in_flight), placement.outlook(in_flight)
+        num_prompt_tokens = in_flight.handoff.num_prompt_tokens
+        self.decide(
+            Decision.ARRIVE,
+            in_flight.request_id,
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=num_cached_tokens,
+        )
         verdict = self.admission.enter(in_flight.request, num_cached_tokens, outlook, now_ns)
         if isinstance(verdict, Rejected):
             self._turn_away(in_flight, verdict.end)
@@ -56,6 +65,7 @@ class AdmissionQueue:
         if verdict.displaced is not None:
             self._turn_away(self.requests[verdict.displaced.request_id], verdict.displaced.end)
         in_flight.admission_due_at_ns = self.admission.due_at_ns(in_flight.request_id)
+        self.decide(Decision.QUEUE, in_flight.request_id, wait_s=verdict.wait_s)
         self.pump()
 
     def pump(self) -> None:
@@ -67,6 +77,7 @@ class AdmissionQueue:
                 return
             waited_s = (self.clock.now_ns() - ticket.entered_at_ns) / 1e9
             self.notes.add(ticket.request_id, f"line {CLASSES[ticket.is_batch]}: {waited_s * 1e3:.0f} ms")
+            self.decide(Decision.SEND, ticket.request_id)
             self.let_in(self.requests[ticket.request_id])
 
     def started(self, in_flight: InFlightRequest) -> None:
@@ -112,5 +123,6 @@ class AdmissionQueue:
 
     def _turn_away(self, in_flight: InFlightRequest, end: RequestEnd) -> None:
         log.debug("%s: not served, %s: %s", in_flight.request_id, end.limit, end.reason)
+        self.decide(Decision.REFUSE, in_flight.request_id, limit=end.limit, reason=end.reason)
         self.metrics.admission_rejected(self.model_name, end.limit)
         self.turn_away(in_flight, end)

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from relevo.core.decisions import Decide, Decision, unlogged
 from relevo.core.errors import InternalError, NoWorker
 from relevo.core.events import TokenOutput
 from relevo.core.ids import BlockHash, RequestId, WorkerId, WorkerRef
@@ -66,9 +67,11 @@ class Dispatcher:
         kill: Callable[[WorkerRef, str], None],
         hash_prompt: Callable[[EngineRequest], Sequence[BlockHash]],
         batch_limits: HandoffLimits | None = None,
+        decide: Decide = unlogged,
     ) -> None:
         """`kill(worker, reason)` asks for the end of a worker's process. `hash_prompt`: the blocks of a prompt that may
-        be found in caches. `batch_limits`: of batch requests; None: the same as for all."""
+        be found in caches. `batch_limits`: of batch requests; None: the same as for all. `decide` is told what was
+        decided."""
         self._membership = membership
         self._placement = placement
         self._limits = {False: limits, True: batch_limits or limits}  # by: is it a batch request
@@ -80,6 +83,7 @@ class Dispatcher:
         self._notes = notes
         self._kill = kill
         self._hash_prompt = hash_prompt
+        self._decide = decide
         self._requests: dict[RequestId, InFlightRequest] = {}
         self._meter = HandoffMeter(metrics, placement, clock, model_name)
         self._queue = AdmissionQueue(
@@ -92,6 +96,7 @@ class Dispatcher:
             model_name=model_name,
             let_in=lambda in_flight: self._advance(in_flight, events.LetIn()),
             turn_away=lambda in_flight, end: self._advance(in_flight, events.EndRequested(end)),
+            decide=decide,
         )
         membership.report_to(self)
 
@@ -164,6 +169,7 @@ class Dispatcher:
         self._pump()
 
     def on_worker_ready(self, worker: WorkerRef) -> None:
+        self._decide(Decision.READY, worker=worker.worker_id, epoch=worker.epoch)
         self._placement.follow_cache(worker)
         for in_flight in list(self._requests.values()):
             route = in_flight.unpark()
@@ -172,13 +178,14 @@ class Dispatcher:
         self._pump()
 
     def on_worker_gone(self, worker: WorkerRef) -> None:
+        self._decide(Decision.LOST, worker=worker.worker_id, epoch=worker.epoch)
         self._placement.forget(worker)
         for in_flight in list(self._requests.values()):
             self._advance(in_flight, self._lost(worker))
         self._pump()
 
     def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
-        self._kill(worker, reason)
+        self._end_worker(worker, reason)
 
     def on_heard(self) -> None:
         """Another gateway over the same workers told something: there may be room now."""
@@ -241,7 +248,7 @@ class Dispatcher:
             case RequestEnd():
                 self._finish(in_flight, effect)
             case effects.KillWorker():
-                self._kill(effect.worker, effect.reason)
+                self._end_worker(effect.worker, effect.reason)
             case effects.Route():
                 return self._route(in_flight, effect)
             case effects.ChoosePrefill():
@@ -291,6 +298,15 @@ class Dispatcher:
             return None
         self._explain(in_flight, "decode", choice.worker, choice.reason)
         is_split = choice.split and not route.resume
+        self._decide(
+            Decision.ROUTE,
+            in_flight.request_id,
+            worker=choice.worker.worker_id,
+            epoch=choice.worker.epoch,
+            split=is_split,
+            num_uncached_tokens=choice.num_uncached_tokens,
+            reason=choice.reason,
+        )
         self._meter.routed(in_flight, is_split=is_split)
         return events.Routed(choice.worker, is_split)
 
@@ -298,6 +314,13 @@ class Dispatcher:
         decode = effect.reservation.worker
         choice = self._placement.choose_prefill(in_flight, decode, effect.num_uncached_tokens, effect.exclude)
         self._explain(in_flight, "prompt", choice.worker or decode, choice.reason)
+        self._decide(
+            Decision.PREFILL,
+            in_flight.request_id,
+            worker=(choice.worker or decode).worker_id,
+            num_uncached_tokens=choice.num_uncached_tokens,
+            reason=choice.reason,
+        )
         if choice.worker is None:
             self._meter.computed_locally(in_flight)
         return events.PrefillChosen(choice.worker)
@@ -306,12 +329,17 @@ class Dispatcher:
         log.debug("%s: %s on %s: %s", in_flight.request_id, what, worker.worker_id, reason)
         self._notes.add(in_flight.request_id, f"{what} {worker.worker_id}: {reason}")
 
+    def _end_worker(self, worker: WorkerRef, reason: str) -> None:
+        self._decide(Decision.FENCE, worker=worker.worker_id, epoch=worker.epoch, reason=reason)
+        self._kill(worker, reason)
+
     # ---- waiting, ending, forgetting ---------------------------------------------------------------------------------
 
     def _park(self, in_flight: InFlightRequest, route: effects.Route) -> None:
         """No worker is ready: wait for one to join, as long as a request may wait for room."""
         queue_s = in_flight.handoff.limits.queue_s
         wait_s = queue_s if queue_s is not None else MAX_PARKED_S
+        self._decide(Decision.WAIT, in_flight.request_id)
         in_flight.park(replace(route, exclude=()), self._clock.now_ns() + round(wait_s * 1e9))
         self._arm(in_flight)
 
@@ -340,6 +368,14 @@ class Dispatcher:
         in_flight.unpark()
         self._queue.leave(in_flight)
         self._meter.ended(in_flight, end.outcome)
+        self._decide(
+            Decision.END,
+            in_flight.request_id,
+            cause=end.cause.value,
+            code=end.code or "",
+            num_tokens=in_flight.num_output_tokens,
+            num_failures=in_flight.handoff.num_failures,
+        )
         in_flight.sink.on_end(end)
 
     def _forget(self, in_flight: InFlightRequest) -> None:

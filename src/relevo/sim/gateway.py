@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from relevo.core.decisions import DecisionLog
+from relevo.core.decisions import DecisionLog, decider
 from relevo.core.errors import InternalError, WorkerLost
 from relevo.core.ids import BlockHash, WorkerId, WorkerRef
 from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest
 from relevo.orchestrator.dispatch import Dispatcher
-from relevo.orchestrator.gossip import PROGRESS_S
+from relevo.orchestrator.gossip import Gossip, GossipSource
 from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
@@ -24,15 +24,16 @@ from relevo.orchestrator.ports import OutputSink
 from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission
 from relevo.policy.admission.room import RoomLimits
-from relevo.policy.routing.gossip import Batch
 from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.sim.config import RegionSpec, ServingSpec
-from relevo.sim.kernel import Event, Kernel, seconds
+from relevo.sim.kernel import Kernel
 from relevo.sim.network import Channel, Link
 from relevo.sim.prompts import VirtualTokens
 from relevo.sim.worker import SimWorker
 from relevo.wire import messages as wire
+from relevo.wire.gossip import ToListener
+from relevo.wire.messages import Message
 
 _CUT_OFF = RequestEnd.failed(InternalError.code, "the gateway is gone")
 Ways = tuple[Sequence[Link], Sequence[Link]]  # there and back
@@ -130,10 +131,9 @@ class SimGateway:
     dispatcher: Dispatcher = field(init=False)
     notes: RouteNotes = field(default_factory=RouteNotes)
     links: dict[WorkerId, SimLink] = field(default_factory=dict)
-    followers: dict[str, Channel[tuple[str, Batch]]] = field(default_factory=dict)  # gateways that hear this one
+    followers: dict[str, Channel[Sequence[Message]]] = field(default_factory=dict)  # gateways that hear this one
+    gossip: Gossip = field(init=False)
     _started: list[InFlightRequest] = field(default_factory=list)  # those that are over are left out now and then
-    _telling: Event | None = None
-    _is_telling_now: bool = False
 
     def __post_init__(self) -> None:
         serving, specs = self.serving, self.region.workers
@@ -166,7 +166,10 @@ class SimGateway:
             notes=self.notes,
             kill=self.kill,
             hash_prompt=lambda request: hash_prompt(request, block_size),
+            decide=decider(self.decisions, self.gateway_id, self.kernel),
         )
+        source = GossipSource(self.placement.change_log, self.placement.peer_state, self.dispatcher.on_heard)
+        self.gossip = Gossip(sources={"model": source}, clock=self.kernel, timers=self.kernel, tell=self._tell)
 
     def start(self, request: EngineRequest, sink: OutputSink) -> InFlightRequest:
         """See orchestrator.ports.RequestStarter."""
@@ -211,37 +214,22 @@ class SimGateway:
     def follow(self, other: SimGateway, links: Sequence[Link]) -> None:
         """Hear what the other one has under way, from here on."""
         if not other.followers:
-            other.placement.tell(other._news)
-        other._tell()  # a snapshot is of what all followers were told
-        channel: Channel[tuple[str, Batch]] = Channel(self.kernel, links, self._take)
-        other.followers[self.gateway_id] = channel
-        channel.send((other.gateway_id, other.placement.change_log.snapshot()))
+            other.placement.tell(other.gossip.news)
+        snapshot = other.gossip.snapshot()
+        channel = other.followers[self.gateway_id] = Channel(
+            self.kernel, links, lambda messages: self._hear(other.gateway_id, messages)
+        )
+        channel.send(snapshot)
 
     def withdraw(self, gateway_id: str) -> None:
         """The other one is gone."""
-        self.placement.peer_state.withdraw(gateway_id)
-        self.dispatcher.on_heard()
+        self.gossip.lost(gateway_id)
 
-    def _news(self, is_urgent: bool) -> None:
-        """As `orchestrator.gossip`: what is urgent leaves at the end of this instant, the rest a little later."""
-        if is_urgent and not self._is_telling_now:
-            self._is_telling_now = True
-            if self._telling is not None:
-                self._telling.cancel()
-            self._telling = self.kernel.call_after(0, self._tell)
-        elif self._telling is None:
-            self._telling = self.kernel.call_after(seconds(PROGRESS_S), self._tell)
+    def _tell(self, messages: Sequence[Message]) -> None:
+        for channel in self.followers.values():
+            channel.send(messages)
 
-    def _tell(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
-        self._telling, self._is_telling_now = None, False
-        batch = self.placement.change_log.batch()
-        if batch is not None:
-            for channel in self.followers.values():
-                channel.send((self.gateway_id, batch))
-
-    def _take(self, told: tuple[str, Batch]) -> None:
+    def _hear(self, gateway_id: str, messages: Sequence[Message]) -> None:
         if not self.is_dead:
-            assert self.placement.peer_state.take(*told), "a channel loses nothing"
-            self.dispatcher.on_heard()
+            for message in messages:
+                self.gossip.hear(gateway_id, cast("ToListener", message))

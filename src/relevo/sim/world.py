@@ -33,6 +33,7 @@ from relevo.sim.kernel import Kernel, seconds
 from relevo.sim.network import Link, LinkTraits
 from relevo.sim.prompts import VIRTUAL, Text, Texts
 from relevo.sim.results import LinkResult, RequestOutcome, WorkerResult, WorldResult
+from relevo.sim.tally import Tally
 from relevo.sim.transport import KVNetwork
 from relevo.sim.worker import ModelledRunner, SettledCosts, SimWorker
 from relevo.workload.requests import Workload, WorkloadRequest
@@ -58,7 +59,7 @@ class World:
         self.clients: dict[int, Client] = {}  # whose requests have no end yet, by row
         self._workload = workload
         self._habits = habits
-        self._decisions = decisions
+        self._tally = Tally(decisions)
         self._texts = Texts()
         self._specs = {spec.worker_id: spec for region in config.regions for spec in region.workers}
         self._region_of = {spec.worker_id: region for region in config.regions for spec in region.workers}
@@ -107,6 +108,7 @@ class World:
         result.ended_at_ns = self.kernel.now_ns()
         result.started_at_ns = min((each.arrived_at_ns for each in result.requests), default=self._traffic_at_ns)
         result.num_events = self.kernel.num_events
+        result.num_handoffs = self._tally.num_handoffs
         result.workers = [self._worker_result(worker_id) for worker_id in self._specs]
         result.links = [
             LinkResult(name=link.name, num_bytes=link.num_bytes, busy_ns=link.busy_ns)
@@ -139,7 +141,7 @@ class World:
     def _add_gateway(self, region: RegionSpec, index: int) -> None:
         gateway_id = f"{region.name}-gateway-{index}" if len(self.config.regions) > 1 else f"gateway-{index}"
         self.gateways[gateway_id] = SimGateway(
-            self.kernel, gateway_id, region, self.config.serving, self._kill_incarnation, decisions=self._decisions
+            self.kernel, gateway_id, region, self.config.serving, self._kill_incarnation, decisions=self._tally
         )
 
     # ---- workers -----------------------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ class World:
             self._costs(spec),
             lambda wake: self.make_transports(spec, wake),
             on_exit=self._drained,
-            decisions=self._decisions,
+            decisions=self._tally,
             drain_timeout_s=serving.drain_timeout_s,
         )
         for gateway in self.gateways.values():
@@ -221,7 +223,9 @@ class World:
         if worker is not None:
             self._count(worker)
         spec = self._specs[worker_id]
-        return self._gone.get(worker_id, WorkerResult(worker_id=worker_id, role=spec.role))
+        result = self._gone.get(worker_id, WorkerResult(worker_id=worker_id, role=spec.role))
+        result.num_evicted_blocks = self._tally.num_evicted_blocks[worker_id]
+        return result
 
     def _count(self, worker: SimWorker) -> None:
         """Add what an incarnation did."""
@@ -252,6 +256,11 @@ class World:
     def _ended(self, client: Client) -> None:
         """Turns that waited for this one follow, if it was answered."""
         del self.clients[client.row.row]
+        request_id, tally, result = f"r{client.row.row}", self._tally, client.result
+        result.decode_worker = tally.decode_worker.get(request_id)
+        result.num_preemptions = tally.num_preemptions[request_id]
+        result.num_restarts = tally.num_restarts[request_id]
+        tally.forget(request_id)
         if client.result.outcome is RequestOutcome.FINISHED:
             for child in self._children.get(client.row.row, ()):
                 self.kernel.call_after(seconds(child.gap_s or 0.0), self._arrive, child)
