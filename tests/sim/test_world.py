@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from worlds import LAYOUT, assert_nothing_is_left, chat, config, outline, split, worker
+from worlds import LAYOUT, assert_nothing_is_left, chat, config, split, worker
 
 from relevo.sim.clients import Habits
 from relevo.sim.config import Fault, FaultKind, NetworkSpec, RegionSpec, ServingSpec, WorldConfig
@@ -42,10 +47,19 @@ def test_split_and_shared_worlds_answer_every_request(num_gateways: int, shares_
     assert bool(result.links) != shares_memory, "blocks went over a network in a box, or did not between boxes"
 
 
-def test_the_same_seed_gives_the_same_world_and_another_seed_another_one() -> None:
-    """Red when an order depends on hashes or addresses, or a clock or random number comes from outside."""
-    runs = [outline(World(config(split(2, 2), 2, seed=seed), chat(80, 20.0)).run()) for seed in (1, 1, 2)]
-    assert runs[0] == runs[1] != runs[2]
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
+    """Red when an order depends on hashes or addresses, or a clock or random number comes from outside. The second run
+    is another process, whose hashes of strings are others."""
+    outputs = []
+    for hash_seed, seed in (("1", 1), ("2", 1), ("2", 2)):
+        command = [sys.executable, str(Path(__file__).with_name("print_a_world.py")), str(seed)]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        outputs.append(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+    assert outputs[0] == outputs[1] != outputs[2]
+    decided = Counter(json.loads(line)["decision"] for line in outputs[0].splitlines() if line.startswith(b"{"))
+    assert {"arrive", "send", "route", "prefill", "grant", "chunk", "hand_over", "preempt", "evict", "end"} <= set(
+        decided
+    )
 
 
 def test_a_lost_worker_costs_no_request_a_token() -> None:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from relevo.core.decisions import Decide, unlogged
 from relevo.core.errors import StepFailed
 from relevo.core.events import StepCounters
 from relevo.core.ids import PeerId
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import Clock, ModelRunner
 from relevo.engine.cache_feed import CacheFeed
+from relevo.engine.decided import tell_accepted, tell_ends, tell_plan
 from relevo.engine.hello import WorkerIdentity
 from relevo.engine.incoming import ask, request_of
 from relevo.engine.load_reports import LoadReports
@@ -46,6 +48,7 @@ class EngineLoop:
     costs: StepCostModel
     clock: Clock
     drain_timeout_s: float = 30.0  # how long a drain waits for what runs
+    decide: Decide = unlogged
     core: WorkerCore = field(init=False)
     reports: LoadReports = field(init=False)
     _cache_feed: CacheFeed = field(init=False)
@@ -55,8 +58,8 @@ class EngineLoop:
     def __post_init__(self) -> None:
         self.core = WorkerCore(self.scheduler, self.transports)
         self.reports = LoadReports(self.core, self.costs, self.transports, self.links, self.runner.layout)
-        self._cache_feed = CacheFeed(self.scheduler.pool, self.links)
-        self._outgoing = Outgoing(self.core, self.links, self.transports, self.runner.layout, self.reports)
+        self._cache_feed = CacheFeed(self.scheduler.pool, self.links, self.decide)
+        self._outgoing = Outgoing(self.core, self.links, self.transports, self.runner.layout, self.reports, self.decide)
         self._drain = Drain(self.drain_timeout_s)
 
     def hello(self) -> wire.Hello:
@@ -127,6 +130,8 @@ class EngineLoop:
             case _:
                 with self._outgoing.only(request_of(message), peer):
                     ask(self.core, peer, message, now_ns)
+                    if request_of(message) in self.scheduler.requests:
+                        tell_accepted(self.decide, request_of(message), message)
         self._outgoing.carry_out()
         self.reports.changed()
 
@@ -140,8 +145,11 @@ class EngineLoop:
         self._outgoing.carry_out()
         self._drop_withdrawn()
         plan = self.scheduler.plan(now_ns)
+        preempted = self.scheduler.take_preempted()
         if plan is None:
             self._publish()
+        elif self.decide is not unlogged:
+            tell_plan(self.decide, plan, preempted)
         return plan
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -162,6 +170,8 @@ class EngineLoop:
         """Take in what the step brought and tell it."""
         outcome = self.core.commit(plan, result, now_ns)
         self.reports.count_step(plan, outcome)
+        if self.decide is not unlogged:
+            tell_ends(self.decide, outcome.outputs.values())
         if outcome.prefixes:
             self._outgoing.carry_out()
             self._take_transfer_events()

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from relevo.core.decisions import Decide, unlogged
 from relevo.core.ids import PeerId, RequestId
 from relevo.core.kv import KVLayout
+from relevo.engine.decided import tell_effect
 from relevo.engine.load_reports import LoadReports
 from relevo.engine.request_faults import failure_of
 from relevo.kv.transport_set import TransportSet
@@ -31,6 +33,7 @@ class Outgoing:
     transports: TransportSet
     layout: KVLayout
     reports: LoadReports
+    decide: Decide = unlogged
 
     def carry_out(self) -> None:
         """What was decided since the last call. A request over which it raises ends; one that cannot even be let go
@@ -65,6 +68,7 @@ class Outgoing:
 
     def _do(self, effect: effects.Effect) -> None:
         send = self.links.send
+        tell_effect(self.decide, effect)
         match effect:
             case effects.OpenRoom(reservation):
                 self.transports.reserve(reservation)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from relevo.core.baton import SampledToken
-from relevo.core.decisions import DecisionLog
+from relevo.core.decisions import DecisionLog, decider
 from relevo.core.events import StepCosts, StepCounters
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import KVLayout
@@ -132,6 +132,7 @@ class SimWorker:
             costs=self.costs,
             clock=self.kernel,
             drain_timeout_s=self.drain_timeout_s,
+            decide=decider(self.decisions, self.config.worker_id, self.kernel),
         )
         self.links.on_connect = self.engine.hello
 

@@ -34,6 +34,7 @@ class RequestQueues:
         self.max_running = config.max_running
         self.may_plan = self.may_grant = True  # something changed since the last attempt brought nothing
         self.num_preemptions = 0
+        self.preempted: list[RequestId] = []  # since the last step
         self.num_prefix_queries = 0  # tokens
         self.num_prefix_hits = 0  # tokens
         self._config = config
@@ -161,6 +162,7 @@ class RequestQueues:
 
     def preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
+        self.preempted.append(sequence.entry.request.request_id)
         self.stop(sequence)
         self._tables.close(sequence)
         self.wait(sequence)

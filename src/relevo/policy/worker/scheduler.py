@@ -26,6 +26,8 @@ Sources: vLLM (Kwon et al., SOSP 2023), Sarathi-Serve (Agrawal et al., OSDI 2024
 
 from __future__ import annotations
 
+from collections import abc
+
 from relevo.core.baton import Baton, SampleState
 from relevo.core.events import UNKNOWN_COSTS, StepCosts, TokenOutput, WorkerLoad
 from relevo.core.handoff import KVPath
@@ -264,6 +266,13 @@ class Scheduler:
             if sequence.copy_source is not None
         )
         return StepPlan(self._num_steps, tuple(row for _, row in step), copies)
+
+    def take_preempted(self) -> abc.Sequence[RequestId]:
+        """Whose blocks went to others in the steps since the last call."""
+        if not self._queues.preempted:
+            return ()
+        taken, self._queues.preempted = self._queues.preempted, []
+        return taken
 
     def commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> StepOutcome:
         """Take in what the step computed: tokens, ends, finished blocks. Requests dropped meanwhile bring nothing.

@@ -1,0 +1,58 @@
+"""What a worker decided, for a decision log: of each request asked for, of steps, and of what follows from them.
+
+Owns the translation only; without a log nothing is translated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from relevo.core.decisions import Decide, Decision
+from relevo.core.events import TokenOutput
+from relevo.core.ids import RequestId
+from relevo.core.plan import StepPlan
+from relevo.policy.worker import effects
+from relevo.wire import messages as wire
+
+_ACCEPTED: dict[object, str] = {wire.Submit: "submit", wire.Reserve: "reserve", wire.Prefill: "prefill"}
+_TAKEN_OVER = (wire.StartDecode, wire.ComputeReserved)
+
+
+def tell_accepted(decide: Decide, request_id: RequestId, message: object) -> None:
+    """The message was taken, and the request is here."""
+    kind = _ACCEPTED.get(type(message))
+    if kind is not None:
+        decide(Decision.ACCEPT, request_id, kind=kind)
+    elif isinstance(message, _TAKEN_OVER):
+        decide(Decision.TAKE_OVER, request_id)
+
+
+def tell_effect(decide: Decide, effect: effects.Effect) -> None:
+    match effect:
+        case effects.Granted(reservation=room):
+            num_blocks, num_hit_tokens = len(room.block_ids), room.num_hit_tokens
+            decide(Decision.GRANT, effect.request_id, num_blocks=num_blocks, num_hit_tokens=num_hit_tokens)
+        case effects.Refused(code=code):
+            decide(Decision.REJECT, effect.request_id, code=code)
+        case effects.Failed(code=code):
+            decide(Decision.FAIL, effect.request_id, code=code)
+        case effects.Dropped():
+            decide(Decision.DROP, effect.request_id)
+        case effects.HandedOver(num_sealed_tokens=num_tokens):
+            decide(Decision.HAND_OVER, effect.request_id, num_tokens=num_tokens)
+
+
+def tell_plan(decide: Decide, plan: StepPlan, preempted: Iterable[RequestId]) -> None:
+    for request_id in preempted:
+        decide(Decision.PREEMPT, request_id)
+    chunks = [row for row in plan.rows if row.is_prefill]
+    for row in chunks:
+        num_decodes = len(plan.rows) - len(chunks)
+        decide(Decision.CHUNK, row.request_id, start=row.start, num_tokens=len(row.token_ids), num_decodes=num_decodes)
+
+
+def tell_ends(decide: Decide, outputs: Iterable[Sequence[TokenOutput]]) -> None:
+    for output in chain.from_iterable(outputs):
+        if output.finish_reason is not None:
+            decide(Decision.FINISH, output.request_id, sample=output.sample_index, reason=output.finish_reason.value)
