@@ -222,7 +222,7 @@ class OverloadWorld:
     def _commit(self, now_s: float, worker: Worker) -> None:
         plan, worker.step = worker.step, None
         assert plan is not None
-        sampled = tuple(tuple(SampledToken(1) for _ in row.samples) for row in plan.rows)
+        sampled = tuple((SampledToken(1),) * num_draws for num_draws in plan.num_draws)
         outcome = worker.scheduler.commit(plan, StepResult(plan.step_id, sampled, 0.0), round(now_s * 1e9))
         worker.member.load = replace(worker.scheduler.load(), costs=COSTS)
         for output in outcome.all_outputs:

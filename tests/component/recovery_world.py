@@ -66,7 +66,7 @@ class TimedRunner(FakeRunner):
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.step_s = COSTS.step_s(plan.num_tokens, plan.num_kv_tokens)
-        sampled = tuple(tuple(SampledToken(1) for _ in row.samples) for row in plan.rows)
+        sampled = tuple((SampledToken(1),) * num_draws for num_draws in plan.num_draws)
         return StepResult(plan.step_id, sampled, self.step_s)
 
 

@@ -235,7 +235,7 @@ class RoutingWorld:
         plan, worker.step = worker.step, None
         assert plan is not None
         worker.num_computed_tokens += plan.num_tokens
-        sampled = tuple(tuple(SampledToken(1) for _ in row.samples) for row in plan.rows)
+        sampled = tuple((SampledToken(1),) * num_draws for num_draws in plan.num_draws)
         outcome = worker.scheduler.commit(plan, StepResult(plan.step_id, sampled, 0.0), int(now_s * 1e9))
         self._publish(worker)
         for output in outcome.all_outputs:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from in_process_stack import Worker, in_process_stack, request_for, until
 
 from relevo.core.errors import StepFailed
 from relevo.core.ids import RequestId
-from relevo.core.plan import StepPlan
+from relevo.core.plan import ScheduledRow
 from relevo.engine.fake_runner import FakeRunner
 
 PROMPT = list(range(20))
 
 
-def set_fault(worker: Worker, fault: Callable[[StepPlan], None]) -> None:
+def set_fault(worker: Worker, fault: Callable[[Sequence[ScheduledRow]], None]) -> None:
     assert isinstance(worker.loop.runner, FakeRunner)
     worker.loop.runner.fault = fault
 
@@ -25,8 +25,8 @@ def poison(worker: Worker, request_id: str, companion: str) -> list[set[RequestI
     """Every step that draws for the request fails once it is beside its companion. The requests of those steps."""
     failed: list[set[RequestId]] = []
 
-    def fail(plan: StepPlan) -> None:
-        drawing = {row.request_id for row in plan.rows if row.samples}
+    def fail(rows: Sequence[ScheduledRow]) -> None:
+        drawing = {row.request_id for row in rows if row.samples}
         if request_id in drawing and (failed or companion in drawing):
             failed.append(drawing)
             raise StepFailed("no numbers", request_ids=[request_id])
@@ -64,8 +64,8 @@ async def test_an_error_that_names_no_request_ends_the_one_that_causes_it_only(
         prompts = [[index, *PROMPT] for index in range(16)]
         wanted = [(await gateway.tokens(request_for(100 + index, prompt)))[0] for index, prompt in enumerate(prompts)]
 
-        def fail(plan: StepPlan) -> None:
-            if culprits.intersection(row.request_id for row in plan.rows):
+        def fail(rows: Sequence[ScheduledRow]) -> None:
+            if culprits.intersection(row.request_id for row in rows):
                 raise IndexError("somewhere in the middle")
 
         for worker in workers:
@@ -89,9 +89,9 @@ async def test_a_step_that_raises_once_ends_no_request_of_several() -> None:
         wanted, _ = await gateway.tokens(request_for(0, PROMPT))
         raised: list[int] = []
 
-        def fail(plan: StepPlan) -> None:
-            if len(plan.rows) > 1 and not raised:
-                raised.append(len(plan.rows))
+        def fail(rows: Sequence[ScheduledRow]) -> None:
+            if len(rows) > 1 and not raised:
+                raised.append(len(rows))
                 raise MemoryError("for a moment")
 
         set_fault(worker, fail)

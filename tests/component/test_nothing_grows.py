@@ -24,6 +24,7 @@ from relevo.orchestrator.route_notes import MAX_REQUESTS, RouteNotes
 BOUNDED = (
     *("RouteNotes.", "PrefixCache.", "BlockPool.", "PrefixIndex._holders", "_Told.hashes"),  # by requests, by blocks
     *("Router.", "StepCostModel.", "_Moments."),  # by workers, by sizes of steps
+    *("Replica", "BlockTables._closed"),  # by the sequences of the last step, until the next one
 )
 ROUND = 60  # requests, then everybody is counted
 

@@ -39,8 +39,6 @@ def step(*lengths: int) -> StepInputs:
             [i % VOCAB for i in range(length)],
             0,
             [next(blocks) for _ in range(-(-length // BLOCK_SIZE))],
-            (),
-            True,
         )
         for length in lengths
     ]
@@ -235,7 +233,7 @@ def test_conversion_rounds_to_nearest(stored: str, packed: str) -> None:
     ops = NativeOps(packed, cores=(0, 1))
     table = ops.weight([HostTensor(array, stored)])
     asked = EngineRequest(request_id="r", prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0))
-    inputs = pack_rows([ScheduledRow(asked, [0, 1, 2], 0, [0], (), True)], BLOCK_SIZE)
+    inputs = pack_rows([ScheduledRow(asked, [0, 1, 2], 0, [0])], BLOCK_SIZE)
     for first in (0, 1000, 4094):
         rolled = np.zeros((2, 4096), dtype=np.float32)
         rolled[0, first] = rolled[1, first + 1] = 1.0

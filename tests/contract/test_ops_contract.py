@@ -60,7 +60,7 @@ def layout(dtype: str = "float32") -> KVLayout:
 def inputs(*rows: tuple[list[int], int, list[int]]) -> StepInputs:
     """Rows of (token ids, start, blocks)."""
     asked = EngineRequest(request_id="r", prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0))
-    return pack_rows([ScheduledRow(asked, ids, start, blocks, (), False) for ids, start, blocks in rows], BLOCK_SIZE)
+    return pack_rows([ScheduledRow(asked, ids, start, blocks) for ids, start, blocks in rows], BLOCK_SIZE)
 
 
 class Cache:

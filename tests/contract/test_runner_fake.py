@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from relevo.core.baton import SampleState
 from relevo.core.events import StepCosts
 from relevo.core.ids import RequestId
-from relevo.core.plan import ScheduledRow, StepPlan
+from relevo.core.plan import ScheduledRow
 from relevo.core.ports import ModelRunner
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_model import FakeModel
 from relevo.engine.fake_runner import FakeRunner, fake_layout
 from relevo.kv.arena import Arena
+from step_plans import plan_of
 
 BLOCK_SIZE = 4
 PROMPT = tuple(range(40, 53))  # three blocks and a token
@@ -35,8 +36,8 @@ def make_request(prompt: tuple[int, ...] = PROMPT, eos: tuple[int, ...] = (), **
 def step(
     runner: FakeRunner, request: EngineRequest, blocks: list[int], start: int, tokens: list[int], *samples, copy=()
 ):
-    row = ScheduledRow(request, tokens, start, blocks, samples, is_prefill=len(tokens) > 1)
-    return runner.execute(StepPlan(0, (row,), tuple(copy))).sampled[0]
+    row = ScheduledRow(request, tokens, start, blocks, samples)
+    return runner.execute(plan_of(row, copies=copy)).sampled[0]
 
 
 def continue_alone(runner: FakeRunner, request: EngineRequest, blocks: list[int], sample: SampleState) -> list[int]:
@@ -120,11 +121,11 @@ def test_rows_of_one_step_do_not_touch_each_other() -> None:
     runner = make_runner()
     requests = [make_request(tuple(range(base, base + 5)), num_logprobs=2) for base in (10, 60)]
     rows = tuple(
-        ScheduledRow(request, list(request.prompt_token_ids), 0, blocks, (SampleState(0),), is_prefill=True)
+        ScheduledRow(request, list(request.prompt_token_ids), 0, blocks, (SampleState(0),))
         for request, blocks in zip(requests, ([0, 1], [2, 3]), strict=True)
     )
-    together = runner.execute(StepPlan(7, rows))
-    alone = [make_runner().execute(StepPlan(7, (row,))).sampled[0] for row in rows]
+    together = runner.execute(plan_of(*rows, step_id=7))
+    alone = [make_runner().execute(plan_of(row)).sampled[0] for row in rows]
     assert (together.step_id, list(together.sampled)) == (7, alone)
 
 

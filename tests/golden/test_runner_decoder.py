@@ -15,7 +15,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from relevo.core.baton import SampledToken, SampleState
 from relevo.core.kv import KVLayout
-from relevo.core.plan import ScheduledRow, StepPlan
+from relevo.core.plan import ScheduledRow
 from relevo.core.ports import ModelRunner
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.loaders.resolve import load_model_files
@@ -24,6 +24,7 @@ from relevo.engine.ops.torch.ops import TorchOps
 from relevo.engine.row_math import RowSummaries
 from relevo.engine.runner import LocalRunner, SampleSpec
 from relevo.engine.sampler import Sampler
+from step_plans import plan_of
 
 NUM_BLOCKS = 24
 SCRATCH = (22, 23)
@@ -81,10 +82,6 @@ def request(token_ids: list[int], temperature: float = 0.0) -> EngineRequest:
     )
 
 
-def plan(*rows: ScheduledRow, copies: tuple[tuple[int, int], ...] = ()) -> StepPlan:
-    return StepPlan(5, rows, copies)
-
-
 def generate(
     first: ModelRunner, then: ModelRunner, token_ids: list[int], blocks: list[int], count: int, temperature: float
 ) -> list[int]:
@@ -92,7 +89,7 @@ def generate(
     asked, sample = request(token_ids, temperature), SampleState(0)
     tokens, start, runner = list(token_ids), 0, first
     for _ in range(count):
-        result = runner.execute(plan(ScheduledRow(asked, tokens[start:], start, blocks, (sample,), start == 0)))
+        result = runner.execute(plan_of(ScheduledRow(asked, tokens[start:], start, blocks, (sample,))))
         start, runner = len(tokens), then
         sample.output_token_ids.append(result.sampled[0][0].token_id)
         tokens.append(result.sampled[0][0].token_id)
@@ -132,10 +129,10 @@ def test_only_rows_with_samples_are_drawn_from(folder: Path, backend: str) -> No
     states = tuple(SampleState(index) for index in range(4))
     first, middle, last = prompt(5, 1), prompt(4, 2), prompt(6, 3)
     result = runner.execute(
-        plan(
-            ScheduledRow(request(first), first, 0, [0, 1], states[:1], True),
-            ScheduledRow(request(middle), middle, 0, [2], (), True),
-            ScheduledRow(request(last), last, 0, [3, 4], states[1:], True),
+        plan_of(
+            ScheduledRow(request(first), first, 0, [0, 1], states[:1]),
+            ScheduledRow(request(middle), middle, 0, [2], ()),
+            ScheduledRow(request(last), last, 0, [3, 4], states[1:]),
         )
     )
     assert result.step_id == 5
@@ -151,10 +148,10 @@ def test_copies_come_before_rows(folder: Path, backend: str) -> None:
     """A fork: the copied block is written on by the copy's owner in the very same step."""
     runner, recorder, memory = make_runner(folder, backend)
     token_ids = prompt(6, 4)
-    runner.execute(plan(ScheduledRow(request(token_ids), token_ids, 0, [0, 1], (), True)))
+    runner.execute(plan_of(ScheduledRow(request(token_ids), token_ids, 0, [0, 1], ())))
     before = bytes(memory.buffer)
-    forked = ScheduledRow(request(token_ids), [11], 6, [0, 8], (SampleState(0),), False)
-    runner.execute(plan(forked, copies=((1, 8),)))
+    forked = ScheduledRow(request(token_ids), [11], 6, [0, 8], (SampleState(0),))
+    runner.execute(plan_of(forked, copies=((1, 8),)))
     expected = hf_logits(hf_model("llama"), [*token_ids, 11])[-1]
     np.testing.assert_allclose(recorder.calls[-1][0][0], expected, atol=1e-4, rtol=1e-4)
     size = memory.layout.bytes_per_block
@@ -165,7 +162,7 @@ def test_a_chain_of_copies_is_carried_out_in_order(folder: Path, backend: str) -
     runner, recorder, memory = make_runner(folder, backend)
     size = memory.layout.bytes_per_block
     memory.buffer[0:size] = b"\x01" * size
-    result = runner.execute(plan(copies=((0, 5), (5, 6))))
+    result = runner.execute(plan_of(copies=((0, 5), (5, 6))))
     assert result.sampled == ()
     assert not recorder.calls
     assert bytes(memory.buffer[6 * size : 7 * size]) == b"\x01" * size
@@ -189,7 +186,7 @@ def test_block_tables_may_be_longer_than_the_context(folder: Path, backend: str)
     runner, recorder, memory = make_runner(folder, backend)
     np.frombuffer(memory.buffer, dtype=np.float32)[:] = np.nan
     token_ids = prompt(BLOCK_SIZE, 5)
-    runner.execute(plan(ScheduledRow(request(token_ids), token_ids, 0, [0, 1, 2], (SampleState(0),), True)))
+    runner.execute(plan_of(ScheduledRow(request(token_ids), token_ids, 0, [0, 1, 2], (SampleState(0),))))
     assert np.isfinite(recorder.calls[0][0]).all()
 
 
@@ -204,7 +201,7 @@ def test_packaged_model_equals_transformers() -> None:
     memory = Memory(layout, 8, memoryview(bytearray(8 * layout.bytes_per_block)))
     token_ids = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47]
     runner = LocalRunner(decoder, memory, recorder, [7])
-    runner.execute(plan(ScheduledRow(request(token_ids), token_ids, 0, [3, 0, 5], (SampleState(0),), True)))
+    runner.execute(plan_of(ScheduledRow(request(token_ids), token_ids, 0, [3, 0, 5], (SampleState(0),))))
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**load_gguf_checkpoint(str(files.path))["config"]))
     tensors = load_gguf_checkpoint(str(files.path), return_tensors=True, model_to_load=model)["tensors"]

@@ -61,7 +61,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 def row(token_ids: list[int], start: int, block_ids: list[int]) -> ScheduledRow:
     request = EngineRequest(request_id="r", prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0))
-    return ScheduledRow(request, token_ids, start, block_ids, (), len(token_ids) > 1)
+    return ScheduledRow(request, token_ids, start, block_ids)
 
 
 def small_layout(config: ModelConfig, dtype: str = "float32") -> KVLayout:

@@ -79,8 +79,8 @@ class Driver:
         if plan is None:
             return None
         computed: dict[str, int] = {}
-        for row in plan.rows:
-            computed[row.request_id] = computed.get(row.request_id, 0) + len(row.token_ids)
+        for request_id, num_tokens in zip(self.scheduler.planned_requests, plan.lengths, strict=True):
+            computed[request_id] = computed.get(request_id, 0) + num_tokens
         self.commit(plan)
         return computed
 

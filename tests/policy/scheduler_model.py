@@ -6,6 +6,7 @@ from zlib import crc32
 
 from relevo.core.baton import SampledToken
 from relevo.core.plan import ScheduledRow, StepPlan, StepResult
+from relevo.core.replica import Replica
 from relevo.core.request import EngineRequest, FinishReason, SamplingParams, ServiceTerms
 
 EOS = 0
@@ -78,6 +79,7 @@ class CheckedModel:
 
     def __init__(self, memory: CellMemory, max_len: int) -> None:
         self.memory = memory
+        self.replica = Replica()
         self.max_len = max_len
         self.excused: set[str] = set()
         self.num_computed_tokens = 0
@@ -85,7 +87,7 @@ class CheckedModel:
     def execute(self, plan: StepPlan) -> StepResult:
         for source, target in plan.block_copies:
             self.memory.copy(source, target)
-        sampled = tuple(self._row(row) for row in plan.rows)
+        sampled = tuple(self._row(row) for row in self.replica.rows(plan))
         return StepResult(plan.step_id, sampled, 0.0)
 
     def _row(self, row: ScheduledRow) -> tuple[SampledToken, ...]:

@@ -52,7 +52,7 @@ def test_zero_copy_computes_into_foreign_blocks_and_needs_no_room():
         decode.scheduler.seal("a", prefix.num_tokens)
     assert decode.scheduler.start_decode(baton(request, prefill), 0) is None
     plan = decode.plan()
-    assert [len(row.token_ids) for row in plan.rows] == [1, 1] and len(plan.block_copies) == 1
+    assert plan.lengths == [1, 1] and len(plan.block_copies) == 1
     decode.commit(plan)
     decode.drain()
     for i in range(2):
@@ -68,7 +68,7 @@ def test_what_a_failed_attempt_computed_is_no_hit():
     reservation = replace(grant(decode, request), num_hit_tokens=4)
     prefill.prefill_into(request, reservation, num_found_tokens=2)
     plan = prefill.scheduler.plan(0)
-    assert [(row.start, len(row.token_ids)) for row in plan.rows] == [(4, 1)]
+    assert (plan.starts, plan.lengths) == ([4], [1])
     assert prefill.scheduler.requests["a"].num_cached_tokens == 2
 
 

@@ -25,7 +25,7 @@ from relevo.core.baton import Baton, SampleState
 from relevo.core.events import TokenOutput
 from relevo.core.handoff import KVPath, Link
 from relevo.core.kv import BlockState, Reservation
-from relevo.core.plan import StepPlan, StepResult
+from relevo.core.plan import StepResult
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.scheduler import ComputedPrefix, Scheduler, SchedulerConfig
 
@@ -261,7 +261,7 @@ class TwoWorkers(RuleBasedStateMachine):
         """An abort arrives while the step is being executed, and the room is wanted by others at once."""
 
         def between(plan):
-            record = self.records[data.draw(st.sampled_from(plan.rows)).request_id]
+            record = self.records[data.draw(st.sampled_from(self.workers[worker].planned_requests))]
             if not record.is_aborted and record.phase in ("local", "decoding"):
                 self._abort(record)
                 self.take_grants()
@@ -274,12 +274,11 @@ class TwoWorkers(RuleBasedStateMachine):
         plan = self.workers[worker].plan(self.now_ns)
         if plan is None:
             return
-        request_id = data.draw(st.sampled_from(plan.rows)).request_id
-        rows = [row for row in plan.rows if row.request_id != request_id]
-        blocks = {block_id for row in rows for block_id in row.block_ids}
-        copies = tuple(copy for copy in plan.block_copies if copy[1] in blocks)
-        sampled = iter(self.models[worker].execute(StepPlan(plan.step_id, tuple(rows), copies)).sampled)
-        whole = tuple(() if row.request_id == request_id else next(sampled) for row in plan.rows)
+        planned = self.workers[worker].planned_requests
+        request_id = data.draw(st.sampled_from(planned))
+        others = [place for place, other in enumerate(planned) if other != request_id]
+        sampled = iter(self.models[worker].execute(plan.part(others)).sampled)
+        whole = tuple(() if other == request_id else next(sampled) for other in planned)
         record = self.records[request_id]
         self.workers[worker].abort(request_id, writer_active=False)
         if record.phase == "prefilling" and not record.is_aborted:  # the gateway lets D finish alone

@@ -73,7 +73,7 @@ class PagedForward:
         request = EngineRequest(
             request_id=RequestId("window"), prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0)
         )
-        return ScheduledRow(request, token_ids, start, self._block_ids, (), is_prefill=True)
+        return ScheduledRow(request, token_ids, start, self._block_ids)
 
 
 def _name(config: WorkerConfig) -> str:

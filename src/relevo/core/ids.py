@@ -7,6 +7,7 @@ from typing import NamedTuple, NewType
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 TokenId = int
+SequenceId = int  # of a sequence while it holds blocks on a worker; never used again
 BlockId = int
 PeerId = NewType("PeerId", int)  # a gateway's connection to one worker; never used twice by that worker
 BlockHash = bytes  # 16 bytes, see policy.worker.prefix_cache

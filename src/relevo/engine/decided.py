@@ -43,13 +43,13 @@ def tell_effect(decide: Decide, effect: effects.Effect) -> None:
             decide(Decision.HAND_OVER, effect.request_id, num_tokens=num_tokens)
 
 
-def tell_plan(decide: Decide, plan: StepPlan, preempted: Iterable[RequestId]) -> None:
+def tell_plan(decide: Decide, plan: StepPlan, planned: Sequence[RequestId], preempted: Iterable[RequestId]) -> None:
+    """`planned`: whose each row of the plan is."""
     for request_id in preempted:
         decide(Decision.PREEMPT, request_id)
-    chunks = [row for row in plan.rows if row.is_prefill]
-    for row in chunks:
-        num_decodes = len(plan.rows) - len(chunks)
-        decide(Decision.CHUNK, row.request_id, start=row.start, num_tokens=len(row.token_ids), num_decodes=num_decodes)
+    for place in range(plan.num_decodes, plan.num_rows):
+        start, num_tokens = plan.starts[place], plan.lengths[place]
+        decide(Decision.CHUNK, planned[place], start=start, num_tokens=num_tokens, num_decodes=plan.num_decodes)
 
 
 def tell_ends(decide: Decide, outputs: Iterable[Sequence[TokenOutput]]) -> None:

@@ -10,7 +10,7 @@ Step time can be simulated; it is slept only if a cost is set.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from relevo.core.events import StepCosts
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.plan import ScheduledRow, StepPlan, StepResult
+from relevo.core.replica import Replica
 from relevo.engine.fake_model import FAKE_MODEL, VALUE_MASK, FakeModel, Words, context_hash, fingerprints
 from relevo.engine.ops.cache_groups import only_full_group
 from relevo.kv.arena import Arena
@@ -45,9 +46,9 @@ class FakeRunner:
         vocab_size: int = FAKE_MODEL.vocab_size,
         max_model_len: int = FAKE_MODEL.max_position,
         eos_one_in: int = 0,
-        fault: Callable[[StepPlan], None] | None = None,
+        fault: Callable[[Sequence[ScheduledRow]], None] | None = None,
     ) -> None:
-        """`fault` may raise instead of the step's result, with the KV of its rows written."""
+        """`fault` may raise instead of a result, with the KV of these rows written."""
         group = only_full_group(arena.layout)
         assert arena.layout.dtype == "uint64", "fingerprints are uint64"
         self.layout = arena.layout
@@ -55,6 +56,7 @@ class FakeRunner:
         self.max_model_len = max_model_len
         self.model = FakeModel(vocab_size=vocab_size, eos_one_in=eos_one_in)
         self._arena = arena
+        self._replica = Replica()
         self._costs = costs
         self.fault = fault
         shape = (arena.num_blocks, group.num_layers, 2, group.num_kv_heads, self.layout.block_size, group.key_size)
@@ -64,9 +66,10 @@ class FakeRunner:
         started_s = time.perf_counter()
         for source, target in plan.block_copies:
             self._arena.copy_block(source, target)
-        sampled = tuple(self._compute(row) for row in plan.rows)
+        rows = self._replica.rows(plan)
+        sampled = tuple(self._compute(row) for row in rows)
         if self.fault is not None:
-            self.fault(plan)
+            self.fault(rows)
         cost_s = self._costs.step_s(plan.num_tokens, plan.num_kv_tokens)
         if cost_s > 0:
             time.sleep(cost_s)

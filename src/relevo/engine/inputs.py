@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from relevo.core.ids import BlockId
-from relevo.core.plan import ScheduledRow
+from relevo.core.ids import BlockId, TokenId
+from relevo.core.plan import ScheduledRow, StepPlan
+from relevo.core.replica import ReplicaSequence
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -54,13 +55,30 @@ class StepPacker:
         self._block_size = block_size
         self._decodes: DecodeArrays | None = None
 
+    def pack_plan(self, plan: StepPlan, sequences: Sequence[ReplicaSequence]) -> StepInputs:
+        """At least one row; `sequences`: of each, with the plan applied."""
+        if max(plan.lengths) == 1:
+            return self._pack_decodes(plan.last_token_ids, plan.starts, [each.tables[0] for each in sequences])
+        rows = zip(sequences, plan.starts, plan.lengths, strict=True)
+        return _pack_chunks(
+            [
+                ScheduledRow(each.request, each.tokens(start, start + length), start, each.tables[0])
+                for each, start, length in rows
+            ],
+            self._block_size,
+        )
+
     def pack(self, rows: Sequence[ScheduledRow]) -> StepInputs:
-        """Flatten at least one row. A row whose block table is shorter than its context is a scheduler's mistake."""
+        """At least one row."""
         if any(len(row.token_ids) != 1 for row in rows):
             return _pack_chunks(rows, self._block_size)
-        if self._decodes is None or not self._decodes.has_room_for(rows):
-            self._decodes = DecodeArrays(rows, self._block_size)
-        return self._decodes.fill(rows)
+        tables = [row.block_ids for row in rows]
+        return self._pack_decodes([row.token_ids[0] for row in rows], [row.start for row in rows], tables)
+
+    def _pack_decodes(self, token_ids: list[TokenId], starts: list[int], tables: list[list[BlockId]]) -> StepInputs:
+        if self._decodes is None or not self._decodes.has_room_for(tables):
+            self._decodes = DecodeArrays(tables, self._block_size)
+        return self._decodes.fill(token_ids, starts, tables)
 
 
 def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:
@@ -70,45 +88,47 @@ def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:
 
 class DecodeArrays:
     """The arrays of steps with one token in each of B rows: written again in every step, block tables only where a row
-    has another list of blocks than in the step before."""
+    has another list of blocks than in the step before, or a longer one."""
 
-    def __init__(self, rows: Sequence[ScheduledRow], block_size: int) -> None:
-        longest = max(len(row.block_ids) for row in rows)
-        self._columns = np.zeros((5, len(rows)), dtype=np.int64)
-        self._tables = np.zeros((len(rows), longest + longest // 4 + 1), dtype=np.int64)  # rows grow; arbitrary
-        self._block_ids: list[list[BlockId] | None] = [None] * len(rows)  # what the tables hold
+    def __init__(self, tables: Sequence[list[BlockId]], block_size: int) -> None:
+        num_rows, width = len(tables), max(map(len, tables))
+        self._columns = np.zeros((5, num_rows), dtype=np.int64)
+        self._tables = np.zeros((num_rows, width + width // 4 + 1), dtype=np.int64)  # rows grow; arbitrary
+        self._lists: list[list[BlockId]] = [[]] * num_rows  # what the tables hold; a list only grows
+        self._counts = [0] * num_rows  # how much of it
         self._inputs = StepInputs(
             token_ids=self._columns[0],
             positions=self._columns[1],
             block_of_token=self._columns[2],
             offset_of_token=self._columns[3],
-            row_first_token=np.arange(len(rows) + 1),
+            row_first_token=np.arange(num_rows + 1),
             context_lengths=self._columns[4],
             block_tables=self._tables,
             block_size=block_size,
         )
 
-    def has_room_for(self, rows: Sequence[ScheduledRow]) -> bool:
+    def has_room_for(self, tables: Sequence[list[BlockId]]) -> bool:
         num_rows, width = self._tables.shape
-        return len(rows) == num_rows and all(len(row.block_ids) <= width for row in rows)
+        return len(tables) == num_rows and max(map(len, tables)) <= width
 
-    def fill(self, rows: Sequence[ScheduledRow]) -> StepInputs:
-        size = self._inputs.block_size
-        for index, row in enumerate(rows):
-            count = len(row.block_ids)
-            assert count > row.start // size, f"{row.request_id}: {count} blocks for {row.start + 1} tokens"
-            if self._block_ids[index] is not row.block_ids:
-                self._block_ids[index] = row.block_ids
-                self._tables[index, :count] = row.block_ids
-                self._tables[index, count:] = 0
-        self._columns[:] = (
-            [row.token_ids[0] for row in rows],
-            [row.start for row in rows],
-            [row.block_ids[row.start // size] for row in rows],
-            [row.start % size for row in rows],
-            [row.start + 1 for row in rows],
-        )
+    def fill(self, token_ids: list[TokenId], starts: list[int], tables: list[list[BlockId]]) -> StepInputs:
+        size, lists, counts, blocks = self._inputs.block_size, self._lists, self._counts, []
+        for index, table in enumerate(tables):
+            place, count = starts[index] // size, len(table)
+            assert count > place, f"row {index}: {count} blocks for {starts[index] + 1} tokens"
+            if lists[index] is not table or counts[index] != count:
+                self._take(index, table)
+            blocks.append(table[place])
+        offsets, contexts = [start % size for start in starts], [start + 1 for start in starts]
+        self._columns[:] = (token_ids, starts, blocks, offsets, contexts)
         return self._inputs
+
+    def _take(self, index: int, table: list[BlockId]) -> None:
+        first, count = self._counts[index] if self._lists[index] is table else 0, len(table)
+        self._lists[index], self._counts[index] = table, count
+        self._tables[index, first:count] = table[first:]
+        if first == 0:
+            self._tables[index, count:] = 0
 
 
 def _pack_chunks(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:

@@ -149,7 +149,7 @@ class EngineLoop:
         if plan is None:
             self._publish()
         elif self.decide is not unlogged:
-            tell_plan(self.decide, plan, preempted)
+            tell_plan(self.decide, plan, self.scheduler.planned_requests, preempted)
         return plan
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -157,7 +157,7 @@ class EngineLoop:
         try:
             result = self.runner.execute(plan)
         except Exception as error:
-            recovered = execute_apart(self.runner, plan, error)
+            recovered = execute_apart(self.runner, plan, self.scheduler.planned_requests, error)
             for request_id, reason in recovered.failures.items():
                 code = reason.code if isinstance(reason, StepFailed) else StepFailed.code
                 self.core.fail(request_id, code, f"the engine failed in a step: {reason}")

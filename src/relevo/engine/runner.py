@@ -18,6 +18,7 @@ from relevo.core.baton import SampledToken, SampleState
 from relevo.core.ids import BlockId, RequestId
 from relevo.core.kv import KVLayout
 from relevo.core.plan import ScheduledRow, StepClocks, StepPlan, StepResult
+from relevo.core.replica import Replica, ReplicaSequence
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import StepPacker
 from relevo.engine.models.spec import Model
@@ -58,6 +59,7 @@ class LocalRunner:
         self._model = model
         self._sampler = sampler
         self._scratch_block_ids = tuple(scratch_block_ids)
+        self._replica = Replica()
         self._packer = StepPacker(arena.layout.block_size)
         self._kv = model.ops.kv_cache(arena.layout, arena.num_blocks, arena.buffer)
 
@@ -65,25 +67,21 @@ class LocalRunner:
         started = time.perf_counter()
         if plan.block_copies:
             self._model.ops.copy_blocks(self._kv, plan.block_copies)
-        sampled, clocks = self._run(plan.rows) if plan.rows else ((), None)
+        sampled, clocks = self._run(plan) if plan.num_rows else ((), None)
         return StepResult(plan.step_id, sampled, time.perf_counter() - started, clocks)
 
-    def _run(self, rows: Sequence[ScheduledRow]) -> tuple[tuple[tuple[SampledToken, ...], ...], StepClocks]:
+    def _run(self, plan: StepPlan) -> tuple[tuple[tuple[SampledToken, ...], ...], StepClocks]:
         started = time.perf_counter()
-        inputs = self._packer.pack(rows)
+        sequences = self._replica.apply(plan)
+        inputs = self._packer.pack_plan(plan, sequences)
         packed = time.perf_counter()
-        drawing = [index for index, row in enumerate(rows) if row.samples]
         ends = inputs.row_first_token.tolist()
-        last_tokens = [ends[index + 1] - 1 for index in drawing]
+        last_tokens = [end - 1 for end, num_draws in zip(ends[1:], plan.num_draws, strict=True) if num_draws]
         logits = self._model.forward(inputs, self._kv, last_tokens)
         computed = time.perf_counter()
-        specs = [
-            (place, rows[index].request, sample)
-            for place, index in enumerate(drawing)
-            for sample in rows[index].samples
-        ]
+        specs = _draws(plan, sequences)
         tokens = iter(self._sampler.sample(logits.values, specs, logits.summaries) if specs else ())
-        sampled = tuple([tuple(islice(tokens, len(row.samples))) for row in rows])
+        sampled = tuple([tuple(islice(tokens, num_draws)) for num_draws in plan.num_draws])
         return sampled, StepClocks(packed - started, logits.kernel_s, time.perf_counter() - computed)
 
     def warm_up(self) -> None:
@@ -119,6 +117,16 @@ class LocalRunner:
             token_ids=[0] * num_tokens,
             start=num_kv_tokens - num_tokens,
             block_ids=[scratch[index % len(scratch)] for index in range(num_blocks)],
-            samples=(),
-            is_prefill=num_tokens > 1,
         )
+
+
+def _draws(plan: StepPlan, sequences: Sequence[ReplicaSequence]) -> list[SampleSpec]:
+    """Who draws from which row of the logits, which has one for every row of the plan that ends with draws."""
+    indices, specs, place = iter(plan.sample_indices), [], 0
+    for sequence, num_draws in zip(sequences, plan.num_draws, strict=True):
+        if num_draws == 1:
+            specs.append((place, sequence.request, sequence.sample(next(indices))))
+        else:
+            specs += [(place, sequence.request, sequence.sample(index)) for index in islice(indices, num_draws)]
+        place += num_draws > 0
+    return specs

@@ -1,13 +1,13 @@
 """What becomes of a step that raised: the requests that are the reason are found, the step is computed for the others.
 
-Owns the parts of a plan that are executed apart. It does not know how a request ends. A step may be executed again as
+Owns which parts of a plan are executed apart. It does not know how a request ends. A step may be executed again as
 often as it takes: the same tokens leave the same KV in the same slots, and a draw depends on nothing but its own row.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from relevo.core.baton import SampledToken
@@ -28,18 +28,23 @@ class RecoveredStep:
     failures: dict[RequestId, Exception] = field(default_factory=dict)
 
 
-def execute_apart(runner: ModelRunner, plan: StepPlan, error: Exception) -> RecoveredStep:
-    """`plan` has raised `error`: execute it in parts until every request is computed or known to raise."""
-    request_ids = list(dict.fromkeys(row.request_id for row in plan.rows))
+def execute_apart(
+    runner: ModelRunner, plan: StepPlan, row_requests: Sequence[RequestId], error: Exception
+) -> RecoveredStep:
+    """`plan` has raised `error`: execute it in parts until every request is computed or known to raise.
+
+    `row_requests`: whose each row is.
+    """
+    request_ids = list(dict.fromkeys(row_requests))
     suspects = Suspects(request_ids, _named(error))
     failures = dict.fromkeys(suspects.culprits, error)
     sampled: dict[int, tuple[SampledToken, ...]] = {}
     num_parts = 0
     while group := suspects.next_group:
         num_parts += 1
-        places, part = _part(plan, set(group))
+        places = [place for place, request_id in enumerate(row_requests) if request_id in group]
         try:
-            result = runner.execute(part)
+            result = runner.execute(plan.part(places))
         except Exception as part_error:
             failures.update(dict.fromkeys(suspects.raised(_named(part_error)), part_error))
             continue
@@ -54,18 +59,9 @@ def execute_apart(runner: ModelRunner, plan: StepPlan, error: Exception) -> Reco
         num_parts,
         exc_info=error,
     )
-    rows = tuple(sampled.get(index, ()) for index in range(len(plan.rows)))
+    rows = tuple(sampled.get(index, ()) for index in range(plan.num_rows))
     return RecoveredStep(StepResult(plan.step_id, rows, 0.0), failures)
 
 
 def _named(error: Exception) -> Collection[str]:
     return error.request_ids if isinstance(error, StepFailed) else ()
-
-
-def _part(plan: StepPlan, request_ids: set[RequestId]) -> tuple[list[int], StepPlan]:
-    """The rows of some requests with their block copies, and their places in the whole plan."""
-    places = [index for index, row in enumerate(plan.rows) if row.request_id in request_ids]
-    rows = tuple(plan.rows[index] for index in places)
-    blocks = {block_id for row in rows for block_id in row.block_ids}
-    copies = tuple((source, target) for source, target in plan.block_copies if target in blocks)
-    return places, StepPlan(plan.step_id, rows, copies)

@@ -33,19 +33,11 @@ _TOKEN = SampledToken(0)
 
 def step_shape(plan: StepPlan) -> StepShape:
     """What the step holds, in sums."""
-    num_decodes = num_decode_kv = num_chunks = num_tokens = num_kv = 0
-    num_pairs = 0.0
-    for row in plan.rows:
-        num_new = len(row.token_ids)
-        if not row.is_prefill:
-            num_decodes += 1
-            num_decode_kv += row.start + num_new
-        else:
-            num_chunks += 1
-            num_tokens += num_new
-            num_kv += row.start + num_new
-            num_pairs += num_new * (row.start + (num_new + 1) / 2)
-    return StepShape(num_decodes, num_decode_kv, num_chunks, num_tokens, num_kv, num_pairs)
+    num_decodes = plan.num_decodes
+    shape = StepShape(num_decodes, sum(plan.starts[:num_decodes]) + num_decodes)
+    for start, length in zip(plan.starts[num_decodes:], plan.lengths[num_decodes:], strict=True):
+        shape = shape.with_chunk(length, start)
+    return shape
 
 
 class ModelledRunner:
@@ -58,7 +50,7 @@ class ModelledRunner:
         self._times = times
 
     def execute(self, plan: StepPlan) -> StepResult:
-        sampled = tuple([(_TOKEN,) * len(row.samples) for row in plan.rows])
+        sampled = tuple([(_TOKEN,) * num_draws for num_draws in plan.num_draws])
         return StepResult(plan.step_id, sampled, self._times.step_s(step_shape(plan)))
 
     def warm_up(self) -> None:

@@ -1,12 +1,12 @@
 """Gives sequences their blocks and takes them back: opening with hits, growing, forking, registering, closing.
 
-Owns no state of its own beyond the pool it is given; decides nothing about order or victims.
+Owns which sequences were closed and not yet told so to the runner; decides nothing about order or victims.
 """
 
 from __future__ import annotations
 
 from relevo.core.baton import SampleState
-from relevo.core.ids import BlockHash, BlockId, TokenId
+from relevo.core.ids import BlockHash, BlockId, SequenceId, TokenId
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.content import TokenContent
@@ -21,6 +21,7 @@ class BlockTables:
         self._content = content
         self._block_size = block_size
         self._is_caching = enable_prefix_caching
+        self._closed: list[SequenceId] = []
 
     def hashes(self, request: EngineRequest, token_ids: list[TokenId]) -> list[BlockHash]:
         return self._content.hashes(token_ids, self._block_size, request.salt) if self._is_caching else []
@@ -62,7 +63,7 @@ class BlockTables:
         new = self._pool.allocate(num_missing)
         if new is None:
             return False
-        sequence.block_ids = sequence.block_ids + new
+        sequence.block_ids += new
         return True
 
     def fork(self, source: Sequence, sample: SampleState, spare: list[BlockId]) -> tuple[Sequence, bool]:
@@ -109,6 +110,14 @@ class BlockTables:
             self._pool.release(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed = sequence.num_registered_blocks = 0
+        if sequence.sequence_id:
+            self._closed.append(sequence.sequence_id)
+            sequence.sequence_id = 0
+
+    def take_closed(self) -> list[SequenceId]:
+        """Of sequences that were closed since the last call, as the runner knows them."""
+        closed, self._closed = self._closed, []
+        return closed
 
     def _end_copy(self, sequence: Sequence) -> None:
         if sequence.copy_source is not None:

@@ -44,7 +44,7 @@ from relevo.policy.worker.remote_prefill import ComputedPrefix, RemotePrefill
 from relevo.policy.worker.request_queues import RequestQueues, copied
 from relevo.policy.worker.reservations import Reservations
 from relevo.policy.worker.step_outcome import StepOutcome, take_tokens
-from relevo.policy.worker.step_planner import StepPlanner, StepRows
+from relevo.policy.worker.step_planner import StepPlanner
 from relevo.policy.worker.worker_requests import Sequence, WorkerRequest, WorkKind
 
 __all__ = ["ComputedPrefix", "Rejected", "Scheduler", "SchedulerConfig", "StepOutcome"]
@@ -63,7 +63,7 @@ class Scheduler:
         self._queues = RequestQueues(config, self.pool, self._tables, self.reservations)
         self.requests = self._queues.requests  # everything that this worker holds something of, quarantines excepted
         self._planner = StepPlanner(config, self._queues, self._tables)
-        self._step: StepRows | None = None  # of the plan that is being executed
+        self._step: list[Sequence] | None = None  # of the plan that is being executed
         self._num_steps = 0
         self.set_role(config.max_prefill_tokens, config.max_running)
 
@@ -253,19 +253,21 @@ class Scheduler:
         """The next step; None: nothing can be computed now. Must be followed by `commit`."""
         assert self._step is None, "the last plan was not committed"
         self._queues.may_plan = False
-        step = self._planner.rows(now_ns)
+        plan = StepPlan(step_id=self._num_steps + 1)
+        step = self._planner.fill(plan, now_ns)
         if not step:
             return None
+        plan.removed = self._tables.take_closed()
         self._queues.may_plan = True
         self._num_steps += 1
         self._step = step
-        size = self.config.block_size
-        copies = tuple(
-            (sequence.copy_source, sequence.block_ids[sequence.num_computed // size])
-            for sequence, _ in step
-            if sequence.copy_source is not None
-        )
-        return StepPlan(self._num_steps, tuple(row for _, row in step), copies)
+        return plan
+
+    @property
+    def planned_requests(self) -> list[RequestId]:
+        """Of each row of the plan that is being executed."""
+        assert self._step is not None, "nothing is being executed"
+        return [sequence.entry.request.request_id for sequence in self._step]
 
     def take_preempted(self) -> abc.Sequence[RequestId]:
         """Whose blocks went to others in the steps since the last call."""
@@ -282,16 +284,17 @@ class Scheduler:
         assert self._step is not None and plan.step_id == result.step_id == self._num_steps
         outputs: dict[PeerId, list[TokenOutput]] = {}
         prefixes: list[ComputedPrefix] = []
-        for (sequence, row), sampled in zip(self._step, result.sampled, strict=True):
+        rows = zip(self._step, plan.lengths, plan.num_draws, result.sampled, strict=True)
+        for sequence, num_tokens, num_draws, sampled in rows:
             sequence.is_in_step = False
             if sequence.is_dropped:
                 continue
-            self._tables.advance(sequence, len(row.token_ids))
+            self._tables.advance(sequence, num_tokens)
             remote = sequence.entry.remote
             if remote is not None:
                 prefix = remote.advance(sequence.num_computed, sequence.block_ids)
                 prefixes += [prefix] if prefix is not None else []
-            if row.samples:
+            if num_draws:
                 told = take_tokens(sequence, sampled, self.config.worker_id, now_ns)
                 outputs.setdefault(sequence.entry.owner, []).extend(told)
                 self._continue(sequence)

@@ -10,16 +10,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from relevo.core.plan import ScheduledRow
+from relevo.core.plan import StepPlan
 from relevo.policy.worker.block_tables import BlockTables
 from relevo.policy.worker.chunking import chunk_tokens, prefill_budget
 from relevo.policy.worker.fair_turns import Party, Served, gives_back, party_of, rank_of
 from relevo.policy.worker.intake import SchedulerConfig, num_blocks_for
+from relevo.policy.worker.plan_writer import PlanWriter
 from relevo.policy.worker.preemption import choose_batch_victim, choose_victim
 from relevo.policy.worker.request_queues import RequestQueues, order
 from relevo.policy.worker.worker_requests import Sequence, WorkKind
-
-StepRows = list[tuple[Sequence, ScheduledRow]]
 
 
 class StepPlanner:
@@ -28,13 +27,14 @@ class StepPlanner:
         self._config = config
         self._queues = queues
         self._tables = tables
+        self._writer = PlanWriter(config.block_size)
         self._num_steps_without_prefill = 0
         self._kept_out: list[Sequence] = []  # in the last step, by lack of room or slots: the first of each party
         self._served = Served(config.tenant_weights)
 
-    def rows(self, now_ns: int) -> StepRows:
-        """The rows of the next step with the sequence each belongs to; empty: nothing can be computed now."""
-        rows: StepRows = []
+    def fill(self, plan: StepPlan, now_ns: int) -> list[Sequence]:
+        """Write the rows of the next step; the sequence of each. Empty: nothing can be computed now."""
+        step: list[Sequence] = []
         if self._kept_out:
             self._make_way()
         decoding, computing = self._queues.running_by_phase()
@@ -42,8 +42,11 @@ class StepPlanner:
         for sequence in decoding:
             if sequence.is_running:
                 self._grow(sequence)
-        rows += [(sequence, _row(sequence, 1, is_prefill=False)) for sequence in decoding if sequence.is_running]
-        num_decodes = len(rows)
+        for sequence in decoding:
+            if sequence.is_running:
+                self._writer.add(plan, sequence, 1)
+                step.append(sequence)
+        num_decodes = plan.num_decodes = len(step)
         budget = prefill_budget(
             num_decodes=num_decodes,
             max_batched_tokens=self._config.max_batched_tokens,
@@ -52,9 +55,9 @@ class StepPlanner:
             block_size=self._config.block_size,
         )
         if budget > 0 and (computing or self._queues.waiting):
-            self._add_prefills(rows, computing, budget, now_ns)
-        self._num_steps_without_prefill = 0 if len(rows) > num_decodes else self._num_steps_without_prefill + 1
-        return rows
+            self._add_prefills(plan, step, computing, budget, now_ns)
+        self._num_steps_without_prefill = 0 if len(step) > num_decodes else self._num_steps_without_prefill + 1
+        return step
 
     def _make_way(self) -> None:
         """One batch continuation per step gives back slot and blocks, until no other request is kept out; then those
@@ -91,12 +94,15 @@ class StepPlanner:
             if victim is sequence:
                 return
 
-    def _add_prefills(self, rows: StepRows, computing: list[Sequence], budget: int, now_ns: int) -> None:
+    def _add_prefills(
+        self, plan: StepPlan, step: list[Sequence], computing: list[Sequence], budget: int, now_ns: int
+    ) -> None:
         for sequence in self._startable(computing):
             num_tokens = chunk_tokens(sequence.num_computed, sequence.num_remaining, budget, self._config.block_size)
             if sequence.entry.first_scheduled_at_ns is None:
                 sequence.entry.first_scheduled_at_ns = now_ns
-            rows.append((sequence, _row(sequence, num_tokens, is_prefill=not sequence.is_decoding)))
+            self._writer.add(plan, sequence, num_tokens)
+            step.append(sequence)
             self._served.add(party_of(sequence.entry.request), num_tokens)
             budget -= num_tokens
             if budget == 0:
@@ -150,16 +156,3 @@ class StepPlanner:
             return False
         num_prompt = sequence.entry.num_prompt_tokens
         return any(other.is_running and other.num_computed < num_prompt for other in sequence.entry.sequences)
-
-
-def _row(sequence: Sequence, num_tokens: int, *, is_prefill: bool) -> ScheduledRow:
-    start, end = sequence.num_computed, sequence.num_computed + num_tokens
-    sequence.is_in_step = True
-    return ScheduledRow(
-        request=sequence.entry.request,
-        token_ids=sequence.token_ids[start:end],
-        start=start,
-        block_ids=sequence.block_ids,
-        samples=sequence.samples if end == len(sequence.token_ids) else (),
-        is_prefill=is_prefill,
-    )

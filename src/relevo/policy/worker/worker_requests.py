@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from relevo.core.baton import SampleState
-from relevo.core.ids import NO_PEER, BlockHash, BlockId, PeerId, TokenId
+from relevo.core.ids import NO_PEER, BlockHash, BlockId, PeerId, SequenceId, TokenId
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.remote_prefill import RemotePrefill
 
@@ -58,11 +58,13 @@ class Sequence:
     samples: tuple[SampleState, ...]
     token_ids: list[TokenId]  # prompt, then outputs
     hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks, as far as known
-    block_ids: list[BlockId] = field(default_factory=list)  # replaced, never shrunk, so that a step may keep it
+    block_ids: list[BlockId] = field(default_factory=list)
     num_computed: int = 0  # KV of token_ids[:num_computed] lies in block_ids
     num_registered_blocks: int = 0
     copy_source: BlockId | None = None  # held; copied to block_ids[num_computed // S] before the first row
     num_expected_hits: int = 0  # tokens found in the prefix cache on arrival: an estimate
+    sequence_id: SequenceId = 0  # under which the runner knows it; 0: it does not
+    num_told_blocks: int = 0  # of block_ids, that the runner knows
     is_running: bool = False
     is_in_step: bool = False  # between plan and commit
     is_dropped: bool = False
