@@ -51,8 +51,10 @@ class Choice:
 
     def feed(self, output: TokenOutput) -> Delta:
         """Not to be called once the choice has ended."""
-        if self._is_simple and output.finish_reason is None:
-            return self._feed_simple(output.tokens)
+        if self._is_simple and output.finish_reason is None and len(output.tokens) == 1:  # nearly every token's way
+            self.num_tokens += 1
+            text = self._detokenizer.add(output.tokens[0].token_id)
+            return Delta(index=self._index, parts=(TextPart(text),) if text else (), tokens=output.tokens)
         parts: list[Part] = []
         offsets: list[int] = []
         num_before = self.num_tokens
@@ -74,13 +76,6 @@ class Choice:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
-
-    def _feed_simple(self, tokens: tuple[SampledToken, ...]) -> Delta:
-        """What nearly every token of nearly every answer needs, and no more."""
-        self.num_tokens += len(tokens)
-        add = self._detokenizer.add
-        text = add(tokens[0].token_id) if len(tokens) == 1 else "".join([add(token.token_id) for token in tokens])
-        return Delta(index=self._index, parts=(TextPart(text),) if text else (), tokens=tokens)
 
     def _show(self, text: str, tokens: Sequence[SampledToken]) -> Sequence[Part]:
         self._num_chars += len(text)

@@ -137,7 +137,9 @@ class PromptRun:
         num_tokens = len(delta.tokens)
         self._num_stamped_tokens += num_tokens
         if delta.index % len(self._choices) == 0:
-            self._token_at_ns += [self._clock.now_ns()] * num_tokens
+            now_ns = self._clock.now_ns()
+            for _ in range(num_tokens):
+                self._token_at_ns.append(now_ns)
 
     def work(self) -> Work | None:
         """What was done up to now, for the bill; None if it was never let in."""

@@ -107,15 +107,12 @@ class OpenAIWriter:
         yield bytes(pending)
 
     def delta(self, delta: Delta) -> bytes:
-        if not self.shape.tells_tokens:
-            if not delta.parts:
-                return b""
-            part = delta.parts[0]
-            if len(delta.parts) == 1 and type(part) is TextPart:
-                index = delta.index
-                frame = self._frames[index] if index in self._frames else self._frame(index)
-                if frame is not None:
-                    return frame[0] + orjson.dumps(part.text) + frame[1]
+        parts, frames = delta.parts, self._frames
+        if len(parts) == 1 and type(parts[0]) is TextPart:
+            index = delta.index
+            frame = frames[index] if index in frames else self._frame(index)
+            if frame is not None:
+                return frame[0] + orjson.dumps(parts[0].text) + frame[1]
         chunk = self.shape.delta(delta)
         return b"" if chunk is None else self._chunk(chunk)
 
@@ -144,9 +141,9 @@ class OpenAIWriter:
         return encode_event(chunk)
 
     def _frame(self, index: int) -> Frame | None:
-        """None where usage differs from chunk to chunk, or the mark occurs in something else that a client sent."""
+        """None where chunks say more than text, or the mark occurs in something else that a client sent."""
         parts: list[bytes] = []
-        if not self.continuous_usage:
+        if not (self.continuous_usage or self.shape.tells_tokens):
             marked = self.shape.delta(Delta(index=index, parts=(TextPart(_MARK),), tokens=()))
             assert marked is not None, "it brings text"
             parts = self._chunk(marked).split(_ENCODED_MARK)

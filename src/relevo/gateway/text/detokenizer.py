@@ -45,20 +45,30 @@ class _ByteText:
     def __init__(self, tokenizer: Tokenizer, *, strip: bool) -> None:
         assert tokenizer.decoder is not None
         self._spell = tokenizer.token_to_bytes
+        self._whole_texts = tokenizer.whole_texts
+        self._errors = tokenizer.decoder.errors
         self._strip = strip
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(tokenizer.decoder.errors)
+        self._rest = b""  # the beginning of a character
 
     def add(self, token_id: TokenId) -> str:
+        if not self._rest and not self._strip:
+            whole = self._whole_texts[token_id]
+            if whole is not None:
+                return whole
         spelled = self._spell(token_id)
         if self._strip and spelled:
             self._strip = False
             spelled = spelled.removeprefix(b" ")
-        return self._utf8.decode(spelled)
+        return self._decode(spelled, is_last=False)
 
     def flush(self) -> str:
-        rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return rest
+        return self._decode(b"", is_last=True)
+
+    def _decode(self, spelled: bytes, *, is_last: bool) -> str:
+        data = self._rest + spelled
+        text, num_decoded = codecs.utf_8_decode(data, self._errors, is_last)
+        self._rest = data[num_decoded:]
+        return text
 
 
 class _WindowText:

@@ -7,7 +7,7 @@ chat templates or streams (see `chat_template`, `detokenizer`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -66,6 +66,7 @@ class Tokenizer:
         self._drops_nothing = _drops_nothing(backend, added)
         self._longest_token_bytes: int | None = None  # looked for when it is first asked for
         self._bytes: dict[TokenId, bytes] = {}  # filled on demand, at most one entry per token of the vocabulary
+        self.whole_texts: Mapping[TokenId, str | None] = _WholeTexts(self.token_to_bytes, self.vocab_size)
 
     @property
     def longest_token_bytes(self) -> int | None:
@@ -139,6 +140,24 @@ class Tokenizer:
             return None
         done = self._backend.encode("", add_special_tokens=True).ids[:1] == [self.bos_token_id]
         return None if done == wanted else wanted
+
+
+class _WholeTexts(dict[TokenId, str | None]):
+    """What each token spells, None where that is no text by itself; filled on demand. A lookup is no call of ours."""
+
+    def __init__(self, spell: Callable[[TokenId], bytes], vocab_size: int) -> None:
+        super().__init__()
+        self._spell = spell
+        self._vocab_size = vocab_size
+
+    def __missing__(self, token_id: TokenId) -> str | None:
+        try:
+            text = self._spell(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        if 0 <= token_id < self._vocab_size:
+            self[token_id] = text
+        return text
 
 
 def _drops_nothing(backend: Backend, added: Mapping[int, AddedToken]) -> bool:
