@@ -16,6 +16,7 @@ from relevo.sim.tables.live_worker import read_engine_report, read_metrics
 from relevo.sim.tables.model_files import config_path, read_model_shape
 from relevo.sim.tables.silicon import SiliconTable, read_silicon
 from relevo.sim.tables.splitwise import SplitwiseKey, read_splitwise
+from relevo.sim.tables.vllm_runs import read_vllm_run
 
 SILICON_COLUMNS = (
     "id,silicon_data_source,backend,backend_version,model_path,system,precision,mode,isl,osl,moe_quant_mode,batch_size,"
@@ -175,3 +176,24 @@ def test_a_config_with_its_formats_beside_it(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(ModelFileError, match="no JSON object"):
         read_model_shape(path)
+
+
+def test_a_recorded_vllm_run(tmp_path: Path) -> None:
+    folder = tmp_path / "CARD" / "m" / "vllm"
+    folder.mkdir(parents=True)
+    settings = {
+        "model": "o/m", "tensor_parallel_size": 2, "data_parallel_size": 1, "enable_expert_parallel": False,
+        "max_num_seqs": 128, "max_num_batched_tokens": 2048,
+    }  # fmt: skip
+    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": settings, "kv_cache": {"num_gpu_blocks": 99}}))
+    times = {"queued_ts": 100.0, "scheduled_ts": 100.1, "first_token_ts": 100.5, "last_token_ts": 102.5}
+    request = {"input_toks": 50, "output_toks": 101, "arrival_time": 9e9, **times}
+    (folder / "requests.jsonl").write_text(json.dumps(request) + "\n")
+    seconds = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n1.0,50.0,30.0,1,0,0.5\n"
+    (folder / "timeseries.csv").write_text(seconds)
+    run = read_vllm_run(folder)
+    assert (run.card, run.model, run.tensor, run.num_blocks, run.max_rows) == ("CARD", "o/m", 2, 99, 128)
+    (recorded,) = run.requests
+    assert (recorded.ttft_s, recorded.tpot_s, recorded.e2e_s) == pytest.approx((0.5, 0.02, 2.5))
+    assert [recorded.context_at(at_s) for at_s in (0.4, 0.5, 1.5, 2.5)] == [0.0, 50.0, 100.5, 0.0]
+    assert run.seconds[0].output_tokens_per_s == 30.0

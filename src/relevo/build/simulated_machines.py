@@ -12,6 +12,8 @@ from pathlib import Path
 from relevo.core.errors import SettingsError, StartError
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.policy.perf.devices import Device, device
+from relevo.policy.perf.engine_constants import DEFAULT_CONSTANTS
+from relevo.policy.perf.known_engines import known_engine
 from relevo.policy.perf.memory_plan import MemoryLimits, memory_plan
 from relevo.policy.perf.model_shape import ModelShape
 from relevo.policy.perf.parallelism import Parallelism
@@ -32,6 +34,7 @@ class ModelOptions:
     """What runs: a model whose shape is known, or step costs that were measured."""
 
     model: str | None = None  # a config.json, a folder with one, or a hub id
+    engine: str | None = None  # whose measured constants: vllm, sglang, trtllm; None: the defaults
     step_costs: Path | None = None  # a scrape of /metrics, or a report of `bench engine --json`
     kv_value_bytes: float = 2.0  # 1: an 8-bit KV cache
     kv_bytes_per_token: int | None = None  # None: as the model's shape says
@@ -105,8 +108,10 @@ class Machines:
             return self._measured
         if machine not in self._times:
             assert self.shape is not None
-            work = DeviceWork(self.shape, _device_of(fleet, machine), _spread(machine), self.options.kv_value_bytes)
-            self._times[machine] = RooflineModel(work)
+            kind, engine = _device_of(fleet, machine), self.options.engine
+            work = DeviceWork(self.shape, kind, _spread(machine), self.options.kv_value_bytes)
+            constants = DEFAULT_CONSTANTS if engine is None else known_engine(engine, kind.name)
+            self._times[machine] = RooflineModel(work, constants)
         return self._times[machine]
 
     def _num_blocks(self, fleet: Fleet, pool: Pool) -> int:

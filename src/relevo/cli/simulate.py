@@ -35,6 +35,7 @@ _TOPOLOGY = (
     "8p8d, unified or 16u, with settings that differ: 8p8d,tp=2,decode.device=a100. Repeat to compare. Default: 1p1d."
 )
 _MODEL = "A config.json, a folder with one, or a hub id."
+_ENGINE = "Whose measured constants steps have: vllm, sglang or trtllm. Default: efficiency 0.90 and 75 us per layer."
 _STEP_COSTS = "Step times that were measured: a scrape of /metrics, or a report of `bench engine --json`."
 
 
@@ -65,6 +66,7 @@ def simulate(
     topology: Annotated[list[str] | None, typer.Option(help=_TOPOLOGY)] = None,
     model: Annotated[str | None, typer.Option(help=_MODEL)] = None,
     device: Annotated[str, typer.Option(help="Of every worker: a100, h100, h200, b200, mi300x ...")] = "",
+    engine: Annotated[str | None, typer.Option(help=_ENGINE)] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallel devices of a worker.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Attention data parallel groups of a worker.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallel groups of a worker.")] = 1,
@@ -140,6 +142,7 @@ def simulate(
         fleets=tuple(parse_fleet(text, usual) for text in topology or ["1p1d"]),
         model=ModelOptions(
             model=model,
+            engine=engine,
             step_costs=step_costs,
             kv_value_bytes=kv_value_bytes,
             kv_bytes_per_token=kv_bytes_per_token,

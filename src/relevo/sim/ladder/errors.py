@@ -49,11 +49,21 @@ class ErrorTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValueTable:
+    """Figures beside those that were published or measured. Rows begin with a name."""
+
+    title: str
+    goal: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RungReport:
     rung: int
     title: str
     facts: Mapping[str, Any]  # of the data: numbers by name
-    tables: Sequence[ErrorTable]
+    tables: Sequence[ErrorTable | ValueTable]
     notes: Sequence[str] = field(default_factory=tuple)
 
     def to_json(self) -> dict[str, Any]:

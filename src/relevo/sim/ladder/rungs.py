@@ -8,8 +8,9 @@ from pathlib import Path
 from relevo.core.errors import StartError
 from relevo.sim.ladder.errors import RungReport
 from relevo.sim.ladder.tpot_rung import tpot_rung
+from relevo.sim.ladder.vllm_rung import vllm_rung
 
-RUNGS: Mapping[int, Callable[[Path], RungReport]] = {1: tpot_rung}
+RUNGS: Mapping[int, Callable[[Path], RungReport]] = {1: tpot_rung, 2: vllm_rung}
 
 
 def run_ladder(folder: Path, numbers: Collection[int] = ()) -> Sequence[RungReport]:

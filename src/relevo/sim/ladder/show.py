@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from relevo.sim.ladder.errors import ErrorRow, ErrorTable, RungReport
+from relevo.sim.ladder.errors import ErrorRow, ErrorTable, RungReport, ValueTable
 
 
 def rung_tables(report: RungReport) -> RenderableType:
@@ -15,7 +15,20 @@ def rung_tables(report: RungReport) -> RenderableType:
     )
 
 
-def _table(errors: ErrorTable) -> Table:
+def _table(found: ErrorTable | ValueTable) -> Table:
+    return _error_table(found) if isinstance(found, ErrorTable) else _value_table(found)
+
+
+def _value_table(values: ValueTable) -> Table:
+    table = Table(title=f"{values.title} (goal: {values.goal})", title_justify="left")
+    for index, heading in enumerate(values.columns):
+        table.add_column(heading, justify="right" if index else "left")
+    for row in values.rows:
+        table.add_row(*row)
+    return table
+
+
+def _error_table(errors: ErrorTable) -> Table:
     table = Table(title=f"{errors.title} (goal: {errors.goal})", title_justify="left")
     table.add_column("class")
     for heading in ("rows", "median error", "p90", "bias"):
