@@ -12,7 +12,6 @@ from relevo.core.baton import SampledToken
 from relevo.core.events import StepCosts, TokenOutput, WireRefusal, WorkerLoad
 from relevo.core.ids import PeerId, RequestId
 from relevo.core.kv import KVRefusal
-from relevo.core.plan import StepPlan
 from relevo.core.ports import KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import fake_layout
@@ -109,8 +108,7 @@ def test_refusals_at_both_doors_of_a_worker_are_reported_by_reason(reports: Load
 
 def test_the_largest_step_is_told_beside_the_budget(reports: LoadReports) -> None:
     """Red when a mean hides a step above its budget, or when decodes do not count."""
-    for step_id, (num_prompt, num_decodes) in enumerate([(8, 1), (200, 3), (0, 64)]):
-        lengths = [1] * num_decodes + [num_prompt] * (num_prompt > 0)
-        reports.count_step(StepPlan(step_id=step_id, lengths=lengths, num_decodes=num_decodes), StepOutcome({}))
+    for num_steps, num_prompt, num_decodes in [(1, 8, 1), (1, 200, 3), (5, 0, 64)]:
+        reports.count_steps(num_steps, num_prompt + num_decodes, num_prompt, StepOutcome({}))
     counters = reports.counters()
     assert (counters.largest_step_tokens, counters.step_budget_tokens) == (203, 256)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad, WorkerPort, refused_key
 from relevo.core.ids import PeerId
 from relevo.core.kv import KVLayout
-from relevo.core.plan import StepPlan
 from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.core import WorkerCore
@@ -64,10 +63,11 @@ class LoadReports:
             **{refused_key(WorkerPort.WIRE, reason): count for reason, count in gateways.items()},
         }
 
-    def count_step(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        self.num_steps += 1
-        self.num_prefill_tokens += plan.num_prefill_tokens
-        self.largest_step_tokens = max(self.largest_step_tokens, plan.num_tokens)
+    def count_steps(self, num_steps: int, num_tokens: int, num_prefill_tokens: int, outcome: StepOutcome) -> None:
+        """Steps of `num_tokens` tokens each, `num_prefill_tokens` of them of prompts, and what they brought."""
+        self.num_steps += num_steps
+        self.num_prefill_tokens += num_steps * num_prefill_tokens
+        self.largest_step_tokens = max(self.largest_step_tokens, num_tokens)
         self.num_generation_tokens += sum([len(output.tokens) for output in outcome.all_outputs])
 
     def changed(self) -> None:

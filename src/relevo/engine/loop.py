@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from relevo.core.baton import SampledToken
 from relevo.core.decisions import Decide, unlogged
 from relevo.core.errors import StepFailed
-from relevo.core.events import StepCounters
 from relevo.core.ids import PeerId
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import Clock, ModelRunner
@@ -31,7 +31,7 @@ from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.core import WorkerCore
 from relevo.policy.worker.drain import Drain
-from relevo.policy.worker.scheduler import Scheduler
+from relevo.policy.worker.scheduler import Scheduler, StepOutcome
 from relevo.wire import messages as wire
 from relevo.wire.gateway_links import GatewayLinks, PeerGone
 
@@ -63,12 +63,8 @@ class EngineLoop:
         self._drain = Drain(self.drain_timeout_s)
 
     def hello(self) -> wire.Hello:
-        orphans = self.scheduler.reservations.orphans
-        return self.identity.hello(self.runner, self.transports.site, self.reports.load(), orphans)
-
-    def counters(self) -> StepCounters:
-        """Since the start of this incarnation."""
-        return self.reports.counters()
+        load, orphans = self.reports.load(), self.scheduler.reservations.orphans
+        return self.identity.hello(self.runner, self.transports.site, load, orphans)
 
     # ---- in real time ------------------------------------------------------------------------------------------------
 
@@ -169,16 +165,32 @@ class EngineLoop:
     def finish_step(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
         """Take in what the step brought and tell it."""
         outcome = self.core.commit(plan, result, now_ns)
-        self.reports.count_step(plan, outcome)
+        self.reports.count_steps(1, plan.num_tokens, plan.num_prefill_tokens, outcome)
         if self.decide is not unlogged:
             tell_ends(self.decide, outcome.outputs.values())
         if outcome.prefixes:
             self._outgoing.carry_out()
             self._take_transfer_events()
-        self._cache_feed.publish()  # before the outputs: they may end a request, and this is what it leaves behind
-        self.reports.send_outputs(outcome.outputs)  # before PrefillDone: the first token does not wait for the handoff
-        self._hand_over()
-        self._publish()
+        self._tell(outcome)
+
+    # ---- many steps at once, for a driver that knows what they draw --------------------------------------------------
+
+    def num_quiet_steps(self, at_most: int) -> int:
+        """How many of the steps to come bring a token for each sequence that runs and nothing else, if no message and
+        no transfer event arrives before them. 0: the next step is not quiet."""
+        if self.core.remote_prefills or self._drain.is_asked:
+            return 0
+        return self.scheduler.num_quiet_steps(at_most)
+
+    def take_quiet_steps(self, tokens: tuple[SampledToken, ...]) -> None:
+        """The same as so many steps, told at once; `tokens`: what every sequence draws, one after the other. Step costs
+        are not observed: their times are the driver's."""
+        outcome = self.scheduler.take_quiet_steps(tokens)
+        num_rows = sum([len(outputs) for outputs in outcome.outputs.values()])
+        self.reports.count_steps(len(tokens), num_rows, 0, outcome)
+        self._tell(outcome)
+
+    # ---- parts of a turn ---------------------------------------------------------------------------------------------
 
     def _take_transfer_events(self) -> None:
         for event in self.transports.poll():
@@ -196,6 +208,12 @@ class EngineLoop:
             with self._outgoing.only(reservation.request_id):
                 if not self.transports[remote.path.transport].may_write(reservation):
                     self.core.withdraw(reservation.request_id)
+
+    def _tell(self, outcome: StepOutcome) -> None:
+        self._cache_feed.publish()  # before the outputs: they may end a request, and this is what it leaves behind
+        self.reports.send_outputs(outcome.outputs)  # before PrefillDone: the first token does not wait for the handoff
+        self._hand_over()
+        self._publish()
 
     def _publish(self) -> None:
         self._cache_feed.publish()

@@ -99,6 +99,9 @@ class VirtualTokens(Sequence[TokenId]):
     def append(self, token_id: TokenId) -> None:
         self.num_tokens += 1
 
+    def extend(self, token_ids: Sequence[TokenId]) -> None:
+        self.num_tokens += len(token_ids)
+
 
 class VirtualContent(TokenContent):
     """Of `VirtualTokens` only."""

@@ -156,7 +156,7 @@ class SimWorker:
 
     def counters(self) -> StepCounters:
         """Since its start."""
-        return self.engine.counters()
+        return self.engine.reports.counters()
 
     # ---- its turns ---------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,11 @@ class BlockPool:
         """Blocks that `allocate` can give: free ones, then reusable ones."""
         return len(self._free) + self._cache.num_reusable
 
+    @property
+    def num_evicted(self) -> int:
+        """Since the start."""
+        return self._cache.num_evicted
+
     def num_refs(self, block_id: BlockId) -> int:
         return self._num_refs[self._index(block_id)]
 

@@ -93,10 +93,14 @@ class BlockTables:
         """`num_tokens` more tokens are computed: the pending copy was made, full blocks become findable."""
         sequence.num_computed += num_tokens
         self._end_copy(sequence)
+        self.register(sequence, sequence.num_computed)
+
+    def register(self, sequence: Sequence, num_computed: int) -> None:
+        """The full blocks of the first `num_computed` tokens become findable."""
         if not self._is_caching or sequence.entry.is_foreign:
             return
         size = self._block_size
-        for index in range(sequence.num_registered_blocks, sequence.num_computed // size):
+        for index in range(sequence.num_registered_blocks, num_computed // size):
             if index == len(sequence.hashes):
                 salt = sequence.entry.request.salt
                 sequence.hashes.append(self._content.next_hash(sequence.hashes, sequence.token_ids, size, salt))

@@ -48,12 +48,13 @@ def prompt_hashes(request: EngineRequest, block_size: int) -> list[BlockHash]:
 
 
 class PrefixCache:
-    """Hash to block, block to hash, and the reusable blocks (content known, held by nobody), oldest first."""
+    """Hash to block, block to hash, and the reusable blocks (content known, not held), oldest first."""
 
     def __init__(self) -> None:
         self._block_of: dict[BlockHash, BlockId] = {}
         self._hash_of: dict[BlockId, BlockHash] = {}
         self._reusable: OrderedDict[BlockId, None] = OrderedDict()
+        self.num_evicted = 0  # since the start
         self._changes: dict[BlockHash, bool] = {}  # True: findable now; at most one entry per content
 
     @property
@@ -110,4 +111,5 @@ class PrefixCache:
         key = self._hash_of.pop(block_id)
         del self._block_of[key]
         self._changes[key] = False
+        self.num_evicted += 1
         return block_id

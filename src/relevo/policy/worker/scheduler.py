@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections import abc
 
-from relevo.core.baton import Baton, SampleState
+from relevo.core.baton import Baton, SampledToken, SampleState
 from relevo.core.events import UNKNOWN_COSTS, StepCosts, TokenOutput, WorkerLoad
 from relevo.core.handoff import KVPath
 from relevo.core.ids import PeerId, RequestId
@@ -40,6 +40,7 @@ from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.block_tables import BlockTables
 from relevo.policy.worker.fair_turns import Party, in_turn, party_of
 from relevo.policy.worker.intake import Rejected, SchedulerConfig
+from relevo.policy.worker.quiet_steps import may_end, num_quiet_steps, take_quiet_steps
 from relevo.policy.worker.remote_prefill import ComputedPrefix, RemotePrefill
 from relevo.policy.worker.request_queues import RequestQueues, copied
 from relevo.policy.worker.reservations import Reservations
@@ -301,6 +302,33 @@ class Scheduler:
         self._step = None
         self._queues.end_step()
         return StepOutcome(outputs, prefixes)
+
+    def num_quiet_steps(self, at_most: int) -> int:
+        """How many of the steps to come are known beforehand: each computes one token for every sequence that runs, and
+        nothing ends, starts or gives way, unless a drawn token ends a continuation. 0: the next step is not quiet."""
+        assert self._step is None, "the last plan was not committed"
+        if self._queues.waiting or len(self._queues.running) > self.config.max_batched_tokens:
+            return 0
+        return num_quiet_steps(self._queues.running, self.pool.num_available, self.config.block_size, at_most)
+
+    def take_quiet_steps(self, tokens: tuple[SampledToken, ...]) -> StepOutcome:
+        """The same as a `plan` and a `commit` for each of `tokens`, which is what every sequence draws in that step.
+
+        Requires that so many steps are quiet and that none of the tokens ends a continuation. A runner that keeps what
+        plans tell it hears of the blocks with the next plan, and of the tokens never."""
+        running, token_ids = self._queues.running, [token.token_id for token in tokens]
+        take_quiet_steps(running, self._tables, self.config.block_size, token_ids)
+        drawn = frozenset(token_ids)
+        outputs: dict[PeerId, list[TokenOutput]] = {}
+        for sequence in running:
+            request, owner = sequence.entry.request, sequence.entry.owner
+            assert not may_end(request, drawn) and not sequence.entry.owes_facts
+            output = TokenOutput(request.request_id, sequence.samples[0].sample_index, tokens)
+            outputs.setdefault(owner, []).append(output)
+        self._num_steps += len(tokens)
+        self._planner.skip(len(tokens))
+        self._queues.end_step()
+        return StepOutcome(outputs)
 
     def _continue(self, sequence: Sequence) -> None:
         """After a draw: the sequence ends, goes on, or forks into one sequence per unfinished sample."""

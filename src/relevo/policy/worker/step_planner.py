@@ -59,6 +59,11 @@ class StepPlanner:
         self._num_steps_without_prefill = 0 if len(step) > num_decodes else self._num_steps_without_prefill + 1
         return step
 
+    def skip(self, num_steps: int) -> None:
+        """So many steps were taken in which no sequence waited and none computed a prompt."""
+        self._num_steps_without_prefill += num_steps
+        self._kept_out = []
+
     def _make_way(self) -> None:
         """One batch continuation per step gives back slot and blocks, until no other request is kept out; then those
         of tenants that hold more than their share, for each tenant that is kept from its own."""
