@@ -43,36 +43,30 @@ def report_tables(reports: Sequence[SimReport]) -> RenderableType:
 
 
 def latency_table(reports: Sequence[SimReport]) -> Table:
-    """A row for each configuration and latency: over all arrivals, then without warm-up and drain."""
-    table = Table(title="Latency over all arrivals, ms (in brackets: without warm-up and drain)", title_justify="left")
+    """Two rows for each configuration and latency: over all arrivals, and without warm-up and drain."""
+    table = Table(title="Latency over all arrivals, ms; below it without warm-up and drain", title_justify="left")
     for heading in ("", ""):
         table.add_column(heading)
     for heading in ("samples", "missing", "mean", "p50", "p90", "p95", "p99", "max"):
         table.add_column(heading, justify="right")
     for report in reports:
         for key, label in LATENCY_LABELS.items():
-            told, steady = report.latencies[key], report.steady_latencies[key]
-            table.add_row(report.label if key == "ttft_s" else "", label, *_cells(told, steady))
+            table.add_row(report.label if key == "ttft_s" else "", label, *_cells(report.latencies[key]))
+            table.add_row("", "  steady", *_cells(report.steady_latencies[key]))
         table.add_section()
     return table
 
 
-def _cells(told: Distribution, steady: Distribution) -> list[str]:
-    quantiles = (_pair(told.value(name), steady.value(name), _reason(told, name)) for name in told.quantiles)
+def _cells(told: Distribution) -> list[str]:
+    quantiles = (_quantile(value) for value in told.quantiles.values())
     counts = (f"{told.count:,}", f"{told.num_missing:,}")
-    return [*counts, _pair(told.mean, steady.mean), *quantiles, _pair(told.max, steady.max)]
+    return [*counts, milliseconds(told.mean), *quantiles, milliseconds(told.max)]
 
 
-def _pair(value_s: float | None, steady_s: float | None, reason: str = "-") -> str:
-    first = reason if value_s is None else milliseconds(value_s)
-    return first if steady_s is None else f"{first} ({milliseconds(steady_s)})"
-
-
-def _reason(told: Distribution, name: str) -> str:
-    reason = told.quantiles[name]
-    if not isinstance(reason, str):
-        return "-"
-    return TOO_FEW if reason.startswith("needs") else "never"
+def _quantile(value: float | str) -> str:
+    if not isinstance(value, str):
+        return milliseconds(value)
+    return TOO_FEW if value.startswith("needs") else "never"
 
 
 def _outcome_table(reports: Sequence[SimReport]) -> Table:
