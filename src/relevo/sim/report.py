@@ -44,7 +44,6 @@ class Pool:
     num_prefill_tokens: int
     num_output_tokens: int
     num_preemptions: int
-    num_evicted_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +161,7 @@ def report_world(label: str, world: WorldResult, options: ReportOptions = Report
         num_cached_tokens=num_cached,
         hit_fraction=num_cached / num_prompt if num_prompt else 0.0,
         num_output_tokens=num_output,
-        num_preemptions=sum(result.num_preemptions for result in results),
+        num_preemptions=sum(worker.num_preemptions for worker in world.workers),
         num_restarts=sum(result.num_restarts for result in results),
         num_handoffs=world.num_handoffs,
         kv_transfer_bytes=world.kv_transfer_bytes,
@@ -233,7 +232,6 @@ def _pool(role: str, workers: Sequence[WorkerResult], duration_s: float) -> Pool
         num_prefill_tokens=sum(worker.num_prefill_tokens for worker in workers),
         num_output_tokens=sum(worker.num_output_tokens for worker in workers),
         num_preemptions=sum(worker.num_preemptions for worker in workers),
-        num_evicted_blocks=sum(worker.num_evicted_blocks for worker in workers),
     )
 
 

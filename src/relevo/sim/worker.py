@@ -21,6 +21,7 @@ from relevo.core.ports import ModelRunner
 from relevo.engine.hello import WorkerIdentity
 from relevo.engine.loop import EngineLoop
 from relevo.kv.transport_set import TransportSet
+from relevo.policy.perf.roofline import RooflineModel
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.perf.step_time import StepShape, StepTimeModel
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
@@ -47,11 +48,21 @@ class ModelledRunner:
         self.layout = layout
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+        self.bytes_limit_s = self.products_limit_s = 0.0  # that all steps would need at the device's ceilings
         self._times = times
+        self._limits_s = times.limits_s if isinstance(times, RooflineModel) else None
+
+    @property
+    def knows_limits(self) -> bool:
+        return self._limits_s is not None
 
     def execute(self, plan: StepPlan) -> StepResult:
-        sampled = tuple([(_TOKEN,) * num_draws for num_draws in plan.num_draws])
-        return StepResult(plan.step_id, sampled, self._times.step_s(step_shape(plan)))
+        sampled, shape = tuple([(_TOKEN,) * num_draws for num_draws in plan.num_draws]), step_shape(plan)
+        if self._limits_s is not None:
+            bytes_s, products_s = self._limits_s(shape)
+            self.bytes_limit_s += bytes_s
+            self.products_limit_s += products_s
+        return StepResult(plan.step_id, sampled, self._times.step_s(shape))
 
     def warm_up(self) -> None:
         """There is nothing to initialise."""
@@ -97,6 +108,7 @@ class SimWorker:
     slowness: float = 1.0  # steps take so many times as long
     is_dead: bool = False
     busy_ns: int = 0  # in steps
+    most_held_blocks: int = 0  # at the end of a step
     scheduler: Scheduler = field(init=False)
     transports: TransportSet = field(init=False)
     links: InProcessLinks = field(init=False)
@@ -189,6 +201,7 @@ class SimWorker:
     def _end_turn(self, plan: StepPlan, result: StepResult) -> None:
         if self._is_held_up(self._end_turn, plan, result):
             return
+        self.most_held_blocks = max(self.most_held_blocks, self.scheduler.pool.num_held)
         self.engine.finish_step(plan, result, self.kernel.now_ns())
         self._begin_turn()
 

@@ -241,6 +241,11 @@ class World:
         total.num_prefill_tokens += counters.num_prefill_tokens
         total.num_output_tokens += counters.num_generation_tokens
         total.num_preemptions += counters.num_preemptions
+        total.most_held_blocks = max(total.most_held_blocks, worker.most_held_blocks)
+        runner = worker.runner
+        if isinstance(runner, ModelledRunner) and runner.knows_limits:
+            total.bytes_limit_ns = (total.bytes_limit_ns or 0) + seconds(runner.bytes_limit_s)
+            total.products_limit_ns = (total.products_limit_ns or 0) + seconds(runner.products_limit_s)
         self.result.kv_transfer_bytes += counters.transferred_bytes
 
     # ---- clients -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ one counts. Fixed costs per layer are added to it, which explain how decode time
 
 from __future__ import annotations
 
-from relevo.policy.perf.engine_constants import DEFAULT_CONSTANTS, EngineConstants
+from relevo.policy.perf.engine_constants import DEFAULT_CONSTANTS, EngineConstants, StepWork
 from relevo.policy.perf.step_time import StepShape, decode_shape
 from relevo.policy.perf.step_work import DeviceWork
 
@@ -17,6 +17,7 @@ class RooflineModel:
     def __init__(self, work: DeviceWork, constants: EngineConstants = DEFAULT_CONSTANTS) -> None:
         self.work, self.constants = work, constants
         self._fixed_s: dict[int, float] = {}  # of a decode step, by its rows
+        self._fixed_limits_s: dict[int, tuple[float, float]] = {}  # the same at the device's ceilings
         self._reads = [  # (seconds per token that a row reads, tokens at most)
             (max(cost.read_s / constants.memory_efficiency, cost.product_s / constants.compute_efficiency), cost)
             for cost in work.reads
@@ -37,6 +38,27 @@ class RooflineModel:
         for token_s, cost in self._reads:
             read_s += token_s * _sum_of_reads(context, num_steps, cost.max_span)
         return num_steps * fixed_s + self.work.num_local_rows(num_rows) * read_s
+
+    def limits_s(self, step: StepShape) -> tuple[float, float]:
+        """What a device at its ceilings would need for what the step reads, and for what it multiplies: how well a
+        step uses either is that over the time it takes."""
+        if step.num_prefill_tokens:
+            return _at_ceilings(self.work.work(step))
+        num_rows, limits = step.num_decode_rows, self._fixed_limits_s.get(step.num_decode_rows)
+        if limits is None:
+            limits = self._fixed_limits_s[num_rows] = _at_ceilings(self.work.fixed_work(decode_shape(num_rows, 0)))
+        read_s, product_s = limits
+        context = step.num_decode_kv_tokens / num_rows if num_rows else 0.0
+        for cost in self.work.reads:
+            num_tokens = self.work.num_local_rows(num_rows) * cost.num_read(context)
+            read_s += cost.read_s * num_tokens
+            product_s += cost.product_s * num_tokens
+        return read_s, product_s
+
+
+def _at_ceilings(work: StepWork) -> tuple[float, float]:
+    parts = (*work.parts, work.experts)
+    return sum(read_s for read_s, _ in parts), sum(product_s for _, product_s in parts)
 
 
 def _sum_of_reads(context: float, num_steps: int, max_span: int | None) -> float:
