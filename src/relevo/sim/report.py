@@ -44,6 +44,7 @@ class Pool:
     num_prefill_tokens: int
     num_output_tokens: int
     num_preemptions: int
+    num_evicted_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +233,7 @@ def _pool(role: str, workers: Sequence[WorkerResult], duration_s: float) -> Pool
         num_prefill_tokens=sum(worker.num_prefill_tokens for worker in workers),
         num_output_tokens=sum(worker.num_output_tokens for worker in workers),
         num_preemptions=sum(worker.num_preemptions for worker in workers),
+        num_evicted_blocks=sum(worker.num_evicted_blocks for worker in workers),
     )
 
 

@@ -67,6 +67,7 @@ class RequestResult:
     reason: str = ""  # why it was rejected or failed
     prefill_worker: str | None = None
     decode_worker: str | None = None  # the last one
+    num_preemptions: int = 0
     num_restarts: int = 0  # replays on another worker after a fault
 
     @property
@@ -92,6 +93,7 @@ class WorkerResult:
     num_prefill_tokens: int = 0  # prompt tokens computed
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_evicted_blocks: int = 0
     num_blocks: int = 0
     most_held_blocks: int = 0
     # Time that the device, at its limit, would have needed for the products and for the bytes of these steps; None if
