@@ -15,7 +15,6 @@ from relevo.core.events import TokenOutput
 from relevo.core.ids import RequestId
 from relevo.core.outcome import Cause, Outcome, RequestEnd
 from relevo.core.request import EngineRequest, SamplingParams, ServiceTerms
-from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.ports import StartedRequest
 from relevo.sim.kernel import Event, Kernel, seconds
 from relevo.sim.prompts import Text, VirtualTokens
@@ -91,8 +90,6 @@ class Client:
         if output.facts is not None:
             self.result.prefill_worker = output.facts.worker_id
             self.result.num_cached_tokens = output.facts.num_cached_tokens
-            decode = self._started.handoff.decode if isinstance(self._started, InFlightRequest) else None
-            self.result.decode_worker = None if decode is None else decode.worker.worker_id
         if self.habits.reads_every_s:
             at_ns = max(at_ns, self._reads_next_at_ns)
             self._reads_next_at_ns = at_ns + seconds(self.habits.reads_every_s)
@@ -108,8 +105,6 @@ class Client:
             self._leaving.cancel()
         result = self.result
         result.ended_at_ns = max(self.kernel.now_ns(), self._times[-1] if self._times else 0)
-        if isinstance(self._started, InFlightRequest):  # behind an edge it is another thing
-            result.num_restarts = self._started.handoff.num_failures
         result.outcome, result.reason = _outcome_of(end, has_tokens=bool(self._times)), end.limit or end.code or ""
         self.ended(self)
 
