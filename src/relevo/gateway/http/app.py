@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relevo.core.errors import RelevoError
-from relevo.gateway.http.auth import Caller, is_guarded
+from relevo.gateway.http.auth import Caller
 from relevo.gateway.http.call import Call, FieldWarnings
 from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.http.errors import error_response
@@ -127,7 +127,7 @@ class Gateway:
         """Raises Unauthorized; ServerStopping, for what is not asked by probes."""
         if path == "/metrics" and self.context.metrics_require_key:
             return self.context.api_keys.identify(request.headers)
-        if not is_guarded(path):
+        if not self.routes.is_guarded(path):
             return Caller()
         self.context.stopping.check()
         return self.context.api_keys.identify(request.headers)

@@ -13,13 +13,7 @@ from typing import Protocol
 
 from relevo.core.errors import Unauthorized
 
-GUARDED_PATHS = ("/v1", "/tokenize", "/detokenize", "/admin")
 UNKNOWN_KEY = "The API key is not valid here."
-
-
-def is_guarded(path: str) -> bool:
-    """True for paths that need a key once keys are configured; health and metrics stay open to probes."""
-    return any(path == guarded or path.startswith(guarded + "/") for guarded in GUARDED_PATHS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

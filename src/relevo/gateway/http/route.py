@@ -19,12 +19,14 @@ class Route:
     path: str  # ends with "/*": takes the rest of the path, slashes included
     handler: Handler
     error_format: ErrorFormat
+    is_open: bool = False  # asked for without a key, and while the server stops: by probes
 
 
 class RouteTable:
     def __init__(self, routes: Sequence[Route], default_format: ErrorFormat) -> None:
         """`default_format`: of paths that nothing is at."""
         self._default_format = default_format
+        self._guarded = {_first_segment(route.path) for route in routes if not route.is_open}
         self._exact: dict[str, dict[str, Route]] = {}
         self._open_ended: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -47,6 +49,10 @@ class RouteTable:
         by_method, _ = self._at(path)
         return next(iter(by_method.values())).error_format if by_method else self._default_format
 
+    def is_guarded(self, path: str) -> bool:
+        """True for paths that need a key once keys are configured, and for what is beside them."""
+        return _first_segment(path) in self._guarded
+
     def _at(self, path: str) -> tuple[dict[str, Route], str]:
         """The routes of a path by their methods, and the rest of it; none if there is nothing."""
         by_method = self._exact.get(path)
@@ -54,3 +60,7 @@ class RouteTable:
             return by_method, ""
         prefix = next((prefix for prefix in self._open_ended if path.startswith(prefix)), None)
         return ({}, "") if prefix is None else (self._open_ended[prefix], path.removeprefix(prefix))
+
+
+def _first_segment(path: str) -> str:
+    return path.partition("/")[2].partition("/")[0]

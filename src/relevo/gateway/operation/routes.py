@@ -37,9 +37,9 @@ async def metrics(call: Call) -> Response:
 OPERATION_ROUTES = (
     Route("GET", "/v1/usage", show_usage, OPENAI_ERRORS),
     Route("POST", "/admin/drain/*", drain_worker, OPENAI_ERRORS),
-    Route("GET", "/health", health, OPENAI_ERRORS),
-    Route("GET", "/ready", ready, OPENAI_ERRORS),
-    Route("GET", "/version", version, OPENAI_ERRORS),
-    Route("GET", "/metrics", metrics, OPENAI_ERRORS),
-    Route("GET", "/", root, OPENAI_ERRORS),
+    Route("GET", "/health", health, OPENAI_ERRORS, is_open=True),
+    Route("GET", "/ready", ready, OPENAI_ERRORS, is_open=True),
+    Route("GET", "/version", version, OPENAI_ERRORS, is_open=True),
+    Route("GET", "/metrics", metrics, OPENAI_ERRORS, is_open=True),
+    Route("GET", "/", root, OPENAI_ERRORS, is_open=True),
 )
