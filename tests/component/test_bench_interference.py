@@ -11,8 +11,8 @@ from relevo.bench.handoff.run import HandoffCost, HandoffOptions, measure_handof
 from relevo.bench.interference.phase import PhaseOptions, PhaseResult, gaps_within
 from relevo.bench.interference.report import InterferenceReport, Variant, VariantResult, best_unified, ratios
 from relevo.bench.interference.run import InterferenceOptions, compare_topologies, plan_variants
-from relevo.bench.prometheus_text import metric_deltas, metric_sums
 from relevo.bench.records import ClientRecord
+from relevo.client.prometheus_text import metric_deltas, metric_sums
 from relevo.core.errors import SettingsError, StartError
 
 PHASE = PhaseOptions(

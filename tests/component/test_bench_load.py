@@ -62,7 +62,7 @@ def test_events_survive_any_cut_of_the_byte_stream(payloads: list[str], seed: in
         size = rng.randint(1, 7)
         events += parser.feed(stream[:size])
         stream = stream[size:]
-    assert [event.decode() for event in events] == payloads
+    assert [event.text for event in events] == payloads
 
 
 @pytest.mark.parametrize("endpoint", list(Endpoint))

@@ -28,10 +28,10 @@ BY_ID = {one.id: one for one in CHECKS}
 
 
 @asynccontextmanager
-async def trials(
+async def contexts(
     fault: Fault, *, timeout_s: float, settle_s: float, holds_long: bool = False
 ) -> AsyncIterator[CheckContext]:
-    """A trial against a server with `fault`, with a faultless oracle and processes to disturb."""
+    """A context against a server with `fault`, with a faultless oracle and processes to disturb."""
     broken, right = ScriptedOpenAI(api_key=KEY, other_key=OTHER_KEY), ScriptedOpenAI(api_key=KEY)
     broken.fault, broken.holds_long = fault, holds_long
     broken.token_delay_s = 0.0002 if fault.one_at_a_time else broken.token_delay_s
@@ -75,8 +75,8 @@ async def test_passes_where_all_is_right(one: Check, monkeypatch: pytest.MonkeyP
     """Red when a check demands more than a right server does."""
     monkeypatch.setattr(stream, "_SLOW_S", float("inf"))  # how busy this machine is says nothing about a server
     monkeypatch.setattr(beside, "LONGEST_GAP_S", float("inf"))
-    async with trials(Fault(), timeout_s=60.0, settle_s=30.0, holds_long=one.group == "tenants") as trial:
-        result = await run_one(one, trial, 60.0)
+    async with contexts(Fault(), timeout_s=60.0, settle_s=30.0, holds_long=one.group == "tenants") as context:
+        result = await run_one(one, context, 60.0)
     assert result.status is Status.PASSED, told(result)
 
 
@@ -87,8 +87,8 @@ async def test_fails_on_its_fault(one: Check, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stops, "NOTICE_S", 1.0)
     fault = FAULTS[one.id]
     timeout_s = 60.0 if fault.one_at_a_time else 1.0
-    async with trials(fault, timeout_s=timeout_s, settle_s=0.1) as trial:
-        result = await run_one(one, trial, 60.0)
+    async with contexts(fault, timeout_s=timeout_s, settle_s=0.1) as context:
+        result = await run_one(one, context, 60.0)
     wanted = Status.FAILED if one.level is Level.MUST else Status.ADVICE
     assert result.status is wanted, told(result)
     assert result.expected and result.got
@@ -101,8 +101,8 @@ async def test_a_stream_that_comes_all_at_once_at_the_end_is_found(monkeypatch: 
     def hold_back(call: Call, answer: Reply) -> None:
         answer.burst = True
 
-    async with trials(Fault(reply=hold_back), timeout_s=60.0, settle_s=1.0) as trial:
-        result = await run_one(BY_ID["stream.incremental"], trial, 60.0)
+    async with contexts(Fault(reply=hold_back), timeout_s=60.0, settle_s=1.0) as context:
+        result = await run_one(BY_ID["stream.incremental"], context, 60.0)
     assert result.status is Status.FAILED and "had come only after" in result.got
 
 

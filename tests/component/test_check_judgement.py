@@ -21,12 +21,13 @@ from relevo.check.facts import Facts, find_facts
 from relevo.check.run import CheckOptions, run_one
 from relevo.check.server import Server
 from relevo.check.words import Need, Result, Status
+from relevo.client.http import Request
 
 BY_ID = {one.id: one for one in CHECKS}
 
 
 @asynccontextmanager
-async def trial_on(
+async def context_on(
     fault: Fault, max_model_len: int = MAX_MODEL_LEN
 ) -> AsyncIterator[tuple[CheckContext, ScriptedOpenAI]]:
     scripted_server = ScriptedOpenAI(fault)
@@ -40,8 +41,8 @@ async def trial_on(
 
 
 async def result_of(id: str, fault: Fault, **facts: int) -> Result:
-    async with trial_on(fault, **facts) as (trial, _):
-        return await run_one(BY_ID[id], trial, 60.0)
+    async with context_on(fault, **facts) as (context, _):
+        return await run_one(BY_ID[id], context, 60.0)
 
 
 # ---- what a right server may do --------------------------------------------------------------------------------------
@@ -82,14 +83,14 @@ async def test_seeds_that_do_not_hold_are_advice_also_while_processes_are_killed
 @pytest.mark.parametrize("is_up", [True, False])
 async def test_a_fault_of_the_oracle_is_none_of_the_server(is_up: bool) -> None:
     broken = ScriptedOpenAI(status(lambda call: call.method == "POST", 500))
-    async with trial_on(Fault()) as (trial, _):
+    async with context_on(Fault()) as (context, _):
         async with scripted(broken) as url, Server(url, None, 60.0) as oracle:
-            trial.oracle = oracle
+            context.oracle = oracle
             if is_up:
-                result = await run_one(BY_ID["oracle.usage"], trial, 60.0)
+                result = await run_one(BY_ID["oracle.usage"], context, 60.0)
         if not is_up:
-            async with Server(url, None, 60.0) as trial.oracle:
-                result = await run_one(BY_ID["oracle.usage"], trial, 60.0)
+            async with Server(url, None, 60.0) as context.oracle:
+                result = await run_one(BY_ID["oracle.usage"], context, 60.0)
     assert result.status is Status.SKIPPED and "oracle" in result.reason
 
 
@@ -100,8 +101,8 @@ async def test_a_server_that_wants_json_to_be_named_offers_json_objects() -> Non
         if b"json_object" in call.raw and b"JSON" not in call.raw:
             answer.status, answer.body = 400, error(400, "messages must contain the word JSON").body
 
-    async with trial_on(Fault(reply=refuse)) as (trial, _):
-        facts = await find_facts(trial.server, None, has_oracle=True, has_processes=True)
+    async with context_on(Fault(reply=refuse)) as (context, _):
+        facts = await find_facts(context.server, None, has_oracle=True, has_processes=True)
     assert facts.has(Need.JSON_OBJECT)
 
 
@@ -136,8 +137,8 @@ async def test_near_ties_of_short_answers_are_none_of_a_stream() -> None:
 async def test_a_slow_server_that_is_allowed_for_has_the_time_for_several_answers() -> None:
     """Red when a check ends at a limit of its own while each answer comes in time, or calls that a missing answer."""
     assert CheckOptions(url="u", timeout_s=550).check_timeout_s >= 5 * 550
-    async with trial_on(Fault()) as (trial, _):
-        result = await run_one(BY_ID["concurrency.equal"], trial, 0.001)
+    async with context_on(Fault()) as (context, _):
+        result = await run_one(BY_ID["concurrency.equal"], context, 0.001)
     assert result.status is Status.FAILED and "the check was not over" in result.got
 
 
@@ -150,25 +151,25 @@ async def test_a_slow_server_that_is_allowed_for_has_the_time_for_several_answer
 async def test_what_could_not_be_killed_did_not_survive(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when a disturber that declines leaves a check to pass."""
     monkeypatch.setattr(aborts, "_NUM_ABORTS", 64)
-    async with trial_on(Fault()) as (trial, server):
-        trial.disturber = ScriptedDisturber(server, can=())
-        result = await run_one(BY_ID[id], trial, 60.0)
+    async with context_on(Fault()) as (context, server):
+        context.disturber = ScriptedDisturber(server, can=())
+        result = await run_one(BY_ID[id], context, 60.0)
     assert result.status is Status.SKIPPED, result
 
 
 async def test_without_processes_there_is_no_restart_to_pass() -> None:
-    async with trial_on(Fault()) as (trial, server):
+    async with context_on(Fault()) as (context, server):
         server.names = []
-        assert (await run_one(BY_ID["chaos.restart_each"], trial, 60.0)).status is Status.SKIPPED
+        assert (await run_one(BY_ID["chaos.restart_each"], context, 60.0)).status is Status.SKIPPED
 
 
 async def test_a_check_that_is_skipped_leaves_no_stream_to_the_next() -> None:
     """Streams here wait for a disturbance. Red when those of a skipped check stay open."""
-    async with trial_on(Fault(at_disturbance=lambda server, action: None)) as (trial, server):
-        trial.disturber = ScriptedDisturber(server, can=())
-        assert (await run_one(BY_ID["chaos.short_pause"], trial, 60.0)).status is Status.SKIPPED
-        trial.settle_s = 30.0
-        assert await trial.settled_at(True, 0.0) is None
+    async with context_on(Fault(at_disturbance=lambda server, action: None)) as (context, server):
+        context.disturber = ScriptedDisturber(server, can=())
+        assert (await run_one(BY_ID["chaos.short_pause"], context, 60.0)).status is Status.SKIPPED
+        context.settle_s = 30.0
+        assert await context.settled_at(True, 0.0) is None
 
 
 async def test_a_readiness_that_always_says_no_notices_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +216,10 @@ async def test_a_leak_is_found_where_extensions_are_refused() -> None:
         if b"ignore_eos" in call.raw:
             answer.status, answer.chunks, answer.body = 400, None, error(400, "unknown field").body
 
-    async with trial_on(Fault(reply=refuse, leaks_kv=True)) as (trial, _):
-        trial.facts = await find_facts(trial.server, None, has_oracle=True, has_processes=True)
-        assert (await run_one(BY_ID["sampling.min_tokens"], trial, 60.0)).status is Status.SKIPPED
-        assert (await run_one(BY_ID["cancel.kv_returns"], trial, 60.0)).status is Status.FAILED
+    async with context_on(Fault(reply=refuse, leaks_kv=True)) as (context, _):
+        context.facts = await find_facts(context.server, None, has_oracle=True, has_processes=True)
+        assert (await run_one(BY_ID["sampling.min_tokens"], context, 60.0)).status is Status.SKIPPED
+        assert (await run_one(BY_ID["cancel.kv_returns"], context, 60.0)).status is Status.FAILED
 
 
 async def test_a_check_that_runs_out_of_time_leaves_no_stream_to_the_next() -> None:
@@ -227,8 +228,8 @@ async def test_a_check_that_runs_out_of_time_leaves_no_stream_to_the_next() -> N
     def hang(call: Call) -> None:
         server.broken = "hang" if isinstance(call.body, dict) and call.body.get("stream") else ""
 
-    async with trial_on(Fault(request=hang)) as (trial, server):
-        opening = asyncio.create_task(recovery.open_streams(trial, await recovery.watched_requests(trial, 1)))
+    async with context_on(Fault(request=hang)) as (context, server):
+        opening = asyncio.create_task(recovery.open_streams(context, await recovery.watched_requests(context, 1)))
         while server.broken != "hang":  # noqa: ASYNC110  # the server sets no event
             await asyncio.sleep(0)
         opening.cancel()
@@ -280,8 +281,8 @@ async def test_cards_and_tokens_of_another_form_say_nothing() -> None:
         if call.path == "/tokenize":
             answer.body = {"tokens": []}
 
-    async with trial_on(Fault(reply=edit)) as (trial, _):
-        facts = await find_facts(trial.server, None, has_oracle=True, has_processes=True)
+    async with context_on(Fault(reply=edit)) as (context, _):
+        facts = await find_facts(context.server, None, has_oracle=True, has_processes=True)
     assert {need.name for need in facts.lacking} >= {"CONTEXT_LENGTH", "TOKENIZE"}
 
 
@@ -292,7 +293,7 @@ def test_what_json_parsers_of_clients_refuse_is_no_json(text: str) -> None:
 
 
 def test_a_message_can_be_printed_whatever_it_says() -> None:
-    exchange = Exchange(method="POST", url="http://h/v1/completions", headers={}, body=b"{}")
+    exchange = Exchange(request=Request(method="POST", url="http://h/v1/completions", headers={}, body=b"{}"))
     raw = b'{"error": {"message": "half \\ud83c of it"}}'
     answer = Answer(exchange=exchange, status=400, headers={}, raw=raw, duration_s=0.1)
     assert answer.error_message == "half \\ud83c of it"

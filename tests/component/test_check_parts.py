@@ -23,8 +23,9 @@ from relevo.check.equality import difference, is_near_tie
 from relevo.check.exchange import Answer, Exchange, shortened
 from relevo.check.gauges import KV_USAGE, RUNNING, reading
 from relevo.check.report import exit_status, failure_stories, result_table, to_json, to_junit
-from relevo.check.sse import parse_sse
 from relevo.check.words import Level, Mismatch, Result, Skip, Status
+from relevo.client.http import Request
+from relevo.client.sse import SSEParser, read_body
 from relevo.core.errors import SettingsError, StartError
 
 
@@ -42,9 +43,22 @@ from relevo.core.errors import SettingsError, StartError
     ],
 )
 def test_event_streams_are_read_strictly(raw: bytes, data: list[str], problem: str | None) -> None:
-    body = parse_sse(raw)
-    assert [event.data for event in body.events] == data
+    body = read_body(raw)
+    assert [event.text for event in body.events] == data
     assert [problem in told for told in body.problems] == ([True] if problem else [])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_a_stream_reads_the_same_however_it_is_cut(size: int) -> None:
+    """Red when an event or a line end that two pieces share is lost or counted twice."""
+    raw = b"data: a\r\n\r\n: x\r\rdata: b\ndata:c\n\nevent: e\r\ndata\r\n\r\nnonsense\n\ndata: d\r\r"
+    parser, events = SSEParser(), []
+    for start in range(0, len(raw), size):
+        events += parser.feed(raw[start : start + size])
+    assert [*events, *parser.end()] == read_body(raw).events
+    assert parser.problems == read_body(raw).problems
+    assert [event.data for event in read_body(raw).events] == [b"a", b"b\nc", b"", b"d"]
+    assert [raw[: event.end].count(b"data") for event in read_body(raw).events] == [1, 3, 4, 5]
 
 
 BODIES = {
@@ -70,12 +84,8 @@ def test_the_curl_of_a_report_sends_the_same_bytes(body: bytes, tmp_path: Path) 
         "print(json.dumps([argv, body.hex()]))\n"
     )
     tool.chmod(0o755)
-    exchange = Exchange(
-        method="POST",
-        url="http://host:1/v1/x?a=b&c",
-        headers={"Content-Type": "application/json", "Authorization": "Bearer secret-key"},
-        body=body,
-    )
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer secret-key"}
+    exchange = Exchange(request=Request(method="POST", url="http://host:1/v1/x?a=b&c", headers=headers, body=body))
     assert "secret-key" not in exchange.curl
     assert len(exchange.curl) < 9_000, "long repetitions are written as products"
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -93,7 +103,7 @@ def test_the_curl_of_a_report_sends_the_same_bytes(body: bytes, tmp_path: Path) 
 
 
 def answered(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
-    exchange = Exchange(method="POST", url="http://h/v1/chat/completions", headers={}, body=b"{}")
+    exchange = Exchange(request=Request(method="POST", url="http://h/v1/chat/completions", headers={}, body=b"{}"))
     return Answer(
         exchange=exchange, status=status, headers=headers or {}, raw=json.dumps(body).encode(), duration_s=0.1
     )

@@ -48,7 +48,7 @@ def test_the_curl_of_a_wrong_key_is_one_line_and_sends_the_wrong_key() -> None:
 
 
 def test_no_key_at_all_is_no_header() -> None:
-    assert "Authorization" not in Server("h", "key").exchange("POST", "/", b"{}", {"Authorization": ""}).headers
+    assert "Authorization" not in Server("h", "key").exchange("POST", "/", b"{}", {"Authorization": ""}).request.headers
 
 
 # ---- mistakes of the person at the terminal --------------------------------------------------------------------------
@@ -142,8 +142,8 @@ async def test_a_stop_that_is_broken_off_is_undone(fails: bool) -> None:
     broken = Broken(server)
     broken.error = StartError("it failed") if fails else None
     async with scripted(server) as url, Server(url, None, 60.0) as client:
-        trial = CheckContext(client, Facts(MODEL, MAX_MODEL_LEN), Random(1), 0.1, disturber=broken)
-        checking = asyncio.create_task(run_one(BY_ID["chaos.stopped_is_noticed"], trial, 60.0))
+        context = CheckContext(client, Facts(MODEL, MAX_MODEL_LEN), Random(1), 0.1, disturber=broken)
+        checking = asyncio.create_task(run_one(BY_ID["chaos.stopped_is_noticed"], context, 60.0))
         if not fails:
             await server.disturbed.wait()
             checking.cancel()

@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
 import orjson
 
 from relevo.bench.records import ClientRecord, Endpoint, PlannedRequest
+from relevo.client.http import CannotConnect, ConnectionBroken, Response
 from relevo.client.server import OpenAIServer
 from relevo.client.sse import SSEParser
 
@@ -35,23 +35,22 @@ class OpenAIClient(OpenAIServer):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Send one streaming request and fill `record`; errors are recorded, never raised (cancellation passes)."""
-        payload = orjson.dumps(request_body(planned, model, endpoint, extra))
-        all_headers = {"Content-Type": "application/json", **(headers or {})}
+        body = orjson.dumps(request_body(planned, model, endpoint, extra))
+        request = self.request("POST", PATHS[endpoint], body, headers)
         record.sent_at_ns = time.monotonic_ns()
         try:
-            url = self.url + PATHS[endpoint]
-            async with self.session().post(url, data=payload, headers=all_headers) as response:
+            async with self.open(request) as response:
                 if response.status != 200:
-                    detail = (await response.text())[:MAX_ERROR_DETAIL]
+                    detail = (await response.read()).decode(errors="replace")[:MAX_ERROR_DETAIL]
                     _fail(record, f"http_{response.status}", detail)
                     return
                 await _read_stream(response, record)
         except TimeoutError as error:
             _fail(record, "timeout", str(error))
-        except aiohttp.ClientConnectorError as error:
+        except CannotConnect as error:
             _fail(record, "connect", str(error))
-        except (aiohttp.ClientError, ConnectionError) as error:
-            _fail(record, "disconnected", f"{type(error).__name__}: {error}")
+        except ConnectionBroken as error:
+            _fail(record, "disconnected", str(error))
 
 
 def request_body(planned: PlannedRequest, model: str, endpoint: Endpoint, extra: dict[str, Any]) -> dict[str, Any]:
@@ -64,16 +63,16 @@ def request_body(planned: PlannedRequest, model: str, endpoint: Endpoint, extra:
     return body | extra
 
 
-async def _read_stream(response: aiohttp.ClientResponse, record: ClientRecord) -> None:
+async def _read_stream(response: Response, record: ClientRecord) -> None:
     parser = SSEParser()
     done = False
-    async for piece in response.content.iter_any():
+    async for piece in response.pieces():
         now_ns = time.monotonic_ns()
         for event in parser.feed(piece):
-            if event == b"[DONE]":
+            if event.data == b"[DONE]":
                 done = True
             else:
-                _take_event(event, record, now_ns)
+                _take_event(event.data, record, now_ns)
     if record.error is not None:
         return
     if not done and record.finish_reason is None:

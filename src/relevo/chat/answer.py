@@ -12,9 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import orjson
 
+from relevo.client.http import CannotConnect, ConnectionBroken, Response
 from relevo.client.server import OpenAIServer
 from relevo.client.sse import SSEParser
 from relevo.core.errors import RelevoError
@@ -80,39 +80,34 @@ async def answer(
     now_ns: Callable[[], int] = time.monotonic_ns,
 ) -> AsyncGenerator[Piece, None]:
     """The pieces in order. Raises AnswerFailed in one sentence."""
-    headers = {"Content-Type": "application/json", EXPLAIN_HEADER: "1", SESSION_HEADER: session_id}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s)
+    headers = {EXPLAIN_HEADER: "1", SESSION_HEADER: session_id}
+    request = server.request("POST", "/v1/chat/completions", orjson.dumps(body), headers)
     facts.sent_at_ns = now_ns()
-    url = f"{server.url}/v1/chat/completions"
     try:
-        async with server.session().post(
-            url, data=orjson.dumps(body), headers=headers, timeout=timeout, allow_redirects=False
-        ) as response:
+        async with server.open(request, silence_s=silence_s) as response:
             facts.route = response.headers.get(ROUTE_HEADER, "")
             if response.status != 200:
-                raise AnswerFailed(_refusal(response.status, await response.content.read(2**20)))
+                raise AnswerFailed(_refusal(response.status, await response.read()))
             async with aclosing(_pieces(response, facts, now_ns)) as pieces:
                 async for piece in pieces:
                     yield piece
     except TimeoutError as error:
         raise AnswerFailed(f"{server.url} has sent nothing for {silence_s:.0f} s; ask again") from error
-    except aiohttp.ClientConnectorError as error:
+    except CannotConnect as error:
         raise AnswerFailed(f"no server answers at {server.url} any more; start it again, then ask again") from error
-    except (aiohttp.ClientError, ConnectionError) as error:
+    except ConnectionBroken as error:
         raise AnswerFailed("the connection broke off before the answer was complete; ask again") from error
 
 
-async def _pieces(
-    response: aiohttp.ClientResponse, facts: AnswerFacts, now_ns: Callable[[], int]
-) -> AsyncGenerator[Piece, None]:
+async def _pieces(response: Response, facts: AnswerFacts, now_ns: Callable[[], int]) -> AsyncGenerator[Piece, None]:
     parser = SSEParser()
     is_done = False
-    async for received in response.content.iter_any():
+    async for received in response.pieces():
         for event in parser.feed(received):
-            if event == b"[DONE]":
+            if event.data == b"[DONE]":
                 is_done = True
                 continue
-            chunk = _chunk(event)
+            chunk = _chunk(event.data)
             pieces = _read(chunk, facts)
             if pieces:
                 facts.last_at_ns = now_ns()

@@ -22,13 +22,13 @@ LONGEST_GAP_S = 5.0  # between two pieces of it; arbitrary: a user takes longer 
 
 
 @asynccontextmanager
-async def stream_beside(t: CheckContext) -> AsyncIterator[None]:
+async def stream_beside(ctx: CheckContext) -> AsyncIterator[None]:
     """The body runs while a stream does. Raises Mismatch afterwards if the stream was not as it is when alone."""
-    server = t.other or t.server
-    path, body = t.prompt_body(SECOND_OPENING, max_tokens=_NUM_TOKENS, **t.endless)
-    body |= t.logprob_fields(path)
-    exchange = t.stream_exchange(path, body, server)
-    reference = await _whole(server, t, path, body)
+    server = ctx.other or ctx.server
+    path, body = ctx.prompt_body(SECOND_OPENING, max_tokens=_NUM_TOKENS, **ctx.endless)
+    body |= ctx.logprob_fields(path)
+    exchange = ctx.stream_exchange(path, body, server)
+    reference = await _whole(server, ctx, path, body)
     heard = asyncio.Event()
     stream = asyncio.create_task(server.stream(exchange, heard))
     waiting = asyncio.create_task(heard.wait())
@@ -40,22 +40,22 @@ async def stream_beside(t: CheckContext) -> AsyncIterator[None]:
         stream.cancel()
         waiting.cancel()
     assert answer is not None, "a stream without a limit is read to its end"
-    t.last = exchange
-    judge(t, answer, reference)
+    ctx.last = exchange
+    judge(ctx, answer, reference)
 
 
-async def _whole(server: Server, t: CheckContext, path: str, body: dict[str, object]) -> Answer:
-    return (await server.send(t.exchange(path, body, server))).ok()
+async def _whole(server: Server, ctx: CheckContext, path: str, body: dict[str, object]) -> Answer:
+    return (await server.send(ctx.exchange(path, body, server))).ok()
 
 
-def judge(t: CheckContext, answer: StreamAnswer, reference: Answer) -> None:
+def judge(ctx: CheckContext, answer: StreamAnswer, reference: Answer) -> None:
     """Raises Mismatch unless the stream came whole, without a long gap, with the reference's text."""
     if answer.status != 200 or answer.was_cut:
         raise answer.fail(
             "the stream beside it was cut" if answer.was_cut else f"HTTP {answer.status} for the stream beside it",
             "a stream that another client's request does not end",
         )
-    t.same_text(answer, reference, "the stream beside it and the same request alone")
+    ctx.same_text(answer, reference, "the stream beside it and the same request alone")
     times = answer.piece_at_s
     gap_s = max((after - before for before, after in pairwise(times)), default=0.0)
     if gap_s > LONGEST_GAP_S:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-import aiohttp
 import orjson
 
 from relevo.check.disturber import Disturber
@@ -196,6 +195,3 @@ class CheckContext:
         if self.facts.has(Need.RUNNING_METRIC) and await self.settled_at(True, 0.0) is not None:
             raise Skip("other requests are running on the server")
         return (await self.kv_usage() if self.facts.has(Need.KV_METRIC) else None), reference
-
-
-CLIENT_ERRORS = (aiohttp.ClientError, TimeoutError, ConnectionError)

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self, TypeVar
 
-from relevo.check.sse import SseBody, parse_sse
 from relevo.check.words import Mismatch, Skip
+from relevo.client.http import Request
+from relevo.client.sse import SSEBody, read_body
 
 T = TypeVar("T")
 MAX_ARGUMENT_CHARS = 4_000  # longer bodies come from a program; arbitrary
@@ -27,36 +28,34 @@ OTHER_KEY_PLACEHOLDER = "$OTHER_API_KEY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    method: str
-    url: str
-    headers: Mapping[str, str]
-    body: bytes
+    request: Request
     has_own_key: bool = False  # the check's, which may be shown; else the operator's, which may not
     key_placeholder: str = KEY_PLACEHOLDER  # stands for the operator's
 
     @property
     def sent(self) -> str:
         """One line and the body, shortened."""
-        path = "/" + self.url.partition("://")[2].partition("/")[2]
-        return f"{self.method} {path} {shortened(self.body.decode(errors='backslashreplace'))}".rstrip()
+        path = "/" + self.request.url.partition("://")[2].partition("/")[2]
+        return f"{self.request.method} {path} {shortened(self.request.body.decode(errors='backslashreplace'))}".rstrip()
 
     @property
     def curl(self) -> str:
         """A command that repeats the request; bodies that a shell cannot take come from a pipe."""
-        words = ["curl", "-sS", "-i", "-N", "-X", self.method, shlex.quote(self.url)]
-        for name, value in self.headers.items():
+        method, url, body = self.request.method, self.request.url, self.request.body
+        words = ["curl", "-sS", "-i", "-N", "-X", method, shlex.quote(url)]
+        for name, value in self.request.headers.items():
             if name.lower() == "authorization" and not self.has_own_key:
                 words += ["-H", f'"Authorization: Bearer {self.key_placeholder}"']
             else:
                 words += ["-H", shlex.quote(f"{name}: {value}")]
-        if not self.body:
+        if not body:
             return " ".join(words)
         try:
-            text = self.body.decode()
+            text = body.decode()
         except UnicodeDecodeError:
             text = ""
         if not text or "\0" in text or len(text) > MAX_ARGUMENT_CHARS:
-            return f"python3 -c {shlex.quote(_writer(self.body))} | " + " ".join([*words, "--data-binary", "@-"])
+            return f"python3 -c {shlex.quote(_writer(body))} | " + " ".join([*words, "--data-binary", "@-"])
         return " ".join([*words, "--data-binary", shlex.quote(text)])
 
 
@@ -166,7 +165,7 @@ class Answer:
 
     @property
     def is_chat(self) -> bool:
-        return self.exchange.url.endswith("/chat/completions")
+        return self.exchange.request.url.endswith("/chat/completions")
 
     @property
     def num_choices(self) -> int:
@@ -252,26 +251,26 @@ class StreamAnswer(Answer):
     was_cut: bool = False  # the connection broke before the body's end
 
     @cached_property
-    def sse(self) -> SseBody:
-        return parse_sse(self.raw)
+    def sse(self) -> SSEBody:
+        return read_body(self.raw)
 
     @cached_property
     def chunks(self) -> list[dict[str, Any]]:
         """The JSON of every event but `[DONE]`."""
         found: list[dict[str, Any]] = []
         for event in self.sse.events:
-            if event.data.strip() == "[DONE]":
+            if event.text.strip() == "[DONE]":
                 continue
             try:
-                chunk = parse_json(event.data)
+                chunk = parse_json(event.text)
             except ValueError:
-                raise self.fail(f"an event is not JSON: {shortened(event.data, 100)!r}", "JSON events") from None
+                raise self.fail(f"an event is not JSON: {shortened(event.text, 100)!r}", "JSON events") from None
             found.append(self.typed(chunk, dict, "an event"))
         return found
 
     @property
     def num_done(self) -> int:
-        return sum(event.data.strip() == "[DONE]" for event in self.sse.events)
+        return sum(event.text.strip() == "[DONE]" for event in self.sse.events)
 
     @cached_property
     def error_events(self) -> list[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import orjson
 
 from relevo.check.exchange import Answer
@@ -17,7 +16,8 @@ from relevo.check.gauges import KV_USAGE, RUNNING, reading
 from relevo.check.server import Server
 from relevo.check.texts import OPENING, QUESTION
 from relevo.check.words import Need
-from relevo.core.errors import ModelNotFound, StartError, Unauthorized
+from relevo.client.http import CLIENT_ERRORS
+from relevo.core.errors import StartError
 
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -33,33 +33,6 @@ class Facts:
         return need not in self.lacking
 
 
-async def pick_model(server: Server, wanted: str | None) -> tuple[str, dict[str, Any]]:
-    """The model to ask for and its card. Raises StartError, Unauthorized, ModelNotFound, each one sentence."""
-    try:
-        answer = await server.send(server.exchange("GET", "/v1/models"))
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        reason = str(error) or type(error).__name__
-        raise StartError(f"cannot reach {server.url}: {reason}; is the server running there?") from error
-    if answer.status in (401, 403):
-        raise Unauthorized(
-            f"{server.url} refused the API key (HTTP {answer.status}); pass the right one with --api-key"
-        )
-    cards = _cards(answer)
-    if wanted is not None and cards and wanted not in cards:
-        raise ModelNotFound(f"{server.url} does not serve {wanted!r}; it serves {', '.join(cards)}")
-    if wanted is None and not cards:
-        raise StartError(f"{server.url}/v1/models names no model (HTTP {answer.status}); name one with --model")
-    name = wanted or next(iter(cards))
-    return name, cards.get(name, {})
-
-
-def _cards(answer: Answer) -> dict[str, dict[str, Any]]:
-    try:
-        return {str(card["id"]): card for card in orjson.loads(answer.raw)["data"]}
-    except (ValueError, KeyError, TypeError):
-        return {}
-
-
 def _context_length(card: dict[str, Any]) -> int | None:
     meta = card.get("meta")
     meta = meta if isinstance(meta, dict) else {}
@@ -72,8 +45,8 @@ def _context_length(card: dict[str, Any]) -> int | None:
 async def find_facts(
     server: Server, wanted_model: str | None, *, has_oracle: bool, has_processes: bool, other: Server | None = None
 ) -> Facts:
-    """Ask. Raises what `pick_model` raises, and StartError if neither generating endpoint is there."""
-    model, card = await pick_model(server, wanted_model)
+    """Ask. Raises what `OpenAIServer.pick_card` raises, and StartError if neither generating endpoint is there."""
+    model, card = await server.pick_card(wanted_model)
     facts = Facts(model, _context_length(card))
     if facts.max_model_len is None:
         facts.lacking[Need.CONTEXT_LENGTH] = "/v1/models tells no context length"
@@ -82,7 +55,7 @@ async def find_facts(
     if other is None:
         facts.lacking[Need.OTHER_KEY] = "no --other-api-key was given"
     else:
-        await pick_model(other, model)
+        await other.pick_card(model)
     if not has_oracle:
         facts.lacking[Need.ORACLE] = "no --oracle was given"
     if not has_processes:
@@ -91,7 +64,7 @@ async def find_facts(
     try:
         await _ask_about_generation(server, facts)
         await _ask_about_surroundings(server, facts)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except CLIENT_ERRORS as error:
         raise StartError(f"{server.url} stopped answering: {str(error) or type(error).__name__}") from error
     return facts
 
@@ -155,14 +128,7 @@ async def _ask_about_surroundings(server: Server, facts: Facts) -> None:
 async def tokenize(server: Server, model: str, text: str, *, special: bool = True) -> list[int] | None:
     """Token ids of `text`, which is not empty, in the dialects of vLLM (`prompt`) and llama.cpp (`content`)."""
     flags = {"add_special_tokens": special, "add_special": special}
-    body = {"model": model, "prompt": text, "content": text, **flags}
-    answer = await server.send(server.exchange("POST", "/tokenize", orjson.dumps(body)))
-    try:
-        tokens = orjson.loads(answer.raw)["tokens"] if answer.status == 200 else None
-    except (ValueError, KeyError, TypeError):
-        return None
-    is_list = isinstance(tokens, list) and all(isinstance(token, int) for token in tokens)
-    return tokens if is_list and tokens else None
+    return await server.tokenize({"model": model, "prompt": text, "content": text, **flags}) or None
 
 
 async def _version(server: Server) -> str:
@@ -170,5 +136,5 @@ async def _version(server: Server) -> str:
     try:
         answer = await server.send(server.exchange("GET", "/version"))
         return str(orjson.loads(answer.raw)["version"]) if answer.status == 200 else ""
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+    except (*CLIENT_ERRORS, ValueError, KeyError, TypeError):
         return ""

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from relevo.check.context import CLIENT_ERRORS, CheckContext
+from relevo.check.context import CheckContext
 from relevo.check.disturber import Disturber
 from relevo.check.exchange import OTHER_KEY_PLACEHOLDER, Exchange, shortened
-from relevo.check.facts import Facts, find_facts, pick_model
+from relevo.check.facts import Facts, find_facts
 from relevo.check.server import Server
 from relevo.check.words import Check, Level, Mismatch, Need, Result, Skip, Status
+from relevo.client.http import CLIENT_ERRORS
 from relevo.core.errors import SettingsError
 
 SHOWN_ANSWER_CHARS = 2_000
@@ -71,11 +72,11 @@ class CheckRun:
             )
             oracle_model = ""
             if options.oracle is not None:
-                oracle_model, _ = await pick_model(oracle, options.oracle_model)
+                oracle_model = await oracle.pick_model(options.oracle_model)
             if options.disturber is not None and any(Need.PROCESSES in one.needs for one in self.checks):
                 await _need_targets(options.disturber)
             for one in self.checks:
-                trial = CheckContext(
+                context = CheckContext(
                     server,
                     facts,
                     Random(f"{options.seed} {one.id}"),
@@ -86,7 +87,7 @@ class CheckRun:
                     other=other,
                     pause_s=options.pause_s,
                 )
-                yield await run_one(one, trial, options.check_timeout_s)
+                yield await run_one(one, context, options.check_timeout_s)
 
 
 async def _need_targets(disturber: Disturber) -> None:
@@ -98,31 +99,31 @@ async def _need_targets(disturber: Disturber) -> None:
         )
 
 
-async def run_one(one: Check, trial: CheckContext, check_timeout_s: float) -> Result:
-    lacking = [need for need in one.needs if not trial.facts.has(need)]
+async def run_one(one: Check, context: CheckContext, check_timeout_s: float) -> Result:
+    lacking = [need for need in one.needs if not context.facts.has(need)]
     if lacking:
-        reason = "; ".join(f"needs {need}: {trial.facts.lacking[need]}" for need in lacking)
+        reason = "; ".join(f"needs {need}: {context.facts.lacking[need]}" for need in lacking)
         return Result(check=one, status=Status.SKIPPED, duration_s=0.0, reason=reason)
     started_s = time.monotonic()
     try:
         async with asyncio.timeout(check_timeout_s) as limit:
-            await one.run(trial)
+            await one.run(context)
     except Skip as skip:
         return Result(
             check=one, status=Status.SKIPPED, duration_s=time.monotonic() - started_s, reason=str(skip),
-            notes=tuple(trial.notes),
+            notes=tuple(context.notes),
         )  # fmt: skip
     except Mismatch as mismatch:
         told = mismatch
     except CLIENT_ERRORS as error:
         if limit.expired():
-            told = Mismatch(f"the check was not over within {check_timeout_s:g} s", exchange=trial.last)
+            told = Mismatch(f"the check was not over within {check_timeout_s:g} s", exchange=context.last)
         else:
-            told = Mismatch(_no_answer(error, trial.server.timeout_s), expected="an answer", exchange=trial.last)
+            told = Mismatch(_no_answer(error, context.server.timeout_s), expected="an answer", exchange=context.last)
     else:
         duration_s = time.monotonic() - started_s
-        return Result(check=one, status=Status.PASSED, duration_s=duration_s, notes=tuple(trial.notes))
-    return _failed(one, trial, told, time.monotonic() - started_s)
+        return Result(check=one, status=Status.PASSED, duration_s=duration_s, notes=tuple(context.notes))
+    return _failed(one, context, told, time.monotonic() - started_s)
 
 
 def _no_answer(error: BaseException, waited_s: float) -> str:
@@ -131,14 +132,14 @@ def _no_answer(error: BaseException, waited_s: float) -> str:
     return f"the connection broke: {str(error) or type(error).__name__}"
 
 
-def _failed(one: Check, trial: CheckContext, told: Mismatch, duration_s: float) -> Result:
+def _failed(one: Check, context: CheckContext, told: Mismatch, duration_s: float) -> Result:
     exchange: Exchange | None = told.exchange
     status = Status.FAILED if one.level is Level.MUST else Status.ADVICE
     return Result(
         check=one,
         status=status,
         duration_s=duration_s,
-        notes=tuple(trial.notes),
+        notes=tuple(context.notes),
         expected=told.expected or one.expects,
         sent=exchange.sent if exchange else "",
         got=told.got,

@@ -1,4 +1,4 @@
-"""The HTTP side: sends one request, reads the whole answer, and can go away in the middle.
+"""The server under check: sends one request, reads the whole answer, and can go away in the middle.
 
 Knows nothing about checks. Bodies may be any bytes, since some checks send what no client library would.
 """
@@ -8,18 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Self
 from urllib.parse import urlsplit
-
-import aiohttp
 
 from relevo.check.exchange import KEY_PLACEHOLDER, Answer, Exchange, StreamAnswer
 from relevo.check.words import Skip
+from relevo.client.http import ConnectionBroken
+from relevo.client.server import OpenAIServer
 from relevo.core.errors import SettingsError
-from relevo.core.urls import normalise_url, with_plain_zone
 
-JSON_HEADERS = {"Content-Type": "application/json"}
 SEGMENT_PAUSE_S = 0.05  # arbitrary; long enough that two pieces are read apart
 
 
@@ -30,61 +26,34 @@ def _without_password(url: str) -> str:
     return url
 
 
-@dataclass(slots=True)
-class Server:
-    """As an async context manager. `timeout_s` bounds every request as a whole."""
+class Server(OpenAIServer):
+    """As an async context manager. `timeout_s` bounds every request as a whole; none meets another's connection."""
 
-    url: str
-    api_key: str | None = None
-    timeout_s: float = 120.0
-    key_placeholder: str = KEY_PLACEHOLDER
-    _session: aiohttp.ClientSession | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        self.url = with_plain_zone(normalise_url(_without_password(self.url)))
-
-    async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a request never meets another's connection
-        timeout = aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=10.0)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True)
-        return self
-
-    async def __aexit__(self, *unused: object) -> None:
-        await self.session.close()
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        assert self._session is not None, "use Server as an async context manager"
-        return self._session
+    def __init__(
+        self, url: str, api_key: str | None = None, timeout_s: float = 120.0, key_placeholder: str = KEY_PLACEHOLDER
+    ) -> None:
+        url = _without_password(url)
+        super().__init__(url, api_key=api_key, request_timeout_s=timeout_s, reuse_connections=False)
+        self.timeout_s = timeout_s
+        self._key_placeholder = key_placeholder
 
     def exchange(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Exchange:
-        """What a request will be: JSON unless `headers` say otherwise, with the key if there is one.
-
-        A header that is given empty is not sent, not even by default.
-        """
-        chosen = dict(JSON_HEADERS if body else {}) | dict(headers or {})
-        has_own_key = "Authorization" in chosen
-        if self.api_key is not None and not has_own_key:
-            chosen["Authorization"] = f"Bearer {self.api_key}"
-        shown = {name: value for name, value in chosen.items() if value}
+        """What a request will be, and how a report shows it."""
         return Exchange(
-            method=method,
-            url=self.url + path,
-            headers=shown,
-            body=body,
-            has_own_key=has_own_key,
-            key_placeholder=self.key_placeholder,
+            request=self.request(method, path, body, headers),
+            has_own_key="Authorization" in (headers or {}),
+            key_placeholder=self._key_placeholder,
         )
 
     async def send(self, exchange: Exchange) -> Answer:
-        """The answer, whatever its status. Raises aiohttp.ClientError, TimeoutError."""
+        """The answer, whatever its status. Raises `client.http.CLIENT_ERRORS`."""
         started_s = time.monotonic()
-        async with self._open(exchange) as response:
+        async with self.open(exchange.request) as response:
             raw = await response.read()
             return Answer(
                 exchange=exchange,
                 status=response.status,
-                headers={name.lower(): value for name, value in response.headers.items()},
+                headers=response.headers,
                 raw=raw,
                 duration_s=time.monotonic() - started_s,
             )
@@ -102,9 +71,9 @@ class Server:
         at_s: list[float] = []
         was_cut = False
         num_events = 0  # about; only where it is enough to know that something came
-        async with self._open(exchange) as response:
+        async with self.open(exchange.request) as response:
             try:
-                async for piece in response.content.iter_any():
+                async for piece in response.pieces():
                     pieces.append(piece)
                     ends.append(len(piece) + (ends[-1] if ends else 0))
                     at_s.append(time.monotonic() - started_s)
@@ -112,14 +81,13 @@ class Server:
                     if heard is not None and num_events > 1:
                         heard.set()
                     if max_events is not None and num_events >= max_events:
-                        response.close()
                         return None
-            except (aiohttp.ClientPayloadError, ConnectionError):
+            except ConnectionBroken:
                 was_cut = True
             return StreamAnswer(
                 exchange=exchange,
                 status=response.status,
-                headers={name.lower(): value for name, value in response.headers.items()},
+                headers=response.headers,
                 raw=b"".join(pieces),
                 duration_s=time.monotonic() - started_s,
                 piece_ends=tuple(ends),
@@ -129,13 +97,7 @@ class Server:
 
     async def abandon_after_events(self, exchange: Exchange, num_events: int) -> None:
         """Read a stream up to an event, then close the connection."""
-        seen = b""
-        async with self._open(exchange) as response:
-            async for piece in response.content.iter_any():
-                seen += piece
-                if seen.count(b"data:") >= num_events:
-                    break
-            response.close()
+        await self.stream(exchange, max_events=num_events)
 
     async def abandon_after_s(self, exchange: Exchange, delay_s: float) -> bool:
         """Close the connection after a time; False if the whole answer had come before."""
@@ -144,7 +106,7 @@ class Server:
                 await self.send(exchange)
         except TimeoutError:
             return True
-        except (aiohttp.ClientError, ConnectionError):
+        except ConnectionBroken:
             return False
         return False
 
@@ -178,8 +140,3 @@ class Server:
         if parts.scheme != "http" or parts.hostname is None:
             raise Skip("raw bytes are sent over http only")
         return await asyncio.wait_for(asyncio.open_connection(parts.hostname, parts.port or 80), 10.0)
-
-    def _open(self, exchange: Exchange) -> aiohttp.client._RequestContextManager:
-        return self.session.request(
-            exchange.method, exchange.url, data=exchange.body or None, headers=exchange.headers, allow_redirects=False
-        )

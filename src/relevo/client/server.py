@@ -1,21 +1,20 @@
 """An OpenAI-compatible server as its clients see it: where it is, what it serves, whether it is ready.
 
-Knows the protocol, not what is asked of it. Retries nothing: a retry would hide what the server did. Source: the
-OpenAI API reference (models); /tokenize as vLLM defines it.
+Knows the protocol, not what is asked of it. Source: the OpenAI API reference (models); /tokenize as vLLM defines it.
 """
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
-import aiohttp
 import orjson
 
+from relevo.client.http import CLIENT_ERRORS, HttpClient, Request
 from relevo.core.errors import ModelNotFound, StartError, Unauthorized
 from relevo.core.urls import normalise_url, with_plain_zone
 
-READY_PATHS = ("/ready", "/health", "/v1/models")  # ours; llama.cpp and vLLM; anybody
+READY_PATHS = ("/ready", "/health", "/v1/models")  # ours; llama.cpp and vLLM; any server
 PROBE_TIMEOUT_S = 30.0  # for the calls around the generation (models, tokenize, metrics); arbitrary
 
 
@@ -23,8 +22,8 @@ class Unreachable(StartError):
     """Nothing answers there."""
 
 
-class OpenAIServer:
-    """One server, as an async context manager. Connections are unlimited: how much is sent is for others to decide."""
+class OpenAIServer(HttpClient):
+    """One server."""
 
     def __init__(
         self,
@@ -35,64 +34,64 @@ class OpenAIServer:
         reuse_connections: bool = True,
     ) -> None:
         """Without `reuse_connections` every request connects anew: some servers close a connection that looks open."""
-        self._reuse_connections = reuse_connections
+        super().__init__(timeout_s=request_timeout_s, reuse_connections=reuse_connections)
         self.url = with_plain_zone(normalise_url(url))
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = aiohttp.ClientTimeout(total=request_timeout_s, sock_connect=10.0)
-        self._session: aiohttp.ClientSession | None = None
+        self.api_key = api_key
 
-    async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0, force_close=not self._reuse_connections)
-        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=self._timeout)
-        return self
+    def request(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Request:
+        """A body is JSON unless `headers` say otherwise, and the key goes with it if there is one. A header that is
+        given empty is not sent, not even by default."""
+        chosen = {"Content-Type": "application/json"} if body else {}
+        if self.api_key is not None:
+            chosen["Authorization"] = f"Bearer {self.api_key}"
+        chosen |= headers or {}
+        sent = {name: value for name, value in chosen.items() if value}
+        return Request(method=method, url=self.url + path, headers=sent, body=body)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.session().close()
+    async def models(self) -> tuple[int, dict[str, dict[str, Any]]]:
+        """The status of /v1/models, and the served models' cards by name."""
+        status, body = await self.get_json("/v1/models")
+        try:
+            return status, {str(card["id"]): card for card in body["data"]}
+        except (KeyError, TypeError):
+            return status, {}
 
     async def pick_model(self, wanted: str | None) -> str:
-        """The served model to ask for: `wanted` if it is served, the first one if None.
+        return (await self.pick_card(wanted))[0]
 
-        Raises StartError (unreachable, not an OpenAI-compatible server), Unauthorized or ModelNotFound, each with one
+    async def pick_card(self, wanted: str | None) -> tuple[str, dict[str, Any]]:
+        """The model to ask for and its card, which may be empty: `wanted` unless only others are served, the first
+        one if None.
+
+        Raises StartError (unreachable, no OpenAI-compatible server), Unauthorized or ModelNotFound, each with one
         sentence for the person at the terminal.
         """
-        status, body = await self.get_json("/v1/models")
+        status, cards = await self.models()
         if status in (401, 403):
             raise Unauthorized(f"{self.url} refused the API key (HTTP {status}); pass the right one with --api-key")
-        try:
-            served = [str(entry["id"]) for entry in body["data"]]
-        except (KeyError, TypeError):
-            served = []
-        if status != 200 or not served:
-            raise StartError(f"{self.url}/v1/models answered HTTP {status} and names no model; is it an OpenAI server?")
-        if wanted is not None and wanted not in served:
-            raise ModelNotFound(f"{self.url} does not serve {wanted!r}; it serves {', '.join(served)}")
-        return wanted or served[0]
+        if wanted is not None and cards and wanted not in cards:
+            raise ModelNotFound(f"{self.url} does not serve {wanted!r}; it serves {', '.join(cards)}")
+        if wanted is None and not cards:
+            raise StartError(
+                f"{self.url}/v1/models answered HTTP {status} and names no model; is it an OpenAI server? "
+                "If so, name one with --model"
+            )
+        name = wanted or next(iter(cards))
+        return name, cards.get(name, {})
 
-    async def tokenize(self, body: dict[str, Any]) -> list[int] | None:
+    async def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
         """Token ids of `{"model", "prompt"}` or `{"model", "messages"}`; None if the server has no /tokenize."""
-        try:
-            timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-            async with self.session().post(f"{self.url}/tokenize", json=body, timeout=timeout) as response:
-                if response.status != 200:
-                    return None
-                return [int(token) for token in orjson.loads(await response.read())["tokens"]]
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unreachable(error) from error
-        except (KeyError, TypeError, ValueError):
-            return None
+        status, told = await self._probe(self.request("POST", "/tokenize", orjson.dumps(body)))
+        tokens = told.get("tokens") if status == 200 and isinstance(told, dict) else None
+        is_list = isinstance(tokens, list) and all(isinstance(token, int) for token in tokens)
+        return tokens if is_list else None
 
     async def metrics_text(self) -> str:
         """The body of /metrics. Raises StartError if there is none."""
-        try:
-            timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-            async with self.session().get(f"{self.url}/metrics", timeout=timeout) as response:
-                if response.status != 200:
-                    raise StartError(f"{self.url}/metrics answered HTTP {response.status}; it has no metrics to read")
-                return await response.text()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._unreachable(error) from error
+        status, raw = await self._get("/metrics")
+        if status != 200:
+            raise StartError(f"{self.url}/metrics answered HTTP {status}; it has no metrics to read")
+        return raw.decode(errors="replace")
 
     async def is_ready(self) -> bool:
         """Whether a request sent now would be served; False while no server listens.
@@ -101,7 +100,7 @@ class OpenAIServer:
         """
         try:
             for path in READY_PATHS:
-                status, _ = await self.get_json(path)
+                status, _ = await self._get(path)
                 if status not in (404, 405):
                     return status == 200
         except StartError:
@@ -110,29 +109,27 @@ class OpenAIServer:
 
     async def owner(self) -> str:
         """`owned_by` of the first served model, which names the kind of server; empty if there is none."""
-        _, body = await self.get_json("/v1/models")
-        try:
-            return str(body["data"][0]["owned_by"])
-        except (KeyError, TypeError, IndexError):
-            return ""
+        _, cards = await self.models()
+        return str(next(iter(cards.values()), {}).get("owned_by", ""))
 
     async def get_json(self, path: str) -> tuple[int, Any]:
+        """Status and body, None if that is not JSON. Raises Unreachable."""
+        return await self._probe(self.request("GET", path))
+
+    async def _probe(self, request: Request) -> tuple[int, Any]:
+        status, raw = await self._whole(request)
         try:
-            timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-            async with self.session().get(self.url + path, timeout=timeout) as response:
-                raw = await response.read()
-                try:
-                    return response.status, orjson.loads(raw)
-                except orjson.JSONDecodeError:
-                    return response.status, None
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise self._unreachable(error) from error
+            return status, orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            return status, None
 
-    def _unreachable(self, error: Exception) -> Unreachable:
-        reason = str(error) or type(error).__name__
-        return Unreachable(f"cannot reach {self.url}: {reason}; is the server running there?")
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        return await self._whole(self.request("GET", path))
 
-    def session(self) -> aiohttp.ClientSession:
-        """The open session, for requests of other shapes."""
-        assert self._session is not None, "use it as an async context manager"
-        return self._session
+    async def _whole(self, request: Request) -> tuple[int, bytes]:
+        try:
+            async with self.open(request, timeout_s=PROBE_TIMEOUT_S) as response:
+                return response.status, await response.read()
+        except (*CLIENT_ERRORS, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise Unreachable(f"cannot reach {self.url}: {reason}; is the server running there?") from error

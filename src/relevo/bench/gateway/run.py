@@ -20,8 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import orjson
 from rich.table import Table
 
 from relevo.bench.client import OpenAIClient
@@ -234,8 +232,9 @@ async def _direct(address: str, options: GatewayCostOptions, seed: int) -> list[
 
 
 async def _worker_address(url: str) -> str:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/ready") as answer:
-        workers = orjson.loads(await answer.read())["workers"]
+    async with OpenAIClient(url) as client:
+        _, ready = await client.get_json("/ready")
+    workers = ready["workers"]
     if not workers[0].get("address"):
         raise StartError(f"{url}/ready does not tell its worker's address")
     return str(workers[0]["address"])

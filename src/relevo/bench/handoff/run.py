@@ -15,9 +15,9 @@ from rich.table import Table
 
 from relevo.bench.client import OpenAIClient
 from relevo.bench.load import run_open_loop
-from relevo.bench.prometheus_text import metric_deltas, metric_sums
 from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, Outcome, PlannedRequest
+from relevo.client.prometheus_text import metric_deltas, metric_sums
 from relevo.telemetry.latency import Summary, milliseconds, summarise
 
 

@@ -17,6 +17,7 @@ from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, PlannedRequest
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
 from relevo.bench.sessions.report import SessionsReport, VariantRun
+from relevo.client.prometheus_text import samples
 from relevo.core.errors import SettingsError, StartError
 from relevo.workload.sessions import Session, Turn, to_token_ids
 
@@ -124,9 +125,8 @@ class _Replay:
 async def _prefill_tokens(client: OpenAIClient) -> dict[str, float]:
     """Prompt tokens computed so far per worker; empty for a server that does not tell."""
     found: dict[str, float] = {}
-    for line in (await client.metrics_text()).splitlines():
-        if line.startswith(PREFILL_COUNTER + "{"):
-            labels, _, value = line.partition("} ")
-            worker = labels.partition('worker="')[2].partition('"')[0]
-            found[worker] = found.get(worker, 0.0) + float(value.split()[0])
+    for sample in samples(await client.metrics_text()):
+        if sample.name == PREFILL_COUNTER:
+            worker = sample.labels.get("worker", "")
+            found[worker] = found.get(worker, 0.0) + sample.value
     return found

@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-import orjson
-
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
 from relevo.bench.soak.memory_track import children_of
 from relevo.bench.soak.report import SoakResult, compare_with_ledger
 from relevo.bench.soak.traffic import REQUEST_TIMEOUT_S, SoakTraffic, TrafficOptions
+from relevo.client.prometheus_text import samples
+from relevo.client.server import OpenAIServer
 
 SAMPLE_INTERVAL_S = 2.0  # arbitrary
 IDLE_TIMEOUT_S = 60.0  # after the last request nothing may be in flight for longer
@@ -49,7 +48,7 @@ class _Disturbances:
 
     options: SoakOptions
     server: ServerProcess
-    session: aiohttp.ClientSession
+    client: OpenAIServer
     result: SoakResult
     rng: random.Random
     started_at_s: float
@@ -79,19 +78,15 @@ class _Disturbances:
         """What is still in use at the end; empty if nothing is."""
         deadline_s = time.monotonic() + IDLE_TIMEOUT_S
         while True:
-            left = _in_use((await self._text("/metrics")).splitlines())
+            left = _in_use(await self.client.metrics_text())
             if not left or time.monotonic() > deadline_s:
                 return left
             await asyncio.sleep(0.2)
 
     async def _workers(self) -> dict[str, int]:
         """Process ids by worker, of those that have one."""
-        ready = orjson.loads(await self._text("/ready"))
+        _, ready = await self.client.get_json("/ready")
         return {worker["worker_id"]: worker["pid"] for worker in ready.get("workers", ()) if worker["pid"]}
-
-    async def _text(self, path: str) -> str:
-        async with self.session.get(self.server.url + path) as answer:
-            return await answer.text()
 
 
 async def soak(options: SoakOptions, result: SoakResult, say: Callable[[str], None]) -> None:
@@ -104,14 +99,13 @@ async def soak(options: SoakOptions, result: SoakResult, say: Callable[[str], No
         options.folder / "server.log",
         environment={"RELEVO_DATABASE_URL": "", "RELEVO_EXPOSE_PROCESSES": "true"},
     )
-    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with server, aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    client = OpenAIServer(server.url, request_timeout_s=REQUEST_TIMEOUT_S, reuse_connections=False)
+    async with server, client:
         rng = random.Random(options.seed)
-        traffic = SoakTraffic(options.traffic, server.url, session, result, rng)
+        traffic = SoakTraffic(options.traffic, client, result, rng)
         await traffic.note_answers()
         now_s = time.monotonic()
-        disturb = _Disturbances(options, server, session, result, rng, now_s, now_s + options.duration_s)
+        disturb = _Disturbances(options, server, client, result, rng, now_s, now_s + options.duration_s)
         say(f"answers noted; {options.traffic.num_clients} clients for {options.duration_s:.0f} s")
         aside = [asyncio.create_task(disturb.kill_workers(say)), asyncio.create_task(disturb.watch_memory())]
         try:
@@ -135,11 +129,11 @@ def killable(worker_ids: Iterable[str]) -> list[str]:
     return [worker_id for worker_id in in_order if worker_id not in spared]
 
 
-def _in_use(metrics: list[str]) -> str:
+def _in_use(metrics: str) -> str:
     held = [
-        line
-        for line in metrics
-        if (line.startswith("relevo:blocks{") and ('"held"' in line or '"quarantined"' in line))
-        or line.startswith("relevo:requests_in_flight")
+        sample
+        for sample in samples(metrics)
+        if (sample.name == "relevo:blocks" and sample.labels.get("state") in ("held", "quarantined"))
+        or sample.name == "relevo:requests_in_flight"
     ]
-    return "; ".join(line for line in held if float(line.rsplit(" ", 1)[1]) != 0)
+    return "; ".join(f"{each.name}{{{each.labels_text}}} {each.value:g}" for each in held if each.value)

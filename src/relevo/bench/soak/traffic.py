@@ -9,10 +9,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import orjson
 
 from relevo.bench.soak.report import Asked, SoakResult
+from relevo.client.http import ConnectionBroken
+from relevo.client.server import OpenAIServer
+from relevo.client.sse import SSEParser
 from relevo.core.errors import StartError
 
 REQUEST_TIMEOUT_S = 120.0
@@ -38,8 +40,7 @@ class TrafficOptions:
 @dataclass(slots=True)
 class SoakTraffic:
     options: TrafficOptions
-    url: str
-    session: aiohttp.ClientSession
+    client: OpenAIServer
     result: SoakResult
     rng: random.Random
     _questions: list[tuple[str, dict[str, Any], list[str]]] = field(default_factory=list)
@@ -106,13 +107,14 @@ class SoakTraffic:
         except TimeoutError:
             if leave_after_s is None:
                 asked.wrong = f"no answer within {REQUEST_TIMEOUT_S:.0f} s"
-        except (aiohttp.ClientError, ConnectionError) as error:
-            asked.wrong = f"{type(error).__name__}: {error}"
+        except ConnectionBroken as error:
+            asked.wrong = str(error)
         return asked, texts
 
     async def _exchange(self, asked: Asked, body: dict[str, Any], texts: list[str]) -> None:
-        headers = {"x-request-id": asked.request_id}
-        async with self.session.post(self.url + asked.path, json=body, headers=headers) as answer:
+        request = self.client.request("POST", asked.path, orjson.dumps(body), {"x-request-id": asked.request_id})
+        parser = SSEParser()
+        async with self.client.open(request) as answer:
             asked.status, asked.has_begun = answer.status, True
             if answer.status != 200:
                 told = (await answer.read())[:200].decode(errors="replace")
@@ -123,11 +125,12 @@ class SoakTraffic:
                 self._take(asked, orjson.loads(await answer.read()), texts)
                 asked.is_complete = True
                 return
-            async for line in answer.content:
-                if line.startswith(b"data: [DONE]"):
-                    asked.is_complete = True
-                elif line.startswith(b"data: "):
-                    self._take(asked, orjson.loads(line[6:]), texts)
+            async for piece in answer.pieces():
+                for event in parser.feed(piece):
+                    if event.data == b"[DONE]":
+                        asked.is_complete = True
+                    else:
+                        self._take(asked, orjson.loads(event.data), texts)
 
     def _take(self, asked: Asked, part: dict[str, Any], texts: list[str]) -> None:
         if "error" in part:

@@ -7,10 +7,11 @@ import time
 
 import orjson
 
-from relevo.check.context import CLIENT_ERRORS, CheckContext
+from relevo.check.context import CheckContext
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import OPENING, QUESTION, fresh_words
 from relevo.check.words import Mismatch, Need, check
+from relevo.client.http import CLIENT_ERRORS
 
 _LONG_TOKENS = 400  # of an answer that is left in the middle
 _NUM_PREFILLS = 12
@@ -18,16 +19,16 @@ _PREFILL_WORDS = 400
 _NUM_RANDOM = 40
 
 
-async def _wait_until_none_runs(t: CheckContext, what: str) -> None:
-    left = await t.settled_at(True, 0.0)
+async def _wait_until_none_runs(ctx: CheckContext, what: str) -> None:
+    left = await ctx.settled_at(True, 0.0)
     if left is not None:
         raise Mismatch(
-            f"{left:g} requests are still running {t.settle_s:g} s after {what}", expected="none", exchange=t.last
+            f"{left:g} requests are still running {ctx.settle_s:g} s after {what}", expected="none", exchange=ctx.last
         )
 
 
-async def _need_idle(t: CheckContext) -> None:
-    await _wait_until_none_runs(t, "the check began")
+async def _need_idle(ctx: CheckContext) -> None:
+    await _wait_until_none_runs(ctx, "the check began")
 
 
 @check(
@@ -37,12 +38,12 @@ async def _need_idle(t: CheckContext) -> None:
     source=RECOVERY,
     needs=(Need.RUNNING_METRIC,),
 )
-async def stream(t: CheckContext) -> None:
-    await _need_idle(t)
-    path, body = t.prompt_body(QUESTION, max_tokens=_LONG_TOKENS, **t.endless)
-    t.last = t.stream_exchange(path, body)
-    await t.server.abandon_after_events(t.last, 3)
-    await _wait_until_none_runs(t, "the client left its stream")
+async def stream(ctx: CheckContext) -> None:
+    await _need_idle(ctx)
+    path, body = ctx.prompt_body(QUESTION, max_tokens=_LONG_TOKENS, **ctx.endless)
+    ctx.last = ctx.stream_exchange(path, body)
+    await ctx.server.abandon_after_events(ctx.last, 3)
+    await _wait_until_none_runs(ctx, "the client left its stream")
 
 
 @check(
@@ -52,14 +53,14 @@ async def stream(t: CheckContext) -> None:
     source=RECOVERY,
     needs=(Need.RUNNING_METRIC,),
 )
-async def whole(t: CheckContext) -> None:
-    await _need_idle(t)
-    path, body = t.prompt_body(QUESTION, max_tokens=_LONG_TOKENS, **t.endless)
-    t.last = t.server.exchange("POST", path, orjson.dumps(body))
-    if not await t.server.abandon_after_s(t.last, 0.2):
-        t.notes.append("answered before the client left, so that there was nothing to end")
+async def whole(ctx: CheckContext) -> None:
+    await _need_idle(ctx)
+    path, body = ctx.prompt_body(QUESTION, max_tokens=_LONG_TOKENS, **ctx.endless)
+    ctx.last = ctx.server.exchange("POST", path, orjson.dumps(body))
+    if not await ctx.server.abandon_after_s(ctx.last, 0.2):
+        ctx.notes.append("answered before the client left, so that there was nothing to end")
         return
-    await _wait_until_none_runs(t, "the client left")
+    await _wait_until_none_runs(ctx, "the client left")
 
 
 @check(
@@ -68,26 +69,26 @@ async def whole(t: CheckContext) -> None:
     why="Where the abort does not reach the prefill queue, ten cancelled prompts block the server for a minute.",
     source=RECOVERY,
 )
-async def many_prefills(t: CheckContext) -> None:
+async def many_prefills(ctx: CheckContext) -> None:
     started_s = time.monotonic()
-    (await t.ask(fresh_words(t.rng, _PREFILL_WORDS), max_tokens=1)).ok()
+    (await ctx.ask(fresh_words(ctx.rng, _PREFILL_WORDS), max_tokens=1)).ok()
     one_prefill_s = time.monotonic() - started_s
     bodies = [
-        t.prompt_body(fresh_words(t.rng, _PREFILL_WORDS), max_tokens=_LONG_TOKENS, **t.endless)
+        ctx.prompt_body(fresh_words(ctx.rng, _PREFILL_WORDS), max_tokens=_LONG_TOKENS, **ctx.endless)
         for _ in range(_NUM_PREFILLS)
     ]
     delay_s = min(0.3, max(0.05, one_prefill_s))  # long enough that the server has the requests
-    exchanges = [t.stream_exchange(path, body) for path, body in bodies]
-    await asyncio.gather(*(t.server.abandon_after_s(exchange, delay_s) for exchange in exchanges))
-    limit_s = 3 * one_prefill_s + t.settle_s
+    exchanges = [ctx.stream_exchange(path, body) for path, body in bodies]
+    await asyncio.gather(*(ctx.server.abandon_after_s(exchange, delay_s) for exchange in exchanges))
+    limit_s = 3 * one_prefill_s + ctx.settle_s
     try:
         async with asyncio.timeout(limit_s):
-            (await t.ask(OPENING, max_tokens=1)).ok()
+            (await ctx.ask(OPENING, max_tokens=1)).ok()
     except TimeoutError:
         raise Mismatch(
             f"no answer within {limit_s:.1f} s after {_NUM_PREFILLS} prompts were left",
-            expected=f"an answer within three prefills of {one_prefill_s:.1f} s and {t.settle_s:g} s",
-            exchange=t.last,
+            expected=f"an answer within three prefills of {one_prefill_s:.1f} s and {ctx.settle_s:g} s",
+            exchange=ctx.last,
         ) from None
 
 
@@ -98,13 +99,13 @@ async def many_prefills(t: CheckContext) -> None:
     source=RECOVERY,
     needs=(Need.RUNNING_METRIC, Need.KV_METRIC),
 )
-async def kv_returns(t: CheckContext) -> None:
-    baseline, reference = await t.quiet_baseline()
+async def kv_returns(ctx: CheckContext) -> None:
+    baseline, reference = await ctx.quiet_baseline()
     for _ in range(5):
-        path, body = t.prompt_body(fresh_words(t.rng, 60), max_tokens=_LONG_TOKENS, **t.endless)
-        t.last = t.stream_exchange(path, body)
-        await t.server.abandon_after_events(t.last, 2)
-    await t.closing_probe(baseline, reference)
+        path, body = ctx.prompt_body(fresh_words(ctx.rng, 60), max_tokens=_LONG_TOKENS, **ctx.endless)
+        ctx.last = ctx.stream_exchange(path, body)
+        await ctx.server.abandon_after_events(ctx.last, 2)
+    await ctx.closing_probe(baseline, reference)
 
 
 @check(
@@ -113,20 +114,20 @@ async def kv_returns(t: CheckContext) -> None:
     why="Leaks hide in the moments between queue, prefill, transfer and decode.",
     source=RECOVERY,
 )
-async def random_moments(t: CheckContext) -> None:
-    baseline, reference = await t.quiet_baseline()
+async def random_moments(ctx: CheckContext) -> None:
+    baseline, reference = await ctx.quiet_baseline()
 
     async def one() -> None:
-        text = fresh_words(t.rng, t.rng.choice((4, 40, 200)))
-        path, body = t.prompt_body(text, max_tokens=_LONG_TOKENS, **t.endless)
+        text = fresh_words(ctx.rng, ctx.rng.choice((4, 40, 200)))
+        path, body = ctx.prompt_body(text, max_tokens=_LONG_TOKENS, **ctx.endless)
         try:
-            await t.server.abandon_after_s(t.stream_exchange(path, body), t.rng.uniform(0.0, 0.5))
+            await ctx.server.abandon_after_s(ctx.stream_exchange(path, body), ctx.rng.uniform(0.0, 0.5))
         except CLIENT_ERRORS:
             return  # it was refused or had ended: as good as left
 
     for _ in range(_NUM_RANDOM // 8):
         await asyncio.gather(*(one() for _ in range(8)))
-    await t.closing_probe(baseline, reference)
+    await ctx.closing_probe(baseline, reference)
 
 
 @check(
@@ -135,16 +136,16 @@ async def random_moments(t: CheckContext) -> None:
     why="Freed blocks that somebody still writes to show as another request's words.",
     source=RECOVERY,
 )
-async def beside_others(t: CheckContext) -> None:
-    path, body = t.prompt_body(OPENING, max_tokens=24)
-    body |= t.logprob_fields(path)
-    reference = (await t.post(path, body)).ok()
+async def beside_others(ctx: CheckContext) -> None:
+    path, body = ctx.prompt_body(OPENING, max_tokens=24)
+    body |= ctx.logprob_fields(path)
+    reference = (await ctx.post(path, body)).ok()
 
     async def leave() -> None:
-        other_path, other = t.prompt_body(fresh_words(t.rng, 60), max_tokens=_LONG_TOKENS, **t.endless)
-        await t.server.abandon_after_s(t.stream_exchange(other_path, other), t.rng.uniform(0.0, 0.4))
+        other_path, other = ctx.prompt_body(fresh_words(ctx.rng, 60), max_tokens=_LONG_TOKENS, **ctx.endless)
+        await ctx.server.abandon_after_s(ctx.stream_exchange(other_path, other), ctx.rng.uniform(0.0, 0.4))
 
-    asking = asyncio.create_task(t.post(path, body))
+    asking = asyncio.create_task(ctx.post(path, body))
     await asyncio.gather(*(leave() for _ in range(6)))
     answer = await asking
-    t.same_text(answer.ok(), reference, "beside abandoned requests and alone")
+    ctx.same_text(answer.ok(), reference, "beside abandoned requests and alone")

@@ -17,8 +17,8 @@ _NEEDS = (Need.CHAT, Need.CHOICES)
     source=OPENAI_CHAT,
     needs=_NEEDS,
 )
-async def count(t: CheckContext) -> None:
-    answer = (await t.chat(n=3, temperature=1, seed=7)).ok()
+async def count(ctx: CheckContext) -> None:
+    answer = (await ctx.chat(n=3, temperature=1, seed=7)).ok()
     indices = sorted(answer.at(int, "choices", number, "index") for number in range(answer.num_choices))
     if indices != [0, 1, 2]:
         raise answer.fail(f"indices are {indices}", "[0, 1, 2]")
@@ -33,8 +33,8 @@ async def count(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS,
 )
-async def greedy_are_equal(t: CheckContext) -> None:
-    answer = await t.chat(n=3, max_tokens=10)
+async def greedy_are_equal(ctx: CheckContext) -> None:
+    answer = await ctx.chat(n=3, max_tokens=10)
     if answer.is_refusal:
         raise Skip(f"n = 3 at temperature 0 is refused with HTTP {answer.status}: {answer.error_message}")
     answer.ok()
@@ -50,8 +50,8 @@ async def greedy_are_equal(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS,
 )
-async def sampled_differ(t: CheckContext) -> None:
-    answer = (await t.chat(n=4, temperature=1.5, seed=11)).ok()
+async def sampled_differ(ctx: CheckContext) -> None:
+    answer = (await ctx.chat(n=4, temperature=1.5, seed=11)).ok()
     if len({answer.text(index) for index in range(answer.num_choices)}) == 1:
         raise answer.fail("four equal texts", "different texts")
 
@@ -63,8 +63,8 @@ async def sampled_differ(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS,
 )
-async def usage(t: CheckContext) -> None:
-    one, three = (await t.chat(max_tokens=6)).ok(), (await t.chat(max_tokens=6, n=3, temperature=0.7, seed=5)).ok()
+async def usage(ctx: CheckContext) -> None:
+    one, three = (await ctx.chat(max_tokens=6)).ok(), (await ctx.chat(max_tokens=6, n=3, temperature=0.7, seed=5)).ok()
     if three.usage("prompt_tokens") != one.usage("prompt_tokens"):
         raise three.fail(f"{three.usage('prompt_tokens')} prompt tokens", f"{one.usage('prompt_tokens')}, as for n = 1")
     all_cut = all(three.finish_reason(index) == "length" for index in range(3))
@@ -79,8 +79,8 @@ async def usage(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_NEEDS,
 )
-async def stream(t: CheckContext) -> None:
-    answer = (await t.stream_chat(n=2, temperature=1, seed=7)).ok()
+async def stream(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat(n=2, temperature=1, seed=7)).ok()
     for index in (0, 1):
         if not answer.text(index):
             raise answer.fail(f"no text for index {index}", "text for both")
@@ -96,8 +96,8 @@ async def stream(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT,),
 )
-async def out_of_range(t: CheckContext) -> None:
+async def out_of_range(ctx: CheckContext) -> None:
     for n in (0, 100_000):
-        answer = await t.chat(QUESTION, n=n, max_tokens=1)
+        answer = await ctx.chat(QUESTION, n=n, max_tokens=1)
         if not 400 <= answer.status < 500:
             raise answer.fail(f"HTTP {answer.status} for n = {n}", "a 4xx status")

@@ -18,8 +18,8 @@ _NEEDS_COMPLETIONS = (Need.COMPLETIONS,)
     source=OPENAI_COMPLETIONS,
     needs=_NEEDS_COMPLETIONS,
 )
-async def completion(t: CheckContext) -> None:
-    answer = await t.complete()
+async def completion(ctx: CheckContext) -> None:
+    answer = await ctx.complete()
     check_envelope(answer, "text_completion")
     if not answer.text():
         raise answer.fail("text is empty", "text")
@@ -33,12 +33,12 @@ async def completion(t: CheckContext) -> None:
     needs=_NEEDS_COMPLETIONS,
     level=Level.SHOULD,
 )
-async def completion_default_length(t: CheckContext) -> None:
+async def completion_default_length(ctx: CheckContext) -> None:
     # read as a stream and left early, so that a server without the default does not write for minutes
-    body = t.completion_body(max_tokens=..., stop=["\n\n\n\n\n"])
-    answer = await t.stream_at_most(COMPLETIONS, body, num_events=60)
+    body = ctx.completion_body(max_tokens=..., stop=["\n\n\n\n\n"])
+    answer = await ctx.stream_at_most(COMPLETIONS, body, num_events=60)
     if answer is None:
-        raise Mismatch("a stream of 60 events and more", expected="at most 16 tokens", exchange=t.last)
+        raise Mismatch("a stream of 60 events and more", expected="at most 16 tokens", exchange=ctx.last)
     if len(answer.ok().pieces_of_text()) > 18:
         raise answer.fail(f"{len(answer.pieces_of_text())} chunks of text", "at most 16 tokens")
 
@@ -50,16 +50,16 @@ async def completion_default_length(t: CheckContext) -> None:
     source=OPENAI_COMPLETIONS,
     needs=_NEEDS_COMPLETIONS,
 )
-async def completion_prompts(t: CheckContext) -> None:
-    fields = t.logprob_fields(COMPLETIONS)
-    alone = [(await t.complete(prompt, **fields)).ok() for prompt in (OPENING, SECOND_OPENING)]
-    both = (await t.complete([OPENING, SECOND_OPENING], **fields)).ok()
+async def completion_prompts(ctx: CheckContext) -> None:
+    fields = ctx.logprob_fields(COMPLETIONS)
+    alone = [(await ctx.complete(prompt, **fields)).ok() for prompt in (OPENING, SECOND_OPENING)]
+    both = (await ctx.complete([OPENING, SECOND_OPENING], **fields)).ok()
     if both.num_choices != 2:
         raise both.fail(f"{both.num_choices} choices", "two")
     for index, reference in enumerate(alone):
         if both.at(int, "choices", index, "index") != index:
             raise both.fail(f"choice {index} has another index", f"index {index}")
-        t.same_text(both, reference, f"prompt {index} in a list and alone", index, 0)
+        ctx.same_text(both, reference, f"prompt {index} in a list and alone", index, 0)
 
 
 @check(
@@ -69,15 +69,15 @@ async def completion_prompts(t: CheckContext) -> None:
     source=OPENAI_COMPLETIONS,
     needs=(Need.COMPLETIONS, Need.TOKENIZE),
 )
-async def completion_token_ids(t: CheckContext) -> None:
-    fields = t.logprob_fields(COMPLETIONS)
-    as_text = (await t.complete(**fields)).ok()
-    as_ids = (await t.complete(await t.tokenize(OPENING), **fields)).ok()
+async def completion_token_ids(ctx: CheckContext) -> None:
+    fields = ctx.logprob_fields(COMPLETIONS)
+    as_text = (await ctx.complete(**fields)).ok()
+    as_ids = (await ctx.complete(await ctx.tokenize(OPENING), **fields)).ok()
     if as_ids.usage("prompt_tokens") != as_text.usage("prompt_tokens"):
         raise as_ids.fail(
             f"{as_ids.usage('prompt_tokens')} prompt tokens", f"{as_text.usage('prompt_tokens')} as for the text"
         )
-    t.same_text(as_ids, as_text, "ids and text")
+    ctx.same_text(as_ids, as_text, "ids and text")
 
 
 @check(
@@ -87,8 +87,8 @@ async def completion_token_ids(t: CheckContext) -> None:
     source=OPENAI_COMPLETIONS,
     needs=(Need.COMPLETIONS, Need.ECHO),
 )
-async def completion_echo(t: CheckContext) -> None:
-    plain, echoed = (await t.complete()).ok(), (await t.complete(echo=True)).ok()
+async def completion_echo(ctx: CheckContext) -> None:
+    plain, echoed = (await ctx.complete()).ok(), (await ctx.complete(echo=True)).ok()
     if not echoed.text().startswith(OPENING):
         raise echoed.fail(f"text is {echoed.text()!r}", "text that begins with the prompt")
     if echoed.text() != OPENING + plain.text():

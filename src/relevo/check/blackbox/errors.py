@@ -25,8 +25,8 @@ def _check_refused(answer: Answer, *statuses: int) -> None:
         raise answer.fail(f"HTTP {answer.status}: {answer.error_message}", wanted)
 
 
-async def _refused_chat(t: CheckContext, **fields: Any) -> None:
-    _check_refused(await t.chat(QUESTION, **({"max_tokens": 1} | fields)))
+async def _refused_chat(ctx: CheckContext, **fields: Any) -> None:
+    _check_refused(await ctx.chat(QUESTION, **({"max_tokens": 1} | fields)))
 
 
 @check(
@@ -36,8 +36,8 @@ async def _refused_chat(t: CheckContext, **fields: Any) -> None:
     source=OPENAI_ERRORS,
     needs=_CHAT,
 )
-async def object_(t: CheckContext) -> None:
-    answer = await t.chat(temperature="hot")
+async def object_(ctx: CheckContext) -> None:
+    answer = await ctx.chat(temperature="hot")
     _check_refused(answer)
     if not answer.at(str, "error", "message") or not answer.at(str, "error", "type"):
         raise answer.fail("message or type is empty", "a message and a type")
@@ -51,8 +51,8 @@ async def object_(t: CheckContext) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def param_and_code(t: CheckContext) -> None:
-    answer = await t.chat(temperature="hot")
+async def param_and_code(ctx: CheckContext) -> None:
+    answer = await ctx.chat(temperature="hot")
     _check_refused(answer)
     answer.at(object, "error", "param")
     answer.at(object, "error", "code")
@@ -65,8 +65,8 @@ async def param_and_code(t: CheckContext) -> None:
     source=JSON,
     needs=_CHAT,
 )
-async def not_json(t: CheckContext) -> None:
-    _check_refused(await t.post(CHAT, b'{"model": "m", "messages": ['), 400, 422)
+async def not_json(ctx: CheckContext) -> None:
+    _check_refused(await ctx.post(CHAT, b'{"model": "m", "messages": ['), 400, 422)
 
 
 @check(
@@ -76,8 +76,8 @@ async def not_json(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def not_an_object(t: CheckContext) -> None:
-    _check_refused(await t.post(CHAT, b"[1, 2, 3]"), 400, 422)
+async def not_an_object(ctx: CheckContext) -> None:
+    _check_refused(await ctx.post(CHAT, b"[1, 2, 3]"), 400, 422)
 
 
 @check(
@@ -87,9 +87,9 @@ async def not_an_object(t: CheckContext) -> None:
     source=JSON,
     needs=_CHAT,
 )
-async def nan(t: CheckContext) -> None:
+async def nan(ctx: CheckContext) -> None:
     body = b'{"model":"%s","max_tokens":1,"temperature":NaN,"messages":[{"role":"user","content":"hi"}]}'
-    _check_refused(await t.post(CHAT, body % t.facts.model.encode()))
+    _check_refused(await ctx.post(CHAT, body % ctx.facts.model.encode()))
 
 
 @check(
@@ -99,9 +99,9 @@ async def nan(t: CheckContext) -> None:
     source=JSON,
     needs=_CHAT,
 )
-async def invalid_utf8(t: CheckContext) -> None:
+async def invalid_utf8(ctx: CheckContext) -> None:
     body = b'{"model":"%s","max_tokens":1,"messages":[{"role":"user","content":"\xff\xfe\x80"}]}'
-    _check_refused(await t.post(CHAT, body % t.facts.model.encode()))
+    _check_refused(await ctx.post(CHAT, body % ctx.facts.model.encode()))
 
 
 @check(
@@ -111,9 +111,9 @@ async def invalid_utf8(t: CheckContext) -> None:
     source=JSON,
     needs=_CHAT,
 )
-async def deep_nesting(t: CheckContext) -> None:
-    _check_refused(await t.post(CHAT, b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
-    (await t.chat(max_tokens=1)).ok()
+async def deep_nesting(ctx: CheckContext) -> None:
+    _check_refused(await ctx.post(CHAT, b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
+    (await ctx.chat(max_tokens=1)).ok()
 
 
 @check(
@@ -123,9 +123,9 @@ async def deep_nesting(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def no_messages(t: CheckContext) -> None:
-    await _refused_chat(t, messages=...)
-    await _refused_chat(t, messages=[])
+async def no_messages(ctx: CheckContext) -> None:
+    await _refused_chat(ctx, messages=...)
+    await _refused_chat(ctx, messages=[])
 
 
 @check(
@@ -135,10 +135,10 @@ async def no_messages(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def wrong_type(t: CheckContext) -> None:
-    await _refused_chat(t, temperature="hot")
-    await _refused_chat(t, messages="hello")
-    await _refused_chat(t, max_tokens="many")
+async def wrong_type(ctx: CheckContext) -> None:
+    await _refused_chat(ctx, temperature="hot")
+    await _refused_chat(ctx, messages="hello")
+    await _refused_chat(ctx, max_tokens="many")
 
 
 @check(
@@ -148,8 +148,8 @@ async def wrong_type(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def response_format(t: CheckContext) -> None:
-    await _refused_chat(t, response_format={"type": "no_such_format"})
+async def response_format(ctx: CheckContext) -> None:
+    await _refused_chat(ctx, response_format={"type": "no_such_format"})
 
 
 @check(
@@ -159,9 +159,9 @@ async def response_format(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def wrong_message(t: CheckContext) -> None:
-    await _refused_chat(t, messages=[{"role": "user", "content": 7}])
-    await _refused_chat(t, messages=[{"content": "hello"}])
+async def wrong_message(ctx: CheckContext) -> None:
+    await _refused_chat(ctx, messages=[{"role": "user", "content": 7}])
+    await _refused_chat(ctx, messages=[{"content": "hello"}])
 
 
 @check(
@@ -172,8 +172,8 @@ async def wrong_message(t: CheckContext) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def unknown_model(t: CheckContext) -> None:
-    _check_refused(await t.chat(model="no-such-model", max_tokens=1), 404)
+async def unknown_model(ctx: CheckContext) -> None:
+    _check_refused(await ctx.chat(model="no-such-model", max_tokens=1), 404)
 
 
 @check(
@@ -182,8 +182,8 @@ async def unknown_model(t: CheckContext) -> None:
     why="Clients look there whether a model exists.",
     source=OPENAI_ERRORS,
 )
-async def unknown_model_path(t: CheckContext) -> None:
-    _check_refused(await t.send("GET", "/v1/models/no-such-model"), 404)
+async def unknown_model_path(ctx: CheckContext) -> None:
+    _check_refused(await ctx.send("GET", "/v1/models/no-such-model"), 404)
 
 
 @check(
@@ -192,8 +192,8 @@ async def unknown_model_path(t: CheckContext) -> None:
     why="Clients find out by it what a server offers.",
     source=HTTP,
 )
-async def unknown_path(t: CheckContext) -> None:
-    _check_refused(await t.send("POST", "/v1/no-such-endpoint", b"{}"), 404)
+async def unknown_path(ctx: CheckContext) -> None:
+    _check_refused(await ctx.send("POST", "/v1/no-such-endpoint", b"{}"), 404)
 
 
 @check(
@@ -203,8 +203,8 @@ async def unknown_path(t: CheckContext) -> None:
     source=HTTP,
     needs=_CHAT,
 )
-async def wrong_method(t: CheckContext) -> None:
-    _check_refused(await t.send("GET", CHAT), 404, 405)
+async def wrong_method(ctx: CheckContext) -> None:
+    _check_refused(await ctx.send("GET", CHAT), 404, 405)
 
 
 @check(
@@ -215,9 +215,9 @@ async def wrong_method(t: CheckContext) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def content_type(t: CheckContext) -> None:
-    body = orjson.dumps(t.chat_body(max_tokens=1))
-    _check_refused(await t.send("POST", CHAT, body, Content_Type="text/plain"))
+async def content_type(ctx: CheckContext) -> None:
+    body = orjson.dumps(ctx.chat_body(max_tokens=1))
+    _check_refused(await ctx.send("POST", CHAT, body, Content_Type="text/plain"))
 
 
 @check(
@@ -227,7 +227,7 @@ async def content_type(t: CheckContext) -> None:
     source="public reports on kv_transfer_params and bootstrap fields; see the guide",
     needs=_CHAT,
 )
-async def internal_fields(t: CheckContext) -> None:
+async def internal_fields(ctx: CheckContext) -> None:
     fields = {
         "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [0, 1, 2], "remote_engine_id": "x"},
         "bootstrap_host": "127.0.0.1",
@@ -235,12 +235,12 @@ async def internal_fields(t: CheckContext) -> None:
         "bootstrap_room": 1,
         "routed_dp_rank": 99,
     }
-    told = t.logprob_fields(CHAT)
-    answer = await t.chat(**fields, **told)
+    told = ctx.logprob_fields(CHAT)
+    answer = await ctx.chat(**fields, **told)
     if answer.status != 200:
         _check_refused(answer)
     else:
-        t.same_text(answer, (await t.chat(**told)).ok(), "with and without internal fields")
+        ctx.same_text(answer, (await ctx.chat(**told)).ok(), "with and without internal fields")
 
 
 @check(
@@ -250,10 +250,10 @@ async def internal_fields(t: CheckContext) -> None:
     source=OPENAI_ERRORS,
     needs=(Need.CHAT, Need.API_KEY),
 )
-async def authentication(t: CheckContext) -> None:
-    body = orjson.dumps(t.chat_body(max_tokens=1))
+async def authentication(ctx: CheckContext) -> None:
+    body = orjson.dumps(ctx.chat_body(max_tokens=1))
     for value in ("Bearer wrong-key", ""):
-        answer = await t.send("POST", CHAT, body, Content_Type="application/json", Authorization=value)
+        answer = await ctx.send("POST", CHAT, body, Content_Type="application/json", Authorization=value)
         _check_refused(answer, 401)
         answer.at(str, "error", "message")
 
@@ -265,10 +265,10 @@ async def authentication(t: CheckContext) -> None:
     source="public reports on circuit breakers; see the guide",
     needs=_CHAT,
 )
-async def good_beside_bad(t: CheckContext) -> None:
+async def good_beside_bad(ctx: CheckContext) -> None:
     bad_bodies = (b"{", b"[]", b'{"messages": 3}', b'{"messages": [], "max_tokens": "x"}', b"\xff")
-    bad = [t.post(CHAT, bad_bodies[number % len(bad_bodies)]) for number in range(_NUM_BAD)]
-    good = [t.chat(max_tokens=4) for _ in range(_NUM_GOOD)]
+    bad = [ctx.post(CHAT, bad_bodies[number % len(bad_bodies)]) for number in range(_NUM_BAD)]
+    good = [ctx.chat(max_tokens=4) for _ in range(_NUM_GOOD)]
     answers = await asyncio.gather(*bad, *good)
     for answer in answers[:_NUM_BAD]:
         _check_refused(answer)

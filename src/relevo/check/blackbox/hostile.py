@@ -54,11 +54,11 @@ def _hostile(
             source=source,
             needs=needs,
         )
-        async def run(t: CheckContext) -> None:
-            path, body = request(t)
+        async def run(ctx: CheckContext) -> None:
+            path, body = request(ctx)
             raw = orjson.dumps(body)
-            async with stream_beside(t):
-                answers = await asyncio.gather(*(t.post(path, raw) for _ in range(num_at_once)))
+            async with stream_beside(ctx):
+                answers = await asyncio.gather(*(ctx.post(path, raw) for _ in range(num_at_once)))
             _need_answered_or_refused(answers)
 
         return run
@@ -72,8 +72,8 @@ def _hostile(
     why="Applied per token and in Python it takes every stream of the batch along.",
     source=OPENAI_CHAT,
 )
-def logit_bias(t: CheckContext) -> tuple[str, dict[str, Any]]:
-    return t.prompt_body(QUESTION, max_tokens=16, logit_bias={str(token): 1 for token in range(_NUM_BIASES)})
+def logit_bias(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
+    return ctx.prompt_body(QUESTION, max_tokens=16, logit_bias={str(token): 1 for token in range(_NUM_BIASES)})
 
 
 @_hostile(
@@ -82,8 +82,8 @@ def logit_bias(t: CheckContext) -> tuple[str, dict[str, Any]]:
     why="Looked through for each token, or sent to each worker, it stops the server.",
     source=VLLM,
 )
-def stop_token_ids(t: CheckContext) -> tuple[str, dict[str, Any]]:
-    return t.prompt_body(QUESTION, max_tokens=16, stop_token_ids=list(range(_NUM_STOP_IDS)))
+def stop_token_ids(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
+    return ctx.prompt_body(QUESTION, max_tokens=16, stop_token_ids=list(range(_NUM_STOP_IDS)))
 
 
 @_hostile(
@@ -93,8 +93,8 @@ def stop_token_ids(t: CheckContext) -> tuple[str, dict[str, Any]]:
     source=OPENAI_CHAT,
     needs=(Need.CHOICES,),
 )
-def many_choices(t: CheckContext) -> tuple[str, dict[str, Any]]:
-    return t.prompt_body(QUESTION, max_tokens=16, n=_NUM_CHOICES, temperature=1)
+def many_choices(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
+    return ctx.prompt_body(QUESTION, max_tokens=16, n=_NUM_CHOICES, temperature=1)
 
 
 @_hostile(
@@ -103,8 +103,8 @@ def many_choices(t: CheckContext) -> tuple[str, dict[str, Any]]:
     why="Tokenized before it is refused it takes seconds, during which a single event loop serves no other client.",
     source=RESOURCES,
 )
-def huge_prompt(t: CheckContext) -> tuple[str, dict[str, Any]]:
-    return t.prompt_body(_HUGE_TEXT, max_tokens=1)
+def huge_prompt(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
+    return ctx.prompt_body(_HUGE_TEXT, max_tokens=1)
 
 
 @_hostile(
@@ -115,8 +115,8 @@ def huge_prompt(t: CheckContext) -> tuple[str, dict[str, Any]]:
     needs=(Need.TOKENIZE,),
     num_at_once=_NUM_TEXTS,
 )
-def tokenize(t: CheckContext) -> tuple[str, dict[str, Any]]:
-    return "/tokenize", {"model": t.facts.model, "prompt": _HUGE_TEXT, "content": _HUGE_TEXT}
+def tokenize(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
+    return "/tokenize", {"model": ctx.facts.model, "prompt": _HUGE_TEXT, "content": _HUGE_TEXT}
 
 
 @_hostile(
@@ -126,9 +126,9 @@ def tokenize(t: CheckContext) -> tuple[str, dict[str, Any]]:
     source=RESOURCES,
     needs=(Need.CHAT,),
 )
-def many_messages(t: CheckContext) -> tuple[str, dict[str, Any]]:
+def many_messages(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
     messages = [{"role": ("user", "assistant")[number % 2], "content": "yes"} for number in range(_NUM_MESSAGES)]
-    return CHAT, t.chat_body(max_tokens=1) | {"messages": [*messages, {"role": "user", "content": "go on"}]}
+    return CHAT, ctx.chat_body(max_tokens=1) | {"messages": [*messages, {"role": "user", "content": "go on"}]}
 
 
 @_hostile(
@@ -138,13 +138,13 @@ def many_messages(t: CheckContext) -> tuple[str, dict[str, Any]]:
     source=RESOURCES,
     needs=(Need.CHAT,),
 )
-def many_tools(t: CheckContext) -> tuple[str, dict[str, Any]]:
+def many_tools(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
     parameters = {"type": "object", "properties": {"text": {"type": "string", "description": "d" * 200}}}
     tools = [
         {"type": "function", "function": {"name": f"tool_{number}", "description": "t" * 200, "parameters": parameters}}
         for number in range(_NUM_TOOLS)
     ]
-    return CHAT, t.chat_body(max_tokens=1, tools=tools)
+    return CHAT, ctx.chat_body(max_tokens=1, tools=tools)
 
 
 @_hostile(
@@ -154,12 +154,12 @@ def many_tools(t: CheckContext) -> tuple[str, dict[str, Any]]:
     source=JSON,
     needs=(Need.CHAT,),
 )
-def deep_schema(t: CheckContext) -> tuple[str, dict[str, Any]]:
+def deep_schema(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(_SCHEMA_DEPTH):
         schema = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "deep", "strict": True, "schema": schema}}
-    return CHAT, t.chat_body("Answer as JSON.", max_tokens=4, response_format=wanted)
+    return CHAT, ctx.chat_body("Answer as JSON.", max_tokens=4, response_format=wanted)
 
 
 @_hostile(
@@ -168,8 +168,8 @@ def deep_schema(t: CheckContext) -> tuple[str, dict[str, Any]]:
     why="What a parser makes of it is many times the bytes that came.",
     source=JSON,
 )
-def many_fields(t: CheckContext) -> tuple[str, dict[str, Any]]:
-    path, body = t.prompt_body(QUESTION, max_tokens=1)
+def many_fields(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
+    path, body = ctx.prompt_body(QUESTION, max_tokens=1)
     return path, body | {f"field_{number}": number for number in range(_NUM_FIELDS)}
 
 
@@ -181,8 +181,8 @@ def many_fields(t: CheckContext) -> tuple[str, dict[str, Any]]:
     needs=(Need.CHAT_LOGPROBS, Need.CHOICES),
     num_at_once=_NUM_FLOOD,
 )
-def logprobs(t: CheckContext) -> tuple[str, dict[str, Any]]:
-    return CHAT, t.chat_body(max_tokens=64, n=8, logprobs=True, top_logprobs=20, temperature=1, **t.endless)
+def logprobs(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
+    return CHAT, ctx.chat_body(max_tokens=64, n=8, logprobs=True, top_logprobs=20, temperature=1, **ctx.endless)
 
 
 @_hostile(
@@ -193,8 +193,8 @@ def logprobs(t: CheckContext) -> tuple[str, dict[str, Any]]:
     needs=(Need.COMPLETIONS,),
     num_at_once=3,
 )
-def token_outside_vocabulary(t: CheckContext) -> tuple[str, dict[str, Any]]:
-    return COMPLETIONS, t.completion_body([1, 2, _NOT_A_TOKEN], max_tokens=4)
+def token_outside_vocabulary(ctx: CheckContext) -> tuple[str, dict[str, Any]]:
+    return COMPLETIONS, ctx.completion_body([1, 2, _NOT_A_TOKEN], max_tokens=4)
 
 
 @check(
@@ -203,10 +203,10 @@ def token_outside_vocabulary(t: CheckContext) -> tuple[str, dict[str, Any]]:
     why="It is JSON, and no machine's integer: converted without a look it is a failure of the server.",
     source=JSON,
 )
-async def many_digits(t: CheckContext) -> None:
+async def many_digits(ctx: CheckContext) -> None:
     for name in ("max_tokens", "temperature", "top_p", "seed", "n", "presence_penalty", "top_k"):
-        path, body = t.prompt_body(OPENING, **{name: "@"})
-        answer = await t.post(path, orjson.dumps(body).replace(b'"@"', _MANY_DIGITS))
+        path, body = ctx.prompt_body(OPENING, **{name: "@"})
+        answer = await ctx.post(path, orjson.dumps(body).replace(b'"@"', _MANY_DIGITS))
         _need_answered_or_refused([answer])
 
 
@@ -216,8 +216,8 @@ async def many_digits(t: CheckContext) -> None:
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] [1-5]\d\d ")
 
 
-def _head(t: CheckContext, path: str, *lines: str) -> bytes:
-    key = [] if t.server.api_key is None else [f"Authorization: Bearer {t.server.api_key}"]
+def _head(ctx: CheckContext, path: str, *lines: str) -> bytes:
+    key = [] if ctx.server.api_key is None else [f"Authorization: Bearer {ctx.server.api_key}"]
     return "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *key, *lines, "", ""]).encode()
 
 
@@ -240,14 +240,14 @@ def _json_of(answer: bytes) -> Any:
     why="A server that edits received bytes answers another question than was asked.",
     source=HTTP11,
 )
-async def chunk_borders(t: CheckContext) -> None:
-    path, body = t.prompt_body(f"{OPENING} Upgrade: h2c and Content-Length: 3", max_tokens=8)
-    whole = (await t.post(path, body)).ok()
+async def chunk_borders(ctx: CheckContext) -> None:
+    path, body = ctx.prompt_body(f"{OPENING} Upgrade: h2c and Content-Length: 3", max_tokens=8)
+    whole = (await ctx.post(path, body)).ok()
     raw = orjson.dumps(body)
     first, second = raw.index(b"Upgrade:"), raw.index(b"Content-Length:")
     pieces = _chunked(raw[:first], raw[first:second], raw[second:])
     lines = ("Content-Type: application/json", "Transfer-Encoding: chunked", "Connection: close")
-    answer = await t.server.raw(_head(t, path, *lines), *pieces, b"0\r\n\r\n", quiet_s=5.0)
+    answer = await ctx.server.raw(_head(ctx, path, *lines), *pieces, b"0\r\n\r\n", quiet_s=5.0)
     told = _json_of(answer)
     usage = told.get("usage", {}).get("prompt_tokens") if isinstance(told, dict) else None
     if usage != whole.usage("prompt_tokens"):
@@ -260,15 +260,15 @@ async def chunk_borders(t: CheckContext) -> None:
     why="Java's client makes one with every request; a parser that takes it for accepted loses the body.",
     source=HTTP11,
 )
-async def upgrade_offer(t: CheckContext) -> None:
-    path, body = t.prompt_body(OPENING, max_tokens=4)
+async def upgrade_offer(ctx: CheckContext) -> None:
+    path, body = ctx.prompt_body(OPENING, max_tokens=4)
     raw = orjson.dumps(body)
     offer = ("Connection: Upgrade, HTTP2-Settings, close", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
-    head = _head(t, path, "Content-Type: application/json", f"Content-Length: {len(raw)}", *offer)
+    head = _head(ctx, path, "Content-Type: application/json", f"Content-Length: {len(raw)}", *offer)
     split = head.index(b"Upgrade: h2c") + 4  # in the middle of a name
-    answer = await t.server.raw(head[:split], head[split:], raw, quiet_s=5.0)
+    answer = await ctx.server.raw(head[:split], head[split:], raw, quiet_s=5.0)
     if not answer.startswith(b"HTTP/1.1 200"):
-        raise (await t.post(path, body)).fail(f"with the offer: {answer[:300]!r}", "HTTP 200")
+        raise (await ctx.post(path, body)).fail(f"with the offer: {answer[:300]!r}", "HTTP 200")
 
 
 @check(
@@ -277,12 +277,12 @@ async def upgrade_offer(t: CheckContext) -> None:
     why="Two servers that read it differently let one client put a request into another's connection.",
     source=HTTP11,
 )
-async def two_lengths(t: CheckContext) -> None:
+async def two_lengths(ctx: CheckContext) -> None:
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     lines = ("Content-Type: application/json", "Content-Length: 5", "Transfer-Encoding: chunked")
-    answer = await t.server.raw(_head(t, COMPLETIONS, *lines) + b"0\r\n\r\n" + smuggled)
+    answer = await ctx.server.raw(_head(ctx, COMPLETIONS, *lines) + b"0\r\n\r\n" + smuggled)
     if len(_STATUS_LINE.findall(answer)) > 1:
-        raise (await t.send("GET", "/v1/models")).fail(f"two answers: {answer[:400]!r}", "one, and the end")
+        raise (await ctx.send("GET", "/v1/models")).fail(f"two answers: {answer[:400]!r}", "one, and the end")
 
 
 @check(
@@ -291,10 +291,10 @@ async def two_lengths(t: CheckContext) -> None:
     why="Caches and proxies choose by it; a server that guesses can be made to answer for another site.",
     source=HTTP11,
 )
-async def no_host(t: CheckContext) -> None:
-    answer = await t.server.raw(b"GET /v1/models HTTP/1.1\r\n\r\n")
+async def no_host(ctx: CheckContext) -> None:
+    answer = await ctx.server.raw(b"GET /v1/models HTTP/1.1\r\n\r\n")
     if b" 400 " not in answer[:13]:
-        raise (await t.send("GET", "/v1/models")).fail(f"without a Host: {answer[:100]!r}", "HTTP 400")
+        raise (await ctx.send("GET", "/v1/models")).fail(f"without a Host: {answer[:100]!r}", "HTTP 400")
 
 
 @check(
@@ -304,14 +304,14 @@ async def no_host(t: CheckContext) -> None:
     source=HTTP11,
     needs=(Need.API_KEY,),
 )
-async def trailer_key(t: CheckContext) -> None:
-    path, body = t.prompt_body(OPENING, max_tokens=1)
+async def trailer_key(ctx: CheckContext) -> None:
+    path, body = ctx.prompt_body(OPENING, max_tokens=1)
     lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Connection: close")
     head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
-    trailer = f"0\r\nAuthorization: Bearer {t.server.api_key}\r\n\r\n".encode()
-    answer = await t.server.raw(head, *_chunked(orjson.dumps(body)), trailer)
+    trailer = f"0\r\nAuthorization: Bearer {ctx.server.api_key}\r\n\r\n".encode()
+    answer = await ctx.server.raw(head, *_chunked(orjson.dumps(body)), trailer)
     if not answer.startswith((b"HTTP/1.1 401", b"HTTP/1.1 403")):
-        raise (await t.post(path, body)).fail(f"with a key in the trailer: {answer[:100]!r}", "HTTP 401")
+        raise (await ctx.post(path, body)).fail(f"with a key in the trailer: {answer[:100]!r}", "HTTP 401")
 
 
 @check(
@@ -320,13 +320,13 @@ async def trailer_key(t: CheckContext) -> None:
     why="It does not know chunks, and shows their sizes as text.",
     source=HTTP11,
 )
-async def http_1_0(t: CheckContext) -> None:
-    path, body = t.prompt_body(OPENING, max_tokens=4, stream=True)
+async def http_1_0(ctx: CheckContext) -> None:
+    path, body = ctx.prompt_body(OPENING, max_tokens=4, stream=True)
     raw = orjson.dumps(body)
-    head = _head(t, path, "Content-Type: application/json", f"Content-Length: {len(raw)}")
-    answer = await t.server.raw(head.replace(b"HTTP/1.1", b"HTTP/1.0", 1), raw, quiet_s=5.0)
+    head = _head(ctx, path, "Content-Type: application/json", f"Content-Length: {len(raw)}")
+    answer = await ctx.server.raw(head.replace(b"HTTP/1.1", b"HTTP/1.0", 1), raw, quiet_s=5.0)
     if b" 200 " not in answer[:20] or b"transfer-encoding: chunked" in answer.lower():
-        raise (await t.post(path, body | {"stream": False})).fail(f"{answer[:300]!r}", "events without chunks")
+        raise (await ctx.post(path, body | {"stream": False})).fail(f"{answer[:300]!r}", "events without chunks")
 
 
 # ---- connections ----------------------------------------------------------------------------------------------------
@@ -334,16 +334,16 @@ async def http_1_0(t: CheckContext) -> None:
 _NUM_CONNECTIONS = 200
 
 
-async def _with_connections(t: CheckContext, said: bytes) -> None:
+async def _with_connections(ctx: CheckContext, said: bytes) -> None:
     """Many connections that say something and then nothing; a request beside them is answered."""
     writers = []
     try:
         for _ in range(_NUM_CONNECTIONS):
-            _, writer = await t.server.connect()
+            _, writer = await ctx.server.connect()
             writers.append(writer)
             writer.write(said)
-        async with stream_beside(t):
-            (await t.ask(OPENING, max_tokens=2)).ok()
+        async with stream_beside(ctx):
+            (await ctx.ask(OPENING, max_tokens=2)).ok()
     finally:
         for writer in writers:
             writer.transport.abort()
@@ -355,8 +355,8 @@ async def _with_connections(t: CheckContext, said: bytes) -> None:
     why="They cost their maker nothing, and a server a descriptor each.",
     source=HTTP,
 )
-async def silent_connections(t: CheckContext) -> None:
-    await _with_connections(t, b"")
+async def silent_connections(ctx: CheckContext) -> None:
+    await _with_connections(ctx, b"")
 
 
 @check(
@@ -365,8 +365,8 @@ async def silent_connections(t: CheckContext) -> None:
     why="The oldest trick there is.",
     source=HTTP,
 )
-async def half_heads(t: CheckContext) -> None:
-    await _with_connections(t, _head(t, COMPLETIONS, "X-Half: ").rstrip())
+async def half_heads(ctx: CheckContext) -> None:
+    await _with_connections(ctx, _head(ctx, COMPLETIONS, "X-Half: ").rstrip())
 
 
 @check(
@@ -375,5 +375,7 @@ async def half_heads(t: CheckContext) -> None:
     why="If a slot or a thread waits for each body, the server is full of requests that nobody made.",
     source=HTTP,
 )
-async def half_bodies(t: CheckContext) -> None:
-    await _with_connections(t, _head(t, COMPLETIONS, "Content-Type: application/json", "Content-Length: 1000") + b"{")
+async def half_bodies(ctx: CheckContext) -> None:
+    await _with_connections(
+        ctx, _head(ctx, COMPLETIONS, "Content-Type: application/json", "Content-Length: 1000") + b"{"
+    )

@@ -15,8 +15,8 @@ _TOLERANCE_NATS = 0.02  # between two computations of the same log probability
 _ORDER_SLACK_NATS = 1e-4
 
 
-async def _chat(t: CheckContext, num_top: int = 3) -> Answer:
-    return (await t.chat(logprobs=True, top_logprobs=num_top)).ok()
+async def _chat(ctx: CheckContext, num_top: int = 3) -> Answer:
+    return (await ctx.chat(logprobs=True, top_logprobs=num_top)).ok()
 
 
 def _check_count(answer: Answer, num_entries: int) -> None:
@@ -34,8 +34,8 @@ def _check_count(answer: Answer, num_entries: int) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def count(t: CheckContext) -> None:
-    answer = await _chat(t)
+async def count(ctx: CheckContext) -> None:
+    answer = await _chat(ctx)
     _check_count(answer, len(answer.logprobs()))
 
 
@@ -46,8 +46,8 @@ async def count(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def entries(t: CheckContext) -> None:
-    answer = await _chat(t)
+async def entries(ctx: CheckContext) -> None:
+    answer = await _chat(ctx)
     told = answer.logprobs()
     if sum(len(entry.top) == 3 for entry in told) < len(told) / 2:
         raise answer.fail("most entries have fewer than 3 top_logprobs", "3, as asked for")
@@ -68,8 +68,8 @@ async def entries(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def bytes_(t: CheckContext) -> None:
-    answer = await _chat(t)
+async def bytes_(ctx: CheckContext) -> None:
+    answer = await _chat(ctx)
     parts = [entry.data for entry in answer.logprobs()]
     if all(part is None for part in parts):
         raise answer.fail("no entry has bytes", "lists of bytes")
@@ -86,8 +86,8 @@ async def bytes_(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def greedy_is_best(t: CheckContext) -> None:
-    answer = await _chat(t)
+async def greedy_is_best(ctx: CheckContext) -> None:
+    answer = await _chat(ctx)
     for number, entry in enumerate(answer.logprobs()):
         best = max((value for _, value in entry.top), default=entry.logprob)
         if entry.logprob < best - _ORDER_SLACK_NATS:
@@ -101,8 +101,8 @@ async def greedy_is_best(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def zero_top(t: CheckContext) -> None:
-    answer = await _chat(t, 0)
+async def zero_top(ctx: CheckContext) -> None:
+    answer = await _chat(ctx, 0)
     told = answer.logprobs()
     _check_count(answer, len(told))
     if any(entry.top for entry in told):
@@ -116,8 +116,8 @@ async def zero_top(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def not_unasked(t: CheckContext) -> None:
-    answer = (await t.chat()).ok()
+async def not_unasked(ctx: CheckContext) -> None:
+    answer = (await ctx.chat()).ok()
     if answer.at(dict, "choices", 0).get("logprobs"):
         raise answer.fail("the choice has logprobs", "null")
 
@@ -129,8 +129,8 @@ async def not_unasked(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def same_text(t: CheckContext) -> None:
-    t.same_text(await _chat(t), (await t.chat()).ok(), "with and without logprobs")
+async def same_text(ctx: CheckContext) -> None:
+    ctx.same_text(await _chat(ctx), (await ctx.chat()).ok(), "with and without logprobs")
 
 
 @check(
@@ -140,11 +140,11 @@ async def same_text(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def stream_equals_whole(t: CheckContext) -> None:
-    streamed, whole = (await t.stream_chat(logprobs=True, top_logprobs=3)).ok(), await _chat(t)
+async def stream_equals_whole(ctx: CheckContext) -> None:
+    streamed, whole = (await ctx.stream_chat(logprobs=True, top_logprobs=3)).ok(), await _chat(ctx)
     told, wanted = streamed.logprobs(), whole.logprobs()
     if [entry.token for entry in told] != [entry.token for entry in wanted]:
-        t.same_text(streamed, whole, "streamed and whole")
+        ctx.same_text(streamed, whole, "streamed and whole")
         if streamed.text() == whole.text():
             raise streamed.fail(f"{len(told)} entries", f"{len(wanted)} entries with the same tokens")
         return
@@ -161,8 +161,8 @@ async def stream_equals_whole(t: CheckContext) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def bound(t: CheckContext) -> None:
-    answer = await t.chat(logprobs=True, top_logprobs=10_000, max_tokens=1)
+async def bound(ctx: CheckContext) -> None:
+    answer = await ctx.chat(logprobs=True, top_logprobs=10_000, max_tokens=1)
     if not 400 <= answer.status < 500:
         raise answer.fail(f"HTTP {answer.status}", "a 4xx status")
 
@@ -174,8 +174,8 @@ async def bound(t: CheckContext) -> None:
     source=OPENAI_COMPLETIONS,
     needs=_COMPLETIONS,
 )
-async def completion(t: CheckContext) -> None:
-    answer = (await t.complete(logprobs=2)).ok()
+async def completion(ctx: CheckContext) -> None:
+    answer = (await ctx.complete(logprobs=2)).ok()
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     lengths = {name: len(answer.at(list, "choices", 0, "logprobs", name)) for name in names}
     if len(set(lengths.values())) != 1:
@@ -190,8 +190,8 @@ async def completion(t: CheckContext) -> None:
     source=OPENAI_COMPLETIONS,
     needs=_COMPLETIONS,
 )
-async def completion_offsets(t: CheckContext) -> None:
-    answer = (await t.complete(logprobs=1)).ok()
+async def completion_offsets(ctx: CheckContext) -> None:
+    answer = (await ctx.complete(logprobs=1)).ok()
     offsets = answer.at(list, "choices", 0, "logprobs", "text_offset")
     tokens = answer.at(list, "choices", 0, "logprobs", "tokens")
     start = offsets[0] if offsets else 0
@@ -210,8 +210,8 @@ async def completion_offsets(t: CheckContext) -> None:
     source=OPENAI_COMPLETIONS,
     needs=_CHAT,
 )
-async def sum_below_one(t: CheckContext) -> None:
-    answer = await _chat(t, 5)
+async def sum_below_one(ctx: CheckContext) -> None:
+    answer = await _chat(ctx, 5)
     for number, entry in enumerate(answer.logprobs()):
         total = sum(exp(value) for _, value in entry.top)
         if total > 1.01:

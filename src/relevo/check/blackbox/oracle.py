@@ -6,22 +6,23 @@ import asyncio
 
 import orjson
 
-from relevo.check.context import CLIENT_ERRORS, CheckContext
+from relevo.check.context import CheckContext
 from relevo.check.exchange import Answer
 from relevo.check.sources import ISOLATION
 from relevo.check.texts import TOPICS, fresh_words
 from relevo.check.words import Need, Skip, check
+from relevo.client.http import CLIENT_ERRORS
 
 _NEEDS = (Need.ORACLE,)
 _LENGTHS = (1, 12, 13, 25, 50, 100, 200, 400)  # words; around block and chunk borders for common sizes
 
 
-async def _ask_oracle(t: CheckContext, path: str, body: dict[str, object]) -> Answer:
+async def _ask_oracle(ctx: CheckContext, path: str, body: dict[str, object]) -> Answer:
     """Raises Skip if it has none: that says nothing about the server."""
-    assert t.oracle is not None, "checks that need an oracle run with one only"
-    exchange = t.oracle.exchange("POST", path, orjson.dumps(body | {"model": t.oracle_model}))
+    assert ctx.oracle is not None, "checks that need an oracle run with one only"
+    exchange = ctx.oracle.exchange("POST", path, orjson.dumps(body | {"model": ctx.oracle_model}))
     try:
-        answer = await t.oracle.send(exchange)
+        answer = await ctx.oracle.send(exchange)
     except CLIENT_ERRORS as error:
         raise Skip(f"the oracle does not answer: {str(error) or type(error).__name__}") from error
     if answer.status != 200:
@@ -36,13 +37,13 @@ async def _ask_oracle(t: CheckContext, path: str, body: dict[str, object]) -> An
     source=ISOLATION,
     needs=_NEEDS,
 )
-async def topics(t: CheckContext) -> None:
-    bodies = [t.prompt_body(f"Here is a text about {topic}:") for topic in TOPICS]
-    bodies = [(path, body | t.logprob_fields(path)) for path, body in bodies]
-    wanted = [await _ask_oracle(t, path, body) for path, body in bodies]
-    answers = await asyncio.gather(*(t.post(*body) for body in bodies))
+async def topics(ctx: CheckContext) -> None:
+    bodies = [ctx.prompt_body(f"Here is a text about {topic}:") for topic in TOPICS]
+    bodies = [(path, body | ctx.logprob_fields(path)) for path, body in bodies]
+    wanted = [await _ask_oracle(ctx, path, body) for path, body in bodies]
+    answers = await asyncio.gather(*(ctx.post(*body) for body in bodies))
     for topic, answer, reference in zip(TOPICS, answers, wanted, strict=True):
-        t.same_text(answer.ok(), reference, f"about {topic}, here and at the oracle")
+        ctx.same_text(answer.ok(), reference, f"about {topic}, here and at the oracle")
 
 
 @check(
@@ -52,12 +53,12 @@ async def topics(t: CheckContext) -> None:
     source=ISOLATION,
     needs=_NEEDS,
 )
-async def lengths(t: CheckContext) -> None:
+async def lengths(ctx: CheckContext) -> None:
     for num_words in _LENGTHS:
-        path, body = t.prompt_body(fresh_words(t.rng, num_words), max_tokens=12)
-        body |= t.logprob_fields(path)
-        reference = await _ask_oracle(t, path, body)
-        t.same_text((await t.post(path, body)).ok(), reference, f"{num_words} words, here and at the oracle")
+        path, body = ctx.prompt_body(fresh_words(ctx.rng, num_words), max_tokens=12)
+        body |= ctx.logprob_fields(path)
+        reference = await _ask_oracle(ctx, path, body)
+        ctx.same_text((await ctx.post(path, body)).ok(), reference, f"{num_words} words, here and at the oracle")
 
 
 @check(
@@ -67,15 +68,15 @@ async def lengths(t: CheckContext) -> None:
     source=ISOLATION,
     needs=_NEEDS,
 )
-async def usage(t: CheckContext) -> None:
+async def usage(ctx: CheckContext) -> None:
     for path, body in (
-        t.prompt_body("Here is a text about the sea:", max_tokens=1),
-        ("/v1/chat/completions", t.chat_body(max_tokens=1)),
+        ctx.prompt_body("Here is a text about the sea:", max_tokens=1),
+        ("/v1/chat/completions", ctx.chat_body(max_tokens=1)),
     ):
-        if path == "/v1/chat/completions" and not t.facts.has(Need.CHAT):
+        if path == "/v1/chat/completions" and not ctx.facts.has(Need.CHAT):
             continue
-        reference = await _ask_oracle(t, path, body)
-        answer = (await t.post(path, body)).ok()
+        reference = await _ask_oracle(ctx, path, body)
+        answer = (await ctx.post(path, body)).ok()
         if answer.usage("prompt_tokens") != reference.usage("prompt_tokens"):
             raise answer.fail(
                 f"{answer.usage('prompt_tokens')} prompt tokens", f"{reference.usage('prompt_tokens')}, as the oracle"
@@ -89,10 +90,10 @@ async def usage(t: CheckContext) -> None:
     source=ISOLATION,
     needs=(Need.ORACLE, Need.CHAT, Need.CHAT_LOGPROBS),
 )
-async def logprobs(t: CheckContext) -> None:
-    body = t.chat_body(logprobs=True, top_logprobs=1)
-    reference = await _ask_oracle(t, "/v1/chat/completions", body)
-    answer = (await t.post("/v1/chat/completions", body)).ok()
+async def logprobs(ctx: CheckContext) -> None:
+    body = ctx.chat_body(logprobs=True, top_logprobs=1)
+    reference = await _ask_oracle(ctx, "/v1/chat/completions", body)
+    answer = (await ctx.post("/v1/chat/completions", body)).ok()
     for one, other in zip(answer.logprobs(), reference.logprobs(), strict=False):
         if one.token != other.token:
             return  # another text from here on; oracle.topics judges texts

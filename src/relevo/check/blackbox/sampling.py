@@ -17,9 +17,9 @@ _CHAT = (Need.CHAT,)
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def greedy_repeats(t: CheckContext) -> None:
-    fields = t.logprob_fields("/v1/chat/completions")
-    t.same_text((await t.chat(**fields)).ok(), (await t.chat(**fields)).ok(), "twice the same request")
+async def greedy_repeats(ctx: CheckContext) -> None:
+    fields = ctx.logprob_fields("/v1/chat/completions")
+    ctx.same_text((await ctx.chat(**fields)).ok(), (await ctx.chat(**fields)).ok(), "twice the same request")
 
 
 @check(
@@ -29,8 +29,8 @@ async def greedy_repeats(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def unseeded_varies(t: CheckContext) -> None:
-    answers = [(await t.chat(temperature=1.5)).ok() for _ in range(4)]
+async def unseeded_varies(ctx: CheckContext) -> None:
+    answers = [(await ctx.chat(temperature=1.5)).ok() for _ in range(4)]
     if len({answer.text() for answer in answers}) == 1:
         raise answers[-1].fail("four equal texts", "different texts")
 
@@ -43,9 +43,9 @@ async def unseeded_varies(t: CheckContext) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def seed_repeats(t: CheckContext) -> None:
-    first, second = (await t.chat(temperature=1, seed=42)).ok(), (await t.chat(temperature=1, seed=42)).ok()
-    t.same_text(second, first, "twice with seed 42")
+async def seed_repeats(ctx: CheckContext) -> None:
+    first, second = (await ctx.chat(temperature=1, seed=42)).ok(), (await ctx.chat(temperature=1, seed=42)).ok()
+    ctx.same_text(second, first, "twice with seed 42")
 
 
 @check(
@@ -55,8 +55,8 @@ async def seed_repeats(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def seeds_differ(t: CheckContext) -> None:
-    answers = [(await t.chat(temperature=1.5, seed=seed)).ok() for seed in (1, 2, 3, 4)]
+async def seeds_differ(ctx: CheckContext) -> None:
+    answers = [(await ctx.chat(temperature=1.5, seed=seed)).ok() for seed in (1, 2, 3, 4)]
     if len({answer.text() for answer in answers}) == 1:
         raise answers[-1].fail("four equal texts", "different texts")
 
@@ -69,9 +69,9 @@ async def seeds_differ(t: CheckContext) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def seeded_stream_equals_whole(t: CheckContext) -> None:
-    streamed = (await t.stream_chat(temperature=1, seed=5)).ok()
-    t.same_text(streamed, (await t.chat(temperature=1, seed=5)).ok(), "streamed and whole with seed 5")
+async def seeded_stream_equals_whole(ctx: CheckContext) -> None:
+    streamed = (await ctx.stream_chat(temperature=1, seed=5)).ok()
+    ctx.same_text(streamed, (await ctx.chat(temperature=1, seed=5)).ok(), "streamed and whole with seed 5")
 
 
 @check(
@@ -81,10 +81,10 @@ async def seeded_stream_equals_whole(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def narrow_top_p(t: CheckContext) -> None:
-    fields = t.logprob_fields("/v1/chat/completions")
-    narrow = (await t.chat(temperature=1, top_p=1e-6, seed=3, **fields)).ok()
-    t.same_text(narrow, (await t.chat(**fields)).ok(), "top_p 1e-6 and greedy")
+async def narrow_top_p(ctx: CheckContext) -> None:
+    fields = ctx.logprob_fields("/v1/chat/completions")
+    narrow = (await ctx.chat(temperature=1, top_p=1e-6, seed=3, **fields)).ok()
+    ctx.same_text(narrow, (await ctx.chat(**fields)).ok(), "top_p 1e-6 and greedy")
 
 
 @check(
@@ -94,9 +94,9 @@ async def narrow_top_p(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT, Need.LOGIT_BIAS, Need.TOKENIZE),
 )
-async def logit_bias(t: CheckContext) -> None:
-    token = (await t.tokenize("banana", special=False))[-1]
-    answer = (await t.chat(logit_bias={str(token): 100}, max_tokens=4)).ok()
+async def logit_bias(ctx: CheckContext) -> None:
+    token = (await ctx.tokenize("banana", special=False))[-1]
+    answer = (await ctx.chat(logit_bias={str(token): 100}, max_tokens=4)).ok()
     text = answer.text().strip()
     if not text or len(set(_quarters(text))) != 1:
         raise answer.fail(f"the text is {answer.text()!r}", f"token {token}, the last of 'banana', four times")
@@ -117,8 +117,8 @@ def _quarters(text: str) -> list[str]:
     needs=(Need.CHAT, Need.IGNORE_EOS),
     level=Level.SHOULD,
 )
-async def min_tokens(t: CheckContext) -> None:
-    answer = (await t.chat("Say only: Yes.", ignore_eos=True, min_tokens=12, max_tokens=12)).ok()
+async def min_tokens(ctx: CheckContext) -> None:
+    answer = (await ctx.chat("Say only: Yes.", ignore_eos=True, min_tokens=12, max_tokens=12)).ok()
     if answer.usage("completion_tokens") != 12:
         raise answer.fail(f"{answer.usage('completion_tokens')} completion tokens", "12")
 
@@ -130,7 +130,7 @@ async def min_tokens(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def temperature_range(t: CheckContext) -> None:
-    answer = await t.chat(QUESTION, temperature=-1, max_tokens=1)
+async def temperature_range(ctx: CheckContext) -> None:
+    answer = await ctx.chat(QUESTION, temperature=-1, max_tokens=1)
     if not 400 <= answer.status < 500:
         raise answer.fail(f"HTTP {answer.status}", "a 4xx status")

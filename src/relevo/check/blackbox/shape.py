@@ -24,8 +24,8 @@ _FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "function_c
     why="Clients fill their model menus from it, and probe with it whether the server is there.",
     source=OPENAI_MODELS,
 )
-async def models(t: CheckContext) -> None:
-    answer = (await t.send("GET", "/v1/models")).ok()
+async def models(ctx: CheckContext) -> None:
+    answer = (await ctx.send("GET", "/v1/models")).ok()
     if answer.at(str, "object") != "list":
         raise answer.fail(f"object is {answer.at(str, 'object')!r}", "object 'list'")
     for number, _ in enumerate(answer.at(list, "data")):
@@ -40,10 +40,10 @@ async def models(t: CheckContext) -> None:
     why="SDKs retrieve a model before they use it.",
     source=OPENAI_MODELS,
 )
-async def model(t: CheckContext) -> None:
-    answer = (await t.send("GET", f"/v1/models/{t.facts.model}")).ok()
-    if answer.at(str, "id") != t.facts.model or answer.at(str, "object") != "model":
-        raise answer.fail("another id or object", f"id {t.facts.model!r}, object 'model'")
+async def model(ctx: CheckContext) -> None:
+    answer = (await ctx.send("GET", f"/v1/models/{ctx.facts.model}")).ok()
+    if answer.at(str, "id") != ctx.facts.model or answer.at(str, "object") != "model":
+        raise answer.fail("another id or object", f"id {ctx.facts.model!r}, object 'model'")
 
 
 @check(
@@ -53,8 +53,8 @@ async def model(t: CheckContext) -> None:
     source=VLLM,
     level=Level.SHOULD,
 )
-async def health(t: CheckContext) -> None:
-    (await t.send("GET", "/health")).ok()
+async def health(ctx: CheckContext) -> None:
+    (await ctx.send("GET", "/health")).ok()
 
 
 def check_envelope(answer: Answer, kind: str) -> None:
@@ -80,8 +80,8 @@ def check_envelope(answer: Answer, kind: str) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def chat(t: CheckContext) -> None:
-    check_envelope(await t.chat(), "chat.completion")
+async def chat(ctx: CheckContext) -> None:
+    check_envelope(await ctx.chat(), "chat.completion")
 
 
 @check(
@@ -91,8 +91,8 @@ async def chat(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def chat_message(t: CheckContext) -> None:
-    answer = (await t.chat()).ok()
+async def chat_message(ctx: CheckContext) -> None:
+    answer = (await ctx.chat()).ok()
     if answer.at(str, "choices", 0, "message", "role") != "assistant":
         raise answer.fail("another role", "role 'assistant'")
     if not answer.at(str, "choices", 0, "message", "content"):
@@ -107,8 +107,8 @@ async def chat_message(t: CheckContext) -> None:
     needs=_NEEDS_CHAT,
     level=Level.SHOULD,
 )
-async def chat_nullable(t: CheckContext) -> None:
-    answer = (await t.chat()).ok()
+async def chat_nullable(ctx: CheckContext) -> None:
+    answer = (await ctx.chat()).ok()
     answer.at(object, "choices", 0, "logprobs")
     answer.at(object, "choices", 0, "message", "refusal")
 
@@ -120,8 +120,8 @@ async def chat_nullable(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def chat_usage(t: CheckContext) -> None:
-    answer = (await t.chat()).ok()
+async def chat_usage(ctx: CheckContext) -> None:
+    answer = (await ctx.chat()).ok()
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         if answer.usage(name) < 1:
             raise answer.fail(f"usage.{name} is {answer.usage(name)}", "at least 1")
@@ -133,8 +133,8 @@ async def chat_usage(t: CheckContext) -> None:
     why="Logs and traces are joined by them.",
     source=OPENAI_CHAT,
 )
-async def ids_differ(t: CheckContext) -> None:
-    first, second = (await t.ask(QUESTION)).ok(), (await t.ask(QUESTION)).ok()
+async def ids_differ(ctx: CheckContext) -> None:
+    first, second = (await ctx.ask(QUESTION)).ok(), (await ctx.ask(QUESTION)).ok()
     if first.at(str, "id") == second.at(str, "id"):
         raise second.fail(f"both have the id {second.at(str, 'id')!r}")
 
@@ -146,10 +146,10 @@ async def ids_differ(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     level=Level.SHOULD,
 )
-async def model_named(t: CheckContext) -> None:
-    answer = (await t.ask(QUESTION)).ok()
-    if answer.at(str, "model") != t.facts.model:
-        raise answer.fail(f"model is {answer.at(str, 'model')!r}", f"model {t.facts.model!r}")
+async def model_named(ctx: CheckContext) -> None:
+    answer = (await ctx.ask(QUESTION)).ok()
+    if answer.at(str, "model") != ctx.facts.model:
+        raise answer.fail(f"model is {answer.at(str, 'model')!r}", f"model {ctx.facts.model!r}")
 
 
 @check(
@@ -159,13 +159,13 @@ async def model_named(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def content_parts(t: CheckContext) -> None:
-    fields = t.logprob_fields(CHAT)
-    plain = (await t.chat(QUESTION, **fields)).ok()
-    parts = (await t.chat([{"type": "text", "text": QUESTION}], **fields)).ok()
+async def content_parts(ctx: CheckContext) -> None:
+    fields = ctx.logprob_fields(CHAT)
+    plain = (await ctx.chat(QUESTION, **fields)).ok()
+    parts = (await ctx.chat([{"type": "text", "text": QUESTION}], **fields)).ok()
     if parts.usage("prompt_tokens") != plain.usage("prompt_tokens"):
         raise parts.fail(f"{parts.usage('prompt_tokens')} prompt tokens", f"{plain.usage('prompt_tokens')} as a string")
-    t.same_text(parts, plain, "parts and string")
+    ctx.same_text(parts, plain, "parts and string")
 
 
 @check(
@@ -175,9 +175,9 @@ async def content_parts(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def max_completion_tokens(t: CheckContext) -> None:
+async def max_completion_tokens(ctx: CheckContext) -> None:
     # with room to spare, a server that ignores the field runs into the guard
-    answer = (await t.chat(max_tokens=..., max_completion_tokens=4, stop=["\n\n\n\n\n"])).ok()
+    answer = (await ctx.chat(max_tokens=..., max_completion_tokens=4, stop=["\n\n\n\n\n"])).ok()
     if answer.usage("completion_tokens") > 4:
         raise answer.fail(f"{answer.usage('completion_tokens')} completion tokens", "at most 4")
 
@@ -189,11 +189,11 @@ async def max_completion_tokens(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def null_fields(t: CheckContext) -> None:
+async def null_fields(ctx: CheckContext) -> None:
     names = ("stop", "seed", "n", "logit_bias", "presence_penalty", "top_p", "stream", "stream_options")
-    fields = t.logprob_fields(CHAT)
-    answer = (await t.chat(**dict.fromkeys(names), **fields)).ok()
-    t.same_text(answer, (await t.chat(**fields)).ok(), "with nulls and without")
+    fields = ctx.logprob_fields(CHAT)
+    answer = (await ctx.chat(**dict.fromkeys(names), **fields)).ok()
+    ctx.same_text(answer, (await ctx.chat(**fields)).ok(), "with nulls and without")
 
 
 @check(
@@ -203,8 +203,8 @@ async def null_fields(t: CheckContext) -> None:
     source=VLLM,
     level=Level.SHOULD,
 )
-async def unknown_fields(t: CheckContext) -> None:
-    (await t.ask(QUESTION, x_unknown_field={"a": [1, 2]}, store=False, metadata={"k": "v"})).ok()
+async def unknown_fields(ctx: CheckContext) -> None:
+    (await ctx.ask(QUESTION, x_unknown_field={"a": [1, 2]}, store=False, metadata={"k": "v"})).ok()
 
 
 @check(
@@ -214,15 +214,15 @@ async def unknown_fields(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def history(t: CheckContext) -> None:
+async def history(ctx: CheckContext) -> None:
     messages = [
         {"role": "system", "content": "You answer briefly."},
         {"role": "user", "content": "What is the capital of France?"},
         {"role": "assistant", "content": "Paris."},
         {"role": "user", "content": "And of Italy? Say it in one sentence."},
     ]
-    answer = (await t.chat(messages=messages)).ok()
-    single = (await t.chat(messages=messages[-1:])).ok()
+    answer = (await ctx.chat(messages=messages)).ok()
+    single = (await ctx.chat(messages=messages[-1:])).ok()
     if answer.usage("prompt_tokens") <= single.usage("prompt_tokens"):
         raise answer.fail(
             f"{answer.usage('prompt_tokens')} prompt tokens with the history, "
@@ -239,9 +239,9 @@ async def history(t: CheckContext) -> None:
     needs=_NEEDS_CHAT,
     level=Level.SHOULD,
 )
-async def developer_role(t: CheckContext) -> None:
+async def developer_role(ctx: CheckContext) -> None:
     messages = [{"role": "developer", "content": "Answer briefly."}, {"role": "user", "content": QUESTION}]
-    (await t.chat(messages=messages)).ok()
+    (await ctx.chat(messages=messages)).ok()
 
 
 @check(
@@ -252,8 +252,8 @@ async def developer_role(t: CheckContext) -> None:
     needs=_NEEDS_CHAT,
     level=Level.SHOULD,
 )
-async def participant_name(t: CheckContext) -> None:
-    (await t.chat(messages=[{"role": "user", "name": "ada", "content": QUESTION}], max_tokens=1)).ok()
+async def participant_name(ctx: CheckContext) -> None:
+    (await ctx.chat(messages=[{"role": "user", "name": "ada", "content": QUESTION}], max_tokens=1)).ok()
 
 
 @check(
@@ -263,13 +263,13 @@ async def participant_name(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_NEEDS_CHAT,
 )
-async def image_part(t: CheckContext) -> None:
+async def image_part(ctx: CheckContext) -> None:
     text = {"type": "text", "text": "What is in this image?"}
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_ONE_PIXEL}"}}
-    answer = await t.chat([text, image], max_tokens=1)
+    answer = await ctx.chat([text, image], max_tokens=1)
     if answer.is_refusal:
         return
-    plain = (await t.chat([text], max_tokens=1)).ok()
+    plain = (await ctx.chat([text], max_tokens=1)).ok()
     if answer.ok().usage("prompt_tokens") <= plain.usage("prompt_tokens"):
         raise answer.fail(
             f"{answer.usage('prompt_tokens')} prompt tokens, as many as without the image",
@@ -284,10 +284,10 @@ async def image_part(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT, Need.TOOLS),
 )
-async def tool_choice_none(t: CheckContext) -> None:
+async def tool_choice_none(ctx: CheckContext) -> None:
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
-    answer = (await t.chat("What is the weather in Rome?", tools=[tool], tool_choice="none")).ok()
+    answer = (await ctx.chat("What is the weather in Rome?", tools=[tool], tool_choice="none")).ok()
     if answer.at(dict, "choices", 0, "message").get("tool_calls"):
         raise answer.fail("the message has tool_calls", "text")
 
@@ -299,9 +299,9 @@ async def tool_choice_none(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT, Need.JSON_OBJECT),
 )
-async def json_object(t: CheckContext) -> None:
+async def json_object(ctx: CheckContext) -> None:
     wanted = {"type": "json_object"}
-    answer = (await t.chat("Name a colour, as JSON.", response_format=wanted, max_tokens=64)).ok()
+    answer = (await ctx.chat("Name a colour, as JSON.", response_format=wanted, max_tokens=64)).ok()
     text = answer.text().lstrip()
     try:
         is_object = isinstance(json.loads(text), dict)
@@ -318,7 +318,7 @@ async def json_object(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT, Need.JSON_SCHEMA),
 )
-async def json_schema(t: CheckContext) -> None:
+async def json_schema(ctx: CheckContext) -> None:
     schema = {
         "type": "object",
         "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}},
@@ -326,7 +326,7 @@ async def json_schema(t: CheckContext) -> None:
         "additionalProperties": False,
     }
     wanted = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
-    answer = (await t.chat("Is water wet?", response_format=wanted, max_tokens=64)).ok()
+    answer = (await ctx.chat("Is water wet?", response_format=wanted, max_tokens=64)).ok()
     try:
         value = json.loads(answer.text())
     except ValueError:
@@ -341,8 +341,8 @@ async def json_schema(t: CheckContext) -> None:
     why="Clients choose their parser by it.",
     source=OPENAI_CHAT,
 )
-async def content_type(t: CheckContext) -> None:
-    answer = (await t.ask(QUESTION)).ok()
+async def content_type(ctx: CheckContext) -> None:
+    answer = (await ctx.ask(QUESTION)).ok()
     if not answer.headers.get("content-type", "").startswith("application/json"):
         raise answer.fail(f"content-type is {answer.headers.get('content-type')!r}", "application/json")
 
@@ -354,7 +354,7 @@ async def content_type(t: CheckContext) -> None:
     source=OPENAI_DEBUGGING,
     level=Level.SHOULD,
 )
-async def request_id(t: CheckContext) -> None:
-    answer = (await t.ask(QUESTION)).ok()
+async def request_id(ctx: CheckContext) -> None:
+    answer = (await ctx.ask(QUESTION)).ok()
     if not answer.headers.get("x-request-id"):
         raise answer.fail("no x-request-id header", "an x-request-id header")

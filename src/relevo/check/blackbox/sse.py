@@ -20,8 +20,8 @@ _CHAT = (Need.CHAT,)
     source=SSE,
     needs=_CHAT,
 )
-async def framing(t: CheckContext) -> None:
-    answer = (await t.stream_chat()).ok()
+async def framing(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat()).ok()
     if answer.sse.problems:
         raise answer.fail("; ".join(answer.sse.problems[:5]), "a well-formed event stream")
 
@@ -33,19 +33,19 @@ async def framing(t: CheckContext) -> None:
     source=OPENAI_SDK,
     needs=_CHAT,
 )
-async def one_line_json(t: CheckContext) -> None:
-    answer = (await t.stream_chat()).ok()
+async def one_line_json(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat()).ok()
     for event in answer.sse.events:
         if event.num_data_lines != 1:
             raise answer.fail(f"an event of {event.num_data_lines} data lines", "one data line per event")
-        if event.data.strip() == "[DONE]":
+        if event.text.strip() == "[DONE]":
             continue
         try:
-            is_object = isinstance(parse_json(event.data), dict)
+            is_object = isinstance(parse_json(event.text), dict)
         except ValueError:
             is_object = False
         if not is_object:
-            raise answer.fail(f"an event is {event.data[:80]!r}", "a JSON object")
+            raise answer.fail(f"an event is {event.text[:80]!r}", "a JSON object")
 
 
 @check(
@@ -56,8 +56,8 @@ async def one_line_json(t: CheckContext) -> None:
     needs=_CHAT,
     level=Level.SHOULD,
 )
-async def not_cached(t: CheckContext) -> None:
-    answer = (await t.stream_chat()).ok()
+async def not_cached(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat()).ok()
     control = answer.headers.get("cache-control", "").lower()
     if "no-cache" not in control and "no-store" not in control:
         raise answer.fail(f"cache-control is {control!r}", "no-cache or no-store")
@@ -69,13 +69,13 @@ async def not_cached(t: CheckContext) -> None:
     why="Tokens end inside emoji and CJK characters; a cut one arrives as U+FFFD.",
     source=UNICODE,
 )
-async def whole_characters(t: CheckContext) -> None:
-    path, body = t.prompt_body(EMOJI_OPENING)
-    body |= t.logprob_fields(path)
-    whole, streamed = (await t.post(path, body)).ok(), (await t.stream(path, body)).ok()
+async def whole_characters(ctx: CheckContext) -> None:
+    path, body = ctx.prompt_body(EMOJI_OPENING)
+    body |= ctx.logprob_fields(path)
+    whole, streamed = (await ctx.post(path, body)).ok(), (await ctx.stream(path, body)).ok()
     if streamed.text().count("\ufffd") > whole.text().count("\ufffd"):
         raise streamed.fail(f"the stream's text is {streamed.text()!r}", repr(whole.text()))
-    t.same_text(streamed, whole, "streamed and whole")
+    ctx.same_text(streamed, whole, "streamed and whole")
 
 
 @check(
@@ -85,8 +85,8 @@ async def whole_characters(t: CheckContext) -> None:
     source=SSE,
     needs=_CHAT,
 )
-async def own_chunks(t: CheckContext) -> None:
-    answers = await asyncio.gather(t.stream_chat(), t.stream_chat("Describe a sunrise over the mountains."))
+async def own_chunks(ctx: CheckContext) -> None:
+    answers = await asyncio.gather(ctx.stream_chat(), ctx.stream_chat("Describe a sunrise over the mountains."))
     ids = [{str(chunk.get("id")) for chunk in answer.ok().chunks} for answer in answers]
     if len(ids[0]) != 1 or len(ids[1]) != 1 or ids[0] == ids[1]:
         raise answers[1].fail(f"ids are {ids}", "one id per stream, a different one for each")

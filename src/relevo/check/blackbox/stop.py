@@ -26,8 +26,8 @@ def stop_inside(text: str, length: int, start: int | None = None) -> str:
     raise Skip("the model's answer has no piece that could be a stop string")
 
 
-async def _plain(t: CheckContext, path: str = CHAT, **fields: Any) -> Answer:
-    return (await t.chat(**fields)).ok() if path == CHAT else (await t.complete(**fields)).ok()
+async def _plain(ctx: CheckContext, path: str = CHAT, **fields: Any) -> Answer:
+    return (await ctx.chat(**fields)).ok() if path == CHAT else (await ctx.complete(**fields)).ok()
 
 
 def _check_stopped(answer: Answer, full_text: str, *stops: str) -> None:
@@ -48,10 +48,10 @@ def _check_stopped(answer: Answer, full_text: str, *stops: str) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def string(t: CheckContext) -> None:
-    text = (await _plain(t)).text()
+async def string(ctx: CheckContext) -> None:
+    text = (await _plain(ctx)).text()
     stop = stop_inside(text, 3)
-    _check_stopped((await t.chat(stop=stop)).ok(), text, stop)
+    _check_stopped((await ctx.chat(stop=stop)).ok(), text, stop)
 
 
 @check(
@@ -61,10 +61,10 @@ async def string(t: CheckContext) -> None:
     source=OPENAI_COMPLETIONS,
     needs=(Need.COMPLETIONS,),
 )
-async def completion(t: CheckContext) -> None:
-    text = (await _plain(t, COMPLETIONS)).text()
+async def completion(ctx: CheckContext) -> None:
+    text = (await _plain(ctx, COMPLETIONS)).text()
     stop = stop_inside(text, 3)
-    _check_stopped((await t.complete(stop=stop)).ok(), text, stop)
+    _check_stopped((await ctx.complete(stop=stop)).ok(), text, stop)
 
 
 @check(
@@ -74,10 +74,10 @@ async def completion(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def first_of_list(t: CheckContext) -> None:
-    text = (await _plain(t)).text()
+async def first_of_list(ctx: CheckContext) -> None:
+    text = (await _plain(ctx)).text()
     later, earlier = stop_inside(text, 3, 2 * len(text) // 3), stop_inside(text, 3, len(text) // 3)
-    _check_stopped((await t.chat(stop=[_NEVER, later, earlier])).ok(), text, later, earlier)
+    _check_stopped((await ctx.chat(stop=[_NEVER, later, earlier])).ok(), text, later, earlier)
 
 
 @check(
@@ -87,10 +87,10 @@ async def first_of_list(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def across_tokens(t: CheckContext) -> None:
-    text = (await _plain(t)).text()
+async def across_tokens(ctx: CheckContext) -> None:
+    text = (await _plain(ctx)).text()
     stop = stop_inside(text, min(12, max(2, len(text) // 3)), len(text) // 3)
-    _check_stopped((await t.chat(stop=[stop])).ok(), text, stop)
+    _check_stopped((await ctx.chat(stop=[stop])).ok(), text, stop)
 
 
 @check(
@@ -100,10 +100,10 @@ async def across_tokens(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def stream_leaks_nothing(t: CheckContext) -> None:
-    text = (await _plain(t)).text()
+async def stream_leaks_nothing(ctx: CheckContext) -> None:
+    text = (await _plain(ctx)).text()
     stop = stop_inside(text, min(12, max(2, len(text) // 3)), len(text) // 3)
-    _check_stopped((await t.stream_chat(stop=[stop])).ok(), text, stop)
+    _check_stopped((await ctx.stream_chat(stop=[stop])).ok(), text, stop)
 
 
 @check(
@@ -113,10 +113,10 @@ async def stream_leaks_nothing(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def held_back_text_comes(t: CheckContext) -> None:
-    text = (await _plain(t)).text()
+async def held_back_text_comes(ctx: CheckContext) -> None:
+    text = (await _plain(ctx)).text()
     stop = text[-3:].lstrip("\ufffd") + _NEVER
-    answer = (await t.stream_chat(stop=[stop])).ok()
+    answer = (await ctx.stream_chat(stop=[stop])).ok()
     if answer.text() != text:
         raise answer.fail(f"the text is {answer.text()!r}", f"{text!r}: the stop string {stop!r} does not occur in it")
 
@@ -128,11 +128,11 @@ async def held_back_text_comes(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def no_match(t: CheckContext) -> None:
-    fields = t.logprob_fields(CHAT)
-    plain = await _plain(t, **fields)
-    answer = (await t.chat(stop=_NEVER, **fields)).ok()
-    t.same_text(answer, plain, "with and without a stop string that does not occur")
+async def no_match(ctx: CheckContext) -> None:
+    fields = ctx.logprob_fields(CHAT)
+    plain = await _plain(ctx, **fields)
+    answer = (await ctx.chat(stop=_NEVER, **fields)).ok()
+    ctx.same_text(answer, plain, "with and without a stop string that does not occur")
     if answer.finish_reason() != plain.finish_reason():
         raise answer.fail(f"finish_reason is {answer.finish_reason()!r}", repr(plain.finish_reason()))
 
@@ -144,9 +144,9 @@ async def no_match(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def empty_list(t: CheckContext) -> None:
-    fields = t.logprob_fields(CHAT)
-    t.same_text((await t.chat(stop=[], **fields)).ok(), await _plain(t, **fields), "with stop [] and without")
+async def empty_list(ctx: CheckContext) -> None:
+    fields = ctx.logprob_fields(CHAT)
+    ctx.same_text((await ctx.chat(stop=[], **fields)).ok(), await _plain(ctx, **fields), "with stop [] and without")
 
 
 @check(
@@ -156,11 +156,11 @@ async def empty_list(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def at_the_start(t: CheckContext) -> None:
-    text = (await _plain(t)).text()
+async def at_the_start(ctx: CheckContext) -> None:
+    text = (await _plain(ctx)).text()
     if not text[:1] or text[0] in "\ufffd \n":
         raise Skip("the model's answer does not begin with a character that could be a stop string")
-    _check_stopped((await t.chat(stop=text[0])).ok(), text, text[0])
+    _check_stopped((await ctx.chat(stop=text[0])).ok(), text, text[0])
 
 
 @check(
@@ -170,11 +170,11 @@ async def at_the_start(t: CheckContext) -> None:
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
-async def saves_tokens(t: CheckContext) -> None:
-    plain = await _plain(t)
+async def saves_tokens(ctx: CheckContext) -> None:
+    plain = await _plain(ctx)
     stop = stop_inside(plain.text(), 2, len(plain.text()) // 4)
     fields: dict[str, Any] = {"stop": stop}
-    answer = (await t.chat(**fields)).ok()
+    answer = (await ctx.chat(**fields)).ok()
     used, whole = answer.usage("completion_tokens"), plain.usage("completion_tokens")
     if whole >= 8 and used > whole * 3 / 4:
         raise answer.fail(f"{used} completion tokens of {whole} for a quarter of the text", "about a quarter")

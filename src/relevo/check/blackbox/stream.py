@@ -23,8 +23,8 @@ _NUM_TRIES = 3
     source=SSE,
     needs=_CHAT,
 )
-async def content_type(t: CheckContext) -> None:
-    answer = (await t.stream_chat()).ok()
+async def content_type(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat()).ok()
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
         raise answer.fail(f"content-type is {answer.headers.get('content-type')!r}", "text/event-stream")
 
@@ -36,8 +36,8 @@ async def content_type(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def chunks(t: CheckContext) -> None:
-    answer = (await t.stream_chat()).ok()
+async def chunks(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat()).ok()
     if not answer.chunks:
         raise answer.fail("no chunks", "chunks")
     kinds_of = {"id": str, "created": int, "model": str}
@@ -59,8 +59,8 @@ async def chunks(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def role(t: CheckContext) -> None:
-    answer = (await t.stream_chat()).ok()
+async def role(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat()).ok()
     roles = [delta.get("role") for delta in answer.deltas()]
     if not roles or roles[0] != "assistant":
         raise answer.fail(f"the first chunk's role is {roles[0] if roles else None!r}", "role 'assistant'")
@@ -75,8 +75,8 @@ async def role(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def finish(t: CheckContext) -> None:
-    answer = (await t.stream_chat()).ok()
+async def finish(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat()).ok()
     answer.finish_reason()
     parts = answer.choice_parts()
     at = next(number for number, part in enumerate(parts) if part.get("finish_reason") is not None)
@@ -91,11 +91,11 @@ async def finish(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def done(t: CheckContext) -> None:
-    answer = (await t.stream_chat()).ok()
+async def done(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat()).ok()
     if answer.num_done != 1:
         raise answer.fail(f"{answer.num_done} events [DONE]", "one")
-    if answer.sse.events[-1].data.strip() != "[DONE]":
+    if answer.sse.events[-1].text.strip() != "[DONE]":
         raise answer.fail("events after [DONE]", "[DONE] last")
 
 
@@ -106,8 +106,8 @@ async def done(t: CheckContext) -> None:
     source=SSE,
     needs=_CHAT,
 )
-async def ends(t: CheckContext) -> None:
-    answer = (await t.stream_chat()).ok()
+async def ends(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat()).ok()
     if answer.was_cut:
         raise answer.fail("the connection broke", "a properly ended body")
 
@@ -119,9 +119,9 @@ async def ends(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def equals_whole(t: CheckContext) -> None:
-    fields = t.logprob_fields("/v1/chat/completions")
-    _check_equal(t, (await t.stream_chat(**fields)).ok(), (await t.chat(**fields)).ok())
+async def equals_whole(ctx: CheckContext) -> None:
+    fields = ctx.logprob_fields("/v1/chat/completions")
+    _check_equal(ctx, (await ctx.stream_chat(**fields)).ok(), (await ctx.chat(**fields)).ok())
 
 
 @check(
@@ -131,13 +131,13 @@ async def equals_whole(t: CheckContext) -> None:
     source=OPENAI_COMPLETIONS,
     needs=_COMPLETIONS,
 )
-async def completion_equals_whole(t: CheckContext) -> None:
-    fields = t.logprob_fields("/v1/completions")
-    _check_equal(t, (await t.stream_complete(**fields)).ok(), (await t.complete(**fields)).ok())
+async def completion_equals_whole(ctx: CheckContext) -> None:
+    fields = ctx.logprob_fields("/v1/completions")
+    _check_equal(ctx, (await ctx.stream_complete(**fields)).ok(), (await ctx.complete(**fields)).ok())
 
 
-def _check_equal(t: CheckContext, streamed: StreamAnswer, whole: Answer) -> None:
-    t.same_text(streamed, whole, "streamed and whole")
+def _check_equal(ctx: CheckContext, streamed: StreamAnswer, whole: Answer) -> None:
+    ctx.same_text(streamed, whole, "streamed and whole")
     if streamed.finish_reason() != whole.finish_reason():
         raise streamed.fail(f"finish_reason is {streamed.finish_reason()!r}", f"{whole.finish_reason()!r} as whole")
 
@@ -149,10 +149,10 @@ def _check_equal(t: CheckContext, streamed: StreamAnswer, whole: Answer) -> None
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def short_equals_whole(t: CheckContext) -> None:
+async def short_equals_whole(ctx: CheckContext) -> None:
     for max_tokens in (1, 2, 3):
-        fields = t.logprob_fields("/v1/chat/completions") | {"max_tokens": max_tokens}
-        _check_equal(t, (await t.stream_chat(**fields)).ok(), (await t.chat(**fields)).ok())
+        fields = ctx.logprob_fields("/v1/chat/completions") | {"max_tokens": max_tokens}
+        _check_equal(ctx, (await ctx.stream_chat(**fields)).ok(), (await ctx.chat(**fields)).ok())
 
 
 @check(
@@ -162,8 +162,8 @@ async def short_equals_whole(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def usage_last(t: CheckContext) -> None:
-    answer = (await t.stream_chat(stream_options=_USAGE)).ok()
+async def usage_last(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat(stream_options=_USAGE)).ok()
     if not answer.chunks or not answer.chunks[-1].get("usage"):
         raise answer.fail("the last chunk has no usage", "usage in the last chunk")
     if answer.chunks[-1].get("choices") != []:
@@ -179,8 +179,8 @@ async def usage_last(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def usage_equals_whole(t: CheckContext) -> None:
-    streamed, whole = (await t.stream_chat(stream_options=_USAGE)).ok(), (await t.chat()).ok()
+async def usage_equals_whole(ctx: CheckContext) -> None:
+    streamed, whole = (await ctx.stream_chat(stream_options=_USAGE)).ok(), (await ctx.chat()).ok()
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         if streamed.usage(name) != whole.usage(name):
             raise streamed.fail(f"usage.{name} is {streamed.usage(name)}", f"{whole.usage(name)} as whole")
@@ -193,8 +193,8 @@ async def usage_equals_whole(t: CheckContext) -> None:
     source=OPENAI_SDK,
     needs=_CHAT,
 )
-async def choices_always(t: CheckContext) -> None:
-    answer = (await t.stream_chat()).ok()
+async def choices_always(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat()).ok()
     if not all(chunk.get("choices") for chunk in answer.chunks):
         raise answer.fail("a chunk without choices", "a choice in every chunk")
 
@@ -206,17 +206,17 @@ async def choices_always(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def incremental(t: CheckContext) -> None:
-    answer = (await t.stream_chat(stream_options=_USAGE)).ok()
+async def incremental(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat(stream_options=_USAGE)).ok()
     num_tokens, num_chunks = answer.usage("completion_tokens"), len(answer.pieces_of_text())
     if num_chunks < num_tokens / 4:
         raise answer.fail(f"{num_tokens} tokens in {num_chunks} chunks", "at most four tokens a chunk on average")
     for _ in range(_NUM_TRIES):
-        times = [answer.event_at_s(n) for n, event in enumerate(answer.sse.events) if "content" in event.data]
+        times = [answer.event_at_s(n) for n, event in enumerate(answer.sse.events) if "content" in event.text]
         early_s, end_s = (times[len(times) // 4], times[-1]) if times else (0.0, 0.0)
         if end_s <= _SLOW_S or early_s <= _EARLY_FRACTION * end_s:
             return
-        answer = (await t.stream_chat(stream_options=_USAGE)).ok()  # once may be a pause of the machine
+        answer = (await ctx.stream_chat(stream_options=_USAGE)).ok()  # once may be a pause of the machine
     raise answer.fail(
         f"a quarter of the text had come only after {early_s:.2f} s of {end_s:.2f} s, {_NUM_TRIES} times",
         "text that arrives over the whole time",
@@ -230,8 +230,8 @@ async def incremental(t: CheckContext) -> None:
     source=OPENAI_SDK,
     needs=_CHAT,
 )
-async def error_is_a_status(t: CheckContext) -> None:
-    answer = await t.stream("/v1/chat/completions", t.chat_body(temperature="hot"))
+async def error_is_a_status(ctx: CheckContext) -> None:
+    answer = await ctx.stream("/v1/chat/completions", ctx.chat_body(temperature="hot"))
     if not 400 <= answer.status < 500:
         raise answer.fail(f"HTTP {answer.status}", "a 4xx status")
 
@@ -243,8 +243,8 @@ async def error_is_a_status(t: CheckContext) -> None:
     source=OPENAI_STREAM,
     needs=_CHAT,
 )
-async def length(t: CheckContext) -> None:
-    answer = (await t.stream_chat(QUESTION, max_tokens=5)).ok()
+async def length(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_chat(QUESTION, max_tokens=5)).ok()
     if answer.finish_reason() != "length":
         raise answer.fail(f"finish_reason is {answer.finish_reason()!r} after 5 tokens of a story", "'length'")
 
@@ -257,8 +257,8 @@ async def length(t: CheckContext) -> None:
     needs=_COMPLETIONS,
     level=Level.MUST,
 )
-async def completion_chunks(t: CheckContext) -> None:
-    answer = (await t.stream_complete()).ok()
+async def completion_chunks(ctx: CheckContext) -> None:
+    answer = (await ctx.stream_complete()).ok()
     kinds = {str(chunk.get("object")) for chunk in answer.chunks}
     if kinds != {"text_completion"}:
         raise answer.fail(f"object is {sorted(kinds)}", "object 'text_completion'")

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from relevo.check.context import CLIENT_ERRORS, CheckContext
+from relevo.check.context import CheckContext
 from relevo.check.exchange import Answer, Exchange
 from relevo.check.server import Server
 from relevo.check.sources import FAIRNESS, ISOLATION, OPENAI_CACHING, SECRETS
 from relevo.check.texts import QUESTION, TOPICS, fresh_words
 from relevo.check.words import Level, Mismatch, Need, Skip, check
+from relevo.client.http import CLIENT_ERRORS
 
 _TWO = (Need.OTHER_KEY,)
 _NUM_FLOOD = 48  # requests of the first key at once
@@ -28,15 +29,15 @@ _HEAD_START_S = 0.2  # of the first key; arbitrary
 _SHORT_TOKENS = 4  # of the other key's request
 
 
-def _other(t: CheckContext) -> Server:
-    assert t.other is not None, "the check needs another key"
-    return t.other
+def _other(ctx: CheckContext) -> Server:
+    assert ctx.other is not None, "the check needs another key"
+    return ctx.other
 
 
-async def _as_other(t: CheckContext, text: str, **fields: Any) -> Answer:
-    path, body = t.prompt_body(text, **fields)
-    t.last = t.exchange(path, body, _other(t))
-    return await _other(t).send(t.last)
+async def _as_other(ctx: CheckContext, text: str, **fields: Any) -> Answer:
+    path, body = ctx.prompt_body(text, **fields)
+    ctx.last = ctx.exchange(path, body, _other(ctx))
+    return await _other(ctx).send(ctx.last)
 
 
 # ---- nothing is learned ---------------------------------------------------------------------------------------------
@@ -49,19 +50,19 @@ async def _as_other(t: CheckContext, text: str, **fields: Any) -> Answer:
     source=OPENAI_CACHING,
     needs=(*_TWO, Need.CACHED_TOKENS),
 )
-async def cached_tokens(t: CheckContext) -> None:
-    text = fresh_words(t.rng, 200)
+async def cached_tokens(ctx: CheckContext) -> None:
+    text = fresh_words(ctx.rng, 200)
     names = {"prompt_cache_key": "one", "user": "one"}
-    await t.ask(text, max_tokens=1)
-    again = (await t.ask(text, max_tokens=1)).ok()
+    await ctx.ask(text, max_tokens=1)
+    again = (await ctx.ask(text, max_tokens=1)).ok()
     if again.num_cached_tokens == 0:
         raise Skip("nothing is cached for the same key either")
     for fields in ({}, names):
-        answer = (await _as_other(t, text, max_tokens=1, **fields)).ok()
+        answer = (await _as_other(ctx, text, max_tokens=1, **fields)).ok()
         if answer.num_cached_tokens:
             raise answer.fail(f"{answer.num_cached_tokens} cached tokens for the other key", "none")
-        text = fresh_words(t.rng, 200)
-        await t.ask(text, max_tokens=1, **names)
+        text = fresh_words(ctx.rng, 200)
+        await ctx.ask(text, max_tokens=1, **names)
 
 
 @check(
@@ -71,12 +72,12 @@ async def cached_tokens(t: CheckContext) -> None:
     source=ISOLATION,
     needs=_TWO,
 )
-async def no_foreign_words(t: CheckContext) -> None:
-    canary = f"zq{t.rng.getrandbits(40):010x}"
-    first = [t.ask(f"{canary} {canary} {topic}") for topic in TOPICS[:6]]
-    wrong = [t.ask(canary, temperature=canary) for _ in range(3)]
-    others = [_as_other(t, f"Here is a text about {topic}:") for topic in TOPICS[:6]]
-    others += [_as_other(t, "Here is a text", temperature="hot") for _ in range(3)]
+async def no_foreign_words(ctx: CheckContext) -> None:
+    canary = f"zq{ctx.rng.getrandbits(40):010x}"
+    first = [ctx.ask(f"{canary} {canary} {topic}") for topic in TOPICS[:6]]
+    wrong = [ctx.ask(canary, temperature=canary) for _ in range(3)]
+    others = [_as_other(ctx, f"Here is a text about {topic}:") for topic in TOPICS[:6]]
+    others += [_as_other(ctx, "Here is a text", temperature="hot") for _ in range(3)]
     answers = await asyncio.gather(*first, *wrong, *others)
     for answer in answers[-len(others) :]:
         if canary.encode() in answer.raw or any(canary in value for value in answer.headers.values()):
@@ -90,19 +91,21 @@ async def no_foreign_words(t: CheckContext) -> None:
     source=ISOLATION,
     needs=_TWO,
 )
-async def same_request_id(t: CheckContext) -> None:
-    name = f"same-{t.rng.getrandbits(40):010x}"
-    paths = [t.prompt_body(f"Here is a text about {topic}:") for topic in TOPICS[:2]]
-    bodies = [(path, body | t.logprob_fields(path)) for path, body in paths]
-    servers = (t.server, _other(t))
-    alone = [(await server.send(t.exchange(*body, server))).ok() for server, body in zip(servers, bodies, strict=True)]
+async def same_request_id(ctx: CheckContext) -> None:
+    name = f"same-{ctx.rng.getrandbits(40):010x}"
+    paths = [ctx.prompt_body(f"Here is a text about {topic}:") for topic in TOPICS[:2]]
+    bodies = [(path, body | ctx.logprob_fields(path)) for path, body in paths]
+    servers = (ctx.server, _other(ctx))
+    alone = [
+        (await server.send(ctx.exchange(*body, server))).ok() for server, body in zip(servers, bodies, strict=True)
+    ]
     named = [
-        server.exchange("POST", path, t.exchange(path, body).body, {"X-Request-Id": name})
+        server.exchange("POST", path, ctx.exchange(path, body).request.body, {"X-Request-Id": name})
         for server, (path, body) in zip(servers, bodies, strict=True)
     ]
     together = await asyncio.gather(*(server.send(one) for server, one in zip(servers, named, strict=True)))
     for answer, reference in zip(together, alone, strict=True):
-        t.same_text(answer.ok(), reference, "with another's request id and alone")
+        ctx.same_text(answer.ok(), reference, "with another's request id and alone")
 
 
 @check(
@@ -112,11 +115,11 @@ async def same_request_id(t: CheckContext) -> None:
     source=SECRETS,
     needs=_TWO,
 )
-async def keys_are_not_shown(t: CheckContext) -> None:
-    keys = [key for key in (t.server.api_key, _other(t).api_key) if key is not None]
-    await _as_other(t, QUESTION, max_tokens=1, temperature="hot")
+async def keys_are_not_shown(ctx: CheckContext) -> None:
+    keys = [key for key in (ctx.server.api_key, _other(ctx).api_key) if key is not None]
+    await _as_other(ctx, QUESTION, max_tokens=1, temperature="hot")
     for path in ("/metrics", "/ready", "/health", "/version", "/v1/models", "/openapi.json", "/"):
-        answer = await t.send("GET", path)
+        answer = await ctx.send("GET", path)
         if any(key.encode() in answer.raw for key in keys):
             raise Mismatch(f"{path} shows an API key", expected="none", exchange=answer.exchange)
 
@@ -125,9 +128,9 @@ async def keys_are_not_shown(t: CheckContext) -> None:
 
 
 @asynccontextmanager
-async def _flood(t: CheckContext, exchanges: Sequence[Exchange]) -> AsyncIterator[list[asyncio.Task[Answer]]]:
+async def _flood(ctx: CheckContext, exchanges: Sequence[Exchange]) -> AsyncIterator[list[asyncio.Task[Answer]]]:
     """The first key's requests, all at once; they are abandoned at the end."""
-    tasks = [asyncio.create_task(t.server.send(exchange)) for exchange in exchanges]
+    tasks = [asyncio.create_task(ctx.server.send(exchange)) for exchange in exchanges]
     try:
         await asyncio.sleep(_HEAD_START_S)  # they are there before the other key's
         yield tasks
@@ -137,12 +140,12 @@ async def _flood(t: CheckContext, exchanges: Sequence[Exchange]) -> AsyncIterato
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _need_served_beside(t: CheckContext, exchanges: Sequence[Exchange]) -> None:
+async def _need_served_beside(ctx: CheckContext, exchanges: Sequence[Exchange]) -> None:
     """Raises Mismatch unless the other key's short request is answered while most of the first key's run or wait."""
-    async with _flood(t, exchanges) as tasks:
+    async with _flood(ctx, exchanges) as tasks:
         num_before = sum(_is_answered(task) for task in tasks)
         num_left = sum(not task.done() for task in tasks)
-        answer = await _as_other(t, "Here is a text about the sea:", max_tokens=_SHORT_TOKENS)
+        answer = await _as_other(ctx, "Here is a text about the sea:", max_tokens=_SHORT_TOKENS)
         num_answered = sum(_is_answered(task) for task in tasks) - num_before
     if answer.status != 200:
         raise answer.fail(f"HTTP {answer.status} for the other key's only request", "HTTP 200")
@@ -164,10 +167,10 @@ def _is_answered(task: asyncio.Task[Answer]) -> bool:
     return task.result().status == 200
 
 
-def _long_bodies(t: CheckContext, num: int, num_tokens: int, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
+def _long_bodies(ctx: CheckContext, num: int, num_tokens: int, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
     return [
-        t.prompt_body(
-            f"{number}: a text about {TOPICS[number % len(TOPICS)]}", max_tokens=num_tokens, **t.endless, **fields
+        ctx.prompt_body(
+            f"{number}: a text about {TOPICS[number % len(TOPICS)]}", max_tokens=num_tokens, **ctx.endless, **fields
         )
         for number in range(num)
     ]
@@ -181,8 +184,8 @@ def _long_bodies(t: CheckContext, num: int, num_tokens: int, **fields: Any) -> l
     needs=_TWO,
     level=Level.SHOULD,
 )
-async def flood(t: CheckContext) -> None:
-    await _need_served_beside(t, [t.exchange(*body) for body in _long_bodies(t, _NUM_FLOOD, _FLOOD_TOKENS)])
+async def flood(ctx: CheckContext) -> None:
+    await _need_served_beside(ctx, [ctx.exchange(*body) for body in _long_bodies(ctx, _NUM_FLOOD, _FLOOD_TOKENS)])
 
 
 @check(
@@ -193,9 +196,9 @@ async def flood(t: CheckContext) -> None:
     needs=_TWO,
     level=Level.SHOULD,
 )
-async def long_streams(t: CheckContext) -> None:
-    bodies = _long_bodies(t, _NUM_STREAMS, _STREAM_TOKENS)
-    await _need_served_beside(t, [t.stream_exchange(*body) for body in bodies])
+async def long_streams(ctx: CheckContext) -> None:
+    bodies = _long_bodies(ctx, _NUM_STREAMS, _STREAM_TOKENS)
+    await _need_served_beside(ctx, [ctx.stream_exchange(*body) for body in bodies])
 
 
 @check(
@@ -206,9 +209,9 @@ async def long_streams(t: CheckContext) -> None:
     needs=(*_TWO, Need.CHOICES),
     level=Level.SHOULD,
 )
-async def large_n(t: CheckContext) -> None:
-    bodies = _long_bodies(t, 4, _FLOOD_TOKENS, n=_NUM_CHOICES, temperature=1)
-    await _need_served_beside(t, [t.exchange(*body) for body in bodies])
+async def large_n(ctx: CheckContext) -> None:
+    bodies = _long_bodies(ctx, 4, _FLOOD_TOKENS, n=_NUM_CHOICES, temperature=1)
+    await _need_served_beside(ctx, [ctx.exchange(*body) for body in bodies])
 
 
 @check(
@@ -219,13 +222,13 @@ async def large_n(t: CheckContext) -> None:
     needs=_TWO,
     level=Level.SHOULD,
 )
-async def priority(t: CheckContext) -> None:
+async def priority(ctx: CheckContext) -> None:
     headers = {"x-priority": "-100", "x-relevo-priority": "-100"}
     exchanges = [
-        t.server.exchange("POST", path, t.exchange(path, body | {"priority": -100}).body, headers)
-        for path, body in _long_bodies(t, _NUM_FLOOD, _FLOOD_TOKENS)
+        ctx.server.exchange("POST", path, ctx.exchange(path, body | {"priority": -100}).request.body, headers)
+        for path, body in _long_bodies(ctx, _NUM_FLOOD, _FLOOD_TOKENS)
     ]
-    await _need_served_beside(t, exchanges)
+    await _need_served_beside(ctx, exchanges)
 
 
 @check(
@@ -235,10 +238,10 @@ async def priority(t: CheckContext) -> None:
     source=ISOLATION,
     needs=_TWO,
 )
-async def equal_beside(t: CheckContext) -> None:
-    path, body = t.prompt_body("Here is a text about glass:")
-    body |= t.logprob_fields(path)
-    alone = (await _other(t).send(t.exchange(path, body, _other(t)))).ok()
-    async with _flood(t, [t.exchange(*one) for one in _long_bodies(t, _NUM_FLOOD // 2, _FLOOD_TOKENS)]):
-        beside = await _other(t).send(t.exchange(path, body, _other(t)))
-    t.same_text(beside.ok(), alone, "beside the first key's load and alone")
+async def equal_beside(ctx: CheckContext) -> None:
+    path, body = ctx.prompt_body("Here is a text about glass:")
+    body |= ctx.logprob_fields(path)
+    alone = (await _other(ctx).send(ctx.exchange(path, body, _other(ctx)))).ok()
+    async with _flood(ctx, [ctx.exchange(*one) for one in _long_bodies(ctx, _NUM_FLOOD // 2, _FLOOD_TOKENS)]):
+        beside = await _other(ctx).send(ctx.exchange(path, body, _other(ctx)))
+    ctx.same_text(beside.ok(), alone, "beside the first key's load and alone")

@@ -31,9 +31,9 @@ _ASKED = "How warm is the sea?"
     source=OPENAI_TOOLS,
     needs=(Need.CHAT, Need.TOOLS),
 )
-async def reach_the_model(t: CheckContext) -> None:
-    plain = (await t.chat(_ASKED, max_tokens=1)).ok()
-    given = (await t.chat(_ASKED, max_tokens=1, tools=[_TOOL])).ok()
+async def reach_the_model(ctx: CheckContext) -> None:
+    plain = (await ctx.chat(_ASKED, max_tokens=1)).ok()
+    given = (await ctx.chat(_ASKED, max_tokens=1, tools=[_TOOL])).ok()
     if given.usage("prompt_tokens") <= plain.usage("prompt_tokens"):
         raise given.fail(
             f"{given.usage('prompt_tokens')} prompt tokens with a tool, {plain.usage('prompt_tokens')} without",
@@ -48,9 +48,9 @@ async def reach_the_model(t: CheckContext) -> None:
     source=OPENAI_TOOLS,
     needs=(Need.CHAT, Need.FORCED_TOOL),
 )
-async def forced(t: CheckContext) -> None:
+async def forced(ctx: CheckContext) -> None:
     choice = {"type": "function", "function": {"name": _NAME}}
-    answer = (await t.chat(_ASKED, max_tokens=64, tools=[_TOOL], tool_choice=choice)).ok()
+    answer = (await ctx.chat(_ASKED, max_tokens=64, tools=[_TOOL], tool_choice=choice)).ok()
     call = answer.at(dict, "choices", 0, "message", "tool_calls", 0)
     if call.get("type") != "function" or not call.get("id"):
         raise answer.fail(f"the call has type {call.get('type')!r} and id {call.get('id')!r}", "'function' and an id")
@@ -76,12 +76,12 @@ def _check_arguments(answer: Answer) -> None:
     source=OPENAI_CHAT,
     needs=(Need.CHAT,),
 )
-async def history(t: CheckContext) -> None:
-    short = await t.chat(messages=_after_a_call("17"), max_tokens=1)
+async def history(ctx: CheckContext) -> None:
+    short = await ctx.chat(messages=_after_a_call("17"), max_tokens=1)
     if short.is_refusal:
         raise Skip(f"tool messages are refused with HTTP {short.status}: {short.error_message}")
     told = "17, measured at noon by the lighthouse keeper with the old thermometer"
-    longer = (await t.chat(messages=_after_a_call(told), max_tokens=1)).ok()
+    longer = (await ctx.chat(messages=_after_a_call(told), max_tokens=1)).ok()
     if longer.usage("prompt_tokens") <= short.ok().usage("prompt_tokens"):
         raise longer.fail(
             f"{longer.usage('prompt_tokens')} prompt tokens, as many as with a shorter result",
@@ -105,7 +105,7 @@ def _after_a_call(result: str) -> list[dict[str, Any]]:
     source=OPENAI_TOOLS,
     needs=(Need.CHAT,),
 )
-async def unknown_choice(t: CheckContext) -> None:
-    answer = await t.chat(QUESTION, max_tokens=1, tools=[_TOOL], tool_choice="sometimes")
+async def unknown_choice(ctx: CheckContext) -> None:
+    answer = await ctx.chat(QUESTION, max_tokens=1, tools=[_TOOL], tool_choice="sometimes")
     if not 400 <= answer.status < 500:
         raise answer.fail(f"HTTP {answer.status}: {answer.error_message}", "a 4xx status")

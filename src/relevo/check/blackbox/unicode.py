@@ -22,15 +22,15 @@ _CHAT = (Need.CHAT,)
     source=UNICODE,
     needs=(Need.COMPLETIONS, Need.ECHO),
 )
-async def echo(t: CheckContext) -> None:
-    await _check_echo(t, MANY_SCRIPTS)
+async def echo(ctx: CheckContext) -> None:
+    await _check_echo(ctx, MANY_SCRIPTS)
 
 
-async def _check_echo(t: CheckContext, text: str) -> None:
-    ascii_only = (await t.complete(OPENING, echo=True, max_tokens=1)).ok()
+async def _check_echo(ctx: CheckContext, text: str) -> None:
+    ascii_only = (await ctx.complete(OPENING, echo=True, max_tokens=1)).ok()
     if not ascii_only.text().startswith(OPENING):
         raise Skip("echo is accepted and ignored, which shape.completion_echo tells")
-    answer = (await t.complete(text, echo=True, max_tokens=1)).ok()
+    answer = (await ctx.complete(text, echo=True, max_tokens=1)).ok()
     if not answer.text().startswith(text):
         raise answer.fail(f"text is {answer.text()!r}", f"text that begins with {text!r}")
 
@@ -42,13 +42,13 @@ async def _check_echo(t: CheckContext, text: str) -> None:
     source=JSON,
     needs=_CHAT,
 )
-async def escapes(t: CheckContext) -> None:
-    body = t.chat_body(MANY_SCRIPTS, **t.logprob_fields(CHAT))
-    plain = (await t.post(CHAT, orjson.dumps(body))).ok()
-    escaped = (await t.post(CHAT, json.dumps(body).encode())).ok()
+async def escapes(ctx: CheckContext) -> None:
+    body = ctx.chat_body(MANY_SCRIPTS, **ctx.logprob_fields(CHAT))
+    plain = (await ctx.post(CHAT, orjson.dumps(body))).ok()
+    escaped = (await ctx.post(CHAT, json.dumps(body).encode())).ok()
     if plain.usage("prompt_tokens") != escaped.usage("prompt_tokens"):
         raise escaped.fail(f"{escaped.usage('prompt_tokens')} prompt tokens", f"{plain.usage('prompt_tokens')}")
-    t.same_text(escaped, plain, "escaped and plain")
+    ctx.same_text(escaped, plain, "escaped and plain")
 
 
 @check(
@@ -58,9 +58,9 @@ async def escapes(t: CheckContext) -> None:
     source=UNICODE,
     needs=_CHAT,
 )
-async def lone_surrogate(t: CheckContext) -> None:
-    body = json.dumps(t.chat_body("a lone \ud83c surrogate", max_tokens=2)).encode()
-    answer = await t.post(CHAT, body)
+async def lone_surrogate(ctx: CheckContext) -> None:
+    body = json.dumps(ctx.chat_body("a lone \ud83c surrogate", max_tokens=2)).encode()
+    answer = await ctx.post(CHAT, body)
     if answer.status != 200 and not answer.is_refusal:
         raise answer.fail(f"HTTP {answer.status}", "HTTP 200 or a 4xx status")
     if answer.status == 200:
@@ -74,12 +74,12 @@ async def lone_surrogate(t: CheckContext) -> None:
     source=UNICODE,
     needs=_CHAT,
 )
-async def nul(t: CheckContext) -> None:
-    answer = await t.chat("before \x00 after", max_tokens=2)
+async def nul(ctx: CheckContext) -> None:
+    answer = await ctx.chat("before \x00 after", max_tokens=2)
     if answer.status != 200 and not answer.is_refusal:
         raise answer.fail(f"HTTP {answer.status}", "HTTP 200 or a 4xx status")
     if answer.status == 200:
-        short = (await t.chat("before ", max_tokens=2)).ok()
+        short = (await ctx.chat("before ", max_tokens=2)).ok()
         if answer.usage("prompt_tokens") <= short.usage("prompt_tokens"):
             raise answer.fail(
                 f"{answer.usage('prompt_tokens')} prompt tokens", "more than for the text before the NUL alone"
@@ -92,8 +92,8 @@ async def nul(t: CheckContext) -> None:
     why="Chinese full stops and emoji are common stop strings.",
     source=OPENAI_CHAT,
 )
-async def stop_string(t: CheckContext) -> None:
-    whole = (await t.ask(EMOJI_OPENING)).ok()
+async def stop_string(ctx: CheckContext) -> None:
+    whole = (await ctx.ask(EMOJI_OPENING)).ok()
     text = whole.text()
     wide = next(
         (place for place, letter in enumerate(text) if place > 2 and ord(letter) > 127 and letter != "\ufffd"), None
@@ -101,7 +101,7 @@ async def stop_string(t: CheckContext) -> None:
     if wide is None:
         raise Skip("the model answered in ASCII")
     stop = stop_inside(text, 1, wide)
-    answer = (await t.ask(EMOJI_OPENING, stop=stop)).ok()
+    answer = (await ctx.ask(EMOJI_OPENING, stop=stop)).ok()
     if answer.text() != text[: text.find(stop)]:
         raise answer.fail(f"text is {answer.text()!r}", repr(text[: text.find(stop)]))
 
@@ -113,8 +113,8 @@ async def stop_string(t: CheckContext) -> None:
     source=UNICODE,
     needs=_CHAT,
 )
-async def not_mangled(t: CheckContext) -> None:
-    answer = (await t.chat(f"Repeat exactly: {MANY_SCRIPTS}")).ok()
+async def not_mangled(ctx: CheckContext) -> None:
+    answer = (await ctx.chat(f"Repeat exactly: {MANY_SCRIPTS}")).ok()
     try:
         answer.raw.decode()
     except UnicodeDecodeError as error:
@@ -131,6 +131,6 @@ async def not_mangled(t: CheckContext) -> None:
     source=UNICODE,
     needs=(Need.COMPLETIONS, Need.ECHO),
 )
-async def normal_forms(t: CheckContext) -> None:
+async def normal_forms(ctx: CheckContext) -> None:
     for text in ("caf\u00e9 bar", "cafe\u0301 bar"):
-        await _check_echo(t, text)
+        await _check_echo(ctx, text)

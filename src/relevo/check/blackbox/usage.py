@@ -17,8 +17,8 @@ _CACHED = (Need.CACHED_TOKENS,)
     why="Budgets are kept by the total.",
     source=OPENAI_CHAT,
 )
-async def sums(t: CheckContext) -> None:
-    answer = (await t.ask(OPENING)).ok()
+async def sums(ctx: CheckContext) -> None:
+    answer = (await ctx.ask(OPENING)).ok()
     prompt, completion, total = (answer.usage(f"{name}_tokens") for name in ("prompt", "completion", "total"))
     if prompt + completion != total:
         raise answer.fail(f"{prompt} + {completion} is told as {total}", str(prompt + completion))
@@ -30,9 +30,9 @@ async def sums(t: CheckContext) -> None:
     why="One token too many or too few at the seam between prefill and decode shows here.",
     source=OPENAI_CHAT,
 )
-async def exact(t: CheckContext) -> None:
+async def exact(ctx: CheckContext) -> None:
     for max_tokens in (1, 2, 3):
-        answer = (await t.ask(OPENING, max_tokens=max_tokens)).ok()
+        answer = (await ctx.ask(OPENING, max_tokens=max_tokens)).ok()
         if answer.usage("completion_tokens") != max_tokens or answer.finish_reason() != "length":
             raise answer.fail(
                 f"{answer.usage('completion_tokens')} tokens, finish_reason {answer.finish_reason()!r}",
@@ -47,9 +47,9 @@ async def exact(t: CheckContext) -> None:
     source=OPENAI_COMPLETIONS,
     needs=(Need.COMPLETIONS, Need.TOKENIZE),
 )
-async def prompt_is_tokenize(t: CheckContext) -> None:
-    tokens = await t.tokenize(OPENING)
-    answer = (await t.complete(OPENING)).ok()
+async def prompt_is_tokenize(ctx: CheckContext) -> None:
+    tokens = await ctx.tokenize(OPENING)
+    answer = (await ctx.complete(OPENING)).ok()
     if answer.usage("prompt_tokens") != len(tokens):
         raise answer.fail(f"{answer.usage('prompt_tokens')} prompt tokens", f"{len(tokens)}, as /tokenize says")
 
@@ -60,9 +60,9 @@ async def prompt_is_tokenize(t: CheckContext) -> None:
     why="Constant or drifting counts are invented ones.",
     source=OPENAI_CHAT,
 )
-async def prompt_grows(t: CheckContext) -> None:
-    short, again = (await t.ask(QUESTION)).ok(), (await t.ask(QUESTION)).ok()
-    longer = (await t.ask(QUESTION * 3)).ok()
+async def prompt_grows(ctx: CheckContext) -> None:
+    short, again = (await ctx.ask(QUESTION)).ok(), (await ctx.ask(QUESTION)).ok()
+    longer = (await ctx.ask(QUESTION * 3)).ok()
     if short.usage("prompt_tokens") != again.usage("prompt_tokens"):
         raise again.fail(f"{again.usage('prompt_tokens')} prompt tokens", f"{short.usage('prompt_tokens')} as before")
     if longer.usage("prompt_tokens") <= short.usage("prompt_tokens"):
@@ -76,8 +76,8 @@ async def prompt_grows(t: CheckContext) -> None:
     source=OPENAI_CACHING,
     level=Level.SHOULD,
 )
-async def tells_cached(t: CheckContext) -> None:
-    answer = (await t.ask(OPENING)).ok()
+async def tells_cached(ctx: CheckContext) -> None:
+    answer = (await ctx.ask(OPENING)).ok()
     answer.at(int, "usage", "prompt_tokens_details", "cached_tokens")
 
 
@@ -88,8 +88,8 @@ async def tells_cached(t: CheckContext) -> None:
     source=OPENAI_CACHING,
     needs=_CACHED,
 )
-async def fresh_is_not_cached(t: CheckContext) -> None:
-    answer = (await t.ask(fresh_words(t.rng, _LONG_WORDS))).ok()
+async def fresh_is_not_cached(ctx: CheckContext) -> None:
+    answer = (await ctx.ask(fresh_words(ctx.rng, _LONG_WORDS))).ok()
     if answer.num_cached_tokens > answer.usage("prompt_tokens") / 2:
         raise answer.fail(f"{answer.num_cached_tokens} of {answer.usage('prompt_tokens')} tokens cached", "hardly any")
 
@@ -101,10 +101,10 @@ async def fresh_is_not_cached(t: CheckContext) -> None:
     source=OPENAI_CACHING,
     needs=_CACHED,
 )
-async def cached_bounds(t: CheckContext) -> None:
-    prompt = fresh_words(t.rng, _LONG_WORDS)
+async def cached_bounds(ctx: CheckContext) -> None:
+    prompt = fresh_words(ctx.rng, _LONG_WORDS)
     for _ in range(3):
-        answer = (await t.ask(prompt)).ok()
+        answer = (await ctx.ask(prompt)).ok()
         if not 0 <= answer.num_cached_tokens <= answer.usage("prompt_tokens"):
             raise answer.fail(f"{answer.num_cached_tokens} cached tokens", f"0 to {answer.usage('prompt_tokens')}")
 
@@ -117,10 +117,10 @@ async def cached_bounds(t: CheckContext) -> None:
     needs=_CACHED,
     level=Level.SHOULD,
 )
-async def repeat_is_cached(t: CheckContext) -> None:
-    prompt = fresh_words(t.rng, _LONG_WORDS)
-    (await t.ask(prompt)).ok()
-    answer = (await t.ask(prompt)).ok()
+async def repeat_is_cached(ctx: CheckContext) -> None:
+    prompt = fresh_words(ctx.rng, _LONG_WORDS)
+    (await ctx.ask(prompt)).ok()
+    answer = (await ctx.ask(prompt)).ok()
     if answer.num_cached_tokens < answer.usage("prompt_tokens") / 2:
         raise answer.fail(f"{answer.num_cached_tokens} of {answer.usage('prompt_tokens')} cached", "more than half")
 
@@ -131,11 +131,11 @@ async def repeat_is_cached(t: CheckContext) -> None:
     why="A cache that changes answers is worse than none.",
     source=OPENAI_CACHING,
 )
-async def cached_answer_is_same(t: CheckContext) -> None:
-    path, body = t.prompt_body(fresh_words(t.rng, _LONG_WORDS))
-    body |= t.logprob_fields(path)
-    first, second = (await t.post(path, body)).ok(), (await t.post(path, body)).ok()
-    t.same_text(second, first, "cached and fresh")
+async def cached_answer_is_same(ctx: CheckContext) -> None:
+    path, body = ctx.prompt_body(fresh_words(ctx.rng, _LONG_WORDS))
+    body |= ctx.logprob_fields(path)
+    first, second = (await ctx.post(path, body)).ok(), (await ctx.post(path, body)).ok()
+    ctx.same_text(second, first, "cached and fresh")
 
 
 @check(
@@ -145,9 +145,9 @@ async def cached_answer_is_same(t: CheckContext) -> None:
     source=OPENAI_CACHING,
     needs=_CACHED,
 )
-async def cached_prefix_only(t: CheckContext) -> None:
-    prompt = fresh_words(t.rng, _LONG_WORDS)
-    (await t.ask(prompt)).ok()
-    answer = (await t.ask("x" + prompt)).ok()
+async def cached_prefix_only(ctx: CheckContext) -> None:
+    prompt = fresh_words(ctx.rng, _LONG_WORDS)
+    (await ctx.ask(prompt)).ok()
+    answer = (await ctx.ask("x" + prompt)).ok()
     if answer.num_cached_tokens > answer.usage("prompt_tokens") / 2:
         raise answer.fail(f"{answer.num_cached_tokens} of {answer.usage('prompt_tokens')} tokens cached", "hardly any")

@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from relevo.check.context import CLIENT_ERRORS, CheckContext
+from relevo.check.context import CheckContext
 from relevo.check.disturber import Action, Disturber
 from relevo.check.equality import difference
 from relevo.check.exchange import Answer, StreamAnswer
 from relevo.check.texts import TOPICS
 from relevo.check.words import Mismatch, Skip
+from relevo.client.http import CLIENT_ERRORS
 from relevo.core.errors import StartError
 
 RECOVERY_S = 60.0  # arbitrary: a model has to be loaded again
@@ -32,38 +33,38 @@ class Watched:
     is_repeatable: bool = True  # False: sampled by a server whose seeds do not hold, so that only the form is judged
 
 
-def disturber_of(t: CheckContext) -> Disturber:
-    assert t.disturber is not None, "checks that need processes run with a disturber only"
-    return t.disturber
+def disturber_of(ctx: CheckContext) -> Disturber:
+    assert ctx.disturber is not None, "checks that need processes run with a disturber only"
+    return ctx.disturber
 
 
-async def all_targets(t: CheckContext) -> list[str]:
+async def all_targets(ctx: CheckContext) -> list[str]:
     """The processes that may be disturbed. Raises Skip if there is none."""
-    targets = await disturber_of(t).targets()
+    targets = await disturber_of(ctx).targets()
     if not targets:
         raise Skip("there is no process to disturb at present")
     return targets
 
 
-async def some_target(t: CheckContext) -> tuple[str, int]:
+async def some_target(ctx: CheckContext) -> tuple[str, int]:
     """A process to disturb, drawn, and how many there are. Raises Skip if there is none."""
-    targets = await all_targets(t)
-    return t.rng.choice(targets), len(targets)
+    targets = await all_targets(ctx)
+    return ctx.rng.choice(targets), len(targets)
 
 
-async def kill(t: CheckContext, target: str) -> None:
+async def kill(ctx: CheckContext, target: str) -> None:
     """Raises Skip if that cannot be done."""
-    if not await disturber_of(t).do(Action.KILL, target):
+    if not await disturber_of(ctx).do(Action.KILL, target):
         raise Skip("the chaos command cannot kill processes")
 
 
 @asynccontextmanager
-async def undone(t: CheckContext, begin: Action, end: Action, target: str, why_skipped: str) -> AsyncIterator[None]:
+async def undone(ctx: CheckContext, begin: Action, end: Action, target: str, why_skipped: str) -> AsyncIterator[None]:
     """`begin` holds inside, and `end` follows whatever happens. Raises Skip if `begin` cannot be done.
 
     A `begin` that failed or was broken off may hold all the same: it is ended too.
     """
-    disturber = disturber_of(t)
+    disturber = disturber_of(ctx)
     try:
         if not await disturber.do(begin, target):
             raise Skip(why_skipped)
@@ -77,29 +78,29 @@ async def undone(t: CheckContext, begin: Action, end: Action, target: str, why_s
         await disturber.do(end, target)
 
 
-async def watched_requests(t: CheckContext, count: int) -> list[Watched]:
+async def watched_requests(ctx: CheckContext, count: int) -> list[Watched]:
     """Greedy and seeded requests with their answers of a quiet server.
 
     A seed is a promise only as far as the server keeps it undisturbed, asked for again with the others at once.
     """
     found = []
     for number in range(count):
-        path, body = t.prompt_body(f"Here is a text about {TOPICS[number % len(TOPICS)]}:", max_tokens=STREAM_TOKENS)
+        path, body = ctx.prompt_body(f"Here is a text about {TOPICS[number % len(TOPICS)]}:", max_tokens=STREAM_TOKENS)
         if number % 3 == 2:
             body |= {"temperature": 0.8, "seed": 100 + number}
-        body |= t.logprob_fields(path)
-        found.append(Watched(path, body, (await t.post(path, body)).ok()))
-    again = await asyncio.gather(*(t.post(one.path, one.body) for one in found))
+        body |= ctx.logprob_fields(path)
+        found.append(Watched(path, body, (await ctx.post(path, body)).ok()))
+    again = await asyncio.gather(*(ctx.post(one.path, one.body) for one in found))
     return [
         replace(one, is_repeatable="seed" not in one.body or difference(answer.ok(), one.reference) is None)
         for one, answer in zip(found, again, strict=True)
     ]
 
 
-async def open_streams(t: CheckContext, requests: list[Watched]) -> list[asyncio.Task[StreamAnswer | None]]:
+async def open_streams(ctx: CheckContext, requests: list[Watched]) -> list[asyncio.Task[StreamAnswer | None]]:
     """All of them running, each with some text already received (or ended early)."""
     heard = [asyncio.Event() for _ in requests]
-    tasks = [asyncio.create_task(_stream(t, request, event)) for request, event in zip(requests, heard, strict=True)]
+    tasks = [asyncio.create_task(_stream(ctx, request, event)) for request, event in zip(requests, heard, strict=True)]
     waits = [asyncio.create_task(event.wait()) for event in heard]
     try:
         for task, wait in zip(tasks, waits, strict=True):
@@ -119,15 +120,15 @@ async def ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _stream(t: CheckContext, request: Watched, heard: asyncio.Event) -> StreamAnswer | None:
+async def _stream(ctx: CheckContext, request: Watched, heard: asyncio.Event) -> StreamAnswer | None:
     """None: the connection broke without any answer."""
     try:
-        return await t.stream(request.path, request.body, heard)
+        return await ctx.stream(request.path, request.body, heard)
     except CLIENT_ERRORS:
         return None
 
 
-def judge_stream(t: CheckContext, answer: StreamAnswer | None, request: Watched, *, may_fail: bool) -> bool:
+def judge_stream(ctx: CheckContext, answer: StreamAnswer | None, request: Watched, *, may_fail: bool) -> bool:
     """Whether it is whole. Raises Mismatch unless it equals its reference, or (`may_fail`) ended with one error."""
     if answer is None:
         raise Mismatch("the connection broke without an answer", expected="the whole answer, or one error")
@@ -142,7 +143,7 @@ def judge_stream(t: CheckContext, answer: StreamAnswer | None, request: Watched,
         raise answer.fail("the stream ends without [DONE] and without an error", "the whole answer, or one error event")
     if not request.is_repeatable:
         return True
-    t.same_text(answer, request.reference, "disturbed and undisturbed")
+    ctx.same_text(answer, request.reference, "disturbed and undisturbed")
     if answer.finish_reason() != request.reference.finish_reason():
         raise answer.fail(f"finish_reason is {answer.finish_reason()!r}", repr(request.reference.finish_reason()))
     return True
@@ -154,45 +155,45 @@ def _ends_with_one_error(answer: StreamAnswer) -> bool:
 
 
 async def judge_all(
-    t: CheckContext, streams: Sequence[Awaitable[StreamAnswer | None]], requests: Sequence[Watched], *, may_fail: bool
+    ctx: CheckContext, streams: Sequence[Awaitable[StreamAnswer | None]], requests: Sequence[Watched], *, may_fail: bool
 ) -> None:
     """Every stream to its end. Raises Mismatch as `judge_stream` does."""
     answers = await asyncio.gather(*streams)
     pairs = zip(answers, requests, strict=True)
-    num_whole = sum(judge_stream(t, answer, request, may_fail=may_fail) for answer, request in pairs)
-    t.notes.append(f"{num_whole} of {len(requests)} streams whole")
+    num_whole = sum(judge_stream(ctx, answer, request, may_fail=may_fail) for answer, request in pairs)
+    ctx.notes.append(f"{num_whole} of {len(requests)} streams whole")
 
 
 async def disturb_under_streams(
-    t: CheckContext, num_streams: int, disturb: Callable[[str], Awaitable[object]], *, may_fail: bool
+    ctx: CheckContext, num_streams: int, disturb: Callable[[str], Awaitable[object]], *, may_fail: bool
 ) -> None:
     """Streams are open while `disturb` does something to one process; each is judged, and all must be well again."""
-    baseline, reference = await t.quiet_baseline()
-    requests = await watched_requests(t, num_streams)
-    target, num_targets = await some_target(t)
-    streams = await open_streams(t, requests)
+    baseline, reference = await ctx.quiet_baseline()
+    requests = await watched_requests(ctx, num_streams)
+    target, num_targets = await some_target(ctx)
+    streams = await open_streams(ctx, requests)
     try:
         await disturb(target)
-        await judge_all(t, streams, requests, may_fail=may_fail)
+        await judge_all(ctx, streams, requests, may_fail=may_fail)
     finally:
         await ended(streams)
-    await wait_until_healed(t, num_targets, baseline, reference)
+    await wait_until_healed(ctx, num_targets, baseline, reference)
 
 
-async def wait_until_healed(t: CheckContext, num_targets: int, kv_before: float | None, reference: Answer) -> None:
+async def wait_until_healed(ctx: CheckContext, num_targets: int, kv_before: float | None, reference: Answer) -> None:
     """As many processes as before, and the closing probe. Raises Mismatch after RECOVERY_S."""
     deadline_s = time.monotonic() + RECOVERY_S
     while True:
         try:
-            answer = await t.ask_again(reference)
-            if answer.status == 200 and len(await disturber_of(t).targets()) >= num_targets:
+            answer = await ctx.ask_again(reference)
+            if answer.status == 200 and len(await disturber_of(ctx).targets()) >= num_targets:
                 break
-            told = f"HTTP {answer.status}, {len(await disturber_of(t).targets())} processes"
+            told = f"HTTP {answer.status}, {len(await disturber_of(ctx).targets())} processes"
         except CLIENT_ERRORS as error:
             told = f"{type(error).__name__}: {error}"
         if time.monotonic() > deadline_s:
             raise Mismatch(
-                f"{told} after {RECOVERY_S:.0f} s", expected=f"an answer and {num_targets} processes", exchange=t.last
+                f"{told} after {RECOVERY_S:.0f} s", expected=f"an answer and {num_targets} processes", exchange=ctx.last
             )
         await asyncio.sleep(POLL_S)
-    await t.closing_probe(kv_before, reference)
+    await ctx.closing_probe(kv_before, reference)

@@ -7,11 +7,12 @@ import time
 from contextlib import AbstractAsyncContextManager
 
 from relevo.check.chaos.recovery import disturb_under_streams, some_target, undone, wait_until_healed
-from relevo.check.context import CLIENT_ERRORS, POLL_S, CheckContext
+from relevo.check.context import POLL_S, CheckContext
 from relevo.check.disturber import Action
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import fresh_words
 from relevo.check.words import Mismatch, Need, check
+from relevo.client.http import CLIENT_ERRORS
 
 _NEEDS = (Need.PROCESSES,)
 _NUM_STREAMS = 6
@@ -20,13 +21,13 @@ _NUM_PROBES = 4
 NOTICE_S = 10.0  # within which a stopped process must be noticed
 
 
-def stopped(t: CheckContext, target: str) -> AbstractAsyncContextManager[None]:
+def stopped(ctx: CheckContext, target: str) -> AbstractAsyncContextManager[None]:
     """The process does nothing inside, and runs again afterwards whatever happens."""
-    return undone(t, Action.STOP, Action.CONTINUE, target, "the chaos command cannot stop processes")
+    return undone(ctx, Action.STOP, Action.CONTINUE, target, "the chaos command cannot stop processes")
 
 
-async def _stopped_for(t: CheckContext, target: str, pause_s: float) -> None:
-    async with stopped(t, target):
+async def _stopped_for(ctx: CheckContext, target: str, pause_s: float) -> None:
+    async with stopped(ctx, target):
         await asyncio.sleep(pause_s)
 
 
@@ -37,8 +38,10 @@ async def _stopped_for(t: CheckContext, target: str, pause_s: float) -> None:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def short_pause(t: CheckContext) -> None:
-    await disturb_under_streams(t, _NUM_STREAMS, lambda target: _stopped_for(t, target, _SHORT_PAUSE_S), may_fail=False)
+async def short_pause(ctx: CheckContext) -> None:
+    await disturb_under_streams(
+        ctx, _NUM_STREAMS, lambda target: _stopped_for(ctx, target, _SHORT_PAUSE_S), may_fail=False
+    )
 
 
 @check(
@@ -48,39 +51,39 @@ async def short_pause(t: CheckContext) -> None:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def stopped_is_noticed(t: CheckContext) -> None:
-    baseline, reference = await t.quiet_baseline()
-    target, num_targets = await some_target(t)
-    ready_path = await _ready_path(t)
-    async with stopped(t, target):
-        if not await _is_noticed(t, ready_path):
+async def stopped_is_noticed(ctx: CheckContext) -> None:
+    baseline, reference = await ctx.quiet_baseline()
+    target, num_targets = await some_target(ctx)
+    ready_path = await _ready_path(ctx)
+    async with stopped(ctx, target):
+        if not await _is_noticed(ctx, ready_path):
             raise Mismatch(
                 f"no answer and ready after {NOTICE_S:.0f} s with a stopped process",
                 expected="an answer, or a readiness that says no",
-                exchange=t.last,
+                exchange=ctx.last,
             )
-    await wait_until_healed(t, num_targets, baseline, reference)
+    await wait_until_healed(ctx, num_targets, baseline, reference)
 
 
-async def _ready_path(t: CheckContext) -> str | None:
+async def _ready_path(ctx: CheckContext) -> str | None:
     """The most telling of the usual paths that says yes while all is well; the no of another means nothing."""
     for path in ("/ready", "/health"):
-        if (await t.server.send(t.server.exchange("GET", path))).status == 200:
+        if (await ctx.server.send(ctx.server.exchange("GET", path))).status == 200:
             return path
     return None
 
 
-async def _is_noticed(t: CheckContext, ready_path: str | None) -> bool:
+async def _is_noticed(ctx: CheckContext, ready_path: str | None) -> bool:
     deadline_s = time.monotonic() + NOTICE_S
-    asking = asyncio.create_task(_are_answered(t))
+    asking = asyncio.create_task(_are_answered(ctx))
     try:
         while time.monotonic() < deadline_s:
             if asking.done() and asking.result():
                 return True
-            if ready_path is not None and not await _says_ready(t, ready_path):
+            if ready_path is not None and not await _says_ready(ctx, ready_path):
                 return True
             if asking.done():
-                asking = asyncio.create_task(_are_answered(t))
+                asking = asyncio.create_task(_are_answered(ctx))
             await asyncio.sleep(4 * POLL_S)
         return False
     finally:
@@ -88,21 +91,21 @@ async def _is_noticed(t: CheckContext, ready_path: str | None) -> bool:
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def _are_answered(t: CheckContext) -> bool:
+async def _are_answered(ctx: CheckContext) -> bool:
     """Several at once, of different prompts: a single one may have gone past the process that is stopped."""
-    bodies = [t.prompt_body(fresh_words(t.rng, 4), max_tokens=2) for _ in range(_NUM_PROBES)]
+    bodies = [ctx.prompt_body(fresh_words(ctx.rng, 4), max_tokens=2) for _ in range(_NUM_PROBES)]
     try:
-        answers = await asyncio.gather(*(t.post(*body) for body in bodies))
+        answers = await asyncio.gather(*(ctx.post(*body) for body in bodies))
     except CLIENT_ERRORS:
         return False
     return all(answer.status == 200 for answer in answers)
 
 
-async def _says_ready(t: CheckContext, path: str) -> bool:
+async def _says_ready(ctx: CheckContext, path: str) -> bool:
     """A path that does not answer does not say yes."""
     try:
         async with asyncio.timeout(NOTICE_S):
-            answer = await t.server.send(t.server.exchange("GET", path))
+            answer = await ctx.server.send(ctx.server.exchange("GET", path))
     except CLIENT_ERRORS:
         return False
     return answer.status == 200
@@ -115,5 +118,5 @@ async def _says_ready(t: CheckContext, path: str) -> bool:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def long_pause(t: CheckContext) -> None:
-    await disturb_under_streams(t, _NUM_STREAMS, lambda target: _stopped_for(t, target, t.pause_s), may_fail=True)
+async def long_pause(ctx: CheckContext) -> None:
+    await disturb_under_streams(ctx, _NUM_STREAMS, lambda target: _stopped_for(ctx, target, ctx.pause_s), may_fail=True)

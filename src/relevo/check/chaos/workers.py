@@ -16,18 +16,19 @@ from relevo.check.chaos.recovery import (
     wait_until_healed,
     watched_requests,
 )
-from relevo.check.context import CLIENT_ERRORS, CheckContext
+from relevo.check.context import CheckContext
 from relevo.check.sources import RECOVERY
 from relevo.check.texts import fresh_words
 from relevo.check.words import Level, Mismatch, Need, check
+from relevo.client.http import CLIENT_ERRORS
 
 _NEEDS = (Need.PROCESSES,)
 _NUM_STREAMS = 8
 _ERROR_WITHIN_S = 10.0
 
 
-async def _kill_under_streams(t: CheckContext, *, may_fail: bool) -> None:
-    await disturb_under_streams(t, _NUM_STREAMS, lambda target: kill(t, target), may_fail=may_fail)
+async def _kill_under_streams(ctx: CheckContext, *, may_fail: bool) -> None:
+    await disturb_under_streams(ctx, _NUM_STREAMS, lambda target: kill(ctx, target), may_fail=may_fail)
 
 
 @check(
@@ -37,8 +38,8 @@ async def _kill_under_streams(t: CheckContext, *, may_fail: bool) -> None:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def kill_no_silent_end(t: CheckContext) -> None:
-    await _kill_under_streams(t, may_fail=True)
+async def kill_no_silent_end(ctx: CheckContext) -> None:
+    await _kill_under_streams(ctx, may_fail=True)
 
 
 @check(
@@ -49,8 +50,8 @@ async def kill_no_silent_end(t: CheckContext) -> None:
     needs=_NEEDS,
     level=Level.SHOULD,
 )
-async def kill_streams_survive(t: CheckContext) -> None:
-    await _kill_under_streams(t, may_fail=False)
+async def kill_streams_survive(ctx: CheckContext) -> None:
+    await _kill_under_streams(ctx, may_fail=False)
 
 
 @check(
@@ -60,15 +61,15 @@ async def kill_streams_survive(t: CheckContext) -> None:
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def kill_in_prefill(t: CheckContext) -> None:
-    baseline, reference = await t.quiet_baseline()
-    target, num_targets = await some_target(t)
-    bodies = [t.prompt_body(fresh_words(t.rng, 300), max_tokens=4) for _ in range(6)]
-    tasks = [asyncio.create_task(_ended(t, path, body)) for path, body in bodies]
-    await asyncio.sleep(t.rng.uniform(0.0, 0.3))
+async def kill_in_prefill(ctx: CheckContext) -> None:
+    baseline, reference = await ctx.quiet_baseline()
+    target, num_targets = await some_target(ctx)
+    bodies = [ctx.prompt_body(fresh_words(ctx.rng, 300), max_tokens=4) for _ in range(6)]
+    tasks = [asyncio.create_task(_ended(ctx, path, body)) for path, body in bodies]
+    await asyncio.sleep(ctx.rng.uniform(0.0, 0.3))
     killed_at_s = time.monotonic()
     try:
-        await kill(t, target)
+        await kill(ctx, target)
         answers = await asyncio.gather(*tasks)
     finally:
         await ended(tasks)
@@ -77,16 +78,16 @@ async def kill_in_prefill(t: CheckContext) -> None:
             raise Mismatch(
                 f"{told} {ended_at_s - killed_at_s:.1f} s after the kill",
                 expected="an error within 10 s",
-                exchange=t.last,
+                exchange=ctx.last,
             )
         if status is None:
-            raise Mismatch(told, expected="an answer or an error status", exchange=t.last)
-    await wait_until_healed(t, num_targets, baseline, reference)
+            raise Mismatch(told, expected="an answer or an error status", exchange=ctx.last)
+    await wait_until_healed(ctx, num_targets, baseline, reference)
 
 
-async def _ended(t: CheckContext, path: str, body: dict[str, object]) -> tuple[int | None, float, str]:
+async def _ended(ctx: CheckContext, path: str, body: dict[str, object]) -> tuple[int | None, float, str]:
     try:
-        answer = await t.post(path, body)
+        answer = await ctx.post(path, body)
         return answer.status, time.monotonic(), f"HTTP {answer.status}"
     except CLIENT_ERRORS as error:
         return None, time.monotonic(), f"no answer ({type(error).__name__})"
@@ -99,16 +100,16 @@ async def _ended(t: CheckContext, path: str, body: dict[str, object]) -> tuple[i
     source=RECOVERY,
     needs=_NEEDS,
 )
-async def restart_each(t: CheckContext) -> None:
-    baseline, reference = await t.quiet_baseline()
-    requests = await watched_requests(t, 3)
-    targets = await all_targets(t)  # those that come back have other names
+async def restart_each(ctx: CheckContext) -> None:
+    baseline, reference = await ctx.quiet_baseline()
+    requests = await watched_requests(ctx, 3)
+    targets = await all_targets(ctx)  # those that come back have other names
     num_targets = len(targets)
     for target in targets:
-        streams = await open_streams(t, requests)
+        streams = await open_streams(ctx, requests)
         try:
-            await kill(t, target)
-            await judge_all(t, streams, requests, may_fail=True)
+            await kill(ctx, target)
+            await judge_all(ctx, streams, requests, may_fail=True)
         finally:
             await ended(streams)
-        await wait_until_healed(t, num_targets, baseline, reference)
+        await wait_until_healed(ctx, num_targets, baseline, reference)
