@@ -37,7 +37,7 @@ class PrefillFacts:
 
     worker_id: WorkerId
     num_prompt_tokens: int
-    num_cached_tokens: int  # prompt tokens that nobody had to compute; a transfer is never counted as a hit
+    num_cached_tokens: int  # prompt tokens that no worker had to compute; a transfer is never counted as a hit
     queue_s: float  # accepted by that worker -> first scheduled
     prefill_s: float  # first scheduled -> first token sampled
 

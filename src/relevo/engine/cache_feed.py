@@ -1,4 +1,4 @@
-"""Tells gateways what this worker's prefix cache holds: one numbered batch per step, to those who follow.
+"""Tells gateways what this worker's prefix cache holds: one numbered batch per step, to those that follow.
 
 Owns the numbers and the followers. A gateway that is behind with reading is left out instead of buffered for: it sees
 the gap in the numbers when it reads on, and asks to follow anew, which is answered with a snapshot. So a slow gateway

@@ -44,7 +44,7 @@ def tell_effect(decide: Decide, effect: effects.Effect) -> None:
 
 
 def tell_plan(decide: Decide, plan: StepPlan, planned: Sequence[RequestId], preempted: Iterable[RequestId]) -> None:
-    """`planned`: whose each row of the plan is."""
+    """`planned`: the request of each row of the plan."""
     for request_id in preempted:
         decide(Decision.PREEMPT, request_id)
     for place in range(plan.num_decodes, plan.num_rows):

@@ -1,7 +1,7 @@
 """What a worker tells gateways about itself, its load and its counters: once per turn, to each of them.
 
-Owns the counters, and who has been told since something changed: a gateway that gets outputs is told with these, every
-other one by a report. Does not know requests, nor when a turn ends.
+Owns the counters, and which gateways have been told since something changed: one that gets outputs is told with these,
+every other one by a report. Does not know requests, nor when a turn ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Executes step plans with a real model, in this process.
 
 Owns the order of a step: copies, packing, the forward pass, sampling, the clock around them. It does not know why rows
-were scheduled, who shares the arena, or which model and backend compute.
+were scheduled, what else uses the arena, or which model and backend compute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from relevo.engine.inputs import StepPacker
 from relevo.engine.models.spec import Model
 from relevo.engine.row_math import RowSummaries
 
-SampleSpec = tuple[int, EngineRequest, SampleState]  # row of the logits, and who draws from it
+SampleSpec = tuple[int, EngineRequest, SampleState]  # row of the logits, and what draws from it
 
 
 class KVArena(Protocol):
@@ -121,7 +121,7 @@ class LocalRunner:
 
 
 def _draws(plan: StepPlan, sequences: Sequence[ReplicaSequence]) -> list[SampleSpec]:
-    """Who draws from which row of the logits, which has one for every row of the plan that ends with draws."""
+    """What draws from which row of the logits, which has one for every row of the plan that ends with draws."""
     indices, specs, place = iter(plan.sample_indices), [], 0
     for sequence, num_draws in zip(sequences, plan.num_draws, strict=True):
         if num_draws == 1:

@@ -33,7 +33,7 @@ def execute_apart(
 ) -> RecoveredStep:
     """`plan` has raised `error`: execute it in parts until every request is computed or known to raise.
 
-    `row_requests`: whose each row is.
+    `row_requests`: the request of each row.
     """
     request_ids = list(dict.fromkeys(row_requests))
     suspects = Suspects(request_ids, _named(error))

@@ -125,7 +125,7 @@ def _ahead(
     stored: tuple[StoredTensor, ...],
     num_ahead: int,
 ) -> Iterator[tuple[StoredTensor, _Loaded]]:
-    """Results in order, with at most `num_ahead` tensors in memory that nobody has asked for."""
+    """Results in order, with at most `num_ahead` tensors in memory that were not asked for yet."""
     remaining = iter(stored)
     waiting: deque[tuple[StoredTensor, Future[_Loaded]]] = deque(
         (tensor, pool.submit(load, tensor)) for tensor in islice(remaining, num_ahead)

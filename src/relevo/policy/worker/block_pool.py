@@ -1,4 +1,4 @@
-"""Owns the KV blocks of one worker: who is free, held (and how often), quarantined, and each block's generation.
+"""Owns the KV blocks of one worker: which are free, held (and how often), quarantined, and each block's generation.
 
     free ──allocate──► held ──release──► reusable (content known) ──share──► held
       ▲                 │ │                 └──evict, when free runs out──► held
@@ -123,7 +123,7 @@ class BlockPool:
                     self._free.append(block_id)
 
     def quarantine(self, block_ids: Sequence[BlockId]) -> None:
-        """Let go of blocks, each held once and unknown to the cache, that somebody else may still write."""
+        """Let go of blocks, each held once and unknown to the cache, that a writer may still touch."""
         for block_id in block_ids:
             index = self._index(block_id)
             assert self._num_refs[index] == 1 and not self._cache.knows(block_id)
@@ -132,7 +132,7 @@ class BlockPool:
             self._quarantined.add(block_id)
 
     def release_quarantined(self, block_ids: Sequence[BlockId]) -> None:
-        """Nobody writes these any more."""
+        """No writer touches these any more."""
         for block_id in block_ids:
             self._quarantined.remove(block_id)
             self._free.append(block_id)

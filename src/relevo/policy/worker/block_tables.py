@@ -72,8 +72,10 @@ class BlockTables:
         The copy's block comes from `spare` if it has one. False: no block; the new sequence holds nothing.
         """
         num_computed, num_full = source.num_computed, source.num_computed // self._block_size
-        token_ids = self._content.joined(source.entry.request.prompt_token_ids, sample.output_token_ids)
-        sequence = Sequence(entry=source.entry, samples=(sample,), token_ids=token_ids, hashes=source.hashes[:num_full])
+        token_ids = self._content.joined(source.parent.request.prompt_token_ids, sample.output_token_ids)
+        sequence = Sequence(
+            parent=source.parent, samples=(sample,), token_ids=token_ids, hashes=source.hashes[:num_full]
+        )
         tail: list[BlockId] = []
         if num_computed % self._block_size:
             block_ids = [spare.pop()] if spare else self._pool.allocate(1)
@@ -97,12 +99,12 @@ class BlockTables:
 
     def register(self, sequence: Sequence, num_computed: int) -> None:
         """The full blocks of the first `num_computed` tokens become findable."""
-        if not self._is_caching or sequence.entry.is_foreign:
+        if not self._is_caching or sequence.parent.is_foreign:
             return
         size = self._block_size
         for index in range(sequence.num_registered_blocks, num_computed // size):
             if index == len(sequence.hashes):
-                salt = sequence.entry.request.salt
+                salt = sequence.parent.request.salt
                 sequence.hashes.append(self._content.next_hash(sequence.hashes, sequence.token_ids, size, salt))
             self._pool.register(sequence.block_ids[index], sequence.hashes[index])
             sequence.num_registered_blocks = index + 1
@@ -110,7 +112,7 @@ class BlockTables:
     def close(self, sequence: Sequence) -> None:
         """Let go of everything; the sequence can be opened again."""
         self._end_copy(sequence)
-        if not sequence.entry.is_foreign:
+        if not sequence.parent.is_foreign:
             self._pool.release(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed = sequence.num_registered_blocks = 0

@@ -60,7 +60,7 @@ class WorkerCore:
     @property
     def remote_prefills(self) -> list[RemotePrefill]:
         """Of which a part is still to be computed, written or acknowledged."""
-        return [entry.remote for entry in self._remote_prefills.values() if entry.remote is not None]
+        return [state.remote for state in self._remote_prefills.values() if state.remote is not None]
 
     # ---- what gateways ask -------------------------------------------------------------------------------------------
 
@@ -118,15 +118,15 @@ class WorkerCore:
     def fence(self, worker_id: WorkerId, epoch: int) -> None:
         """Let go of all blocks that earlier incarnations of the peer reserved, and accept none of them any more."""
         newest = self._fenced_epochs[worker_id] = max(epoch, self._fenced_epochs.get(worker_id, 0))
-        for request_id, entry in list(self._remote_prefills.items()):
-            assert entry.remote is not None
-            reservation = entry.remote.reservation
+        for request_id, state in list(self._remote_prefills.items()):
+            assert state.remote is not None
+            reservation = state.remote.reservation
             if reservation.worker_id == worker_id and reservation.epoch < newest:
                 self.fail(request_id, "worker_lost", f"{worker_id} was replaced")
 
     def lose_gateway(self, gateway: PeerId) -> None:
         """Its requests go; rooms into which a writer may still write are the other gateways' to release."""
-        for request_id in [each for each, entry in self.scheduler.requests.items() if entry.owner == gateway]:
+        for request_id in [each for each, state in self.scheduler.requests.items() if state.owner == gateway]:
             self._drop(request_id, True, gateway)
         if self.scheduler.reservations.lose_keeper(gateway):
             self._effects.append(effects.Orphaned(self.scheduler.reservations.orphans))
@@ -154,9 +154,9 @@ class WorkerCore:
 
     def take_transfer_event(self, event: TransferEvent) -> None:
         request_id = event.reservation.request_id
-        entry = self._remote_prefills.get(request_id)
-        remote = entry.remote if entry is not None else None
-        if entry is None or remote is None or remote.reservation != event.reservation:
+        state = self._remote_prefills.get(request_id)
+        remote = state.remote if state is not None else None
+        if state is None or remote is None or remote.reservation != event.reservation:
             return
         match event:
             case TransferFailed():
@@ -164,8 +164,8 @@ class WorkerCore:
             case TransferSealed():
                 self.num_handed_tokens += remote.seal(event.num_tokens)
                 remote.transfer_s = event.transfer_s
-                self._effects.append(effects.Sealed(entry.owner, request_id, event.num_tokens))
-                self._note_sealed(entry)
+                self._effects.append(effects.Sealed(state.owner, request_id, event.num_tokens))
+                self._note_sealed(state)
 
     def withdraw(self, request_id: RequestId) -> None:
         """The receiver of a prompt computed here took back the room for it."""
@@ -181,22 +181,22 @@ class WorkerCore:
 
     def hand_over(self, request_id: RequestId) -> None:
         """The receiver has the whole prompt: let go of it. Idempotent."""
-        entry = self._remote_prefills.pop(request_id, None)
-        if entry is None or entry.remote is None:
+        state = self._remote_prefills.pop(request_id, None)
+        if state is None or state.remote is None:
             return
-        remote = entry.remote
+        remote = state.remote
         self.scheduler.finish_transfer(request_id)
         self.transfer_s += remote.transfer_s
         self._effects += [
             effects.CancelWrites(remote.reservation, remote.path),  # nothing is under way; its account is closed
             effects.HandedOver(
-                entry.owner, request_id, remote.num_sealed_tokens, remote.num_handed_tokens, remote.transfer_s
+                state.owner, request_id, remote.num_sealed_tokens, remote.num_handed_tokens, remote.transfer_s
             ),
         ]
 
-    def _note_sealed(self, entry: WorkerRequest) -> None:
-        if entry.remote is not None and entry.remote.is_sealed:
-            self._sealed.append(entry.request.request_id)
+    def _note_sealed(self, state: WorkerRequest) -> None:
+        if state.remote is not None and state.remote.is_sealed:
+            self._sealed.append(state.request.request_id)
 
     # ---- after a step ------------------------------------------------------------------------------------------------
 
@@ -212,26 +212,26 @@ class WorkerCore:
 
     def fail(self, request_id: RequestId, code: str, reason: str) -> None:
         """End a request that has no writer; its gateway is told."""
-        entry = self.scheduler.requests.get(request_id)
+        state = self.scheduler.requests.get(request_id)
         self._drop(request_id, False, None)
-        if entry is not None:
-            self._effects.append(effects.Failed(entry.owner, request_id, code, reason))
+        if state is not None:
+            self._effects.append(effects.Failed(state.owner, request_id, code, reason))
 
     def fault(self, request_id: RequestId, asker: PeerId | None, code: str, reason: str) -> None:
-        """End a request because handling it raised. `asker`: whose it is; None: that of its owner. A writer may be at
-        work: the gateway knows, and says when it has let go."""
+        """End a request because handling it raised. `asker`: the gateway that asked; None: its owner. A writer may be
+        at work: the gateway knows, and says when it has let go."""
         self.num_request_faults += 1
-        entry = self.scheduler.requests.get(request_id)
-        gateway = asker if asker is not None or entry is None else entry.owner
+        state = self.scheduler.requests.get(request_id)
+        gateway = asker if asker is not None or state is None else state.owner
         self._drop(request_id, True, gateway)
         if gateway is not None:
             self._effects.append(effects.Failed(gateway, request_id, code, reason))
 
     def _drop(self, request_id: RequestId, writer_active: bool, keeper: PeerId | None) -> None:
         """Let go of a request in whatever phase it is. Idempotent."""
-        entry = self._remote_prefills.pop(request_id, None)
-        if entry is not None and entry.remote is not None:
-            self._effects.append(effects.CancelWrites(entry.remote.reservation, entry.remote.path))
+        state = self._remote_prefills.pop(request_id, None)
+        if state is not None and state.remote is not None:
+            self._effects.append(effects.CancelWrites(state.remote.reservation, state.remote.path))
         self._close_room(request_id)
         self.scheduler.abort(request_id, writer_active, keeper)
 

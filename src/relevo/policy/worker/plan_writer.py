@@ -39,7 +39,7 @@ class PlanWriter:
         self._last_id += 1
         sequence.sequence_id = self._last_id
         sequence.num_told_blocks = len(sequence.block_ids)
-        request, outputs = sequence.entry.request, sequence.token_ids[sequence.entry.num_prompt_tokens :]
+        request, outputs = sequence.parent.request, sequence.token_ids[sequence.parent.num_prompt_tokens :]
         plan.new.append(NewSequence(sequence.sequence_id, request, outputs, [sequence.block_ids]))
         if sequence.copy_source is not None:
             target = sequence.block_ids[sequence.num_computed // self._block_size]

@@ -55,7 +55,7 @@ class PrefixCache:
         self._hash_of: dict[BlockId, BlockHash] = {}
         self._reusable: OrderedDict[BlockId, None] = OrderedDict()
         self.num_evicted = 0  # since the start
-        self._changes: dict[BlockHash, bool] = {}  # True: findable now; at most one entry per content
+        self._changes: dict[BlockHash, bool] = {}  # True: findable now; at most once per content
 
     @property
     def hashes(self) -> tuple[BlockHash, ...]:

@@ -26,7 +26,7 @@ def num_quiet_steps(
     for sequence in running:
         if not sequence.is_decoding or sequence.copy_source is not None:
             return 0
-        num_steps = min(num_steps, sequence.entry.max_outputs - len(sequence.samples[0].output_token_ids) - 1)
+        num_steps = min(num_steps, sequence.parent.max_outputs - len(sequence.samples[0].output_token_ids) - 1)
     if not running or num_steps <= 0:
         return 0
     if _num_taken(running, num_steps, block_size) <= num_available:

@@ -1,7 +1,7 @@
-"""Owns who is on this worker and in which line: accepted entries, the waiting order, the running order.
+"""Owns the requests of this worker and their queues: what was accepted, the waiting order, the running order.
 
-Moves sequences between the lines together with their blocks, so that a sequence is running exactly when it holds what
-it needs. Decides nothing about steps: `policy.worker.step_planner` says who starts and who gives way,
+Moves sequences between the queues together with their blocks, so that a sequence is running exactly when it holds what
+it needs. Decides nothing about steps: `policy.worker.step_planner` says which start and which give way,
 `policy.worker.scheduler` which requests come and go.
 """
 
@@ -18,7 +18,7 @@ from relevo.core.request import EngineRequest
 from relevo.policy.worker import intake
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.block_tables import BlockTables
-from relevo.policy.worker.fair_turns import MAX_PASSED_POOLS, Shares, party_of, rank_of
+from relevo.policy.worker.fair_turns import MAX_PASSED_POOLS, Shares, flow_of, rank_of
 from relevo.policy.worker.intake import SchedulerConfig
 from relevo.policy.worker.reservations import Reservations
 from relevo.policy.worker.worker_requests import Sequence, WorkerRequest, WorkKind
@@ -52,40 +52,39 @@ class RequestQueues:
 
     def accept(self, request: EngineRequest, kind: WorkKind, now_ns: int) -> WorkerRequest:
         self._num_arrivals += 1
-        entry = WorkerRequest(
+        state = WorkerRequest(
             request=request,
             kind=kind,
             arrival=self._num_arrivals,
             accepted_at_ns=now_ns,
-            max_outputs=intake.max_outputs(request, self._config, bounded_by_pool=kind is not WorkKind.PREFILL),
+            max_outputs=intake.max_outputs(request, self._config, bounded_by_pool=kind is not WorkKind.PREFILL_ONLY),
             owes_facts=True,
         )
-        self.requests[request.request_id] = entry
-        return entry
+        self.requests[request.request_id] = state
+        return state
 
-    def make_sequences(self, entry: WorkerRequest, samples: abc.Sequence[SampleState]) -> list[Sequence]:
-        """One sequence per unfinished sample that has tokens, one for all that have none; `entry.sequences` from now
-        on."""
+    def make_sequences(self, state: WorkerRequest, samples: abc.Sequence[SampleState]) -> list[Sequence]:
+        """One sequence per unfinished sample that has tokens, one for all that have none; the request's from now on."""
         if not samples:
-            samples = [SampleState(index) for index in range(entry.request.sampling.n)]
+            samples = [SampleState(index) for index in range(state.request.sampling.n)]
         live = [copied(sample) for sample in samples if sample.finish_reason is None]
         empty = tuple(sample for sample in live if not sample.output_token_ids)
         groups = [(sample,) for sample in live if sample.output_token_ids]
-        entry.owes_facts = all(not sample.output_token_ids for sample in samples)
-        entry.sequences = [self.sequence(entry, group) for group in ([empty] if empty else []) + groups]
-        return entry.sequences
+        state.owes_facts = all(not sample.output_token_ids for sample in samples)
+        state.sequences = [self.sequence(state, group) for group in ([empty] if empty else []) + groups]
+        return state.sequences
 
-    def sequence(self, entry: WorkerRequest, samples: tuple[SampleState, ...]) -> Sequence:
-        token_ids = self._config.content.joined(entry.request.prompt_token_ids, samples[0].output_token_ids)
-        sequence = Sequence(entry=entry, samples=samples, token_ids=token_ids)
-        if not entry.is_foreign:
-            sequence.hashes = self._tables.hashes(entry.request, token_ids)
+    def sequence(self, state: WorkerRequest, samples: tuple[SampleState, ...]) -> Sequence:
+        token_ids = self._config.content.joined(state.request.prompt_token_ids, samples[0].output_token_ids)
+        sequence = Sequence(parent=state, samples=samples, token_ids=token_ids)
+        if not state.is_foreign:
+            sequence.hashes = self._tables.hashes(state.request, token_ids)
         return sequence
 
     # ---- between waiting and running ---------------------------------------------------------------------------------
 
     def wait(self, sequence: Sequence) -> None:
-        remote = sequence.entry.remote
+        remote = sequence.parent.remote
         if remote is not None and remote.path.zero_copy:
             sequence.num_expected_hits = remote.reservation.num_hit_tokens
         else:
@@ -118,65 +117,65 @@ class RequestQueues:
     def open(self, sequence: Sequence, num_ahead: int = 0) -> bool:
         """Start a waiting sequence if there is a slot, `num_ahead` others being kept, and room for it. Of its
         continuations those without a slot go on waiting, as a sequence of their own."""
-        entry = sequence.entry
-        num_slots = len(sequence.samples) if entry.is_remote_prefill else self.num_slots_for(sequence, num_ahead)
+        state = sequence.parent
+        num_slots = len(sequence.samples) if state.is_remote_prefill else self.num_slots_for(sequence, num_ahead)
         if not num_slots:
             return False
         if self.must_let_pass(sequence) or not self._tables.open(sequence, self.num_decoding()):
-            self.is_short(sequence)
+            self.note_short(sequence)
             return False
-        self._passes(sequence, len(sequence.block_ids))
+        self._note_passed(sequence, len(sequence.block_ids))
         if num_slots < len(sequence.samples):
             self.set_aside(sequence, num_slots)
-        if entry.first_scheduled_at_ns is None:
-            entry.num_cached_tokens = min(sequence.num_computed, entry.num_prompt_tokens)
-            self._count_lookup(entry, entry.num_cached_tokens)
+        if state.first_scheduled_at_ns is None:
+            state.num_cached_tokens = min(sequence.num_computed, state.num_prompt_tokens)
+            self._count_lookup(state, state.num_cached_tokens)
         self.waiting.remove(sequence)
         self.run(sequence)
         return True
 
     def open_foreign(self, sequence: Sequence) -> None:
         """Start a remote prefill in its receiver's blocks, after what is there already."""
-        entry, remote = sequence.entry, sequence.entry.remote
+        state, remote = sequence.parent, sequence.parent.remote
         assert remote is not None
         sequence.block_ids = list(remote.reservation.block_ids)
-        sequence.num_computed = min(remote.reservation.num_hit_tokens, entry.num_prompt_tokens - 1)
-        entry.num_cached_tokens = min(sequence.num_computed, remote.num_found_tokens)
+        sequence.num_computed = min(remote.reservation.num_hit_tokens, state.num_prompt_tokens - 1)
+        state.num_cached_tokens = min(sequence.num_computed, remote.num_found_tokens)
         self.waiting.remove(sequence)
         self.run(sequence)
 
     def grant(self, sequence: Sequence, num_kept: int, num_slots: int) -> Reservation | None:
         """Room for a waiting reservation and its first `num_slots` continuations if `num_kept` blocks stay
         available."""
-        entry = sequence.entry
+        state = sequence.parent
         if self.must_let_pass(sequence):
             return None
-        num_usable = len(self._tables.usable_hashes(sequence.hashes, entry.num_prompt_tokens))
-        reservation = self._reservations.grant(entry.request, sequence.hashes, num_usable, num_kept, num_slots)
+        num_usable = len(self._tables.usable_hashes(sequence.hashes, state.num_prompt_tokens))
+        reservation = self._reservations.grant(state.request, sequence.hashes, num_usable, num_kept, num_slots)
         if reservation is not None:
-            self._passes(sequence, len(reservation.block_ids))
-            self._count_lookup(entry, reservation.num_hit_tokens)
+            self._note_passed(sequence, len(reservation.block_ids))
+            self._count_lookup(state, reservation.num_hit_tokens)
             self.waiting.remove(sequence)
-            entry.sequences = []
+            state.sequences = []
         return reservation
 
     def preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
-        self.preempted.append(sequence.entry.request.request_id)
+        self.preempted.append(sequence.parent.request.request_id)
         self.stop(sequence)
         self._tables.close(sequence)
         self.wait(sequence)
 
     def set_aside(self, sequence: Sequence, num_kept: int) -> None:
         """All but the first `num_kept` continuations of a sequence wait for slots of their own."""
-        entry = sequence.entry
+        state = sequence.parent
         rest = Sequence(
-            entry=entry, samples=sequence.samples[num_kept:], token_ids=sequence.token_ids, hashes=sequence.hashes
+            parent=state, samples=sequence.samples[num_kept:], token_ids=sequence.token_ids, hashes=sequence.hashes
         )
-        sequence.token_ids = self._config.content.joined(entry.request.prompt_token_ids, ())
+        sequence.token_ids = self._config.content.joined(state.request.prompt_token_ids, ())
         sequence.hashes = list(sequence.hashes)
         sequence.samples = sequence.samples[:num_kept]
-        entry.sequences.append(rest)
+        state.sequences.append(rest)
         self.wait(rest)
 
     def give_back(self, sequence: Sequence) -> None:
@@ -186,31 +185,31 @@ class RequestQueues:
         else:
             self.preempt(sequence)
 
-    # ---- who lacks blocks --------------------------------------------------------------------------------------------
+    # ---- lack of blocks ----------------------------------------------------------------------------------------------
 
-    def is_short(self, sequence: Sequence) -> None:
+    def note_short(self, sequence: Sequence) -> None:
         """It found no blocks; from here on it is counted what others take."""
         if not sequence.is_short:
             sequence.is_short, sequence.num_passed_blocks = True, 0
             self._short.append(sequence)
-            party = party_of(sequence.entry.request)
-            if any(party_of(other.entry.request) != party for other in self.waiting):
+            flow = flow_of(sequence.parent.request)
+            if any(flow_of(other.parent.request) != flow for other in self.waiting):
                 self.changed()  # nothing is kept for it any more
 
     def must_let_pass(self, sequence: Sequence) -> bool:
-        """No blocks for it at present: they are for a sequence of another party that lacks its share of them, or that
+        """No blocks for it at present: they are for a sequence of another flow that lacks its share of them, or that
         was passed often enough."""
         if not self._short:
             return False
-        held_up, rank, party = self._held_up(), rank_of(sequence.entry.request), party_of(sequence.entry.request)
-        if held_up is not None and rank_of(held_up.entry.request) <= rank:
-            return party_of(held_up.entry.request) != party
-        rivals = [each for each in self._short if party_of(each.entry.request) != party]
+        held_up, rank, flow = self._held_up(), rank_of(sequence.parent.request), flow_of(sequence.parent.request)
+        if held_up is not None and rank_of(held_up.parent.request) <= rank:
+            return flow_of(held_up.parent.request) != flow
+        rivals = [each for each in self._short if flow_of(each.parent.request) != flow]
         blocks = self.blocks()
-        mine, size = blocks.of(party), self._config.block_size
+        mine, size = blocks.of(flow), self._config.block_size
         return any(
-            rank_of(rival.entry.request) <= rank
-            and mine >= blocks.of(party_of(rival.entry.request), intake.num_blocks_for(len(rival.token_ids), size))
+            rank_of(rival.parent.request) <= rank
+            and mine >= blocks.of(flow_of(rival.parent.request), intake.num_blocks_for(len(rival.token_ids), size))
             for rival in rivals
         )
 
@@ -218,12 +217,12 @@ class RequestQueues:
         limit = MAX_PASSED_POOLS * self._pool.num_blocks
         return next((sequence for sequence in self._short if sequence.num_passed_blocks >= limit), None)
 
-    def _passes(self, sequence: Sequence, num_blocks: int) -> None:
+    def _note_passed(self, sequence: Sequence, num_blocks: int) -> None:
         """The sequence got `num_blocks`."""
         self._forget_short(sequence)
-        party = party_of(sequence.entry.request)
+        flow = flow_of(sequence.parent.request)
         for other in self._short:
-            if party_of(other.entry.request) != party:
+            if flow_of(other.parent.request) != flow:
                 other.num_passed_blocks += num_blocks
 
     def _forget_short(self, sequence: Sequence) -> None:
@@ -234,17 +233,17 @@ class RequestQueues:
     # ---- going out ---------------------------------------------------------------------------------------------------
 
     def finish(self, sequence: Sequence) -> None:
-        """A running sequence ended; with its last sequence the entry is gone."""
+        """A running sequence ended; with its last sequence the request is gone."""
         self.stop(sequence)
         self._tables.close(sequence)
-        sequence.entry.sequences.remove(sequence)
-        if not sequence.entry.sequences:
-            del self.requests[sequence.entry.request.request_id]
+        sequence.parent.sequences.remove(sequence)
+        if not sequence.parent.sequences:
+            del self.requests[sequence.parent.request.request_id]
 
-    def drop(self, entry: WorkerRequest) -> None:
+    def drop(self, state: WorkerRequest) -> None:
         """Forget a request; blocks of rows that are being executed are let go by `end_step`."""
-        del self.requests[entry.request.request_id]
-        for sequence in entry.sequences:
+        del self.requests[state.request.request_id]
+        for sequence in state.sequences:
             if sequence.is_running:
                 self.stop(sequence)
             elif sequence in self.waiting:
@@ -278,50 +277,50 @@ class RequestQueues:
 
     def num_slots_for(self, sequence: Sequence, num_ahead: int = 0) -> int:
         """How many continuations of the sequence may start, `num_ahead` others going first."""
-        taken = sum(len(each.samples) for each in self.running if not each.entry.is_remote_prefill)
+        taken = sum(len(each.samples) for each in self.running if not each.parent.is_remote_prefill)
         return max(0, min(len(sequence.samples), self.max_running - taken - self._reservations.num_slots - num_ahead))
 
     def slots(self) -> Shares:
-        """What each party holds, reservations counted."""
+        """What each flow holds, reservations counted."""
         shares = Shares(self._config.tenant_weights)
         for sequence in self.running:
-            if not sequence.entry.is_remote_prefill:
-                shares.add(party_of(sequence.entry.request), len(sequence.samples))
+            if not sequence.parent.is_remote_prefill:
+                shares.add(flow_of(sequence.parent.request), len(sequence.samples))
         for grant in self._reservations.grants:
-            shares.add(grant.party, grant.num_slots)
+            shares.add(grant.flow, grant.num_slots)
         return shares
 
     def blocks(self) -> Shares:
         """As `slots`, a shared block counted for each that holds it."""
         shares = Shares(self._config.tenant_weights)
         for sequence in self.running:
-            if not sequence.entry.is_foreign:
-                shares.add(party_of(sequence.entry.request), len(sequence.block_ids))
+            if not sequence.parent.is_foreign:
+                shares.add(flow_of(sequence.parent.request), len(sequence.block_ids))
         for grant in self._reservations.grants:
-            shares.add(grant.party, len(grant.reservation.block_ids) + len(grant.copy_block_ids))
+            shares.add(grant.flow, len(grant.reservation.block_ids) + len(grant.copy_block_ids))
         return shares
 
     def has_work(self) -> bool:
-        if self.may_grant and any(sequence.entry.kind is WorkKind.RESERVE for sequence in self.waiting):
+        if self.may_grant and any(sequence.parent.kind is WorkKind.AWAIT_KV for sequence in self.waiting):
             return True
         if not self.may_plan:
             return False
-        return bool(self.running) or any(sequence.entry.kind is not WorkKind.RESERVE for sequence in self.waiting)
+        return bool(self.running) or any(sequence.parent.kind is not WorkKind.AWAIT_KV for sequence in self.waiting)
 
     def load(self, costs: StepCosts) -> WorkerLoad:
         decoding, computing = self.running_by_phase()
-        waiting = [sequence for sequence in self.waiting if sequence.entry.kind is not WorkKind.RESERVE]
+        waiting = [sequence for sequence in self.waiting if sequence.parent.kind is not WorkKind.AWAIT_KV]
         num_prefill_tokens = sum([sequence.num_remaining for sequence in computing])
         num_prefill_tokens += sum(
             [
                 len(sequence.token_ids) - sequence.num_expected_hits
                 for sequence in waiting
-                if sequence.entry.first_scheduled_at_ns is None  # else it waits for a slot or blocks of others
+                if sequence.parent.first_scheduled_at_ns is None  # else it waits for a slot or blocks of others
             ]
         )
         return WorkerLoad(
             num_running=len(decoding),
-            num_waiting=len({sequence.entry.arrival for sequence in self.waiting}),
+            num_waiting=len({sequence.parent.arrival for sequence in self.waiting}),
             num_reserved=self._reservations.num_slots,
             num_waiting_prefill_tokens=num_prefill_tokens,
             num_decode_kv_tokens=sum([sequence.num_computed for sequence in decoding]),
@@ -333,9 +332,9 @@ class RequestQueues:
             costs=costs,
         )
 
-    def _count_lookup(self, entry: WorkerRequest, num_hit_tokens: int) -> None:
+    def _count_lookup(self, state: WorkerRequest, num_hit_tokens: int) -> None:
         if self._config.enable_prefix_caching:
-            self.num_prefix_queries += entry.num_prompt_tokens
+            self.num_prefix_queries += state.num_prompt_tokens
             self.num_prefix_hits += num_hit_tokens
 
 

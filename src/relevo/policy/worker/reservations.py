@@ -16,7 +16,7 @@ from relevo.core.ids import BlockHash, BlockId, PeerId, RequestId, WorkerId
 from relevo.core.kv import BlockState, Reservation
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.block_pool import BlockPool
-from relevo.policy.worker.fair_turns import Party, party_of
+from relevo.policy.worker.fair_turns import Flow, flow_of
 from relevo.policy.worker.intake import num_blocks_for, num_copy_blocks
 
 
@@ -26,7 +26,7 @@ class Grant:
     copy_block_ids: list[BlockId]  # for partial last blocks of the continuations after the first; no writer sees them
     hashes: list[BlockHash]  # of the full prompt blocks; empty without prefix caching
     num_prompt_tokens: int
-    party: Party
+    flow: Flow
     num_slots: int  # continuations that may start at once; others wait for slots
     num_sealed_tokens: int
 
@@ -99,7 +99,7 @@ class Reservations:
             copy_block_ids=block_ids[num_prompt_blocks:],
             hashes=hashes,
             num_prompt_tokens=num_prompt,
-            party=party_of(request),
+            flow=flow_of(request),
             num_slots=num_slots,
             num_sealed_tokens=reservation.num_hit_tokens,
         )

@@ -1,7 +1,7 @@
 """Decides what one worker computes in each step: continuous batching with stall-free chunked prefill.
 
-Orders the calls of the parts that own the state: `block_pool`, `reservations`, `queues` (who waits, who runs),
-`step_planner`. Knows no clock, no peers, no tensors; the live worker and the simulator drive the same object:
+Orders the calls of the parts that own the state: `block_pool`, `reservations`, `request_queues` (what waits and what
+runs), `step_planner`. Knows no clock, no peers, no tensors; the live worker and the simulator drive the same object:
 messages → calls, then `take_grants`, `plan`, execute, `commit`, in one thread.
 
 A step is decodes first (one token each), then prompt chunks from what is left of the token budget
@@ -9,7 +9,7 @@ A step is decodes first (one token each), then prompt chunks from what is left o
 (priority, arrival, sample).
 
 - Tenants have fair shares of slots, blocks and prompt tokens (`policy.worker.fair_turns`). Inside a tenant room is
-  first come, first served: once an entry finds no room or no slot, no later one of the tenant takes blocks, and other
+  first come, first served: once a request finds no room or no slot, no later one of the tenant takes blocks, and other
   tenants pass it for a bounded time. Remote prefills that compute straight into a receiver's blocks need neither and
   pass.
 - All blocks of a prompt are taken when it starts, so a started prompt never waits for room.
@@ -38,7 +38,7 @@ from relevo.core.request import EngineRequest
 from relevo.policy.worker import intake
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.block_tables import BlockTables
-from relevo.policy.worker.fair_turns import Party, in_turn, party_of
+from relevo.policy.worker.fair_turns import Flow, flow_of, in_turn
 from relevo.policy.worker.intake import Rejected, SchedulerConfig
 from relevo.policy.worker.quiet_steps import may_end, num_quiet_steps, take_quiet_steps
 from relevo.policy.worker.remote_prefill import ComputedPrefix, RemotePrefill
@@ -71,31 +71,31 @@ class Scheduler:
     # ---- what is asked of this worker --------------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest, samples: tuple[SampleState, ...], now_ns: int) -> Rejected | None:
-        """Compute prompt and continuations here. `samples`: what was emitted elsewhere already, copied on entry. After
-        a rejection nothing of the request is held."""
+        """Compute prompt and continuations here. `samples`: what was emitted elsewhere already, copied on the way in.
+        After a rejection nothing of the request is held."""
         rejected = self._check_new(request) or intake.check_local(request, samples, self.config)
         if rejected is None:
-            entry = self._queues.accept(request, WorkKind.LOCAL, now_ns)
-            for sequence in self._queues.make_sequences(entry, samples):
+            state = self._queues.accept(request, WorkKind.GENERATE, now_ns)
+            for sequence in self._queues.make_sequences(state, samples):
                 self._queues.wait(sequence)
         return rejected
 
     def submit_reserved(self, request_id: RequestId, samples: tuple[SampleState, ...], now_ns: int) -> Rejected | None:
         """The same in the room that was granted, without queueing: what is sealed is not computed again. The caller
         made sure that no writer is at work there any more."""
-        entry = self.requests.get(request_id)
-        if entry is None or entry.kind is not WorkKind.RESERVE:
+        state = self.requests.get(request_id)
+        if state is None or state.kind is not WorkKind.AWAIT_KV:
             return _NO_ROOM
         granted = request_id in self.reservations
-        rejected = intake.check_local(entry.request, samples, self.config) if granted else _NO_ROOM
+        rejected = intake.check_local(state.request, samples, self.config) if granted else _NO_ROOM
         if rejected is not None:
             self.abort(request_id, writer_active=False)
             return rejected
-        first, *others = self._queues.make_sequences(entry, samples)  # before the room is taken: hashing may raise
+        first, *others = self._queues.make_sequences(state, samples)  # before the room is taken: hashing may raise
         grant = self.reservations.take(request_id)
         assert grant is not None
-        entry.kind, entry.accepted_at_ns = WorkKind.LOCAL, now_ns
-        entry.num_cached_tokens = grant.reservation.num_hit_tokens
+        state.kind, state.accepted_at_ns = WorkKind.GENERATE, now_ns
+        state.num_cached_tokens = grant.reservation.num_hit_tokens
         self._tables.adopt(first, grant)
         self.pool.release(grant.copy_block_ids)
         if len(first.samples) > grant.num_slots:
@@ -109,8 +109,8 @@ class Scheduler:
         """Queue for room for the whole prompt and the copies that n > 1 needs; see `take_grants`."""
         rejected = self._check_new(request) or intake.check_reserve(request, self.config)
         if rejected is None:
-            entry = self._queues.accept(request, WorkKind.RESERVE, now_ns)
-            self._queues.wait(self._queues.make_sequences(entry, ())[0])
+            state = self._queues.accept(request, WorkKind.AWAIT_KV, now_ns)
+            self._queues.wait(self._queues.make_sequences(state, ())[0])
         return rejected
 
     def take_grants(self, now_ns: int) -> list[Reservation]:
@@ -120,26 +120,26 @@ class Scheduler:
         """
         granted: list[Reservation] = []
         num_kept, num_ahead = self._queues.num_decoding() if self._queues.waiting else 0, 0
-        kept_out: set[Party] = set()
+        kept_out: set[Flow] = set()
         for sequence in in_turn(tuple(self._queues.waiting), self._queues.slots()):
-            entry, party = sequence.entry, party_of(sequence.entry.request)
-            if entry.is_foreign or party in kept_out:
+            state, flow = sequence.parent, flow_of(sequence.parent.request)
+            if state.is_foreign or flow in kept_out:
                 continue
-            if entry.kind is not WorkKind.RESERVE:
+            if state.kind is not WorkKind.AWAIT_KV:
                 if sequence.is_short:  # others may pass, see `fair_turns.MAX_PASSED_POOLS`
-                    kept_out.add(party)
+                    kept_out.add(flow)
                     continue
                 num_kept += intake.num_blocks_for(len(sequence.token_ids), self.config.block_size)
-                num_ahead += 0 if entry.is_remote_prefill else 1
+                num_ahead += 0 if state.is_remote_prefill else 1
                 continue
             num_slots = self._queues.num_slots_for(sequence, num_ahead)
             reservation = self._queues.grant(sequence, num_kept, num_slots) if num_slots else None
             if reservation is not None:
                 granted.append(reservation)
                 continue
-            kept_out.add(party)
+            kept_out.add(flow)
             if num_slots:
-                self._queues.is_short(sequence)
+                self._queues.note_short(sequence)
         self._queues.may_grant = False
         self._queues.may_plan = self._queues.may_plan or bool(granted)
         return granted
@@ -162,22 +162,22 @@ class Scheduler:
         """
         rejected = self._check_new(request) or intake.check_prefill(request, reservation, path.zero_copy, self.config)
         if rejected is None:
-            entry = self._queues.accept(request, WorkKind.PREFILL, now_ns)
-            entry.remote = RemotePrefill(
+            state = self._queues.accept(request, WorkKind.PREFILL_ONLY, now_ns)
+            state.remote = RemotePrefill(
                 reservation=reservation,
                 path=path,
-                num_prompt_tokens=entry.num_prompt_tokens,
+                num_prompt_tokens=state.num_prompt_tokens,
                 num_found_tokens=reservation.num_hit_tokens if num_found_tokens is None else num_found_tokens,
                 block_size=self.config.block_size,
             )
-            self._queues.wait(self._queues.make_sequences(entry, ())[0])
+            self._queues.wait(self._queues.make_sequences(state, ())[0])
         return rejected
 
     def finish_transfer(self, request_id: RequestId) -> None:
         """The receiver has the whole prompt: let go of a remote prefill. Unknown request: no-op."""
-        entry = self.requests.get(request_id)
-        if entry is not None and entry.is_remote_prefill:
-            self._queues.drop(entry)
+        state = self.requests.get(request_id)
+        if state is not None and state.is_remote_prefill:
+            self._queues.drop(state)
 
     def seal(self, request_id: RequestId, num_tokens: int) -> None:
         """The first `num_tokens` tokens of a reservation are complete and can be hit. Unknown request: no-op."""
@@ -189,12 +189,12 @@ class Scheduler:
 
         After a rejection nothing of the request is held; by then no writer is at work.
         """
-        request_id, entry = baton.request_id, self.requests.get(baton.request_id)
+        request_id, state = baton.request_id, self.requests.get(baton.request_id)
         live = [sample for sample in baton.samples if sample.finish_reason is None]
         rejected = None
-        if entry is None or request_id not in self.reservations:
+        if state is None or request_id not in self.reservations:
             return _NO_ROOM
-        if baton.num_sealed_tokens < entry.num_prompt_tokens:
+        if baton.num_sealed_tokens < state.num_prompt_tokens:
             rejected = Rejected("handoff_failed", f"Only {baton.num_sealed_tokens} prompt tokens are sealed.")
         elif not live or any(not sample.output_token_ids for sample in live):
             rejected = Rejected("invalid_request", "A decode needs at least one unfinished sample, each with a token.")
@@ -203,19 +203,19 @@ class Scheduler:
         if rejected is not None:
             self.abort(request_id, writer_active=False)
             return rejected
-        self._start(entry, live)
+        self._start(state, live)
         return None
 
-    def _start(self, entry: WorkerRequest, live: list[SampleState]) -> None:
-        first, *others = [self._queues.sequence(entry, (copied(sample),)) for sample in live]
-        self.reservations.seal(entry.request.request_id, entry.num_prompt_tokens)
-        grant = self.reservations.take(entry.request.request_id)
+    def _start(self, state: WorkerRequest, live: list[SampleState]) -> None:
+        first, *others = [self._queues.sequence(state, (copied(sample),)) for sample in live]
+        self.reservations.seal(state.request.request_id, state.num_prompt_tokens)
+        grant = self.reservations.take(state.request.request_id)
         assert grant is not None
-        entry.kind, entry.owes_facts, spare = WorkKind.LOCAL, False, grant.copy_block_ids
+        state.kind, state.owes_facts, spare = WorkKind.GENERATE, False, grant.copy_block_ids
         self._tables.adopt(first, grant)
         forks = [self._tables.fork(first, sequence.samples[0], spare)[0] for sequence in others[: grant.num_slots - 1]]
         later = others[grant.num_slots - 1 :]
-        entry.sequences = [first, *forks, *later]
+        state.sequences = [first, *forks, *later]
         self.pool.release(spare)
         for sequence in (first, *forks):
             self._queues.run_or_wait(sequence)
@@ -229,10 +229,10 @@ class Scheduler:
         `release`, which the gateway `keeper` will say. Blocks of a step that is being executed are let go at its
         commit.
         """
-        entry = self.requests.get(request_id)
-        if entry is not None:
+        state = self.requests.get(request_id)
+        if state is not None:
             self.reservations.drop(request_id, writer_active, keeper)
-            self._queues.drop(entry)
+            self._queues.drop(state)
 
     def release(self, request_id: RequestId) -> None:
         """The writer of an aborted reservation has let go. Unknown request: no-op."""
@@ -268,7 +268,7 @@ class Scheduler:
     def planned_requests(self) -> list[RequestId]:
         """Of each row of the plan that is being executed."""
         assert self._step is not None, "nothing is being executed"
-        return [sequence.entry.request.request_id for sequence in self._step]
+        return [sequence.parent.request.request_id for sequence in self._step]
 
     def take_preempted(self) -> abc.Sequence[RequestId]:
         """Whose blocks went to others in the steps since the last call."""
@@ -291,13 +291,13 @@ class Scheduler:
             if sequence.is_dropped:
                 continue
             self._tables.advance(sequence, num_tokens)
-            remote = sequence.entry.remote
+            remote = sequence.parent.remote
             if remote is not None:
                 prefix = remote.advance(sequence.num_computed, sequence.block_ids)
                 prefixes += [prefix] if prefix is not None else []
             if num_draws:
                 told = take_tokens(sequence, sampled, self.config.worker_id, now_ns)
-                outputs.setdefault(sequence.entry.owner, []).extend(told)
+                outputs.setdefault(sequence.parent.owner, []).extend(told)
                 self._continue(sequence)
         self._step = None
         self._queues.end_step()
@@ -321,8 +321,8 @@ class Scheduler:
         drawn = frozenset(token_ids)
         outputs: dict[PeerId, list[TokenOutput]] = {}
         for sequence in running:
-            request, owner = sequence.entry.request, sequence.entry.owner
-            assert not may_end(request, drawn) and not sequence.entry.owes_facts
+            request, owner = sequence.parent.request, sequence.parent.owner
+            assert not may_end(request, drawn) and not sequence.parent.owes_facts
             output = TokenOutput(request.request_id, sequence.samples[0].sample_index, tokens)
             outputs.setdefault(owner, []).append(output)
         self._num_steps += len(tokens)
@@ -332,8 +332,8 @@ class Scheduler:
 
     def _continue(self, sequence: Sequence) -> None:
         """After a draw: the sequence ends, goes on, or forks into one sequence per unfinished sample."""
-        entry, live = sequence.entry, [sample for sample in sequence.samples if sample.finish_reason is None]
-        if entry.is_remote_prefill:
+        state, live = sequence.parent, [sample for sample in sequence.samples if sample.finish_reason is None]
+        if state.is_remote_prefill:
             self._queues.stop(sequence)
         elif not live:
             self._queues.finish(sequence)
@@ -349,7 +349,7 @@ class Scheduler:
         sequence.token_ids.append(live[0].output_token_ids[-1])
         self._queues.run(sequence)
         for fork, has_room in forks:
-            sequence.entry.sequences.append(fork)
+            sequence.parent.sequences.append(fork)
             if has_room:
                 self._queues.run(fork)
             else:

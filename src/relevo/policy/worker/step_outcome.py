@@ -29,25 +29,25 @@ def take_tokens(
     sequence: worker_requests.Sequence, sampled: Sequence[SampledToken], worker_id: WorkerId, now_ns: int
 ) -> list[TokenOutput]:
     """Append one token to each sample of the sequence and decide which of them end."""
-    entry = sequence.entry
+    state = sequence.parent
     outputs = []
     for sample, token in zip(sequence.samples, sampled, strict=True):
         sample.output_token_ids.append(token.token_id)
-        sample.finish_reason = finish_reason(entry.request, sample.output_token_ids, entry.max_outputs)
-        facts = prefill_facts(entry, worker_id, now_ns) if entry.owes_facts else None
-        entry.owes_facts = False
+        sample.finish_reason = finish_reason(state.request, sample.output_token_ids, state.max_outputs)
+        facts = prefill_facts(state, worker_id, now_ns) if state.owes_facts else None
+        state.owes_facts = False
         outputs.append(
-            TokenOutput(entry.request.request_id, sample.sample_index, (token,), sample.finish_reason, facts)
+            TokenOutput(state.request.request_id, sample.sample_index, (token,), sample.finish_reason, facts)
         )
     return outputs
 
 
-def prefill_facts(entry: worker_requests.WorkerRequest, worker_id: WorkerId, now_ns: int) -> PrefillFacts:
-    first_ns = entry.first_scheduled_at_ns if entry.first_scheduled_at_ns is not None else now_ns
+def prefill_facts(state: worker_requests.WorkerRequest, worker_id: WorkerId, now_ns: int) -> PrefillFacts:
+    first_ns = state.first_scheduled_at_ns if state.first_scheduled_at_ns is not None else now_ns
     return PrefillFacts(
         worker_id=worker_id,
-        num_prompt_tokens=entry.num_prompt_tokens,
-        num_cached_tokens=entry.num_cached_tokens,
-        queue_s=(first_ns - entry.accepted_at_ns) / NS_PER_S,
+        num_prompt_tokens=state.num_prompt_tokens,
+        num_cached_tokens=state.num_cached_tokens,
+        queue_s=(first_ns - state.accepted_at_ns) / NS_PER_S,
         prefill_s=(now_ns - first_ns) / NS_PER_S,
     )

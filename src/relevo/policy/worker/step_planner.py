@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from relevo.core.plan import StepPlan
 from relevo.policy.worker.block_tables import BlockTables
 from relevo.policy.worker.chunking import chunk_tokens, prefill_budget
-from relevo.policy.worker.fair_turns import Party, Served, gives_back, party_of, rank_of
+from relevo.policy.worker.fair_turns import Flow, Served, flow_of, gives_back, rank_of
 from relevo.policy.worker.intake import SchedulerConfig, num_blocks_for
 from relevo.policy.worker.plan_writer import PlanWriter
 from relevo.policy.worker.preemption import choose_batch_victim, choose_victim
@@ -29,7 +29,7 @@ class StepPlanner:
         self._tables = tables
         self._writer = PlanWriter(config.block_size)
         self._num_steps_without_prefill = 0
-        self._kept_out: list[Sequence] = []  # in the last step, by lack of room or slots: the first of each party
+        self._kept_out: list[Sequence] = []  # in the last step, by lack of room or slots: the first of each flow
         self._served = Served(config.tenant_weights)
 
     def fill(self, plan: StepPlan, now_ns: int) -> list[Sequence]:
@@ -69,7 +69,7 @@ class StepPlanner:
         of tenants that hold more than their share, for each tenant that is kept from its own."""
         kept_out = [sequence for sequence in self._kept_out if sequence in self._queues.waiting]
         self._kept_out = []
-        if any(not sequence.entry.request.terms.is_batch for sequence in kept_out):
+        if any(not sequence.parent.request.terms.is_batch for sequence in kept_out):
             victim = choose_batch_victim(self._queues.running)
             if victim is not None:
                 self._queues.preempt(victim)
@@ -80,7 +80,7 @@ class StepPlanner:
     def _take_share(self, claim: Sequence) -> None:
         """A slot, or blocks where those are lacking, from the tenant that has most of it, if that is fair."""
         queues, running = self._queues, self._queues.running
-        if claim.is_short and (claim.entry.is_remote_prefill or queues.num_slots_for(claim)):
+        if claim.is_short and (claim.parent.is_remote_prefill or queues.num_slots_for(claim)):
             num_blocks = num_blocks_for(len(claim.token_ids), self._config.block_size)
             victim = gives_back(running, claim, num_blocks, queues.blocks(), lambda sequence: len(sequence.block_ids))
             if victim is not None:
@@ -104,11 +104,11 @@ class StepPlanner:
     ) -> None:
         for sequence in self._startable(computing):
             num_tokens = chunk_tokens(sequence.num_computed, sequence.num_remaining, budget, self._config.block_size)
-            if sequence.entry.first_scheduled_at_ns is None:
-                sequence.entry.first_scheduled_at_ns = now_ns
+            if sequence.parent.first_scheduled_at_ns is None:
+                sequence.parent.first_scheduled_at_ns = now_ns
             self._writer.add(plan, sequence, num_tokens)
             step.append(sequence)
-            self._served.add(party_of(sequence.entry.request), num_tokens)
+            self._served.add(flow_of(sequence.parent.request), num_tokens)
             budget -= num_tokens
             if budget == 0:
                 return
@@ -117,24 +117,24 @@ class StepPlanner:
         """Sequences with prompt to compute: the least served tenant first, each tenant's in order of service;
         waiting ones are started on the way."""
         started = [sequence for sequence in computing if sequence.is_running]  # decodes may have preempted some
-        lines: dict[tuple[int, Party], list[Sequence]] = {}
+        lines: dict[tuple[int, Flow], list[Sequence]] = {}
         for sequence in heapq.merge(started, tuple(self._queues.waiting), key=order):
-            line = (rank_of(sequence.entry.request), party_of(sequence.entry.request))
+            line = (rank_of(sequence.parent.request), flow_of(sequence.parent.request))
             lines.setdefault(line, []).append(sequence)
-        self._served.present(party for _, party in lines)
+        self._served.present(flow for _, flow in lines)
         in_order = sorted(lines, key=lambda line: (line[0], self._served.of(line[1]), lines[line][0].key))
         for line in in_order:
             yield from self._startable_of(lines[line], self._num_ahead(line, lines))
 
-    def _num_ahead(self, line: tuple[int, Party], lines: dict[tuple[int, Party], list[Sequence]]) -> int:
+    def _num_ahead(self, line: tuple[int, Flow], lines: dict[tuple[int, Flow], list[Sequence]]) -> int:
         """Slots that are kept for other tenants, which wait and hold fewer or go before."""
         if len(lines) == 1:
             return 0
-        slots, (rank, party) = self._queues.slots(), line
-        mine, num_ahead = (rank, slots.of(party)), 0
+        slots, (rank, flow) = self._queues.slots(), line
+        mine, num_ahead = (rank, slots.of(flow)), 0
         for (other_rank, other), sequences in lines.items():
-            if other != party and (other_rank, slots.of(other)) < mine:
-                first = next((b for b in sequences if not b.is_running and not b.entry.is_remote_prefill), None)
+            if other != flow and (other_rank, slots.of(other)) < mine:
+                first = next((b for b in sequences if not b.is_running and not b.parent.is_remote_prefill), None)
                 num_ahead += first is not None and not first.is_short
         return num_ahead
 
@@ -144,12 +144,12 @@ class StepPlanner:
         for sequence in sequences:
             if sequence.is_running:
                 yield sequence
-            elif sequence.entry.is_foreign:
+            elif sequence.parent.is_foreign:
                 self._queues.open_foreign(sequence)
                 yield sequence
             elif is_room_short or self._is_sibling_ahead(sequence):
                 continue
-            elif sequence.entry.kind is WorkKind.RESERVE or not self._queues.open(sequence, num_ahead):
+            elif sequence.parent.kind is WorkKind.AWAIT_KV or not self._queues.open(sequence, num_ahead):
                 is_room_short = True  # a waiting reservation keeps its place, too
                 self._kept_out.append(sequence)
             else:
@@ -157,7 +157,7 @@ class StepPlanner:
 
     def _is_sibling_ahead(self, sequence: Sequence) -> bool:
         """Another continuation computes the shared prompt at present: wait for its blocks instead of repeating it."""
-        if not self._config.enable_prefix_caching or len(sequence.entry.sequences) == 1:
+        if not self._config.enable_prefix_caching or len(sequence.parent.sequences) == 1:
             return False
-        num_prompt = sequence.entry.num_prompt_tokens
-        return any(other.is_running and other.num_computed < num_prompt for other in sequence.entry.sequences)
+        num_prompt = sequence.parent.num_prompt_tokens
+        return any(other.is_running and other.num_computed < num_prompt for other in sequence.parent.sequences)

@@ -15,9 +15,9 @@ from relevo.policy.worker.remote_prefill import RemotePrefill
 
 
 class WorkKind(Enum):
-    LOCAL = "local"  # computes what is missing here and decodes here
-    PREFILL = "prefill"  # computes the prompt for another worker
-    RESERVE = "reserve"  # waits for room, or for the prompt that another worker computes
+    GENERATE = "generate"  # computes what is missing here and decodes here
+    PREFILL_ONLY = "prefill_only"  # computes the prompt for another worker
+    AWAIT_KV = "await_kv"  # waits for room, then for the KV of a prompt that another worker computes
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -54,7 +54,7 @@ class WorkerRequest:
 class Sequence:
     """A block table and its tokens. Serves several samples while they share every token, one after the first draw."""
 
-    entry: WorkerRequest
+    parent: WorkerRequest
     samples: tuple[SampleState, ...]
     token_ids: list[TokenId]  # prompt, then outputs
     hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks, as far as known
@@ -74,7 +74,7 @@ class Sequence:
     @property
     def key(self) -> tuple[int, int, int]:
         """Order of service: priority, arrival, sample."""
-        return (self.entry.request.priority, self.entry.arrival, self.samples[0].sample_index)
+        return (self.parent.request.priority, self.parent.arrival, self.samples[0].sample_index)
 
     @property
     def num_remaining(self) -> int:
@@ -84,4 +84,4 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Running, and only its last output token is not computed yet."""
         computed = self.num_computed
-        return self.is_running and computed >= self.entry.num_prompt_tokens and computed + 1 == len(self.token_ids)
+        return self.is_running and computed >= self.parent.num_prompt_tokens and computed + 1 == len(self.token_ids)

@@ -83,7 +83,7 @@ def _place_batch(
     width = max(last - first for first, last in ranges)
     tables = np.empty((len(rows), width), dtype=np.int64)
     for index, (row, (first, last)) in enumerate(zip(rows, ranges, strict=True)):
-        tables[index] = inputs.block_tables[row, first]  # padding is masked, and reads nobody else's numbers
+        tables[index] = inputs.block_tables[row, first]  # padding is masked, and reads no other row's numbers
         tables[index, : last - first] = inputs.block_tables[row, first:last]
     first_keys = np.array([first for first, _ in ranges]) * inputs.block_size
     consecutive = len(rows) == 1 or bool(np.all(np.diff(first_tokens) == 1))
