@@ -73,7 +73,7 @@ class ServingSpec:
     router: RouterLimits = field(default_factory=RouterLimits)
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     enable_prefix_caching: bool = True
-    heartbeat_timeout_s: float = 8.0
+    heartbeat_timeout_s: float | None = None  # of a worker that stands still; None: gateways do not ask
     drain_timeout_s: float = 30.0
     restart_s: float = 1.0  # from the end of a worker's process to the next incarnation
     learns_costs: bool = False  # workers learn what steps cost while they run; otherwise they know it from the start

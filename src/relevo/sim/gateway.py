@@ -24,10 +24,11 @@ from relevo.orchestrator.ports import OutputSink
 from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission
 from relevo.policy.admission.room import RoomLimits
+from relevo.policy.http.liveness import INTERVAL_S
 from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.sim.config import RegionSpec, ServingSpec
-from relevo.sim.kernel import Kernel
+from relevo.sim.kernel import Kernel, seconds
 from relevo.sim.network import Channel, Link
 from relevo.sim.prompts import VirtualTokens
 from relevo.sim.worker import SimWorker
@@ -122,6 +123,7 @@ class SimGateway:
     region: RegionSpec
     serving: ServingSpec
     kill: Callable[[WorkerRef, str], None]
+    has_traffic: Callable[[], bool] = lambda: True  # False: no request is there or to come, the world may end
     decisions: DecisionLog | None = None
     metrics: Any = field(default_factory=NoMetrics)
     is_dead: bool = False
@@ -140,7 +142,7 @@ class SimGateway:
         block_size = serving.layout.block_size
         self.membership = Membership(
             [Member(WorkerId(spec.worker_id), spec.role, spec.worker_id) for spec in specs],
-            heartbeat_timeout_s=serving.heartbeat_timeout_s,
+            heartbeat_timeout_s=serving.heartbeat_timeout_s or 0.0,
         )
         room = RoomLimits(
             max_running=max(spec.max_running for spec in specs),
@@ -183,7 +185,7 @@ class SimGateway:
 
     def connect(self, worker: SimWorker, ways: Ways) -> None:
         """To one incarnation; it is let in once it has said who it is."""
-        if not self.is_dead and not worker.is_dead:
+        if not self.is_dead:
             worker_id = worker.config.worker_id
             self.links[worker_id] = SimLink(self.kernel, worker, ways, self._heard, self._lost)
 
@@ -205,8 +207,18 @@ class SimGateway:
             self.membership.heard(worker_id, message)
         elif not self.membership.connected(worker_id, link):
             link.close()
+        elif self.serving.heartbeat_timeout_s is not None:
+            self.kernel.call_after(seconds(INTERVAL_S), self._ping, link)
+
+    def _ping(self, link: SimLink) -> None:
+        worker_id = link.hello.worker_id
+        if self.links.get(worker_id) is not link or self.is_dead or not self.has_traffic():
+            return
+        if self.membership.ping(worker_id):
+            self.kernel.call_after(seconds(INTERVAL_S), self._ping, link)
 
     def _lost(self, link: SimLink) -> None:
+        del self.links[link.hello.worker_id]
         self.membership.lost(link.hello.worker_id, "its end of the link has ended")
 
     # ---- other gateways ----------------------------------------------------------------------------------------------

@@ -78,7 +78,10 @@ class KVNetwork:
         return self._transports.get(address)
 
     def leave(self, transport: SimTransport) -> None:
-        """Its process is gone: transfers to it fail, those from it are over."""
+        """Its process is gone: transfers to it fail, those from it are over. Rights in a memory that others share
+        stay until the next incarnation takes them back."""
+        if transport.reach is Reach.ARENA:
+            return
         if self._transports.get(transport.address()) is transport:
             del self._transports[transport.address()]
         for other in self._transports.values():

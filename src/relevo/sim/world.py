@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from relevo.core.decisions import DecisionLog
 from relevo.core.handoff import Reach
@@ -24,6 +25,7 @@ from relevo.core.request import EngineRequest
 from relevo.kv.transport_set import TransportSet
 from relevo.orchestrator.ports import OutputSink, RequestStarter, StartedRequest
 from relevo.policy.perf.step_costs import StepCostModel
+from relevo.policy.worker.content import TokenContent
 from relevo.policy.worker.scheduler import SchedulerConfig
 from relevo.sim.clients import Client, Habits
 from relevo.sim.config import Fault, FaultKind, RegionSpec, WorkerSpec, WorldConfig
@@ -42,6 +44,10 @@ _TRAFFIC_AFTER_S = 0.1  # arbitrary: by then every gateway has every worker; the
 
 
 class World:
+    """A subclass may give it other runners, transports or gateways."""
+
+    content: TokenContent = VIRTUAL
+
     def __init__(
         self,
         config: WorldConfig,
@@ -60,6 +66,7 @@ class World:
         self._workload = workload
         self._habits = habits
         self._tally = Tally(decisions)
+        self._num_to_come = 0  # arrivals that have their time
         self._texts = Texts()
         self._specs = {spec.worker_id: spec for region in config.regions for spec in region.workers}
         self._region_of = {spec.worker_id: region for region in config.regions for spec in region.workers}
@@ -97,6 +104,7 @@ class World:
                     other.follow(gateway, (link,))
         for row in self._workload.requests:
             if not row.is_closed_loop:
+                self._num_to_come += 1
                 at_ns = self._traffic_at_ns + seconds(row.arrived_at_s or 0.0)
                 self.kernel.call_at(at_ns, self._arrive, row)
         for fault in self.config.faults:
@@ -140,8 +148,17 @@ class World:
 
     def _add_gateway(self, region: RegionSpec, index: int) -> None:
         gateway_id = f"{region.name}-gateway-{index}" if len(self.config.regions) > 1 else f"gateway-{index}"
-        self.gateways[gateway_id] = SimGateway(
-            self.kernel, gateway_id, region, self.config.serving, self._kill_incarnation, decisions=self._tally
+        self.gateways[gateway_id] = self.make_gateway(gateway_id, region)
+
+    def make_gateway(self, gateway_id: str, region: RegionSpec) -> SimGateway:
+        return SimGateway(
+            self.kernel,
+            gateway_id,
+            region,
+            self.config.serving,
+            self._kill_incarnation,
+            has_traffic=lambda: self._num_to_come > 0 or bool(self.clients),
+            decisions=self._tally,
         )
 
     # ---- workers -----------------------------------------------------------------------------------------------------
@@ -150,13 +167,14 @@ class World:
         """The next incarnation; every gateway connects to it."""
         self._epochs[worker_id] += 1
         spec, region, serving = self._specs[worker_id], self._region_of[worker_id], self.config.serving
-        worker = self.workers[worker_id] = SimWorker(
-            self.kernel,
-            self._scheduler_config(spec),
-            spec.role,
-            self.make_runner(spec),
-            self._costs(spec),
-            lambda wake: self.make_transports(spec, wake),
+        worker = self.workers[worker_id] = self.make_worker(
+            spec,
+            kernel=self.kernel,
+            config=self._scheduler_config(spec),
+            role=spec.role,
+            runner=self.make_runner(spec),
+            costs=self._costs(spec),
+            make_transports=lambda wake: self.make_transports(spec, wake),
             on_exit=self._drained,
             decisions=self._tally,
             drain_timeout_s=serving.drain_timeout_s,
@@ -164,6 +182,9 @@ class World:
         for gateway in self.gateways.values():
             if gateway.region is region:
                 gateway.connect(worker, self._ways(gateway.gateway_id, worker_id))
+
+    def make_worker(self, spec: WorkerSpec, **parts: Any) -> SimWorker:
+        return SimWorker(**parts)
 
     def make_runner(self, spec: WorkerSpec) -> ModelRunner:
         serving = self.config.serving
@@ -195,7 +216,7 @@ class World:
             max_model_len=serving.max_model_len,
             enable_prefix_caching=serving.enable_prefix_caching,
             tenant_weights=serving.tenant_weights,
-            content=VIRTUAL,
+            content=self.content,
         )
 
     def kill_worker(self, worker_id: str) -> None:
@@ -251,6 +272,7 @@ class World:
     # ---- clients -----------------------------------------------------------------------------------------------------
 
     def _arrive(self, row: WorkloadRequest) -> None:
+        self._num_to_come -= 1
         habits = self._habits(row)
         client = Client(self.kernel, row, habits, self._text(row, habits.salt), self._ended)
         self.clients[row.row] = client
@@ -268,6 +290,7 @@ class World:
         tally.forget(request_id)
         if client.result.outcome is RequestOutcome.FINISHED:
             for child in self._children.get(client.row.row, ()):
+                self._num_to_come += 1
                 self.kernel.call_after(seconds(child.gap_s or 0.0), self._arrive, child)
 
     def _text(self, row: WorkloadRequest, salt: bytes) -> Text:
