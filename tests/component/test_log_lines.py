@@ -140,7 +140,7 @@ def test_lines_that_strangers_cause_are_one_per_kind_and_interval_and_the_rest_i
 ) -> None:
     """Red if a stranger can write the log full, or if what was left out is not said."""
     now_s = [100.0]
-    limited = LimitedLog(logging.getLogger("relevo.test"), lambda: now_s[0])
+    limited = LimitedLog(logging.getLogger("relevo.test"), lambda: round(now_s[0] * 1e9))
     with caplog.at_level(logging.WARNING, "relevo"):
         for _ in range(1000):
             limited.warning("garbage", "it spoke garbage")

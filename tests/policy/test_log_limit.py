@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relevo.policy.http.log_limit import BURST_LINES, LINES_PER_S, MAX_PLACES, LogLimit
+from relevo.policy.http.log_limit import BURST_LINES, LINES_PER_S, MAX_KINDS, LogLimit
 
 S = 1_000_000_000
 
@@ -26,6 +26,6 @@ def test_a_quiet_place_may_burst_again_but_saves_up_no_more() -> None:
 
 def test_places_are_bounded() -> None:
     limit = LogLimit()
-    for place in range(10 * MAX_PLACES):
+    for place in range(10 * MAX_KINDS):
         limit.admit(place, 0)
-    assert len(limit._buckets) <= MAX_PLACES
+    assert len(limit._kinds) <= MAX_KINDS

@@ -75,7 +75,7 @@ class Attempt:
 
 
 class RegionFailed(Exception):
-    """Before the first byte: somebody else may be asked."""
+    """Before the first byte: another region may be asked."""
 
 
 @dataclass(slots=True)
@@ -177,9 +177,9 @@ class Edge:
 
     async def _first_answer(self, forwarded: Forwarded) -> Attempt:
         """From the best region that answers; raises NoWorker when none does."""
-        tour = RegionAttempts(self.choice, forwarded.request_id, forwarded.session, forwarded.num_tokens)
+        attempts = RegionAttempts(self.choice, forwarded.request_id, forwarded.session, forwarded.num_tokens)
         busy: Attempt | None = None
-        while (pick := tour.next_region(self.regions.up(), self.rng)) is not None:
+        while (pick := attempts.next_region(self.regions.up(), self.rng)) is not None:
             name = pick.candidate.key
             log.debug("%s to %s: %s", forwarded.request_id, name, pick.reason)
             started_s = time.monotonic()
@@ -191,7 +191,7 @@ class Edge:
                 continue
             if busy is not None:
                 busy.answer.close()
-            if tour.accepts(attempt.answer.status, time.monotonic() - started_s):
+            if attempts.accepts(attempt.answer.status, time.monotonic() - started_s):
                 return attempt
             busy = attempt
             self.metrics.retried("busy")
@@ -212,7 +212,7 @@ class Edge:
             answer, first_chunk = await asking
         except asyncio.CancelledError:
             if asking.done() and not asking.cancelled() and asking.exception() is None:
-                asking.result()[0].close()  # so that the region hears that nobody waits
+                asking.result()[0].close()  # so that the region hears that its answer is not wanted
             raise
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, aiohttp.ClientConnectorError):

@@ -1,7 +1,7 @@
 """One prompt of a request while an engine answers it: its choices, its counts and times, and how it ended.
 
-Does not know APIs, nor what becomes of a delta: that is its listener's. An end that nobody has asked for comes from the
-orchestrator; the listener asks for all others.
+Does not know APIs, nor what becomes of a delta: that is its listener's. The orchestrator says how it ended, unless the
+listener has ended it.
 """
 
 from __future__ import annotations

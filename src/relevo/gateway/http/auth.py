@@ -42,7 +42,7 @@ class ApiKeys:
     """The SHA-256 digests (hex) of the keys that are accepted; empty means no key is asked for."""
 
     digests: tuple[str, ...] = ()
-    best_priority: int = 0  # of each, and of everybody where there are none
+    best_priority: int = 0  # of each, and of every client where there are none
 
     @classmethod
     def of(cls, keys: Iterable[str]) -> ApiKeys:

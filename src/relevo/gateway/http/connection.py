@@ -159,7 +159,7 @@ class HttpConnection(asyncio.Protocol):
         if self._num_head_bytes > MAX_HEAD_BYTES:
             raise _too_large()
         if not self._is_in_head:
-            return  # a trailer: nobody asked for it
+            return  # a trailer: it is not read
         if len(self._headers) == MAX_FIELDS:
             raise BadHttp(f"The request has more than {MAX_FIELDS} header fields; send fewer.", 431)
         self._headers.append((name.lower(), value.strip(b" \t")))

@@ -1,14 +1,13 @@
 """What all HTTP connections of a process share: whom it lets in, what it waits for, and the count of it.
 
-Owns the table of connections (`policy.http.connections` decides, this carries out), the tasks that answer, and one log
-line for many refusals. Does not know sockets (`http.listener` accepts) or bytes (`http.connection` reads).
+Owns the table of connections (`policy.http.connections` decides, this carries out) and the tasks that answer. Does not
+know sockets (`http.listener` accepts) or bytes (`http.connection` reads).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,11 +18,11 @@ from relevo.gateway.http.connection import HttpConnection
 from relevo.gateway.http.cycle import RequestCycle
 from relevo.gateway.http.errors import ErrorFormat, ErrorFormats, TooManyConnections, error_response
 from relevo.policy.http.connections import ConnectionLimits, ConnectionTable, Refusal, Verdict, Wait
+from relevo.telemetry.limited_log import LimitedLog
 
 log = logging.getLogger("relevo.http")
 
 SWEEP_S = 1.0  # arbitrary: how much later than its time a connection may end
-LOG_S = 10.0  # arbitrary: clients cause these lines, so there is one for all of so long
 _OPEN_WHEN_FULL = frozenset(("/health", "/ready", "/metrics"))
 
 
@@ -66,12 +65,12 @@ class ConnectionLimiter:
     default_headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # of every response
     num_answered: int = 0
     table: ConnectionTable[HttpConnection] = field(init=False)
-    _unlogged: Counter[str] = field(default_factory=Counter)
-    _logging: asyncio.TimerHandle | None = None
+    _limited_log: LimitedLog = field(init=False)
     _sweeping: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
         self.table = ConnectionTable(self.limits, HttpConnection.num_moved)
+        self._limited_log = LimitedLog(log, self.clock.now_ns)
 
     # ---- connections -------------------------------------------------------------------------------------------------
 
@@ -103,7 +102,11 @@ class ConnectionLimiter:
 
     def turned_away(self, reason: Refusal) -> None:
         self.metrics.connection_refused(reason)
-        self._note(f"connections refused ({reason})")
+        self._note(f"a connection was refused ({reason})")
+
+    def _note(self, what: str) -> None:
+        num_open, most = len(self.table), self.limits.max_connections
+        self._limited_log.warning(what, f"{what}; {num_open} are open of at most {most}")
 
     # ---- what clients owe --------------------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class ConnectionLimiter:
         for connection, wait in self.table.late(self.clock.now_ns()):
             if wait not in (Wait.NEXT, Wait.LEAVE):
                 self.metrics.connection_timed_out(wait)
-                self._note(f"connections timed out ({wait})")
+                self._note(f"a connection timed out ({wait})")
             connection.came_too_late(wait)
 
     def _sweep_later(self) -> None:
@@ -147,21 +150,6 @@ class ConnectionLimiter:
     def refused(self, status: int) -> None:
         """A request that is none, answered by the connection itself."""
         self.metrics.http_response("unknown", "OTHER", status)
-
-    # ---- one line for many -------------------------------------------------------------------------------------------
-
-    def _note(self, what: str) -> None:
-        self._unlogged[what] += 1
-        if self._logging is None:
-            self._log()
-
-    def _log(self) -> None:
-        self._logging = None
-        if self._unlogged:
-            said = ", ".join(f"{what}: {number}" for what, number in sorted(self._unlogged.items()))
-            log.warning("%s; %d are open of at most %d", said, len(self.table), self.limits.max_connections)
-            self._unlogged.clear()
-            self._logging = asyncio.get_running_loop().call_later(LOG_S, self._log)
 
 
 FULL = TooManyConnections("The server holds as many connections as it may; come back later.", retry_after_s=5.0)

@@ -66,12 +66,12 @@ class GatewayContext:
     models: ServedModels
     metrics: RequestMetrics
     clock: Clock
-    api_keys: Authenticator = field(default_factory=ApiKeys)  # none: open to everybody who reaches the port
+    api_keys: Authenticator = field(default_factory=ApiKeys)  # none: open to every client that reaches the port
     meter: UsageMeter = field(default_factory=NoMeter)
     usage: UsageSource = field(default_factory=NoUsage)
     allowed_origins: tuple[str, ...] = ()  # none: no cross-origin access from browsers
     metrics_require_key: bool = False
-    expose_processes: bool = False  # /ready names processes and addresses to everybody, not to admins alone
+    expose_processes: bool = False  # /ready names processes and addresses to every client, not to admins alone
     max_body_bytes: int = 32 * 1024 * 1024
     sse_keepalive_s: float | None = None  # None: no keep-alive comments
     started_at_unix_s: int = 0  # `created` of the models listed

@@ -161,7 +161,7 @@ class RequestCycle:
         if status in _NO_BODY or status < 200:
             self._is_bodiless = True
         if self.expects_continue:
-            self.keep_alive = False  # the client may send the body or leave it away; nobody can tell which
+            self.keep_alive = False  # the client may send the body or leave it away; its bytes do not say which
         if length is not None:
             self._num_owed_bytes = None if self._is_bodiless else int(length)
         elif not self._is_bodiless:

@@ -76,7 +76,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_address(host: str) -> bool:
-    """No name, so nobody can let it point elsewhere."""
+    """It is no name, which a stranger could let point elsewhere."""
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -68,7 +68,7 @@ def prepare(connection: Connection) -> None:
     try:
         connection.write(_CREATE)
     except DatabaseError:
-        connection.write(_CREATE)  # PostgreSQL: somebody else was making the same tables
+        connection.write(_CREATE)  # PostgreSQL: another server was making the same tables
     version = _version(connection)
     while version in _UPGRADES:
         version = _upgrade(connection, version)

@@ -55,7 +55,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     echo: bool = False
     user: str | None = None
     priority: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)] = 0
-    service_tier: str | None = None  # "batch" and "flex" only use room that nobody else wants
+    service_tier: str | None = None  # "batch" and "flex" only use room that no other request wants
     request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+\Z")] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+\Z")] | None = None
     response_format: dict[str, Any] | None = None

@@ -1,6 +1,6 @@
 """What clients ask for and this server does not offer: refused if ignoring it would change what the answer means.
 
-Fields that merely tune or hint are accepted without effect and named in the log; fields that nobody knows are ignored.
+Fields that merely tune or hint are accepted without effect and named in the log; unknown fields are ignored.
 Sources: OpenAI API reference; the documentation of vLLM's, SGLang's and llama.cpp's servers, for their extensions.
 """
 
@@ -13,7 +13,7 @@ from relevo.core.errors import InvalidRequest
 from relevo.gateway.openai.schemas import ChatFields, GenerationFields
 from relevo.gateway.text.served_models import ServedModel
 
-# Accepted without effect; each is named once in the log, so that nobody believes that it works.
+# Accepted without effect; each is named once in the log, so that it is not taken to work.
 FIELDS_WITHOUT_EFFECT = frozenset(
     (
         "guided_decoding_backend",

@@ -1,6 +1,6 @@
-"""POST /admin/drain/WORKER: an operator takes a worker out of rotation. For admin keys only, whoever else is let in.
+"""POST /admin/drain/WORKER: an operator takes a worker out of rotation, with an admin key and nothing less.
 
-Where a server has no API keys, everybody may send requests and nobody may do this: the operator's own key is in a file
+Where a server has no API keys, every client may send requests and none may do this: the operator's own key is in a file
 beside the ledger (`build.operator_key`), or named by --admin-key.
 """
 

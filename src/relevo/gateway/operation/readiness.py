@@ -3,7 +3,7 @@
 One model that cannot serve does not take the others out of rotation: the server is ready while any model is, once all
 have started; a gateway that was restarted waits for none. `?model=NAME` asks about one. Where several gateways share a
 port, /ready asks all of them: a worker is ready when every gateway may send to it. Process ids and addresses are told
-to admin keys, and to everybody where the operator says so.
+to admin keys, and to every client where the operator says so.
 """
 
 from __future__ import annotations

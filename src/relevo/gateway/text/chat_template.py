@@ -221,7 +221,7 @@ class ModelTemplates:
 
 
 class _Refusal(jinja2.TemplateError):
-    """Raised by the template itself; the message is written for whoever sent the messages."""
+    """Raised by the template itself; the message is written for the client."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):

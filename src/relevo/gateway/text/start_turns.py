@@ -12,11 +12,11 @@ from collections import deque
 
 
 class StartTurns:
-    """For one event loop. Who comes first enters first; whoever comes alone does not wait."""
+    """For one event loop. Requests enter in the order in which they come; one that comes alone does not wait."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._is_taken = False  # somebody has entered in this turn
+        self._is_taken = False  # a request has entered in this turn
 
     async def enter(self) -> None:
         if not self._is_taken:

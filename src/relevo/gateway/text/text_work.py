@@ -64,7 +64,7 @@ class TextWork:
 
     def _leave_after(self, turn: asyncio.Future[None], done: asyncio.Future[T]) -> None:
         if not done.cancelled():
-            done.exception()  # nobody is left to hear it
+            done.exception()  # its caller has gone, nothing reads it
         self._leave(turn)
 
     def _leave(self, turn: asyncio.Future[None]) -> None:

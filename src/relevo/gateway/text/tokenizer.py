@@ -51,7 +51,7 @@ class Tokenizer:
             backend = backend_of(files)
         except Exception as error:  # the library raises nothing narrower
             raise ModelFileError(f"the model's tokenizer cannot be loaded: {error}") from error
-        backend.no_truncation()  # a file may carry the settings of somebody's training run
+        backend.no_truncation()  # a file may carry the settings of a training run
         backend.no_padding()
         self._backend = backend
         self.decoder = byte_decoder_of(None if backend.decoder is None else json.loads(backend.decoder.__getstate__()))
