@@ -89,6 +89,7 @@ def test_the_same_options_give_the_same_bytes(tmp_path: Path, model: list[str], 
         assert simulate(*trace, *model, *options).exit_code == 0
         written.append((out.read_bytes(), log.read_bytes()))
     assert written[0] == written[1]
+    assert b'"decision":"arrive"' in written[0][1]
 
 
 def test_each_configuration_has_a_decision_log(tmp_path: Path, model: list[str], trace: list[str]) -> None:
