@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import islice, pairwise
 from random import Random
 
 import pytest
 
+from relevo.workload.generated import generate
 from relevo.workload.lengths import FixedLength, UniformLengths
 from relevo.workload.sessions import SessionShape, make_sessions, read_sessions, to_token_ids
 
@@ -63,3 +64,24 @@ def test_long_turns_can_be_left_out() -> None:
 def test_a_bad_line_is_named(row: str) -> None:
     with pytest.raises(ValueError, match="line 2"):
         read_sessions([line("a", 1.0, "xxxx"), row])
+
+
+def test_endless_sessions_repeat_what_was_said_by_hash_id() -> None:
+    """Red when a block that is not full yet gets an id, two sessions share more than their system prompt, or a turn
+    does not wait for the one before it."""
+    requests = list(islice(generate(SHAPE, Random(1), block_size=16), 60))
+    assert requests == list(islice(generate(SHAPE, Random(1), block_size=16), 60))
+    by_row = {request.row: request for request in requests}
+    for request in requests:
+        assert len(request.hash_ids) == request.num_prompt_tokens // 16
+        if request.turn:
+            before = by_row[request.parent] if request.parent is not None else None
+            assert before is not None and before.session_id == request.session_id
+            assert request.num_prompt_tokens == before.num_prompt_tokens + 15
+            assert list(request.hash_ids[: len(before.hash_ids)]) == list(before.hash_ids)
+            assert request.gap_s is not None and request.gap_s > 0
+        else:
+            assert (request.num_prompt_tokens, request.parent, request.gap_s) == (60, None, None)
+    first, second, third = [request for request in requests if not request.turn][:3]
+    assert list(first.hash_ids[:3]) == list(third.hash_ids[:3])  # 50 tokens that they share are three blocks
+    assert not set(first.hash_ids) & set(second.hash_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relevo.sim.reuse import measure_reuse, reuse_curve
+from relevo.sim.reuse import measure_reuse, offered_fraction, reuse_curve
 from relevo.workload.requests import WorkloadRequest
 
 
@@ -31,3 +31,10 @@ def test_the_curve_is_a_share_of_the_unbounded_cache() -> None:
     assert most.hit_fraction == 0.5
     assert [share for _, share in curve] == [0.0, 1.0]
     assert reuse_curve([request(1)], 10, [10])[1][0][1] == 0.0  # nothing to hit is no error
+
+
+def test_what_is_offered_is_counted_in_tokens_of_prompts() -> None:
+    """20, 20 and 10 tokens, of which 10 and 10 are not new. Red when a block in the middle counts as a beginning."""
+    assert offered_fraction([request(1, 2), request(1, 3), request(1)]) == 20 / 50
+    assert offered_fraction([request(1, 2), request(5, 2)]) == 0.0
+    assert offered_fraction([]) == 0.0

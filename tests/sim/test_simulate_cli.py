@@ -178,3 +178,24 @@ def test_roles_may_differ(tmp_path: Path, model: list[str], trace: list[str]) ->
     report = json.loads(out.read_text())["configurations"][0]
     assert [(pool["role"], pool["num_devices"]) for pool in report["pools"]] == [("prefill", 2), ("decode", 2)]
     assert report["cost"]["per_h"] == 2 * 5 + 2 * 1
+
+
+def test_pictures_have_a_curve_per_configuration(tmp_path: Path, model: list[str], trace: list[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "latencies.png"
+    options = ["--num-requests", "5", "--topology", "1p1d", "--topology", "1u"]
+    assert simulate(*trace, *model, *options, "--plot", str(picture)).exit_code == 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert "give a path that ends in .png" in refused(*trace, *model, *options, "--plot", str(tmp_path / "x.docx"))
+
+
+def test_a_world_that_is_stopped_leaves_requests_unfinished(tmp_path: Path, model: list[str], trace: list[str]) -> None:
+    """Twelve seconds of arrivals, stopped after six. Red when what was not answered counts as fast."""
+    out = tmp_path / "out.json"
+    options = ["--until-s", "6", "--topology", "unified", "--json", str(out)]
+    assert simulate(*trace, *model, *options).exit_code == 0
+    report = json.loads(out.read_text())["configurations"][0]
+    assert report["num_arrivals"] == 16
+    assert report["outcomes"]["unfinished"] >= 1
+    assert report["latencies"]["e2e_s"]["num_missing"] == report["outcomes"]["unfinished"]
+    assert "14 requests were never sent" in report["notes"][0]

@@ -187,7 +187,7 @@ def _run(options: SimulateOptions, json_out: Path | None, plot: Path | None) -> 
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr: requests that have ended."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         tasks = {}
 
         def tell(label: str, num_ended: int, num_requests: int) -> None:
