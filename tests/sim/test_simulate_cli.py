@@ -73,6 +73,7 @@ def test_configurations_stand_beside_each_other(tmp_path: Path, model: list[str]
         assert report["latencies"]["ttft_s"]["p50"] > 0
         assert report["latencies"]["ttft_s"]["untold"]["p99"] == "needs 1,000 samples, there are 30"
         assert report["goodput"]["num_met"] == 30
+    assert split["goodput"]["limits"] == {"ttft_s": 60.0, "itl_s": None, "tpot_s": 60.0}
     assert (split["cost"]["per_h"], unified["cost"]["per_h"]) == (4.0, 6.0)
     assert [pool["role"] for pool in split["pools"]] == ["prefill", "decode"]
     assert split["kv_transfer_bytes"] > 0
@@ -171,6 +172,11 @@ def test_long_requests_can_be_left_out(tmp_path: Path, model: list[str], trace: 
     assert "requests of more than 1,020 tokens are left out" in result.output
 
 
+def test_unequal_configurations_are_called_so(model: list[str], trace: list[str]) -> None:
+    topologies = ["--topology", "1p1d", "--topology", "unified", "--num-requests", "2"]
+    assert "configurations of 1 to 2 devices" in simulate(*trace, *model, *topologies).output
+
+
 def test_roles_may_differ(tmp_path: Path, model: list[str], trace: list[str]) -> None:
     out = tmp_path / "out.json"
     text = "2p1d,prefill.device=h100,decode.tp=2,decode.price=1"
@@ -178,6 +184,10 @@ def test_roles_may_differ(tmp_path: Path, model: list[str], trace: list[str]) ->
     report = json.loads(out.read_text())["configurations"][0]
     assert [(pool["role"], pool["num_devices"]) for pool in report["pools"]] == [("prefill", 2), ("decode", 2)]
     assert report["cost"]["per_h"] == 2 * 5 + 2 * 1
+    prefill, decode = report["machines"]["pools"]
+    assert (prefill["device"], decode["device"], decode["tp"]) == ("h100", "l40s", 2)
+    assert report["machines"]["kv_bytes_per_token"] == 16 * 2 * 8 * 64 * 2
+    assert prefill["kv_blocks"] > 1000
 
 
 def test_pictures_have_a_curve_per_configuration(tmp_path: Path, model: list[str], trace: list[str]) -> None:

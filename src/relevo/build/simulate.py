@@ -62,11 +62,12 @@ class SimulateOptions:
 
 @dataclass(slots=True)
 class Simulation:
-    """A run of the command. `reports` and `samples` grow by one per configuration."""
+    """A run of the command. `reports`, `machines` and `samples` grow by one per configuration."""
 
     options: SimulateOptions
     workload: Workload = field(init=False)
     facts: WorkloadFacts = field(init=False)
+    machines: list[dict[str, Any]] = field(default_factory=list)  # of each configuration, for the record
     reports: list[SimReport] = field(default_factory=list)
     samples: dict[str, dict[str, Samples]] = field(default_factory=dict)
 
@@ -89,12 +90,17 @@ class Simulation:
                 world = World(config, self.workload, decisions=lines)
                 result = _run_world(world, fleet.label, len(self.workload.requests), progress)
             self.reports.append(self._report(fleet, result))
+            self.machines.append(_machines_json(fleet, config))
             if keep_samples:
                 self.samples[fleet.label] = latency_samples(result.requests).samples
 
     def to_json(self) -> dict[str, Any]:
         """The same options give the same bytes: nothing here is measured on this machine."""
-        return {"workload": asdict(self.facts), "configurations": [report.to_json() for report in self.reports]}
+        pairs = zip(self.machines, self.reports, strict=True)
+        return {
+            "workload": asdict(self.facts),
+            "configurations": [{"machines": machines, **report.to_json()} for machines, report in pairs],
+        }
 
     def _report(self, fleet: Fleet, result: WorldResult) -> SimReport:
         prices = {pool.role: pool.machine.price for pool in fleet.pools if pool.machine.price is not None}
@@ -150,6 +156,27 @@ def world_config(options: SimulateOptions, machines: Machines, fleet: Fleet, lon
         jumps=options.jumps,
         until_s=options.until_s,
     )
+
+
+def _machines_json(fleet: Fleet, config: WorldConfig) -> dict[str, Any]:
+    layout, workers = config.serving.layout, config.regions[0].workers
+    num_blocks = {worker.role: worker.num_blocks for worker in workers}
+    pools = [
+        {"role": pool.role, "num_workers": pool.num_workers, **asdict(pool.machine), "kv_blocks": num_blocks[pool.role]}
+        for pool in fleet.pools
+    ]
+    return {
+        "model": layout.model_hash,
+        "block_size": layout.block_size,
+        "kv_bytes_per_token": layout.bytes_per_token,
+        "link_bytes_per_s": _finite(config.network.port.bandwidth_bytes_per_s),
+        "pools": pools,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return None if value == inf else value
 
 
 def _run_world(world: World, label: str, num_requests: int, progress: Progress) -> WorldResult:

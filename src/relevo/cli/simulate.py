@@ -171,6 +171,8 @@ def _run(options: SimulateOptions, json_out: Path | None, plot: Path | None) -> 
     simulated_s = sum(report.duration_s for report in simulation.reports)
     note(f"{simulated_s:,.0f} s were simulated in {time.monotonic() - started_s:,.1f} s")
     out.print(report_tables(simulation.reports))
+    if len(sizes := {report.num_devices for report in simulation.reports}) > 1:
+        note(f"configurations of {min(sizes)} to {max(sizes)} devices: compare them per device, or by cost")
     for report in simulation.reports:
         for sentence in report.notes:
             note(f"{report.label}: {sentence}")

@@ -79,6 +79,7 @@ class Phases:
 class Goodput:
     """Requests that finished within every limit."""
 
+    limits: Slo
     num_met: int
     met_fraction: float  # of all arrivals
     steady_met_fraction: float | None  # of those of the steady phase; None: there were none
@@ -262,6 +263,7 @@ def _goodput(
     num_met = count(results)
     rate = num_met / duration_s if duration_s > 0 else 0.0
     return Goodput(
+        limits=slo,
         num_met=num_met,
         met_fraction=num_met / len(results) if results else 0.0,
         steady_met_fraction=count(steady) / len(steady) if steady else None,
