@@ -27,7 +27,7 @@ def chat(name: str) -> ChatShape:
 
 
 def completion(name: str) -> CompletionShape:
-    prompts = [Prompt([1]), Prompt([2])]
+    prompts = [Prompt((1,)), Prompt((2,))]
     return CompletionShape(
         id=name, model=name, prompts=prompts, num_choices_per_prompt=1, return_token_ids=False, **COMMON
     )

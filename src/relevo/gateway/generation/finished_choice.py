@@ -10,45 +10,24 @@ from typing import Any
 
 import orjson
 
-from relevo.gateway.text.parts import Delta, Part, ReasoningPart, RefusalPart, TextPart, ToolCallPart
+from relevo.gateway.text.parts import Delta, Part, ToolCallPart
 
 CHAR_BYTES = 4  # at most, in memory
-
-
-class KeptPart:
-    """A part that later ones go on in."""
-
-    def __init__(self, first: Part) -> None:
-        self.first = first
-        self._text = io.StringIO()
-
-    def takes(self, part: Part) -> bool:
-        if type(part) is not type(self.first):
-            return False
-        return not isinstance(part, ToolCallPart) or part.index == getattr(self.first, "index", None)
-
-    def add(self, text: str) -> None:
-        self._text.write(text)
-
-    @property
-    def text(self) -> str:
-        """Of a tool call: its arguments."""
-        return self._text.getvalue()
 
 
 @dataclass(slots=True)
 class FinishedChoice:
     index: int
     tells_tokens: bool = False
-    parts: list[KeptPart] = field(default_factory=list)
     token_ids: array[int] = field(default_factory=lambda: array("q"))  # if the answer tells tokens
     logprobs: LogprobParts = field(default_factory=lambda: LogprobParts())
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    _parts: list[tuple[Part, io.StringIO]] = field(default_factory=list)  # how each began, and all of its text
 
     def add(self, delta: Delta, logprobs: Mapping[str, Any] | None) -> int:
         """Returns about how many bytes it takes."""
-        num_bytes = sum(self._add_part(part) for part in delta.parts) * CHAR_BYTES
+        num_bytes = sum(map(self._add_part, delta.parts)) * CHAR_BYTES
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
         if self.tells_tokens:
             self.token_ids.extend(token.token_id for token in delta.tokens)
@@ -56,34 +35,25 @@ class FinishedChoice:
         return num_bytes + (self.logprobs.add(logprobs) if logprobs is not None else 0)
 
     @property
-    def text(self) -> str:
-        return self._joined(TextPart)
-
-    @property
-    def reasoning(self) -> str:
-        return self._joined(ReasoningPart)
-
-    @property
-    def refusal(self) -> str:
-        return self._joined(RefusalPart)
-
-    @property
-    def tool_calls(self) -> list[ToolCallPart]:
-        """Each with all of its arguments."""
-        kept = [(part.first, part.text) for part in self.parts]
-        return [ToolCallPart(p.index, text, p.id, p.name) for p, text in kept if isinstance(p, ToolCallPart)]
-
-    def _joined(self, kind: type[Part]) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part.first, kind))
+    def parts(self) -> list[Part]:
+        """Each whole, in the order in which they began."""
+        return [_with_text(first, text.getvalue()) for first, text in self._parts]
 
     def _add_part(self, part: Part) -> int:
         text = part.arguments if isinstance(part, ToolCallPart) else part.text
-        kept = self.parts[-1] if self.parts and self.parts[-1].takes(part) else None
-        if kept is None:
-            kept = KeptPart(part)
-            self.parts.append(kept)
-        kept.add(text)
-        return len(text)
+        if not (self._parts and _goes_on(self._parts[-1][0], part)):
+            self._parts.append((part, io.StringIO()))
+        return self._parts[-1][1].write(text)
+
+
+def _goes_on(first: Part, part: Part) -> bool:
+    return type(part) is type(first) and getattr(part, "index", 0) == getattr(first, "index", 0)
+
+
+def _with_text(first: Part, text: str) -> Part:
+    if isinstance(first, ToolCallPart):
+        return ToolCallPart(first.index, text, first.id, first.name)
+    return type(first)(text)
 
 
 class LogprobParts:

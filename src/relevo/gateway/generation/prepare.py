@@ -6,6 +6,7 @@ Runs in worker threads when the text is long. Does not know what an API's bodies
 from __future__ import annotations
 
 import hashlib
+import itertools
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,16 +33,14 @@ ROUTE_HEADER = "x-relevo-route"  # of its response: who decodes, who computed th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A validated request, ready to run."""
+    """A validated request, ready to run. Nothing of what the client sent is kept but this."""
 
     model: str  # the served name that the client asked for
-    spec: GenerationSpec
     prompts: tuple[Prompt, ...]
     runs: tuple[PromptRun, ...]  # one per prompt
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.runs) * self.spec.n
+    num_choices: int  # of all prompts
+    is_streamed: bool
+    tells_tokens: bool
 
     def usage(self) -> Usage:
         """Up to now."""
@@ -59,9 +58,11 @@ def prepare(call: Call, served: ServedModel, model: str, spec: GenerationSpec) -
     runs = _Runs(call, served, model, spec)
     return Prepared(
         model=model,
-        spec=spec,
         prompts=prompts,
-        runs=tuple(runs.make(*each) for each in enumerate(zip(spec.prompts, prompts, strict=True))),
+        runs=tuple(runs.make(*each) for each in zip(itertools.count(), spec.prompts, prompts, strict=False)),
+        num_choices=len(prompts) * spec.n,
+        is_streamed=spec.is_streamed,
+        tells_tokens=spec.tells_tokens,
     )
 
 
@@ -92,13 +93,12 @@ class _Runs:
             tells_tokens=spec.tells_tokens,
         )
 
-    def make(self, number: int, both: tuple[ChatPrompt | PlainPrompt, Prompt]) -> PromptRun:
-        asked, prompt = both
+    def make(self, number: int, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> PromptRun:
         call, served, spec = self._call, self._served, self._spec
         num_prompt_tokens = len(prompt.token_ids)
         request = EngineRequest(
             request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
-            prompt_token_ids=tuple(prompt.token_ids),
+            prompt_token_ids=prompt.token_ids,
             sampling=for_prompt(
                 self._sampling,
                 spec.sampling,
@@ -132,9 +132,9 @@ class _Runs:
         detokenizer = self._served.make_detokenizer(
             skip_special_tokens=self._spec.skip_special_tokens, continues_text=asked.continues_text
         )
-        is_chat = isinstance(asked, ChatPrompt)
-        make_parser = self._served.make_parser if is_chat else plain_text
-        parser = make_parser(ParserInput(prompt.token_ids, asked.shown_tools if isinstance(asked, ChatPrompt) else ()))
+        parser = plain_text(ParserInput(prompt.token_ids))
+        if isinstance(asked, ChatPrompt):
+            parser = self._served.make_parser(ParserInput(prompt.token_ids, asked.shown_tools))
         return Choice(index, self._options, detokenizer, parser, matcher)
 
     def _session(self, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> bytes:

@@ -22,7 +22,7 @@ _ROLES_THAT_NEED_CONTENT = frozenset(("system", "developer", "user", "tool"))
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    token_ids: list[TokenId]
+    token_ids: tuple[TokenId, ...]
     text: str | None = None  # set where the answer must repeat it
 
 
@@ -30,7 +30,7 @@ def tokenized(served: ServedModel, prompt: ChatPrompt | PlainPrompt) -> Prompt:
     """Raises InvalidRequest, ContextLengthExceeded."""
     if isinstance(prompt, ChatPrompt):
         token_ids = _encode(served, rendered(served, prompt), prompt.add_special_tokens, "messages")
-        return Prompt(check_prompt(served, token_ids, "messages"))
+        return Prompt(_checked(served, token_ids, "messages"))
     content = prompt.content
     if isinstance(content, str):
         token_ids = _encode(served, content, prompt.add_special_tokens, "prompt") if content else []
@@ -39,7 +39,7 @@ def tokenized(served: ServedModel, prompt: ChatPrompt | PlainPrompt) -> Prompt:
         check_length(served, len(content), "prompt")
         token_ids = list(check_token_ids(content, served.vocab_size, "prompt"))
         text = served.tokenizer.decode(token_ids) if prompt.is_repeated else ""
-    return Prompt(check_prompt(served, token_ids, "prompt"), text if prompt.is_repeated else None)
+    return Prompt(_checked(served, token_ids, "prompt"), text if prompt.is_repeated else None)
 
 
 def rendered(served: ServedModel, prompt: ChatPrompt) -> str:
@@ -68,8 +68,8 @@ def rendered(served: ServedModel, prompt: ChatPrompt) -> str:
     )
 
 
-def check_prompt(served: ServedModel, token_ids: list[TokenId], param: str) -> list[TokenId]:
-    """`token_ids` unchanged, if there are any, they leave room for one more token, and the model has all of them."""
+def _checked(served: ServedModel, token_ids: list[TokenId], param: str) -> tuple[TokenId, ...]:
+    """`token_ids`, if there are any, they leave room for one more token, and the model has all of them."""
     if not token_ids:
         raise InvalidRequest(f"'{param}' must not be empty.", param=param)
     check_length(served, len(token_ids), param)
@@ -80,7 +80,7 @@ def check_prompt(served: ServedModel, token_ids: list[TokenId], param: str) -> l
             f"it has {served.vocab_size} tokens; leave that text out.",
             param=param,
         )
-    return token_ids
+    return tuple(token_ids)
 
 
 def check_length(served: ServedModel, num_tokens: int, param: str, *, is_lower_bound: bool = False) -> None:

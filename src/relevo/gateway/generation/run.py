@@ -28,7 +28,7 @@ class RunListener(Protocol):
 
     def on_delta(self, run: PromptRun, delta: Delta) -> None: ...
 
-    def on_failure(self, error: RelevoError) -> None:
+    def on_failure(self, error: Exception) -> None:
         """No delta follows, though choices have not ended."""
         ...
 

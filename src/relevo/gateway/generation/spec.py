@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from relevo.core.ids import TokenId
+
+MAX_INT = 2**31 - 1
+
+Count = Annotated[int, Meta(ge=1, le=MAX_INT)]
+TokenIdField = Annotated[int, Meta(ge=0, le=MAX_INT)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +53,21 @@ class PlainPrompt:
     continues_text: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingWish:
-    """How tokens are to be drawn."""
+class SamplingWish(msgspec.Struct, kw_only=True):
+    """How tokens are to be drawn, within what an engine takes. An API whose fields have these names inherits them."""
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Mapping[str, float] = field(default_factory=dict)  # by token id, as text
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] = 0
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] = {}  # by token id, as JSON has it
     seed: int | None = None
-    stop_token_ids: Sequence[TokenId] = ()
+    stop_token_ids: list[TokenIdField] = []
     ignore_eos: bool = False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from relevo.gateway.openai.unsupported import (
     refuse_unsupported,
 )
 from relevo.gateway.openai.writer import OpenAIWriter
-from relevo.gateway.text.parts import Delta, ReasoningPart, RefusalPart, TextPart, ToolCallPart
+from relevo.gateway.text.parts import Delta, Part, ReasoningPart, RefusalPart, TextPart, ToolCallPart
 from relevo.gateway.text.served_models import TextTokenizer
 
 
@@ -46,8 +46,8 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
     refuse_template(fields.chat_template)
     if fields.echo:
         raise InvalidRequest("'echo' is only supported by /v1/completions.", param="echo")
-    max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    spec = generation_spec(fields, [_prompt(fields)], num_logprobs=num_logprobs, max_tokens=max_tokens)
+    fields.max_tokens = fields.max_completion_tokens or fields.max_tokens
+    spec = generation_spec(fields, [_prompt(fields)], num_logprobs=num_logprobs)
     prepared = prepare(call, served, model, spec)
     shape = ChatShape(
         id=response_id(call, fields, "chatcmpl"),
@@ -92,7 +92,7 @@ class ChatShape:
     fingerprint: str
     tokenizer: TextTokenizer
     num_logprobs: int | None
-    prompt_token_ids: list[TokenId] | None  # None: token ids are not to be returned
+    prompt_token_ids: Sequence[TokenId] | None  # None: token ids are not to be returned
 
     def opening(self, index: int) -> dict[str, Any]:
         chunk = self._chunk(index, {"role": "assistant", "content": ""})
@@ -110,7 +110,7 @@ class ChatShape:
         return chat_logprobs(self.tokenizer, delta.tokens, self.num_logprobs)
 
     def delta(self, delta: Delta) -> dict[str, Any] | None:
-        shown = _delta_members(delta)
+        shown = _members(delta.parts)
         if not shown and not (delta.tokens and self.tells_tokens):
             return None
         chunk = self._chunk(delta.index, shown or {"content": ""})
@@ -166,10 +166,10 @@ class ChatShape:
         }
 
 
-def _delta_members(delta: Delta) -> dict[str, Any]:
-    """Clients read a reasoning text under either of two names."""
+def _members(parts: Iterable[Part]) -> dict[str, Any]:
+    """What a message, or a delta of one, has besides its role. Clients read reasoning under either of two names."""
     shown: dict[str, Any] = {}
-    for part in delta.parts:
+    for part in parts:
         match part:
             case TextPart(text=text):
                 shown["content"] = shown.get("content", "") + text
@@ -178,25 +178,20 @@ def _delta_members(delta: Delta) -> dict[str, Any]:
             case RefusalPart(text=text):
                 shown["refusal"] = shown.get("refusal", "") + text
             case ToolCallPart():
-                shown.setdefault("tool_calls", []).append(_tool_call_delta(part))
+                shown.setdefault("tool_calls", []).append(_tool_call(part))
     return shown
 
 
-def _tool_call_delta(part: ToolCallPart) -> dict[str, Any]:
-    """The first of a call names it, later ones bring arguments alone."""
+def _tool_call(part: ToolCallPart) -> dict[str, Any]:
+    """The first delta of a call names it, later ones bring arguments alone."""
     function = {"name": part.name} if part.name else {}
     head = {"id": part.id, "type": "function"} if part.id else {}
     return {"index": part.index, **head, "function": function | {"arguments": part.arguments}}
 
 
 def _message(choice: FinishedChoice) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": choice.refusal or None}
-    if choice.reasoning:
-        message["reasoning"] = message["reasoning_content"] = choice.reasoning
-    if calls := choice.tool_calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls
-        ]
-        message["content"] = choice.text or None
-    return message | {"annotations": []}
+    members = _members(choice.parts)
+    for call in members.get("tool_calls", ()):
+        del call["index"]  # of deltas only
+    content = None if "tool_calls" in members else ""
+    return {"role": "assistant", "content": content, "refusal": None, **members, "annotations": []}

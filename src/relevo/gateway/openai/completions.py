@@ -23,7 +23,7 @@ from relevo.gateway.openai.requests import generation_spec, response_id
 from relevo.gateway.openai.schemas import CompletionFields
 from relevo.gateway.openai.unsupported import FIELDS_WITHOUT_EFFECT, refuse_fields, refuse_unsupported
 from relevo.gateway.openai.writer import OpenAIWriter
-from relevo.gateway.text.parts import Delta, TextPart
+from relevo.gateway.text.parts import Delta, text_of
 from relevo.gateway.text.served_models import TextTokenizer
 
 DEFAULT_MAX_TOKENS = 16  # required by the API reference
@@ -44,7 +44,6 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
         fields,
         [_prompt(fields, content) for content in _split_prompts(fields.prompt)],
         num_logprobs=fields.logprobs,
-        max_tokens=fields.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
     )
     prepared = prepare(call, served, model, spec)
@@ -122,7 +121,7 @@ class CompletionShape:
         return completion_logprobs(self.tokenizer, delta.tokens, delta.text_offsets, self.num_logprobs)
 
     def delta(self, delta: Delta) -> dict[str, Any] | None:
-        text = "".join(part.text for part in delta.parts if isinstance(part, TextPart))  # it has no others
+        text = text_of(delta.parts)
         if not text and not (delta.tokens and self.tells_tokens):
             return None
         chunk = self._chunk(delta.index, text)
@@ -151,7 +150,7 @@ class CompletionShape:
             logprobs = choice.logprobs.whole(completion_logprobs(self.tokenizer, (), (), 0))
         shown = {
             "index": choice.index,
-            "text": (prompt.text or "") + choice.text,
+            "text": (prompt.text or "") + text_of(choice.parts),
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,

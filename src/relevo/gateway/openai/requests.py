@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway.generation.spec import ChatPrompt, GenerationSpec, PlainPrompt, SamplingWish
+from relevo.gateway.generation.spec import ChatPrompt, GenerationSpec, PlainPrompt
 from relevo.gateway.http.call import Call
 from relevo.gateway.openai.schemas import GenerationFields
 
@@ -23,13 +23,12 @@ def generation_spec(
     prompts: Sequence[ChatPrompt | PlainPrompt],
     *,
     num_logprobs: int | None,
-    max_tokens: int | None,
     default_max_tokens: int | None = None,
 ) -> GenerationSpec:
     stop = fields.stop
     return GenerationSpec(
         prompts=prompts,
-        sampling=_sampling(fields, max_tokens),
+        sampling=fields,
         n=fields.n,
         default_max_tokens=default_max_tokens,
         num_logprobs=num_logprobs,
@@ -49,21 +48,3 @@ def refuse_template(chat_template: Any) -> None:
     """Raises InvalidRequest: a template is code."""
     if chat_template is not None:
         raise InvalidRequest("Templates in requests are not accepted; the model's own is used.", param="chat_template")
-
-
-def _sampling(fields: GenerationFields, max_tokens: int | None) -> SamplingWish:
-    return SamplingWish(
-        max_tokens=max_tokens,
-        min_tokens=fields.min_tokens,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
-        top_k=fields.top_k,
-        min_p=fields.min_p,
-        frequency_penalty=fields.frequency_penalty,
-        presence_penalty=fields.presence_penalty,
-        repetition_penalty=fields.repetition_penalty,
-        logit_bias=fields.logit_bias,
-        seed=fields.seed,
-        stop_token_ids=fields.stop_token_ids,
-        ignore_eos=fields.ignore_eos,
-    )

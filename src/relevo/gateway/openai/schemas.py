@@ -12,14 +12,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from relevo.gateway.generation.spec import MAX_INT, Count, SamplingWish, TokenIdField
+
 MAX_CHOICES = 128  # OpenAI's bound of n
 MAX_LOGPROBS = 20  # OpenAI's bound of top_logprobs
-MAX_INT = 2**31 - 1
 
-Count = Annotated[int, Meta(ge=1, le=MAX_INT)]
-TokenIdField = Annotated[int, Meta(ge=0, le=MAX_INT)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 StopString = Annotated[str, Meta(min_length=1)]
 
 
@@ -28,27 +25,14 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
+class GenerationFields(SamplingWish, kw_only=True):
     """What /v1/chat/completions and /v1/completions have in common."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
-    max_tokens: Count | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] = 0
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Fraction | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] = {}
-    seed: int | None = None
     stop: StopString | list[StopString] | None = None
-    stop_token_ids: list[TokenIdField] = []
-    ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False
@@ -78,7 +62,7 @@ class ChatFields(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None  # default: the opposite of continue_final_message
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     chat_template: Any = None  # refused: a template is code
     reasoning_effort: str | None = None
 

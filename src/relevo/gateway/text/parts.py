@@ -6,6 +6,8 @@ with the same index. Does not know how a model writes them (`output_parser`) nor
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from relevo.core.baton import SampledToken
@@ -31,6 +33,11 @@ class ToolCallPart(msgspec.Struct, frozen=True, gc=False):
 
 
 Part = TextPart | ReasoningPart | RefusalPart | ToolCallPart
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """Their content alone."""
+    return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -105,7 +105,7 @@ def _beginning(body: Mapping[str, Any]) -> list[str]:
     messages = body.get("messages")
     if not isinstance(messages, list):
         prompt = body.get("prompt")
-        return [_text(prompt[:MAX_PROMPT_HEAD] if isinstance(prompt, str | list) else prompt)]
+        return [_text(prompt[:MAX_PROMPT_HEAD] if isinstance(prompt, str | list | tuple) else prompt)]
     system, user = _first_content(messages, _SYSTEM_ROLES), _first_content(messages, ("user",))
     tools = body.get("tools")
     names = without_markers([tool for tool in tools if isinstance(tool, Mapping)]) if isinstance(tools, list) else []

@@ -1,0 +1,133 @@
+"""The two ways in which an answer leaves: as events while it comes, or whole. `generation.answer` says what comes when.
+
+Does not know the shape of an API (a `ReplyWriter` does), and nothing of settling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Protocol
+
+from starlette.responses import Response
+
+from relevo.core.errors import RelevoError
+from relevo.gateway.generation.finished_choice import FinishedChoice
+from relevo.gateway.generation.kept_answer import KeptAnswer
+from relevo.gateway.generation.prepare import Prepared
+from relevo.gateway.generation.reply_writer import ReplyWriter
+from relevo.gateway.generation.run import PromptRun
+from relevo.gateway.http.call import Call
+from relevo.gateway.http.sse import EventStream
+from relevo.gateway.text.parts import Delta
+
+
+class Reply(Protocol):
+    @property
+    def response(self) -> Response | None:
+        """What is left to be sent, once it is complete."""
+        ...
+
+    @property
+    def has_begun(self) -> bool:
+        """A status was sent: from now on an error can only be an event."""
+        ...
+
+    def take(self, run: PromptRun, delta: Delta, *, is_last: bool) -> None:
+        """Does not wait. What makes the answer complete is held back. Raises RelevoError."""
+        ...
+
+    def is_over(self) -> None:
+        """No delta follows."""
+        ...
+
+    async def until_over(self) -> None:
+        """Return once all that was taken has left."""
+        ...
+
+    async def complete(self) -> None: ...
+
+    async def break_off(self, error: RelevoError) -> None:
+        """Once it has begun. What has not left yet is dropped."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+class WholeReply:
+    """One JSON body, sent when it is complete: until then any error can have its status."""
+
+    has_begun = False
+
+    def __init__(self, call: Call, prepared: Prepared, writer: ReplyWriter) -> None:
+        self.response: Response | None = None
+        self._writer = writer
+        self._kept = KeptAnswer(call.context.answer_memory, call.tenant)
+        self._choices = [FinishedChoice(index, prepared.tells_tokens) for index in range(prepared.num_choices)]
+        self._over = asyncio.Event()
+
+    def take(self, run: PromptRun, delta: Delta, *, is_last: bool) -> None:
+        self._kept.grow(self._choices[delta.index].add(delta, self._writer.logprobs(delta)))
+        run.stamp(delta)
+
+    def is_over(self) -> None:
+        self._over.set()
+
+    async def until_over(self) -> None:
+        await self._over.wait()
+
+    async def complete(self) -> None:
+        self.response = Response(self._writer.whole(self._choices), media_type="application/json")
+
+    async def break_off(self, error: RelevoError) -> None:
+        raise error
+
+    def close(self) -> None:
+        self._kept.give_back()
+
+
+class StreamedReply:
+    """Events. Deltas are written where they come; what a slow client has not taken waits."""
+
+    response = None
+
+    def __init__(self, call: Call, writer: ReplyWriter) -> None:
+        self._writer = writer
+        self._stream = EventStream(call.request.scope, call.send, call.context.sse_keepalive_s, writer.keepalive)
+        self._is_open = False  # not the stream's `started`: a keep-alive starts it, too
+        self._last = b""  # the end of the last choice
+
+    @property
+    def has_begun(self) -> bool:
+        return self._stream.started
+
+    def take(self, run: PromptRun, delta: Delta, *, is_last: bool) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._stream.open(self._writer.begin())
+        data = self._writer.delta(delta)
+        if is_last:
+            self._last = self._writer.finish_choice(delta)
+        elif delta.finish_reason is not None:
+            data += self._writer.finish_choice(delta)
+        if data and self._stream.put(data):
+            run.stamp(delta)
+        else:
+            self._stream.when_sent(partial(run.stamp, delta))
+
+    def is_over(self) -> None:
+        self._stream.end_pump()
+
+    async def until_over(self) -> None:
+        await self._stream.pump()
+
+    async def complete(self) -> None:
+        await self._stream.finish(self._last + self._writer.end())
+
+    async def break_off(self, error: RelevoError) -> None:
+        await self._stream.finish(self._writer.error(error))
+
+    def close(self) -> None:
+        self._stream.close()
