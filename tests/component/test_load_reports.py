@@ -14,7 +14,6 @@ from relevo.core.ids import PeerId, RequestId
 from relevo.core.kv import KVRefusal
 from relevo.core.ports import KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.engine.fake_runner import fake_layout
 from relevo.engine.load_reports import LoadReports
 from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
@@ -62,7 +61,7 @@ def links() -> RecordedLinks:
 def reports(scheduler: CountingScheduler, links: RecordedLinks) -> LoadReports:
     transports = TransportSet([cast("KVTransport", QuietTransport())], "arena", "box")
     core = WorkerCore(cast("Scheduler", scheduler))
-    return LoadReports(core, StepCostModel(), transports, links, fake_layout(4))
+    return LoadReports(core, StepCostModel(), transports, links, 8)
 
 
 def test_a_step_whose_outputs_reach_every_gateway_counts_the_load_once(

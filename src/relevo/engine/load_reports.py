@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad, WorkerPort, refused_key
 from relevo.core.ids import PeerId
-from relevo.core.kv import KVLayout
 from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.core import WorkerCore
@@ -26,7 +25,7 @@ class LoadReports:
     costs: StepCostModel
     transports: TransportSet
     links: GatewayLinks
-    layout: KVLayout
+    bytes_per_token: int  # of KV
     num_steps: int = 0
     num_prefill_tokens: int = 0
     num_generation_tokens: int = 0
@@ -47,7 +46,7 @@ class LoadReports:
             num_preemptions=scheduler.num_preemptions,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
-            transferred_bytes=core.num_handed_tokens * self.layout.bytes_per_token,
+            transferred_bytes=core.num_handed_tokens * self.bytes_per_token,
             transfer_s=core.transfer_s,
             num_refused_writes=core.num_withdrawn + self.transports.num_refused_writes,
             largest_step_tokens=self.largest_step_tokens,
@@ -58,6 +57,8 @@ class LoadReports:
 
     def _refused_connections(self) -> dict[str, int]:
         kv, gateways = self.transports.num_refused_connections, self.links.num_refused_connections
+        if not kv and not gateways:
+            return {}
         return {
             **{refused_key(WorkerPort.KV, reason): count for reason, count in kv.items()},
             **{refused_key(WorkerPort.WIRE, reason): count for reason, count in gateways.items()},

@@ -57,9 +57,10 @@ class EngineLoop:
 
     def __post_init__(self) -> None:
         self.core = WorkerCore(self.scheduler, self.transports)
-        self.reports = LoadReports(self.core, self.costs, self.transports, self.links, self.runner.layout)
+        bytes_per_token = self.runner.layout.bytes_per_token
+        self.reports = LoadReports(self.core, self.costs, self.transports, self.links, bytes_per_token)
         self._cache_feed = CacheFeed(self.scheduler.pool, self.links, self.decide)
-        self._outgoing = Outgoing(self.core, self.links, self.transports, self.runner.layout, self.reports, self.decide)
+        self._outgoing = Outgoing(self.core, self.links, self.transports, bytes_per_token, self.reports, self.decide)
         self._drain = Drain(self.drain_timeout_s)
 
     def hello(self) -> wire.Hello:

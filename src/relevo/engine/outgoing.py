@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from relevo.core.decisions import Decide, unlogged
 from relevo.core.ids import PeerId, RequestId
-from relevo.core.kv import KVLayout
 from relevo.engine.decided import tell_effect
 from relevo.engine.load_reports import LoadReports
 from relevo.engine.request_faults import failure_of
@@ -31,7 +30,7 @@ class Outgoing:
     core: WorkerCore
     links: GatewayLinks
     transports: TransportSet
-    layout: KVLayout
+    bytes_per_token: int  # of KV
     reports: LoadReports
     decide: Decide = unlogged
 
@@ -92,7 +91,7 @@ class Outgoing:
             case effects.Sealed(gateway, request_id, num_tokens):
                 send(gateway, wire.Sealed(request_id, num_tokens))
             case effects.HandedOver(gateway, request_id, num_sealed, num_handed, transfer_s):
-                num_bytes = num_handed * self.layout.bytes_per_token
+                num_bytes = num_handed * self.bytes_per_token
                 send(gateway, wire.PrefillDone(request_id, num_sealed, num_bytes, transfer_s))
             case effects.Orphaned(request_ids):
                 for gateway in self.links.peer_ids:

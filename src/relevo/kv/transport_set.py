@@ -50,30 +50,34 @@ class TransportSet(Mapping[str, KVTransport]):
 
     def reserve(self, reservation: Reservation) -> None:
         """Let writers in, over every transport: who computes the prompt is chosen once there is room."""
-        for transport in self.values():
+        for transport in self._by_name.values():
             transport.reserve(reservation)
 
     def release(self, reservation: Reservation) -> None:
         """No writer any more, over any transport, also if one of them raises."""
         with ExitStack() as stack:
-            for transport in self.values():
+            for transport in self._by_name.values():
                 stack.callback(transport.release, reservation)
 
     def poll(self) -> list[TransferEvent]:
-        return [event for transport in self.values() for event in transport.poll()]
+        """Of all of them. Called several times per step, as are the counts below."""
+        return [event for transport in self._by_name.values() for event in transport.poll()]
 
     def close(self) -> None:
         with ExitStack() as stack:
-            for transport in self.values():
+            for transport in self._by_name.values():
                 stack.callback(transport.close)
 
     @property
     def num_refused_writes(self) -> int:
-        return sum(transport.num_refused_writes for transport in self.values())
+        return sum([transport.num_refused_writes for transport in self._by_name.values()])
 
     @property
     def num_refused_connections(self) -> Mapping[KVRefusal, int]:
+        counts = [each for transport in self._by_name.values() if (each := transport.num_refused_connections)]
+        if len(counts) <= 1:
+            return counts[0] if counts else {}
         total: Counter[KVRefusal] = Counter()
-        for transport in self.values():
-            total.update(transport.num_refused_connections)
+        for count in counts:
+            total.update(count)
         return total
