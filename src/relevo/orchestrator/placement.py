@@ -196,20 +196,21 @@ class Placement:
         return [self._view(member) for member in self._membership.members]
 
     def _view(self, member: Member) -> WorkerView:
+        ref, hello, in_flight = member.ref, member.hello, self._in_flight
         return WorkerView(
-            ref=member.ref,
+            ref=ref,
             role=member.role,
             ready=member.is_ready,
             load=member.load,
-            kv_site=member.hello.kv_site if member.hello is not None else NO_SITE,
-            abilities=member.hello.abilities if member.hello is not None else ALL_ABILITIES,
-            in_flight_prefill_tokens=self._in_flight.prefill_tokens(member.ref),
-            in_flight_decode_tokens=self._in_flight.decode_tokens(member.ref),
-            in_flight_asked_tokens=self._in_flight.asked_tokens(member.ref),
-            in_flight_batch_tokens=self._in_flight.batch_tokens(member.ref),
-            num_in_flight_batch=self._in_flight.num_batch(member.ref),
-            num_in_flight_prefills=self._in_flight.num_prefills(member.ref),
-            num_in_flight_decodes=self._in_flight.num_decodes(member.ref),
-            held=self._tenant_use.held(member.ref),
-            sent=self._tenant_use.sent(member.ref),
+            kv_site=hello.kv_site if hello is not None else NO_SITE,
+            abilities=hello.abilities if hello is not None else ALL_ABILITIES,
+            in_flight_prefill_tokens=in_flight.prefill_tokens(ref),
+            in_flight_decode_tokens=in_flight.decode_tokens(ref),
+            in_flight_asked_tokens=in_flight.asked_tokens(ref),
+            in_flight_batch_tokens=in_flight.batch_tokens(ref),
+            num_in_flight_batch=in_flight.num_batch(ref),
+            num_in_flight_prefills=in_flight.num_prefills(ref),
+            num_in_flight_decodes=in_flight.num_decodes(ref),
+            held=self._tenant_use.held(ref),
+            sent=self._tenant_use.sent(ref),
         )
