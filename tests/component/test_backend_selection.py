@@ -31,6 +31,7 @@ MODEL = ModelConfig(
     num_kv_heads=2, head_size=16, rms_norm_eps=1e-5, rope_theta=1e4, max_position=128, rope_scaling={},
     tie_word_embeddings=True, qkv_bias=False, attention_bias=False, mlp_bias=False, qk_norm=False, sliding_window=None,
 )  # fmt: skip
+LAYOUT = kv_layout(MODEL, "hash", "float32", 16)
 
 
 def plan(num_cuda_devices: int = 0, **asked: Any) -> ModelPlan:
@@ -77,12 +78,12 @@ def test_steps_stay_shorter_than_the_time_to_let_go_of_a_request(
 ) -> None:
     """A machine that is slow at start serves all the same, and says in what steps."""
     slow = StepCosts(base_s=0.1, per_token_s=0.05, per_kv_token_s=0.0)
-    config = scheduler_config(worker(**asked), costs=slow, vocab_size=9)
+    config = scheduler_config(worker(**asked), LAYOUT, costs=slow, vocab_size=9)
     assert config.max_batched_tokens == config.max_prefill_tokens == 32  # 64 take more than half of 5 s
     assert "step budget 32 instead of" in caplog.text
     hopeless = StepCosts(base_s=6.0, per_token_s=0.05, per_kv_token_s=0.0)
     with pytest.raises(SettingsError, match=r"longer than --drain-lease-s 5; raise that to 12"):
-        scheduler_config(worker(**asked), costs=hopeless, vocab_size=9)
+        scheduler_config(worker(**asked), LAYOUT, costs=hopeless, vocab_size=9)
 
 
 def test_inputs_are_rounded_to_16_bits_unless_8_are_asked_for() -> None:

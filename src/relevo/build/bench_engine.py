@@ -70,7 +70,7 @@ def engine_under_test(settings: Settings, num_kv_tokens: int) -> Iterator[Engine
         runner, arena, costs = build_fake(config) if is_fake else build_model(config, lambda status: None)
         if not is_fake:
             fill(arena.buffer)
-        scheduling = scheduler_config(config, costs.costs, runner.vocab_size)
+        scheduling = scheduler_config(config, runner.layout, costs.costs, runner.vocab_size)
         limits = _limits(config)
         yield EngineUnderTest(
             facts=_facts(config, arena.layout, limits),

@@ -24,6 +24,7 @@ from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.registry import TRANSPORTS, OwnEnd
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.chunking import token_budget
+from relevo.policy.worker.group_tables import table_rules
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.telemetry.log import configure
 from relevo.wire.child_process import answer_pulses
@@ -57,7 +58,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
             role=config.role,
             model_name=config.model,
         ),
-        scheduler=Scheduler(scheduler_config(config, costs.costs, runner.vocab_size)),
+        scheduler=Scheduler(scheduler_config(config, runner.layout, costs.costs, runner.vocab_size)),
         runner=runner,
         transports=transports,
         links=server,
@@ -151,7 +152,7 @@ def _transports(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) ->
     return TransportSet([TRANSPORTS[name].open(own) for name in config.transports], arena.identity)
 
 
-def scheduler_config(config: WorkerConfig, costs: StepCosts, vocab_size: int) -> SchedulerConfig:
+def scheduler_config(config: WorkerConfig, layout: KVLayout, costs: StepCosts, vocab_size: int) -> SchedulerConfig:
     """Budgets cut to the measured costs. Raises SettingsError when a step of one token outlasts the drain lease."""
     budget = config.max_num_batched_tokens
     if config.max_step_s > 0.0:
@@ -172,6 +173,7 @@ def scheduler_config(config: WorkerConfig, costs: StepCosts, vocab_size: int) ->
         vocab_size=vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
         tenant_weights=config.tenant_weights,
+        more_groups=table_rules(layout),
     )
 
 

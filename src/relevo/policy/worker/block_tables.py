@@ -9,18 +9,20 @@ from relevo.core.baton import SampleState
 from relevo.core.ids import BlockHash, BlockId, SequenceId, TokenId
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.block_pool import BlockPool
-from relevo.policy.worker.content import TokenContent
-from relevo.policy.worker.intake import num_blocks_for
+from relevo.policy.worker.group_tables import GroupTables
+from relevo.policy.worker.intake import SchedulerConfig, num_blocks_for
 from relevo.policy.worker.reservations import Grant
 from relevo.policy.worker.worker_requests import Sequence
 
 
 class BlockTables:
-    def __init__(self, pool: BlockPool, block_size: int, enable_prefix_caching: bool, content: TokenContent) -> None:
+    def __init__(self, pool: BlockPool, config: SchedulerConfig) -> None:
         self._pool = pool
-        self._content = content
-        self._block_size = block_size
-        self._is_caching = enable_prefix_caching
+        self._content = config.content
+        self._block_size = config.block_size
+        self._groups = GroupTables(pool, config.more_groups, config.max_batched_tokens)
+        # A hit would need what the other groups had at that token, which they do not keep.
+        self._is_caching = config.enable_prefix_caching and not config.more_groups
         self._closed: list[SequenceId] = []
 
     def hashes(self, request: EngineRequest, token_ids: list[TokenId]) -> list[BlockHash]:
@@ -39,10 +41,13 @@ class BlockTables:
         """Blocks for all tokens of the sequence, hits first; False if `num_spare` blocks would not stay available."""
         num_tokens = len(sequence.token_ids)
         usable = self.usable_hashes(sequence.hashes, num_tokens)
-        acquired = self._pool.acquire(usable, num_blocks_for(num_tokens, self._block_size), num_spare)
+        num_blocks = num_blocks_for(num_tokens, self._block_size)
+        acquired = self._pool.acquire(usable, num_blocks + self._groups.most(num_tokens), num_spare)
         if acquired is None:
             return False
-        sequence.block_ids, sequence.num_registered_blocks = acquired
+        block_ids, sequence.num_registered_blocks = acquired
+        sequence.more = self._groups.open(block_ids[num_blocks:], num_tokens)
+        sequence.block_ids = block_ids[:num_blocks]
         sequence.num_computed = sequence.num_registered_blocks * self._block_size
         return True
 
@@ -56,15 +61,34 @@ class BlockTables:
         sequence.num_registered_blocks = grant.num_sealed_tokens // self._block_size
 
     def cover(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Grow the table to `num_tokens` tokens; False if it does not fit (nothing changes then)."""
+        """Grow the tables to `num_tokens` tokens; False if that does not fit (nothing is taken then)."""
         num_missing = num_blocks_for(num_tokens, self._block_size) - len(sequence.block_ids)
+        if sequence.more:
+            return self._cover_groups(sequence, num_tokens, max(0, num_missing))
         if num_missing <= 0:
             return True
         new = self._pool.allocate(num_missing)
         if new is None:
             return False
         sequence.block_ids += new
+        sequence.has_new_blocks = True
         return True
+
+    def _cover_groups(self, sequence: Sequence, num_tokens: int, num_missing: int) -> bool:
+        self.slide(sequence)
+        new = self._pool.allocate(num_missing + self._groups.num_missing(sequence.more, num_tokens))
+        if new is None:
+            return False
+        sequence.block_ids += new[:num_missing]
+        self._groups.extend(sequence.more, new[num_missing:], num_tokens)
+        sequence.has_new_blocks = True
+        return True
+
+    def slide(self, sequence: Sequence) -> None:
+        """Before a row: what no later token reads is used again. A sequence that was opened is then covered as far as
+        a step can reach."""
+        self._groups.slide(sequence.more, sequence.num_computed, len(sequence.token_ids))
+        sequence.has_new_blocks = True
 
     def fork(self, source: Sequence, sample: SampleState, spare: list[BlockId]) -> tuple[Sequence, bool]:
         """A sequence for `sample` on the computed tokens of `source`: full blocks are shared, a partial one is copied.
@@ -76,14 +100,15 @@ class BlockTables:
         sequence = Sequence(
             parent=source.parent, samples=(sample,), token_ids=token_ids, hashes=source.hashes[:num_full]
         )
-        tail: list[BlockId] = []
-        if num_computed % self._block_size:
-            block_ids = [spare.pop()] if spare else self._pool.allocate(1)
-            if block_ids is None:
-                return sequence, False
-            tail = block_ids
-            sequence.copy_source = source.block_ids[num_full]
-            self._pool.share([sequence.copy_source])
+        num_tails = int(num_computed % self._block_size > 0)
+        num_new = num_tails + self._groups.num_fork_blocks(source.more, num_computed)
+        new = [spare.pop()] if spare and num_new else self._pool.allocate(num_new)
+        if new is None:
+            return sequence, False
+        tail = new[:num_tails]
+        sequence.more, sequence.copies = self._groups.fork(source.more, new[num_tails:], num_computed)
+        sequence.copies += [(source.block_ids[num_full], target) for target in tail]
+        self._pool.share([held for held, _ in sequence.copies])
         shared = source.block_ids[:num_full]
         self._pool.share(shared)
         sequence.block_ids = shared + tail
@@ -114,7 +139,8 @@ class BlockTables:
         self._end_copy(sequence)
         if not sequence.parent.is_foreign:
             self._pool.release(sequence.block_ids)
-        sequence.block_ids = []
+            self._groups.release(sequence.more)
+        sequence.block_ids, sequence.more = [], []
         sequence.num_computed = sequence.num_registered_blocks = 0
         if sequence.sequence_id:
             self._closed.append(sequence.sequence_id)
@@ -126,6 +152,6 @@ class BlockTables:
         return closed
 
     def _end_copy(self, sequence: Sequence) -> None:
-        if sequence.copy_source is not None:
-            self._pool.release([sequence.copy_source])
-            sequence.copy_source = None
+        if sequence.copies:
+            self._pool.release([held for held, _ in sequence.copies])
+            sequence.copies = []

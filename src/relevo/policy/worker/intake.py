@@ -5,6 +5,7 @@ A request that can never run is rejected at once, with a reason the client can a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from relevo.core.ids import TokenId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.content import TOKENS, TokenContent
+from relevo.policy.worker.group_tables import TableRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +32,19 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # of shares; 1 for every other tenant
     content: TokenContent = TOKENS
+    more_groups: tuple[TableRule, ...] = ()  # KV groups after the first, which keeps every token
 
     @property
     def num_pool_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """The longest sequence that fits the empty pool."""
+        if not self.more_groups:
+            return self.num_blocks * self.block_size
+        return bisect_right(range(self.num_blocks * self.block_size + 1), self.num_blocks, key=self.num_blocks_for) - 1
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks of all groups that a sequence of so many tokens takes when it starts."""
+        more = sum(rule.most(num_tokens, self.max_batched_tokens) for rule in self.more_groups)
+        return num_blocks_for(num_tokens, self.block_size) + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +134,17 @@ def check_local(request: EngineRequest, samples: Sequence[SampleState], config: 
 
 
 def check_reserve(request: EngineRequest, config: SchedulerConfig) -> Rejected | None:
-    return check_request(request, config) or check_fits(len(request.prompt_token_ids) + 1, config)
+    return (
+        _check_handoff(config)
+        or check_request(request, config)
+        or check_fits(len(request.prompt_token_ids) + 1, config)
+    )
 
 
 def check_prefill(
     request: EngineRequest, reservation: Reservation, zero_copy: bool, config: SchedulerConfig
 ) -> Rejected | None:
-    rejected = check_request(request, config)
+    rejected = _check_handoff(config) or check_request(request, config)
     num_prompt = len(request.prompt_token_ids)
     if rejected is None and not zero_copy:
         rejected = check_fits(num_prompt, config)
@@ -139,3 +154,9 @@ def check_prefill(
             f"The reservation has {len(reservation.block_ids)} blocks for a prompt of {num_prompt} tokens.",
         )
     return rejected
+
+
+def _check_handoff(config: SchedulerConfig) -> Rejected | None:
+    if not config.more_groups:
+        return None
+    return Rejected("handoff_failed", "A cache of several KV groups cannot be handed over; serve the model unified.")

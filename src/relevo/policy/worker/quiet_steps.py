@@ -24,7 +24,7 @@ def num_quiet_steps(
     """Of the steps to come; 0: the next one is none. `num_available`: blocks that can be taken."""
     num_steps = at_most
     for sequence in running:
-        if not sequence.is_decoding or sequence.copy_source is not None:
+        if not sequence.is_decoding or sequence.copies or sequence.more:
             return 0
         num_steps = min(num_steps, sequence.parent.max_outputs - len(sequence.samples[0].output_token_ids) - 1)
     if not running or num_steps <= 0:

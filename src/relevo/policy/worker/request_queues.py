@@ -124,7 +124,7 @@ class RequestQueues:
         if self.must_let_pass(sequence) or not self._tables.open(sequence, self.num_decoding()):
             self.note_short(sequence)
             return False
-        self._note_passed(sequence, len(sequence.block_ids))
+        self._note_passed(sequence, sequence.num_blocks)
         if num_slots < len(sequence.samples):
             self.set_aside(sequence, num_slots)
         if state.first_scheduled_at_ns is None:
@@ -206,10 +206,10 @@ class RequestQueues:
             return flow_of(held_up.parent.request) != flow
         rivals = [each for each in self._short if flow_of(each.parent.request) != flow]
         blocks = self.blocks()
-        mine, size = blocks.of(flow), self._config.block_size
+        mine = blocks.of(flow)
         return any(
             rank_of(rival.parent.request) <= rank
-            and mine >= blocks.of(flow_of(rival.parent.request), intake.num_blocks_for(len(rival.token_ids), size))
+            and mine >= blocks.of(flow_of(rival.parent.request), self._config.num_blocks_for(len(rival.token_ids)))
             for rival in rivals
         )
 
@@ -295,7 +295,7 @@ class RequestQueues:
         shares = Shares(self._config.tenant_weights)
         for sequence in self.running:
             if not sequence.parent.is_foreign:
-                shares.add(flow_of(sequence.parent.request), len(sequence.block_ids))
+                shares.add(flow_of(sequence.parent.request), sequence.num_blocks)
         for grant in self._reservations.grants:
             shares.add(grant.flow, len(grant.reservation.block_ids) + len(grant.copy_block_ids))
         return shares

@@ -60,7 +60,7 @@ class Scheduler:
         self.reservations = Reservations(
             self.pool, worker_id=config.worker_id, epoch=config.epoch, block_size=config.block_size
         )
-        self._tables = BlockTables(self.pool, config.block_size, config.enable_prefix_caching, config.content)
+        self._tables = BlockTables(self.pool, config)
         self._queues = RequestQueues(config, self.pool, self._tables, self.reservations)
         self.requests = self._queues.requests  # everything that this worker holds something of, quarantines excepted
         self._planner = StepPlanner(config, self._queues, self._tables)
@@ -129,7 +129,7 @@ class Scheduler:
                 if sequence.is_short:  # others may pass, see `fair_turns.MAX_PASSED_POOLS`
                     kept_out.add(flow)
                     continue
-                num_kept += intake.num_blocks_for(len(sequence.token_ids), self.config.block_size)
+                num_kept += self.config.num_blocks_for(len(sequence.token_ids))
                 num_ahead += 0 if state.is_remote_prefill else 1
                 continue
             num_slots = self._queues.num_slots_for(sequence, num_ahead)

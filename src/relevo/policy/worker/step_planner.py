@@ -14,7 +14,7 @@ from relevo.core.plan import StepPlan
 from relevo.policy.worker.block_tables import BlockTables
 from relevo.policy.worker.chunking import chunk_tokens, prefill_budget
 from relevo.policy.worker.fair_turns import Flow, Served, flow_of, gives_back, rank_of
-from relevo.policy.worker.intake import SchedulerConfig, num_blocks_for
+from relevo.policy.worker.intake import SchedulerConfig
 from relevo.policy.worker.plan_writer import PlanWriter
 from relevo.policy.worker.preemption import choose_batch_victim, choose_victim
 from relevo.policy.worker.request_queues import RequestQueues, order
@@ -27,7 +27,7 @@ class StepPlanner:
         self._config = config
         self._queues = queues
         self._tables = tables
-        self._writer = PlanWriter(config.block_size)
+        self._writer = PlanWriter()
         self._num_steps_without_prefill = 0
         self._kept_out: list[Sequence] = []  # in the last step, by lack of room or slots: the first of each flow
         self._served = Served(config.tenant_weights)
@@ -81,8 +81,8 @@ class StepPlanner:
         """A slot, or blocks where those are lacking, from the tenant that has most of it, if that is fair."""
         queues, running = self._queues, self._queues.running
         if claim.is_short and (claim.parent.is_remote_prefill or queues.num_slots_for(claim)):
-            num_blocks = num_blocks_for(len(claim.token_ids), self._config.block_size)
-            victim = gives_back(running, claim, num_blocks, queues.blocks(), lambda sequence: len(sequence.block_ids))
+            num_blocks = self._config.num_blocks_for(len(claim.token_ids))
+            victim = gives_back(running, claim, num_blocks, queues.blocks(), lambda sequence: sequence.num_blocks)
             if victim is not None:
                 queues.preempt(victim)
             return
@@ -106,6 +106,8 @@ class StepPlanner:
             num_tokens = chunk_tokens(sequence.num_computed, sequence.num_remaining, budget, self._config.block_size)
             if sequence.parent.first_scheduled_at_ns is None:
                 sequence.parent.first_scheduled_at_ns = now_ns
+            if sequence.more:
+                self._tables.slide(sequence)
             self._writer.add(plan, sequence, num_tokens)
             step.append(sequence)
             self._served.add(flow_of(sequence.parent.request), num_tokens)

@@ -11,6 +11,7 @@ from enum import Enum
 from relevo.core.baton import SampleState
 from relevo.core.ids import NO_PEER, BlockHash, BlockId, PeerId, SequenceId, TokenId
 from relevo.core.request import EngineRequest
+from relevo.policy.worker.group_tables import GroupTable
 from relevo.policy.worker.remote_prefill import RemotePrefill
 
 
@@ -61,10 +62,12 @@ class Sequence:
     block_ids: list[BlockId] = field(default_factory=list)
     num_computed: int = 0  # KV of token_ids[:num_computed] lies in block_ids
     num_registered_blocks: int = 0
-    copy_source: BlockId | None = None  # held; copied to block_ids[num_computed // S] before the first row
+    more: list[GroupTable] = field(default_factory=list)  # of the KV groups after the first
+    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # made before the first row; sources are held
     num_expected_hits: int = 0  # tokens found in the prefix cache on arrival: an estimate
     sequence_id: SequenceId = 0  # under which the runner knows it; 0: it does not
     num_told_blocks: int = 0  # of block_ids, that the runner knows
+    has_new_blocks: bool = False  # since then, in any table
     is_running: bool = False
     is_in_step: bool = False  # between plan and commit
     is_dropped: bool = False
@@ -75,6 +78,10 @@ class Sequence:
     def key(self) -> tuple[int, int, int]:
         """Order of service: priority, arrival, sample."""
         return (self.parent.request.priority, self.parent.arrival, self.samples[0].sample_index)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_ids) + sum(len(table.held) for table in self.more)
 
     @property
     def num_remaining(self) -> int:
