@@ -178,7 +178,13 @@ class LiveGateway(SimGateway):
         self.world, self.loop = world, world.loop
         self.to_come: dict[str, list[asyncio.Future[LiveLink]]] = {}
         super().__init__(
-            world.kernel, gateway_id, region, world.config.serving, world._kill_incarnation, decisions=world._tally
+            world.kernel,
+            gateway_id,
+            region,
+            world.config.serving,
+            world._kill_incarnation,
+            world.quiet,
+            decisions=world._tally,
         )
         self.gossip = CountedGossip(sources=self.gossip.sources, clock=self.kernel, timers=self.kernel)
         names = [f"gateway-{index}" for index in range(region.num_gateways)]

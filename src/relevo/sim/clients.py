@@ -18,6 +18,7 @@ from relevo.core.request import EngineRequest, SamplingParams, ServiceTerms
 from relevo.orchestrator.ports import StartedRequest
 from relevo.sim.kernel import Event, Kernel, seconds
 from relevo.sim.prompts import Text, VirtualTokens
+from relevo.sim.quiet import Arrivals
 from relevo.sim.results import RequestOutcome, RequestResult
 from relevo.workload.requests import WorkloadRequest
 
@@ -49,6 +50,7 @@ class Client:
     habits: Habits
     text: Text
     ended: Callable[[Client], None]
+    arrivals: Arrivals
     result: RequestResult = field(init=False)
     end: RequestEnd | None = None
     _started: StartedRequest | None = None
@@ -86,18 +88,28 @@ class Client:
     # ---- OutputSink --------------------------------------------------------------------------------------------------
 
     def on_output(self, output: TokenOutput) -> None:
-        at_ns = self.kernel.now_ns()
+        if self.arrivals.at_ns:
+            if self.habits.reads_every_s:
+                for at_ns in self.arrivals.at_ns:
+                    self._take(at_ns)
+            else:
+                self._times.extend(self.arrivals.at_ns)
+            return
         if output.facts is not None:
             self.result.prefill_worker = output.facts.worker_id
             self.result.num_cached_tokens = output.facts.num_cached_tokens
+        for _ in output.tokens:
+            self._take(self.kernel.now_ns())
+        most = self.habits.leaves_after_tokens
+        if most is not None and len(self._times) >= most and self._leaving is None:
+            self._leaving = self.kernel.call_at(self._times[-1], self.leave)
+
+    def _take(self, at_ns: int) -> None:
+        """One token."""
         if self.habits.reads_every_s:
             at_ns = max(at_ns, self._reads_next_at_ns)
             self._reads_next_at_ns = at_ns + seconds(self.habits.reads_every_s)
-        for _ in output.tokens:
-            self._times.append(at_ns)
-        most = self.habits.leaves_after_tokens
-        if most is not None and len(self._times) >= most and self._leaving is None:
-            self._leaving = self.kernel.call_at(at_ns, self.leave)
+        self._times.append(at_ns)
 
     def on_end(self, end: RequestEnd) -> None:
         self.end = end

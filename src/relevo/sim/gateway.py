@@ -20,7 +20,7 @@ from relevo.orchestrator.gossip import Gossip, GossipSource
 from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
-from relevo.orchestrator.ports import OutputSink
+from relevo.orchestrator.ports import OutputSink, StartedRequest
 from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission
 from relevo.policy.admission.room import RoomLimits
@@ -28,14 +28,17 @@ from relevo.policy.http.liveness import INTERVAL_S
 from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.sim.config import RegionSpec, ServingSpec
-from relevo.sim.kernel import Kernel, seconds
+from relevo.sim.kernel import Event, Kernel, seconds
 from relevo.sim.network import Channel, Link
 from relevo.sim.prompts import VirtualTokens
+from relevo.sim.quiet import Quiet
 from relevo.sim.worker import SimWorker
 from relevo.wire import messages as wire
 from relevo.wire.gossip import ToListener
 from relevo.wire.messages import Message
 
+# What they lead to asks for no worker's load, as long as no request waits for its turn.
+_READS_NO_LOAD = (wire.StepOutputs, wire.LoadReport, wire.Sealed, wire.PrefillDone, wire.CacheEvents, wire.Pong)
 _CUT_OFF = RequestEnd.failed(InternalError.code, "the gateway is gone")
 Ways = tuple[Sequence[Link], Sequence[Link]]  # there and back
 
@@ -58,7 +61,7 @@ class SimLink:
         self._hello: wire.Hello | None = None
         self._down: Channel[wire.ToWorker | None] = Channel(kernel, ways[0], self._arrive_down)
         self._up: Channel[wire.ToGateway | None] = Channel(kernel, ways[1], self._arrive_up)
-        self._peer = worker.links.connect(self._up.send, on_close=lambda: self._up.send(None))
+        self._peer = worker.links.connect(self._say, on_close=lambda: self._up.send(None))
 
     @property
     def hello(self) -> wire.Hello:
@@ -76,6 +79,16 @@ class SimLink:
             self._has_ended = True
             self._up.close()
             self._down.send(None)
+
+    def _say(self, message: wire.ToGateway) -> None:
+        """The worker's. What it tells of a quiet stretch left when its last step ended."""
+        ends = self._worker.told_ends
+        self._up.send(message, ends[-1] if ends else None)
+
+    @property
+    def told_ends(self) -> Sequence[int]:
+        """Of the steps that the worker tells of right now, if it tells of several."""
+        return self._worker.told_ends
 
     def _arrive_down(self, message: wire.ToWorker | None) -> None:
         if message is None:
@@ -116,6 +129,33 @@ def hash_prompt(request: EngineRequest, block_size: int) -> Sequence[BlockHash]:
     return prompt_hashes(request, block_size)
 
 
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """Implements orchestrator.ports.StartedRequest."""
+
+    gateway: SimGateway
+    in_flight: InFlightRequest
+
+    def end(self, end: RequestEnd) -> None:
+        self.gateway.quiet.catch_up()
+        self.in_flight.end(end)
+
+
+@dataclass(frozen=True, slots=True)
+class _LateTimers:
+    """Implements core.ports.Timers: what a timer decides about is what is known by then."""
+
+    kernel: Kernel
+    quiet: Quiet
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Event:
+        return self.kernel.call_at(at_ns, self._call, callback)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        self.quiet.catch_up()
+        callback()
+
+
 @dataclass(slots=True, eq=False)
 class SimGateway:
     kernel: Kernel
@@ -123,6 +163,7 @@ class SimGateway:
     region: RegionSpec
     serving: ServingSpec
     kill: Callable[[WorkerRef, str], None]
+    quiet: Quiet
     has_traffic: Callable[[], bool] = lambda: True  # False: no request is there or to come, the world may end
     decisions: DecisionLog | None = None
     metrics: Any = field(default_factory=NoMetrics)
@@ -164,7 +205,7 @@ class SimGateway:
             model_name="model",
             metrics=self.metrics,
             clock=self.kernel,
-            timers=self.kernel,
+            timers=_LateTimers(self.kernel, self.quiet),
             notes=self.notes,
             kill=self.kill,
             hash_prompt=lambda request: hash_prompt(request, block_size),
@@ -173,13 +214,15 @@ class SimGateway:
         source = GossipSource(self.placement.change_log, self.placement.peer_state, self.dispatcher.on_heard)
         self.gossip = Gossip(sources={"model": source}, clock=self.kernel, timers=self.kernel, tell=self._tell)
 
-    def start(self, request: EngineRequest, sink: OutputSink) -> InFlightRequest:
+    def start(self, request: EngineRequest, sink: OutputSink) -> StartedRequest:
         """See orchestrator.ports.RequestStarter."""
+        self.quiet.catch_up()
         in_flight = self.dispatcher.start(request, sink)
+        self.quiet.settle(self)
         self._started.append(in_flight)
         if len(self._started) > 2 * self.dispatcher.num_in_flight + 64:
             self._started = [each for each in self._started if not each.handoff.is_gone]
-        return in_flight
+        return _Started(self, in_flight)
 
     # ---- workers -----------------------------------------------------------------------------------------------------
 
@@ -204,11 +247,23 @@ class SimGateway:
     def _heard(self, link: SimLink, message: wire.ToGateway) -> None:
         worker_id = link.hello.worker_id
         if not isinstance(message, wire.Hello):
-            self.membership.heard(worker_id, message)
+            self._heard_of(worker_id, link, message)
         elif not self.membership.connected(worker_id, link):
             link.close()
         elif self.serving.heartbeat_timeout_s is not None:
             self.kernel.call_after(seconds(INTERVAL_S), self._ping, link)
+
+    def _heard_of(self, worker_id: WorkerId, link: SimLink, message: wire.ToGateway) -> None:
+        quiet = self.quiet
+        if link.told_ends:
+            quiet.arrivals.at_ns = [end_ns + quiet.latency_ns for end_ns in link.told_ends]
+            self.membership.heard(worker_id, message)
+            quiet.arrivals.at_ns = ()
+            return
+        if not isinstance(message, _READS_NO_LOAD) or self.admission.has_line:
+            quiet.catch_up()
+        self.membership.heard(worker_id, message)
+        quiet.settle(self)
 
     def _ping(self, link: SimLink) -> None:
         worker_id = link.hello.worker_id
@@ -218,6 +273,7 @@ class SimGateway:
             self.kernel.call_after(seconds(INTERVAL_S), self._ping, link)
 
     def _lost(self, link: SimLink) -> None:
+        self.quiet.catch_up()
         del self.links[link.hello.worker_id]
         self.membership.lost(link.hello.worker_id, "its end of the link has ended")
 

@@ -88,12 +88,17 @@ class Channel(Generic[M]):
         self._under_way: deque[tuple[int, list[M]]] = deque()  # with the time at which they arrive
         self._is_closed = False
 
-    def send(self, message: M) -> None:
+    def send(self, message: M, sent_at_ns: int | None = None) -> None:
+        """`sent_at_ns`: it was sent then, and is told only now. One that has arrived meanwhile is delivered at once."""
         if self._is_closed:
             return
-        at_ns = self._kernel.now_ns()
+        now_ns = self._kernel.now_ns()
+        at_ns = now_ns if sent_at_ns is None else sent_at_ns
         for link in self._links:
             at_ns += link.delay_ns()
+        if sent_at_ns is not None and at_ns <= now_ns and not self._under_way:
+            self._deliver(message)
+            return
         if self._under_way:
             last_ns, batch = self._under_way[-1]
             if at_ns <= last_ns:

@@ -34,6 +34,7 @@ from relevo.sim.gateway import SimGateway, Ways
 from relevo.sim.kernel import Kernel, seconds
 from relevo.sim.network import Link, LinkTraits
 from relevo.sim.prompts import VIRTUAL, Text, Texts
+from relevo.sim.quiet import Quiet
 from relevo.sim.results import LinkResult, RequestOutcome, WorkerResult, WorldResult
 from relevo.sim.tally import Tally
 from relevo.sim.transport import KVNetwork
@@ -66,6 +67,8 @@ class World:
         self._workload = workload
         self._habits = habits
         self._tally = Tally(decisions)
+        self.quiet = Quiet.of(config)
+        self._parties: set[tuple[str, bool, int]] = set()  # of requests so far
         self._num_to_come = 0  # arrivals that have their time
         self._texts = Texts()
         self._specs = {spec.worker_id: spec for region in config.regions for spec in region.workers}
@@ -112,6 +115,7 @@ class World:
 
     def finish(self) -> WorldResult:
         """What came of it. Call it once."""
+        self.quiet.catch_up()
         result = self.result
         result.ended_at_ns = self.kernel.now_ns()
         result.started_at_ns = min((each.arrived_at_ns for each in result.requests), default=self._traffic_at_ns)
@@ -157,6 +161,7 @@ class World:
             region,
             self.config.serving,
             self._kill_incarnation,
+            self.quiet,
             has_traffic=lambda: self._num_to_come > 0 or bool(self.clients),
             decisions=self._tally,
         )
@@ -176,6 +181,9 @@ class World:
             costs=self._costs(spec),
             make_transports=lambda wake: self.make_transports(spec, wake),
             on_exit=self._drained,
+            may_jump=self.quiet.may_jump,
+            latency_ns=self.quiet.latency_ns,
+            jumping=self.quiet.jumping,
             decisions=self._tally,
             drain_timeout_s=serving.drain_timeout_s,
         )
@@ -274,9 +282,13 @@ class World:
     def _arrive(self, row: WorkloadRequest) -> None:
         self._num_to_come -= 1
         habits = self._habits(row)
-        client = Client(self.kernel, row, habits, self._text(row, habits.salt), self._ended)
+        client = Client(self.kernel, row, habits, self._text(row, habits.salt), self._ended, self.quiet.arrivals)
         self.clients[row.row] = client
         request = client.request()
+        self._parties.add((habits.terms.tenant, habits.terms.is_batch, habits.priority))
+        self.quiet.has_tenants = len(self._parties) > 1
+        if habits.leaves_after_tokens is not None:
+            self.quiet.watched.add(request.request_id)
         self.result.requests.append(client.result)
         client.started(self._door.start(request, client))
 
@@ -288,6 +300,7 @@ class World:
         result.num_preemptions = tally.num_preemptions[request_id]
         result.num_restarts = tally.num_restarts[request_id]
         tally.forget(request_id)
+        self.quiet.watched.discard(request_id)
         if client.result.outcome is RequestOutcome.FINISHED:
             for child in self._children.get(client.row.row, ()):
                 self._num_to_come += 1
@@ -305,6 +318,7 @@ class World:
     # ---- faults ------------------------------------------------------------------------------------------------------
 
     def _strike(self, fault: Fault) -> None:
+        self.quiet.catch_up()
         worker = self.workers.get(fault.target)
         match fault.kind:
             case FaultKind.KILL:
