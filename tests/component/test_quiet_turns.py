@@ -7,6 +7,7 @@ from collections import Counter
 from recorded_links import RecordedLinks
 
 from relevo.core.baton import SampledToken
+from relevo.core.decisions import Decision, Fact
 from relevo.core.events import StepCosts, StepCounters, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.plan import StepPlan, StepResult
@@ -57,6 +58,7 @@ class Worker:
             max_running=8,
             max_model_len=96,
         )
+        self.decided: list[tuple[Decision, str, dict[str, Fact]]] = []
         self.links = RecordedLinks(2)
         self.loop = EngineLoop(
             identity=WorkerIdentity(worker_id=WorkerId("w"), epoch=1, pid=1, role="unified", model_name="fake"),
@@ -66,9 +68,13 @@ class Worker:
             links=self.links,
             costs=SettledCosts(),
             clock=Clock(),
+            decide=self._note,
         )
         self._jumps = jumps
         self.num_jumps = 0
+
+    def _note(self, decision: Decision, subject: str = "", **facts: Fact) -> None:
+        self.decided.append((decision, subject, facts))
 
     def submit(self, gateway: int, name: str, num_prompt: int, max_tokens: int) -> None:
         request = EngineRequest(
@@ -116,12 +122,14 @@ def story(worker: Worker) -> tuple[StepCounters, list[object]]:
     return worker.loop.reports.counters(), seen
 
 
-def test_gateways_hear_the_same_tokens_ends_and_loads() -> None:
-    """Red when a jump tells fewer tokens, another load, or counts its steps otherwise. Blocks are evicted meanwhile."""
+def test_gateways_hear_and_the_log_tells_the_same() -> None:
+    """Red when a jump tells fewer tokens, another load or decision, or counts otherwise; blocks are evicted."""
     jumping, stepping = Worker(jumps=True), Worker(jumps=False)
     assert story(jumping) == story(stepping)
     assert 5 < jumping.num_jumps < jumping.loop.reports.counters().num_steps / 4
-    assert jumping.loop.scheduler.pool.num_evicted == stepping.loop.scheduler.pool.num_evicted > 0
+    assert jumping.decided == stepping.decided
+    assert jumping.loop.scheduler.pool.num_evicted == stepping.loop.scheduler.pool.num_evicted
+    assert Decision.EVICT in {decision for decision, _, _ in jumping.decided}
     assert len(jumping.links.told) < len(stepping.links.told) / 2
 
 

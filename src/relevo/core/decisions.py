@@ -38,7 +38,7 @@ class Decision(StrEnum):
     FINISH = "finish"  # w [reason]: a continuation ended
     DROP = "drop"  # w: let go of because a gateway said so, or is gone
     FAIL = "fail"  # w [code]
-    EVICT = "evict"  # w [num_blocks]: of the prefix cache
+    EVICT = "evict"  # w [num_blocks]: of the prefix cache, since the worker's last decision
 
 
 Fact = str | float | bool

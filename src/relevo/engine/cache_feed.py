@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from relevo.core.decisions import Decide, Decision, unlogged
 from relevo.core.ids import PeerId
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.wire import messages as wire
@@ -22,7 +21,6 @@ MAX_UNREAD_BYTES = 1024 * 1024  # arbitrary; of everything that a follower has y
 class CacheFeed:
     pool: BlockPool
     links: GatewayLinks
-    decide: Decide = unlogged
     _followers: set[PeerId] = field(default_factory=set)
     _sequence: int = 0
 
@@ -41,8 +39,6 @@ class CacheFeed:
         stored, evicted = self.pool.take_cache_changes()
         if not stored and not evicted:
             return
-        if evicted:
-            self.decide(Decision.EVICT, num_blocks=len(evicted))
         self._sequence += 1
         batch = wire.CacheEvents(self._sequence, stored, evicted)
         for peer in self._followers:

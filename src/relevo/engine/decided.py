@@ -8,15 +8,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from relevo.core.decisions import Decide, Decision
+from relevo.core.decisions import Decide, Decision, Fact, unlogged
 from relevo.core.events import TokenOutput
 from relevo.core.ids import RequestId
 from relevo.core.plan import StepPlan
 from relevo.policy.worker import effects
+from relevo.policy.worker.block_pool import BlockPool
 from relevo.wire import messages as wire
 
 _ACCEPTED: dict[object, str] = {wire.Submit: "submit", wire.Reserve: "reserve", wire.Prefill: "prefill"}
 _TAKEN_OVER = (wire.StartDecode, wire.ComputeReserved)
+
+
+def with_evictions(decide: Decide, pool: BlockPool) -> Decide:
+    """Before each decision, what the prefix cache has lost since the last one: in one line, however many steps it took,
+    so that steps may be taken at once."""
+    if decide is unlogged:
+        return unlogged
+    num_told = pool.num_evicted
+
+    def tell(decision: Decision, subject: str = "", **facts: Fact) -> None:
+        nonlocal num_told
+        if pool.num_evicted != num_told:
+            decide(Decision.EVICT, num_blocks=pool.num_evicted - num_told)
+            num_told = pool.num_evicted
+        decide(decision, subject, **facts)
+
+    return tell
 
 
 def tell_accepted(decide: Decide, request_id: RequestId, message: object) -> None:

@@ -21,7 +21,7 @@ from relevo.core.ids import PeerId
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import Clock, ModelRunner
 from relevo.engine.cache_feed import CacheFeed
-from relevo.engine.decided import tell_accepted, tell_ends, tell_plan
+from relevo.engine.decided import tell_accepted, tell_ends, tell_plan, with_evictions
 from relevo.engine.hello import WorkerIdentity
 from relevo.engine.incoming import ask, request_of
 from relevo.engine.load_reports import LoadReports
@@ -56,10 +56,11 @@ class EngineLoop:
     _drain: Drain = field(init=False)
 
     def __post_init__(self) -> None:
+        self.decide = with_evictions(self.decide, self.scheduler.pool)
         self.core = WorkerCore(self.scheduler, self.transports)
         bytes_per_token = self.runner.layout.bytes_per_token
         self.reports = LoadReports(self.core, self.costs, self.transports, self.links, bytes_per_token)
-        self._cache_feed = CacheFeed(self.scheduler.pool, self.links, self.decide)
+        self._cache_feed = CacheFeed(self.scheduler.pool, self.links)
         self._outgoing = Outgoing(self.core, self.links, self.transports, bytes_per_token, self.reports, self.decide)
         self._drain = Drain(self.drain_timeout_s)
 
