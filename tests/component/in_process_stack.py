@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from awaited_outputs import generate
+
 from relevo.build.clock import MonotonicClock
 from relevo.build.event_loop import LoopTimers
 from relevo.core.errors import WorkerLost
@@ -32,7 +34,6 @@ from relevo.orchestrator.gossip import Gossip, GossipSource
 from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
-from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.admission.room import RoomLimits
 from relevo.policy.handoff.state import HandoffLimits
@@ -144,7 +145,7 @@ class Gateway:
     async def tokens(self, request: EngineRequest) -> tuple[list[int], int]:
         """Output tokens, and how many prompt tokens were cached."""
         tokens, num_cached = [], 0
-        async for output in self.dispatcher.generate(request):
+        async for output in generate(self.dispatcher, request):
             tokens += [token.token_id for token in output.tokens]
             num_cached += output.facts.num_cached_tokens if output.facts is not None else 0
         return tokens, num_cached
@@ -194,7 +195,6 @@ class InProcessStack:
             clock=self.clock,
             timers=LoopTimers(self.clock),
             hash_prompt=partial(prompt_hashes, block_size=BLOCK_SIZE),
-            notes=RouteNotes(),
             kill=lambda worker, reason: None,
         )
         name = f"gateway-{len(self.gateways)}"

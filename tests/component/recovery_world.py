@@ -12,6 +12,7 @@ from functools import partial
 from random import Random
 from typing import Any, cast
 
+from awaited_outputs import generate
 from storm_worker import Link, StormServer
 from virtual_time import VirtualLoop, run_virtually
 
@@ -32,7 +33,6 @@ from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
-from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.admission.room import RoomLimits
 from relevo.policy.handoff.state import HandoffLimits
@@ -171,7 +171,6 @@ class RecoveryWorld:
             clock=self._loop,
             timers=LoopTimers(self._loop),
             hash_prompt=partial(prompt_hashes, block_size=BLOCK_SIZE),
-            notes=RouteNotes(),
             kill=lambda worker, reason: None,
         )
 
@@ -226,7 +225,7 @@ class RecoveryWorld:
             arrived_at_ns=self._loop.now_ns(),
         )
         try:
-            async with contextlib.aclosing(self._dispatcher.generate(request)) as stream:
+            async with contextlib.aclosing(generate(self._dispatcher, request)) as stream:
                 async for _ in stream:
                     if asked.ttft_s is None:
                         asked.ttft_s = self._loop.time() - started_s

@@ -92,6 +92,7 @@ class ScriptedGenerator:
 
     script: Sequence[Step] | Callable[[EngineRequest], Sequence[Step]] = ()
     num_cached: int = 0
+    route: str = ""  # of every request
     engine_status: EngineStatus = field(default_factory=lambda: status_of(ready=True))
     requests: list[EngineRequest] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
@@ -160,6 +161,10 @@ class Playing:
         end = RequestEnd.of(error) if is_known else RequestEnd.failed("internal_error", "see the log")
         self.generator.num_closed_early += 1
         self._over(end)
+
+    @property
+    def route(self) -> str:
+        return self.generator.route
 
     def end(self, end: RequestEnd) -> None:
         if not self.is_over:
@@ -246,9 +251,12 @@ class Rig:
 
 
 def rig(
-    script: Sequence[Step] | Callable[[EngineRequest], Sequence[Step]] = (), num_cached: int = 0, **context: Any
+    script: Sequence[Step] | Callable[[EngineRequest], Sequence[Step]] = (),
+    num_cached: int = 0,
+    route: str = "",
+    **context: Any,
 ) -> Rig:
-    generator = ScriptedGenerator(script, num_cached=num_cached)
+    generator = ScriptedGenerator(script, num_cached=num_cached, route=route)
     metrics = RecordingMetrics()
     own = {name: context.pop(name) for name in list(context) if name in ServedModel.__dataclass_fields__}
     models = ServedModels([served_model(generator, **own)])

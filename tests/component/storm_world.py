@@ -16,6 +16,7 @@ from functools import partial
 from random import Random
 from typing import Any, cast
 
+from awaited_outputs import generate
 from storm_worker import VOCAB, Canaries, CanaryRunner, LateShmTransport, StormWorker
 from virtual_time import VirtualLoop, run_virtually
 
@@ -31,7 +32,6 @@ from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
-from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.handoff.state import HandoffLimits, Phase
 from relevo.policy.routing.worker_choice import WorkerChooser
@@ -139,7 +139,6 @@ class StormWorld:
             clock=self._loop,
             timers=LoopTimers(self._loop),
             hash_prompt=partial(prompt_hashes, block_size=BLOCK_SIZE),
-            notes=RouteNotes(),
             kill=self._fence,
         )
 
@@ -206,7 +205,7 @@ class StormWorld:
         patience_s = rng.choice((0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 1.0, 60.0)) * rng.random()
         num_outputs = rng.choice((0, 0, 1, 2, 5, 100))
         counts = [0] * request.sampling.n
-        stream = self._dispatcher.generate(request)
+        stream = generate(self._dispatcher, request)
         me = asyncio.current_task()
         assert me is not None
         leaving = self._loop.call_later(patience_s, self._leave, request_id, me)

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from awaited_outputs import generate
 from virtual_time import VirtualLoop, run_virtually
 
 from relevo.build.event_loop import LoopTimers
@@ -25,7 +26,6 @@ from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
-from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.handoff.state import HandoffLimits
 from relevo.policy.routing.worker_choice import WorkerChooser
@@ -115,7 +115,6 @@ class World:
             clock=self.loop,
             timers=LoopTimers(self.loop),
             hash_prompt=partial(prompt_hashes, block_size=4),
-            notes=RouteNotes(),
             kill=lambda worker, reason: self.fenced.append(worker.worker_id),
         )
 
@@ -162,7 +161,7 @@ class World:
     async def _tokens(self, terms: ServiceTerms) -> list[int]:
         sampling = SamplingParams(max_tokens=99, seed=0, temperature=0, ignore_eos=True)
         request = EngineRequest(request_id=R, prompt_token_ids=tuple(range(10)), sampling=sampling, terms=terms)
-        return [token.token_id async for output in self.dispatcher.generate(request) for token in output.tokens]
+        return [token.token_id async for output in generate(self.dispatcher, request) for token in output.tokens]
 
 
 @asynccontextmanager

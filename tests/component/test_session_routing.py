@@ -90,7 +90,7 @@ async def test_nonces_and_markers_do_not_reach_the_prompt() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_reasons_are_told_to_those_who_ask(stream: bool) -> None:
-    r = rig(says("ok"), explain_route=lambda request_id: f"decode w0: because of {len(request_id)}")
+    r = rig(says("ok"), route="decode w0: because of 32")
     told = await chat(r, [USER], {"x-relevo-explain": "1"}, stream=stream)
     assert told.headers["x-relevo-route"] == "decode w0: because of 32"
     assert "x-relevo-route" not in (await chat(r, [USER], stream=stream)).headers
@@ -99,7 +99,7 @@ async def test_reasons_are_told_to_those_who_ask(stream: bool) -> None:
 
 
 async def test_every_prompt_of_a_request_has_its_reasons() -> None:
-    r = rig(says("ok"), explain_route=lambda request_id: "decode w0: x")
+    r = rig(says("ok"), route="decode w0: x")
     body = {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 5}
     told = await r.post("/v1/completions", body, **{"x-relevo-explain": "1"})
     assert told.headers["x-relevo-route"] == "decode w0: x || decode w0: x"

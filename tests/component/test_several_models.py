@@ -61,13 +61,15 @@ def models_of(small: ScriptedGenerator, large: ScriptedGenerator) -> list[Served
             eos_token_ids=(7,),
             model_hash="l",
             draw_seed=lambda: 2,
-            explain_route=lambda request_id: "decode large/unified-0: of course",
         ),
     ]
 
 
 def two_models(small: list[Step] | None = None, large: list[Step] | None = None, **context: Any) -> TwoModels:
-    generators = ScriptedGenerator(small or says("from small")), ScriptedGenerator(large or says("from large"))
+    generators = (
+        ScriptedGenerator(small or says("from small")),
+        ScriptedGenerator(large or says("from large"), route="decode large/unified-0: of course"),
+    )
     metrics = context.pop("metrics", None) or RecordingMetrics()
     app = scripted_app(ServedModels(models_of(*generators)), metrics, **context)
     return TwoModels(*generators, Rig(generators[0], metrics, app))

@@ -42,7 +42,6 @@ from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
-from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.admission.room import RoomLimits
 from relevo.policy.handoff.state import HandoffLimits
@@ -156,7 +155,6 @@ class ModelBackend:
     connections: Connections
     placement: Placement
     dispatcher: Dispatcher
-    notes: RouteNotes
 
 
 def build_backend(config: ServedModelConfig, metrics: GatewayMetrics, report: Report) -> ModelBackend:
@@ -164,17 +162,15 @@ def build_backend(config: ServedModelConfig, metrics: GatewayMetrics, report: Re
         [Member(WorkerId(worker.worker_id), worker.role, worker.address) for worker in config.workers],
         heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
-    notes = RouteNotes()
     placement = Placement(
         membership, build_chooser(config), config.block_size, random.Random(), build_room_limits(config)
     )
-    dispatcher = build_dispatcher(config, membership, placement, metrics, notes, report)
+    dispatcher = build_dispatcher(config, membership, placement, metrics, report)
     return ModelBackend(
         config=config,
         connections=Connections(membership, WorkerConnection.open),
         placement=placement,
         dispatcher=dispatcher,
-        notes=notes,
     )
 
 
@@ -183,7 +179,6 @@ def build_dispatcher(
     membership: Membership,
     placement: Placement,
     metrics: GatewayMetrics,
-    notes: RouteNotes,
     report: Report,
 ) -> Dispatcher:
     def kill(worker: WorkerRef, reason: str) -> None:
@@ -208,7 +203,6 @@ def build_dispatcher(
         metrics=metrics,
         clock=clock,
         timers=LoopTimers(clock),
-        notes=notes,
         kill=kill,
         hash_prompt=partial(prompt_hashes, block_size=config.block_size),
     )
@@ -314,7 +308,6 @@ def _served_model(backend: ModelBackend) -> ServedModel:
             generation_defaults=_generation_defaults(config, files),
             draw_seed=(lambda: secrets.randbits(64)) if config.seed is None else (lambda: config.seed or 0),
             model_hash=config.model_hash,
-            explain_route=backend.notes.explain,
         )
 
 

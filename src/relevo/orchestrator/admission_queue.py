@@ -19,7 +19,6 @@ from relevo.core.ports import Clock
 from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.ports import LineStatus
-from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission, Rejected
 from relevo.policy.admission.waiting_line import Ticket
 
@@ -41,7 +40,6 @@ class AdmissionQueue:
     placement: Placement
     clock: Clock
     metrics: AdmissionMetrics
-    notes: RouteNotes
     model_name: str
     let_in: Callable[[InFlightRequest], None]  # it is this request's turn
     turn_away: Callable[[InFlightRequest, RequestEnd], None]  # it has to end, waiting or running
@@ -76,9 +74,10 @@ class AdmissionQueue:
             if ticket is None:
                 return
             waited_s = (self.clock.now_ns() - ticket.entered_at_ns) / 1e9
-            self.notes.add(ticket.request_id, f"line {CLASSES[ticket.is_batch]}: {waited_s * 1e3:.0f} ms")
+            in_flight = self.requests[ticket.request_id]
+            in_flight.route_notes.append(f"line {CLASSES[ticket.is_batch]}: {waited_s * 1e3:.0f} ms")
             self.decide(Decision.SEND, ticket.request_id)
-            self.let_in(self.requests[ticket.request_id])
+            self.let_in(in_flight)
 
     def started(self, in_flight: InFlightRequest) -> None:
         """It has its first token."""

@@ -9,8 +9,7 @@ loop does; messages are handled as they arrive, in order. What raises over one r
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,13 +21,11 @@ from relevo.core.outcome import RequestEnd
 from relevo.core.ports import Clock, Timers
 from relevo.core.request import EngineRequest
 from relevo.orchestrator.admission_queue import AdmissionMetrics, AdmissionQueue
-from relevo.orchestrator.generate import generate
 from relevo.orchestrator.handoff_meter import HandoffMeter, HandoffMetrics
 from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.ports import EngineStatus, OutputSink
-from relevo.orchestrator.route_notes import RouteNotes
 from relevo.orchestrator.worker_messages import Send, event_of, message_for
 from relevo.policy.admission.admission import Admission
 from relevo.policy.handoff import effects, events, machine
@@ -37,7 +34,9 @@ from relevo.wire import messages as wire
 
 log = logging.getLogger("relevo.gateway")
 
-FAULT = RequestEnd.failed(InternalError.code, "the gateway failed over this request; its log says where")
+FAULT = events.EndRequested(
+    RequestEnd.failed(InternalError.code, "the gateway failed over this request; its log says where")
+)
 NO_ROUTE = events.NoRoute(
     RequestEnd.failed(NoWorker.code, "no worker became ready in time; see /ready for the reason", retry_after_s=5.0)
 )
@@ -63,7 +62,6 @@ class Dispatcher:
         metrics: DispatchMetrics,
         clock: Clock,
         timers: Timers,
-        notes: RouteNotes,
         kill: Callable[[WorkerRef, str], None],
         hash_prompt: Callable[[EngineRequest], Sequence[BlockHash]],
         batch_limits: HandoffLimits | None = None,
@@ -80,7 +78,6 @@ class Dispatcher:
         self._metrics = metrics
         self._clock = clock
         self._timers = timers
-        self._notes = notes
         self._kill = kill
         self._hash_prompt = hash_prompt
         self._decide = decide
@@ -92,7 +89,6 @@ class Dispatcher:
             placement=placement,
             clock=clock,
             metrics=metrics,
-            notes=notes,
             model_name=model_name,
             let_in=lambda in_flight: self._advance(in_flight, events.LetIn()),
             turn_away=lambda in_flight, end: self._advance(in_flight, events.EndRequested(end)),
@@ -121,10 +117,6 @@ class Dispatcher:
             self._break_off(in_flight, fault)
         self._arm(in_flight)
         return in_flight
-
-    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenOutput, None]:
-        """See `orchestrator.generate`."""
-        return generate(self, request)
 
     def drain(self, worker_id: str) -> bool:
         return self._membership.drain(WorkerId(worker_id))
@@ -175,6 +167,7 @@ class Dispatcher:
             route = in_flight.unpark()
             if route is not None:
                 self._carry_out(in_flight, (route,))
+                self._arm(in_flight)
         self._pump()
 
     def on_worker_gone(self, worker: WorkerRef) -> None:
@@ -206,6 +199,18 @@ class Dispatcher:
     # ---- the state machine's driver ----------------------------------------------------------------------------------
 
     def _advance(self, in_flight: InFlightRequest, event: events.Event) -> None:
+        """One event after the other: what a sink, or an answer that is known at once, adds meanwhile comes after all
+        effects of the event before it."""
+        if in_flight.is_driven:
+            in_flight.events.append(event)
+            return
+        in_flight.is_driven = True
+        self._apply(in_flight, event)
+        while in_flight.events:
+            self._apply(in_flight, in_flight.events.popleft())
+        in_flight.is_driven = False
+
+    def _apply(self, in_flight: InFlightRequest, event: events.Event) -> None:
         before = in_flight.handoff
         if before.is_gone:
             return
@@ -217,31 +222,33 @@ class Dispatcher:
             self._meter.heard(in_flight, event)
         except Exception as error:
             fault = error
+            if event is FAULT and not in_flight.handoff.has_ended:  # it is the state machine that raises
+                in_flight.handoff = replace(before, phase=Phase.GONE, has_ended=True)
+                asked = (FAULT.end,)
         self._carry_out(in_flight, asked, fault)
-        if in_flight.handoff is not before:
+        if in_flight.handoff.is_gone:
+            self._forget(in_flight)
+        elif in_flight.handoff is not before:
             self._arm(in_flight)
 
     def _carry_out(
         self, in_flight: InFlightRequest, asked: Sequence[effects.Effect], fault: Exception | None = None
     ) -> None:
-        """Effects in order; answers that are known at once are fed back after them. One that raises keeps none of the
-        others back (a worker may be waiting for one); then the request ends."""
-        answers: deque[events.Event] = deque()
+        """Effects in order. One that raises keeps none of the others back (a worker may be waiting for one); then the
+        request ends."""
         for effect in asked:
             try:
                 answer = self._carry_out_one(in_flight, effect)
             except Exception as error:
                 fault = fault or error
             else:
-                answers.extend([answer] if answer is not None else [])
-        if in_flight.handoff.is_gone:
-            self._forget(in_flight)
-        while answers:
-            self._advance(in_flight, answers.popleft())
+                if answer is not None:
+                    self._advance(in_flight, answer)
         if fault is not None:
             self._break_off(in_flight, fault)
 
     def _carry_out_one(self, in_flight: InFlightRequest, effect: effects.Effect) -> events.Event | None:
+        """The answer, if it is known at once."""
         match effect:
             case effects.Emit(output=output):
                 self._emit(in_flight, output)
@@ -259,14 +266,11 @@ class Dispatcher:
 
     def _break_off(self, in_flight: InFlightRequest, fault: Exception) -> None:
         """Code of this process raised over a request: it ends, with one line of the log."""
-        if in_flight.is_faulty:
-            return
-        in_flight.is_faulty = True
-        log.error("request %s ends, the others go on", in_flight.request_id, exc_info=fault)
-        self._advance(in_flight, events.EndRequested(FAULT))
-        if not in_flight.handoff.has_ended:  # it is the state machine that raises
-            self._finish(in_flight, FAULT)
-        self._metrics.request_fault(self._model_name)
+        if not in_flight.is_faulty:
+            in_flight.is_faulty = True
+            log.error("request %s ends, the others go on", in_flight.request_id, exc_info=fault)
+            self._metrics.request_fault(self._model_name)
+            self._advance(in_flight, FAULT)
 
     def _emit(self, in_flight: InFlightRequest, output: TokenOutput) -> None:
         if not in_flight.is_started:
@@ -327,7 +331,7 @@ class Dispatcher:
 
     def _explain(self, in_flight: InFlightRequest, what: str, worker: WorkerRef, reason: str) -> None:
         log.debug("%s: %s on %s: %s", in_flight.request_id, what, worker.worker_id, reason)
-        self._notes.add(in_flight.request_id, f"{what} {worker.worker_id}: {reason}")
+        in_flight.route_notes.append(f"{what} {worker.worker_id}: {reason}")
 
     def _end_worker(self, worker: WorkerRef, reason: str) -> None:
         self._decide(Decision.FENCE, worker=worker.worker_id, epoch=worker.epoch, reason=reason)

@@ -6,6 +6,7 @@ Does not decide: `orchestrator.dispatch` drives it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from relevo.core.ports import Timer, Timers
 from relevo.core.request import EngineRequest
 from relevo.orchestrator.ports import OutputSink
 from relevo.policy.handoff.effects import Route
+from relevo.policy.handoff.events import Event
 from relevo.policy.handoff.state import HandoffState
 
 
@@ -41,6 +43,9 @@ class InFlightRequest:
     parked_until_ns: int | None = None
     is_started: bool = False  # its first token has been told
     is_faulty: bool = False  # code of this process raised over it; said once
+    is_driven: bool = False  # an event is being carried out; what comes meanwhile waits in `events`
+    events: deque[Event] = field(default_factory=deque)
+    route_notes: list[str] = field(default_factory=list)
     handoff_times: HandoffTimes = field(default_factory=HandoffTimes)
     _timer: Timer | None = None
     _timer_at_ns: int = 0
@@ -52,6 +57,11 @@ class InFlightRequest:
     @property
     def num_output_tokens(self) -> int:
         return sum(len(sample.output_token_ids) for sample in self.handoff.samples)
+
+    @property
+    def route(self) -> str:
+        """See orchestrator.ports.StartedRequest."""
+        return " | ".join(self.route_notes)
 
     def end(self, end: RequestEnd) -> None:
         """See orchestrator.ports.StartedRequest."""

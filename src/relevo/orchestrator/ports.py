@@ -67,7 +67,13 @@ class StartedRequest(Protocol):
 
     def end(self, end: RequestEnd) -> None:
         """The client needs nothing more: it has all it asked for (`COMPLETE`: a stop string), it is gone, its time is
-        over. Every worker lets go. Without effect after `on_end`; otherwise `on_end` follows within the call."""
+        over. Every worker lets go. Without effect after `on_end`; otherwise `on_end` follows within the call, or just
+        after it where the call comes from `on_output`."""
+        ...
+
+    @property
+    def route(self) -> str:
+        """Why it went where it went so far, decisions in order, in one line."""
         ...
 
 

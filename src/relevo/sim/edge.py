@@ -66,6 +66,10 @@ class _EdgeRequest:
             self._there.send(lambda: self._end_in_region(end))
         self._finish(end)
 
+    @property
+    def route(self) -> str:
+        return self._started.route if self._started is not None else ""
+
     def on_output(self, output: TokenOutput) -> None:
         assert self._back is not None
         self._back.send(output)

@@ -21,7 +21,6 @@ from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.ports import OutputSink, StartedRequest
-from relevo.orchestrator.route_notes import RouteNotes
 from relevo.policy.admission.admission import Admission
 from relevo.policy.admission.room import RoomLimits
 from relevo.policy.http.liveness import INTERVAL_S
@@ -172,7 +171,6 @@ class SimGateway:
     placement: Placement = field(init=False)
     admission: Admission = field(init=False)
     dispatcher: Dispatcher = field(init=False)
-    notes: RouteNotes = field(default_factory=RouteNotes)
     links: dict[WorkerId, SimLink] = field(default_factory=dict)
     followers: dict[str, Channel[Sequence[Message]]] = field(default_factory=dict)  # gateways that hear this one
     gossip: Gossip = field(init=False)
@@ -206,7 +204,6 @@ class SimGateway:
             metrics=self.metrics,
             clock=self.kernel,
             timers=_LateTimers(self.kernel, self.quiet),
-            notes=self.notes,
             kill=self.kill,
             hash_prompt=lambda request: hash_prompt(request, block_size),
             decide=decider(self.decisions, self.gateway_id, self.kernel),

@@ -121,7 +121,7 @@ class _Runs:
             metrics=call.context.metrics,
             model=self._model,
             is_streamed=spec.is_streamed,
-            on_first_output=_explainer(call, served, request.request_id),
+            on_first_output=_explainer(call),
         )
 
     def _choice(self, index: int, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> Choice:
@@ -154,15 +154,13 @@ class _Runs:
         return affinity.key
 
 
-def _explainer(call: Call, served: ServedModel, request_id: RequestId) -> Callable[[], None] | None:
+def _explainer(call: Call) -> Callable[[str], None] | None:
     """Adds the router's reasons to the response, for a client that asks for them."""
-    explain = served.explain_route
-    if explain is None or not call.request.headers.get(EXPLAIN_HEADER):
+    if not call.request.headers.get(EXPLAIN_HEADER):
         return None
 
-    def note() -> None:
+    def note(route: str) -> None:
         earlier = call.reply_headers.get(ROUTE_HEADER)
-        here = explain(request_id)
-        call.reply_headers[ROUTE_HEADER] = f"{earlier} || {here}" if earlier else here
+        call.reply_headers[ROUTE_HEADER] = f"{earlier} || {route}" if earlier else route
 
     return note

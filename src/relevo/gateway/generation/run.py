@@ -46,7 +46,7 @@ class PromptRun:
         metrics: RequestMetrics,
         model: str,
         is_streamed: bool = False,
-        on_first_output: Callable[[], None] | None = None,
+        on_first_output: Callable[[str], None] | None = None,
     ) -> None:
         self.request = request
         self._choices = choices
@@ -102,7 +102,7 @@ class PromptRun:
         if output.facts is not None and self._facts is None:
             self._facts = output.facts
         if self._on_first_output is not None:
-            self._on_first_output()
+            self._on_first_output(self._started.route if self._started is not None else "")
             self._on_first_output = None
         choice = self._choices[output.sample_index]
         if choice.finish_reason is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from relevo.core.errors import InvalidRequest, ModelNotFound
-from relevo.core.ids import RequestId, TokenId
+from relevo.core.ids import TokenId
 from relevo.gateway.text.output_parser import ParserFactory, plain_text
 from relevo.orchestrator.ports import TokenGenerator
 
@@ -90,7 +90,6 @@ class ServedModel:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)  # where a request says nothing
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)  # for requests that bring none
     model_hash: str = ""  # goes into `system_fingerprint`
-    explain_route: Callable[[RequestId], str] | None = None  # why a request went where it went
 
     @property
     def name(self) -> str:

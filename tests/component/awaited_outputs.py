@@ -1,8 +1,4 @@
-"""A request's output as an async generator, for a reader that waits: `orchestrator.ports.OutputSink` turned round.
-
-An `asyncio.Queue` does the same at three times the cost per item, and every token of every stream is one. Bounded by
-what is put in: a request's tokens are, so a client that reads slowly holds up no other and costs no more than them.
-"""
+"""A request's output as an async generator, for tests that wait: `orchestrator.ports.OutputSink` turned round."""
 
 from __future__ import annotations
 
