@@ -1,6 +1,6 @@
 """The live server in lock step with virtual time: what a parity test holds a simulated world against.
 
-Real, as in a live server: the dispatcher with its async generators, `orchestrator.connections` and gossip with their
+Real, as in a live server: the dispatcher, `orchestrator.connections` and gossip with their
 tasks, `WorkerConnection` and `WireServer` over unix sockets, so every message is encoded, sent, received and decoded;
 step loops and schedulers over `FakeRunner`, whose KV lies in one shared arena behind `ShmTransport`; prompts of tokens,
 hashed as tokens.
@@ -19,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from relevo.core.errors import RelevoError
+from relevo.core.events import TokenOutput
 from relevo.core.ids import WorkerId
-from relevo.core.outcome import COMPLETE, Cause, RequestEnd
+from relevo.core.outcome import RequestEnd
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest
 from relevo.engine.fake_runner import FakeRunner
@@ -31,7 +31,7 @@ from relevo.kv.transports.shm import ShmTransport
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.gossip import Gossip
 from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
-from relevo.orchestrator.ports import OutputSink
+from relevo.orchestrator.ports import OutputSink, StartedRequest
 from relevo.policy.perf.step_time import StepTimeModel
 from relevo.policy.worker.content import TOKENS
 from relevo.sim.config import RegionSpec, WorkerSpec
@@ -47,7 +47,6 @@ from relevo.wire.server import WireServer
 from relevo.workload.requests import WorkloadRequest
 
 VOCAB = 2**31
-_GONE = RequestEnd(cause=Cause.CLIENT_GONE)
 
 
 class _NoWait(selectors.DefaultSelector):
@@ -146,30 +145,33 @@ class CountedGossip(Gossip):
 
 
 class LiveRequest:
-    """orchestrator.ports.StartedRequest of a client that is a task."""
+    """A client's handle, as the HTTP side has it; what it does happens on the event loop."""
 
     def __init__(self, gateway: LiveGateway, request: EngineRequest, sink: OutputSink) -> None:
         self.gateway, self.sink = gateway, sink
         self.tokens: list[int] = []
-        self.task = gateway.loop.create_task(self._read(request))
-        gateway.loop.settle()
+        self._started: StartedRequest
+        self._do(lambda: setattr(self, "_started", gateway.dispatcher.start(request, self)))
 
-    async def _read(self, request: EngineRequest) -> None:
-        stream = self.gateway.dispatcher.generate(request)
-        end = COMPLETE
-        try:
-            async for output in stream:
-                self.tokens += [token.token_id for token in output.tokens]
-                self.sink.on_output(output)
-        except asyncio.CancelledError:
-            end = _GONE
-        except RelevoError as error:
-            end = RequestEnd.failed(error.code, error.message, limit=getattr(error, "limit", ""))
-        await stream.aclose()
-        self.sink.on_end(end)
+    @property
+    def route(self) -> str:
+        return self._started.route
 
     def end(self, end: RequestEnd) -> None:
-        self.task.cancel()
+        self._do(lambda: self._started.end(end))
+
+    def on_output(self, output: TokenOutput) -> None:
+        self.tokens += [token.token_id for token in output.tokens]
+        self.sink.on_output(output)
+
+    def on_end(self, end: RequestEnd) -> None:
+        self.sink.on_end(end)
+
+    def _do(self, call: Callable[[], None]) -> None:
+        async def on_the_loop() -> None:
+            call()
+
+        self.gateway.loop.run_until_complete(on_the_loop())
         self.gateway.loop.settle()
 
 
