@@ -135,6 +135,10 @@ class _Started:
     gateway: SimGateway
     in_flight: InFlightRequest
 
+    @property
+    def route(self) -> str:
+        return self.in_flight.route
+
     def end(self, end: RequestEnd) -> None:
         self.gateway.quiet.catch_up()
         self.in_flight.end(end)
