@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from measured_data import measured_data
@@ -22,13 +23,16 @@ from relevo.policy.perf.step_work import DeviceWork
 from relevo.policy.perf.weight_formats import WeightFormat, WeightFormats
 from relevo.sim.ladder.__main__ import main
 from relevo.sim.ladder.clusters import Cluster, Group, finished, simulate
+from relevo.sim.ladder.distserve_rung import rate_at_share, scaled_lengths
 from relevo.sim.ladder.errors import ErrorRow, ErrorTable, ValueTable
 from relevo.sim.ladder.known_constants import known_constants
 from relevo.sim.ladder.leave_out import LabelledSteps, constants_without, seen_errors, unseen_errors
 from relevo.sim.ladder.silicon_steps import SiliconServers
 from relevo.sim.ladder.tpot_rung import CONFIGS, read_rows, tpot_rung
 from relevo.sim.ladder.vllm_rung import vllm_rung
+from relevo.sim.reuse import reuse_curve
 from relevo.workload.requests import WorkloadRequest
+from relevo.workload.traces.files import read_trace_file
 
 SLOW = EngineConstants(layer_s=1.2e-4, memory_efficiency=0.7)
 
@@ -164,3 +168,24 @@ def test_worlds_of_the_ladder_run_every_request_to_its_end() -> None:
     never = replace(group, num_pool_tokens=64)
     with pytest.raises(ValueError, match="did not finish"):
         finished(simulate(Cluster(groups=[never]), rows))
+
+
+def test_where_a_share_falls_below_its_goal() -> None:
+    assert rate_at_share({1.0: 0.95, 2.0: 0.85, 3.0: 0.2}) == "1.50"
+    assert rate_at_share({1.0: 0.85, 2.0: 0.2}) == "< 1.00"
+    assert rate_at_share({1.0: 1.0, 2.0: 0.95}) == "> 2.00"
+
+
+def test_lengths_are_scaled_to_the_published_means() -> None:
+    lengths = scaled_lengths(measured_data())
+    assert fmean(prompt for prompt, _ in lengths) == pytest.approx(755.5, rel=0.01)
+    assert fmean(output for _, output in lengths) == pytest.approx(200.3, rel=0.01)
+    assert max(prompt + output for prompt, output in lengths) <= 2048
+
+
+def test_reuse_of_mooncakes_traces_is_what_others_counted() -> None:
+    """Share of an unbounded cache's hits at 3M and 10M tokens, counted independently with one LRU in arrival order."""
+    trace = read_trace_file(measured_data() / "traces" / "mooncake_synthetic_trace.jsonl")
+    most, bounded = reuse_curve(trace.requests, 512, (3_000_000, 10_000_000))
+    assert most.hit_fraction == pytest.approx(0.6396, abs=1e-4)
+    assert [share for _, share in bounded] == pytest.approx([0.484, 0.886], abs=1e-3)

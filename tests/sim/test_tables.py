@@ -122,8 +122,8 @@ def test_distserve() -> None:
     }  # fmt: skip
     parsed = {"facebook/opt-13b": {"1": fitted}}
     model = read_distserve(parsed, "facebook/opt-13b", 1)
-    assert model.step_s(StepShape().with_chunk(300, 0)) == pytest.approx((18 + 30 + 0.63 + 1) / 1e3)
-    assert model.step_s(decode_shape(10, 3000)) == pytest.approx((20 + 1.8 + 0.4) / 1e3)
+    assert model.step_s(StepShape().with_chunk(300, 0)) == pytest.approx((18 + 30 + 0.63 + 1 + 2 + 0.03) / 1e3)
+    assert model.step_s(decode_shape(10, 3000)) == pytest.approx((20 + 1.8 + 0.4 + 2 + 0.3) / 1e3)
     with pytest.raises(StartError, match="opt-13b x1"):
         read_distserve(parsed, "facebook/opt-66b", 4)
 

@@ -58,7 +58,11 @@ class Surface:
         return [knot for near in self._neighbours(x) for knot in self._curves[near].knots(low, high)]
 
     def at(self, x: float, y: float) -> float:
-        return Curve((near, self._curves[near].at(y)) for near in self._neighbours(x)).at(x)
+        near = self._neighbours(x)
+        if len(near) == 1:
+            return self._curves[near[0]].at(y)
+        (x0, x1), (z0, z1) = near, [self._curves[each].at(y) for each in near]
+        return z0 + (z1 - z0) * (x - x0) / (x1 - x0)
 
     def _neighbours(self, x: float) -> list[float]:
         right = min(max(1, bisect_right(self._x, x)), len(self._x) - 1)

@@ -20,8 +20,9 @@ class Coefficients(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolynomialTimes:
-    """A `StepTimeModel` without chunks and without mixed steps: those cost prompts and decode rows one after the
-    other. `stage_s`: added to a step with prompts, once per pipeline stage."""
+    """A `StepTimeModel` without mixed steps: those cost prompts and decode rows one after the other. `stage_s`: added
+    to prompts, once per pipeline stage. `overhead_s` and `overhead_per_kv_token_s`: of every step, whatever the stages.
+    """
 
     prefill: Coefficients
     decode_small: Coefficients
@@ -29,9 +30,11 @@ class PolynomialTimes:
     large_from_rows: int
     pipeline: int = 1
     stage_s: float = 0.0
+    overhead_s: float = 0.0
+    overhead_per_kv_token_s: float = 0.0
 
     def step_s(self, step: StepShape) -> float:
-        total = 0.0
+        total = self.overhead_s + self.overhead_per_kv_token_s * step.num_kv_tokens
         if step.num_prefill_tokens:
             squares = 2 * step.num_prefill_pairs - step.num_prefill_tokens  # n (n + 1) / 2 pairs a prompt
             base, per_token, per_square = self.prefill

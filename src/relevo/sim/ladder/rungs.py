@@ -6,11 +6,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from relevo.core.errors import StartError
+from relevo.sim.ladder.distserve_rung import distserve_rung
 from relevo.sim.ladder.errors import RungReport
+from relevo.sim.ladder.mooncake_rung import mooncake_rung
+from relevo.sim.ladder.splitwise_rung import splitwise_rung
 from relevo.sim.ladder.tpot_rung import tpot_rung
 from relevo.sim.ladder.vllm_rung import vllm_rung
 
-RUNGS: Mapping[int, Callable[[Path], RungReport]] = {1: tpot_rung, 2: vllm_rung}
+RUNGS: Mapping[int, Callable[[Path], RungReport]] = {
+    1: tpot_rung,
+    2: vllm_rung,
+    3: distserve_rung,
+    4: splitwise_rung,
+    5: mooncake_rung,
+}
 
 
 def run_ladder(folder: Path, numbers: Collection[int] = ()) -> Sequence[RungReport]:

@@ -1,7 +1,8 @@
 """Reader of DistServe's fitted coefficients: model -> tensor parallelism -> prefill and decode, in milliseconds.
 
 Source: LLMServe/DistServe, simdistserve/estimators/profile_data, Apache-2.0. Its estimator adds 1 ms to a prefill per
-pipeline stage and divides the rest by the number of stages; here the same.
+pipeline stage and divides the rest by the number of stages; its workers add 2 ms and 0.1 us per token of context to
+every step. Here the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from relevo.core.errors import StartError
 from relevo.policy.perf.polynomial_times import Coefficients, PolynomialTimes
 
-_STAGE_S = 1e-3  # required: as the source has it
+_STAGE_S, _OVERHEAD_S, _OVERHEAD_PER_KV_TOKEN_S = 1e-3, 2e-3, 1e-7  # required: as the source has them
 
 
 def read_distserve(parsed: Mapping[str, Any], model: str, tensor: int, pipeline: int = 1) -> PolynomialTimes:
@@ -28,6 +29,8 @@ def read_distserve(parsed: Mapping[str, Any], model: str, tensor: int, pipeline:
         large_from_rows=int(fitted["decoding_large_small_bs_threshold"]),
         pipeline=pipeline,
         stage_s=_STAGE_S,
+        overhead_s=_OVERHEAD_S,
+        overhead_per_kv_token_s=_OVERHEAD_PER_KV_TOKEN_S,
     )
 
 
