@@ -29,7 +29,7 @@ async def answers(stack: InProcessStack) -> list[list[int]]:
 
 
 def handed_bytes(worker: Worker) -> int:
-    return worker.loop._reports.counters().transferred_bytes
+    return worker.loop.reports.counters().transferred_bytes
 
 
 async def test_each_pair_hands_over_by_the_nearest_transport_that_both_have() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relevo.core.events import StepCosts
+from relevo.core.handoff import Link
 from relevo.policy.perf.step_costs import HandoffCostModel, StepCostModel
 
 TRUE = StepCosts(base_s=0.008, per_token_s=0.0011, per_kv_token_s=0.8e-6)
@@ -106,11 +107,18 @@ def test_one_kind_of_step_is_predicted_well_even_if_nothing_else_is_known() -> N
 
 def test_handoff_cost_is_what_it_adds_to_a_step() -> None:
     model = HandoffCostModel()
-    assert model.handoff_s == 0.0
-    model.observe(waited_s=0.030, step_s=0.010)
-    assert model.handoff_s == pytest.approx(0.020)
-    model.observe(waited_s=0.005, step_s=0.010)  # faster than a step: nothing, not a gain
-    assert 0.0 < model.handoff_s < 0.020
+    assert set(model.handoff_s.values()) == {0.0}
+    model.observe(Link.BOX, waited_s=0.030, step_s=0.010)
+    assert model.handoff_s[Link.BOX] == pytest.approx(0.020)
+    model.observe(Link.BOX, waited_s=0.005, step_s=0.010)  # faster than a step: nothing, not a gain
+    assert 0.0 < model.handoff_s[Link.BOX] < 0.020
     for _ in range(100):
-        model.observe(waited_s=0.050, step_s=0.010)
-    assert model.handoff_s == pytest.approx(0.040, rel=0.01)
+        model.observe(Link.BOX, waited_s=0.050, step_s=0.010)
+    assert model.handoff_s[Link.BOX] == pytest.approx(0.040, rel=0.01)
+
+
+def test_links_are_measured_apart_and_an_unused_one_is_worth_a_try() -> None:
+    model = HandoffCostModel()
+    model.observe(Link.MEMORY, waited_s=0.012, step_s=0.010)
+    model.observe(Link.NETWORK, waited_s=0.110, step_s=0.010)
+    assert model.handoff_s == pytest.approx({Link.MEMORY: 0.002, Link.BOX: 0.002, Link.NETWORK: 0.1})

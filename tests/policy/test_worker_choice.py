@@ -46,13 +46,20 @@ def view(
 D, P, U = view("d"), view("p", "prefill"), view("u", "unified")
 
 
+def seconds(handoff_s: float) -> dict[Link, float]:
+    return dict.fromkeys(Link, handoff_s)
+
+
+FREE = seconds(0.0)
+
+
 def decode(views: list[WorkerView], exclude: tuple[WorkerRef, ...] = ()) -> str | None:
-    choice = WorkerChooser().choose_decode(views, Ask(num_tokens=100), 0.0, exclude, RNG)
+    choice = WorkerChooser().choose_decode(views, Ask(num_tokens=100), FREE, exclude, RNG)
     return choice.worker.worker_id if choice else None
 
 
 def prompt_goes(decode_view: WorkerView, views: list[WorkerView], ask: Ask, handoff_s: float) -> PrefillChoice:
-    return WorkerChooser().choose_prefill(decode_view, views, ask, ask.num_tokens, handoff_s, RNG)
+    return WorkerChooser().choose_prefill(decode_view, views, ask, ask.num_tokens, seconds(handoff_s), RNG)
 
 
 def prefill(decode_view: WorkerView, views: list[WorkerView], num_tokens: int, handoff_s: float) -> str | None:
@@ -93,14 +100,14 @@ def test_what_decode_workers_hold_saves_nothing_to_a_prefill_worker_that_compute
     holder = replace(holder, in_flight_decode_tokens=50)
     ask = Ask(num_tokens=100, hit_tokens={holder.ref: 40})
     for prefill_view, chosen in ((apart, "other"), (P, "holder")):
-        choice = WorkerChooser().choose_decode([prefill_view, holder, other], ask, 0.0, (), RNG)
+        choice = WorkerChooser().choose_decode([prefill_view, holder, other], ask, FREE, (), RNG)
         assert choice is not None and choice.worker.worker_id == chosen
 
 
 def test_a_decode_worker_that_would_keep_the_prompt_is_compared_with_the_way_it_would_take() -> None:
     """Red when every decode worker is charged a handoff, also one that holds enough to compute the rest itself."""
     ask = Ask(num_tokens=100, hit_tokens={D.ref: 40})
-    choice = WorkerChooser().choose_decode([P, D, U], ask, 0.100, (), RNG)
+    choice = WorkerChooser().choose_decode([P, D, U], ask, seconds(0.100), (), RNG)
     assert choice is not None and choice.worker == D.ref
 
 
@@ -108,7 +115,7 @@ def test_a_worker_that_can_only_be_submitted_to_is_served_as_a_unified_one() -> 
     """Red when a foreign engine is asked for room that it cannot grant, or for a prompt that it cannot hand over."""
 
     def is_split(decode_view: WorkerView, prefill_view: WorkerView) -> bool:
-        choice = WorkerChooser().choose_decode([decode_view, prefill_view], Ask(num_tokens=100), 0.0, (), RNG)
+        choice = WorkerChooser().choose_decode([decode_view, prefill_view], Ask(num_tokens=100), FREE, (), RNG)
         assert choice is not None and choice.worker == D.ref
         there = prompt_goes(decode_view, [decode_view, prefill_view], Ask(num_tokens=5000), 0.0)
         assert choice.split == (there.worker is not None)
@@ -129,9 +136,20 @@ def test_each_prefill_worker_is_judged_by_its_own_path() -> None:
     here = replace(view("d"), load=replace(D.load, num_running=50))
     ask = Ask(num_tokens=1000, hit_tokens={far.ref: 500, here.ref: 900})
     for views, chosen, num_uncached, link in (([far, P], P, 100, Link.MEMORY), ([far], far, 500, Link.NETWORK)):
-        choice = WorkerChooser().choose_prefill(here, views, ask, 100, 0.0, RNG)
+        choice = WorkerChooser().choose_prefill(here, views, ask, 100, FREE, RNG)
         assert (choice.worker, choice.num_uncached_tokens) == (chosen.ref, num_uncached)
         assert choice.path is not None and choice.path.link is link
+
+
+def test_a_handoff_costs_what_its_link_costs() -> None:
+    """Two prefill workers with equal queues; the far one holds more. Red when one mean is charged to both."""
+    far = replace(view("far", "prefill"), kv_site=KVSite(box_id="far", arena_id="one", endpoints=SHARED.endpoints))
+    here = replace(view("d"), load=replace(D.load, num_running=50))
+    ask = Ask(num_tokens=1000, hit_tokens={far.ref: 300})
+    for network_s, chosen in ((0.0, far), (1.0, P)):
+        handoff_s = {Link.MEMORY: 0.0, Link.BOX: 0.0, Link.NETWORK: network_s}
+        choice = WorkerChooser().choose_prefill(here, [far, P], ask, 1000, handoff_s, RNG)
+        assert choice.worker == chosen.ref
 
 
 def test_who_has_measured_nothing_is_taken_for_as_slow_as_the_slowest() -> None:
@@ -152,7 +170,7 @@ def test_what_others_chose_is_heard_by_the_router_of_that_choice() -> None:
     chooser, views = WorkerChooser(RoutingPolicy.ROUND_ROBIN), [view("d0"), view("d1")]
 
     def next_decode() -> str:
-        choice = chooser.choose_decode(views, Ask(num_tokens=9), 0.0, (), RNG)
+        choice = chooser.choose_decode(views, Ask(num_tokens=9), FREE, (), RNG)
         assert choice is not None
         return choice.worker.worker_id
 
@@ -169,7 +187,7 @@ def test_a_prompt_that_is_cached_as_a_whole_still_computes_a_token() -> None:
 
 def test_split_needs_somebody_else() -> None:
     def split(views: list[WorkerView]) -> bool:
-        choice = WorkerChooser().choose_decode(views, Ask(num_tokens=100), 0.0, (), RNG)
+        choice = WorkerChooser().choose_decode(views, Ask(num_tokens=100), FREE, (), RNG)
         assert choice is not None
         return choice.split
 
@@ -184,7 +202,7 @@ def test_near_ties_are_shared_out_and_the_less_busy_of_two_wins() -> None:
     rng = Random(1)
     equal = [view(f"d{i}") for i in range(4)]
     ask, chooser = Ask(num_tokens=100), WorkerChooser()
-    chosen = Counter(chooser.choose_decode(equal, ask, 0.0, (), rng).worker for _ in range(400))  # type: ignore[union-attr]
+    chosen = Counter(chooser.choose_decode(equal, ask, FREE, (), rng).worker for _ in range(400))  # type: ignore[union-attr]
     assert len(chosen) == 4
     assert max(chosen.values()) < 200
     fuller = [replace(v, in_flight_decode_tokens=i) for i, v in enumerate(equal)]
@@ -262,11 +280,11 @@ def test_a_longer_queue_elsewhere_never_sends_a_prompt_there(
 def test_with_one_arena_only_the_decode_workers_hits_count() -> None:
     """A prefill worker reads the decode worker's cache and keeps none. Red when its own hits are believed to help."""
     ask = Ask(num_tokens=1000, hit_tokens={P.ref: 960})
-    choice = WorkerChooser().choose_prefill(D, [P], ask, 1000, 0.0, RNG)
+    choice = WorkerChooser().choose_prefill(D, [P], ask, 1000, FREE, RNG)
     assert (choice.worker, choice.num_uncached_tokens) == (P.ref, 1000)
     d2 = view("d2")
     ask = Ask(num_tokens=1000, hit_tokens={d2.ref: 960})
-    decided = WorkerChooser().choose_decode([P, D, d2], ask, 0.0, (), RNG)
+    decided = WorkerChooser().choose_decode([P, D, d2], ask, FREE, (), RNG)
     assert decided is not None
     assert (decided.worker, decided.num_uncached_tokens) == (d2.ref, 40)
     assert decided.reason.startswith("warm")
@@ -276,9 +294,9 @@ def test_without_it_a_prefill_worker_computes_what_it_does_not_hold_itself() -> 
     p1, p2 = view("p1", "prefill", shares=False), view("p2", "prefill", shares=False, queued=100)
     d = view("d", shares=False, num_running=8)
     ask = Ask(num_tokens=1000, hit_tokens={p2.ref: 960, d.ref: 500})
-    choice = WorkerChooser().choose_prefill(d, [p1, p2], ask, 500, 0.0, RNG)
+    choice = WorkerChooser().choose_prefill(d, [p1, p2], ask, 500, FREE, RNG)
     assert (choice.worker, choice.num_uncached_tokens) == (p2.ref, 40)
-    choice = WorkerChooser().choose_prefill(d, [p1], ask, 500, 0.0, RNG)
+    choice = WorkerChooser().choose_prefill(d, [p1], ask, 500, FREE, RNG)
     assert (choice.worker, choice.num_uncached_tokens) == (p1.ref, 1000)
 
 
@@ -286,7 +304,7 @@ def test_a_short_rest_on_a_warm_decode_worker_stays_there() -> None:
     """The decode worker also caches the answers; the prefill worker has to compute them anew."""
     p, d = view("p", "prefill", shares=False), view("d", shares=False)
     ask = Ask(num_tokens=1000, hit_tokens={p.ref: 800, d.ref: 960})
-    choice = WorkerChooser().choose_prefill(d, [p], ask, 40, 0.0, RNG)
+    choice = WorkerChooser().choose_prefill(d, [p], ask, 40, FREE, RNG)
     assert (choice.worker, choice.num_uncached_tokens) == (None, 40)
     assert choice.reason.startswith("local")
 
@@ -295,7 +313,7 @@ def test_the_decode_worker_is_chosen_with_the_way_to_the_first_token() -> None:
     """One step more costs 1 ms, 900 tokens less cost 900 ms."""
     warm, cold = view("warm", num_running=4), view("cold")
     ask = Ask(num_tokens=1000, hit_tokens={warm.ref: 900})
-    choice = WorkerChooser().choose_decode([P, warm, cold], ask, 0.0, (), RNG)
+    choice = WorkerChooser().choose_decode([P, warm, cold], ask, FREE, (), RNG)
     assert choice is not None
     assert choice.worker == warm.ref
 
@@ -304,10 +322,10 @@ def test_the_decode_worker_is_chosen_with_the_way_to_the_first_token() -> None:
 def test_every_policy_answers_with_an_able_worker_and_a_reason(policy: RoutingPolicy) -> None:
     chooser, views = WorkerChooser(policy), [P, view("p2", "prefill"), D, view("d2"), view("d3", ready=False)]
     for _ in range(10):
-        choice = chooser.choose_decode(views, Ask(num_tokens=100), 0.0, (), RNG)
+        choice = chooser.choose_decode(views, Ask(num_tokens=100), FREE, (), RNG)
         assert choice is not None
         assert choice.worker.worker_id in ("d", "d2")
-        told = chooser.choose_prefill(D, views, Ask(num_tokens=100), 100, 0.0, RNG)
+        told = chooser.choose_prefill(D, views, Ask(num_tokens=100), 100, FREE, RNG)
         assert told.worker is not None
         assert told.worker.worker_id in ("p", "p2")
         assert choice.reason

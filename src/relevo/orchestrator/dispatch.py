@@ -325,8 +325,7 @@ class Dispatcher:
             num_uncached_tokens=choice.num_uncached_tokens,
             reason=choice.reason,
         )
-        if choice.worker is None:
-            self._meter.computed_locally(in_flight)
+        self._meter.prefill_chosen(in_flight, choice.path)
         return events.PrefillChosen(choice.worker)
 
     def _explain(self, in_flight: InFlightRequest, what: str, worker: WorkerRef, reason: str) -> None:

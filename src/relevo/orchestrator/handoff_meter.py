@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from relevo.core.handoff import KVPath
 from relevo.core.outcome import Outcome
 from relevo.core.ports import Clock
 from relevo.orchestrator.in_flight import InFlightRequest
@@ -32,8 +33,14 @@ class HandoffMeter:
         times.is_uncounted = times.is_unmeasured = is_split
         times.first_token_at_ns = None
 
-    def computed_locally(self, in_flight: InFlightRequest) -> None:
-        """The decode worker computes the prompt, too."""
+    def prefill_chosen(self, in_flight: InFlightRequest, path: KVPath | None) -> None:
+        """`path`: to the decode worker; None: that computes the prompt, too."""
+        if path is None:
+            self._computed_locally(in_flight)
+        else:
+            in_flight.handoff_times.link = path.link
+
+    def _computed_locally(self, in_flight: InFlightRequest) -> None:
         self.metrics.handoff_finished(self.model_name, "local", 0.0, 0, 0.0)
         in_flight.handoff_times.is_uncounted = in_flight.handoff_times.is_unmeasured = False
 
@@ -45,7 +52,7 @@ class HandoffMeter:
         if event.worker != decode.worker:
             times.first_token_at_ns = times.first_token_at_ns or now_ns
         elif times.first_token_at_ns is not None:
-            self.placement.handoff_took((now_ns - times.first_token_at_ns) / 1e9, event.worker)
+            self.placement.handoff_took((now_ns - times.first_token_at_ns) / 1e9, event.worker, times.link)
             times.is_unmeasured = False
 
     def baton_sent(self, in_flight: InFlightRequest) -> None:

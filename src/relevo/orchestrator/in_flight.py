@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from relevo.core.handoff import Link
 from relevo.core.ids import BlockHash, RequestId
 from relevo.core.outcome import RequestEnd
 from relevo.core.ports import Timer, Timers
@@ -27,6 +28,7 @@ class HandoffTimes:
     is_uncounted: bool = False  # a handoff is under way, its outcome not yet counted
     is_unmeasured: bool = False  # its cost to the client is not yet known
     first_token_at_ns: int | None = None  # of the prefill worker
+    link: Link = Link.MEMORY  # over which its blocks go
 
 
 @dataclass(slots=True, kw_only=True)

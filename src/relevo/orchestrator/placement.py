@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from random import Random
 
-from relevo.core.handoff import ALL_ABILITIES, NO_SITE
+from relevo.core.handoff import ALL_ABILITIES, NO_SITE, Link
 from relevo.core.ids import RequestId, WorkerRef
 from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Member, Membership
@@ -63,7 +63,7 @@ class Placement:
 
     def outlook(self, in_flight: InFlightRequest) -> RoomView:
         """What the request may expect of the workers."""
-        return outlook(self._views(), self._ask(in_flight), self._handoff.handoff_s, self._room)
+        return outlook(self._views(), self._ask(in_flight), min(self._handoff.handoff_s.values()), self._room)
 
     def has_room(self, in_flight: InFlightRequest) -> bool:
         """May it be sent now?"""
@@ -143,12 +143,12 @@ class Placement:
             self._unfollowed.add(worker)
             self.follow_cache(worker)
 
-    def handoff_took(self, waited_s: float, decode: WorkerRef) -> None:
+    def handoff_took(self, waited_s: float, decode: WorkerRef, link: Link) -> None:
         """Seconds from the first token of the prefill worker to the first of the decode worker, one step included."""
         member = self._membership.get(decode)
         if member is not None:
             step_s = member.load.costs.step_s(max(1, member.load.num_running), member.load.num_decode_kv_tokens)
-            self._handoff.observe(waited_s, step_s)
+            self._handoff.observe(link, waited_s, step_s)
 
     def end(self, request_id: RequestId) -> None:
         """The request is over: charges and expectations go. What its workers said they cached stays."""

@@ -177,7 +177,11 @@ def _on_prefill_chosen(state: HandoffState, event: PrefillChosen, now_ns: int, o
 
 
 def _on_sealed(state: HandoffState, worker: WorkerRef, num_tokens: int, now_ns: int, out: list[Effect]) -> HandoffState:
-    """Relay what is newly complete. While the prefill worker is being recalled this still holds."""
+    """Relay what is newly complete. While the prefill worker is being recalled this still holds.
+
+    The decode worker, which shares sealed blocks with other requests, is told from here even where its own receiver
+    saw them arrive: had it known first, the prompt's next writer could be sent to write them again.
+    """
     is_writer = state.prefill is not None and state.prefill.worker == worker
     if not is_writer or state.phase not in (Phase.PREFILLING, Phase.TRANSFERRING, Phase.RECALLING):
         return state

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from relevo.core.events import StepCosts
+from relevo.core.handoff import Link
 from relevo.policy.perf.linear import solve
 
 _FADING = 0.98  # of a sample with each newer one of its class: the last fifty or so count. Arbitrary.
@@ -101,21 +102,18 @@ def _least_squares(matrix: _Matrix, vector: list[float]) -> list[float]:
 
 
 class HandoffCostModel:
-    """Seconds that a handoff adds to a request: exponentially weighted mean, 0 before the first one."""
+    """Seconds that a handoff adds to a request, by how far its blocks go: exponentially weighted means."""
 
     def __init__(self, weight: float = 0.1) -> None:
         self._weight = weight  # of the newest handoff
-        self._handoff_s: float | None = None
+        self._measured: dict[Link, float] = {}
+        self.handoff_s: dict[Link, float] = dict.fromkeys(Link, 0.0)
 
-    def observe(self, waited_s: float, step_s: float) -> None:
+    def observe(self, link: Link, waited_s: float, step_s: float) -> None:
         """`waited_s`: last token of the prefill worker -> first output of the decode worker; `step_s` of it is the
         decode step that would have been there anyway."""
         added_s = max(0.0, waited_s - step_s)
-        if self._handoff_s is None:
-            self._handoff_s = added_s
-        else:
-            self._handoff_s += self._weight * (added_s - self._handoff_s)
-
-    @property
-    def handoff_s(self) -> float:
-        return self._handoff_s or 0.0
+        before_s = self._measured.get(link, added_s)
+        self._measured[link] = before_s + self._weight * (added_s - before_s)
+        least_s = min(self._measured.values())  # a link that was never used is to be tried
+        self.handoff_s = {each: self._measured.get(each, least_s) for each in Link}

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from relevo.core.events import WorkerLoad
-from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite
+from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite, Link
 from relevo.core.ids import WorkerRef
 from relevo.policy.routing.kv_path import kv_path
 from relevo.policy.routing.router import NO_USE, Candidate, Pick, Router, RouterLimits, RoutingPolicy, Use
@@ -34,6 +34,7 @@ from relevo.policy.routing.tenant_use import Held, Sent
 _DECODE_STEPS = 32  # arbitrary: so many steps of decoding weigh as much as the way to the first token
 
 DECODE_ROLES = (("decode", "unified"), ("prefill",))  # best first
+HandoffSeconds = Mapping[Link, float]  # what a handoff adds to a request, by how far its blocks go
 PREFILL_ROLES = (("prefill",), ("unified",), ("decode",))
 
 
@@ -133,7 +134,12 @@ class WorkerChooser:
         self._prefill: Router[WorkerRef] = Router(policy, limits)
 
     def choose_decode(
-        self, views: Sequence[WorkerView], ask: Ask, handoff_s: float, exclude: Iterable[WorkerRef], rng: Random
+        self,
+        views: Sequence[WorkerView],
+        ask: Ask,
+        handoff_s: HandoffSeconds,
+        exclude: Iterable[WorkerRef],
+        rng: Random,
     ) -> Choice | None:
         """The worker that decodes; None if none is ready."""
         excluded, views = frozenset(exclude), with_costs(views)
@@ -168,14 +174,14 @@ class WorkerChooser:
         prefill_views: Sequence[WorkerView],
         ask: Ask,
         num_uncached_tokens: int,
-        handoff_s: float,
+        handoff_s: HandoffSeconds,
         rng: Random,
     ) -> PrefillChoice:
         """Who computes the prompt: a prefill worker, or the decode worker if that is the better deal for all.
 
         `num_uncached_tokens` of the prompt are neither a hit nor sealed on the decode worker; a handoff adds
-        `handoff_s`. Workers that must not be chosen are left out by the caller; the decode worker itself may be among
-        them.
+        `handoff_s` of its link. Workers that must not be chosen are left out by the caller; the decode worker itself
+        may be among them.
         """
         has_costs = decode_view.has_measured_costs
         decode_view, *prefill_views = with_costs([decode_view, *prefill_views])
@@ -219,7 +225,7 @@ class WorkerChooser:
         paths: Mapping[WorkerRef, KVPath],
         ask: Ask,
         num_uncached_on_decode: int,
-        handoff_s: float,
+        handoff_s: HandoffSeconds,
         rng: Random,
     ) -> tuple[Pick[WorkerRef], int]:
         """The pick, and how many tokens it has to compute. Workers that read the decode worker's cache have no
@@ -236,7 +242,7 @@ class WorkerChooser:
             Candidate(
                 key=view.ref,
                 name=view.ref.worker_id,
-                cost_s=_prefill_ttft_s(view, num_uncached[view.ref]) + handoff_s,
+                cost_s=_prefill_ttft_s(view, num_uncached[view.ref]) + handoff_s[paths[view.ref].link],
                 num_hit_tokens=hits_on_decode if view.ref in reads_there else ask.hit_tokens.get(view.ref, 0),
                 prefix=b"" if view.ref in reads_there else ask.prefixes.get(view.ref, b""),
                 num_load_tokens=view.num_queued_prefill_tokens,
@@ -271,7 +277,7 @@ def _prefillers(decode_view: WorkerView, views: Sequence[WorkerView]) -> dict[Wo
     return {ref: path for ref, path in paths if path is not None}
 
 
-def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask, handoff_s: float) -> float:
+def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask, handoff_s: HandoffSeconds) -> float:
     """If `view` decodes: the prompt is computed on the best other worker, or on `view` by `choose_prefill`'s rule."""
     num_uncached = ask.num_uncached(view.ref)
     local_s = _local_ttft_s(view, num_uncached)
@@ -279,8 +285,9 @@ def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask
     others = preferred([other for other in able if other.ref in paths], PREFILL_ROLES)
     if not others:
         return local_s
-    remote_s = handoff_s + min(
-        _prefill_ttft_s(other, num_uncached if paths[other.ref].zero_copy else ask.num_uncached(other.ref))
+    remote_s = min(
+        handoff_s[paths[other.ref].link]
+        + _prefill_ttft_s(other, num_uncached if paths[other.ref].zero_copy else ask.num_uncached(other.ref))
         for other in others
     )
     stall_s = view.load.costs.per_token_s * num_uncached * max(1, view.load.num_running)
