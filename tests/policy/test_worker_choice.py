@@ -206,7 +206,7 @@ def test_near_ties_are_shared_out_and_the_less_busy_of_two_wins() -> None:
     assert len(chosen) == 4
     assert max(chosen.values()) < 200
     fuller = [replace(v, in_flight_decode_tokens=i) for i, v in enumerate(equal)]
-    chosen = Counter(chooser.choose_decode(fuller, ask, 0.0, (), rng).worker for _ in range(400))  # type: ignore[union-attr]
+    chosen = Counter(chooser.choose_decode(fuller, ask, FREE, (), rng).worker for _ in range(400))  # type: ignore[union-attr]
     assert fuller[3].ref not in chosen
 
 
