@@ -28,7 +28,7 @@ ACTIONS = st.one_of(
 
 
 # What a runner was told of: after a jump the next plan tells what is new since the last one.
-OF_THE_RUNNER = {"_writer", "_closed", "sequence_id", "num_told_blocks"}
+OF_THE_RUNNER = {"_writer", "_closed", "sequence_id", "num_told_blocks", "has_new_blocks"}
 
 
 def whole(one: Any, seen: dict[int, int] | None = None) -> Any:

@@ -1,8 +1,8 @@
 """Many decode steps at once, while nothing is to be decided: what each of them does is known before the first.
 
-A step is quiet if every sequence that runs decodes, none of them ends, none waits, and every block that it needs is
-free, so that nothing is evicted. For drivers whose tokens are known beforehand, such as the simulator. What is here
-leaves a worker as that many single steps would: blocks are taken and become findable in the same order.
+A step is quiet if every sequence that runs decodes, none of them ends, none waits, and every block that it needs can
+be taken. For drivers whose tokens are known beforehand, such as the simulator. What is here leaves a worker as that
+many single steps would: blocks are taken, evicted and become findable in the same order.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from relevo.policy.worker.intake import num_blocks_for
 _TAKE, _REGISTER = 0, 1  # in a step blocks are taken before any becomes findable
 
 
-def num_quiet_steps(running: Sequence[worker_requests.Sequence], num_free: int, block_size: int, at_most: int) -> int:
-    """Of the steps to come; 0: the next one is none. `num_free`: blocks that can be taken without a loss."""
+def num_quiet_steps(
+    running: Sequence[worker_requests.Sequence], num_available: int, block_size: int, at_most: int
+) -> int:
+    """Of the steps to come; 0: the next one is none. `num_available`: blocks that can be taken."""
     num_steps = at_most
     for sequence in running:
         if not sequence.is_decoding or sequence.copies or sequence.more:
@@ -27,12 +29,12 @@ def num_quiet_steps(running: Sequence[worker_requests.Sequence], num_free: int, 
         num_steps = min(num_steps, sequence.parent.max_outputs - len(sequence.samples[0].output_token_ids) - 1)
     if not running or num_steps <= 0:
         return 0
-    if _num_taken(running, num_steps, block_size) <= num_free:
+    if _num_taken(running, num_steps, block_size) <= num_available:
         return num_steps
     enough, too_many = 0, num_steps
     while too_many - enough > 1:
         middle = (enough + too_many) // 2
-        if _num_taken(running, middle, block_size) <= num_free:
+        if _num_taken(running, middle, block_size) <= num_available:
             enough = middle
         else:
             too_many = middle

@@ -309,7 +309,7 @@ class Scheduler:
         assert self._step is None, "the last plan was not committed"
         if self._queues.waiting or len(self._queues.running) > self.config.max_batched_tokens:
             return 0
-        return num_quiet_steps(self._queues.running, self.pool.num_free, self.config.block_size, at_most)
+        return num_quiet_steps(self._queues.running, self.pool.num_available, self.config.block_size, at_most)
 
     def take_quiet_steps(self, tokens: tuple[SampledToken, ...]) -> StepOutcome:
         """The same as a `plan` and a `commit` for each of `tokens`, which is what every sequence draws in that step.
