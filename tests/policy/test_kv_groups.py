@@ -6,87 +6,48 @@ The expected numbers of published models are written down as their papers and co
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from relevo.core.kv import KVGroup, KVLayout
+from relevo.policy.perf.model_config import model_shape
 
 CONFIGS = Path(__file__).parents[3] / "shared" / "data" / "model_configs"
-Config = Mapping[str, Any]
 
 
 def layout(*groups: KVGroup, dtype: str = "bfloat16", block_size: int = 16) -> KVLayout:
     return KVLayout("m", dtype, block_size, groups)
 
 
-def head_size(config: Config) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-
-
-def grouped(config: Config) -> tuple[KVGroup, ...]:
-    return (KVGroup.full(range(config["num_hidden_layers"]), config["num_key_value_heads"], head_size(config)),)
-
-
-def latents(config: Config) -> tuple[KVGroup, ...]:
-    width = config["kv_lora_rank"] + config["qk_rope_head_dim"]
-    return (KVGroup.latent(range(config["num_hidden_layers"]), width),)
-
-
-def windows(config: Config) -> tuple[KVGroup, ...]:
-    kinds, shape = config["layer_types"], (config["num_key_value_heads"], head_size(config))
-    full, sliding = ([i for i, kind in enumerate(kinds) if kind.startswith(word)] for word in ("full", "sliding"))
-    return KVGroup.full(full, *shape), KVGroup.window(sliding, *shape, config["sliding_window"])
-
-
-def chunks(config: Config) -> tuple[KVGroup, ...]:
-    layers, shape = range(config["num_hidden_layers"]), (config["num_key_value_heads"], head_size(config))
-    local = [layer for layer in layers if (layer + 1) % 4]
-    return KVGroup.full(layers[3::4], *shape), KVGroup.chunk(local, *shape, config["attention_chunk_size"])
-
-
-def states(config: Config) -> tuple[KVGroup, ...]:
-    kinds, shape = config["layer_types"], (config["num_key_value_heads"], head_size(config))
-    full, linear = ([i for i, kind in enumerate(kinds) if kind.startswith(word)] for word in ("full", "linear"))
-    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
-    values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
-    convolved = (2 * keys + values) * (config["linear_conv_kernel_dim"] - 1)
-    recurrent = values * config["linear_key_head_dim"]
-    return KVGroup.full(full, *shape), KVGroup.state(linear, recurrent * 4 + convolved * 2)
-
-
-PUBLISHED: list[tuple[str, Callable[[Config], tuple[KVGroup, ...]], int, int, int]] = [
-    # config, its groups, bytes per token, of these growing with the sequence, bytes per sequence
-    ("meta-llama--Meta-Llama-3.1-8B", grouped, 131_072, 131_072, 0),
-    ("meta-llama--Meta-Llama-3.1-70B", grouped, 327_680, 327_680, 0),
-    ("Qwen--Qwen3-8B", grouped, 147_456, 147_456, 0),
-    ("Qwen--Qwen3-32B", grouped, 262_144, 262_144, 0),
-    ("Qwen--Qwen3-30B-A3B", grouped, 98_304, 98_304, 0),
-    ("Qwen--Qwen3-235B-A22B", grouped, 192_512, 192_512, 0),
-    ("openai--gpt-oss-120b", windows, 73_728, 36_864, 0),
-    ("meta-llama--Llama-4-Scout-17B-16E-Instruct", chunks, 196_608, 49_152, 0),
-    ("zai-org--GLM-5", latents, 89_856, 89_856, 0),
-    ("deepseek-ai--DeepSeek-V3", latents, 70_272, 70_272, 0),
-    ("deepseek-ai--DeepSeek-R1", latents, 70_272, 70_272, 0),
-    ("moonshotai--Kimi-K2-Instruct", latents, 70_272, 70_272, 0),
-    ("moonshotai--Kimi-K2.5", latents, 70_272, 70_272, 0),
-    ("Qwen--Qwen3.5-35B-A3B", states, 20_480, 20_480, 64_389_120),
-    ("Qwen--Qwen3.5-27B", states, 65_536, 65_536, 153_944_064),
-    ("Qwen--Qwen3.5-397B-A17B", states, 30_720, 30_720, 192_061_440),
+PUBLISHED = [
+    # config, bytes per token, of these growing with the sequence, bytes per sequence
+    ("meta-llama--Meta-Llama-3.1-8B", 131_072, 131_072, 0),
+    ("meta-llama--Meta-Llama-3.1-70B", 327_680, 327_680, 0),
+    ("Qwen--Qwen3-8B", 147_456, 147_456, 0),
+    ("Qwen--Qwen3-32B", 262_144, 262_144, 0),
+    ("Qwen--Qwen3-30B-A3B", 98_304, 98_304, 0),
+    ("Qwen--Qwen3-235B-A22B", 192_512, 192_512, 0),
+    ("openai--gpt-oss-120b", 73_728, 36_864, 0),
+    ("meta-llama--Llama-4-Scout-17B-16E-Instruct", 196_608, 49_152, 0),
+    ("zai-org--GLM-5", 89_856 + 78 * 132, 89_856 + 78 * 132, 0),
+    ("deepseek-ai--DeepSeek-V3", 70_272, 70_272, 0),
+    ("deepseek-ai--DeepSeek-R1", 70_272, 70_272, 0),
+    ("moonshotai--Kimi-K2-Instruct", 70_272, 70_272, 0),
+    ("moonshotai--Kimi-K2.5", 70_272, 70_272, 0),
+    ("Qwen--Qwen3.5-35B-A3B", 20_480, 20_480, 64_389_120),
+    ("Qwen--Qwen3.5-27B", 65_536, 65_536, 153_944_064),
+    ("Qwen--Qwen3.5-397B-A17B", 30_720, 30_720, 192_061_440),
 ]
 
 
-@pytest.mark.parametrize(("name", "groups_of", "per_token", "growing", "per_sequence"), PUBLISHED)
-def test_published_models(
-    name: str, groups_of: Callable[[Config], tuple[KVGroup, ...]], per_token: int, growing: int, per_sequence: int
-) -> None:
+@pytest.mark.parametrize(("name", "per_token", "growing", "per_sequence"), PUBLISHED)
+def test_published_models(name: str, per_token: int, growing: int, per_sequence: int) -> None:
     path = CONFIGS / f"{name}_config.json"
     if not path.exists():
         pytest.skip(f"no published config at {path}")
-    config = json.loads(path.read_text())
-    cache = layout(*groups_of(config.get("text_config") or config))
+    shape = model_shape(name, json.loads(path.read_text()))
+    cache = layout(*(layers.cache for layers in shape.attention))
     assert cache.bytes_per_token == per_token
     assert cache.growing_bytes_per_token == growing
     assert cache.bytes_per_sequence == per_sequence

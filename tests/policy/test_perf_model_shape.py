@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from relevo.core.errors import UnsupportedModel
+from relevo.core.kv import KVGroup
 from relevo.policy.perf.model_config import model_shape
-from relevo.policy.perf.model_shape import AttentionKind
 from relevo.policy.perf.weight_formats import WeightFormat, WeightFormats, weight_formats
 
 LLAMA_8B: dict[str, Any] = {
@@ -163,8 +163,7 @@ def test_states_take_the_same_for_any_length() -> None:
 
 
 def test_a_latent_is_one_for_all_heads() -> None:
-    layers = model_shape("m", DEEPSEEK_V3).attention[0]
-    assert (layers.kind, layers.kv_values_per_token, layers.num_kv_heads) == (AttentionKind.LATENT, 576, 1)
+    assert model_shape("m", DEEPSEEK_V3).attention[0].cache == KVGroup.latent(range(61), 576)
 
 
 def test_formats_follow_what_checkpoints_leave_out() -> None:

@@ -12,11 +12,12 @@ from measured_data import measured_data
 
 from relevo.core.errors import StartError
 from relevo.core.events import StepCosts
+from relevo.core.kv import KVGroup
 from relevo.policy.perf.devices import device
 from relevo.policy.perf.engine_constants import EngineConstants
 from relevo.policy.perf.fitting import FITTED, MeasuredSteps
 from relevo.policy.perf.known_engines import KNOWN, known_engine
-from relevo.policy.perf.model_shape import AttentionKind, AttentionLayers, ModelShape
+from relevo.policy.perf.model_shape import AttentionLayers, ModelShape
 from relevo.policy.perf.parallelism import Parallelism
 from relevo.policy.perf.step_time import FittedStepTimes, decode_shape
 from relevo.policy.perf.step_work import DeviceWork
@@ -39,7 +40,7 @@ SLOW = EngineConstants(layer_s=1.2e-4, memory_efficiency=0.7)
 
 def dense(num_layers: int) -> ModelShape:
     layers = AttentionLayers(
-        kind=AttentionKind.FULL, num_layers=num_layers, num_weights=10**7, num_kv_heads=8, kv_values_per_token=2048,
+        cache=KVGroup.full(range(num_layers), 8, 128), num_weights=10**7,
         products_per_decode_pair=8192, products_per_prefill_pair=8192,
     )  # fmt: skip
     return ModelShape(

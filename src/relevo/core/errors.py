@@ -163,7 +163,7 @@ class WorkerLost(WorkerError):
 
 class StepFailed(WorkerError):
     """The engine raised while it computed a step that contained the request. `request_ids`: whose rows were the
-    reason; empty: nobody knows, so every request of the step has failed."""
+    reason; empty: that is unknown, so every request of the step has failed."""
 
     code = "step_failed"
 

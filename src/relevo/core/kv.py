@@ -32,7 +32,7 @@ class KVGroup:
 
     kind: KVKind
     layers: tuple[int, ...]  # places in the model, ascending
-    num_kv_heads: int = 0  # K; latents: 1
+    num_kv_heads: int = 1  # K: parts into which tensor parallelism can cut it; latents: 1
     key_size: int = 0  # elements per head
     value_size: int = 0  # elements per head; latents: 0
     span: int = 0  # tokens, of windows and chunks
@@ -52,11 +52,11 @@ class KVGroup:
 
     @classmethod
     def window(cls, layers: Iterable[int], num_kv_heads: int, head_size: int, span: int) -> KVGroup:
-        return replace(cls.full(layers, num_kv_heads, head_size), kind=KVKind.WINDOW, span=span)
+        return cls.full(layers, num_kv_heads, head_size).bounded(KVKind.WINDOW, span)
 
     @classmethod
     def chunk(cls, layers: Iterable[int], num_kv_heads: int, head_size: int, span: int) -> KVGroup:
-        return replace(cls.full(layers, num_kv_heads, head_size), kind=KVKind.CHUNK, span=span)
+        return cls.full(layers, num_kv_heads, head_size).bounded(KVKind.CHUNK, span)
 
     @classmethod
     def latent(cls, layers: Iterable[int], width: int, index_bytes: int = 0) -> KVGroup:
@@ -64,9 +64,13 @@ class KVGroup:
         return cls(kind=KVKind.LATENT, layers=tuple(layers), num_kv_heads=1, key_size=width, index_bytes=index_bytes)
 
     @classmethod
-    def state(cls, layers: Iterable[int], state_bytes: int) -> KVGroup:
+    def state(cls, layers: Iterable[int], state_bytes: int, num_heads: int = 1) -> KVGroup:
         """`state_bytes`: of one sequence in one layer, whatever the layout's dtype."""
-        return cls(kind=KVKind.STATE, layers=tuple(layers), state_bytes=state_bytes)
+        return cls(kind=KVKind.STATE, layers=tuple(layers), num_kv_heads=num_heads, state_bytes=state_bytes)
+
+    def bounded(self, kind: KVKind, span: int) -> KVGroup:
+        """The same shape, of which only what is in reach is kept."""
+        return replace(self, kind=kind, span=span)
 
     @property
     def num_layers(self) -> int:
@@ -84,9 +88,23 @@ class KVGroup:
 
     def bytes_per_token(self, dtype: str) -> int:
         """In all layers, of a token that is kept."""
-        num_scales = self.num_kv_heads * (1 + (self.value_size > 0))
-        element_bytes = self.num_kv_heads * (self.key_size + self.value_size) * DTYPE_BYTES[dtype]
-        return self.num_layers * (element_bytes + num_scales * _SCALE_BYTES.get(dtype, 0) + self.index_bytes)
+        num_scales = self.num_layers * self.num_kv_heads * ((self.key_size > 0) + (self.value_size > 0))
+        scale_bytes = num_scales * _SCALE_BYTES.get(dtype, 0)
+        return self.elements_per_token * DTYPE_BYTES[dtype] + scale_bytes + self.index_bytes_per_token
+
+    @property
+    def elements_per_token(self) -> int:
+        return self.num_layers * self.num_kv_heads * (self.key_size + self.value_size)
+
+    @property
+    def index_bytes_per_token(self) -> int:
+        return self.num_layers * self.index_bytes
+
+    def most_kept(self, num_tokens: int) -> int:
+        """Tokens that are kept at most at once of a sequence of that length."""
+        if self.kind is KVKind.STATE:
+            return 0
+        return min(num_tokens, self.span or num_tokens)
 
     def first_kept(self, num_tokens: int) -> int:
         """Of tokens [0, num_tokens), the first that a later token reads; `num_tokens`: none."""
@@ -193,8 +211,9 @@ class KVRefusal(StrEnum):
 class Reservation:
     """Room on a decode worker for one request, and the right to write its blocks until it is withdrawn.
 
-    `block_ids[i]` holds tokens [i*S, (i+1)*S) of the prompt. The first `num_hit_tokens` tokens (whole blocks) are
-    already there and must not be written. Under a shared arena the ids are valid on every worker of the box.
+    `block_ids[i]` holds tokens [i*S, (i+1)*S) of the prompt, in the only KV group: several are not handed over.
+    The first `num_hit_tokens` tokens (whole blocks) are already there and must not be written. Under a shared arena the
+    ids are valid on every worker of the box.
     """
 
     request_id: RequestId

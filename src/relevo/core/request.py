@@ -46,8 +46,8 @@ BATCH_PRIORITY = 2**32  # added to the priority of batch requests: workers start
 class ServiceTerms:
     """What the client asked of the service, for the gateway's door. A worker only reads `is_batch`."""
 
-    tenant: str = ""  # whose share of the service it takes; empty: everybody without an API key
-    is_batch: bool = False  # only uses room that nobody else wants, and gives it back
+    tenant: str = ""  # whose share of the service it takes; empty: that of all clients without an API key
+    is_batch: bool = False  # only uses room that no other request wants, and gives it back
     timeout_s: float | None = None  # accepted -> last token; later is of no use to the client
     ttft_s: float | None = None  # objective for the first token
     tpot_s: float | None = None  # objective for the mean gap between tokens

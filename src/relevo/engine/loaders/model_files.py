@@ -109,7 +109,9 @@ class ModelFiles:
         are best used before the next tensor is asked for. Other quantised ones come as `dequantised_as`, float32 or
         bfloat16.
         """
-        from relevo.engine.loaders.tensor_reader import read_tensors  # numpy: who only opens a model does without
+        from relevo.engine.loaders.tensor_reader import (
+            read_tensors,
+        )  # numpy: a process that only opens a model does without
 
         return read_tensors(self, progress, raw_formats, dequantised_as)
 

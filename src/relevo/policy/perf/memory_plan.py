@@ -100,9 +100,10 @@ def _activation_bytes(shape: ModelShape, parallelism: Parallelism, limits: Memor
 def _growing_bytes_per_token(shape: ModelShape, parallelism: Parallelism, kv_value_bytes: float) -> float:
     total = 0.0
     for layers in shape.attention:
-        if not layers.is_bounded:
-            kv_bytes = layers.kv_values_per_token * kv_value_bytes / parallelism.kv_shards(layers)
-            total += layers.num_layers * (kv_bytes + layers.index_bytes_per_token)
+        cache = layers.cache
+        if not cache.is_bounded:
+            total += cache.elements_per_token * kv_value_bytes / parallelism.kv_shards(layers)
+            total += cache.index_bytes_per_token
     return total
 
 
@@ -111,8 +112,8 @@ def _bounded_bytes(shape: ModelShape, parallelism: Parallelism, limits: MemoryLi
     num_tokens = max(limits.max_sequence_tokens, limits.block_size)
     total = 0.0
     for layers in shape.attention:
-        if layers.is_bounded:
-            kept = min(num_tokens, layers.max_span or 0)
-            kv_bytes = kept * layers.kv_values_per_token * limits.kv_value_bytes
-            total += layers.num_layers * (kv_bytes + layers.state_bytes_per_sequence) / parallelism.kv_shards(layers)
+        cache = layers.cache
+        if cache.is_bounded:
+            kv_bytes = cache.most_kept(num_tokens) * cache.elements_per_token * limits.kv_value_bytes
+            total += (kv_bytes + cache.bytes_per_sequence) / parallelism.kv_shards(layers)
     return total

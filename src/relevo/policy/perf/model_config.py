@@ -6,15 +6,15 @@ built otherwise is refused in one sentence: a wrong shape would be a wrong answe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from relevo.core.errors import UnsupportedModel
+from relevo.core.kv import KVGroup, KVKind
 from relevo.policy.perf.model_shape import (
     INDEXER_LAUNCHES,
     LATENT_LAUNCHES,
     STATE_LAUNCHES,
-    AttentionKind,
     AttentionLayers,
     Experts,
     ModelShape,
@@ -54,29 +54,30 @@ def _head_size(text: Config) -> int:
     return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
 
 
-def _grouped(text: Config, kind: AttentionKind, num_layers: int, max_span: int | None = None) -> AttentionLayers:
-    """Attention with heads that share keys and values (GQA), of `num_layers` layers."""
-    num_heads, num_kv_heads = text["num_attention_heads"], text.get("num_key_value_heads", text["num_attention_heads"])
-    size, hidden = _head_size(text), text["hidden_size"]
+def _full(text: Config, layers: Sequence[int]) -> KVGroup:
+    return KVGroup.full(layers, text.get("num_key_value_heads", text["num_attention_heads"]), _head_size(text))
+
+
+def _grouped(text: Config, cache: KVGroup) -> AttentionLayers:
+    """Attention with heads that share keys and values (GQA)."""
+    num_heads, num_kv_heads = text["num_attention_heads"], cache.num_kv_heads
+    size, hidden = cache.key_size, text["hidden_size"]
     num_queries = num_heads * (2 if text.get("attn_output_gate") else 1)
     pair = 2 * num_heads * size
     return AttentionLayers(
-        kind=kind,
-        num_layers=num_layers,
+        cache=cache,
         num_weights=hidden * size * (num_queries + 2 * num_kv_heads + num_heads),
-        num_kv_heads=num_kv_heads,
-        kv_values_per_token=2 * num_kv_heads * size,
         products_per_decode_pair=pair,
         products_per_prefill_pair=pair,
-        max_span=max_span,
     )
 
 
 def _uniform(text: Config) -> tuple[AttentionLayers, ...]:
     window = text.get("sliding_window") if text.get("use_sliding_window", True) else None
+    cache = _full(text, range(text["num_hidden_layers"]))
     if window and text.get("model_type") in ("mistral", "mixtral"):
-        return (_grouped(text, AttentionKind.WINDOW, text["num_hidden_layers"], window),)
-    return (_grouped(text, AttentionKind.FULL, text["num_hidden_layers"]),)
+        return (_grouped(text, cache.bounded(KVKind.WINDOW, window)),)
+    return (_grouped(text, cache),)
 
 
 def _windowed(text: Config) -> tuple[AttentionLayers, ...]:
@@ -85,19 +86,19 @@ def _windowed(text: Config) -> tuple[AttentionLayers, ...]:
     types = text.get("layer_types") or [
         "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention" for layer in range(num_layers)
     ]
-    num_full = types.count("full_attention")
+    full, sliding = _split(num_layers, lambda layer: types[layer] == "full_attention")
     return (
-        _grouped(text, AttentionKind.FULL, num_full),
-        _grouped(text, AttentionKind.WINDOW, num_layers - num_full, text["sliding_window"]),
+        _grouped(text, _full(text, full)),
+        _grouped(text, _full(text, sliding).bounded(KVKind.WINDOW, text["sliding_window"])),
     )
 
 
 def _llama4(text: Config) -> tuple[AttentionLayers, ...]:
     """Every fourth layer sees everything, the others their own chunk."""
-    num_full = text["num_hidden_layers"] // 4
+    full, local = _split(text["num_hidden_layers"], lambda layer: layer % 4 == 3)
     return (
-        _grouped(text, AttentionKind.FULL, num_full),
-        _grouped(text, AttentionKind.CHUNK, text["num_hidden_layers"] - num_full, text["attention_chunk_size"]),
+        _grouped(text, _full(text, full)),
+        _grouped(text, _full(text, local).bounded(KVKind.CHUNK, text["attention_chunk_size"])),
     )
 
 
@@ -115,16 +116,16 @@ def _latent(text: Config) -> tuple[AttentionLayers, ...]:
     if text.get("index_topk"):
         replicated += query_rank * index_heads * index_size + hidden * (index_size + index_heads)
     layers = AttentionLayers(
-        kind=AttentionKind.LATENT,
-        num_layers=text["num_hidden_layers"],
+        cache=KVGroup.latent(
+            range(text["num_hidden_layers"]),
+            latent + rope,
+            index_bytes=index_size + _INDEX_SCALE_BYTES if text.get("index_topk") else 0,
+        ),
         num_weights=split,
         num_replicated_weights=replicated,
-        num_kv_heads=1,
-        kv_values_per_token=latent + rope,
         products_per_decode_pair=num_heads * (2 * latent + rope),
         products_per_prefill_pair=num_heads * (nope + rope + value),
-        max_span=text.get("index_topk"),
-        index_bytes_per_token=index_size + _INDEX_SCALE_BYTES if text.get("index_topk") else 0,
+        num_selected=text.get("index_topk"),
         index_products_per_pair=index_heads * index_size,
         num_launches=LATENT_LAUNCHES + (INDEXER_LAUNCHES if text.get("index_topk") else 0),
     )
@@ -134,21 +135,25 @@ def _latent(text: Config) -> tuple[AttentionLayers, ...]:
 def _hybrid(text: Config) -> tuple[AttentionLayers, ...]:
     """Gated-delta layers with a state, every `full_attention_interval`-th layer sees everything (Qwen3-Next, 3.5)."""
     num_layers, hidden = text["num_hidden_layers"], text["hidden_size"]
-    types = text.get("layer_types")
-    num_full = types.count("full_attention") if types else num_layers // text.get("full_attention_interval", 4)
+    types, interval = text.get("layer_types"), text.get("full_attention_interval", 4)
+    full, linear = _split(
+        num_layers, lambda layer: types[layer] == "full_attention" if types else (layer + 1) % interval == 0
+    )
     key_heads, value_heads = text["linear_num_key_heads"], text["linear_num_value_heads"]
     key_size, value_size = text["linear_key_head_dim"], text["linear_value_head_dim"]
     num_keys, num_values = key_heads * key_size, value_heads * value_size
     conv_values = (2 * num_keys + num_values) * (text["linear_conv_kernel_dim"] - 1)
     state = AttentionLayers(
-        kind=AttentionKind.STATE,
-        num_layers=num_layers - num_full,
+        cache=KVGroup.state(linear, value_heads * key_size * value_size * 4 + conv_values * 2, num_heads=key_heads),
         num_weights=hidden * (2 * num_keys + 2 * num_values + 2 * value_heads) + num_values * hidden,
-        num_kv_heads=key_heads,
-        state_bytes_per_sequence=value_heads * key_size * value_size * 4 + conv_values * 2,
         num_launches=STATE_LAUNCHES,
     )
-    return (_grouped({"attn_output_gate": True, **text}, AttentionKind.FULL, num_full), state)
+    return (_grouped({"attn_output_gate": True, **text}, _full(text, full)), state)
+
+
+def _split(num_layers: int, is_full: Callable[[int], bool]) -> tuple[list[int], list[int]]:
+    layers = range(num_layers)
+    return [layer for layer in layers if is_full(layer)], [layer for layer in layers if not is_full(layer)]
 
 
 _ATTENTION: dict[str, Callable[[Config], tuple[AttentionLayers, ...]]] = {

@@ -7,8 +7,8 @@ out norms and biases (below one part in a thousand). Reading a config is `model_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from relevo.core.kv import KVGroup
 from relevo.policy.perf.weight_formats import WeightFormat, WeightFormats
 
 # Kernels that engines launch in one layer, roughly: a layer's fixed cost goes with them. Counted by hand, arbitrary to
@@ -20,36 +20,27 @@ STATE_LAUNCHES = 8  # two projections, convolution, gates, state, norms, output
 MLP_LAUNCHES = 4  # norm, up, activation, down
 
 
-class AttentionKind(StrEnum):
-    FULL = "full"
-    WINDOW = "window"  # a token sees the last `max_span` tokens; only those are kept
-    CHUNK = "chunk"  # a token sees its own chunk of `max_span` tokens, as far as it has come
-    LATENT = "latent"  # one latent per token for all heads (MLA)
-    STATE = "state"  # a state of fixed size per sequence, nothing per token
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayers:
     """Layers whose attention is alike. Sizes in values, per layer; a token and a token it sees are a pair."""
 
-    kind: AttentionKind
-    num_layers: int
+    cache: KVGroup  # which layers they are, and what they keep
     num_weights: int  # of projections that tensor parallelism divides
     num_replicated_weights: int = 0  # of projections that every rank holds (down-projections of MLA, indexers)
-    num_kv_heads: int  # that KV can be divided by; 1 for latents
-    kv_values_per_token: int = 0
     products_per_decode_pair: int = 0  # multiply-adds, all heads; absorbed form for latents
     products_per_prefill_pair: int = 0
-    max_span: int | None = None  # tokens that a token reads at most; None: all before it
-    index_bytes_per_token: int = 0  # keys of a sparse indexer, read for all tokens and kept beside the KV
+    num_selected: int | None = None  # tokens that sparse attention reads of all that are kept
     index_products_per_pair: int = 0
-    state_bytes_per_sequence: int = 0
     num_launches: int = GROUPED_LAUNCHES
 
     @property
-    def is_bounded(self) -> bool:
-        """Whether KV stops growing with the sequence. Sparse attention over all latents keeps all of them."""
-        return self.kind in (AttentionKind.WINDOW, AttentionKind.CHUNK, AttentionKind.STATE)
+    def num_layers(self) -> int:
+        return self.cache.num_layers
+
+    @property
+    def max_span(self) -> int | None:
+        """Tokens that a token reads at most; None: all before it."""
+        return self.num_selected or self.cache.span or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,20 +109,17 @@ class ModelShape:
 
     def kv_bytes_per_token(self, kv_value_bytes: float = 2.0) -> float:
         """Stored for a token while it is seen by all layers: what a short sequence takes, or a handoff moves."""
-        return sum(_kv_bytes(layers, kv_value_bytes) for layers in self.attention)
+        return sum(_kv_bytes(layers.cache, kv_value_bytes) for layers in self.attention)
 
     def growing_kv_bytes_per_token(self, kv_value_bytes: float = 2.0) -> float:
         """Of layers that keep every token."""
-        return sum(_kv_bytes(layers, kv_value_bytes) for layers in self.attention if not layers.is_bounded)
+        return sum(_kv_bytes(layers.cache, kv_value_bytes) for layers in self.attention if not layers.cache.is_bounded)
 
     def sequence_bytes(self, num_tokens: int, kv_value_bytes: float = 2.0) -> float:
         """KV and states of one sequence of that length."""
-        total = 0.0
-        for layers in self.attention:
-            kept = min(num_tokens, layers.max_span or num_tokens) if layers.is_bounded else num_tokens
-            total += kept * _kv_bytes(layers, kv_value_bytes)
-            total += layers.num_layers * layers.state_bytes_per_sequence
-        return total
+        caches = [layers.cache for layers in self.attention]
+        states = sum(cache.bytes_per_sequence for cache in caches)
+        return states + sum(cache.most_kept(num_tokens) * _kv_bytes(cache, kv_value_bytes) for cache in caches)
 
     @property
     def _num_attention_weights(self) -> int:
@@ -146,5 +134,5 @@ class ModelShape:
         return moe.num_layers * (num_routed + moe.num_shared_weights + moe.num_router_weights)
 
 
-def _kv_bytes(layers: AttentionLayers, kv_value_bytes: float) -> float:
-    return layers.num_layers * (layers.kv_values_per_token * kv_value_bytes + layers.index_bytes_per_token)
+def _kv_bytes(cache: KVGroup, kv_value_bytes: float) -> float:
+    return cache.elements_per_token * kv_value_bytes + cache.index_bytes_per_token

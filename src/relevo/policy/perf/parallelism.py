@@ -41,4 +41,4 @@ class Parallelism:
 
     def kv_shards(self, layers: AttentionLayers) -> int:
         """Parts into which tensor parallelism cuts KV; ranks above it hold copies. A latent is never cut."""
-        return min(self.tensor, layers.num_kv_heads)
+        return min(self.tensor, layers.cache.num_kv_heads)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from math import ceil
 
+from relevo.core.kv import KVKind
 from relevo.policy.perf.devices import Device
 from relevo.policy.perf.engine_constants import StepWork
 from relevo.policy.perf.model_shape import (
     GROUPED_LAUNCHES,
     MLP_LAUNCHES,
-    AttentionKind,
     AttentionLayers,
     Experts,
     ModelShape,
@@ -55,7 +55,7 @@ class DeviceWork:
         self._set_links()
         launches = (a.num_layers * (a.num_launches + MLP_LAUNCHES) for a in shape.attention)
         self._num_plain_layers = sum(launches) / (GROUPED_LAUNCHES + MLP_LAUNCHES)
-        states = (a.num_layers * a.state_bytes_per_sequence / parallelism.kv_shards(a) for a in shape.attention)
+        states = (a.cache.bytes_per_sequence / parallelism.kv_shards(a) for a in shape.attention)
         self._row_state_s = 2 * sum(states) * self._read_s  # read and written
 
     def num_local_rows(self, num_rows: float) -> float:
@@ -151,12 +151,12 @@ def _read_costs(
 ) -> tuple[ReadCost, ...]:
     costs = []
     for layers in shape.attention:
-        if layers.kind is AttentionKind.STATE:
+        if layers.cache.kind is KVKind.STATE:
             continue
-        num_bytes = layers.num_layers * layers.kv_values_per_token * kv_value_bytes / parallelism.kv_shards(layers)
+        num_bytes = layers.cache.elements_per_token * kv_value_bytes / parallelism.kv_shards(layers)
         products = layers.num_layers * layers.products_per_decode_pair / parallelism.tensor
         costs.append(_read_cost(device, num_bytes, products, layers.max_span))
-        if layers.index_bytes_per_token:
+        if layers.cache.index_bytes:
             costs.append(_index_cost(device, layers))
     return tuple(costs)
 
@@ -168,4 +168,4 @@ def _read_cost(device: Device, num_bytes: float, products: float, max_span: int 
 def _index_cost(device: Device, layers: AttentionLayers) -> ReadCost:
     """Of a sparse indexer, which every rank runs whole over all tokens."""
     products = layers.num_layers * layers.index_products_per_pair
-    return _read_cost(device, layers.num_layers * layers.index_bytes_per_token, products, None)
+    return _read_cost(device, layers.cache.index_bytes_per_token, products, None)
