@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from relevo.core.decisions import Decide, Decision, unlogged
-from relevo.core.errors import InternalError, NoWorker
+from relevo.core.errors import InternalError
 from relevo.core.events import TokenOutput
 from relevo.core.ids import BlockHash, RequestId, WorkerId, WorkerRef
 from relevo.core.outcome import RequestEnd
@@ -26,6 +26,7 @@ from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.ports import EngineStatus, OutputSink
+from relevo.orchestrator.routing import NO_ROUTE, Routing
 from relevo.orchestrator.worker_messages import Send, event_of, message_for
 from relevo.policy.admission.admission import Admission
 from relevo.policy.handoff import effects, events, machine
@@ -37,10 +38,6 @@ log = logging.getLogger("relevo.gateway")
 FAULT = events.EndRequested(
     RequestEnd.failed(InternalError.code, "the gateway failed over this request; its log says where")
 )
-NO_ROUTE = events.NoRoute(
-    RequestEnd.failed(NoWorker.code, "no worker became ready in time; see /ready for the reason", retry_after_s=5.0)
-)
-MAX_PARKED_S = 60.0  # without a limit of its own for waiting; arbitrary
 
 
 class DispatchMetrics(AdmissionMetrics, HandoffMetrics, Protocol):
@@ -83,6 +80,7 @@ class Dispatcher:
         self._decide = decide
         self._requests: dict[RequestId, InFlightRequest] = {}
         self._meter = HandoffMeter(metrics, placement, clock, model_name)
+        self._routing = Routing(placement, self._meter, clock, decide)
         self._queue = AdmissionQueue(
             requests=self._requests,
             admission=admission,
@@ -257,9 +255,9 @@ class Dispatcher:
             case effects.KillWorker():
                 self._end_worker(effect.worker, effect.reason)
             case effects.Route():
-                return self._route(in_flight, effect)
+                return self._routing.route(in_flight, effect)
             case effects.ChoosePrefill():
-                return self._choose_prefill(in_flight, effect)
+                return self._routing.choose_prefill(in_flight, effect)
             case _:
                 return self._send(in_flight, effect)
         return None
@@ -293,58 +291,11 @@ class Dispatcher:
     def _lost(self, worker: WorkerRef, *, is_unsent: bool = False) -> events.WorkerDied:
         return events.WorkerDied(worker, has_left=self._membership.has_left(worker), is_unsent=is_unsent)
 
-    def _route(self, in_flight: InFlightRequest, route: effects.Route) -> events.Event | None:
-        choice = self._placement.choose_decode(in_flight, route.exclude)
-        if choice is None:
-            if not self._placement.may_wait():
-                return NO_ROUTE
-            self._park(in_flight, route)
-            return None
-        self._explain(in_flight, "decode", choice.worker, choice.reason)
-        is_split = choice.split and not route.resume
-        self._decide(
-            Decision.ROUTE,
-            in_flight.request_id,
-            worker=choice.worker.worker_id,
-            epoch=choice.worker.epoch,
-            split=is_split,
-            num_uncached_tokens=choice.num_uncached_tokens,
-            reason=choice.reason,
-        )
-        self._meter.routed(in_flight, is_split=is_split)
-        return events.Routed(choice.worker, is_split)
-
-    def _choose_prefill(self, in_flight: InFlightRequest, effect: effects.ChoosePrefill) -> events.Event:
-        decode = effect.reservation.worker
-        choice = self._placement.choose_prefill(in_flight, decode, effect.num_uncached_tokens, effect.exclude)
-        self._explain(in_flight, "prompt", choice.worker or decode, choice.reason)
-        self._decide(
-            Decision.PREFILL,
-            in_flight.request_id,
-            worker=(choice.worker or decode).worker_id,
-            num_uncached_tokens=choice.num_uncached_tokens,
-            reason=choice.reason,
-        )
-        self._meter.prefill_chosen(in_flight, choice.path)
-        return events.PrefillChosen(choice.worker)
-
-    def _explain(self, in_flight: InFlightRequest, what: str, worker: WorkerRef, reason: str) -> None:
-        log.debug("%s: %s on %s: %s", in_flight.request_id, what, worker.worker_id, reason)
-        in_flight.route_notes.append(f"{what} {worker.worker_id}: {reason}")
-
     def _end_worker(self, worker: WorkerRef, reason: str) -> None:
         self._decide(Decision.FENCE, worker=worker.worker_id, epoch=worker.epoch, reason=reason)
         self._kill(worker, reason)
 
     # ---- waiting, ending, forgetting ---------------------------------------------------------------------------------
-
-    def _park(self, in_flight: InFlightRequest, route: effects.Route) -> None:
-        """No worker is ready: wait for one to join, as long as a request may wait for room."""
-        queue_s = in_flight.handoff.limits.queue_s
-        wait_s = queue_s if queue_s is not None else MAX_PARKED_S
-        self._decide(Decision.WAIT, in_flight.request_id)
-        in_flight.park(replace(route, exclude=()), self._clock.now_ns() + round(wait_s * 1e9))
-        self._arm(in_flight)
 
     def _arm(self, in_flight: InFlightRequest) -> None:
         if not in_flight.handoff.is_gone:

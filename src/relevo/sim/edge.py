@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
+from relevo.core import errors
 from relevo.core.events import TokenOutput
 from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest
@@ -82,7 +83,7 @@ class _EdgeRequest:
         edge = self._edge
         pick = self._attempts.next_region([name for name, region in edge.regions.items() if region.is_up], edge.rng)
         if pick is None:
-            self._finish(refusal or RequestEnd.failed("no_worker", "no region is up", retry_after_s=5.0))
+            self._finish(refusal or RequestEnd.failed(errors.NoWorker.code, "no region is up", retry_after_s=5.0))
             return
         region, (there, back) = edge.regions[pick.candidate.key], edge.links(pick.candidate.key)
         self._sent_at_ns = edge.kernel.now_ns()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from starlette.responses import Response
 
+from relevo.core import errors
 from relevo.core.errors import BudgetSpent, CapacityError, DeadlineExceeded, RelevoError, RequestError
 
 DROPPED_HEADERS = ("x-relevo-dropped-reason", "x-llm-d-request-dropped-reason")  # which limit kept a request out
@@ -87,36 +88,36 @@ class BadPath(BadHttp):
 HTTP_STATUSES: dict[str, HttpStatus] = {
     "invalid_http_request": HttpStatus(400),
     "invalid_path": HttpStatus(400),
-    "invalid_request": HttpStatus(400),
-    "context_length_exceeded": HttpStatus(400),
-    "unsupported_media_type": HttpStatus(400),
-    "invalid_api_key": HttpStatus(401),
+    errors.InvalidRequest.code: HttpStatus(400),
+    errors.ContextLengthExceeded.code: HttpStatus(400),
+    errors.UnsupportedMediaType.code: HttpStatus(400),
+    errors.Unauthorized.code: HttpStatus(401),
     "foreign_site": HttpStatus(403),
-    "forbidden": HttpStatus(403),
-    "model_not_found": HttpStatus(404),
+    errors.Forbidden.code: HttpStatus(403),
+    errors.ModelNotFound.code: HttpStatus(404),
     "unknown_path": HttpStatus(404),
     "method_not_allowed": HttpStatus(405),
-    "request_too_large": HttpStatus(413),
-    "insufficient_quota": HttpStatus(429),
-    "key_limit_reached": HttpStatus(429, retry_after_s=1.0),
-    "overloaded": HttpStatus(429, retry_after_s=1.0),
-    "deadline_exceeded": HttpStatus(504),
-    "internal_error": HttpStatus(500),
-    "step_failed": HttpStatus(500, retry_after_s=1.0),
-    "protocol_error": HttpStatus(502),
+    errors.RequestTooLarge.code: HttpStatus(413),
+    errors.BudgetSpent.code: HttpStatus(429),
+    errors.KeyLimitReached.code: HttpStatus(429, retry_after_s=1.0),
+    errors.Overloaded.code: HttpStatus(429, retry_after_s=1.0),
+    errors.DeadlineExceeded.code: HttpStatus(504),
+    errors.InternalError.code: HttpStatus(500),
+    errors.StepFailed.code: HttpStatus(500, retry_after_s=1.0),
+    errors.ProtocolError.code: HttpStatus(502),
     "too_many_connections": HttpStatus(503, retry_after_s=5.0),
-    "worker_failed": HttpStatus(503, retry_after_s=1.0),
-    "worker_lost": HttpStatus(503, retry_after_s=1.0),
-    "handoff_failed": HttpStatus(503, retry_after_s=1.0),
-    "no_worker": HttpStatus(503, retry_after_s=1.0),
-    "ledger_unavailable": HttpStatus(503, retry_after_s=1.0),
-    "server_stopping": HttpStatus(503, retry_after_s=1.0),
-    "start_failed": HttpStatus(503),
+    errors.WorkerError.code: HttpStatus(503, retry_after_s=1.0),
+    errors.WorkerLost.code: HttpStatus(503, retry_after_s=1.0),
+    errors.HandoffFailed.code: HttpStatus(503, retry_after_s=1.0),
+    errors.NoWorker.code: HttpStatus(503, retry_after_s=1.0),
+    errors.LedgerUnavailable.code: HttpStatus(503, retry_after_s=1.0),
+    errors.ServerStopping.code: HttpStatus(503, retry_after_s=1.0),
+    errors.StartError.code: HttpStatus(503),
 }
 
 
 def http_status(error: RelevoError) -> HttpStatus:
-    return HTTP_STATUSES.get(error.code, HTTP_STATUSES["internal_error"])
+    return HTTP_STATUSES.get(error.code, HTTP_STATUSES[errors.InternalError.code])
 
 
 def status_of(error: RelevoError) -> int:

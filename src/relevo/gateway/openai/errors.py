@@ -9,14 +9,15 @@ from typing import Any
 
 import orjson
 
+from relevo.core import errors
 from relevo.core.errors import RelevoError
 from relevo.gateway.http.errors import ErrorReply, error_headers, http_status, shortened, status_of
 from relevo.gateway.http.sse import encode_event
 
 _TYPE_OF_CODE = {
-    "insufficient_quota": "insufficient_quota",
-    "key_limit_reached": "key_limit_error",
-    "overloaded": "overloaded_error",
+    errors.BudgetSpent.code: "insufficient_quota",
+    errors.KeyLimitReached.code: "key_limit_error",
+    errors.Overloaded.code: "overloaded_error",
 }
 _TYPE_OF_STATUS = {
     401: "authentication_error",

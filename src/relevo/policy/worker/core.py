@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from relevo.core import errors
 from relevo.core.baton import Baton, SampleState
 from relevo.core.events import TransferEvent, TransferFailed, TransferSealed
 from relevo.core.handoff import KVPath
@@ -122,7 +123,7 @@ class WorkerCore:
             assert state.remote is not None
             reservation = state.remote.reservation
             if reservation.worker_id == worker_id and reservation.epoch < newest:
-                self.fail(request_id, "worker_lost", f"{worker_id} was replaced")
+                self.fail(request_id, errors.WorkerLost.code, f"{worker_id} was replaced")
 
     def lose_gateway(self, gateway: PeerId) -> None:
         """Its requests go; rooms into which a writer may still write are the other gateways' to release."""
@@ -140,9 +141,9 @@ class WorkerCore:
     def _cannot_write(self, reservation: Reservation, path: KVPath) -> Rejected | None:
         """The gateway has not heard yet that the receiver was replaced, or names a transport that is not here."""
         if reservation.epoch < self._fenced_epochs.get(reservation.worker_id, 0):
-            return Rejected("worker_lost", f"{reservation.worker_id} was replaced")
+            return Rejected(errors.WorkerLost.code, f"{reservation.worker_id} was replaced")
         if path.transport not in self._transports:
-            return Rejected("handoff_failed", f"This worker has no KV transport {path.transport!r}.")
+            return Rejected(errors.HandoffFailed.code, f"This worker has no KV transport {path.transport!r}.")
         return None
 
     # ---- between messages and a step ---------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class WorkerCore:
             return
         match event:
             case TransferFailed():
-                self.fail(request_id, "handoff_failed", event.reason)
+                self.fail(request_id, errors.HandoffFailed.code, event.reason)
             case TransferSealed():
                 self.num_handed_tokens += remote.seal(event.num_tokens)
                 remote.transfer_s = event.transfer_s
@@ -170,7 +171,7 @@ class WorkerCore:
     def withdraw(self, request_id: RequestId) -> None:
         """The receiver of a prompt computed here took back the room for it."""
         self.num_withdrawn += 1
-        self.fail(request_id, "handoff_failed", "the reserved blocks were withdrawn")
+        self.fail(request_id, errors.HandoffFailed.code, "the reserved blocks were withdrawn")
 
     def take_sealed(self) -> Sequence[RequestId]:
         """Requests for `hand_over`."""

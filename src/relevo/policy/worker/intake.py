@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from relevo.core import errors
 from relevo.core.baton import SampleState
 from relevo.core.ids import TokenId, WorkerId
 from relevo.core.kv import Reservation
@@ -81,12 +82,12 @@ def max_outputs(request: EngineRequest, config: SchedulerConfig, *, bounded_by_p
 def check_request(request: EngineRequest, config: SchedulerConfig) -> Rejected | None:
     num_prompt = len(request.prompt_token_ids)
     if num_prompt == 0:
-        return Rejected("invalid_request", "The prompt has no tokens; send at least one.")
+        return Rejected(errors.InvalidRequest.code, "The prompt has no tokens; send at least one.")
     if request.sampling.max_tokens < 1 or request.sampling.n < 1:
-        return Rejected("invalid_request", "max_tokens and n must be at least 1.")
+        return Rejected(errors.InvalidRequest.code, "max_tokens and n must be at least 1.")
     if num_prompt >= config.max_model_len:
         return Rejected(
-            "context_length_exceeded",
+            errors.ContextLengthExceeded.code,
             f"The prompt has {num_prompt} tokens and the context length is {config.max_model_len}; at least one token "
             "must be left for the output.",
         )
@@ -99,7 +100,8 @@ def check_ids(token_ids: Sequence[TokenId], config: SchedulerConfig) -> Rejected
     if token_id is None:
         return None
     return Rejected(
-        "invalid_request", f"The prompt holds token id {token_id}, but the model has {config.vocab_size} tokens."
+        errors.InvalidRequest.code,
+        f"The prompt holds token id {token_id}, but the model has {config.vocab_size} tokens.",
     )
 
 
@@ -108,7 +110,7 @@ def check_fits(num_tokens: int, config: SchedulerConfig) -> Rejected | None:
     if num_tokens <= config.num_pool_tokens:
         return None
     return Rejected(
-        "context_length_exceeded",
+        errors.ContextLengthExceeded.code,
         f"The request needs KV room for {num_tokens} tokens and the worker has room for {config.num_pool_tokens}.",
     )
 
@@ -127,9 +129,9 @@ def check_local(request: EngineRequest, samples: Sequence[SampleState], config: 
             return rejected
     live = [len(sample.output_token_ids) for sample in samples if sample.finish_reason is None]
     if not live:
-        return Rejected("invalid_request", "Every continuation of the request has finished already.")
+        return Rejected(errors.InvalidRequest.code, "Every continuation of the request has finished already.")
     if max(live) >= max_outputs(request, config, bounded_by_pool=True):
-        return Rejected("context_length_exceeded", f"No token is left after the {max(live)} already emitted.")
+        return Rejected(errors.ContextLengthExceeded.code, f"No token is left after the {max(live)} already emitted.")
     return None
 
 
@@ -150,7 +152,7 @@ def check_prefill(
         rejected = check_fits(num_prompt, config)
     if rejected is None and len(reservation.block_ids) != num_blocks_for(num_prompt, config.block_size):
         rejected = Rejected(
-            "handoff_failed",
+            errors.HandoffFailed.code,
             f"The reservation has {len(reservation.block_ids)} blocks for a prompt of {num_prompt} tokens.",
         )
     return rejected
@@ -159,4 +161,6 @@ def check_prefill(
 def _check_handoff(config: SchedulerConfig) -> Rejected | None:
     if not config.more_groups:
         return None
-    return Rejected("handoff_failed", "A cache of several KV groups cannot be handed over; serve the model unified.")
+    return Rejected(
+        errors.HandoffFailed.code, "A cache of several KV groups cannot be handed over; serve the model unified."
+    )

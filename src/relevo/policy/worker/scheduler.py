@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections import abc
 
+from relevo.core import errors
 from relevo.core.baton import Baton, SampledToken, SampleState
 from relevo.core.events import UNKNOWN_COSTS, StepCosts, TokenOutput, WorkerLoad
 from relevo.core.handoff import KVPath
@@ -50,7 +51,7 @@ from relevo.policy.worker.worker_requests import Sequence, WorkerRequest, WorkKi
 
 __all__ = ["ComputedPrefix", "Rejected", "Scheduler", "SchedulerConfig", "StepOutcome"]
 
-_NO_ROOM = Rejected("handoff_failed", "No room is reserved for the request on this worker.")
+_NO_ROOM = Rejected(errors.HandoffFailed.code, "No room is reserved for the request on this worker.")
 
 
 class Scheduler:
@@ -195,9 +196,11 @@ class Scheduler:
         if state is None or request_id not in self.reservations:
             return _NO_ROOM
         if baton.num_sealed_tokens < state.num_prompt_tokens:
-            rejected = Rejected("handoff_failed", f"Only {baton.num_sealed_tokens} prompt tokens are sealed.")
+            rejected = Rejected(errors.HandoffFailed.code, f"Only {baton.num_sealed_tokens} prompt tokens are sealed.")
         elif not live or any(not sample.output_token_ids for sample in live):
-            rejected = Rejected("invalid_request", "A decode needs at least one unfinished sample, each with a token.")
+            rejected = Rejected(
+                errors.InvalidRequest.code, "A decode needs at least one unfinished sample, each with a token."
+            )
         else:
             rejected = next(filter(None, (intake.check_ids(each.output_token_ids, self.config) for each in live)), None)
         if rejected is not None:
@@ -357,7 +360,7 @@ class Scheduler:
 
     def _check_new(self, request: EngineRequest) -> Rejected | None:
         if request.request_id in self.requests:
-            return Rejected("invalid_request", f"Request {request.request_id} is on this worker already.")
+            return Rejected(errors.InvalidRequest.code, f"Request {request.request_id} is on this worker already.")
         return None
 
     # ---- what can be asked about it ----------------------------------------------------------------------------------
