@@ -6,6 +6,8 @@ name.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from relevo.core.handoff import KVPath, KVSite, Link, Reach
 
 _FARTHEST = {Reach.ARENA: Link.MEMORY, Reach.BOX: Link.BOX, Reach.NETWORK: Link.NETWORK}
@@ -17,6 +19,7 @@ def link_between(one: KVSite, other: KVSite) -> Link:
     return Link.MEMORY if one.arena_id == other.arena_id else Link.BOX
 
 
+@lru_cache(maxsize=4096)  # arbitrary: pairs of workers. A choice asks for many of them, again and again
 def kv_path(sender: KVSite, receiver: KVSite) -> KVPath | None:
     """The transport of least reach that both have and that reaches; of equals the receiver's first. None: no transport
     of both reaches, so the sender cannot compute prompts for the receiver."""
