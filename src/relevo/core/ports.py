@@ -47,7 +47,8 @@ class ModelRunner(Protocol):
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out block copies, compute every row, write its KV into the row's blocks, draw the samples.
 
-        Deterministic: a row's tokens depend on its own tokens, blocks and sampling parameters only.
+        Deterministic: a row's tokens depend on its own tokens, blocks and sampling parameters only. Plans come in order
+        and are differences (`core.replica`); one that raised may come again, whole or in parts.
         """
         ...
 
