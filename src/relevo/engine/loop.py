@@ -1,9 +1,9 @@
 """The worker's step loop: receive, plan, execute, commit, send. Synchronous, one thread, sleeps when there is no work.
 
-Owns the order of things inside one worker process. Decides nothing: what becomes of a request is that of
-`policy.worker.core`, what runs that of `policy.worker.scheduler`, what a step computes the runner's, how KV moves the
-transports'. Seen from outside a step is atomic: messages are handled between steps only, so an acknowledged abort means
-that no step still writes for the request. What raises while one request is handled ends that request only.
+Owns the order of things inside one worker process. Decides nothing: `policy.worker.core` says what becomes of requests,
+`policy.worker.scheduler` what runs; what a step computes is the runner's, how KV moves the transports'. From outside a
+step is atomic: messages are handled between steps only, so an acknowledged abort means that no step writes for the
+request any more. What raises while one request is handled ends that request only.
 
 A turn is `handle` for every message, `begin_step`, `execute`, `finish_step`. `run` takes turns in real time; another
 driver, such as the simulator, calls the four itself and lets what a step takes pass on a clock of its own.
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from relevo.core.baton import SampledToken
 from relevo.core.decisions import Decide, unlogged
-from relevo.core.errors import StepFailed
 from relevo.core.ids import PeerId
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import Clock, ModelRunner
@@ -27,6 +26,7 @@ from relevo.engine.incoming import ask, request_of
 from relevo.engine.load_reports import LoadReports
 from relevo.engine.outgoing import Outgoing
 from relevo.engine.step_recovery import execute_apart
+from relevo.engine.transfers import Transfers
 from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.core import WorkerCore
@@ -53,6 +53,7 @@ class EngineLoop:
     reports: LoadReports = field(init=False)
     _cache_feed: CacheFeed = field(init=False)
     _outgoing: Outgoing = field(init=False)
+    _transfers: Transfers = field(init=False)
     _drain: Drain = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ class EngineLoop:
         self.reports = LoadReports(self.core, self.costs, self.transports, self.links, bytes_per_token)
         self._cache_feed = CacheFeed(self.scheduler.pool, self.links)
         self._outgoing = Outgoing(self.core, self.links, self.transports, bytes_per_token, self.reports, self.decide)
+        self._transfers = Transfers(self.core, self.transports, self._outgoing)
         self._drain = Drain(self.drain_timeout_s)
 
     def hello(self) -> wire.Hello:
@@ -114,7 +116,7 @@ class EngineLoop:
             case wire.Fence(worker_id=worker_id):
                 self.core.fence(worker_id, message.epoch)
                 self._outgoing.carry_out()
-                self._drop_withdrawn()
+                self._transfers.drop_withdrawn()
                 self.links.send(peer, wire.Fenced(worker_id, message.epoch, message.nonce))
             case wire.Drain():
                 self.drain()
@@ -126,10 +128,11 @@ class EngineLoop:
                 self._cache_feed.unfollow(peer)
                 self.core.lose_gateway(peer)
             case _:
-                with self._outgoing.only(request_of(message), peer):
+                request_id = request_of(message)
+                with self._outgoing.only(request_id, peer):
                     ask(self.core, peer, message, now_ns)
-                    if request_of(message) in self.scheduler.requests:
-                        tell_accepted(self.decide, request_of(message), message)
+                    if request_id in self.scheduler.requests:
+                        tell_accepted(self.decide, request_id, message)
         self._outgoing.carry_out()
         self.reports.changed()
 
@@ -137,11 +140,11 @@ class EngineLoop:
         """What follows from the messages handled, then what the next step computes; None: nothing, and gateways know.
 
         `finish_step` must follow a plan, with no message handled in between."""
-        self._take_transfer_events()
-        self._hand_over()
+        self._transfers.take_events()
+        self._transfers.hand_over()
         self.core.grant_room(now_ns)
         self._outgoing.carry_out()
-        self._drop_withdrawn()
+        self._transfers.drop_withdrawn()
         plan = self.scheduler.plan(now_ns)
         preempted = self.scheduler.take_preempted()
         if plan is None:
@@ -156,9 +159,8 @@ class EngineLoop:
             result = self.runner.execute(plan)
         except Exception as error:
             recovered = execute_apart(self.runner, plan, self.scheduler.planned_requests, error)
-            for request_id, reason in recovered.failures.items():
-                code = reason.code if isinstance(reason, StepFailed) else StepFailed.code
-                self.core.fail(request_id, code, f"the engine failed in a step: {reason}")
+            for request_id, (code, reason) in recovered.failures.items():
+                self.core.fail(request_id, code, reason)
             self._outgoing.carry_out()
             return recovered.result
         self.costs.observe(plan.num_tokens, plan.num_kv_tokens, result.step_s)
@@ -172,7 +174,7 @@ class EngineLoop:
             tell_ends(self.decide, outcome.outputs.values())
         if outcome.prefixes:
             self._outgoing.carry_out()
-            self._take_transfer_events()
+            self._transfers.take_events()
         self._tell(outcome)
 
     # ---- many steps at once, for a driver that knows what they draw --------------------------------------------------
@@ -192,29 +194,10 @@ class EngineLoop:
         self.reports.count_steps(len(tokens), num_rows, 0, outcome)
         self._tell(outcome)
 
-    # ---- parts of a turn ---------------------------------------------------------------------------------------------
-
-    def _take_transfer_events(self) -> None:
-        for event in self.transports.poll():
-            with self._outgoing.only(event.reservation.request_id):
-                self.core.take_transfer_event(event)
-
-    def _hand_over(self) -> None:
-        for request_id in self.core.take_sealed():
-            with self._outgoing.only(request_id):
-                self.core.hand_over(request_id)
-
-    def _drop_withdrawn(self) -> None:
-        for remote in self.core.remote_prefills:
-            reservation = remote.reservation
-            with self._outgoing.only(reservation.request_id):
-                if not self.transports[remote.path.transport].may_write(reservation):
-                    self.core.withdraw(reservation.request_id)
-
     def _tell(self, outcome: StepOutcome) -> None:
         self._cache_feed.publish()  # before the outputs: they may end a request, and this is what it leaves behind
         self.reports.send_outputs(outcome.outputs)  # before PrefillDone: the first token does not wait for the handoff
-        self._hand_over()
+        self._transfers.hand_over()
         self._publish()
 
     def _publish(self) -> None:

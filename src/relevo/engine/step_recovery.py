@@ -25,7 +25,7 @@ class RecoveredStep:
     """`result` has no tokens in the rows of `failures`, and those of a whole step in the others."""
 
     result: StepResult
-    failures: dict[RequestId, Exception] = field(default_factory=dict)
+    failures: dict[RequestId, tuple[str, str]] = field(default_factory=dict)  # code and reason
 
 
 def execute_apart(
@@ -60,7 +60,13 @@ def execute_apart(
         exc_info=error,
     )
     rows = tuple(sampled.get(index, ()) for index in range(plan.num_rows))
-    return RecoveredStep(StepResult(plan.step_id, rows, 0.0), failures)
+    told = {request_id: _failure(raised) for request_id, raised in failures.items()}
+    return RecoveredStep(StepResult(plan.step_id, rows, 0.0), told)
+
+
+def _failure(raised: Exception) -> tuple[str, str]:
+    code = raised.code if isinstance(raised, StepFailed) else StepFailed.code
+    return code, f"the engine failed in a step: {raised}"
 
 
 def _named(error: Exception) -> Collection[str]:
