@@ -214,7 +214,7 @@ async def test_without_our_own_server_there_is_no_comparison(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("peers", "words"),
     [
-        ([], "nobody to compare with"),
+        ([], "no server to compare with"),
         ([Target(name="a", url="x"), Target(name="a", url="y")], "two servers are called a"),
         ([Target(name="a", command="serve --port 80")], "no {port}"),
     ],
@@ -311,7 +311,7 @@ def test_the_command_starts_ends_and_compares(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "nobody to compare with"),
+        ((), "no server to compare with"),
         (("--peer", "nonsense"), "NAME=VALUE"),
         (("--peer", "a=x", "--peer-body", "b={}"), "no peer is called"),
         (("--peer", "a=x", "--peer-body", "a=1"), "not a JSON object"),

@@ -42,7 +42,7 @@ def test_what_clients_saw_and_the_ledger_says_agree(tmp_path: Path) -> None:
         ([("cmpl-a", "finished", 4)], whole("a"), "4 in the ledger"),
         ([], Asked("a", "leaver", PATH, 200, has_begun=True), "0 rows"),
         ([("cmpl-a", "failed", 0)], Asked("a", "nonsense", PATH, 400, has_begun=True), "1 rows"),
-        ([("cmpl-z", "finished", 1)], Asked("a", "leaver", PATH), "nobody asked for"),
+        ([("cmpl-z", "finished", 1)], Asked("a", "leaver", PATH), "was not asked for"),
     ],
 )
 def test_rows_that_do_not_fit_are_told(

@@ -33,14 +33,14 @@ LOG_TAIL_LINES = 15
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on at the moment."""
+    """A TCP port of the loopback on which no process listens at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_port_taken(port: int) -> bool:
-    """Whether somebody accepts connections there."""
+    """Whether connections are accepted there."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -111,7 +111,7 @@ class ServerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    # no usage of anybody's is written down, and no key is asked for
+                    # no usage is written down, and no key is asked for
                     env={**python_environment(), "RELEVO_DATABASE_URL": "memory", **self.environment},
                     start_new_session=True,  # Ctrl-C at the terminal reaches the load generator, which ends the server
                 )

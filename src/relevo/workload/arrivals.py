@@ -1,7 +1,7 @@
 """When requests arrive: endless streams of offsets in seconds, at a given mean rate.
 
 Open-loop processes only. A closed loop (a fixed number of clients that wait for their answers) is not an arrival
-process: its arrivals depend on the server, so it lives with whoever drives the server. This module knows no clock;
+process: its arrivals depend on the server, so it lives with what drives the server. This module knows no clock;
 the caller hands in a seeded generator and adds the offsets to a start time of its own.
 
 The first arrival is at offset 0: a renewal process seen from one of its own arrivals, so that `n` requests span

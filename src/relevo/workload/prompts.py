@@ -1,7 +1,7 @@
 """Synthetic prompts of an exact length in tokens.
 
 Two kinds: token ids (exact by construction, for endpoints that take them) and text (for everything else). Text needs
-somebody who counts tokens; `fit_text` is a generator that yields candidates and is sent their counts, so that the
+a caller that counts tokens; `fit_text` is a generator that yields candidates and is sent their counts, so that the
 counter may be a local function or a server far away. This module knows neither tokenizers nor HTTP.
 
 Content is random, so that two prompts share no prefix unless `hash_ids` of a trace say that they do.

@@ -1,7 +1,7 @@
 """What an engine under test is, for `relevo bench engine`: a runner, a scheduler to drive it, facts, and limits.
 
 Owns the arithmetic of work: bytes that a decode step must read, multiply-adds that a prompt needs. Names no backend;
-whoever composes an engine fills the facts in.
+what composes an engine fills the facts in.
 """
 
 from __future__ import annotations

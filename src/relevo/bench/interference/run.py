@@ -104,7 +104,7 @@ async def compare_topologies(
 
 @asynccontextmanager
 async def _running(variant: Variant, options: InterferenceOptions) -> AsyncIterator[str]:
-    """The URL of a server of this variant, ours for as long as the block lasts or somebody else's."""
+    """The URL of a server of this variant, ours for as long as the block lasts or another's."""
     if variant.url is not None:
         async with OpenAIClient(variant.url) as client:
             await client.pick_model(None)

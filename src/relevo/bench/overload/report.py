@@ -18,7 +18,7 @@ from rich.table import Table
 from relevo.bench.records import ClientRecord, Outcome
 from relevo.telemetry.latency import Slo, milliseconds, percentile
 
-AS_BEFORE = 0.1  # arbitrary: of the objective for the first token, that nobody minds
+AS_BEFORE = 0.1  # arbitrary: of the objective for the first token, that no client minds
 REJECTIONS = ("http_429", "http_503")
 _RAMP = 0.25  # of the capacity measurement: not counted, queues fill
 
@@ -94,9 +94,9 @@ class OverloadReport:
     slo_met_fraction: float  # of the completed ones
     ttft_p50_s: float | None
     ttft_p99_s: float | None
-    rejection_p50_s: float | None  # sent -> answered; None: nobody was rejected
+    rejection_p50_s: float | None  # sent -> answered; None: none was rejected
     rejection_p99_s: float | None
-    recovery_s: float | None  # everybody served; None: not within the time that was watched, or nothing was sent in it
+    recovery_s: float | None  # all are served; None: not within the time that was watched, or nothing was sent in it
     as_before_s: float | None  # as soon as at rest; likewise
     lateness_p99_s: float
     rss_growth_bytes: dict[int, int]
@@ -158,7 +158,7 @@ def _last_bad_s(
 ) -> float | None:
     """Seconds after the overload at which the last one came that `is_bad` beside its twin at rest; 0: none did.
 
-    None: the last one of all was, or nobody came to see.
+    None: the last one of all was, or no request came to see.
     """
     in_order = sorted(later, key=lambda record: record.sent_at_ns)
     if at_rest and len(at_rest) != len(in_order):

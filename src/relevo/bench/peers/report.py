@@ -60,7 +60,7 @@ class PeersReport:
         return next(result for result in self.results if result.name == name)
 
     def comparisons(self) -> list[Comparison]:
-        """For every metric that somebody has a value of."""
+        """For every metric that some server has a value of."""
         rows = []
         for metric in self.metrics:
             medians = {r.name: median(r.values[metric]) for r in self.results if r.values.get(metric)}

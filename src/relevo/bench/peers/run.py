@@ -74,7 +74,7 @@ class PeersOptions:
         if twice:
             raise SettingsError(f"two servers are called {twice[0]}; give every --peer and --peer-command its own name")
         if all(is_ours(target.name) for target in self.peers):
-            raise SettingsError("there is nobody to compare with; name a server with --peer or --peer-command")
+            raise SettingsError("there is no server to compare with; name a server with --peer or --peer-command")
         for target in (self.ours, *self.peers):
             if target.command is not None and "{port}" not in target.command:
                 raise SettingsError(f"the command of {target.name} has no {{port}}; put it where the port belongs")

@@ -1,6 +1,6 @@
 """`relevo bench quality`: how far an engine's next-token distributions are from a float32 forward of the same weights.
 
-Owns the windows, the sums and the table; whoever composes forwards brings them as functions. The text is cut into
+Owns the windows, the sums and the table; forwards are brought as functions by what composes them. The text is cut into
 windows of C tokens; logits after positions C // 2 ... C - 2 are scored, each against the token that follows, so that
 every scored token has at least half a window of context. These are the windows and positions of llama.cpp's
 `llama-perplexity --kl-divergence`, so figures on the same text can be compared.

@@ -56,7 +56,7 @@ def compare_with_ledger(asked: list[Asked], database: Path) -> list[str]:
     for response_id, outcome, num_tokens in rows:
         by_id.setdefault(response_id, []).append((outcome, num_tokens))
     wrong = [
-        f"{response_id}: a row that nobody asked for" for response_id in by_id.keys() - {a.response_id for a in asked}
+        f"{response_id}: a row that was not asked for" for response_id in by_id.keys() - {a.response_id for a in asked}
     ]
     for one in asked:
         found = by_id.get(one.response_id, [])

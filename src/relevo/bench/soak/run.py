@@ -120,7 +120,7 @@ async def soak(options: SoakOptions, result: SoakResult, say: Callable[[str], No
 
 
 def killable(worker_ids: Iterable[str]) -> list[str]:
-    """Without the last of each role that several have; of one that only one has nobody is spared."""
+    """Without the last of each role that several have; a role that only one has is not spared."""
     in_order = sorted(worker_ids)
     by_role: dict[str, list[str]] = {}
     for worker_id in in_order:

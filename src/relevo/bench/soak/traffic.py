@@ -23,7 +23,7 @@ NONSENSE: tuple[dict[str, Any], ...] = (
     {"n": 0},
     {"max_tokens": "many"},
     {"stop": 5},
-    {"model": "nobody"},
+    {"model": "unknown"},
     {"prompt": {}},
 )
 

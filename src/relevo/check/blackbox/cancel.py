@@ -34,7 +34,7 @@ async def _need_idle(ctx: CheckContext) -> None:
 @check(
     "cancel.stream",
     "A stream that its client leaves after the first text is ended on the server.",
-    why="Answers nobody reads take the room of those that somebody waits for.",
+    why="Answers that no client reads take the room of those that a client waits for.",
     source=RECOVERY,
     needs=(Need.RUNNING_METRIC,),
 )
@@ -133,7 +133,7 @@ async def random_moments(ctx: CheckContext) -> None:
 @check(
     "cancel.beside_others",
     "A request that goes on beside ones that are left has the same answer.",
-    why="Freed blocks that somebody still writes to show as another request's words.",
+    why="Freed blocks that are still written to show as another request's words.",
     source=RECOVERY,
 )
 async def beside_others(ctx: CheckContext) -> None:

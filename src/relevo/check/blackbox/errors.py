@@ -1,4 +1,4 @@
-"""Requests that are wrong. The answer is a 4xx status with an error object, and nobody else notices."""
+"""Requests that are wrong. The answer is a 4xx status with an error object, and no other client notices."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def nan(ctx: CheckContext) -> None:
 @check(
     "errors.invalid_utf8",
     "A body that is not UTF-8 is a 4xx error.",
-    why="JSON is UTF-8; what is made of other bytes is anybody's guess.",
+    why="JSON is UTF-8; what is made of other bytes is a guess.",
     source=JSON,
     needs=_CHAT,
 )
@@ -155,7 +155,7 @@ async def response_format(ctx: CheckContext) -> None:
 @check(
     "errors.wrong_message",
     "A message whose content is a number, or that has no role, is a 4xx error.",
-    why="It reaches the chat template otherwise and fails there in words nobody understands.",
+    why="It reaches the chat template otherwise and fails there in words that say nothing to a client.",
     source=OPENAI_CHAT,
     needs=_CHAT,
 )
@@ -167,7 +167,7 @@ async def wrong_message(ctx: CheckContext) -> None:
 @check(
     "errors.unknown_model",
     "A model that is not served is a 404.",
-    why="Another model's answer under that name goes unnoticed until somebody compares quality or price.",
+    why="Another model's answer under that name goes unnoticed until quality or price is compared.",
     source=OPENAI_ERRORS,
     needs=_CHAT,
     level=Level.SHOULD,

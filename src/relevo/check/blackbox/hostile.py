@@ -372,7 +372,7 @@ async def half_heads(ctx: CheckContext) -> None:
 @check(
     "hostile.half_bodies",
     "Two hundred requests whose body never comes keep no client out.",
-    why="If a slot or a thread waits for each body, the server is full of requests that nobody made.",
+    why="If a slot or a thread waits for each body, the server is full of requests that were never made.",
     source=HTTP,
 )
 async def half_bodies(ctx: CheckContext) -> None:

@@ -25,7 +25,7 @@ async def greedy_repeats(ctx: CheckContext) -> None:
 @check(
     "sampling.unseeded_varies",
     "At temperature 1.5 without a seed, four answers are not all the same.",
-    why="A server that samples with a fixed seed gives everybody the same dice.",
+    why="A server that samples with a fixed seed gives all clients the same dice.",
     source=OPENAI_CHAT,
     needs=_CHAT,
 )

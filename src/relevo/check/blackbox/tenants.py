@@ -46,7 +46,7 @@ async def _as_other(ctx: CheckContext, text: str, **fields: Any) -> Answer:
 @check(
     "tenants.cached_tokens",
     "What one key has sent is not cached for another key, also under the same session and cache names.",
-    why="Whoever guesses a prompt could see whether another customer has sent it.",
+    why="A client that guesses a prompt could see whether another customer has sent it.",
     source=OPENAI_CACHING,
     needs=(*_TWO, Need.CACHED_TOKENS),
 )
@@ -124,7 +124,7 @@ async def keys_are_not_shown(ctx: CheckContext) -> None:
             raise Mismatch(f"{path} shows an API key", expected="none", exchange=answer.exchange)
 
 
-# ---- nobody is kept out ---------------------------------------------------------------------------------------------
+# ---- none is kept out ----------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -179,7 +179,7 @@ def _long_bodies(ctx: CheckContext, num: int, num_tokens: int, **fields: Any) ->
 @check(
     "tenants.flood",
     "A short request is answered while another key has forty-eight long ones running and waiting.",
-    why="First come, first served means that one customer's loop is everybody's outage.",
+    why="First come, first served means that one customer's loop is an outage for all.",
     source=FAIRNESS,
     needs=_TWO,
     level=Level.SHOULD,
@@ -191,7 +191,7 @@ async def flood(ctx: CheckContext) -> None:
 @check(
     "tenants.long_streams",
     "A short request is answered while another key holds every place with long streams.",
-    why="Agents hold streams for minutes; whoever comes second should not wait for their end.",
+    why="Agents hold streams for minutes; the next client should not wait for their end.",
     source=FAIRNESS,
     needs=_TWO,
     level=Level.SHOULD,

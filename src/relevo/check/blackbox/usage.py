@@ -72,7 +72,7 @@ async def prompt_grows(ctx: CheckContext) -> None:
 @check(
     "usage.tells_cached",
     "usage.prompt_tokens_details.cached_tokens is there.",
-    why="Cached tokens are cheaper; without the number nobody can check a bill or a cache.",
+    why="Cached tokens are cheaper; without the number no client can check a bill or a cache.",
     source=OPENAI_CACHING,
     level=Level.SHOULD,
 )
