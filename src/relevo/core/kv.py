@@ -188,7 +188,7 @@ def _ranges(layers: tuple[int, ...]) -> str:
 
 
 class BlockState(StrEnum):
-    """Life of a block on the receiving side of a handoff (docs/architecture.md, section 4)."""
+    """Life of a block on the receiving side of a handoff (docs/architecture.md, "KV blocks")."""
 
     RESERVED = "reserved"
     WRITING = "writing"

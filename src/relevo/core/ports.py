@@ -1,4 +1,4 @@
-"""The seams. Each Protocol has one contract suite in tests/contract, run on the fake and every real implementation."""
+"""The seams. What each promises is held by a suite that every implementation has (tests/arch/test_structure.py)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class TokenSampler(Protocol):
 
 
 class LocalRunner:
-    """A `core.ports.ModelRunner`. Block ids are places in the whole arena."""
+    """Implements core.ports.ModelRunner. Block ids are places in the whole arena."""
 
     def __init__(
         self, model: Model, arena: KVArena, sampler: TokenSampler, scratch_block_ids: Sequence[BlockId]

@@ -3,7 +3,7 @@
 Owns the table of members, which are added and removed at run time, and the rule by which a worker is let in. A worker
 that joins may be a new incarnation of one that died while another worker was still writing into its blocks. It gets
 traffic only when every other worker has acknowledged a fence, or is gone: then none writes under the old incarnation
-any more (docs/architecture.md, 4). The same fence frees the rooms that a gateway left behind when it died: every
+any more (docs/guides/failures.md). The same fence frees the rooms that a gateway left behind when it died: every
 gateway that lives asks, and one that all have answered releases them.
 
 A worker is alive while its step loop answers. One that is stopped or wedged keeps its connection but says nothing: it

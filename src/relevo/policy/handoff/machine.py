@@ -4,7 +4,7 @@ Owns the order of things: room on the decode worker first, then the prompt, then
 and all first tokens are here; and the rule that granted blocks are released only when no worker can write into them any
 more. A timer asks (SendAbort) and, unanswered, kills (KillWorker); it never releases.
 
-Does not know sockets, load, text, or which worker is a good choice. Source: docs/architecture.md, section 4.
+Does not know sockets, load, text, or which worker is a good choice. Source: docs/architecture.md, "Life of a request".
 
     WAITING ─► ROUTING ─► QUEUED ─► CHOOSING ─► PREFILLING ─► TRANSFERRING ─► DECODING ─► GONE
                   │                   ▲  │          └────┬─────────┘             ▲
