@@ -148,8 +148,11 @@ class Dispatcher:
     def on_message(self, worker: WorkerRef, message: wire.ToGateway) -> None:
         match message:
             case wire.StepOutputs():
+                now_ns = self._clock.now_ns()
                 for output in message.outputs:
-                    self._tell(output.request_id, events.Tokens(worker, output))
+                    in_flight = self._requests.get(output.request_id)
+                    if in_flight is not None and not self._pass_on(in_flight, worker, output, now_ns):
+                        self._advance(in_flight, events.Tokens(worker, output))
             case wire.Reserved():
                 self._tell(message.reservation.request_id, event_of(worker, message))
             case wire.Sealed() | wire.PrefillDone() | wire.Dropped() | wire.RequestFailed() | wire.Refused():
@@ -181,6 +184,19 @@ class Dispatcher:
     def on_heard(self) -> None:
         """Another gateway over the same workers told something: there may be room now."""
         self._pump()
+
+    def _pass_on(self, in_flight: InFlightRequest, worker: WorkerRef, output: TokenOutput, now_ns: int) -> bool:
+        """What nearly every token needs, and no more. False: it is an event like any other."""
+        if in_flight.handoff_times.is_unmeasured or not in_flight.is_started or in_flight.is_driven:
+            return False
+        if not machine.take_routine_tokens(in_flight.handoff, worker, output, now_ns):
+            return False
+        try:
+            self._placement.gave_tokens(output.request_id, len(output.tokens))
+            in_flight.sink.on_output(output)
+        except Exception as fault:
+            self._break_off(in_flight, fault)
+        return True
 
     def _tell(self, request_id: RequestId, event: events.Event) -> None:
         in_flight = self._requests.get(request_id)

@@ -116,10 +116,8 @@ class Placement:
         request_id = in_flight.request_id
         match event:
             case events.Tokens(output=output):
-                self._in_flight.answered(request_id)
-                self._in_flight.prefill_done(request_id)
-                self._tenant_use.gave(request_id, len(output.tokens))
-                self._in_flight.decode_progress(request_id, len(output.tokens))
+                self.gave_tokens(request_id, len(output.tokens))
+                return
             case events.Granted():
                 self._in_flight.answered(request_id)
             case events.Sealed(num_tokens=num_tokens):
@@ -127,6 +125,11 @@ class Placement:
                 self._in_flight.prefill_left(request_id, max(1, num_left))
             case _:
                 return
+        self._changed(request_id, is_urgent=False)
+
+    def gave_tokens(self, request_id: RequestId, num_tokens: int) -> None:
+        self._in_flight.gave_tokens(request_id, num_tokens)
+        self._tenant_use.gave(request_id, num_tokens)
         self._changed(request_id, is_urgent=False)
 
     def follow_cache(self, worker: WorkerRef) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from relevo.core.baton import SampleState
+from relevo.core.events import TokenOutput
 from relevo.core.ids import RequestId, WorkerRef
 from relevo.core.outcome import COMPLETE
 from relevo.policy.handoff import recovery
@@ -77,26 +78,29 @@ def advance(state: HandoffState, event: Event, now_ns: int) -> tuple[HandoffStat
 
     The old state must not be used again: `samples` of both are the same objects and grow in place.
     """
-    if isinstance(event, Tokens) and _is_routine(state, event, now_ns):
-        sample = state.samples[event.output.sample_index]
-        sample.output_token_ids.extend([token.token_id for token in event.output.tokens])
+    if isinstance(event, Tokens) and take_routine_tokens(state, event.worker, event.output, now_ns):
         return state, (Emit(event.output),)
     out: list[Effect] = []
     state = _apply(state, event, now_ns, out)
     return recovery.settle(state, now_ns, out), tuple(out)
 
 
-def _is_routine(state: HandoffState, event: Tokens, now_ns: int) -> bool:
-    """Tokens that change nothing but their sample: nearly all. A deadline is left alone while little of it is used."""
-    output, limit_s, deadline_at_ns = event.output, state.limits.decode_stall_s, state.deadline_at_ns
-    if state.phase is not Phase.DECODING or output.finish_reason is not None or event.worker != state.in_charge:
+def take_routine_tokens(state: HandoffState, worker: WorkerRef, output: TokenOutput, now_ns: int) -> bool:
+    """The short way of tokens that change nothing but their sample, nearly all: then they are taken, and are to be
+    emitted. A deadline is left alone while little of it is used. False: nothing was done, they are an event."""
+    limit_s, deadline_at_ns = state.limits.decode_stall_s, state.deadline_at_ns
+    if state.phase is not Phase.DECODING or output.finish_reason is not None or worker != state.in_charge:
         return False
     index = output.sample_index
     if not 0 <= index < len(state.samples) or state.samples[index].finish_reason is not None:
         return False
     if deadline_at_ns is None or limit_s is None:
-        return deadline_at_ns is limit_s
-    return deadline_at_ns - now_ns > limit_s * _FRESH_FRACTION * 1e9
+        is_fresh = deadline_at_ns is limit_s
+    else:
+        is_fresh = deadline_at_ns - now_ns > limit_s * _FRESH_FRACTION * 1e9
+    if is_fresh:
+        state.samples[index].output_token_ids.extend([token.token_id for token in output.tokens])
+    return is_fresh
 
 
 def _apply(state: HandoffState, event: Event, now_ns: int, out: list[Effect]) -> HandoffState:

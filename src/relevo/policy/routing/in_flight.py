@@ -185,6 +185,12 @@ class InFlight:
         """The context grew by so many tokens."""
         self._decode.change(request_id, num_tokens)
 
+    def gave_tokens(self, request_id: RequestId, num_tokens: int) -> None:
+        """So many output tokens: it has room, its prompt is computed, its context grew."""
+        self._asked.clear(request_id)
+        self._prefill.clear(request_id)
+        self._decode.change(request_id, num_tokens)
+
     def end(self, request_id: RequestId) -> None:
         """Give back everything of the request. Idempotent."""
         self._asked.clear(request_id)
