@@ -36,7 +36,7 @@ def poison(worker: Worker, request_id: str, companion: str) -> list[set[RequestI
 
 
 async def test_the_others_of_a_failed_step_go_on_as_if_nothing_had_been() -> None:
-    """The sampler names whose numbers were none. Red when everybody who shared its step fails with it."""
+    """The sampler names whose numbers were none. Red when all that shared its step fail with it."""
     async with in_process_stack({"unified-0": "unified"}, num_gateways=1) as stack:
         worker, gateway = stack.workers["unified-0"], stack.gateways[0]
         wanted, _ = await gateway.tokens(request_for(0, PROMPT))
@@ -83,7 +83,7 @@ async def test_an_error_that_names_no_request_ends_the_one_that_causes_it_only(
 
 
 async def test_a_step_that_raises_once_ends_no_request_of_several() -> None:
-    """What does not come again is nobody's fault."""
+    """What does not come again is no request's fault."""
     async with in_process_stack({"a": "unified"}, num_gateways=1) as stack:
         worker, gateway = stack.workers["a"], stack.gateways[0]
         wanted, _ = await gateway.tokens(request_for(0, PROMPT))

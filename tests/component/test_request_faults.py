@@ -103,7 +103,7 @@ async def test_what_raises_for_one_request_at_the_gateway_ends_no_connection_and
 
 
 async def test_a_message_that_cannot_be_handled_ends_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cache reports are nobody's request."""
+    """Cache reports are of no request."""
     async with in_process_stack({"a": "unified"}, num_gateways=1) as stack:
         gateway, raised = stack.gateways[0], []
 

@@ -101,7 +101,7 @@ def test_one_flipped_bit_of_the_context_changes_the_output(position: int, half: 
 @pytest.mark.parametrize("wrong", [[2, 9, 30, 4], [9, 2, 5, 4], [9, 2, 2, 4]])
 def test_swapped_foreign_and_doubled_blocks_change_the_output(wrong: list[int]) -> None:
     runner, request, rest = make_runner(), make_request(), [17, 6, 11]
-    generate(runner, make_request(tuple(range(100, 113))), [3, 7, 5, 8, 1, 12, 13])  # somebody else's, 5 included
+    generate(runner, make_request(tuple(range(100, 113))), [3, 7, 5, 8, 1, 12, 13])  # another one's, 5 included
     first = generate(runner, request, [9, 2, 30, 4, *rest])[0]
     tokens = continue_alone(runner, request, [*wrong, *rest], SampleState(0, [first]))
     assert tokens != runner.model.reference_tokens(PROMPT, request.sampling)

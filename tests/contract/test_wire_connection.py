@@ -204,9 +204,9 @@ async def test_a_server_that_does_not_greet_as_agreed_is_refused(
     server.close()
 
 
-async def test_nobody_there_is_an_os_error(tmp_path: Path) -> None:
+async def test_no_worker_there_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        await WorkerConnection.open(f"unix:{tmp_path}/nobody")
+        await WorkerConnection.open(f"unix:{tmp_path}/none")
 
 
 async def test_a_worker_that_does_not_read_is_given_up(address: str) -> None:

@@ -1,4 +1,4 @@
-"""Batch continuations give slots and blocks back to whoever else finds none, and lose nothing but time."""
+"""Batch continuations give slots and blocks back to others that find none, and lose nothing but time."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def exact(driver: Driver, requests: list[EngineRequest]) -> bool:
 
 @pytest.mark.parametrize("n", [8, 20], ids=["as many as there are slots", "more than there are slots"])
 def test_continuations_of_one_tenant_keep_no_other_out(n: int) -> None:
-    """Red when a request starts only once all of its continuations find slots, and nobody passes it."""
+    """Red when a request starts only once all of its continuations find slots, and none passes it."""
     driver = Driver(num_blocks=400)
     requests = [asked("a", "a", 3, 60), asked("wide", "a", 3, 60, n=n), asked("b", "b")]
     for request in requests[:2]:
@@ -96,7 +96,7 @@ def test_room_for_a_handoff_is_a_share_too() -> None:
 
 
 def test_a_prompt_of_another_tenant_does_not_wait_for_a_giant_one() -> None:
-    """Red when the tokens of a step go to whoever came first until its prompt is computed."""
+    """Red when the tokens of a step go to the tenant that came first until its prompt is computed."""
     driver = Driver(num_blocks=400, max_batched_tokens=16, max_model_len=700)
     giant, small = asked("giant", "hostile", 600, 2), asked("small", "mine", 10, 2)
     driver.submit(giant)
@@ -136,7 +136,7 @@ def test_who_holds_most_gives_way_when_the_pool_runs_out() -> None:
 
 
 def test_a_prompt_that_needs_nearly_every_block_neither_blocks_others_nor_waits_for_ever() -> None:
-    """Red when nobody passes it, and when everybody does for ever."""
+    """Red when none passes it, and when all do for ever."""
     driver = Driver(num_blocks=16)
     giant = asked("giant", "hostile", 28, 2)
     driver.submit(asked("m0", "mine", 4, 12))

@@ -1,7 +1,7 @@
 """Two workers on tiny pools under every interleaving hypothesis finds: content, sums, ends and tokens are checked.
 
 The model executes rows on a memory that knows what each cell holds. Red if a block is shared, evicted, reused or
-released while somebody still needs its content; if a request is lost, ends twice or draws other tokens than alone.
+released while its content is still needed; if a request is lost, ends twice or draws other tokens than alone.
 """
 
 from __future__ import annotations

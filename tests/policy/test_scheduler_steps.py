@@ -256,7 +256,7 @@ def test_a_replay_leaves_finished_continuations_alone():
 
 
 def test_an_abort_during_a_step_keeps_its_blocks_until_the_step_is_over():
-    """Red if blocks that a step still writes can be given to somebody else."""
+    """Red if blocks that a step still writes can be given to another request."""
     driver = Driver(num_blocks=4)
     driver.submit(long("a", 6))
     plan = driver.plan()

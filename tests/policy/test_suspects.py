@@ -1,4 +1,4 @@
-"""Whose fault a step is: found by halves, whoever the culprits are, with a bounded number of questions."""
+"""Which requests make a step fail: found by halves, with a bounded number of questions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_exactly_the_culprits_are_found_with_fewer_than_two_questions_per_reques
     request_ids = [f"r{index}" for index in range(count)]
     culprits = {f"r{index}" for index in chosen}
     found, groups = asked(request_ids, culprits, names)
-    # a step of one request that raised is not tried again: there is nobody to tell apart from it
+    # a step of one request that raised is not tried again: there is none to tell apart from it
     assert sorted(found) == sorted(request_ids if count == 1 else culprits)
     assert len(groups) <= 2 * count - 1
     assert asked(request_ids, culprits, names) == (found, groups)
