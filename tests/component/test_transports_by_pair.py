@@ -66,6 +66,6 @@ async def test_a_path_over_a_transport_that_a_worker_lacks_is_refused() -> None:
         while not isinstance(message := await told.get(), wire.Refused):
             pass
         assert message.code == "handoff_failed" and "carrier pigeon" in message.reason
-        assert not worker.scheduler.holds(request.request_id)
+        assert request.request_id not in worker.scheduler.requests
         tokens, _ = await stack.gateways[0].tokens(request_for(1, [1, 2]))
         assert len(tokens) == 8

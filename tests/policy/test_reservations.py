@@ -6,7 +6,6 @@ import pytest
 from scheduler_model import make_request
 
 from relevo.core.ids import PeerId
-from relevo.core.kv import BlockState
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.prefix_cache import chain
 from relevo.policy.worker.reservations import Reservations
@@ -45,13 +44,14 @@ def test_a_grant_that_would_leave_too_little_changes_nothing(room, pool):
 
 def test_life_of_the_blocks(room):
     grant(room)
-    assert room.states("a") == (BlockState.RESERVED,) * 3
+    (mine,) = room.grants
+    assert mine.num_sealed_blocks(2) == 0
     room.seal("a", 3)
-    assert room.states("a") == (BlockState.SEALED, BlockState.WRITING, BlockState.WRITING)
+    assert mine.num_sealed_blocks(2) == 1
     room.seal("a", 2)  # a late, smaller seal takes nothing back
-    assert room.states("a")[0] is BlockState.SEALED
+    assert mine.num_sealed_blocks(2) == 1 and mine.num_sealed_tokens == 3
     room.seal("a", 5)
-    assert room.states("a") == (BlockState.SEALED,) * 3
+    assert mine.num_sealed_blocks(2) == 3  # the partial one, too
 
 
 def test_sealed_blocks_are_hits_for_the_next_grant_at_once(room, pool):
@@ -68,7 +68,6 @@ def test_a_drop_under_a_writer_quarantines_what_is_not_sealed_until_the_writer_l
     room.seal("a", 2)
     room.drop("a", writer_active=True)
     assert (pool.num_held, pool.num_reusable, pool.num_quarantined) == (0, 1, 2)
-    assert room.states("a") == (BlockState.QUARANTINED,) * 2
     others = pool.allocate(6)
     assert others is not None and not set(others) & set(reservation.block_ids[1:])
     assert pool.allocate(1) is None
@@ -80,7 +79,7 @@ def test_a_drop_under_a_writer_quarantines_what_is_not_sealed_until_the_writer_l
 def test_a_drop_without_a_writer_frees_at_once(room, pool):
     grant(room)
     room.drop("a", writer_active=False)
-    assert pool.num_free == 8 and room.states("a") == ()
+    assert pool.num_free == 8 and "a" not in room
 
 
 def test_a_fully_sealed_prompt_is_never_quarantined(room, pool):

@@ -47,7 +47,7 @@ def test_zero_copy_computes_into_foreign_blocks_and_needs_no_room():
     blocks = reservation.block_ids
     assert progress == [(2, blocks[:1], False), (5, blocks[1:], True)]
     prefill.scheduler.finish_transfer("a")
-    assert not prefill.scheduler.holds("a")
+    assert "a" not in prefill.scheduler.requests
     for prefix in prefill.prefixes:
         decode.scheduler.seal("a", prefix.num_tokens)
     assert decode.scheduler.start_decode(baton(request, prefill), 0) is None
@@ -80,10 +80,10 @@ def test_with_copies_own_blocks_stay_until_the_transfer_is_done():
     prefill.drain()
     (prefix,) = prefill.prefixes
     assert prefix.is_last and prefix.num_tokens == 5 and not set(prefix.block_ids) & set(reservation.block_ids)
-    assert prefill.scheduler.load().num_held_blocks == 3 and prefill.scheduler.holds("a")
+    assert prefill.scheduler.load().num_held_blocks == 3 and "a" in prefill.scheduler.requests
     prefill.scheduler.finish_transfer("a")
     prefill.scheduler.finish_transfer("a")
-    assert prefill.is_clean() and not prefill.scheduler.holds("a")
+    assert prefill.is_clean() and "a" not in prefill.scheduler.requests
     prefill.prefill_into(make_request("b", PROMPT), replace(reservation, request_id="b"), zero_copy=False)
     prefill.drain()
     assert prefill.facts["b"].num_cached_tokens == 4  # its own cache serves later prompts
@@ -262,17 +262,17 @@ def test_an_unsealed_or_unknown_handoff_is_rejected_and_nothing_is_held():
     grant(decode, request)
     early = Baton(request_id=request.request_id, samples=(sample,), num_sealed_tokens=4)
     assert decode.scheduler.start_decode(early, 0).code == "handoff_failed"
-    assert decode.is_clean() and not decode.scheduler.holds("a")
+    assert decode.is_clean() and "a" not in decode.scheduler.requests
     grant(decode, request)
     undrawn = Baton(request_id=request.request_id, samples=(SampleState(0),), num_sealed_tokens=5)
     assert decode.scheduler.start_decode(undrawn, 0).code == "invalid_request"
-    assert decode.is_clean() and not decode.scheduler.holds("a")
+    assert decode.is_clean() and "a" not in decode.scheduler.requests
     late = Baton(request_id=request.request_id, samples=(sample,), num_sealed_tokens=5)
     assert decode.scheduler.start_decode(late, 0).code == "handoff_failed"
     assert decode.submit_reserved(request).code == "handoff_failed"
     decode.reserve(request)  # queued, not granted
     assert decode.submit_reserved(request).code == "handoff_failed"
-    assert not decode.scheduler.holds("a")
+    assert "a" not in decode.scheduler.requests
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ def test_what_can_never_run_is_rejected_at_once(request_, code):
     driver = Driver(num_blocks=8, max_model_len=20)
     rejected = driver.submit(request_)
     assert rejected is not None and rejected.code == code and rejected.reason.endswith(".")
-    assert not driver.scheduler.holds("a") and not driver.scheduler.has_work()
+    assert "a" not in driver.scheduler.requests and not driver.scheduler.has_work()
 
 
 def test_a_request_id_in_use_and_a_replay_of_nothing_are_rejected():

@@ -187,15 +187,6 @@ def _ranges(layers: tuple[int, ...]) -> str:
     return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-class BlockState(StrEnum):
-    """Life of a block on the receiving side of a handoff (docs/architecture.md, "KV blocks")."""
-
-    RESERVED = "reserved"
-    WRITING = "writing"
-    SEALED = "sealed"
-    QUARANTINED = "quarantined"
-
-
 class KVRefusal(StrEnum):
     """Why a connection to a worker's KV port ended before a block could be written over it."""
 

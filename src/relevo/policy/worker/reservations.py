@@ -1,6 +1,6 @@
 """Owns the room that this worker, as the receiver of handoffs, has granted and not yet taken over.
 
-Life of a block here (core.kv.BlockState): RESERVED (granted, nothing sealed yet) → WRITING (the writer is at work) →
+Life of a block here: RESERVED (granted, nothing sealed yet) → WRITING (the writer is at work) →
 SEALED, until the decode takes it over. A dropped reservation frees its blocks, except that blocks a writer may still
 touch are QUARANTINED until `release` says that the writer has let go. No clock: a driver's timer may ask a writer to
 let go but never releases in its stead. A gateway that dies leaves orphans behind: rooms into which a writer may still
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from relevo.core.ids import BlockHash, BlockId, PeerId, RequestId, WorkerId
-from relevo.core.kv import BlockState, Reservation
+from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.fair_turns import Flow, flow_of
@@ -159,15 +159,3 @@ class Reservations:
     def orphans(self) -> tuple[RequestId, ...]:
         """Requests whose rooms are in quarantine, and whose gateway is gone."""
         return tuple(request_id for request_id, each in self._quarantines.items() if each.keeper is None)
-
-    def states(self, request_id: RequestId) -> tuple[BlockState, ...]:
-        """State of each prompt block of a grant, or of each quarantined block; empty: nothing is here."""
-        grant = self._grants.get(request_id)
-        if grant is None:
-            quarantine = self._quarantines.get(request_id)
-            return (BlockState.QUARANTINED,) * (len(quarantine.block_ids) if quarantine is not None else 0)
-        num_blocks = len(grant.reservation.block_ids)
-        has_begun = grant.num_sealed_tokens > grant.reservation.num_hit_tokens
-        num_sealed = grant.num_sealed_blocks(self._block_size)
-        pending = BlockState.WRITING if has_begun else BlockState.RESERVED
-        return (BlockState.SEALED,) * num_sealed + (pending,) * (num_blocks - num_sealed)

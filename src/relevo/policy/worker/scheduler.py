@@ -365,10 +365,6 @@ class Scheduler:
 
     # ---- what can be asked about it ----------------------------------------------------------------------------------
 
-    def holds(self, request_id: RequestId) -> bool:
-        """Something of the request is queued, reserved, running or being sent (a quarantine is not counted)."""
-        return request_id in self.requests
-
     def has_work(self) -> bool:
         """`plan` may return something, or `take_grants` may. False: wait for the next message."""
         return self._queues.has_work()
