@@ -172,6 +172,23 @@ def test_long_requests_can_be_left_out(tmp_path: Path, model: list[str], trace: 
     assert "requests of more than 1,020 tokens are left out" in result.output
 
 
+def test_an_engine_brings_its_constants_and_its_floor(tmp_path: Path, model: list[str], trace: list[str]) -> None:
+    """Red when the time that an engine takes outside its steps is missing from TTFT, or counted per token."""
+    reports = []
+    for engine in ([], ["--engine", "vllm"]):
+        out = tmp_path / "out.json"
+        options = [*model, "--device", "h100", "--topology", "unified", "--num-requests", "2", "--json", str(out)]
+        assert simulate(*trace, *options, *engine).exit_code == 0
+        reports.append(json.loads(out.read_text())["configurations"][0])
+    plain, vllm = reports
+    floor_s = vllm["machines"]["front_end_s"]
+    assert (plain["machines"]["front_end_s"], floor_s > 0.0) == (0.0, True)
+    assert vllm["latencies"]["ttft_s"]["mean"] > floor_s
+    assert vllm["latencies"]["tpot_s"]["mean"] < floor_s
+    refusal = refused(*trace, *model, "--engine", "vllm", "--device", "h20", "--topology", "unified")
+    assert "no measured constants of vllm on h20" in refusal
+
+
 def test_unequal_configurations_are_called_so(model: list[str], trace: list[str]) -> None:
     topologies = ["--topology", "1p1d", "--topology", "unified", "--num-requests", "2"]
     assert "configurations of 1 to 2 devices" in simulate(*trace, *model, *topologies).output

@@ -152,6 +152,7 @@ def world_config(options: SimulateOptions, machines: Machines, fleet: Fleet, lon
         regions=(region,),
         serving=ServingSpec(layout=machines.layout, max_model_len=max(options.max_model_len, longest_tokens)),
         network=NetworkSpec(port=port),
+        front_end_s=machines.front_end_s(fleet),
         seed=options.seed,
         jumps=options.jumps,
         until_s=options.until_s,
@@ -169,6 +170,7 @@ def _machines_json(fleet: Fleet, config: WorldConfig) -> dict[str, Any]:
         "model": layout.model_hash,
         "block_size": layout.block_size,
         "kv_bytes_per_token": layout.bytes_per_token,
+        "front_end_s": config.front_end_s,
         "link_bytes_per_s": _finite(config.network.port.bandwidth_bytes_per_s),
         "pools": pools,
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 from relevo.core.errors import SettingsError, StartError
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.policy.perf.devices import Device, device
-from relevo.policy.perf.engine_constants import DEFAULT_CONSTANTS
+from relevo.policy.perf.engine_constants import DEFAULT_CONSTANTS, EngineConstants
 from relevo.policy.perf.known_engines import known_engine
 from relevo.policy.perf.memory_plan import MemoryLimits, memory_plan
 from relevo.policy.perf.model_shape import ModelShape
@@ -103,14 +103,24 @@ class Machines:
         machines = [pool.machine for pool in fleet.pools]
         return min(_device_of(fleet, each).network_bytes_per_s * each.num_devices for each in machines)
 
+    def front_end_s(self, fleet: Fleet) -> float:
+        """What the engine takes of a request outside its steps; of the slowest pool."""
+        if self._measured is not None:
+            return 0.0
+        return max(self._constants(_device_of(fleet, pool.machine)).ttft_floor_s for pool in fleet.pools)
+
+    def _constants(self, kind: Device) -> EngineConstants:
+        engine = self.options.engine
+        return DEFAULT_CONSTANTS if engine is None else known_engine(engine, kind.name)
+
     def _step_times(self, fleet: Fleet, machine: Machine) -> StepTimeModel:
         if self._measured is not None:
             return self._measured
         if machine not in self._times:
             assert self.shape is not None
-            kind, engine = _device_of(fleet, machine), self.options.engine
+            kind = _device_of(fleet, machine)
             work = DeviceWork(self.shape, kind, _spread(machine), self.options.kv_value_bytes)
-            constants = DEFAULT_CONSTANTS if engine is None else known_engine(engine, kind.name)
+            constants = self._constants(kind)
             self._times[machine] = RooflineModel(work, constants)
         return self._times[machine]
 

@@ -103,6 +103,7 @@ class WorldConfig:
     serving: ServingSpec
     network: NetworkSpec = NetworkSpec()
     faults: tuple[Fault, ...] = ()
+    front_end_s: float = 0.0  # from a request's arrival until a gateway takes it: HTTP, tokenizing
     seed: int = 0
     jumps: bool = True  # quiet stretches are taken at once; what happens is the same
     until_s: float | None = None  # of virtual time; None: until nothing is to come

@@ -290,6 +290,12 @@ class World:
         if habits.leaves_after_tokens is not None:
             self.quiet.watched.add(request.request_id)
         self.result.requests.append(client.result)
+        if self.config.front_end_s:
+            self.kernel.call_after(seconds(self.config.front_end_s), self._enter, client, request)
+        else:
+            self._enter(client, request)
+
+    def _enter(self, client: Client, request: EngineRequest) -> None:
         client.started(self._door.start(request, client))
 
     def _ended(self, client: Client) -> None:
