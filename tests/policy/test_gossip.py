@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
+from relevo.policy.routing.charges import ChargeLedger
 from relevo.policy.routing.gossip import MAX_USES, Batch, ChangeLog, PeerState
-from relevo.policy.routing.in_flight import InFlight
 from relevo.policy.routing.prefix_index import PrefixIndex
 from relevo.policy.routing.router import Use
 from relevo.policy.routing.worker_choice import WorkerChooser
@@ -23,7 +23,7 @@ PREFIXES = tuple(tuple(bytes([name]) * (i + 1) for i in range(3)) for name in ra
 @dataclass
 class Gateway:
     name: str
-    in_flight: InFlight = field(default_factory=InFlight)
+    in_flight: ChargeLedger = field(default_factory=ChargeLedger)
     index: PrefixIndex = field(default_factory=PrefixIndex)
     chooser: WorkerChooser = field(default_factory=WorkerChooser)
     own: set[RequestId] = field(default_factory=set)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.handoff import Ability, KVEndpoint, KVSite, Link, Reach
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
-from relevo.policy.routing.in_flight import InFlight
+from relevo.policy.routing.charges import ChargeLedger
 from relevo.policy.routing.router import NO_USE, RoutingPolicy
 from relevo.policy.routing.worker_choice import Ask, PrefillChoice, WorkerChooser, WorkerView
 
@@ -352,7 +352,7 @@ STEP = st.tuples(
 @given(st.lists(STEP, max_size=60))
 def test_charges_are_never_negative_and_return_to_zero(steps: list[tuple[str, str, WorkerRef, int]]) -> None:
     """Red when progress, re-routing or a lost worker gives back more or less than was charged."""
-    ledger = InFlight()
+    ledger = ChargeLedger()
     for what, name, ref, num_tokens in steps:
         request_id = RequestId(name)
         match what:
@@ -373,7 +373,7 @@ def test_charges_are_never_negative_and_return_to_zero(steps: list[tuple[str, st
 
 
 def test_charges_are_seen_at_once_and_follow_progress() -> None:
-    ledger, r = InFlight(), RequestId("a")
+    ledger, r = ChargeLedger(), RequestId("a")
     ledger.charge_prefill(r, REFS[0], 100)
     ledger.charge_decode(r, REFS[1], 120)
     ledger.prefill_progress(r, 64)

@@ -16,8 +16,8 @@ from relevo.orchestrator.membership import Member, Membership
 from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
 from relevo.policy.handoff import events
 from relevo.policy.perf.step_costs import HandoffCostModel
+from relevo.policy.routing.charges import ChargeLedger
 from relevo.policy.routing.gossip import ChangeLog, PeerState
-from relevo.policy.routing.in_flight import InFlight
 from relevo.policy.routing.prefix_index import PrefixIndex
 from relevo.policy.routing.router import Use
 from relevo.policy.routing.tenant_use import TenantUse
@@ -43,13 +43,13 @@ class Placement:
             max_running=10**9, max_ahead_tokens=10**12, max_ahead_s=float("inf"), block_size=block_size
         )
         self._rng = rng
-        self._in_flight = InFlight()
+        self._ledger = ChargeLedger()
         self._tenant_use = TenantUse()
         self._index = PrefixIndex()
         self._unfollowed: set[WorkerRef] = set()  # whose cache reports have a gap; a snapshot is on its way
         self._handoff = HandoffCostModel()
-        self.change_log = ChangeLog(self._in_flight, self._index)
-        self.peer_state = PeerState(self._in_flight, self._index, chooser)
+        self.change_log = ChangeLog(self._ledger, self._index)
+        self.peer_state = PeerState(self._ledger, self._index, chooser)
         self._tell: Callable[[bool], None] | None = None
 
     def tell(self, news: Callable[[bool], None]) -> None:
@@ -76,14 +76,14 @@ class Placement:
         choice = self._chooser.choose_decode(self._views(), ask, self._handoff.handoff_s, exclude, self._rng)
         if choice is not None:
             is_batch = request.terms.is_batch
-            self._in_flight.charge_decode(request_id, choice.worker, ask.num_tokens, is_batch=is_batch)
-            self._in_flight.ask(request_id, choice.worker, choice.num_uncached_tokens)
+            self._ledger.charge_decode(request_id, choice.worker, ask.num_tokens, is_batch=is_batch)
+            self._ledger.ask(request_id, choice.worker, choice.num_uncached_tokens)
             num_slots = min(request.sampling.n, self._room.max_running)
             num_least_tokens = num_least_output_tokens(request)
             self._tenant_use.decodes(request_id, request.terms.tenant, choice.worker, num_slots, num_least_tokens)
             self._index.expect(request_id, "decode", choice.worker, in_flight.prompt_hashes)
             if not choice.split:
-                self._in_flight.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
+                self._ledger.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
                 self._tenant_use.computes(request_id, choice.worker, choice.num_uncached_tokens)
             self._chose("decode", request_id, choice.use)
         return choice
@@ -104,7 +104,7 @@ class Placement:
         choice = self._chooser.choose_prefill(
             decode_view, views, self._ask(in_flight), num_uncached_tokens, self._handoff.handoff_s, self._rng
         )
-        self._in_flight.charge_prefill(request_id, choice.worker or decode, choice.num_uncached_tokens)
+        self._ledger.charge_prefill(request_id, choice.worker or decode, choice.num_uncached_tokens)
         self._tenant_use.computes(request_id, choice.worker or decode, choice.num_uncached_tokens)
         if choice.worker is not None and choice.path is not None and not choice.path.zero_copy:
             self._index.expect(request_id, "prefill", choice.worker, in_flight.prompt_hashes)
@@ -119,16 +119,16 @@ class Placement:
                 self.gave_tokens(request_id, len(output.tokens))
                 return
             case events.Granted():
-                self._in_flight.answered(request_id)
+                self._ledger.answered(request_id)
             case events.Sealed(num_tokens=num_tokens):
                 num_left = in_flight.handoff.num_prompt_tokens - num_tokens
-                self._in_flight.prefill_left(request_id, max(1, num_left))
+                self._ledger.prefill_left(request_id, max(1, num_left))
             case _:
                 return
         self._changed(request_id, is_urgent=False)
 
     def gave_tokens(self, request_id: RequestId, num_tokens: int) -> None:
-        self._in_flight.gave_tokens(request_id, num_tokens)
+        self._ledger.gave_tokens(request_id, num_tokens)
         self._tenant_use.gave(request_id, num_tokens)
         self._changed(request_id, is_urgent=False)
 
@@ -155,13 +155,13 @@ class Placement:
 
     def end(self, request_id: RequestId) -> None:
         """The request is over: charges and expectations go. What its workers said they cached stays."""
-        self._in_flight.end(request_id)
+        self._ledger.end(request_id)
         self._tenant_use.end(request_id)
         self._index.withdraw(request_id)
         self._changed(request_id, is_urgent=True)
 
     def forget(self, worker: WorkerRef) -> None:
-        self._in_flight.forget(worker)
+        self._ledger.forget(worker)
         self._unfollowed.discard(worker)
         self._index.forget(worker)
         if self._tell is not None:
@@ -180,7 +180,7 @@ class Placement:
     @property
     def is_idle(self) -> bool:
         """Everything that was charged was given back, nothing is expected any more."""
-        return self._in_flight.is_empty and self._tenant_use.is_empty and not self._index.has_expectations
+        return self._ledger.is_empty and self._tenant_use.is_empty and not self._index.has_expectations
 
     def _ask(self, in_flight: InFlightRequest) -> Ask:
         """With the hits that are known now."""
@@ -199,7 +199,7 @@ class Placement:
         return [self._view(member) for member in self._membership.members]
 
     def _view(self, member: Member) -> WorkerView:
-        ref, hello, in_flight = member.ref, member.hello, self._in_flight
+        ref, hello, ledger = member.ref, member.hello, self._ledger
         return WorkerView(
             ref=ref,
             role=member.role,
@@ -207,13 +207,13 @@ class Placement:
             load=member.load,
             kv_site=hello.kv_site if hello is not None else NO_SITE,
             abilities=hello.abilities if hello is not None else ALL_ABILITIES,
-            in_flight_prefill_tokens=in_flight.prefill_tokens(ref),
-            in_flight_decode_tokens=in_flight.decode_tokens(ref),
-            in_flight_asked_tokens=in_flight.asked_tokens(ref),
-            in_flight_batch_tokens=in_flight.batch_tokens(ref),
-            num_in_flight_batch=in_flight.num_batch(ref),
-            num_in_flight_prefills=in_flight.num_prefills(ref),
-            num_in_flight_decodes=in_flight.num_decodes(ref),
+            in_flight_prefill_tokens=ledger.prefill_tokens(ref),
+            in_flight_decode_tokens=ledger.decode_tokens(ref),
+            in_flight_asked_tokens=ledger.asked_tokens(ref),
+            in_flight_batch_tokens=ledger.batch_tokens(ref),
+            num_in_flight_batch=ledger.num_batch(ref),
+            num_in_flight_prefills=ledger.num_prefills(ref),
+            num_in_flight_decodes=ledger.num_decodes(ref),
             held=self._tenant_use.held(ref),
             sent=self._tenant_use.sent(ref),
         )

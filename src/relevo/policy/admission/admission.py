@@ -1,7 +1,7 @@
-"""Who may come in, whose turn it is, and for whom it is too late: the gateway's door and its waiting line.
+"""Who may come in, whose turn it is, and for whom it is too late: the gateway's waiting line and its bounds.
 
 A request waits from `enter` until `started` (its first token), at first in line, from `next` on at a worker; it runs
-from there until `done`. Nothing behind the door is unbounded:
+from there until `done`. Nothing behind it is unbounded:
 
 - **places**: requests and prompt tokens that wait, requests in all. A full line gives a place to a newcomer whose
   tenant holds less than its share of it, or whose priority is better, at the cost of the last of the fullest tenant.
@@ -110,7 +110,7 @@ class Admission:
         oldest = next((ticket for ticket in self._line if ticket.is_batch == is_batch), None)
         return (now_ns - oldest.entered_at_ns) / 1e9 if oldest is not None else 0.0
 
-    # ---- the door ----------------------------------------------------------------------------------------------------
+    # ---- coming in ---------------------------------------------------------------------------------------------------
 
     def enter(
         self, request: EngineRequest, num_cached_tokens: int, outlook: RoomView, now_ns: int

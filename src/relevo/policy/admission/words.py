@@ -1,4 +1,4 @@
-"""What the door says: its limits, and its answers. Plain data."""
+"""What admission says: its limits, and its answers. Plain data."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ from relevo.policy.handoff.events import (
     Tokens,
     WorkerDied,
 )
-from relevo.policy.handoff.state import Assignment, HandoffLimits, HandoffState, Phase
+from relevo.policy.handoff.state import Assignment, HandoffLimits, HandoffState, Phase, after_ns
 
 _FRESH_FRACTION = 0.95  # of the limit for gaps between tokens: a deadline with more left is not moved; arbitrary
 
@@ -141,11 +141,11 @@ def _on_routed(state: HandoffState, event: Routed, now_ns: int, out: list[Effect
     limits = state.limits
     if event.split and not state.has_emitted:
         out.append(SendReserve(event.decode))
-        return replace(state, phase=Phase.QUEUED, deadline_at_ns=recovery.after_ns(now_ns, limits.queue_s))
+        return replace(state, phase=Phase.QUEUED, deadline_at_ns=after_ns(now_ns, limits.queue_s))
     out.append(SendSubmit(event.decode, use_reservation=False, resume=state.has_emitted))
     has_limit = limits.queue_s is not None and limits.prefill_s is not None
     limit_s = (limits.queue_s or 0.0) + (limits.prefill_s or 0.0) if has_limit else None
-    return replace(state, phase=Phase.SUBMITTED, deadline_at_ns=recovery.after_ns(now_ns, limit_s))
+    return replace(state, phase=Phase.SUBMITTED, deadline_at_ns=after_ns(now_ns, limit_s))
 
 
 def _on_no_route(state: HandoffState, event: NoRoute, now_ns: int, out: list[Effect]) -> HandoffState:
@@ -176,7 +176,7 @@ def _on_prefill_chosen(state: HandoffState, event: PrefillChosen, now_ns: int, o
     if event.worker is None or event.worker == state.decode.worker:
         return recovery.submit_reserved(state, now_ns, out)
     out.append(SendPrefill(event.worker, state.reservation))
-    deadline = recovery.after_ns(now_ns, state.limits.prefill_s)
+    deadline = after_ns(now_ns, state.limits.prefill_s)
     return replace(state, phase=Phase.PREFILLING, prefill=Assignment(worker=event.worker), deadline_at_ns=deadline)
 
 
@@ -222,7 +222,7 @@ def _on_tokens(state: HandoffState, event: Tokens, now_ns: int, out: list[Effect
     if output.finish_reason is not None and all(s.finish_reason is not None for s in state.samples):
         return _on_all_finished(state, now_ns, out)
     if state.phase in (Phase.SUBMITTED, Phase.DECODING):
-        deadline = recovery.after_ns(now_ns, state.limits.decode_stall_s)
+        deadline = after_ns(now_ns, state.limits.decode_stall_s)
         return replace(state, phase=Phase.DECODING, deadline_at_ns=deadline)
     if not all(s.output_token_ids or s.finish_reason is not None for s in state.samples):
         return _progress(state, now_ns)
@@ -243,14 +243,14 @@ def _start_decode(state: HandoffState, now_ns: int, out: list[Effect]) -> Handof
         return state
     assert state.decode is not None
     out.append(SendStartDecode(state.decode.worker, state.num_sealed_tokens))
-    deadline = recovery.after_ns(now_ns, state.limits.decode_stall_s)
+    deadline = after_ns(now_ns, state.limits.decode_stall_s)
     return replace(state, phase=Phase.DECODING, prefill=None, deadline_at_ns=deadline)
 
 
 def _progress(state: HandoffState, now_ns: int) -> HandoffState:
     """Restart the clock of the phase."""
     if state.phase is Phase.PREFILLING:
-        return replace(state, deadline_at_ns=recovery.after_ns(now_ns, state.limits.prefill_s))
+        return replace(state, deadline_at_ns=after_ns(now_ns, state.limits.prefill_s))
     if state.phase is Phase.TRANSFERRING:
-        return replace(state, deadline_at_ns=recovery.after_ns(now_ns, state.limits.transfer_s))
+        return replace(state, deadline_at_ns=after_ns(now_ns, state.limits.transfer_s))
     return state

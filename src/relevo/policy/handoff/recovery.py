@@ -20,7 +20,7 @@ from relevo.core.ids import WorkerRef
 from relevo.core.outcome import RequestEnd
 from relevo.policy.handoff.effects import ChoosePrefill, Effect, KillWorker, Route, SendAbort, SendRelease, SendSubmit
 from relevo.policy.handoff.events import Dropped, Failed, WorkerDied
-from relevo.policy.handoff.state import Assignment, HandoffState, Phase
+from relevo.policy.handoff.state import Assignment, HandoffState, Phase, after_ns
 
 LETTING_GO = (Phase.RECALLING, Phase.REPLACING, Phase.DRAINING)
 
@@ -30,10 +30,6 @@ def _codes(root: type[RequestError]) -> set[str]:
 
 
 FINAL_CODES = frozenset(_codes(RequestError)) | {InternalError.code}  # another worker would say the same
-
-
-def after_ns(now_ns: int, limit_s: float | None) -> int | None:
-    return None if limit_s is None else now_ns + round(limit_s * 1e9)
 
 
 # ---- decisions -------------------------------------------------------------------------------------------------------

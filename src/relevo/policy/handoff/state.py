@@ -28,6 +28,10 @@ class HandoffLimits:
         return replace(self, queue_s=wait_s, prefill_s=wait_s, decode_stall_s=wait_s)
 
 
+def after_ns(now_ns: int, limit_s: float | None) -> int | None:
+    return None if limit_s is None else now_ns + round(limit_s * 1e9)
+
+
 class Phase(StrEnum):
     WAITING = "waiting"  # in the gateway's line, no worker knows of it
     ROUTING = "routing"  # a Route is with the driver

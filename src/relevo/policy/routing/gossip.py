@@ -1,7 +1,7 @@
 """What gateways over the same workers tell each other: what only the one that chose can know.
 
 All of them follow the workers' reports. What these cannot show, or show a step later, is what another gateway has sent
-and is not done: its charges (`policy.routing.in_flight`), what it expects to be cached (`policy.routing.prefix_index`),
+and is not done: its charges (`policy.routing.charges`), what it expects to be cached (`policy.routing.prefix_index`),
 and what its router remembers of late. A `ChangeLog` gathers that on one side, `PeerState` keeps it on the other, in the
 same ledger and index as what was chosen here, because request ids are unique.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from relevo.core.ids import BlockHash, RequestId, WorkerRef
-from relevo.policy.routing.in_flight import NO_CHARGES, Charges, InFlight
+from relevo.policy.routing.charges import NO_CHARGES, ChargeLedger, Charges
 from relevo.policy.routing.prefix_index import PrefixIndex
 from relevo.policy.routing.router import Use
 from relevo.policy.routing.worker_choice import WorkerChooser
@@ -46,8 +46,8 @@ class Batch:
 class ChangeLog:
     """The requests of this gateway whose standing changed since the last batch."""
 
-    def __init__(self, in_flight: InFlight, index: PrefixIndex) -> None:
-        self._in_flight = in_flight
+    def __init__(self, ledger: ChargeLedger, index: PrefixIndex) -> None:
+        self._ledger = ledger
         self._index = index
         self._own: dict[RequestId, bool] = {}  # whether its hashes were told
         self._changed: dict[RequestId, None] = {}
@@ -103,7 +103,7 @@ class ChangeLog:
         hashes = next((hashes for _, hashes in expected.values()), ())
         return Standing(
             request_id=request_id,
-            charges=self._in_flight.charges(request_id),
+            charges=self._ledger.charges(request_id),
             expected_on={role: worker for role, (worker, _) in expected.items()},
             hashes=None if self._own[request_id] and not tells_all else tuple(hashes),
         )
@@ -112,8 +112,8 @@ class ChangeLog:
 class PeerState:
     """What other gateways told, put where what was chosen here is kept too."""
 
-    def __init__(self, in_flight: InFlight, index: PrefixIndex, chooser: WorkerChooser) -> None:
-        self._in_flight = in_flight
+    def __init__(self, ledger: ChargeLedger, index: PrefixIndex, chooser: WorkerChooser) -> None:
+        self._ledger = ledger
         self._index = index
         self._chooser = chooser
         self._sequences: dict[str, int] = {}
@@ -159,13 +159,13 @@ class PeerState:
             return
         hashes = standing.hashes if standing.hashes is not None else known.get(request_id, ())
         known[request_id] = hashes
-        self._in_flight.set_charges(request_id, standing.charges)
+        self._ledger.set_charges(request_id, standing.charges)
         self._index.withdraw(request_id)
         for role, worker in standing.expected_on.items():
             self._index.expect(request_id, role, worker, hashes)
 
     def _end(self, request_id: RequestId) -> None:
-        self._in_flight.end(request_id)
+        self._ledger.end(request_id)
         self._index.withdraw(request_id)
 
 

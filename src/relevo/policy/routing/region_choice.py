@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
-from relevo.policy.routing.in_flight import InFlight
+from relevo.policy.routing.charges import ChargeLedger
 from relevo.policy.routing.router import Candidate, Pick, Router, RouterLimits, RoutingPolicy
 
 BYTES_PER_TOKEN = 4  # of JSON text; arbitrary, only ratios matter here
@@ -34,7 +34,7 @@ class RegionChoice:
         default_factory=lambda: Router(RoutingPolicy.TTFT, RouterLimits(load_factor=2.0, max_affinity_penalty_s=2.0))
     )
     max_sessions: int = MAX_SESSIONS
-    _in_flight: InFlight = field(default_factory=InFlight)
+    _ledger: ChargeLedger = field(default_factory=ChargeLedger)
     _s_per_token: dict[str, float] = field(default_factory=dict)
     _places: OrderedDict[bytes, tuple[str, int]] = field(default_factory=OrderedDict)  # session: region, tokens there
 
@@ -47,17 +47,17 @@ class RegionChoice:
         candidates = [self._candidate(name, num_tokens, num_held if name == place else 0) for name in able]
         pick = self.router.pick(candidates, num_tokens, session, rng)
         num_new = num_tokens - min(num_tokens, num_held) if pick.candidate.key == place else num_tokens
-        self._in_flight.charge_prefill(request_id, _ref(pick.candidate.key), max(1, num_new))
-        self._in_flight.charge_decode(request_id, _ref(pick.candidate.key), num_tokens)
+        self._ledger.charge_prefill(request_id, _ref(pick.candidate.key), max(1, num_new))
+        self._ledger.charge_decode(request_id, _ref(pick.candidate.key), num_tokens)
         return pick
 
     def answered(self, request_id: RequestId, session: bytes, num_tokens: int, region: str, ttft_s: float) -> None:
         """The first byte of an answer came after `ttft_s`: the session's KV is there from now on."""
-        num_open = max(1, self._in_flight.prefill_tokens(_ref(region)))
+        num_open = max(1, self._ledger.prefill_tokens(_ref(region)))
         measured = ttft_s / num_open
         known = self._s_per_token.get(region)
         self._s_per_token[region] = measured if known is None else (1 - RECENT) * known + RECENT * measured
-        self._in_flight.prefill_done(request_id)
+        self._ledger.prefill_done(request_id)
         if session:
             self._places[session] = (region, num_tokens)
             self._places.move_to_end(session)
@@ -66,7 +66,7 @@ class RegionChoice:
 
     def end(self, request_id: RequestId) -> None:
         """Give back what the request was charged. Idempotent."""
-        self._in_flight.end(request_id)
+        self._ledger.end(request_id)
 
     def lost(self, region: str) -> None:
         """Its caches are gone with it: its sessions look for a new home."""
@@ -78,11 +78,11 @@ class RegionChoice:
         return self._places.get(session, ("", 0))[0]
 
     def num_open(self, region: str) -> int:
-        return self._in_flight.num_decodes(_ref(region))
+        return self._ledger.num_decodes(_ref(region))
 
     @property
     def is_idle(self) -> bool:
-        return self._in_flight.is_empty
+        return self._ledger.is_empty
 
     def _candidate(self, name: str, num_tokens: int, num_held: int) -> Candidate[str]:
         num_new = num_tokens - min(num_tokens, num_held)
@@ -90,10 +90,10 @@ class RegionChoice:
         return Candidate(
             key=name,
             name=name,
-            cost_s=(self._in_flight.prefill_tokens(_ref(name)) + num_new) * s_per_token,
+            cost_s=(self._ledger.prefill_tokens(_ref(name)) + num_new) * s_per_token,
             num_hit_tokens=num_tokens if num_held else 0,  # of all that could be there
-            num_load_tokens=self._in_flight.decode_tokens(_ref(name)),
-            num_requests=self._in_flight.num_decodes(_ref(name)),
+            num_load_tokens=self._ledger.decode_tokens(_ref(name)),
+            num_requests=self._ledger.num_decodes(_ref(name)),
         )
 
 

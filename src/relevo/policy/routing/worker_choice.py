@@ -48,7 +48,7 @@ class WorkerView:
     load: WorkerLoad
     kv_site: KVSite  # see policy.routing.kv_path
     abilities: frozenset[Ability] = ALL_ABILITIES
-    in_flight_prefill_tokens: int = 0  # see policy.routing.in_flight
+    in_flight_prefill_tokens: int = 0  # see policy.routing.charges
     in_flight_decode_tokens: int = 0
     in_flight_asked_tokens: int = 0  # room that was asked for and not answered yet
     in_flight_batch_tokens: int = 0  # of the decode tokens

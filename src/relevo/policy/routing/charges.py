@@ -91,7 +91,7 @@ class _Account:
         return not self._charges and not self._totals and not self._counts
 
 
-class InFlight:
+class ChargeLedger:
     """One charge per request and kind: prefill, decode, room asked for, batch. Unknown names never raise."""
 
     def __init__(self) -> None:
