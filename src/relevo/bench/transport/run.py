@@ -27,10 +27,12 @@ from rich.table import Table
 from relevo.bench.transport.peer import receive_blocks
 from relevo.core.errors import HandoffFailed, SettingsError
 from relevo.core.events import TransferFailed, TransferSealed
+from relevo.core.handoff import Reach
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.ports import KVTransport
 from relevo.kv.arena import Arena
+from relevo.kv.transports.registry import TRANSPORTS
 from relevo.kv.transports.shm import ShmTransport
 from relevo.kv.transports.tcp import TcpTransport
 from relevo.telemetry.latency import Summary, summarise
@@ -103,6 +105,7 @@ def transport_table(costs: Sequence[TransportCost]) -> Table:
     for heading in ("transport", "MB", "blocks", "repeats", "handoff p50", "max", "write p50", "max", "GB/s"):
         table.add_column(heading, justify="right")
     for cost in costs:
+        is_still = TRANSPORTS[cost.transport].reach is Reach.ARENA  # nothing moves in shared memory
         seconds = (cost.handoff_s.p50, cost.handoff_s.max, cost.write_s.p50, cost.write_s.max)
         table.add_row(
             cost.transport,
@@ -110,7 +113,7 @@ def transport_table(costs: Sequence[TransportCost]) -> Table:
             str(cost.num_blocks),
             str(cost.write_s.count),
             *(f"{value * 1e3:.3f}" for value in seconds),
-            "-" if cost.transport == "shm" else f"{cost.gigabytes_per_s:.2f}",  # nothing moves in a shared arena
+            "-" if is_still else f"{cost.gigabytes_per_s:.2f}",
         )
     return table
 
