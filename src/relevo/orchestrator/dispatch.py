@@ -27,7 +27,7 @@ from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.ports import EngineStatus, OutputSink
 from relevo.orchestrator.routing import NO_ROUTE, Routing
-from relevo.orchestrator.worker_messages import Send, event_of, message_for
+from relevo.orchestrator.worker_messages import WorkerMessages, event_of
 from relevo.policy.admission.admission import Admission
 from relevo.policy.handoff import effects, events, machine
 from relevo.policy.handoff.state import HandoffLimits, Phase
@@ -80,6 +80,7 @@ class Dispatcher:
         self._decide = decide
         self._requests: dict[RequestId, InFlightRequest] = {}
         self._meter = HandoffMeter(metrics, placement, clock, model_name)
+        self._messages = WorkerMessages(membership, self._meter)
         self._routing = Routing(placement, self._meter, clock, decide)
         self._queue = AdmissionQueue(
             requests=self._requests,
@@ -175,7 +176,7 @@ class Dispatcher:
         self._decide(Decision.LOST, worker=worker.worker_id, epoch=worker.epoch)
         self._placement.forget(worker)
         for in_flight in list(self._requests.values()):
-            self._advance(in_flight, self._lost(worker))
+            self._advance(in_flight, self._messages.lost(worker))
         self._pump()
 
     def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
@@ -275,7 +276,7 @@ class Dispatcher:
             case effects.ChoosePrefill():
                 return self._routing.choose_prefill(in_flight, effect)
             case _:
-                return self._send(in_flight, effect)
+                return self._messages.send(in_flight, effect)
         return None
 
     def _break_off(self, in_flight: InFlightRequest, fault: Exception) -> None:
@@ -291,21 +292,6 @@ class Dispatcher:
             in_flight.is_started = True
             self._queue.started(in_flight)
         in_flight.sink.on_output(output)
-
-    def _send(self, in_flight: InFlightRequest, effect: Send) -> events.Event | None:
-        path = None
-        if isinstance(effect, effects.SendPrefill):
-            decode = effect.reservation.worker
-            path = self._membership.kv_path(effect.worker, decode)
-            if path is None:
-                return self._lost(decode if self._membership.get(decode) is None else effect.worker, is_unsent=True)
-        elif isinstance(effect, effects.SendStartDecode):
-            self._meter.baton_sent(in_flight)
-        is_sent = self._membership.send(effect.worker, message_for(effect, in_flight, path))
-        return None if is_sent else self._lost(effect.worker, is_unsent=True)
-
-    def _lost(self, worker: WorkerRef, *, is_unsent: bool = False) -> events.WorkerDied:
-        return events.WorkerDied(worker, has_left=self._membership.has_left(worker), is_unsent=is_unsent)
 
     def _end_worker(self, worker: WorkerRef, reason: str) -> None:
         self._decide(Decision.FENCE, worker=worker.worker_id, epoch=worker.epoch, reason=reason)

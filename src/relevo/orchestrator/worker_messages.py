@@ -1,11 +1,16 @@
-"""Between the words of a handoff and those of the wire: one message per effect, one event per message."""
+"""Between the words of a handoff and those of the wire: one message per effect, one event per message. Where a message
+cannot be sent, the event that its worker is gone."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from relevo.core.baton import Baton
 from relevo.core.handoff import KVPath
 from relevo.core.ids import WorkerRef
+from relevo.orchestrator.handoff_meter import HandoffMeter
 from relevo.orchestrator.in_flight import InFlightRequest
+from relevo.orchestrator.membership import Membership
 from relevo.policy.handoff import effects, events
 from relevo.wire import messages as wire
 
@@ -21,7 +26,43 @@ Send = (
 Answer = wire.Reserved | wire.Sealed | wire.PrefillDone | wire.Dropped | wire.RequestFailed | wire.Refused
 
 
-def message_for(effect: Send, in_flight: InFlightRequest, path: KVPath | None = None) -> wire.ToWorker:
+@dataclass(frozen=True, slots=True)
+class WorkerMessages:
+    membership: Membership
+    meter: HandoffMeter
+
+    def send(self, in_flight: InFlightRequest, effect: Send) -> events.WorkerDied | None:
+        """The event that follows at once, if it cannot be sent."""
+        path = None
+        if isinstance(effect, effects.SendPrefill):
+            decode = effect.reservation.worker
+            path = self.membership.kv_path(effect.worker, decode)
+            if path is None:
+                return self.lost(decode if self.membership.get(decode) is None else effect.worker, is_unsent=True)
+        elif isinstance(effect, effects.SendStartDecode):
+            self.meter.baton_sent(in_flight)
+        is_sent = self.membership.send(effect.worker, _message_for(effect, in_flight, path))
+        return None if is_sent else self.lost(effect.worker, is_unsent=True)
+
+    def lost(self, worker: WorkerRef, *, is_unsent: bool = False) -> events.WorkerDied:
+        return events.WorkerDied(worker, has_left=self.membership.has_left(worker), is_unsent=is_unsent)
+
+
+def event_of(worker: WorkerRef, answer: Answer) -> events.Event:
+    match answer:
+        case wire.Reserved():
+            return events.Granted(answer.reservation)
+        case wire.Sealed():
+            return events.Sealed(worker, answer.num_tokens)
+        case wire.PrefillDone():
+            return events.PrefillFinished(worker, answer.num_sealed_tokens, answer.transferred_bytes, answer.transfer_s)
+        case wire.Dropped():
+            return events.Dropped(worker)
+        case wire.RequestFailed() | wire.Refused():
+            return events.Failed(worker, answer.code, answer.reason)
+
+
+def _message_for(effect: Send, in_flight: InFlightRequest, path: KVPath | None = None) -> wire.ToWorker:
     """`path`: to the worker that granted the room, for SendPrefill."""
     request, handoff = in_flight.request, in_flight.handoff
     match effect:
@@ -46,17 +87,3 @@ def message_for(effect: Send, in_flight: InFlightRequest, path: KVPath | None = 
             return wire.Abort(request.request_id, effect.writer_active)
         case effects.SendRelease():
             return wire.Release(request.request_id)
-
-
-def event_of(worker: WorkerRef, answer: Answer) -> events.Event:
-    match answer:
-        case wire.Reserved():
-            return events.Granted(answer.reservation)
-        case wire.Sealed():
-            return events.Sealed(worker, answer.num_tokens)
-        case wire.PrefillDone():
-            return events.PrefillFinished(worker, answer.num_sealed_tokens, answer.transferred_bytes, answer.transfer_s)
-        case wire.Dropped():
-            return events.Dropped(worker)
-        case wire.RequestFailed() | wire.Refused():
-            return events.Failed(worker, answer.code, answer.reason)
