@@ -44,6 +44,7 @@ class AdmissionQueue:
     let_in: Callable[[InFlightRequest], None]  # it is this request's turn
     turn_away: Callable[[InFlightRequest, RequestEnd], None]  # it has to end, waiting or running
     decide: Decide = unlogged
+    _is_pumping: bool = False
 
     def enter(self, in_flight: InFlightRequest) -> None:
         """Put it in line and let in every request that may go, or turn it away."""
@@ -69,6 +70,15 @@ class AdmissionQueue:
     def pump(self) -> None:
         """Let in every request whose turn it is, as far as there is room. To be called whenever room may have
         appeared."""
+        if self._is_pumping:  # what is looked at meanwhile is seen by the turn that is under way
+            return
+        self._is_pumping = True
+        try:
+            self._pump()
+        finally:
+            self._is_pumping = False
+
+    def _pump(self) -> None:
         while self.admission.has_line:
             ticket = self.admission.next(self.clock.now_ns(), self._has_room)
             if ticket is None:

@@ -78,6 +78,7 @@ class Dispatcher:
         self._kill = kill
         self._hash_prompt = hash_prompt
         self._decide = decide
+        self._may_have_room = True  # what a message brought may let a request in that waits
         self._requests: dict[RequestId, InFlightRequest] = {}
         self._meter = HandoffMeter(metrics, placement, clock, model_name)
         self._messages = WorkerMessages(membership, self._meter)
@@ -147,6 +148,14 @@ class Dispatcher:
     # ---- MessageSink -------------------------------------------------------------------------------------------------
 
     def on_message(self, worker: WorkerRef, message: wire.ToGateway) -> None:
+        is_progress = isinstance(message, wire.StepOutputs | wire.LoadReport)
+        self._may_have_room = not is_progress or self._membership.may_have_room(worker)
+        self.take(worker, message)
+        if self._may_have_room:
+            self._pump()
+
+    def take(self, worker: WorkerRef, message: wire.ToGateway) -> None:
+        """What it means for the request that it is about; no other is let in for it."""
         match message:
             case wire.StepOutputs():
                 now_ns = self._clock.now_ns()
@@ -160,7 +169,6 @@ class Dispatcher:
                 self._tell(message.request_id, event_of(worker, message))
             case wire.CacheEvents() | wire.CacheSnapshot():
                 self._placement.take_cache_report(worker, message)
-        self._pump()
 
     def on_worker_ready(self, worker: WorkerRef) -> None:
         self._decide(Decision.READY, worker=worker.worker_id, epoch=worker.epoch)
@@ -193,7 +201,8 @@ class Dispatcher:
         if not machine.take_routine_tokens(in_flight.handoff, worker, output, now_ns):
             return False
         try:
-            self._placement.gave_tokens(output.request_id, len(output.tokens))
+            if self._placement.gave_tokens(output.request_id, len(output.tokens)):
+                self._may_have_room = True
             in_flight.sink.on_output(output)
         except Exception as fault:
             self._break_off(in_flight, fault)
@@ -233,7 +242,8 @@ class Dispatcher:
         fault: Exception | None = None
         try:
             in_flight.handoff, asked = machine.advance(before, event, self._clock.now_ns())
-            self._placement.observe(in_flight, event)
+            makes_room = self._placement.observe(in_flight, event)
+            self._may_have_room = self._may_have_room or makes_room or in_flight.handoff.has_ended
             self._meter.heard(in_flight, event)
         except Exception as error:
             fault = error

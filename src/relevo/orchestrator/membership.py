@@ -26,6 +26,7 @@ from relevo.core.events import StepCounters, WorkerLoad
 from relevo.core.handoff import KVPath
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.orchestrator.ports import WorkerLink, WorkerStatus
+from relevo.policy.admission.room import may_make_room
 from relevo.policy.http.liveness import INTERVAL_S, Liveness
 from relevo.policy.routing.kv_path import kv_path
 from relevo.wire import messages as wire
@@ -67,10 +68,11 @@ class Member:
     is_silent: bool = False
     is_leaving: bool = False  # finishes what it has, takes nothing new
     is_removed: bool = False  # is forgotten once its link has ended
+    may_have_room: bool = True  # its last report shows less work than the one before
+    ref: WorkerRef = field(init=False)  # the present or last incarnation
 
-    @property
-    def ref(self) -> WorkerRef:
-        return WorkerRef(self.worker_id, self.hello.epoch if self.hello is not None else 0)
+    def __post_init__(self) -> None:
+        self.ref = WorkerRef(self.worker_id, self.hello.epoch if self.hello is not None else 0)
 
     @property
     def is_gone(self) -> bool:
@@ -130,6 +132,11 @@ class Membership:
             return None
         return kv_path(one.hello.kv_site, other.hello.kv_site)
 
+    def may_have_room(self, worker: WorkerRef) -> bool:
+        """Its last report shows less work than the one before."""
+        member = self._members.get(worker.worker_id)
+        return member is None or member.may_have_room
+
     def has_left(self, worker: WorkerRef) -> bool:
         """That incarnation has said that it leaves: it goes, or went, because it was asked to."""
         member = self._members.get(worker.worker_id)
@@ -181,6 +188,7 @@ class Membership:
                 self.refused(worker_id, f"{worker_id} does not fit {other.worker_id}: {mismatch}")
                 return False
         member.hello, member.link, member.load = hello, link, hello.load
+        member.ref = WorkerRef(worker_id, hello.epoch)
         member.counters = StepCounters()
         member.liveness = Liveness.within(self._heartbeat_timeout_s)
         member.is_silent = member.is_leaving = False
@@ -287,6 +295,7 @@ class Membership:
                 self._all_fenced(member)
                 return
             case wire.StepOutputs() | wire.LoadReport():
+                member.may_have_room = may_make_room(member.load, message.load)
                 member.load, member.counters = message.load, message.counters
         self._sink.on_message(member.ref, message)
 

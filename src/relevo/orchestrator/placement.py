@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from random import Random
+from typing import cast
 
 from relevo.core.handoff import ALL_ABILITIES, NO_SITE, Link
 from relevo.core.ids import RequestId, WorkerRef
@@ -48,6 +49,7 @@ class Placement:
         self._index = PrefixIndex()
         self._unfollowed: set[WorkerRef] = set()  # whose cache reports have a gap; a snapshot is on its way
         self._handoff = HandoffCostModel()
+        self._known: dict[WorkerRef, tuple[object, ...]] = {}  # the last view of each, and what it was made from
         self.change_log = ChangeLog(self._ledger, self._index)
         self.peer_state = PeerState(self._ledger, self._index, chooser)
         self._tell: Callable[[bool], None] | None = None
@@ -72,8 +74,9 @@ class Placement:
 
     def choose_decode(self, in_flight: InFlightRequest, exclude: Iterable[WorkerRef]) -> Choice | None:
         """The decode worker, charged; None if none is ready. `end` must follow, in the end."""
-        request, request_id, ask = in_flight.request, in_flight.request_id, self._ask(in_flight)
-        choice = self._chooser.choose_decode(self._views(), ask, self._handoff.handoff_s, exclude, self._rng)
+        request, request_id = in_flight.request, in_flight.request_id
+        views, ask = self._views(), self._ask(in_flight)
+        choice = self._chooser.choose_decode(views, ask, self._handoff.handoff_s, exclude, self._rng)
         if choice is not None:
             is_batch = request.terms.is_batch
             self._ledger.charge_decode(request_id, choice.worker, ask.num_tokens, is_batch=is_batch)
@@ -111,26 +114,28 @@ class Placement:
         self._chose("prefill", request_id, choice.use)
         return choice
 
-    def observe(self, in_flight: InFlightRequest, event: events.Event) -> None:
-        """Progress gives charges back."""
+    def observe(self, in_flight: InFlightRequest, event: events.Event) -> bool:
+        """Progress gives charges back. False: only decoding went on, which makes no room."""
         request_id = in_flight.request_id
         match event:
             case events.Tokens(output=output):
-                self.gave_tokens(request_id, len(output.tokens))
-                return
+                return self.gave_tokens(request_id, len(output.tokens)) or not in_flight.is_started
             case events.Granted():
                 self._ledger.answered(request_id)
             case events.Sealed(num_tokens=num_tokens):
                 num_left = in_flight.handoff.num_prompt_tokens - num_tokens
                 self._ledger.prefill_left(request_id, max(1, num_left))
             case _:
-                return
+                return True
         self._changed(request_id, is_urgent=False)
+        return True
 
-    def gave_tokens(self, request_id: RequestId, num_tokens: int) -> None:
-        self._ledger.gave_tokens(request_id, num_tokens)
+    def gave_tokens(self, request_id: RequestId, num_tokens: int) -> bool:
+        """False: only decoding went on, which makes no room."""
+        makes_room = self._ledger.gave_tokens(request_id, num_tokens)
         self._tenant_use.gave(request_id, num_tokens)
         self._changed(request_id, is_urgent=False)
+        return makes_room
 
     def follow_cache(self, worker: WorkerRef) -> None:
         """From its next snapshot on what it has cached is known."""
@@ -162,6 +167,7 @@ class Placement:
 
     def forget(self, worker: WorkerRef) -> None:
         self._ledger.forget(worker)
+        self._known.pop(worker, None)
         self._unfollowed.discard(worker)
         self._index.forget(worker)
         if self._tell is not None:
@@ -200,7 +206,11 @@ class Placement:
 
     def _view(self, member: Member) -> WorkerView:
         ref, hello, ledger = member.ref, member.hello, self._ledger
-        return WorkerView(
+        made_from = (member.load, member.is_ready, ledger.version(ref), self._tenant_use.version(ref))
+        known = self._known.get(ref)
+        if known is not None and known[1:] == made_from:
+            return cast(WorkerView, known[0])
+        view = WorkerView(
             ref=ref,
             role=member.role,
             ready=member.is_ready,
@@ -217,3 +227,5 @@ class Placement:
             held=self._tenant_use.held(ref),
             sent=self._tenant_use.sent(ref),
         )
+        self._known[ref] = (view, *made_from)
+        return view

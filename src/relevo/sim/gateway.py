@@ -6,7 +6,7 @@ live gateway does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -36,8 +36,6 @@ from relevo.wire import messages as wire
 from relevo.wire.gossip import ToListener
 from relevo.wire.messages import Message
 
-# What they lead to asks for no worker's load, as long as no request waits for its turn.
-_READS_NO_LOAD = (wire.StepOutputs, wire.LoadReport, wire.Sealed, wire.PrefillDone, wire.CacheEvents, wire.Pong)
 _CUT_OFF = RequestEnd.failed(InternalError.code, "the gateway is gone")
 Ways = tuple[Sequence[Link], Sequence[Link]]  # there and back
 
@@ -128,6 +126,19 @@ def hash_prompt(request: EngineRequest, block_size: int) -> Sequence[BlockHash]:
     return prompt_hashes(request, block_size)
 
 
+class _LateMembership(Membership):
+    """Whose loads are looked at is heard first."""
+
+    def __init__(self, quiet: Quiet, members: Iterable[Member], *, heartbeat_timeout_s: float) -> None:
+        super().__init__(members, heartbeat_timeout_s=heartbeat_timeout_s)
+        self._quiet = quiet
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        self._quiet.catch_up()
+        return super().members
+
+
 @dataclass(frozen=True, slots=True)
 class _Started:
     """Implements orchestrator.ports.StartedRequest."""
@@ -183,7 +194,8 @@ class SimGateway:
     def __post_init__(self) -> None:
         serving, specs = self.serving, self.region.workers
         block_size = serving.layout.block_size
-        self.membership = Membership(
+        self.membership = _LateMembership(
+            self.quiet,
             [Member(WorkerId(spec.worker_id), spec.role, spec.worker_id) for spec in specs],
             heartbeat_timeout_s=serving.heartbeat_timeout_s or 0.0,
         )
@@ -258,13 +270,19 @@ class SimGateway:
         quiet = self.quiet
         if link.told_ends:
             quiet.arrivals.at_ns = [end_ns + quiet.latency_ns for end_ns in link.told_ends]
-            self.membership.heard(worker_id, message)
+            self._heard_late(link, message)
             quiet.arrivals.at_ns = ()
             return
-        if not isinstance(message, _READS_NO_LOAD) or self.admission.has_line:
-            quiet.catch_up()
         self.membership.heard(worker_id, message)
         quiet.settle(self)
+
+    def _heard_late(self, link: SimLink, message: wire.ToGateway) -> None:
+        """Of a quiet stretch: nothing that was decided since would have been decided otherwise."""
+        member = self.membership.get(WorkerRef(link.hello.worker_id, link.hello.epoch))
+        if member is not None:
+            if isinstance(message, wire.StepOutputs | wire.LoadReport):
+                member.load, member.counters = message.load, message.counters
+            self.dispatcher.take(member.ref, message)
 
     def _ping(self, link: SimLink) -> None:
         worker_id = link.hello.worker_id

@@ -1,10 +1,9 @@
 """Which quiet stretches of a world may be taken at once, and when what they brought has to be known.
 
 A stretch is told late: its tokens have the times at which they arrived, and everything that could have been decided by
-one of them is decided after it. Gateways read loads when a request arrives, leaves or is granted room, when a timer
-fires, and while requests wait for their turn with each message; by then every worker has caught up. A message of a
-quiet step lets no request in, because streams that go on only take room; so nothing else happens, and the decision log
-is the same with jumps off.
+one of them is decided after it: workers catch up when a request arrives or leaves, when a timer fires, and when a
+gateway looks at their loads. A message of a quiet step lets no request in, because streams that go on only take room;
+so nothing else happens, and the decision log is the same with jumps off.
 
 Where that does not hold there are no jumps: gateways over the same workers tell each other of tokens as they come, an
 edge before regions hears them later than they do, lossy links deliver at times that only they know, a worker that
@@ -45,6 +44,7 @@ class Quiet:
     watched: set[str] = field(default_factory=set)  # requests of which a token may be decided about when it comes
     has_tenants: bool = False  # several, or batch requests: they take turns
     _has_line: bool = False
+    _is_catching_up: bool = False
 
     @classmethod
     def of(cls, config: WorldConfig) -> Quiet:
@@ -64,8 +64,11 @@ class Quiet:
 
     def catch_up(self) -> None:
         """Everything that gateways have heard by now is told."""
-        for worker in tuple(self.jumping):
-            worker.catch_up()
+        if self.jumping and not self._is_catching_up:
+            self._is_catching_up = True
+            for worker in tuple(self.jumping):
+                worker.catch_up()
+            self._is_catching_up = False
 
     def settle(self, gateway: _Gateway) -> None:
         """Something has happened there: requests may wait for their turn from now on, or do so no more."""

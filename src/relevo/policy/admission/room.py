@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from relevo.core.events import WorkerLoad
 from relevo.policy.routing.worker_choice import (
     DECODE_ROLES,
     PREFILL_ROLES,
@@ -53,6 +54,20 @@ class RoomView:
     num_running: int = 0
     slot_in_s: float = 0.0  # no stream can end before and give its slot to this one; 0: unknown, or a slot is free
     tpot_s: float = 0.0  # step time with the request in it, where that is shortest
+
+
+def may_make_room(before: WorkerLoad, now: WorkerLoad) -> bool:
+    """A worker's report shows less work or more blocks than its last one. Otherwise a request that had no room because
+    of the worker has none now, as far as the report goes."""
+    return (
+        now.num_waiting_prefill_tokens < before.num_waiting_prefill_tokens
+        or now.num_waiting < before.num_waiting
+        or now.num_running + now.num_waiting + now.num_reserved
+        < before.num_running + before.num_waiting + before.num_reserved
+        or now.num_free_blocks + now.num_reusable_blocks > before.num_free_blocks + before.num_reusable_blocks
+        or now.num_total_blocks != before.num_total_blocks
+        or now.costs is not before.costs
+    )
 
 
 def has_room(views: Sequence[WorkerView], ask: Ask, limits: RoomLimits, *, is_batch: bool = False) -> bool:

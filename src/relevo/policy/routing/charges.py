@@ -30,10 +30,31 @@ class Charges:
 NO_CHARGES = Charges()
 
 
+class _Versions:
+    """Of what is charged to each worker, in all accounts together. A number is never used twice; 0: nothing."""
+
+    def __init__(self) -> None:
+        self.accounts: list[_Account] = []
+        self.of: dict[WorkerRef, int] = {}
+        self._last = 0
+
+    def changed(self, worker: WorkerRef) -> None:
+        self._last += 1
+        self.of[worker] = self._last
+
+    def settled(self, worker: WorkerRef) -> None:
+        """One account has nothing charged to it any more."""
+        if any(account.count(worker) for account in self.accounts):
+            self.changed(worker)
+        else:
+            self.of.pop(worker, None)
+
+
 class _Account:
     """Tokens per worker, as the sum of one charge per request."""
 
-    def __init__(self) -> None:
+    def __init__(self, versions: _Versions) -> None:
+        self._versions = versions
         self._charges: dict[RequestId, Charge] = {}
         self._totals: dict[WorkerRef, int] = {}
         self._counts: dict[WorkerRef, int] = {}
@@ -54,6 +75,7 @@ class _Account:
     def set(self, request_id: RequestId, worker: WorkerRef, num_tokens: int) -> None:
         self.clear(request_id)
         if num_tokens > 0:
+            self._versions.changed(worker)
             self._charges[request_id] = Charge(worker, num_tokens)
             self._totals[worker] = self.total(worker) + num_tokens
             self._counts[worker] = self.count(worker) + 1
@@ -66,6 +88,7 @@ class _Account:
         if charge.num_tokens + num_tokens > 0:
             self._charges[request_id] = Charge(charge.worker, charge.num_tokens + num_tokens)
             self._totals[charge.worker] += num_tokens
+            self._versions.changed(charge.worker)
         else:
             self.clear(request_id)
 
@@ -77,9 +100,11 @@ class _Account:
         if left:
             self._totals[charge.worker] = left
             self._counts[charge.worker] -= 1
+            self._versions.changed(charge.worker)
         else:
             del self._totals[charge.worker]
             del self._counts[charge.worker]
+            self._versions.settled(charge.worker)
 
     def forget(self, worker: WorkerRef) -> None:
         self._charges = {r: charge for r, charge in self._charges.items() if charge.worker != worker}
@@ -95,10 +120,16 @@ class ChargeLedger:
     """One charge per request and kind: prefill, decode, room asked for, batch. Unknown names never raise."""
 
     def __init__(self) -> None:
-        self._prefill = _Account()
-        self._decode = _Account()
-        self._asked = _Account()
-        self._batch = _Account()
+        self._versions = _Versions()
+        self._prefill = _Account(self._versions)
+        self._decode = _Account(self._versions)
+        self._asked = _Account(self._versions)
+        self._batch = _Account(self._versions)
+        self._versions.accounts += [self._prefill, self._decode, self._asked, self._batch]
+
+    def version(self, worker: WorkerRef) -> int:
+        """Another one after every change of what is charged to it."""
+        return self._versions.of.get(worker, 0)
 
     def prefill_tokens(self, worker: WorkerRef) -> int:
         return self._prefill.total(worker)
@@ -185,11 +216,13 @@ class ChargeLedger:
         """The context grew by so many tokens."""
         self._decode.change(request_id, num_tokens)
 
-    def gave_tokens(self, request_id: RequestId, num_tokens: int) -> None:
-        """So many output tokens: it has room, its prompt is computed, its context grew."""
+    def gave_tokens(self, request_id: RequestId, num_tokens: int) -> bool:
+        """So many output tokens: it has room, its prompt is computed, its context grew. False: only the last is new."""
+        makes_room = bool(self._asked.charged(request_id) or self._prefill.charged(request_id))
         self._asked.clear(request_id)
         self._prefill.clear(request_id)
         self._decode.change(request_id, num_tokens)
+        return makes_room
 
     def end(self, request_id: RequestId) -> None:
         """Give back everything of the request. Idempotent."""
@@ -204,3 +237,4 @@ class ChargeLedger:
         self._batch.forget(worker)
         self._prefill.forget(worker)
         self._decode.forget(worker)
+        self._versions.settled(worker)

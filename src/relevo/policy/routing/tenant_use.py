@@ -47,10 +47,16 @@ class TenantUse:
     _by_worker: dict[WorkerRef, dict[RequestId, Sent]] = field(default_factory=dict)  # that decodes
     _held: dict[WorkerRef, dict[str, Held]] = field(default_factory=dict)
     _num_unstarted: dict[str, int] = field(default_factory=dict)
+    _versions: dict[WorkerRef, int] = field(default_factory=dict)  # where something is held; no number comes twice
+    _num_changes: int = 0
 
     @property
     def is_empty(self) -> bool:
         return not (self._sent or self._by_worker or self._held or self._num_unstarted)
+
+    def version(self, worker: WorkerRef) -> int:
+        """Another one after every change of what is held or was sent there; what was given shows in `sent` itself."""
+        return self._versions.get(worker, 0)
 
     def held(self, worker: WorkerRef) -> Mapping[str, Held]:
         """By tenant; who holds nothing is not named."""
@@ -123,6 +129,8 @@ class TenantUse:
             del self._num_unstarted[tenant]
 
     def _add(self, worker: WorkerRef, tenant: str, num_requests: int, num_slots: int, num_prompt_tokens: int) -> None:
+        self._num_changes += 1
+        self._versions[worker] = self._num_changes
         by_tenant = self._held.setdefault(worker, {})
         held = by_tenant.setdefault(tenant, Held())
         held.num_requests += num_requests
@@ -131,4 +139,4 @@ class TenantUse:
         if held == Held():
             del by_tenant[tenant]
             if not by_tenant:
-                del self._held[worker]
+                del self._held[worker], self._versions[worker]
