@@ -67,7 +67,8 @@ class Outgoing:
 
     def _do(self, effect: effects.Effect) -> None:
         send = self.links.send
-        tell_effect(self.decide, effect)
+        if self.decide is not unlogged:
+            tell_effect(self.decide, effect)
         match effect:
             case effects.OpenRoom(reservation):
                 self.transports.reserve(reservation)
