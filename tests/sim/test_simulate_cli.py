@@ -93,6 +93,17 @@ def test_the_same_options_give_the_same_bytes(tmp_path: Path, model: list[str], 
     assert b'"decision":"arrive"' in written[0][1]
 
 
+def test_jumps_change_no_byte(tmp_path: Path, model: list[str]) -> None:
+    """Red when a number or a decision depends on how many quiet steps were taken at once."""
+    load = ["--prompt-tokens", "200-900", "--output-tokens", "100", "--rate", "4", "--num-requests", "20"]
+    written = []
+    for jumps in ("--jumps", "--no-jumps"):
+        out, log = tmp_path / f"{jumps}.json", tmp_path / f"{jumps}.log"
+        assert simulate(*load, *model, jumps, "--json", str(out), "--decision-log", str(log)).exit_code == 0
+        written.append((out.read_bytes(), log.read_bytes()))
+    assert written[0] == written[1]
+
+
 def test_each_configuration_has_a_decision_log(tmp_path: Path, model: list[str], trace: list[str]) -> None:
     log = tmp_path / "decisions.log"
     topologies = ["--topology", "1p1d", "--topology", "1u"]

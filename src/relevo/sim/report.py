@@ -18,6 +18,7 @@ from relevo.telemetry.distribution import Distribution
 from relevo.telemetry.latency import Slo
 
 _NS_PER_S = 1e9
+_DIGITS = 9  # of fractions of time: how many steps were taken at once leaves no trace in a sum of floats
 EDGE_FRACTION = 0.1  # of the time from the first arrival to the last, at either end; arbitrary
 
 
@@ -220,7 +221,7 @@ def _pool(role: str, workers: Sequence[WorkerResult], duration_s: float) -> Pool
         known = [ns for ns in used_ns if ns is not None]
         if len(known) < len(used_ns):
             return None
-        return sum(known) / available_ns if available_ns > 0 else 0.0
+        return round(sum(known) / available_ns, _DIGITS) if available_ns > 0 else 0.0
 
     return Pool(
         role=role,

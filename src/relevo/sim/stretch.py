@@ -40,7 +40,8 @@ class Stretch:
             at_ns += seconds(step_s(decode_shape(rows, self._num_kv_tokens + number * rows)) * self._slowness)
             ends.append(at_ns)
 
-    def shape_of(self, index: int) -> StepShape:
+    def shape_of(self, index: float) -> StepShape:
+        """Of that step; between two of them: their mean."""
         return decode_shape(self._num_rows, self._num_kv_tokens + index * self._num_rows)
 
     def started_before(self, index: int) -> int:

@@ -306,7 +306,7 @@ class SimWorker:
         self.busy_ns += stretch.ends[num_steps - 1] - stretch.started_before(num_before)
         self.most_held_blocks = max(self.most_held_blocks, self.scheduler.pool.num_held)
         cast(ModelledRunner, self.runner).count_limits(
-            stretch.shape_of((num_before + num_steps) // 2), num_steps - num_before
+            stretch.shape_of((num_before + num_steps - 1) / 2), num_steps - num_before
         )
         self.told_ends = ()
 
