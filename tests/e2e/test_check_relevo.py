@@ -15,7 +15,7 @@ NOT_FOR_THE_FAKE_MODEL = ("logprobs.sum_below_one", "sampling.narrow_top_p", "sa
 # what is not there yet and therefore refused: output under a schema, forced calls
 REFUSED = {"shape.json_schema", "shape.json_object", "tools.forced"}
 # SmolLM2's template has no place for tools
-REFUSED_BY_SMOLLM2 = {"shape.tool_choice_none", "tools.reach_the_model", "tools.history"}
+REFUSED_BY_SMOLLM2 = {"shape.tool_choice_none", "tools.reach_the_model"}
 KEY, OTHER_KEY = "check-key", "other-check-key"
 KEYS = ("--api-key", KEY, "--api-key", OTHER_KEY)  # of the server
 CLIENT_KEYS = ("--api-key", KEY, "--other-api-key", OTHER_KEY)
