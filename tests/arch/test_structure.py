@@ -179,3 +179,18 @@ def test_every_implementation_of_a_seam_is_held_to_its_promise(seam: str) -> Non
     for name, (suite, words) in SUITES[seam].items():
         if suite:
             assert words in (ROOT / "tests" / suite).read_text(encoding="utf-8"), f"{suite} does not run on {name}"
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def test_sentences_have_a_subject() -> None:
+    """A request waits, a worker holds, a client reads: red for whoever, nobody, somebody and everybody."""
+    vague = re.compile(r"\b(whoever|whomever|whosever|nobody|somebody|everybody)\b", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(SOURCE)}:{number} {line.strip()}"
+        for path in trees()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if vague.search(line)
+    ]
+    assert not found
