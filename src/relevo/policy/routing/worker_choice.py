@@ -186,7 +186,7 @@ class WorkerChooser:
         has_costs = decode_view.has_measured_costs
         decode_view, *prefill_views = with_costs([decode_view, *prefill_views])
         paths = _prefillers(decode_view, [view for view in prefill_views if view.ready])
-        views = preferred([view for view in prefill_views if view.ref in paths], PREFILL_ROLES)
+        views = [view for view in prefill_views if view.ref in paths]
         local_s = _local_ttft_s(decode_view, num_uncached_tokens)
         running = max(1, decode_view.load.num_running)
         stall_s = decode_view.load.costs.per_token_s * num_uncached_tokens * running
@@ -269,12 +269,20 @@ def with_costs(views: Sequence[WorkerView]) -> list[WorkerView]:
 
 
 def _prefillers(decode_view: WorkerView, views: Sequence[WorkerView]) -> dict[WorkerRef, KVPath]:
-    """Those of the workers that can compute a prompt for it, and how it gets there."""
+    """Those of the best role that can compute a prompt for it, and how it gets there."""
     if Ability.RESERVE not in decode_view.abilities:
         return {}
-    able = (view for view in views if view.ref != decode_view.ref and Ability.PREFILL in view.abilities)
-    paths = ((view.ref, kv_path(view.kv_site, decode_view.kv_site)) for view in able)
-    return {ref: path for ref, path in paths if path is not None}
+    receiver = decode_view.kv_site
+    for roles in PREFILL_ROLES:
+        paths: dict[WorkerRef, KVPath] = {}
+        for view in views:
+            if view.role in roles and Ability.PREFILL in view.abilities and view.ref != decode_view.ref:
+                path = kv_path(view.kv_site, receiver)
+                if path is not None:
+                    paths[view.ref] = path
+        if paths:
+            return paths
+    return {}
 
 
 def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask, handoff_s: HandoffSeconds) -> float:
@@ -282,7 +290,7 @@ def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask
     num_uncached = ask.num_uncached(view.ref)
     local_s = _local_ttft_s(view, num_uncached)
     paths = _prefillers(view, able) if view.role != "unified" else {}
-    others = preferred([other for other in able if other.ref in paths], PREFILL_ROLES)
+    others = [other for other in able if other.ref in paths]
     if not others:
         return local_s
     remote_s = min(
