@@ -28,6 +28,7 @@ from relevo.cli.bench_gateway import gateway
 from relevo.cli.bench_overload import overload
 from relevo.cli.bench_peers import peers
 from relevo.cli.bench_quality import quality
+from relevo.cli.bench_record import record
 from relevo.cli.bench_sessions import sessions
 from relevo.cli.bench_soak import soak
 from relevo.cli.bench_terminal import (
@@ -36,6 +37,7 @@ from relevo.cli.bench_terminal import (
     finish,
     friendly,
     integers,
+    lengths,
     named_url,
     note,
     out,
@@ -46,7 +48,6 @@ from relevo.cli.bench_terminal import (
 from relevo.telemetry.latency import Slo
 from relevo.telemetry.latency_plot import plot_latencies, require_matplotlib
 from relevo.workload.arrivals import ArrivalKind
-from relevo.workload.lengths import Lengths, parse_lengths
 from relevo.workload.traces.formats import TraceFormat
 
 app = typer.Typer(name="bench", help="Measure: load tests, interference, handoff and transport costs, peers.")
@@ -55,6 +56,7 @@ app.command()(gateway)
 app.command()(overload)
 app.command()(peers)
 app.command()(quality)
+app.command()(record)
 app.command()(sessions)
 app.command()(soak)
 
@@ -103,8 +105,8 @@ def serve(
         endpoint=endpoint,
         api_key=api_key,
         seed=seed,
-        input_lengths=_lengths(input_len),
-        output_lengths=_lengths(output_len),
+        input_lengths=lengths(input_len),
+        output_lengths=lengths(output_len),
         num_requests=num_requests if ends else 100,
         duration_s=duration_s,
         request_rate_per_s=request_rate,
@@ -135,10 +137,7 @@ def serve(
     if report.generator_was_late:
         late_ms = report.lateness_p99_s * 1e3
         note(f"requests left up to {late_ms:.0f} ms late (p99): this machine is too busy to test from")
-    start_ns = min((record.sent_at_ns for record in test.records if record.sent_at_ns), default=0)
-    body = {"model": test.model, "exact_lengths": test.exact_lengths, "report": report.to_json()}
-    requests = [record.to_json(start_ns) for record in test.records]
-    write_json(json_out, environment, body | {"requests": requests})
+    write_json(json_out, environment, test.to_json(report))
     if plot is not None:
         title = f"{test.model} at {url}"
         friendly(lambda: plot_latencies({url: latency_samples(test.records)}, plot, title))
@@ -244,13 +243,6 @@ def transport(
     costs = friendly(lambda: [measure_transport(kind, parse_bytes(size), num_repeats) for kind in kinds])
     out.print(transport_table(costs))
     write_json(json_out, environment, {"transports": [cost.to_json() for cost in costs]})
-
-
-def _lengths(text: str) -> Lengths:
-    try:
-        return parse_lengths(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _slo(ttft_ms: float | None, itl_ms: float | None) -> Slo | None:

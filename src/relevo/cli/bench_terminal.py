@@ -14,6 +14,7 @@ from rich.console import Console
 
 from relevo.build.event_loop import run_until_complete
 from relevo.core.errors import RelevoError
+from relevo.workload.lengths import Lengths, parse_lengths
 
 T = TypeVar("T")
 
@@ -102,6 +103,13 @@ def integers(text: str, option: str) -> list[int]:
             f"{text!r} is not a list of token counts; write 128,512 for example", param_hint=option
         )
     return numbers
+
+
+def lengths(text: str) -> Lengths:
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def named_url(entry: str) -> tuple[str, str]:

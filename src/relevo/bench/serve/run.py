@@ -18,6 +18,7 @@ from relevo.bench.client import OpenAIClient
 from relevo.bench.load import run_closed_loop, run_open_loop
 from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, PlannedRequest
+from relevo.bench.serve.report import LoadReport
 from relevo.core.errors import SettingsError, StartError
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets
 from relevo.workload.lengths import Lengths
@@ -112,6 +113,16 @@ class LoadTest:
                     duration_s=options.duration_s,
                 )
                 making.cancel()
+
+    def to_json(self, report: LoadReport) -> dict[str, Any]:
+        """Every record and the sums over them; times count from the first request."""
+        start_ns = min((record.sent_at_ns for record in self.records if record.sent_at_ns), default=0)
+        return {
+            "model": self.model,
+            "exact_lengths": self.exact_lengths,
+            "report": report.to_json(),
+            "requests": [record.to_json(start_ns) for record in self.records],
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from relevo.sim.ladder.show import rung_tables
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m relevo.sim.ladder", description="How far off the models are.")
-    parser.add_argument("data", type=Path, help="folder with profiles/, model_configs/ and traces/")
+    parser.add_argument(
+        "data", type=Path, help="folder with profiles/, model_configs/ and traces/; of rung 6: of relevo bench record"
+    )
     parser.add_argument("--rung", type=int, action="append", default=[], choices=sorted(RUNGS))
     parser.add_argument("--json", type=Path, help="write the reports to this file")
     parser.add_argument("--constants", action="store_true", help="print the table of policy.perf.known_engines instead")
@@ -30,7 +32,7 @@ def main(argv: list[str]) -> int:
     except RelevoError as error:
         Console(stderr=True).print(f"error: {error}")
         return 1
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)  # a file or pipe has no width: cut nothing
     for report in reports:
         console.print(rung_tables(report))
     if options.json:

@@ -1,0 +1,1 @@
+"""`relevo bench record`: live runs, as the simulator is compared with."""
