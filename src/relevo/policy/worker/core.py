@@ -29,7 +29,6 @@ from relevo.policy.worker.intake import Rejected
 from relevo.policy.worker.remote_prefill import RemotePrefill
 from relevo.policy.worker.scheduler import Scheduler
 from relevo.policy.worker.step_outcome import StepOutcome
-from relevo.policy.worker.worker_requests import WorkerRequest
 
 
 class WorkerCore:
@@ -41,7 +40,7 @@ class WorkerCore:
         self.num_request_faults = 0
         self.num_handed_tokens = 0  # that other workers received from here
         self.transfer_s = 0.0
-        self._remote_prefills: dict[RequestId, WorkerRequest] = {}  # those of the requests that have a receiver
+        self._remote_prefills: dict[RequestId, RemotePrefill] = {}  # of the requests that have a receiver
         self._sealed: list[RequestId] = []  # of these, the receiver has the whole prompt
         self._fenced_epochs: dict[WorkerId, int] = {}  # of peers: nothing older is written to
         self._effects: list[Effect] = []
@@ -61,7 +60,7 @@ class WorkerCore:
     @property
     def remote_prefills(self) -> list[RemotePrefill]:
         """Of which a part is still to be computed, written or acknowledged."""
-        return [state.remote for state in self._remote_prefills.values() if state.remote is not None]
+        return list(self._remote_prefills.values())
 
     # ---- what gateways ask -------------------------------------------------------------------------------------------
 
@@ -92,7 +91,9 @@ class WorkerCore:
                 request, reservation, now_ns, path=path, num_found_tokens=num_found_tokens
             )
         if rejected is None:
-            self._remote_prefills[request.request_id] = self.scheduler.requests[request.request_id]
+            remote = self.scheduler.requests[request.request_id].remote
+            assert remote is not None
+            self._remote_prefills[request.request_id] = remote
         self._accept(gateway, request.request_id, rejected)
 
     def start_decode(self, gateway: PeerId, baton: Baton, now_ns: int) -> None:
@@ -119,9 +120,8 @@ class WorkerCore:
     def fence(self, worker_id: WorkerId, epoch: int) -> None:
         """Let go of all blocks that earlier incarnations of the peer reserved, and accept none of them any more."""
         newest = self._fenced_epochs[worker_id] = max(epoch, self._fenced_epochs.get(worker_id, 0))
-        for request_id, state in list(self._remote_prefills.items()):
-            assert state.remote is not None
-            reservation = state.remote.reservation
+        for request_id, remote in list(self._remote_prefills.items()):
+            reservation = remote.reservation
             if reservation.worker_id == worker_id and reservation.epoch < newest:
                 self.fail(request_id, errors.WorkerLost.code, f"{worker_id} was replaced")
 
@@ -155,9 +155,8 @@ class WorkerCore:
 
     def take_transfer_event(self, event: TransferEvent) -> None:
         request_id = event.reservation.request_id
-        state = self._remote_prefills.get(request_id)
-        remote = state.remote if state is not None else None
-        if state is None or remote is None or remote.reservation != event.reservation:
+        remote = self._remote_prefills.get(request_id)
+        if remote is None or remote.reservation != event.reservation:
             return
         match event:
             case TransferFailed():
@@ -165,8 +164,9 @@ class WorkerCore:
             case TransferSealed():
                 self.num_handed_tokens += remote.seal(event.num_tokens)
                 remote.transfer_s = event.transfer_s
-                self._effects.append(effects.Sealed(state.owner, request_id, event.num_tokens))
-                self._note_sealed(state)
+                owner = self.scheduler.requests[request_id].owner
+                self._effects.append(effects.Sealed(owner, request_id, event.num_tokens))
+                self._note_sealed(request_id, remote)
 
     def withdraw(self, request_id: RequestId) -> None:
         """The receiver of a prompt computed here took back the room for it."""
@@ -182,22 +182,23 @@ class WorkerCore:
 
     def hand_over(self, request_id: RequestId) -> None:
         """The receiver has the whole prompt: let go of it. Idempotent."""
-        state = self._remote_prefills.pop(request_id, None)
-        if state is None or state.remote is None:
+        remote = self._remote_prefills.get(request_id)
+        if remote is None or not remote.is_sealed:
             return
-        remote = state.remote
+        del self._remote_prefills[request_id]
+        owner = self.scheduler.requests[request_id].owner
         self.scheduler.finish_transfer(request_id)
         self.transfer_s += remote.transfer_s
         self._effects += [
             effects.CancelWrites(remote.reservation, remote.path),  # nothing is under way; its account is closed
             effects.HandedOver(
-                state.owner, request_id, remote.num_sealed_tokens, remote.num_handed_tokens, remote.transfer_s
+                owner, request_id, remote.num_sealed_tokens, remote.num_handed_tokens, remote.transfer_s
             ),
         ]
 
-    def _note_sealed(self, state: WorkerRequest) -> None:
-        if state.remote is not None and state.remote.is_sealed:
-            self._sealed.append(state.request.request_id)
+    def _note_sealed(self, request_id: RequestId, remote: RemotePrefill) -> None:
+        if remote.is_sealed:
+            self._sealed.append(request_id)
 
     # ---- after a step ------------------------------------------------------------------------------------------------
 
@@ -206,7 +207,7 @@ class WorkerCore:
         outcome = self.scheduler.commit(plan, result, now_ns)
         for prefix in outcome.prefixes:
             self._effects.append(effects.SendPrefix(prefix))
-            self._note_sealed(self.scheduler.requests[prefix.request_id])
+            self._note_sealed(prefix.request_id, self._remote_prefills[prefix.request_id])
         return outcome
 
     # ---- ends --------------------------------------------------------------------------------------------------------
@@ -230,9 +231,9 @@ class WorkerCore:
 
     def _drop(self, request_id: RequestId, writer_active: bool, keeper: PeerId | None) -> None:
         """Let go of a request in whatever phase it is. Idempotent."""
-        state = self._remote_prefills.pop(request_id, None)
-        if state is not None and state.remote is not None:
-            self._effects.append(effects.CancelWrites(state.remote.reservation, state.remote.path))
+        remote = self._remote_prefills.pop(request_id, None)
+        if remote is not None:
+            self._effects.append(effects.CancelWrites(remote.reservation, remote.path))
         self._close_room(request_id)
         self.scheduler.abort(request_id, writer_active, keeper)
 
