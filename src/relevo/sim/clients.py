@@ -35,6 +35,7 @@ class Habits:
     priority: int = 0
     session: bytes = b""
     num_samples: int = 1
+    ignores_eos: bool = False  # no token of the model ends its answer, so it is known how long it will be
     salt: bytes = b""
     leaves_after_s: float | None = None  # of its arrival, if it has no end by then
     leaves_after_tokens: int | None = None  # read
@@ -66,7 +67,13 @@ class Client:
         return EngineRequest(
             request_id=RequestId(f"r{row.row}"),
             prompt_token_ids=VirtualTokens(self.text, row.num_prompt_tokens),  # type: ignore[arg-type]
-            sampling=SamplingParams(max_tokens=row.num_output_tokens, seed=0, n=habits.num_samples, temperature=0.0),
+            sampling=SamplingParams(
+                max_tokens=row.num_output_tokens,
+                seed=0,
+                n=habits.num_samples,
+                temperature=0.0,
+                ignore_eos=habits.ignores_eos,
+            ),
             salt=habits.salt,
             priority=habits.priority,
             arrived_at_ns=now_ns,

@@ -56,7 +56,10 @@ class World:
         *,
         habits: Callable[[WorkloadRequest], Habits] = lambda row: Habits(),
         decisions: DecisionLog | None = None,
+        on_end: Callable[[Client], None] = lambda client: None,
     ) -> None:
+        """`on_end` is told of each client whose request has its end."""
+        self._on_end = on_end
         self.config = config
         self.kernel = Kernel(config.seed)
         self.workers: dict[str, SimWorker] = {}  # the incarnations that are there
@@ -78,7 +81,7 @@ class World:
         self._gone: dict[str, WorkerResult] = {}  # what former incarnations did
         self._kv = KVNetwork(self.kernel, self._kv_way)
         self._children = _children(workload.requests)
-        self._traffic_at_ns = seconds(_TRAFFIC_AFTER_S)
+        self.traffic_at_ns = seconds(_TRAFFIC_AFTER_S)
         for region in config.regions:
             for index in range(region.num_gateways):
                 self._add_gateway(region, index)
@@ -93,7 +96,7 @@ class World:
         """`tell` is called now and then, for a progress bar."""
         self.start()
         until_s = self.config.until_s
-        self.kernel.run(None if until_s is None else self._traffic_at_ns + seconds(until_s), tell)
+        self.kernel.run(None if until_s is None else self.traffic_at_ns + seconds(until_s), tell)
         return self.finish()
 
     def start(self) -> None:
@@ -108,17 +111,17 @@ class World:
         for row in self._workload.requests:
             if not row.is_closed_loop:
                 self._num_to_come += 1
-                at_ns = self._traffic_at_ns + seconds(row.arrived_at_s or 0.0)
+                at_ns = self.traffic_at_ns + seconds(row.arrived_at_s or 0.0)
                 self.kernel.call_at(at_ns, self._arrive, row)
         for fault in self.config.faults:
-            self.kernel.call_at(self._traffic_at_ns + seconds(fault.at_s), self._strike, fault)
+            self.kernel.call_at(self.traffic_at_ns + seconds(fault.at_s), self._strike, fault)
 
     def finish(self) -> WorldResult:
         """What came of it. Call it once."""
         self.quiet.catch_up()
         result = self.result
         result.ended_at_ns = self.kernel.now_ns()
-        result.started_at_ns = min((each.arrived_at_ns for each in result.requests), default=self._traffic_at_ns)
+        result.started_at_ns = min((each.arrived_at_ns for each in result.requests), default=self.traffic_at_ns)
         result.num_events = self.kernel.num_events
         result.num_handoffs = self._tally.num_handoffs
         result.workers = [self._worker_result(worker_id) for worker_id in self._specs]
@@ -307,6 +310,7 @@ class World:
         result.num_restarts = tally.num_restarts[request_id]
         tally.forget(request_id)
         self.quiet.watched.discard(request_id)
+        self._on_end(client)
         if client.result.outcome is RequestOutcome.FINISHED:
             for child in self._children.get(client.row.row, ()):
                 self._num_to_come += 1
