@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from relevo.policy.perf.step_time import StepShape, StepTimeModel, decode_shape
-from relevo.sim.kernel import seconds
+from relevo.policy.perf.step_time import DecodeSteps, StepShape, StepTimeModel, decode_shape
+from relevo.sim.kernel import NS_PER_S
 
 _PORTION = 32  # arbitrary: ends that are computed at once, most of them needless where a message comes soon
 
@@ -21,6 +21,7 @@ class Stretch:
         self.ends: list[int] = []  # of its steps, as far as computed
         self.num_taken = 0
         self._times = times
+        self._decode_steps_s = times.decode_steps_s if isinstance(times, DecodeSteps) else None
         self._slowness = slowness
         self._num_rows = first.num_decode_rows
         self._num_kv_tokens = first.num_decode_kv_tokens
@@ -34,11 +35,16 @@ class Stretch:
 
     def extend(self) -> None:
         """Compute the next ends."""
-        ends, rows, step_s = self.ends, self._num_rows, self._times.step_s
+        ends, slowness, first = self.ends, self._slowness, len(self.ends)
         at_ns = ends[-1] if ends else self.started_at_ns
-        for number in range(len(ends), min(self._num_steps, len(ends) + _PORTION)):
-            at_ns += seconds(step_s(decode_shape(rows, self._num_kv_tokens + number * rows)) * self._slowness)
+        for step_s in self._steps_s(first, min(self._num_steps - first, _PORTION)):
+            at_ns += round(step_s * slowness * NS_PER_S)
             ends.append(at_ns)
+
+    def _steps_s(self, first: int, num_steps: int) -> list[float]:
+        if self._decode_steps_s is not None:
+            return self._decode_steps_s(self._num_rows, self._num_kv_tokens + first * self._num_rows, num_steps)
+        return [self._times.step_s(self.shape_of(index)) for index in range(first, first + num_steps)]
 
     def shape_of(self, index: float) -> StepShape:
         """Of that step; between two of them: their mean."""

@@ -28,11 +28,24 @@ class RooflineModel:
             return self.constants.seconds(self.work.work(step))
         return self.decode_run_s(step.num_decode_rows, step.num_decode_kv_tokens, 1)
 
-    def decode_run_s(self, num_rows: int, num_kv_tokens: float, num_steps: int) -> float:
+    def decode_steps_s(self, num_rows: int, num_kv_tokens: float, num_steps: int) -> list[float]:
+        """Each of the steps of `decode_run_s`, to the last bit as `step_s` has it."""
+        kv_tokens = [num_kv_tokens + number * num_rows for number in range(num_steps)]
+        if len(self._reads) != 1 or self._reads[0][1].max_span is not None:
+            return [self.decode_run_s(num_rows, each, 1) for each in kv_tokens]
+        fixed_s, num_local_rows = self._fixed_of(num_rows), self.work.num_local_rows(num_rows)
+        token_s = self._reads[0][0]
+        return [fixed_s + num_local_rows * (token_s * (each / num_rows)) for each in kv_tokens]
+
+    def _fixed_of(self, num_rows: int) -> float:
         fixed_s = self._fixed_s.get(num_rows)
         if fixed_s is None:
             fixed_s = self.constants.seconds(self.work.fixed_work(decode_shape(num_rows, 0)))
             self._fixed_s[num_rows] = fixed_s
+        return fixed_s
+
+    def decode_run_s(self, num_rows: int, num_kv_tokens: float, num_steps: int) -> float:
+        fixed_s = self._fixed_of(num_rows)
         context = num_kv_tokens / num_rows if num_rows else 0.0
         read_s = 0.0
         for token_s, cost in self._reads:

@@ -9,7 +9,7 @@ Does not know schedulers, requests or devices.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from relevo.core.events import StepCosts
 
@@ -54,6 +54,15 @@ class StepTimeModel(Protocol):
     def decode_run_s(self, num_rows: int, num_kv_tokens: float, num_steps: int) -> float:
         """`num_steps` steps in which the same rows decode and nothing else happens; `num_kv_tokens` are seen by the
         first of them, and each step sees one more per row."""
+        ...
+
+
+@runtime_checkable
+class DecodeSteps(Protocol):
+    """A `StepTimeModel` that answers for many steps as fast as for one."""
+
+    def decode_steps_s(self, num_rows: int, num_kv_tokens: float, num_steps: int) -> list[float]:
+        """Each of the steps of `decode_run_s`, to the last bit as `step_s` has it."""
         ...
 
 
