@@ -113,6 +113,11 @@ def test_splitwise() -> None:
     assert model.step_s(decode_shape(1, (576 + 2112) / 2)) == pytest.approx(0.032)
     assert model.holds(decode_shape(64, 64 * 2000))
     assert not model.holds(decode_shape(64, 64 * 4000))
+    theirs = read_splitwise(lines, as_splitwise_sim=True)[SplitwiseKey("llama2-70b", "h100-80gb", 8)]
+    assert theirs.step_s(StepShape().with_chunk(512, 0)) == pytest.approx(0.052)
+    by_tokens = {512: 0.030, 2048: 0.034}  # prompt tokens of a batch, under which they file a token's time
+    slope = (by_tokens[2048] - by_tokens[512]) / (2048 - 512)
+    assert theirs.step_s(decode_shape(64, 64 * 576)) == pytest.approx(0.030 - slope * (512 - 64))
 
 
 def test_distserve() -> None:

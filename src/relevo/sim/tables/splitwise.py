@@ -2,6 +2,10 @@
 
 Source: Splitwise (ISCA'24), Mutinifni/splitwise-sim, MIT. Columns: model, hardware, tensor_parallel, prompt_size,
 batch_size, token_size, prompt_time (of the batch) and token_time (of a step) in milliseconds. Rows repeat.
+
+splitwise-sim itself files token times under the tokens of their batch's prompts, and looks them up under the number of
+rows of a step: a few where the table begins with hundreds, so that a step of any batch takes about as long as one of a
+single row. `as_splitwise_sim` does the same, for comparison with its results.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ class SplitwiseKey(NamedTuple):
     tensor: int
 
 
-def read_splitwise(lines: Iterable[str]) -> dict[SplitwiseKey, MeasuredTimes]:
+def read_splitwise(lines: Iterable[str], *, as_splitwise_sim: bool = False) -> dict[SplitwiseKey, MeasuredTimes]:
     decode: defaultdict[SplitwiseKey, list[DecodePoint]] = defaultdict(list)
     prefill: defaultdict[SplitwiseKey, list[PrefillPoint]] = defaultdict(list)
     for record in csv.DictReader(lines):
         key = SplitwiseKey(record["model"], record["hardware"], int(record["tensor_parallel"]))
         num_rows, num_prompt = int(record["batch_size"]), int(record["prompt_size"])
-        context = num_prompt + int(record["token_size"]) / 2  # in the middle of the output
-        decode[key].append(DecodePoint(num_rows=num_rows, context=context, step_s=float(record["token_time"]) / 1e3))
+        filed_rows = num_rows * num_prompt if as_splitwise_sim else num_rows
+        context = 1.0 if as_splitwise_sim else num_prompt + int(record["token_size"]) / 2  # in the middle of the output
+        decode[key].append(DecodePoint(num_rows=filed_rows, context=context, step_s=float(record["token_time"]) / 1e3))
         prefill[key].append(PrefillPoint(num_tokens=num_rows * num_prompt, step_s=float(record["prompt_time"]) / 1e3))
     return {key: MeasuredTimes(decode[key], prefill[key]) for key in decode}
