@@ -159,3 +159,20 @@ def test_a_cut_link_and_a_slow_worker_delay_what_is_under_way_and_lose_nothing()
     calm, cut = (World(config(split(1, 1), faults=each), workload).run() for each in ((), faults))
     assert_whole(cut, workload)
     assert cut.ended_at_ns > calm.ended_at_ns + 500_000_000
+
+
+def test_a_worker_that_stands_still_is_found_and_replaced() -> None:
+    """Red when its requests wait for it for ever, or move on while it might still write."""
+    workload = chat(80, 30.0)
+    faults = (
+        Fault(at_s=1.0, kind=FaultKind.STOP, target="decode-0"),
+        Fault(at_s=1.2, kind=FaultKind.STOP, target="prefill-0"),
+    )
+    serving = ServingSpec(layout=LAYOUT, max_model_len=4096, heartbeat_timeout_s=3.0)
+    world = World(config(split(2, 2), 2, serving=serving, faults=faults), workload)
+    result = world.run()
+    assert_whole(result, workload)
+    assert_nothing_is_left(world)
+    epochs = {worker_id: each.config.epoch for worker_id, each in world.workers.items()}
+    assert epochs == {"prefill-0": 2, "prefill-1": 1, "decode-0": 2, "decode-1": 1}
+    assert result.ended_at_ns < 60_000_000_000

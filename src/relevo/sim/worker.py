@@ -32,6 +32,7 @@ from relevo.wire.in_process_links import InProcessLinks
 
 _AGAIN_NS = 1_000  # arbitrary: a turn that brought nothing, though there is work, is taken once more a little later
 _TOKEN = SampledToken(0)
+_NEVER_NS = 2**63
 _MOST_STEPS = 4096  # arbitrary: of one stretch
 _FEWEST_STEPS = 4  # arbitrary: fewer are not worth one
 
@@ -161,7 +162,8 @@ class SimWorker:
 
     def stop(self, for_s: float) -> None:
         """It stands still (SIGSTOP) and goes on afterwards; a step under way ends when it should have, or then."""
-        self._stopped_until_ns = max(self._stopped_until_ns, self.kernel.now_ns() + seconds(for_s))
+        until_ns = _NEVER_NS if for_s == inf else self.kernel.now_ns() + seconds(for_s)
+        self._stopped_until_ns = max(self._stopped_until_ns, until_ns)
 
     def kill(self) -> None:
         """Its process ends; what it has sent still arrives."""
@@ -313,6 +315,7 @@ class SimWorker:
     def _is_held_up(self, then: Callable[..., None], *args: object) -> bool:
         """Dead, or stopped: then it goes on later."""
         if not self.is_dead and self.kernel.now_ns() < self._stopped_until_ns:
-            self.kernel.call_at(self._stopped_until_ns, then, *args)
+            if self._stopped_until_ns < _NEVER_NS:
+                self.kernel.call_at(self._stopped_until_ns, then, *args)
             return True
         return self.is_dead
