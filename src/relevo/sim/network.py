@@ -43,9 +43,16 @@ class Link:
     pipes: dict[Pipe[Any], None] = field(default_factory=dict)  # that move bytes over it now
     waiting: dict[Channel[Any] | Pipe[Any], None] = field(default_factory=dict)  # for the link to be up again
     _busy_since_ns: int = 0
+    _fixed_ns: int | None = None  # what every message takes, if that is the same
+
+    def __post_init__(self) -> None:
+        if not self.traits.jitter_s and not self.traits.loss_probability:
+            self._fixed_ns = seconds(self.traits.latency_s)
 
     def delay_ns(self) -> int:
         """Of one message."""
+        if self._fixed_ns is not None:
+            return self._fixed_ns
         traits = self.traits
         delay_s = traits.latency_s
         if traits.jitter_s:
