@@ -139,6 +139,18 @@ class _LateMembership(Membership):
         return super().members
 
 
+class _LatePlacement(Placement):
+    """A worker without room has none after more of its quiet steps either."""
+
+    quiet: Quiet
+
+    def has_room(self, in_flight: InFlightRequest) -> bool:
+        with self.quiet.as_told():
+            if not super().has_room(in_flight):
+                return False
+        return super().has_room(in_flight)
+
+
 @dataclass(frozen=True, slots=True)
 class _Started:
     """Implements orchestrator.ports.StartedRequest."""
@@ -183,7 +195,7 @@ class SimGateway:
     metrics: Any = field(default_factory=NoMetrics)
     is_dead: bool = False
     membership: Membership = field(init=False)
-    placement: Placement = field(init=False)
+    placement: _LatePlacement = field(init=False)
     admission: Admission = field(init=False)
     dispatcher: Dispatcher = field(init=False)
     links: dict[WorkerId, SimLink] = field(default_factory=dict)
@@ -208,7 +220,8 @@ class SimGateway:
         )
         chooser = WorkerChooser(serving.routing, serving.router)
         rng = self.kernel.rng(f"placement of {self.gateway_id}")
-        self.placement = Placement(self.membership, chooser, block_size, rng, room)
+        self.placement = _LatePlacement(self.membership, chooser, block_size, rng, room)
+        self.placement.quiet = self.quiet
         self.admission = Admission(serving.admission, serving.tenant_weights)
         self.dispatcher = Dispatcher(
             membership=self.membership,

@@ -13,7 +13,8 @@ several tenants in line take their turns by how often they were looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,6 +70,15 @@ class Quiet:
             for worker in tuple(self.jumping):
                 worker.catch_up()
             self._is_catching_up = False
+
+    @contextmanager
+    def as_told(self) -> Iterator[None]:
+        """Loads are looked at as they were told last: streams that went on since have only taken room."""
+        before, self._is_catching_up = self._is_catching_up, True
+        try:
+            yield
+        finally:
+            self._is_catching_up = before
 
     def settle(self, gateway: _Gateway) -> None:
         """Something has happened there: requests may wait for their turn from now on, or do so no more."""
