@@ -22,7 +22,7 @@ def record(
     load_percent: Annotated[str, typer.Option(help="Open loops at so much of what was sustained.")] = "30,60,90,120",
     duration_s: Annotated[float, typer.Option(min=1.0, help="Arrivals of an open loop.")] = 40.0,
     calibration_s: Annotated[float, typer.Option(min=1.0, help="One client alone, and all clients.")] = 20.0,
-    num_clients: Annotated[int, typer.Option(min=1, help="That wait for their answers: what is sustained.")] = 12,
+    num_clients: Annotated[int, typer.Option(min=1, help="That wait for their answers: what is sustained.")] = 8,
     input_len: Annotated[str, typer.Option(help="Prompt tokens: 512, 128-768 or lognormal:600,2.0.")] = "128-768",
     output_len: Annotated[str, typer.Option(help="Output tokens, written the same way.")] = "32-96",
     seed: Seed = 0,

@@ -39,6 +39,7 @@ class Cluster:
     link_latency_s: float = 5e-6
     has_prefix_cache: bool = False
     block_size: int = _BLOCK_SIZE
+    max_model_len: int = 131_072
     seed: int = 0
 
 
@@ -62,7 +63,9 @@ def simulate(cluster: Cluster, requests: Sequence[WorkloadRequest]) -> WorldResu
     port = LinkTraits(latency_s=cluster.link_latency_s, bandwidth_bytes_per_s=cluster.link_bytes_per_s)
     config = WorldConfig(
         regions=(RegionSpec(workers=workers),),
-        serving=ServingSpec(layout=layout, enable_prefix_caching=cluster.has_prefix_cache),
+        serving=ServingSpec(
+            layout=layout, enable_prefix_caching=cluster.has_prefix_cache, max_model_len=cluster.max_model_len
+        ),
         network=NetworkSpec(port=port),
         seed=cluster.seed,
     )

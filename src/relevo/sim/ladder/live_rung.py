@@ -38,7 +38,7 @@ Latencies = Sequence[tuple[float, float | None]]  # TTFT and TPOT of each reques
 class FrontEnd:
     """What one client alone meets beyond the steps of its requests."""
 
-    step_s: float = 0.0  # of each step
+    step_s: float = 0.0  # of each step of a worker that decodes
     request_s: float = 0.0  # of each request, before its first token
 
 
@@ -122,6 +122,8 @@ def world_config(server: LiveServer, costs: Mapping[str, FittedStepTimes], turn_
 
 
 def _spec(worker: LiveWorker, max_running: int, times: FittedStepTimes, turn_s: float) -> WorkerSpec:
+    if worker.role == "prefill":  # its turns are in what a request takes
+        turn_s = 0.0
     return WorkerSpec(
         worker_id=worker.worker_id,
         role=worker.role,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from relevo.core.errors import StartError
+from relevo.sim.ladder.agents_rung import agents_rung
 from relevo.sim.ladder.distserve_rung import distserve_rung
 from relevo.sim.ladder.errors import RungReport
 from relevo.sim.ladder.live_rung import live_rung
@@ -21,6 +22,7 @@ RUNGS: Mapping[int, Callable[[Path], RungReport]] = {
     4: splitwise_rung,
     5: mooncake_rung,
     6: live_rung,
+    7: agents_rung,
 }
 _RECORDED_HERE = {6}  # of a folder of their own
 
