@@ -105,8 +105,8 @@ class Gossiping(RuleBasedStateMachine):
         gateway = self.gateways[index]
         if gateway.own:
             request_id = data.draw(st.sampled_from(sorted(gateway.own)))
-            gateway.in_flight.prefill_progress(request_id, num_tokens)
-            gateway.in_flight.decode_progress(request_id, 1)
+            gateway.in_flight.prefill_left(request_id, num_tokens)
+            gateway.in_flight.gave_tokens(request_id, 1)
             if is_over:
                 gateway.in_flight.end(request_id)
                 gateway.index.withdraw(request_id)

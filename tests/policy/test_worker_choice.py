@@ -338,7 +338,7 @@ REFS = tuple(WorkerRef(WorkerId(f"w{i}"), 1) for i in range(3))
 STEP = st.tuples(
     st.sampled_from(
         [
-            *("charge_prefill", "charge_decode", "prefill_progress", "decode_progress", "prefill_left"),
+            *("charge_prefill", "charge_decode", "gave_tokens", "prefill_left"),
             *("prefill_done", "end", "forget"),
         ]
     ),
@@ -358,7 +358,7 @@ def test_charges_are_never_negative_and_return_to_zero(steps: list[tuple[str, st
         match what:
             case "charge_prefill" | "charge_decode":
                 getattr(ledger, what)(request_id, ref, num_tokens)
-            case "prefill_progress" | "decode_progress" | "prefill_left":
+            case "gave_tokens" | "prefill_left":
                 getattr(ledger, what)(request_id, num_tokens)
             case "prefill_done" | "end":
                 getattr(ledger, what)(request_id)
@@ -376,9 +376,10 @@ def test_charges_are_seen_at_once_and_follow_progress() -> None:
     ledger, r = ChargeLedger(), RequestId("a")
     ledger.charge_prefill(r, REFS[0], 100)
     ledger.charge_decode(r, REFS[1], 120)
-    ledger.prefill_progress(r, 64)
-    ledger.decode_progress(r, 2)
-    assert (ledger.prefill_tokens(REFS[0]), ledger.decode_tokens(REFS[1])) == (36, 122)
+    ledger.prefill_left(r, 36)
+    assert (ledger.prefill_tokens(REFS[0]), ledger.decode_tokens(REFS[1])) == (36, 120)
+    assert ledger.gave_tokens(r, 2)  # its prompt is computed
+    assert (ledger.prefill_tokens(REFS[0]), ledger.decode_tokens(REFS[1])) == (0, 122)
     ledger.charge_decode(r, REFS[2], 130)
     assert (ledger.decode_tokens(REFS[1]), ledger.decode_tokens(REFS[2])) == (0, 130)
     ledger.prefill_done(r)

@@ -77,16 +77,6 @@ class CdfLengths:
         return max(1, round(low + share * (self.lengths[above] - low)))
 
 
-@dataclass(frozen=True, slots=True)
-class EmpiricalLengths:
-    """Draws with replacement from measured lengths."""
-
-    samples: Sequence[int]
-
-    def draw(self, rng: random.Random) -> int:
-        return rng.choice(self.samples)
-
-
 def parse_lengths(text: str) -> Lengths:
     """Read `N`, `LOW-HIGH` or `lognormal:MEDIAN,SPREAD`. Raises ValueError that says what to write instead."""
     try:

@@ -201,20 +201,12 @@ class ChargeLedger:
         """The room is granted, or taken: reports show it from here on."""
         self._asked.clear(request_id)
 
-    def prefill_progress(self, request_id: RequestId, num_computed_tokens: int) -> None:
-        """So many more prompt tokens are computed."""
-        self._prefill.change(request_id, -num_computed_tokens)
-
     def prefill_left(self, request_id: RequestId, num_left_tokens: int) -> None:
         """At most so many prompt tokens are still to be computed."""
         self._prefill.change(request_id, min(0, num_left_tokens - self._prefill.charged(request_id)))
 
     def prefill_done(self, request_id: RequestId) -> None:
         self._prefill.clear(request_id)
-
-    def decode_progress(self, request_id: RequestId, num_tokens: int) -> None:
-        """The context grew by so many tokens."""
-        self._decode.change(request_id, num_tokens)
 
     def gave_tokens(self, request_id: RequestId, num_tokens: int) -> bool:
         """So many output tokens: it has room, its prompt is computed, its context grew. False: only the last is new."""
