@@ -7,12 +7,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from in_process_stack import Gateway, in_process_stack, request_for, until
+from in_process_stack import BLOCK_SIZE, Gateway, in_process_stack, request_for, until
 from prometheus_client.parser import text_string_to_metric_families
-from routing_world import in_flight_of
 from scripted_gateway import CountingClock, rig
 
 from relevo.build.configs import GatewayConfig, ServedModelConfig
@@ -21,11 +20,16 @@ from relevo.build.gossip import share_accounts
 from relevo.core.errors import SettingsError
 from relevo.core.events import StepCounters, WorkerLoad
 from relevo.core.ids import WorkerRef
+from relevo.core.request import EngineRequest
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.keys import KeyRecord
 from relevo.orchestrator import gossip_sockets
+from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.ports import EngineStatus, WorkerStatus
 from relevo.policy.admission.key_limits import Charge, KeyLimits, Refused
+from relevo.policy.handoff import machine
+from relevo.policy.handoff.state import HandoffLimits
+from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.telemetry.merged_series import SeriesFamily
 from relevo.telemetry.metrics import GatewayMetrics
 from relevo.wire import gossip as wire
@@ -93,6 +97,24 @@ async def test_one_that_comes_later_hears_what_is_under_way_already(folder: str)
         stack.workers["prefill-0"].go_on()
         await running
         await until(lambda: late.placement.is_idle)
+
+
+def in_flight_of(request: EngineRequest) -> InFlightRequest:
+    """For a placement that is driven by hand."""
+    handoff = machine.start(
+        request.request_id,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_samples=request.sampling.n,
+        block_size=BLOCK_SIZE,
+        limits=HandoffLimits(),
+    )
+    return InFlightRequest(
+        request=request,
+        sink=cast(Any, None),
+        handoff=handoff,
+        end_with=lambda *told: None,
+        prompt_hashes=prompt_hashes(request, BLOCK_SIZE),
+    )
 
 
 async def test_a_follower_that_does_not_read_is_cut_off(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
