@@ -47,6 +47,8 @@ def test_a_burst_over_gateways_that_gossip_is_balanced_as_over_one() -> None:
     one, silent, told = run(arrivals, 1, None), run(arrivals, 4, None), run(arrivals, 4, 0.001)
     assert told.waiting.peak_skew <= one.waiting.peak_skew * 1.05
     assert silent.waiting.peak_skew > told.waiting.peak_skew
+    one_s, silent_s, told_s = (percentile(fleet.ttft_s, 0.99) for fleet in (one, silent, told))
+    assert told_s <= 1.05 * one_s < silent_s
 
 
 def test_two_first_requests_of_one_prefix_are_computed_once_through_two_gateways() -> None:

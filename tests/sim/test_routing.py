@@ -90,12 +90,13 @@ def test_a_scaled_production_trace(slower: float) -> None:
     rows = [
         replace(
             row,
+            row=number,
             arrived_at_s=(row.arrived_at_s or 0.0) * slower,
             num_prompt_tokens=max(1, row.num_prompt_tokens // 16),
             num_output_tokens=1,
             hash_block_size=32,
         )
-        for row in spread_ticks(recorded.requests, Random(0))[:2000]
+        for number, row in enumerate(spread_ticks(recorded.requests, Random(0))[:2000])
     ]
     sessions = [(row.hash_ids[1] if len(row.hash_ids) > 1 else 0).to_bytes(4, "little") for row in rows]
     p99: dict[RoutingPolicy, float] = {}
