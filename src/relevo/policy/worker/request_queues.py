@@ -308,22 +308,23 @@ class RequestQueues:
         return bool(self.running) or any(sequence.parent.kind is not WorkKind.AWAIT_KV for sequence in self.waiting)
 
     def load(self, costs: StepCosts) -> WorkerLoad:
-        decoding, computing = self.running_by_phase()
-        waiting = [sequence for sequence in self.waiting if sequence.parent.kind is not WorkKind.AWAIT_KV]
-        num_prefill_tokens = sum([sequence.num_remaining for sequence in computing])
-        num_prefill_tokens += sum(
-            [
-                len(sequence.token_ids) - sequence.num_expected_hits
-                for sequence in waiting
-                if sequence.parent.first_scheduled_at_ns is None  # else it waits for a slot or blocks of others
-            ]
-        )
+        num_decoding = num_kv_tokens = num_prefill_tokens = 0
+        for sequence in self.running:
+            if sequence.is_decoding:
+                num_decoding += 1
+                num_kv_tokens += sequence.num_computed
+            else:
+                num_prefill_tokens += sequence.num_remaining
+        for sequence in self.waiting:
+            parent = sequence.parent
+            if parent.kind is not WorkKind.AWAIT_KV and parent.first_scheduled_at_ns is None:
+                num_prefill_tokens += len(sequence.token_ids) - sequence.num_expected_hits
         return WorkerLoad(
-            num_running=len(decoding),
+            num_running=num_decoding,
             num_waiting=len({sequence.parent.arrival for sequence in self.waiting}),
             num_reserved=self._reservations.num_slots,
             num_waiting_prefill_tokens=num_prefill_tokens,
-            num_decode_kv_tokens=sum([sequence.num_computed for sequence in decoding]),
+            num_decode_kv_tokens=num_kv_tokens,
             num_free_blocks=self._pool.num_free,
             num_reusable_blocks=self._pool.num_reusable,
             num_held_blocks=self._pool.num_held,

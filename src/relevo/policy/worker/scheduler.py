@@ -120,7 +120,10 @@ class Scheduler:
         Requests that wait ahead for tokens of the step, not for room, keep the room they need (hits not discounted).
         """
         granted: list[Reservation] = []
-        num_kept, num_ahead = self._queues.num_decoding() if self._queues.waiting else 0, 0
+        if not self._queues.waiting:  # as before nearly every step
+            self._queues.may_grant = False
+            return granted
+        num_kept, num_ahead = self._queues.num_decoding(), 0
         kept_out: set[Flow] = set()
         for sequence in in_turn(tuple(self._queues.waiting), self._queues.slots()):
             state, flow = sequence.parent, flow_of(sequence.parent.request)
