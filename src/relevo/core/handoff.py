@@ -52,6 +52,10 @@ class KVSite:
     arena_id: str  # inside a box the same for all workers that map the same memory
     endpoints: tuple[KVEndpoint, ...]  # the worker's own preference first; none: it takes part in no handoff
 
+    def __hash__(self) -> int:
+        """Of what tells nearly all sites apart: a choice looks dozens of pairs up."""
+        return hash((self.box_id, self.arena_id))
+
 
 NO_SITE = KVSite(box_id="", arena_id="", endpoints=())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import cast
 
 from relevo.core.handoff import ALL_ABILITIES, NO_SITE, Link
 from relevo.core.ids import RequestId, WorkerRef
@@ -49,7 +48,7 @@ class Placement:
         self._index = PrefixIndex()
         self._unfollowed: set[WorkerRef] = set()  # whose cache reports have a gap; a snapshot is on its way
         self._handoff = HandoffCostModel()
-        self._known: dict[WorkerRef, tuple[object, ...]] = {}  # the last view of each, and what it was made from
+        self._known: dict[WorkerRef, tuple[WorkerView, tuple[bool, int, int]]] = {}  # the last view of each
         self.change_log = ChangeLog(self._ledger, self._index)
         self.peer_state = PeerState(self._ledger, self._index, chooser)
         self._tell: Callable[[bool], None] | None = None
@@ -206,10 +205,10 @@ class Placement:
 
     def _view(self, member: Member) -> WorkerView:
         ref, hello, ledger = member.ref, member.hello, self._ledger
-        made_from = (member.load, member.is_ready, ledger.version(ref), self._tenant_use.version(ref))
+        versions = (member.is_ready, ledger.version(ref), self._tenant_use.version(ref))
         known = self._known.get(ref)
-        if known is not None and known[1:] == made_from:
-            return cast(WorkerView, known[0])
+        if known is not None and known[0].load is member.load and known[1] == versions:
+            return known[0]
         view = WorkerView(
             ref=ref,
             role=member.role,
@@ -227,5 +226,5 @@ class Placement:
             held=self._tenant_use.held(ref),
             sent=self._tenant_use.sent(ref),
         )
-        self._known[ref] = (view, *made_from)
+        self._known[ref] = (view, versions)
         return view

@@ -89,7 +89,9 @@ def take_routine_tokens(state: HandoffState, worker: WorkerRef, output: TokenOut
     """The short way of tokens that change nothing but their sample, nearly all: then they are taken, and are to be
     emitted. A deadline is left alone while little of it is used. False: nothing was done, they are an event."""
     limit_s, deadline_at_ns = state.limits.decode_stall_s, state.deadline_at_ns
-    if state.phase is not Phase.DECODING or output.finish_reason is not None or worker != state.in_charge:
+    if state.phase is not Phase.DECODING or output.finish_reason is not None:
+        return False
+    if state.decode is None or worker != state.decode.worker:
         return False
     index = output.sample_index
     if not 0 <= index < len(state.samples) or state.samples[index].finish_reason is not None:

@@ -7,12 +7,12 @@ Every charge belongs to a request, so ending the request gives back exactly what
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from relevo.core.ids import RequestId, WorkerRef
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(NamedTuple):
     worker: WorkerRef
     num_tokens: int
 
@@ -92,10 +92,11 @@ class _Account:
         else:
             self.clear(request_id)
 
-    def clear(self, request_id: RequestId) -> None:
+    def clear(self, request_id: RequestId) -> bool:
+        """False: nothing was charged."""
         charge = self._charges.pop(request_id, None)
         if charge is None:
-            return
+            return False
         left = self._totals[charge.worker] - charge.num_tokens
         if left:
             self._totals[charge.worker] = left
@@ -105,6 +106,7 @@ class _Account:
             del self._totals[charge.worker]
             del self._counts[charge.worker]
             self._versions.settled(charge.worker)
+        return True
 
     def forget(self, worker: WorkerRef) -> None:
         self._charges = {r: charge for r, charge in self._charges.items() if charge.worker != worker}
@@ -210,11 +212,9 @@ class ChargeLedger:
 
     def gave_tokens(self, request_id: RequestId, num_tokens: int) -> bool:
         """So many output tokens: it has room, its prompt is computed, its context grew. False: only the last is new."""
-        makes_room = bool(self._asked.charged(request_id) or self._prefill.charged(request_id))
-        self._asked.clear(request_id)
-        self._prefill.clear(request_id)
+        has_asked, has_prefill = self._asked.clear(request_id), self._prefill.clear(request_id)
         self._decode.change(request_id, num_tokens)
-        return makes_room
+        return has_asked or has_prefill
 
     def end(self, request_id: RequestId) -> None:
         """Give back everything of the request. Idempotent."""

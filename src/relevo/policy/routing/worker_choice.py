@@ -147,11 +147,12 @@ class WorkerChooser:
         by_ref = {view.ref: view for view in preferred(able, DECODE_ROLES)}
         if not by_ref:
             return None
+        own_s = {view.ref: _prefill_ttft_s(view, ask.num_uncached(view.ref)) for view in able}
         candidates = [
             Candidate(
                 key=view.ref,
                 name=view.ref.worker_id,
-                cost_s=_way_to_first_token_s(view, able, ask, handoff_s) + _decode_s(view, ask),
+                cost_s=_way_to_first_token_s(view, able, ask, handoff_s, own_s) + _decode_s(view, ask),
                 num_hit_tokens=ask.hit_tokens.get(view.ref, 0),
                 prefix=ask.prefixes.get(view.ref, b""),
                 num_load_tokens=view.num_decode_kv_tokens + view.num_queued_prefill_tokens,
@@ -285,8 +286,15 @@ def _prefillers(decode_view: WorkerView, views: Sequence[WorkerView]) -> dict[Wo
     return {}
 
 
-def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask, handoff_s: HandoffSeconds) -> float:
-    """If `view` decodes: the prompt is computed on the best other worker, or on `view` by `choose_prefill`'s rule."""
+def _way_to_first_token_s(
+    view: WorkerView,
+    able: Sequence[WorkerView],
+    ask: Ask,
+    handoff_s: HandoffSeconds,
+    own_s: Mapping[WorkerRef, float],
+) -> float:
+    """If `view` decodes: the prompt is computed on the best other worker, or on `view` by `choose_prefill`'s rule.
+    `own_s`: of each worker, if it computes what it does not hold itself."""
     num_uncached = ask.num_uncached(view.ref)
     local_s = _local_ttft_s(view, num_uncached)
     paths = _prefillers(view, able) if view.role != "unified" else {}
@@ -295,7 +303,7 @@ def _way_to_first_token_s(view: WorkerView, able: Sequence[WorkerView], ask: Ask
         return local_s
     remote_s = min(
         handoff_s[paths[other.ref].link]
-        + _prefill_ttft_s(other, num_uncached if paths[other.ref].zero_copy else ask.num_uncached(other.ref))
+        + (_prefill_ttft_s(other, num_uncached) if paths[other.ref].zero_copy else own_s[other.ref])
         for other in others
     )
     stall_s = view.load.costs.per_token_s * num_uncached * max(1, view.load.num_running)
