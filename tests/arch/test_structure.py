@@ -194,3 +194,12 @@ def test_sentences_have_a_subject() -> None:
         if vague.search(line)
     ]
     assert not found
+
+
+# ---- tests -----------------------------------------------------------------------------------------------------------
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """Folders of tests are no packages, so two modules of one name are one to Python: red before a collection fails."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})

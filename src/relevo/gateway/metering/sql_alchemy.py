@@ -52,6 +52,8 @@ class SqlAlchemyConnection:
     def write(self, statements: Sequence[Statement]) -> None:
         try:
             with self._engine.begin() as transaction:
+                if self._engine.dialect.name == "sqlite":  # its driver would begin only after a change of the tables
+                    transaction.execute(self._text("BEGIN IMMEDIATE"))
                 for sql, parameters in statements:
                     transaction.execute(self._text(sql), [dict(one) for one in parameters] or None)
         except self._failures as error:
