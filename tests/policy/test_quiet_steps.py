@@ -31,14 +31,15 @@ ACTIONS = st.one_of(
 OF_THE_RUNNER = {"_writer", "_closed", "sequence_id", "num_told_blocks", "has_new_blocks"}
 
 
-def whole(one: Any, seen: dict[int, int] | None = None) -> Any:
-    """Everything that the object holds, in order, and which objects in it are the same."""
+def whole(one: Any, seen: dict[int, tuple[int, Any]] | None = None) -> Any:
+    """Everything that the object holds, in order, and which objects in it are the same. What is made on the way
+    is kept alive, or the next object could have its id."""
     seen = {} if seen is None else seen
     if isinstance(one, int | str | bytes | float | frozenset) or one is None:
         return one
     if id(one) in seen:
-        return f"see {seen[id(one)]}"
-    seen[id(one)] = len(seen)
+        return f"see {seen[id(one)][0]}"
+    seen[id(one)] = (len(seen), one)
     if isinstance(one, Mapping):
         return [(whole(key, seen), whole(value, seen)) for key, value in one.items()]
     if isinstance(one, set):

@@ -173,9 +173,10 @@ class TcpAcceptor:
         verdict = stranger.handshake.judge(message)
         if verdict is Verdict.ACCEPTED and not self._has_room():
             verdict = Verdict.BUSY
+        if verdict is Verdict.OTHER_INCARNATION:
+            self._on_stale()  # before the sender hears of it, and asks how many there were
         stranger.sock.send(stranger.handshake.verdict(verdict))
         if verdict is Verdict.OTHER_INCARNATION:
-            self._on_stale()
             raise HandshakeRefused(KVRefusal.INCARNATION, "it wanted another incarnation of this worker")
         if verdict is Verdict.BUSY:
             raise HandshakeRefused(KVRefusal.LIMIT, "as many senders as may be are connected")

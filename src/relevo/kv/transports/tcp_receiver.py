@@ -133,10 +133,10 @@ class TcpReceiver:
             check_layout(self._arena.layout, frame.layout, "The sender")
         except LayoutMismatch as error:
             reason = error.message
-        send_frame(sock, Accepted() if reason is None else Rejected(reason))
-        sock.settimeout(None)
         if reason is not None:
             self.acceptor.refused(KVRefusal.LAYOUT, reason)
+        send_frame(sock, Accepted() if reason is None else Rejected(reason))
+        sock.settimeout(None)
         return reason is None
 
     def _count_refused(self) -> None:
