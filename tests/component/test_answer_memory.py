@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from scripted_gateway import Hang, rig, says
+from scripted_gateway import Hang, raw_call, rig, says
 
 from relevo.core.errors import InvalidRequest, Overloaded
 from relevo.core.request import FinishReason
@@ -86,4 +86,21 @@ async def test_a_client_that_leaves_gives_its_answer_back() -> None:
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     await r.generator.idle.wait()
+    assert memory.num_held == 0
+
+
+async def test_what_comes_after_a_client_has_left_is_given_back_too() -> None:
+    """Red if the memory is given back before the engine has been told: each step takes more of it, one comes a turn."""
+    memory = ByteAccount(1000 * STEP_BYTES)
+    steps = [step for sample in range(20) for step in says("x" * 180, sample=sample, tokens_per_step=190)]
+    r = rig([*steps[:1], Hang(), *steps[1:]], answer_memory=memory)
+
+    async def leave_in_the_middle() -> dict[str, Any]:
+        await r.generator.hanging.wait()
+        r.generator.resume.set()
+        return {"type": "http.disconnect"}
+
+    async with asyncio.timeout(10):
+        await raw_call(r.app, COSTLY | {"n": 20}, leave_in_the_middle, TEXT)
+    assert r.metrics.responses[0][2] == 499 and r.generator.num_closed_early == 1
     assert memory.num_held == 0

@@ -58,6 +58,7 @@ async def answer(call: Call, prepared: Prepared, writer: ReplyWriter) -> Respons
             raise
         finally:
             running.end(end)
+            reply.close()  # last: until its runs have ended, a cancelled answer is still given deltas
     return reply.response
 
 
@@ -92,8 +93,6 @@ class RunningAnswer:
             if not self._reply.has_begun:
                 raise
             await self._break_off(error)
-        finally:
-            self._reply.close()
 
     def end(self, end: RequestEnd) -> None:
         """The first end counts: nothing more is generated, the entry is closed, what was done is recorded."""
