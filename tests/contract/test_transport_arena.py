@@ -36,6 +36,16 @@ def test_two_mappings_are_one_memory() -> None:
         os.fstat(mine.fd)  # still the creator's
 
 
+def test_private_memory_is_never_taken_for_another() -> None:
+    """Red when an identity follows from the process: an address, or the number of a process, is used again, and two
+    containers of one machine have the same of both. Workers would compute into blocks that are not there."""
+    seen = set()
+    for _ in range(20):
+        with closing(Arena.create(LAYOUT, 8, shared=False)) as arena:
+            seen.add(arena.identity)
+    assert len(seen) == 20
+
+
 def test_blocks_are_writable_page_aligned_and_whole() -> None:
     with closing(Arena.create(LAYOUT, 8, shared=False)) as arena:
         assert arena.buffer.nbytes == 8 * LAYOUT.bytes_per_block

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import uuid
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -42,6 +43,7 @@ class Arena:
         self.num_blocks = num_blocks
         self.bytes_per_block = layout.bytes_per_block
         self.fd = fd  # -1: private to this process
+        self.identity = _identity(fd)
         self._mapping = mapping
         self._owns_fd = owns_fd
         self.buffer = memoryview(mapping)[data : data + num_blocks * self.bytes_per_block]
@@ -78,14 +80,6 @@ class Arena:
             )
         return cls(layout, num_blocks, mapping, fd, owns_fd=False)
 
-    @property
-    def identity(self) -> str:
-        """The same text in every process that maps this memory, another text for other memory of this machine."""
-        if self.fd < 0:
-            return f"{os.getpid()}:{id(self)}"
-        stat = os.fstat(self.fd)
-        return f"{stat.st_dev}:{stat.st_ino}"
-
     def block(self, block_id: BlockId) -> memoryview:
         """The writable bytes of one block. IndexError outside [0, num_blocks)."""
         return self._run(block_id, 1)
@@ -121,6 +115,15 @@ class Arena:
         if not 0 <= first <= self.num_blocks - count:
             raise IndexError(f"block {first} (+{count}) is outside the arena of {self.num_blocks} blocks")
         return self.buffer[first * self.bytes_per_block : (first + count) * self.bytes_per_block]
+
+
+def _identity(fd: int) -> str:
+    """The same text in every process that maps this memory, another text for other memory of this machine. No process
+    id tells private memories apart: containers of one machine count theirs from 1."""
+    if fd < 0:
+        return uuid.uuid4().hex
+    stat = os.fstat(fd)
+    return f"{stat.st_dev}:{stat.st_ino}"
 
 
 def _map(fd: int, size: int) -> mmap.mmap:
