@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.handoff import NO_SITE
 from relevo.core.ids import WorkerId, WorkerRef
-from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
+from relevo.policy.admission.room import RoomLimits, RoomView, has_room, may_make_room, outlook
 from relevo.policy.routing.tenant_use import Held, Sent
 from relevo.policy.routing.worker_choice import Ask, WorkerView
 
@@ -97,6 +97,18 @@ def test_batch_leaves_room_and_never_queues() -> None:
     used = {"num_free_blocks": 10, "num_reusable_blocks": 20, "num_in_flight_decodes": 1}
     assert not room(unified(**used), is_batch=True), "a quarter of the blocks is kept"
     assert room(unified(**used))
+
+
+def test_a_report_like_the_last_one_makes_no_room() -> None:
+    """It comes over a wire, so its costs are equal and not the same object. Red when every report is taken for news:
+    all that wait are looked at with every step of every worker."""
+    before = unified(num_running=8).load
+    again = replace(before, costs=replace(COSTS))
+    assert not may_make_room(before, again)
+    assert not may_make_room(before, replace(again, num_running=9))
+    assert may_make_room(before, replace(again, num_running=7))
+    assert may_make_room(before, replace(again, num_free_blocks=51))
+    assert may_make_room(before, replace(again, costs=replace(COSTS, per_token_s=0.0005)))
 
 
 def test_the_outlook_adds_up_by_hand() -> None:

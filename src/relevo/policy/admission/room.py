@@ -66,7 +66,7 @@ def may_make_room(before: WorkerLoad, now: WorkerLoad) -> bool:
         < before.num_running + before.num_waiting + before.num_reserved
         or now.num_free_blocks + now.num_reusable_blocks > before.num_free_blocks + before.num_reusable_blocks
         or now.num_total_blocks != before.num_total_blocks
-        or now.costs is not before.costs
+        or now.costs != before.costs
     )
 
 
