@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from relevo.core.handoff import ALL_ABILITIES, NO_SITE, Link
-from relevo.core.ids import RequestId, WorkerRef
+from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.membership import Member, Membership
 from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
@@ -48,7 +48,7 @@ class Placement:
         self._index = PrefixIndex()
         self._unfollowed: set[WorkerRef] = set()  # whose cache reports have a gap; a snapshot is on its way
         self._handoff = HandoffCostModel()
-        self._known: dict[WorkerRef, tuple[WorkerView, tuple[bool, int, int]]] = {}  # the last view of each
+        self._known: dict[WorkerId, tuple[WorkerView, tuple[bool, int, int]]] = {}  # the last view of each
         self.change_log = ChangeLog(self._ledger, self._index)
         self.peer_state = PeerState(self._ledger, self._index, chooser)
         self._tell: Callable[[bool], None] | None = None
@@ -166,7 +166,7 @@ class Placement:
 
     def forget(self, worker: WorkerRef) -> None:
         self._ledger.forget(worker)
-        self._known.pop(worker, None)
+        self._known.pop(worker.worker_id, None)
         self._unfollowed.discard(worker)
         self._index.forget(worker)
         if self._tell is not None:
@@ -206,8 +206,8 @@ class Placement:
     def _view(self, member: Member) -> WorkerView:
         ref, hello, ledger = member.ref, member.hello, self._ledger
         versions = (member.is_ready, ledger.version(ref), self._tenant_use.version(ref))
-        known = self._known.get(ref)
-        if known is not None and known[0].load is member.load and known[1] == versions:
+        known = self._known.get(ref.worker_id)
+        if known is not None and known[1] == versions and known[0].load is member.load and known[0].ref == ref:
             return known[0]
         view = WorkerView(
             ref=ref,
@@ -226,5 +226,5 @@ class Placement:
             held=self._tenant_use.held(ref),
             sent=self._tenant_use.sent(ref),
         )
-        self._known[ref] = (view, versions)
+        self._known[ref.worker_id] = (view, versions)
         return view
