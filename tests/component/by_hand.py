@@ -52,7 +52,7 @@ class Link:
 
     def __init__(self, world: World, name: str, epoch: int) -> None:
         self.sent: list[wire.ToWorker] = []
-        self.is_ended = False
+        self.is_ended = self.is_closed = False
         self._world = world
         self.hello = wire.Hello(
             protocol_version=wire.PROTOCOL_VERSION,
@@ -76,7 +76,7 @@ class Link:
             self._answer(wire.Fenced(message.worker_id, message.epoch, message.nonce))
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
     def say(self, message: wire.ToGateway) -> None:
         self._answer(message)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from by_hand import Link, World
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 
+from by_hand import Link, World
+from entry_counts import entry_counts
+
+from relevo.core.errors import SettingsError
 from relevo.core.ids import WorkerId
 from relevo.core.outcome import COMPLETE
 from relevo.core.request import FinishReason
+from relevo.orchestrator.connections import Connections
+from relevo.orchestrator.membership import Member
+from relevo.orchestrator.ports import AwaitedLink
 from relevo.wire import messages as wire
 
 
@@ -91,3 +100,111 @@ def test_a_worker_that_is_removed_before_it_came_keeps_no_other_out() -> None:
     assert not world.dispatcher.status().ready, "v may still write into blocks of an earlier u"
     world.membership.remove(WorkerId("v"))
     assert world.dispatcher.status().ready and worker.asked(wire.Submit) and not client.ends
+
+
+def test_nothing_stays_of_the_incarnations_of_a_worker_that_are_gone() -> None:
+    """Red when something is kept for each of them: a worker may crash and be started again for weeks."""
+    world = World("u")
+
+    def restarted(epochs: Sequence[int]) -> None:
+        for epoch in epochs:
+            worker = world.join("u", epoch)
+            client = world.ask(f"a{epoch}")
+            worker.says_token(f"a{epoch}", 7, FinishReason.LENGTH)
+            assert client.ends
+            worker.end()
+            world.ask(f"b{epoch}").started.end(COMPLETE)  # comes while there is none
+
+    restarted(range(1, 5))
+    before = entry_counts(world.placement, world.dispatcher)
+    restarted(range(5, 30))
+    now = entry_counts(world.placement, world.dispatcher)
+    assert not {path: number for path, number in now.items() if number > before[path] and "Router" not in path}
+
+
+def test_requests_that_wait_for_a_worker_end_when_it_is_removed() -> None:
+    """Red when they wait until their time is over, for a worker that will not return."""
+    world = World("u", "v")
+    workers = {name: world.join(name) for name in ("u", "v")}
+    workers["v"].end()
+    client = world.ask("a")
+    workers["u"].end()
+    world.membership.remove(WorkerId("u"))
+    assert not client.ends, "v may return"
+    world.membership.remove(WorkerId("v"))
+    assert client.ends[0].code == "worker_lost", "what went wrong first"
+    assert world.is_clean()
+
+
+def test_a_worker_at_the_address_of_another_gets_nothing() -> None:
+    """Red when it is let in: it would grant room in its own name, which no request waits for."""
+    world = World("u", "v")
+    world.join("u")
+    assert not world.membership.connected(WorkerId("v"), Link(world, "u", 1))
+    (why,) = [member.why_not_ready for member in world.membership.members if member.worker_id == "v"]
+    assert why == "u answers at the address of v; give each its own"
+
+
+class Reached(Link):
+    """A link that is never heard from again."""
+
+    async def receive(self) -> wire.ToGateway:
+        return await asyncio.get_running_loop().create_future()
+
+
+async def connected(world: World, connections: Connections, act: Callable[[], Awaitable[None]]) -> None:
+    keeping = asyncio.create_task(connections.run())
+    await asyncio.sleep(0)
+    await act()
+    keeping.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await keeping
+
+
+async def test_a_member_that_is_removed_while_it_is_reached_gives_its_link_to_no_other() -> None:
+    """Another of its name was added meanwhile. Red when both connections are that one's: the end of either ends it."""
+    world, links = World(), list[Reached]()
+    answers: dict[str, asyncio.Future[None]] = {}
+
+    async def connect(address: str) -> AwaitedLink:
+        answers[address] = asyncio.get_running_loop().create_future()
+        await answers[address]
+        links.append(Reached(world, "u", len(links) + 1))
+        return links[-1]
+
+    async def act() -> None:
+        for address in ("first", "second"):
+            connections.add(Member(WorkerId("u"), "unified", address))
+            await asyncio.sleep(0)
+            if address == "first":
+                connections.remove(WorkerId("u"))
+        for address in ("first", "second"):
+            answers[address].set_result(None)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        (member,) = world.membership.members
+        assert member.link is links[1] and links[0].is_closed
+
+    connections = Connections(world.membership, connect)
+    await connected(world, connections, act)
+
+
+async def test_an_address_that_is_none_keeps_one_worker_out_and_ends_nothing() -> None:
+    """Red when a worker that is added with it ends the connections to all others."""
+    world = World()
+
+    async def connect(address: str) -> AwaitedLink:
+        if address == "nowhere":
+            raise SettingsError("'nowhere' is not an address")
+        return Reached(world, address, 1)
+
+    async def act() -> None:
+        connections.add(Member(WorkerId("u"), "unified", "u"))
+        connections.add(Member(WorkerId("v"), "unified", "nowhere"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        u, v = world.membership.members
+        assert u.link is not None and v.why_not_ready == "'nowhere' is not an address"
+
+    connections = Connections(world.membership, connect)
+    await connected(world, connections, act)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from relevo.core.errors import ProtocolError, WorkerLost
+from relevo.core.errors import ProtocolError, RelevoError, WorkerLost
 from relevo.core.ids import WorkerId
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.ports import AwaitedLink
@@ -25,7 +25,7 @@ class Connections:
     """`run` until cancelled."""
 
     def __init__(self, membership: Membership, connect: Callable[[str], Awaitable[AwaitedLink]]) -> None:
-        """`connect` raises OSError or WorkerLost where none answers, ProtocolError where it is none of ours."""
+        """`connect` raises OSError or WorkerLost where none answers, another RelevoError where it is none of ours."""
         self._membership = membership
         self._connect = connect
         self._tasks: asyncio.TaskGroup | None = None
@@ -55,10 +55,13 @@ class Connections:
             except (OSError, WorkerLost):
                 await asyncio.sleep(_CONNECT_RETRY_S)
                 continue
-            except ProtocolError as error:
+            except RelevoError as error:
                 self._membership.refused(member.worker_id, error.message)
                 await asyncio.sleep(_REFUSED_RETRY_S)
                 continue
+            if member not in self._membership:  # removed meanwhile; its name may be another member's by now
+                link.close()
+                return
             try:
                 await self._serve(member.worker_id, link)
             except Exception:  # it would end the other connections too

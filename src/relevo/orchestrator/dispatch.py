@@ -185,6 +185,9 @@ class Dispatcher:
         self._placement.forget(worker)
         for in_flight in list(self._requests.values()):
             self._advance(in_flight, self._messages.lost(worker))
+            if in_flight.parked is not None and not self._placement.may_wait():
+                in_flight.unpark()
+                self._advance(in_flight, NO_ROUTE)
         self._pump()
 
     def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:

@@ -41,7 +41,9 @@ class MessageSink(Protocol):
 
     def on_worker_ready(self, worker: WorkerRef) -> None: ...
 
-    def on_worker_gone(self, worker: WorkerRef) -> None: ...
+    def on_worker_gone(self, worker: WorkerRef) -> None:
+        """Said once more of one that is then removed."""
+        ...
 
     def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
         """It must be ended; `on_worker_gone` follows when it is."""
@@ -114,6 +116,7 @@ class Membership:
         member.is_removed = member.is_leaving = True
         member.is_ready, member.why_not_ready = False, "removed"
         if member.link is None:
+            self._sink.on_worker_gone(member.ref)  # now for good
             self._forget(member)
         else:
             self.send(member.ref, wire.Drain())
@@ -181,6 +184,9 @@ class Membership:
         """An incarnation of the worker has said Hello. False: it is not let in, `why_not_ready` says why."""
         member, hello = self._members.get(worker_id), link.hello
         if member is None:
+            return False
+        if hello.worker_id != worker_id:
+            self.refused(worker_id, f"{hello.worker_id} answers at the address of {worker_id}; give each its own")
             return False
         for other in self._others(member):
             mismatch = hello.layout.mismatch(other.hello.layout) if other.hello is not None else None
