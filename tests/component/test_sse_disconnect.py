@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import orjson
@@ -10,6 +11,7 @@ import pytest
 from scripted_gateway import Hang, ids, raw_call, rig, says
 
 from relevo.core.errors import StepFailed
+from relevo.gateway.http import sse
 from relevo.gateway.http.sse import KEEPALIVE_COMMENT, WRITE_NOW, EventStream
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -201,3 +203,44 @@ async def test_bytes_leave_in_order_whatever_the_reader_takes() -> None:
     await pumping
     await stream.finish(b"i")
     assert b"".join(connection.sent) == b"abcdefghi"
+
+
+async def test_what_a_client_leaves_unread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if the bytes of a slow reader's stream pile up, or if what it had to get first is lost with the error."""
+    monkeypatch.setattr(sse, "MAX_UNREAD_BYTES", 4000)
+    r = rig(says("x" * 100))
+    connection = SlowConnection()
+    pending = [{"type": "http.request", "body": b'{"prompt":"hi","stream":true}', "more_body": False}]
+
+    async def receive() -> Any:
+        return pending.pop() if pending else await asyncio.Event().wait()
+
+    async def read_again() -> None:
+        await r.generator.idle.wait()
+        connection.is_writable = True
+        connection.writable.set()
+
+    connection.is_writable = False
+    reading = asyncio.create_task(read_again())
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    async with asyncio.timeout(10):
+        await r.app(scope | connection.scope, receive, connection.send)
+        await reading
+    *chunks, error = b"".join(connection.sent).split(b"\n\n")[:-1]
+    assert r.generator.num_closed_early == 1 and 0 < len(chunks) < 100
+    assert all(b'"text":"x"' in chunk for chunk in chunks) and sum(map(len, chunks)) <= 4000
+    assert b"More than 4000 bytes of this stream wait" in error and b"[DONE]" not in error
+
+
+async def test_what_waits_is_written_in_whole_events_of_some_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if all that waits were given to a connection at once, which then holds it though its client reads slowly."""
+    monkeypatch.setattr(sse, "WRITE_BYTES", 5)
+    connection = SlowConnection()
+    stream = EventStream(connection.scope, connection.send)
+    out: list[int] = []
+    for number in range(4):
+        stream.put(b"abc")
+        stream.when_sent(partial(out.append, number))
+    stream.end_pump()
+    await stream.pump()
+    assert connection.sent == [b"", b"abcabc", b"abcabc"] and out == [0, 1, 2, 3]

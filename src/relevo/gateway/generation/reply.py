@@ -70,7 +70,7 @@ class WholeReply:
 
     def take(self, run: PromptRun, delta: Delta, *, is_last: bool) -> None:
         self._kept.grow(self._choices[delta.index].add(delta, self._writer.logprobs(delta)))
-        run.stamp(delta)
+        run.stamp(delta.index, len(delta.tokens))
 
     def is_over(self) -> None:
         self._over.set()
@@ -89,7 +89,7 @@ class WholeReply:
 
 
 class StreamedReply:
-    """Events. Deltas are written where they come; what a slow client has not taken waits."""
+    """Events. Deltas are written where they come; what a slow client has not taken waits as bytes."""
 
     response = None
 
@@ -113,9 +113,9 @@ class StreamedReply:
         elif delta.finish_reason is not None:
             data += self._writer.finish_choice(delta)
         if data and self._stream.put(data):
-            run.stamp(delta)
+            run.stamp(delta.index, len(delta.tokens))
         else:
-            self._stream.when_sent(partial(run.stamp, delta))
+            self._stream.when_sent(partial(run.stamp, delta.index, len(delta.tokens)))
 
     def is_over(self) -> None:
         self._stream.end_pump()

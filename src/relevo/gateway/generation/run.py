@@ -132,11 +132,10 @@ class PromptRun:
 
     # ---- what it did -------------------------------------------------------------------------------------------------
 
-    def stamp(self, delta: Delta) -> None:
-        """Note that the delta has been written to the client (or kept, when the answer is not streamed)."""
-        num_tokens = len(delta.tokens)
+    def stamp(self, index: int, num_tokens: int) -> None:
+        """Note that tokens of this choice were written to the client (or kept, when the answer is not streamed)."""
         self._num_stamped_tokens += num_tokens
-        if delta.index % len(self._choices) == 0:
+        if index % len(self._choices) == 0:
             now_ns = self._clock.now_ns()
             for _ in range(num_tokens):
                 self._token_at_ns.append(now_ns)

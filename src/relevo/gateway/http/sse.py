@@ -8,16 +8,20 @@ specification 2.4.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from relevo.core.errors import InvalidRequest
 from relevo.gateway.http.stopping import Answering, CutOff
 
 WRITE_NOW = "relevo.write_now"  # of a scope: `Callable[[bytes], bool]`, see `cycle.RequestCycle.write_now`
 KEEPALIVE_COMMENT = b": keep-alive\n\n"
+WRITE_BYTES = 64 * 1024  # arbitrary: about so much of what waits is written at once, and then for the client to take
+MAX_UNREAD_BYTES = 16 * 2**20  # arbitrary: of one stream; more than a plain one of 60,000 tokens has in all
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -39,7 +43,7 @@ def _refuses(data: bytes) -> bool:
 
 class EventStream:
     """One stream. Bytes leave in the order in which they are put: at once where the connection takes them, else with
-    `pump`, which one task awaits.
+    `pump`, which one task awaits. Of what a slow client has not taken, so much waits and no more.
 
     Nothing goes out before something was put, so an early error keeps its status; with `keepalive_s`, nothing before so
     long a silence: then `keepalive` does, and a later error is an event.
@@ -52,8 +56,8 @@ class EventStream:
         self._was_quiet = True  # since the keep-alive looked last
         self._beat: asyncio.TimerHandle | None = None
         self._opening: Iterator[bytes] | None = None
-        self._unsent = bytearray()
-        self._when_sent: list[Callable[[], None]] = []
+        self._unsent: deque[bytes | Callable[[], None]] = deque()  # and what is called once all before it is out
+        self._num_unsent_bytes = 0
         self._is_direct = False  # the head is out and nothing is unsent
         self._pumping: asyncio.Future[None] | None = None  # `pump` waits for something to do
         self._must_end = False
@@ -66,12 +70,19 @@ class EventStream:
         self._wake()
 
     def put(self, data: bytes) -> bool:
-        """True: it is out. False: it leaves with `pump`; `when_sent` tells."""
+        """True: it is out. False: it leaves with `pump`; `when_sent` tells. Raises InvalidRequest where too much waits:
+        then this is dropped, and what was put before leaves."""
         self._was_quiet = False
         if self._is_direct and self._write_now(data):
             return True
         self._is_direct = False
-        self._unsent += data
+        if self._num_unsent_bytes + len(data) > MAX_UNREAD_BYTES:
+            raise InvalidRequest(
+                f"More than {MAX_UNREAD_BYTES} bytes of this stream wait for its client, which is the limit; read it "
+                "faster, or ask for fewer choices, tokens or log probabilities."
+            )
+        self._num_unsent_bytes += len(data)
+        self._unsent.append(data)
         self._wake()
         return False
 
@@ -80,7 +91,7 @@ class EventStream:
         if self._is_direct:
             callback()
         else:
-            self._when_sent.append(callback)
+            self._unsent.append(callback)
 
     def end_pump(self) -> None:
         """`pump` returns once everything is out."""
@@ -91,15 +102,10 @@ class EventStream:
         """Write what the connection did not take at once, until `end_pump`."""
         self._beat_later()
         while True:
-            told, self._when_sent = self._when_sent, []
             if self._opening is not None:
                 await self._write_opening(self._opening)
             if self._unsent:
-                data, self._unsent = self._unsent, bytearray()
-                await self._write(bytes(data))
-            for callback in told:
-                callback()
-            if self._opening is not None or self._unsent or self._when_sent:
+                await self._write_some()
                 continue
             self._is_direct = self.started
             if self._must_end:
@@ -125,8 +131,24 @@ class EventStream:
         for piece in pieces:
             await self._write(last)
             last = piece
-        self._unsent[:0] = last
+        self._num_unsent_bytes += len(last)
+        self._unsent.appendleft(last)
         self._opening = None
+
+    async def _write_some(self) -> None:
+        """Of what is unsent; never a part of what was put at once."""
+        data, told = bytearray(), list[Callable[[], None]]()
+        while self._unsent and len(data) < WRITE_BYTES:
+            oldest = self._unsent.popleft()
+            if isinstance(oldest, bytes):
+                data += oldest
+            else:
+                told.append(oldest)
+        if data:
+            await self._write(bytes(data))
+            self._num_unsent_bytes -= len(data)
+        for callback in told:
+            callback()
 
     async def _write(self, data: bytes, *, more_body: bool = True) -> None:
         if not self.started:
@@ -145,7 +167,7 @@ class EventStream:
             self._beat = asyncio.get_running_loop().call_later(self._keepalive_s / 2, self._break_silence)
 
     def _break_silence(self) -> None:
-        if self._was_quiet and not self._unsent:
+        if self._was_quiet and not self._num_unsent_bytes:
             self.put(self._keepalive)
         self._was_quiet = True
         self._beat_later()
