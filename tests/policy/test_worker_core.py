@@ -9,7 +9,7 @@ from scheduler_model import CellMemory, CheckedModel, make_request
 
 from relevo.core.baton import Baton, SampleState
 from relevo.core.events import TransferFailed, TransferSealed
-from relevo.core.handoff import KVPath, Link
+from relevo.core.handoff import KVPath, Link, Reach
 from relevo.core.ids import PeerId, RequestId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.policy.worker import effects
@@ -36,7 +36,7 @@ class Worker:
             max_running=4,
             max_model_len=20,
         )
-        self.core = WorkerCore(Scheduler(config), {PATH.transport})
+        self.core = WorkerCore(Scheduler(config), {PATH.transport: Reach.ARENA, "wire": Reach.NETWORK})
         self.model = CheckedModel(memory, config.max_model_len)
 
     def effects(self) -> list[Effect]:
@@ -117,7 +117,7 @@ def test_a_prompt_travels_while_it_is_computed_and_is_handed_over_once_sealed(de
 
 def test_the_room_is_closed_to_its_writer_before_the_decode_takes_it_over(decode: Worker) -> None:
     reservation = decode.granted()
-    decode.core.seal(A, 5)
+    decode.core.seal(ONE, A, 5)
     decode.core.start_decode(ONE, Baton(request_id=A, samples=(SampleState(0, [1]),), num_sealed_tokens=5), 0)
     assert decode.effects() == [effects.CloseRoom(reservation)]
 
@@ -170,7 +170,7 @@ def test_a_transport_that_is_not_here_is_refused(decode: Worker, prefill: Worker
 
 def test_what_is_left_of_a_prompt_is_computed_in_the_room_after_its_writer_is_shut_out(decode: Worker) -> None:
     reservation = decode.granted()
-    decode.core.seal(A, 2)
+    decode.core.seal(ONE, A, 2)
     decode.core.compute_reserved(ONE, A, (), 0)
     assert decode.effects() == [effects.CloseRoom(reservation)]
     decode.core.compute_reserved(ONE, RequestId("x"), (), 0)

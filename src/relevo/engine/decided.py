@@ -38,7 +38,7 @@ def with_evictions(decide: Decide, pool: BlockPool) -> Decide:
 
 
 def tell_accepted(decide: Decide, request_id: RequestId, message: object) -> None:
-    """The message was taken, and the request is here."""
+    """What the message asks was taken."""
     kind = _ACCEPTED.get(type(message))
     if kind is not None:
         decide(Decision.ACCEPT, request_id, kind=kind)

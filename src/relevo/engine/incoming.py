@@ -19,17 +19,19 @@ def request_of(message: Asked) -> RequestId:
             return request_id
 
 
-def ask(core: WorkerCore, peer: PeerId, message: Asked, now_ns: int) -> None:
+def ask(core: WorkerCore, peer: PeerId, message: Asked, now_ns: int) -> bool:
+    """True: there is work of the request here now, or more than before."""
     match message:
         case wire.Submit(request=request):
-            core.submit(peer, request, message.samples, now_ns)
+            return core.submit(peer, request, message.samples, now_ns)
         case wire.Reserve(request=request):
-            core.reserve(peer, request, now_ns)
+            return core.reserve(peer, request, now_ns)
         case wire.Prefill(request=request):
-            core.prefill(peer, request, message.reservation, message.path, message.num_found_tokens, now_ns)
-        case wire.SealBlocks():
-            core.seal(message.request_id, message.num_tokens)
+            return core.prefill(peer, request, message.reservation, message.path, message.num_found_tokens, now_ns)
         case wire.StartDecode(baton=baton):
-            core.start_decode(peer, baton, now_ns)
+            return core.start_decode(peer, baton, now_ns)
         case wire.ComputeReserved(request_id=request_id):
-            core.compute_reserved(peer, request_id, message.samples, now_ns)
+            return core.compute_reserved(peer, request_id, message.samples, now_ns)
+        case wire.SealBlocks():
+            core.seal(peer, message.request_id, message.num_tokens)
+            return False

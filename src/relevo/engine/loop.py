@@ -58,7 +58,7 @@ class EngineLoop:
 
     def __post_init__(self) -> None:
         self.decide = with_evictions(self.decide, self.scheduler.pool)
-        self.core = WorkerCore(self.scheduler, self.transports)
+        self.core = WorkerCore(self.scheduler, {name: each.reach for name, each in self.transports.items()})
         bytes_per_token = self.runner.layout.bytes_per_token
         self.reports = LoadReports(self.core, self.costs, self.transports, self.links, bytes_per_token)
         self._cache_feed = CacheFeed(self.scheduler.pool, self.links)
@@ -130,8 +130,7 @@ class EngineLoop:
             case _:
                 request_id = request_of(message)
                 with self._outgoing.only(request_id, peer):
-                    ask(self.core, peer, message, now_ns)
-                    if request_id in self.scheduler.requests:
+                    if ask(self.core, peer, message, now_ns):
                         tell_accepted(self.decide, request_id, message)
         self._outgoing.carry_out()
         self.reports.changed()

@@ -1,7 +1,8 @@
 """Every message between the gateway and a worker. msgpack through msgspec, one tagged struct each.
 
 A worker has at most one gateway connection per gateway; a connection that ends aborts everything that was asked for on
-it. Requests are named by `request_id`, unique per gateway connection. Order on a connection is the order of sending.
+it. Requests are named by `request_id`, unique over all gateways: what is said of another connection's request says
+nothing, `Release` excepted. Order on a connection is the order of sending.
 
 The life of a split request (D = decode worker, P = prefill worker):
 

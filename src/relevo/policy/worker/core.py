@@ -13,27 +13,28 @@ Why some things come in the order they do:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from relevo.core import errors
 from relevo.core.baton import Baton, SampleState
 from relevo.core.events import TransferEvent, TransferFailed, TransferSealed
-from relevo.core.handoff import KVPath
+from relevo.core.handoff import KVPath, Reach
 from relevo.core.ids import PeerId, RequestId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest
 from relevo.policy.worker import effects
 from relevo.policy.worker.effects import Effect
-from relevo.policy.worker.intake import Rejected
+from relevo.policy.worker.intake import NO_ROOM, Rejected
 from relevo.policy.worker.remote_prefill import RemotePrefill
 from relevo.policy.worker.scheduler import Scheduler
 from relevo.policy.worker.step_outcome import StepOutcome
 
 
 class WorkerCore:
-    def __init__(self, scheduler: Scheduler, transports: Collection[str] = ()) -> None:
-        """`transports`: names of those by which prompts can leave."""
+    def __init__(self, scheduler: Scheduler, transports: Mapping[str, Reach] = MappingProxyType({})) -> None:
+        """`transports`: those by which prompts can leave."""
         self.scheduler = scheduler
         self._transports = transports
         self.num_withdrawn = 0  # prompts whose receiver took back the room for them
@@ -62,7 +63,7 @@ class WorkerCore:
         """Of which a part is still to be computed, written or acknowledged."""
         return list(self._remote_prefills.values())
 
-    # ---- what gateways ask -------------------------------------------------------------------------------------------
+    # ---- what gateways ask: True if it was taken. Another gateway's request is none to them --------------------------
 
     def submit(
         self,
@@ -70,11 +71,11 @@ class WorkerCore:
         request: EngineRequest,
         samples: tuple[SampleState, ...],
         now_ns: int,
-    ) -> None:
-        self._accept(gateway, request.request_id, self.scheduler.submit(request, samples, now_ns))
+    ) -> bool:
+        return self._accept(gateway, request.request_id, self.scheduler.submit(request, samples, now_ns))
 
-    def reserve(self, gateway: PeerId, request: EngineRequest, now_ns: int) -> None:
-        self._accept(gateway, request.request_id, self.scheduler.reserve(request, now_ns))
+    def reserve(self, gateway: PeerId, request: EngineRequest, now_ns: int) -> bool:
+        return self._accept(gateway, request.request_id, self.scheduler.reserve(request, now_ns))
 
     def prefill(
         self,
@@ -84,7 +85,7 @@ class WorkerCore:
         path: KVPath,
         num_found_tokens: int,
         now_ns: int,
-    ) -> None:
+    ) -> bool:
         rejected = self._cannot_write(reservation, path)
         if rejected is None:
             rejected = self.scheduler.prefill_into(
@@ -94,23 +95,29 @@ class WorkerCore:
             remote = self.scheduler.requests[request.request_id].remote
             assert remote is not None
             self._remote_prefills[request.request_id] = remote
-        self._accept(gateway, request.request_id, rejected)
+        return self._accept(gateway, request.request_id, rejected)
 
-    def start_decode(self, gateway: PeerId, baton: Baton, now_ns: int) -> None:
+    def start_decode(self, gateway: PeerId, baton: Baton, now_ns: int) -> bool:
+        if self._is_of_another(gateway, baton.request_id):
+            return self._accept(gateway, baton.request_id, NO_ROOM)
         self._close_room(baton.request_id)
-        self._accept(gateway, baton.request_id, self.scheduler.start_decode(baton, now_ns))
+        return self._accept(gateway, baton.request_id, self.scheduler.start_decode(baton, now_ns))
 
     def compute_reserved(
         self, gateway: PeerId, request_id: RequestId, samples: tuple[SampleState, ...], now_ns: int
-    ) -> None:
+    ) -> bool:
+        if self._is_of_another(gateway, request_id):
+            return self._accept(gateway, request_id, NO_ROOM)
         self._close_room(request_id)
-        self._accept(gateway, request_id, self.scheduler.submit_reserved(request_id, samples, now_ns))
+        return self._accept(gateway, request_id, self.scheduler.submit_reserved(request_id, samples, now_ns))
 
-    def seal(self, request_id: RequestId, num_tokens: int) -> None:
-        self.scheduler.seal(request_id, num_tokens)
+    def seal(self, gateway: PeerId, request_id: RequestId, num_tokens: int) -> None:
+        if not self._is_of_another(gateway, request_id):
+            self.scheduler.seal(request_id, num_tokens)
 
     def abort(self, gateway: PeerId, request_id: RequestId, writer_active: bool) -> None:
-        self._drop(request_id, writer_active, gateway)
+        if not self._is_of_another(gateway, request_id):
+            self._drop(request_id, writer_active, gateway)
         self._effects.append(effects.Dropped(gateway, request_id))
 
     def release(self, request_id: RequestId) -> None:
@@ -132,18 +139,27 @@ class WorkerCore:
         if self.scheduler.reservations.lose_keeper(gateway):
             self._effects.append(effects.Orphaned(self.scheduler.reservations.orphans))
 
-    def _accept(self, gateway: PeerId, request_id: RequestId, rejected: Rejected | None) -> None:
+    def _accept(self, gateway: PeerId, request_id: RequestId, rejected: Rejected | None) -> bool:
         if rejected is None:
             self.scheduler.requests[request_id].owner = gateway
         else:
             self._effects.append(effects.Refused(gateway, request_id, rejected.code, rejected.reason))
+        return rejected is None
+
+    def _is_of_another(self, gateway: PeerId, request_id: RequestId) -> bool:
+        state = self.scheduler.requests.get(request_id)
+        return state is not None and state.owner != gateway
 
     def _cannot_write(self, reservation: Reservation, path: KVPath) -> Rejected | None:
-        """The gateway has not heard yet that the receiver was replaced, or names a transport that is not here."""
+        """The gateway has not heard yet that the receiver was replaced, or names a way that is not here."""
         if reservation.epoch < self._fenced_epochs.get(reservation.worker_id, 0):
             return Rejected(errors.WorkerLost.code, f"{reservation.worker_id} was replaced")
-        if path.transport not in self._transports:
+        reach = self._transports.get(path.transport)
+        if reach is None:
             return Rejected(errors.HandoffFailed.code, f"This worker has no KV transport {path.transport!r}.")
+        if path.zero_copy and reach is not Reach.ARENA:
+            reason = f"No memory is shared over {path.transport!r}; its path must not be of link 'memory'."
+            return Rejected(errors.HandoffFailed.code, reason)
         return None
 
     # ---- between messages and a step ---------------------------------------------------------------------------------

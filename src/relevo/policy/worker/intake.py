@@ -17,6 +17,8 @@ from relevo.core.request import EngineRequest
 from relevo.policy.worker.content import TOKENS, TokenContent
 from relevo.policy.worker.group_tables import TableRule
 
+MAX_CONTINUATIONS = 1024  # arbitrary: of a request; each takes memory before it has a slot
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -54,6 +56,9 @@ class Rejected:
     reason: str  # one sentence
 
 
+NO_ROOM = Rejected(errors.HandoffFailed.code, "No room is reserved for the request on this worker.")
+
+
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
@@ -83,8 +88,9 @@ def check_request(request: EngineRequest, config: SchedulerConfig) -> Rejected |
     num_prompt = len(request.prompt_token_ids)
     if num_prompt == 0:
         return Rejected(errors.InvalidRequest.code, "The prompt has no tokens; send at least one.")
-    if request.sampling.max_tokens < 1 or request.sampling.n < 1:
-        return Rejected(errors.InvalidRequest.code, "max_tokens and n must be at least 1.")
+    if request.sampling.max_tokens < 1 or not 1 <= request.sampling.n <= MAX_CONTINUATIONS:
+        reason = f"max_tokens must be at least 1, and n from 1 to {MAX_CONTINUATIONS}."
+        return Rejected(errors.InvalidRequest.code, reason)
     if num_prompt >= config.max_model_len:
         return Rejected(
             errors.ContextLengthExceeded.code,
@@ -122,8 +128,15 @@ def check_local(request: EngineRequest, samples: Sequence[SampleState], config: 
         return rejected
     num_prompt = len(request.prompt_token_ids)
     rejected = check_fits(num_prompt + 1, config)
-    if rejected is not None or not samples:
-        return rejected
+    return rejected or (check_samples(request, samples, config) if samples else None)
+
+
+def check_samples(request: EngineRequest, samples: Sequence[SampleState], config: SchedulerConfig) -> Rejected | None:
+    """Can continuations of which tokens were drawn elsewhere go on here?"""
+    indices = {sample.sample_index for sample in samples}
+    if len(indices) < len(samples) or not indices <= set(range(request.sampling.n)):
+        reason = f"Continuations are numbered from 0 to {request.sampling.n - 1}, each once."
+        return Rejected(errors.InvalidRequest.code, reason)
     for sample in samples:
         if (rejected := check_ids(sample.output_token_ids, config)) is not None:
             return rejected
@@ -150,12 +163,23 @@ def check_prefill(
     num_prompt = len(request.prompt_token_ids)
     if rejected is None and not zero_copy:
         rejected = check_fits(num_prompt, config)
-    if rejected is None and len(reservation.block_ids) != num_blocks_for(num_prompt, config.block_size):
+    if rejected is None and not _is_room_of(request, reservation, config.block_size):
         rejected = Rejected(
             errors.HandoffFailed.code,
-            f"The reservation has {len(reservation.block_ids)} blocks for a prompt of {num_prompt} tokens.",
+            f"The reservation of {reservation.request_id} with {len(reservation.block_ids)} blocks, "
+            f"{reservation.num_hit_tokens} tokens of them hits, is not room for {request.request_id} with a prompt of "
+            f"{num_prompt} tokens.",
         )
     return rejected
+
+
+def _is_room_of(request: EngineRequest, reservation: Reservation, block_size: int) -> bool:
+    num_prompt = len(request.prompt_token_ids)
+    return (
+        reservation.request_id == request.request_id
+        and len(reservation.block_ids) == len(reservation.generations) == num_blocks_for(num_prompt, block_size)
+        and 0 <= reservation.num_hit_tokens <= num_prompt
+    )
 
 
 def _check_handoff(config: SchedulerConfig) -> Rejected | None:

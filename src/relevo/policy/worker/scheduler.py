@@ -51,8 +51,6 @@ from relevo.policy.worker.worker_requests import Sequence, WorkerRequest, WorkKi
 
 __all__ = ["ComputedPrefix", "Rejected", "Scheduler", "SchedulerConfig", "StepOutcome"]
 
-_NO_ROOM = Rejected(errors.HandoffFailed.code, "No room is reserved for the request on this worker.")
-
 
 class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
@@ -86,9 +84,9 @@ class Scheduler:
         made sure that no writer is at work there any more."""
         state = self.requests.get(request_id)
         if state is None or state.kind is not WorkKind.AWAIT_KV:
-            return _NO_ROOM
+            return intake.NO_ROOM
         granted = request_id in self.reservations
-        rejected = intake.check_local(state.request, samples, self.config) if granted else _NO_ROOM
+        rejected = intake.check_local(state.request, samples, self.config) if granted else intake.NO_ROOM
         if rejected is not None:
             self.abort(request_id, writer_active=False)
             return rejected
@@ -195,17 +193,16 @@ class Scheduler:
         """
         request_id, state = baton.request_id, self.requests.get(baton.request_id)
         live = [sample for sample in baton.samples if sample.finish_reason is None]
-        rejected = None
-        if state is None or request_id not in self.reservations:
-            return _NO_ROOM
-        if baton.num_sealed_tokens < state.num_prompt_tokens:
+        if state is None or state.kind is not WorkKind.AWAIT_KV:
+            return intake.NO_ROOM
+        if request_id not in self.reservations:
+            rejected: Rejected | None = intake.NO_ROOM
+        elif baton.num_sealed_tokens < state.num_prompt_tokens:
             rejected = Rejected(errors.HandoffFailed.code, f"Only {baton.num_sealed_tokens} prompt tokens are sealed.")
-        elif not live or any(not sample.output_token_ids for sample in live):
-            rejected = Rejected(
-                errors.InvalidRequest.code, "A decode needs at least one unfinished sample, each with a token."
-            )
+        elif any(not sample.output_token_ids for sample in live):
+            rejected = Rejected(errors.InvalidRequest.code, "A decode needs a token of each continuation.")
         else:
-            rejected = next(filter(None, (intake.check_ids(each.output_token_ids, self.config) for each in live)), None)
+            rejected = intake.check_samples(state.request, baton.samples, self.config)
         if rejected is not None:
             self.abort(request_id, writer_active=False)
             return rejected
