@@ -33,6 +33,13 @@ def told(text: str) -> list[tuple[str, Any]]:
     return [(name.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))) for name, data in lines]
 
 
+def test_an_edge_knows_which_paths_have_sessions() -> None:
+    """Red if an edge has a list of its own of the paths that generate."""
+    table = RouteTable(ROUTES_WITH_THE_GUIDES, OPENAI_ERRORS)
+    assert all(map(table.is_generation, (SAY, "/v1/chat/completions", "/v1/completions")))
+    assert not any(map(table.is_generation, ("/tokenize", "/v1/models", "/health", "/nothing")))
+
+
 async def test_a_whole_answer_in_its_own_words() -> None:
     response = await tiny(says("hello")).post(SAY, {"ask": "hi"})
     assert (response.status_code, response.headers["content-type"]) == (200, "application/json")

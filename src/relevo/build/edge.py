@@ -49,8 +49,8 @@ async def _run(regions: Mapping[str, str], listener: socket.socket, http: HttpCo
     choice = RegionChoice()
     known = Regions([Region(name, url) for name, url in regions.items()], choice.lost)
     metrics = EdgeMetrics()
-    error_formats = route_table().error_format
+    routes = route_table()
     site = build_site(http, listener.fileno())
-    async with edge_app(known, choice, metrics, MAX_BODY_BYTES, error_formats, site) as app:
-        limiter = build_limiter(http, app, error_formats, metrics)
+    async with edge_app(known, choice, metrics, MAX_BODY_BYTES, routes, site) as app:
+        limiter = build_limiter(http, app, routes.error_format, metrics)
         await HttpServer(limiter, shutdown_timeout_s=30.0, date_header=False).serve(sockets=[listener])

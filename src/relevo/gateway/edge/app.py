@@ -32,7 +32,8 @@ from relevo.gateway.edge.regions import Regions
 from relevo.gateway.http.auth import presented_key
 from relevo.gateway.http.body import check_num_items, json_text, read_body
 from relevo.gateway.http.byte_account import ByteAccount
-from relevo.gateway.http.errors import ErrorFormats, UnknownPath, error_response
+from relevo.gateway.http.errors import UnknownPath, error_response
+from relevo.gateway.http.route import RouteTable
 from relevo.gateway.http.site import Site
 from relevo.gateway.http.sse import ClientGone
 from relevo.gateway.text.text_work import INLINE_BYTES
@@ -42,7 +43,6 @@ from relevo.policy.routing.region_choice import BYTES_PER_TOKEN, RegionAttempts,
 log = logging.getLogger("relevo.edge")
 
 REGION_HEADER = "x-relevo-region"  # of every forwarded answer
-_SESSION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade host".split()
 )
@@ -85,7 +85,7 @@ class Edge:
     metrics: EdgeMetrics
     client: aiohttp.ClientSession
     max_body_bytes: int
-    error_formats: ErrorFormats  # by path
+    routes: RouteTable  # of the regions
     site: Site = field(default_factory=Site)
     rng: random.Random = field(default_factory=random.Random)
     body_memory: ByteAccount = field(default_factory=lambda: ByteAccount(BODY_MEMORY_BYTES))
@@ -106,7 +106,7 @@ class Edge:
             self.metrics.ended("client_gone")
         except RelevoError as error:
             self.metrics.ended(error.code)
-            await error_response(self.error_formats(scope["path"]), error)(scope, receive, send)
+            await error_response(self.routes.error_format(scope["path"]), error)(scope, receive, send)
 
     # ---- what the edge says itself -----------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Edge:
                 return Response(body_bytes, headers={"content-type": content_type})
         if request.scope["path"].startswith("/admin/"):  # a region's operator knows its address
             error = UnknownPath("An edge does not administrate regions; ask the region itself.")
-            return error_response(self.error_formats(request.scope["path"]), error)
+            return error_response(self.routes.error_format(request.scope["path"]), error)
         return None
 
     # ---- forwarding --------------------------------------------------------------------------------------------------
@@ -147,10 +147,10 @@ class Edge:
 
     async def _read(self, request: Request) -> Forwarded:
         body = await read_body(request, self.max_body_bytes, self.body_memory)
-        path = request.scope["path"]
         raw_path, query = request.scope["raw_path"].decode("ascii"), request.scope["query_string"].decode("latin-1")
         try:
-            session = await _session_off_loop(request.headers, body) if path in _SESSION_PATHS else b""
+            has_session = self.routes.is_generation(request.scope["path"])
+            session = await _session_off_loop(request.headers, body) if has_session else b""
         except BaseException:
             self.body_memory.give_back(len(body))
             raise
@@ -261,7 +261,7 @@ class Edge:
         if attempt.answer.content_type != "text/event-stream":
             raise ConnectionError("the region died within its answer") from error
         lost = WorkerLost(f"Region {attempt.region} was lost within the answer; send the request again.")
-        event = self.error_formats(attempt.path).stream_event(lost, "")
+        event = self.routes.error_format(attempt.path).stream_event(lost, "")
         await send(_chunk(b"\n\n" + event))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -300,7 +300,7 @@ async def edge_app(
     choice: RegionChoice,
     metrics: EdgeMetrics,
     max_body_bytes: int,
-    error_formats: ErrorFormats,
+    routes: RouteTable,
     site: Site,
 ) -> AsyncIterator[Edge]:
     """The application, with probes running and connections open."""
@@ -309,7 +309,7 @@ async def edge_app(
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as client:
         probing = asyncio.create_task(regions.probe(client))
         try:
-            yield Edge(regions, choice, metrics, client, max_body_bytes, error_formats, site)
+            yield Edge(regions, choice, metrics, client, max_body_bytes, routes, site)
         finally:
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)

@@ -20,6 +20,7 @@ class Route:
     handler: Handler
     error_format: ErrorFormat
     is_open: bool = False  # asked for without a key, and while the server stops: by probes
+    is_generation: bool = False  # its requests have sessions: an edge keeps one where its KV is
 
 
 class RouteTable:
@@ -48,6 +49,10 @@ class RouteTable:
         """How errors on a path look, whatever went wrong before its handler was found."""
         by_method, _ = self._at(path)
         return next(iter(by_method.values())).error_format if by_method else self._default_format
+
+    def is_generation(self, path: str) -> bool:
+        by_method, _ = self._at(path)
+        return any(route.is_generation for route in by_method.values())
 
     def is_guarded(self, path: str) -> bool:
         """True for paths that need a key once keys are configured, and for what is beside them."""

@@ -10,8 +10,8 @@ from relevo.gateway.openai.models import list_models, show_model
 from relevo.gateway.openai.tokenize import detokenize, tokenize
 
 OPENAI_ROUTES = (
-    Route("POST", "/v1/chat/completions", chat_completions, OPENAI_ERRORS),
-    Route("POST", "/v1/completions", completions, OPENAI_ERRORS),
+    Route("POST", "/v1/chat/completions", chat_completions, OPENAI_ERRORS, is_generation=True),
+    Route("POST", "/v1/completions", completions, OPENAI_ERRORS, is_generation=True),
     Route("GET", "/v1/models", list_models, OPENAI_ERRORS),
     Route("GET", "/v1/models/*", show_model, OPENAI_ERRORS),
     Route("POST", "/tokenize", tokenize, OPENAI_ERRORS),
