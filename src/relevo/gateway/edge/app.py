@@ -35,7 +35,7 @@ from relevo.gateway.http.byte_account import ByteAccount
 from relevo.gateway.http.errors import UnknownPath, error_response
 from relevo.gateway.http.route import RouteTable
 from relevo.gateway.http.site import Site
-from relevo.gateway.http.sse import ClientGone
+from relevo.gateway.http.sse import ClientGone, run_while_connected
 from relevo.gateway.text.text_work import INLINE_BYTES
 from relevo.policy.routing.affinity import affinity_of
 from relevo.policy.routing.region_choice import BYTES_PER_TOKEN, RegionAttempts, RegionChoice
@@ -130,30 +130,20 @@ class Edge:
     # ---- forwarding --------------------------------------------------------------------------------------------------
 
     async def _forward(self, request: Request, receive: Receive, send: Send) -> None:
-        forwarded = await self._read(request)
-        working = asyncio.create_task(self._serve(forwarded, send))
-        leaving = asyncio.create_task(_disconnect(receive))
-        try:
-            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise ClientGone
-            await working
-        finally:
-            for task in (working, leaving):
-                task.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
-            self.choice.end(forwarded.request_id)
-            self.body_memory.give_back(len(forwarded.body))
-
-    async def _read(self, request: Request) -> Forwarded:
         body = await read_body(request, self.max_body_bytes, self.body_memory)
-        raw_path, query = request.scope["raw_path"].decode("ascii"), request.scope["query_string"].decode("latin-1")
         try:
-            has_session = self.routes.is_generation(request.scope["path"])
-            session = await _session_off_loop(request.headers, body) if has_session else b""
-        except BaseException:
+            forwarded = await self._forwarded(request, body)
+            try:
+                await run_while_connected(receive, self._serve(forwarded, send))
+            finally:
+                self.choice.end(forwarded.request_id)
+        finally:
             self.body_memory.give_back(len(body))
-            raise
+
+    async def _forwarded(self, request: Request, body: bytes) -> Forwarded:
+        raw_path, query = request.scope["raw_path"].decode("ascii"), request.scope["query_string"].decode("latin-1")
+        has_session = self.routes.is_generation(request.scope["path"])
+        session = await _session_off_loop(request.headers, body) if has_session else b""
         return Forwarded(
             request_id=RequestId(uuid.uuid4().hex),
             method=request.method,
@@ -234,7 +224,7 @@ class Edge:
         )
         try:
             return answer, await answer.content.readany()
-        except BaseException:
+        except BaseException:  # cancelled, too: the region hears of it by the end of its connection
             answer.close()
             raise
 
@@ -287,11 +277,6 @@ def _session(headers: Mapping[str, str], body: bytes) -> bytes:
         return b""
     tenant = presented_key(headers) or ""
     return affinity_of(headers, parsed, tenant=tenant, model=str(parsed.get("model", ""))).key
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 @asynccontextmanager
