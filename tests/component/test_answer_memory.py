@@ -9,7 +9,7 @@ import orjson
 import pytest
 from scripted_gateway import Hang, raw_call, rig, says
 
-from relevo.core.errors import InvalidRequest, Overloaded
+from relevo.core.errors import AnswerTooLarge, Overloaded
 from relevo.core.request import FinishReason
 from relevo.gateway.generation.finished_choice import LogprobParts
 from relevo.gateway.generation.kept_answer import STEP_BYTES, KeptAnswer
@@ -34,7 +34,7 @@ def test_parts_put_together_are_the_whole() -> None:
 def test_an_answer_that_grows_without_end_is_told_what_to_ask_for() -> None:
     kept = KeptAnswer(ByteAccount(10**9), max_bytes=1000)
     kept.grow(1000)
-    with pytest.raises(InvalidRequest, match=r"larger than 1000 bytes.*'stream': true"):
+    with pytest.raises(AnswerTooLarge, match=r"larger than 1000 bytes.*'stream': true"):
         kept.grow(1)
 
 

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from scripted_gateway import MODEL, Hang, Step, events, ids, raw_call, says
 
 from relevo.core.errors import DeadlineExceeded, NoWorker, Overloaded, WorkerLost
 from relevo.core.request import FinishReason
+from relevo.gateway.generation import reply
+from relevo.gateway.generation.kept_answer import KeptAnswer
+from relevo.gateway.http import sse
 from relevo.gateway.metering.journal import Journal
 from relevo.gateway.metering.keys import revoke_key
 from relevo.gateway.metering.ledger import LedgerRow
@@ -195,6 +199,19 @@ async def test_a_revoked_key_ends_what_runs_at_its_next_step() -> None:
         assert last["error"]["code"] == "invalid_api_key" and "revoked" in last["error"]["message"]
         (row,) = await m.written()
         assert (row.outcome, row.cause, row.completion_tokens) == ("aborted", "key_ended", 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_too_large_to_be_kept_is_billed(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if asking for one, or leaving one unread, has prompts and tokens computed for nothing."""
+    monkeypatch.setattr(reply, "KeptAnswer", partial(KeptAnswer, max_bytes=10))
+    monkeypatch.setattr(sse, "MAX_UNREAD_BYTES", 100)
+    async with metered(says("abcdef", tokens_per_step=3)) as m:
+        response = await m.rig.complete(prompt=PROMPT, stream=stream)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "answer_too_large")
+        (row,) = await m.written()
+        assert (row.outcome, row.cause) == ("aborted", "answer_too_large")
+        assert tokens(row) == (2, 0, 3, 0, 0)
 
 
 async def test_a_limit_that_a_key_gets_while_it_runs_counts_what_runs() -> None:

@@ -7,6 +7,7 @@ RelevoError
 │   ├── ModelNotFound
 │   ├── Unauthorized
 │   ├── RequestTooLarge
+│   ├── AnswerTooLarge
 │   ├── BudgetSpent
 │   ├── UnsupportedMediaType
 │   └── DeadlineExceeded
@@ -78,6 +79,12 @@ class Forbidden(RequestError):
 
 class RequestTooLarge(RequestError):
     code = "request_too_large"
+
+
+class AnswerTooLarge(RequestError):
+    """While it runs: more of it has to be kept than one answer may, because of what was asked for or a slow reader."""
+
+    code = "answer_too_large"
 
 
 class UnsupportedMediaType(RequestError):

@@ -28,6 +28,7 @@ class Cause(StrEnum):
     CLIENT_TIMEOUT = "client_timeout"  # the time that the client allowed was over
     BUDGET_SPENT = "budget_spent"
     KEY_ENDED = "key_ended"  # revoked, expired or removed while it ran
+    ANSWER_TOO_LARGE = "answer_too_large"  # to be kept: it was sent whole, or its client did not read it
     WORKER_FAILED = "worker_failed"  # and no other could go on
     SERVER_STOPPED = "server_stopped"
     LEDGER_FAILED = "ledger_failed"  # its row could not be kept in time
@@ -44,6 +45,7 @@ _OUTCOMES = {
     Cause.CLIENT_TIMEOUT: Outcome.ABORTED,
     Cause.BUDGET_SPENT: Outcome.ABORTED,
     Cause.KEY_ENDED: Outcome.ABORTED,
+    Cause.ANSWER_TOO_LARGE: Outcome.ABORTED,
 }
 
 
@@ -98,6 +100,7 @@ _CAUSES: tuple[tuple[type[Exception], Cause], ...] = (  # the first that fits
     (errors.DeadlineExceeded, Cause.CLIENT_TIMEOUT),
     (errors.BudgetSpent, Cause.BUDGET_SPENT),
     (errors.Unauthorized, Cause.KEY_ENDED),
+    (errors.AnswerTooLarge, Cause.ANSWER_TOO_LARGE),
     (errors.LedgerUnavailable, Cause.LEDGER_FAILED),
     (errors.ServerStopping, Cause.SERVER_STOPPED),
     (errors.WorkerError, Cause.WORKER_FAILED),

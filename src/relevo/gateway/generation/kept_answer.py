@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relevo.core.errors import InvalidRequest, Overloaded
+from relevo.core.errors import AnswerTooLarge, Overloaded
 from relevo.gateway.http.byte_account import ByteAccount
 
 MAX_ANSWER_BYTES = 64 * 2**20  # arbitrary
@@ -22,10 +22,10 @@ class KeptAnswer:
     _num_taken: int = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Raises InvalidRequest, Overloaded."""
+        """Raises AnswerTooLarge, Overloaded."""
         self.num_bytes += num_bytes
         if self.num_bytes > self.max_bytes:
-            raise InvalidRequest(
+            raise AnswerTooLarge(
                 f"The answer is larger than {self.max_bytes} bytes, the limit of one that is sent whole; ask for fewer "
                 "choices, tokens or log probabilities, or send 'stream': true."
             )

@@ -90,6 +90,7 @@ HTTP_STATUSES: dict[str, HttpStatus] = {
     "invalid_path": HttpStatus(400),
     errors.InvalidRequest.code: HttpStatus(400),
     errors.ContextLengthExceeded.code: HttpStatus(400),
+    errors.AnswerTooLarge.code: HttpStatus(400),
     errors.UnsupportedMediaType.code: HttpStatus(400),
     errors.Unauthorized.code: HttpStatus(401),
     "foreign_site": HttpStatus(403),

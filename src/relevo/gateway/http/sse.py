@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from relevo.core.errors import InvalidRequest
+from relevo.core.errors import AnswerTooLarge
 from relevo.gateway.http.stopping import Answering, CutOff
 
 WRITE_NOW = "relevo.write_now"  # of a scope: `Callable[[bytes], bool]`, see `cycle.RequestCycle.write_now`
@@ -70,14 +70,14 @@ class EventStream:
         self._wake()
 
     def put(self, data: bytes) -> bool:
-        """True: it is out. False: it leaves with `pump`; `when_sent` tells. Raises InvalidRequest where too much waits:
+        """True: it is out. False: it leaves with `pump`; `when_sent` tells. Raises AnswerTooLarge where too much waits:
         then this is dropped, and what was put before leaves."""
         self._was_quiet = False
         if self._is_direct and self._write_now(data):
             return True
         self._is_direct = False
         if self._num_unsent_bytes + len(data) > MAX_UNREAD_BYTES:
-            raise InvalidRequest(
+            raise AnswerTooLarge(
                 f"More than {MAX_UNREAD_BYTES} bytes of this stream wait for its client, which is the limit; read it "
                 "faster, or ask for fewer choices, tokens or log probabilities."
             )
