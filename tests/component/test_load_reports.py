@@ -105,6 +105,18 @@ def test_refusals_at_both_doors_of_a_worker_are_reported_by_reason(reports: Load
     assert reports.counters().num_refused_connections == {"kv/secret": 3, "wire/user": 1}
 
 
+def test_what_was_refused_is_told_once(reports: LoadReports, links: RecordedLinks) -> None:
+    """Red when a worker that no client asks for anything keeps it to itself."""
+    for _ in range(2):
+        reports.note_refusals()
+        reports.publish()
+    assert told(links) == [(ONE, "LoadReport"), (TWO, "LoadReport")]
+    links.num_refused_connections[WireRefusal.USER] = 1
+    reports.note_refusals()
+    reports.publish()
+    assert len(told(links)) == 4
+
+
 def test_the_largest_step_is_told_beside_the_budget(reports: LoadReports) -> None:
     """Red when a mean hides a step above its budget, or when decodes do not count."""
     for num_steps, num_prompt, num_decodes in [(1, 8, 1), (1, 200, 3), (5, 0, 64)]:

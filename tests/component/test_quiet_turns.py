@@ -141,3 +141,11 @@ def test_a_drain_is_not_jumped_over() -> None:
     assert worker.loop.num_quiet_steps(10) == 10
     worker.loop.drain()
     assert worker.loop.num_quiet_steps(10) == 0
+
+
+def test_a_ping_is_answered_and_tells_other_gateways_nothing() -> None:
+    """Red when each gateway that asks whether the worker is there makes it report its load to all of them."""
+    worker = Worker(jumps=False)
+    worker.links.deliver(worker.links.gateways[0], wire.Ping(7))
+    worker.loop.turn(0.0)
+    assert worker.links.told == [(worker.links.gateways[0], wire.Pong(7))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad, WorkerPort, refused_key
 from relevo.core.ids import PeerId
@@ -30,6 +31,7 @@ class LoadReports:
     num_prefill_tokens: int = 0
     num_generation_tokens: int = 0
     largest_step_tokens: int = 0
+    _noted_refusals: tuple[int, Mapping[str, int]] = (0, MappingProxyType({}))
     _has_changed: bool = False
     _told: set[PeerId] = field(default_factory=set)  # since the last change
 
@@ -70,6 +72,13 @@ class LoadReports:
         self.num_prefill_tokens += num_steps * num_prefill_tokens
         self.largest_step_tokens = max(self.largest_step_tokens, num_tokens)
         self.num_generation_tokens += sum([len(output.tokens) for output in outcome.all_outputs])
+
+    def note_refusals(self) -> None:
+        """What was refused since the last call, by threads of the transports or at the worker's doors, is a change."""
+        refusals = self.transports.num_refused_writes, self._refused_connections()
+        if refusals != self._noted_refusals:
+            self._noted_refusals = refusals
+            self.changed()
 
     def changed(self) -> None:
         """No gateway knows yet."""

@@ -124,6 +124,8 @@ class EngineLoop:
                 self._cache_feed.follow(peer)
             case wire.Ping():
                 self.links.send(peer, wire.Pong(message.nonce))
+                self.reports.note_refusals()
+                return
             case PeerGone():
                 self._cache_feed.unfollow(peer)
                 self.core.lose_gateway(peer)
