@@ -69,7 +69,24 @@ def test_lengths_are_read_as_typed() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-5", "abc", "8-4", "0-4", "1.5", "lognormal:", "lognormal:0,2", "lognormal:9"]
+    "text",
+    [
+        "",
+        "0",
+        "-5",
+        "abc",
+        "8-4",
+        "0-4",
+        "1.5",
+        "lognormal:",
+        "lognormal:0,2",
+        "lognormal:9",
+        "9-",
+        "99999999999",
+        "lognormal:inf,2",
+        "lognormal:nan,2",
+        "lognormal:9,1e300",
+    ],
 )
 def test_bad_lengths_say_what_to_write(text: str) -> None:
     with pytest.raises(ValueError, match="lognormal:600"):

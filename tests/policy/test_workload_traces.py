@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import statistics
 import tarfile
+import zlib
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -17,6 +19,7 @@ from relevo.core.errors import SettingsError
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.requests import Workload, WorkloadRequest
 from relevo.workload.timing import Loop, Timing, spread_ticks, tick_s, time_workload
+from relevo.workload.traces import files
 from relevo.workload.traces.files import ReadOptions, read_trace_file
 from relevo.workload.traces.formats import TraceFormat
 
@@ -90,6 +93,8 @@ def test_azure_keeps_seven_decimals(tmp_path: Path) -> None:
     first, second = read(tmp_path, AZURE).requests
     assert (first.arrived_at_s, first.num_prompt_tokens, first.num_output_tokens) == (0.0, 374, 44)
     assert second.arrived_at_s == pytest.approx(4.314579, abs=1e-5)
+    later = read(tmp_path, AZURE.replace("6805900,", "6805900+00:00,").replace("9951690,", "9951690+00:00,"))
+    assert [r.arrived_at_s for r in later.requests] == [0.0, second.arrived_at_s]
 
 
 def test_burstgpt_leaves_failed_requests_out_and_says_so(tmp_path: Path) -> None:
@@ -189,7 +194,21 @@ def test_distributions_are_drawn_as_the_seed_says(tmp_path: Path) -> None:
         (AZURE + "yesterday,1,2\n", 4, "TIMESTAMP is 'yesterday'"),
         (AZURE + "2023-11-16 18:15:46.6,x,2\n", 4, "ContextTokens is 'x'"),
         (BURSTGPT + "5,ChatGPT,472\n", 5, "Response tokens is missing"),
+        (AZURE + "\n\n2023-11-16 18:15:46.6,x,2\n", 6, "ContextTokens is 'x'"),
+        (AZURE[:-1] + ',"' + "x" * 200_000, 2, "not CSV"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens," + "x" * 200_000, 1, "not CSV"),
+        (MOONCAKE + '{"timestamp": 1%s, "input_length": 5, "output_length": 1}' % ("0" * 400), 4, "expected a number"),
+        (MOONCAKE + '{"timestamp": 1, "input_length": 1%s, "output_length": 1}' % ("0" * 400), 4, "expected at most"),
+        (
+            '{"input_toks": 16, "output_toks": 1, "arrival_time": 1, "input_tok_ids": [%s[1]]}' % ("[1]," * 15),
+            1,
+            "token",
+        ),
         ('{"turns": [[1]]}\n', 1, "turns is"),
+        ('{"turns": [[Infinity, 1]]}\n', 1, "turns is"),
+        ('{"turns": [[1000000000000, 1]]}\n', 1, "expected at most 16,777,216 tokens together"),
+        ("[[Infinity, 1]]", 1, "no distribution"),
+        ("[[5, NaN], [6, 1]]", 1, "expected ascending"),
         ("[[5, 0.2]]", 1, "expected ascending tokens and fractions, the last one 1"),
     ],
 )
@@ -220,6 +239,41 @@ def test_gzip_is_read_as_it_is(tmp_path: Path) -> None:
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(SettingsError, match="cannot read the trace"):
         read_trace_file(packed)
+
+
+def test_files_as_spreadsheets_and_pipes_give_them(tmp_path: Path) -> None:
+    """Red when a byte order mark is taken for content, or what was read to tell a format is read again."""
+    assert facts(read(tmp_path, "\ufeff" + AZURE)) == facts(read(tmp_path, AZURE))
+    assert facts(read(tmp_path, "\ufeff" + MOONCAKE)) == facts(read(tmp_path, MOONCAKE))
+    for content in (MOONCAKE.encode(), gzip.compress(MOONCAKE.encode())):
+        reading, writing = os.pipe()
+        os.write(writing, content)
+        os.close(writing)
+        assert facts(read_trace_file(Path(f"/dev/fd/{reading}"))) == facts(read(tmp_path, MOONCAKE))
+        os.close(reading)
+
+
+def test_half_of_a_surrogate_pair_is_text(tmp_path: Path) -> None:
+    (request,) = read(tmp_path, agent_text("a", 0, "\ud83d" + "x" * 97)).requests
+    assert request.num_prompt_tokens == 25
+
+
+@pytest.mark.parametrize(
+    ("limit", "content", "problem"),
+    [
+        ("MAX_LINE_CHARS", MOONCAKE, "trace:1: more than 50 characters; expected one request a line"),
+        ("MAX_LINE_CHARS", "[\n" * 60, "trace:26: a distribution of more than 50 characters"),
+        ("MAX_REQUESTS", '{"turns": [[1, 1]]}\n' * 51, "more than 50 requests; read a part of them"),
+    ],
+)
+def test_files_are_read_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, content: str, problem: str
+) -> None:
+    """What never ends, or unpacks to much more than it was, is refused. Red when it is read into memory instead."""
+    monkeypatch.setattr(files, limit, 50)
+    (tmp_path / "trace").write_bytes(gzip.compress(content.encode()))
+    with pytest.raises(SettingsError, match=problem):
+        read_trace_file(tmp_path / "trace")
 
 
 def test_skipped_turns_take_what_waits_for_them_along(tmp_path: Path) -> None:
@@ -296,13 +350,44 @@ def test_servegen_parts_must_be_chosen(tmp_path: Path) -> None:
     [
         ("trace.csv", "0,0,0,,0,0\n600,1.0,1.0,Pareto,1,1\n", r"trace.csv:2: .*neither Gamma nor Weibull"),
         ("trace.csv", "0,-1,0,,0,0\n", r"trace.csv:1: .*rate is missing or negative"),
+        ("trace.csv", "0,1e9,1,Gamma,1,1\n", r"trace.csv:1: .*rate is above 10000"),
+        ("trace.csv", "0,1,1,Weibull,1e-300,1\n", r"trace.csv:1: .*shape is not between"),
         ("dataset.json", '{"0": {"input_tokens": "{a: 1}"}}', r"dataset.json:1: no lengths"),
+        ("dataset.json", '{"0": {"input_tokens": "{inf: 1}"}}', r"dataset.json:1: no lengths"),
+        ("dataset.json", '{"0": {"input_tokens": "{5: nan}"}}', r"dataset.json:1: .*negative or no number"),
     ],
 )
 def test_servegen_faults_name_their_file(tmp_path: Path, name: str, text: str, problem: str) -> None:
     folder = servegen_folder(tmp_path, servegen_files(1.0) | {f"data/reason/r1/chunk-0-{name}": text})
     with pytest.raises(SettingsError, match=problem):
         read_trace_file(folder)
+
+
+def test_odd_members_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a link is followed, a large member is read, or a broken archive is a traceback."""
+    archive = tmp_path / "servegen.tar.gz"
+    for target in ("/etc/passwd", "chunk-0-trace.csv"):
+        with tarfile.open(archive, "w:gz") as packed:
+            link = tarfile.TarInfo("chunk-0-trace.csv")
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            packed.addfile(link)
+        with pytest.raises(SettingsError, match="no ServeGen client"):
+            read_trace_file(archive)
+    with tarfile.open(archive, "w:gz") as packed:
+        member = tarfile.TarInfo("chunk-0-trace.csv")
+        member.size = 3000
+        packed.addfile(member, io.BytesIO(Random(0).randbytes(1500).hex().encode()))
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "MAX_MEMBER_BYTES", 2999)
+        with pytest.raises(
+            SettingsError, match=r"chunk-0-trace\.csv has 3,000 bytes; a ServeGen file has at most 2,999"
+        ):
+            read_trace_file(archive)
+    header, packer = gzip.decompress(archive.read_bytes())[:512], zlib.compressobj(wbits=31)
+    no_block = b"\x07"
+    archive.write_bytes(packer.compress(header) + packer.flush(zlib.Z_FULL_FLUSH) + no_block * 100)
+    with pytest.raises(SettingsError, match="cannot read the trace"):
+        read_trace_file(archive)
 
 
 # --- times and loops
@@ -321,6 +406,13 @@ def timed(times: list[float], **timing: object) -> Workload:
 
 def arrivals(workload: Workload) -> list[float | None]:
     return [request.arrived_at_s for request in workload.requests]
+
+
+def test_times_end_before_nanoseconds_do() -> None:
+    with pytest.raises(ValueError, match="take 1e\\+12 s together; expected at most 4e\\+09"):
+        timed([0.0, 1e12])
+    with pytest.raises(ValueError, match="together"):
+        timed([0.0, 10.0], speed=1e-9)
 
 
 def test_ticks_are_spread_inside_themselves_and_said() -> None:

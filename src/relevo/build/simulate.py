@@ -124,7 +124,7 @@ def make_workload(options: SimulateOptions) -> Workload:
     try:
         timed = time_workload(workload, options.timing)
     except ValueError as error:
-        raise SettingsError(f"{options.trace or 'the workload'}: {error}; see --rate, --num-clients") from error
+        raise SettingsError(f"{options.trace or 'the workload'}: {error}") from error
     if not timed.requests:
         raise SettingsError("no request is left to send; check --duration-s and --max-request-tokens")
     return timed

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+LONGEST = 2**24  # tokens: more than any model takes. Arbitrary
+WIDEST = 1000.0  # spread factor; arbitrary
+
 
 class Lengths(Protocol):
     """A distribution of token counts, each at least 1."""
@@ -47,7 +50,7 @@ class LognormalLengths:
     spread: float  # at least 1
 
     def draw(self, rng: random.Random) -> int:
-        return max(1, round(self.median * math.exp(rng.gauss(0.0, math.log(self.spread)))))
+        return min(LONGEST, max(1, round(self.median * math.exp(rng.gauss(0.0, math.log(self.spread))))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +85,25 @@ def parse_lengths(text: str) -> Lengths:
     try:
         if text.startswith("lognormal:"):
             median, spread = (float(part) for part in text.removeprefix("lognormal:").split(","))
-            if median < 1 or spread < 1:
+            if not (1 <= median <= LONGEST and 1 <= spread <= WIDEST):
                 raise ValueError
             return LognormalLengths(median, spread)
-        low, _, high = text.partition("-")
-        if not high:
+        low, dash, high = text.partition("-")
+        if not dash:
             return FixedLength(_at_least_one(low))
         uniform = UniformLengths(_at_least_one(low), _at_least_one(high))
         if uniform.low > uniform.high:
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"{text!r} is not a length in tokens; write 512, 128-1024 (low first) or lognormal:600,2.0"
+            f"{text!r} is not a length in tokens; write 512, 128-1024 (low first) or lognormal:600,2.0,"
+            f" at most {LONGEST:,}"
         ) from None
     return uniform
 
 
 def _at_least_one(text: str) -> int:
     num_tokens = int(text)
-    if num_tokens < 1:
+    if not 1 <= num_tokens <= LONGEST:
         raise ValueError
     return num_tokens

@@ -16,6 +16,8 @@ from itertools import pairwise
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets
 from relevo.workload.requests import Workload, WorkloadRequest
 
+MAX_LENGTH_S = 4e9  # more than a century; arbitrary
+
 
 class Loop(StrEnum):
     RECORDED = "recorded"  # a request waits for the answer before it where the source says so
@@ -64,7 +66,20 @@ def time_workload(workload: Workload, timing: Timing) -> Workload:
         notes.append(f"arrivals are drawn ({timing.arrival or ArrivalKind.POISSON}, seed {timing.seed})")
     else:
         requests = _recorded(requests, timing, notes)
-    return Workload(requests=in_order(_until(requests, timing.duration_s)), notes=tuple(notes))
+    timed = in_order(_until(requests, timing.duration_s))
+    _check_length(timed)
+    return Workload(requests=timed, notes=tuple(notes))
+
+
+def _check_length(requests: Sequence[WorkloadRequest]) -> None:
+    """Nanoseconds of virtual time are 64 bits in the results."""
+    last_s = max((r.arrived_at_s or 0.0 for r in requests if not r.is_closed_loop), default=0.0)
+    length_s = last_s + sum(r.gap_s or 0.0 for r in requests)
+    if not length_s <= MAX_LENGTH_S:
+        raise ValueError(
+            f"its arrivals and pauses take {length_s:.3g} s together; expected at most {MAX_LENGTH_S:g}, so check the"
+            " unit of its times, or make them pass faster with --speed"
+        )
 
 
 def tick_s(requests: Iterable[WorkloadRequest]) -> float | None:
@@ -130,7 +145,7 @@ def _chained(requests: Sequence[WorkloadRequest], num_clients: int) -> list[Work
 
 def _drawn(requests: Sequence[WorkloadRequest], timing: Timing) -> list[WorkloadRequest]:
     if timing.rate_per_s is None:
-        raise ValueError("there are no arrival times; give a rate (requests per second) or a number of clients")
+        raise ValueError("there are no arrival times; give a rate (--rate) or a number of clients (--num-clients)")
     rng = random.Random(f"arrivals:{timing.seed}")
     kind = timing.arrival or ArrivalKind.POISSON
     offsets = arrival_offsets(kind, timing.rate_per_s, rng, burstiness=timing.burstiness)

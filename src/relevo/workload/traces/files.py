@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import random
 import tarfile
+import zlib
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from gzip import GzipFile
 from io import TextIOWrapper
 from itertools import chain, islice
+from lzma import LZMAError
 from pathlib import Path
 from typing import TextIO
 
@@ -24,6 +26,10 @@ from relevo.workload.traces.formats import TraceFormat, read_rows, recognise
 from relevo.workload.traces.rows import Tally, TraceError, whole_sessions
 
 _GZIP_MAGIC = b"\x1f\x8b"
+# What a file may ask of memory: one that never ends, or unpacks to a thousand times its size, is refused. Arbitrary.
+MAX_LINE_CHARS = 2**26
+MAX_MEMBER_BYTES = 2**28  # of a ServeGen folder or archive
+MAX_REQUESTS = 20_000_000
 NUM_DRAWN = 1000  # requests of a distribution, which has no end, where no limit is given; arbitrary
 
 
@@ -48,10 +54,10 @@ def read_trace_file(path: Path, options: ReadOptions = ReadOptions()) -> Workloa
     stop = None if options.limit is None else options.skip + options.limit
     try:
         with closing(_requests(path, options, tally)) as stream:
-            requests = whole_sessions(islice(stream, options.skip, stop), tally)
+            requests = whole_sessions(_bounded(islice(stream, options.skip, stop)), tally)
     except TraceError as error:
         raise SettingsError(f"{path}:{error.line}: {error.problem}") from error
-    except (OSError, EOFError, tarfile.TarError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error, LZMAError) as error:
         raise SettingsError(
             f"cannot read the trace {path}: {error}; check that it is there, readable and whole"
         ) from error
@@ -68,21 +74,54 @@ def _requests(path: Path, options: ReadOptions, tally: Tally) -> Generator[Workl
         yield from servegen.draw_requests(clients, options.start_s, options.start_s + options.duration_s, options.seed)
         return
     with _opened(path) as file:
-        first_lines = _through_first_row(file)
+        read_lines = _lines(file)
+        first_lines = _through_first_row(read_lines)
         trace_format = options.format or recognise(first_lines[-1] if first_lines else "")
-        lines = chain(first_lines, file)
+        lines = chain(first_lines, read_lines)
         if trace_format is None or trace_format is TraceFormat.SERVEGEN:
             raise TraceError(max(1, len(first_lines)), f"is of no known format; expected a file of {_format_names()}")
         if trace_format is TraceFormat.FLEET_CDF:
-            yield from _drawn_of_cdf("".join(lines), options, tally)
+            yield from _drawn_of_cdf(_document(lines), options, tally)
         else:
             yield from read_rows(trace_format, lines, tally, options.block_size)
 
 
-def _opened(path: Path) -> TextIO:
+def _bounded(requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:
+    for index, request in enumerate(requests):
+        if index == MAX_REQUESTS:
+            raise TraceError(1, f"more than {MAX_REQUESTS:,} requests; read a part of them with --num-requests")
+        yield request
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """Opened once: what a pipe has given does not come again."""
     with path.open("rb") as file:
-        is_gzip = file.read(2) == _GZIP_MAGIC
-    return TextIOWrapper(GzipFile(path) if is_gzip else path.open("rb"), encoding="utf-8")
+        binary = GzipFile(fileobj=file) if file.peek(2)[:2] == _GZIP_MAGIC else file
+        with TextIOWrapper(binary, encoding="utf-8-sig") as text:
+            yield text
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    number = 0
+    while line := file.readline(MAX_LINE_CHARS + 1):
+        number += 1
+        if len(line) > MAX_LINE_CHARS:
+            raise TraceError(number, f"more than {MAX_LINE_CHARS:,} characters; expected one request a line")
+        yield line
+
+
+def _document(lines: Iterable[str]) -> str:
+    """All lines together, which are no more than one may be."""
+    read, num_chars = list[str](), 0
+    for number, line in enumerate(lines, start=1):
+        read.append(line)
+        num_chars += len(line)
+        if num_chars > MAX_LINE_CHARS:
+            raise TraceError(
+                number, f"a distribution of more than {MAX_LINE_CHARS:,} characters; expected fewer points"
+            )
+    return "".join(read)
 
 
 def _through_first_row(lines: Iterable[str]) -> list[str]:
@@ -137,13 +176,20 @@ def _servegen_files(path: Path) -> Iterator[tuple[str, str]]:
     if path.is_dir():
         for file in sorted(path.rglob("chunk-*")):
             if file.name.endswith(suffixes):
+                _check_size(path, file.name, file.stat().st_size)
                 yield file.relative_to(path).as_posix(), file.read_text(encoding="utf-8")
         return
     with tarfile.open(path) as archive:
         for member in archive:
-            content = archive.extractfile(member) if member.name.endswith(suffixes) else None
+            content = archive.extractfile(member) if member.isfile() and member.name.endswith(suffixes) else None
             if content is not None:
+                _check_size(path, member.name, member.size)
                 yield member.name.removeprefix("./"), content.read().decode("utf-8")
+
+
+def _check_size(path: Path, name: str, num_bytes: int) -> None:
+    if num_bytes > MAX_MEMBER_BYTES:
+        raise SettingsError(f"{path}/{name} has {num_bytes:,} bytes; a ServeGen file has at most {MAX_MEMBER_BYTES:,}")
 
 
 def _format_names() -> str:

@@ -22,10 +22,10 @@ def read_cdf(text: str) -> CdfLengths:
         document = json.loads(text)
         points = document["cdf"] if isinstance(document, dict) else document
         lengths, fractions = [int(tokens) for tokens, _ in points], [float(fraction) for _, fraction in points]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise TraceError(1, f"no distribution ({error}); expected [[tokens, fraction], ...]") from None
     ascending = lengths == sorted(lengths) and fractions == sorted(fractions)
-    if not lengths or not ascending or lengths[0] < 1 or fractions[0] < 0.0 or fractions[-1] != 1.0:
+    if not lengths or not ascending or lengths[0] < 1 or not fractions[0] >= 0.0 or fractions[-1] != 1.0:
         raise TraceError(1, "the points are no distribution; expected ascending tokens and fractions, the last one 1")
     return CdfLengths(lengths, fractions)
 

@@ -61,7 +61,7 @@ _BY_COLUMNS = (
 
 def recognise(first_line: str) -> TraceFormat | None:
     """The format of a file that begins with `first_line`; None if it is none of them."""
-    text = first_line.strip().lstrip("\ufeff")
+    text = first_line.strip()
     if text[:1] not in ("{", "["):
         return next((found for found, columns in _BY_COLUMNS if columns <= set(text.split(","))), None)
     try:

@@ -62,12 +62,12 @@ def read_agent_text(lines: Iterable[str], tally: Tally, block_size: int) -> Iter
         text, answer = row.get("input"), row.get("output")
         if not isinstance(text, str) or not isinstance(answer, str):
             raise RowProblem("input or output is no text; expected the prompt and the answer")
-        data = text.encode()
+        data = text.encode(errors="surrogatepass")
         ends = range(block_bytes, len(data) + 1, block_bytes)
         request = WorkloadRequest(
             row=next(rows),
             num_prompt_tokens=max(1, len(data) // BYTES_PER_TOKEN),
-            num_output_tokens=max(1, len(answer.encode()) // BYTES_PER_TOKEN),
+            num_output_tokens=max(1, len(answer.encode(errors="surrogatepass")) // BYTES_PER_TOKEN),
             arrived_at_s=number(row, "timestamp") / 1e6,
             hash_ids=chains.ids(data[end - block_bytes : end] for end in ends),
             hash_block_size=block_size,

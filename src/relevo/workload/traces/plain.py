@@ -16,6 +16,7 @@ from datetime import datetime
 from itertools import chain, count
 
 from relevo.workload.history import History
+from relevo.workload.lengths import LONGEST
 from relevo.workload.requests import WorkloadRequest
 from relevo.workload.traces.rows import (
     ChainIds,
@@ -90,7 +91,10 @@ def read_llmservingsim(lines: Iterable[str], tally: Tally) -> Iterator[WorkloadR
         if not isinstance(token_ids, Sequence):
             raise RowProblem(f"input_tok_ids is {str(token_ids)[:40]}; expected a list of token ids")
         ends = range(FINE_BLOCK_SIZE, len(token_ids) + 1, FINE_BLOCK_SIZE)
-        ids = chains.ids(tuple(token_ids[end - FINE_BLOCK_SIZE : end]) for end in ends)
+        try:
+            ids = chains.ids(tuple(token_ids[end - FINE_BLOCK_SIZE : end]) for end in ends)
+        except TypeError:  # not hashable
+            raise RowProblem(f"input_tok_ids is {str(token_ids)[:40]}; expected a list of token ids") from None
         return WorkloadRequest(
             row=next(rows),
             num_prompt_tokens=integer(row, "input_toks", 1),
@@ -136,16 +140,19 @@ def _turns(line: Row) -> list[tuple[int, int]]:
     turns = line.get("turns")
     try:
         lengths = [(int(asked), int(answered)) for asked, answered in turns or ()]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         lengths = []
     if not lengths or min(map(min, lengths)) < 0:
         raise RowProblem(f"turns is {str(turns)[:40]}; expected pairs of token counts, [[user, assistant], ...]")
+    if sum(map(sum, lengths)) > LONGEST:
+        raise RowProblem(f"turns is {str(turns)[:40]}; expected at most {LONGEST:,} tokens together")
     return lengths
 
 
 def _azure_seconds(stamp: str) -> float:
-    """Seconds of `2023-11-16 18:15:46.6805900`: seven decimals, one more than datetime reads."""
-    whole, _, fraction = (stamp or "").strip().partition(".")
+    """Seconds of `2023-11-16 18:15:46.6805900`: seven decimals, one more than datetime reads. The traces of 2024 say
+    that it is UTC."""
+    whole, _, fraction = (stamp or "").strip().removesuffix("+00:00").partition(".")
     try:
         moment = datetime.fromisoformat(whole + "+00:00")
         return moment.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)

@@ -21,6 +21,7 @@ T = TypeVar("T")
 Tally = Counter[str]
 Row = Mapping[str, Any]
 
+LARGEST = 2**63 - 1  # whole number that is read
 EMPTY_ANSWERS = "requests without an output token are taken to have one"
 
 
@@ -51,15 +52,20 @@ def json_rows(lines: Iterable[str], convert: Callable[[Row], T | None]) -> Itera
 def csv_rows(lines: Iterable[str], columns: Iterable[str], convert: Callable[[Row], T | None]) -> Iterator[T]:
     """Rows under a header that names at least `columns`."""
     table = csv.DictReader(lines)
-    missing = [column for column in columns if column not in (table.fieldnames or ())]
+    try:
+        header = table.fieldnames or ()
+    except csv.Error as error:
+        raise _not_csv(1, error, columns) from None
+    missing = [column for column in columns if column not in header]
     if missing:
         raise TraceError(1, f"the header has no column {missing[0]!r}; expected {','.join(columns)}")
 
     def rows() -> Iterator[tuple[int, Row]]:
         try:
-            yield from enumerate(table, start=2)
+            for row in table:
+                yield table.line_num, row
         except csv.Error as error:
-            raise TraceError(table.line_num, f"not CSV ({error}); expected {','.join(columns)}") from None
+            raise _not_csv(table.line_num, error, columns) from None
 
     return _converted(rows(), convert)
 
@@ -75,6 +81,8 @@ def integer(row: Row, key: str, least: int) -> int:
         raise RowProblem(f"{key} is {value!r}; expected a whole number")
     if read < least:
         raise RowProblem(f"{key} is {read}; expected at least {least}")
+    if read > LARGEST:
+        raise RowProblem(f"{key} is {str(read)[:40]}...; expected at most {LARGEST}")
     return read
 
 
@@ -83,8 +91,8 @@ def number(row: Row, key: str) -> float:
     value = _field(row, key)
     try:
         read = float(value)
-    except (TypeError, ValueError):
-        raise RowProblem(f"{key} is {value!r}; expected a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise RowProblem(f"{key} is {str(value)[:40]}; expected a number") from None
     if not 0.0 <= read < float("inf"):
         raise RowProblem(f"{key} is {value}; expected a number of at least 0")
     return read
@@ -140,6 +148,10 @@ def _converted(rows: Iterable[tuple[int, Row]], convert: Callable[[Row], T | Non
             raise TraceError(line, str(problem)) from None
         if converted is not None:
             yield converted
+
+
+def _not_csv(line: int, error: csv.Error, columns: Iterable[str]) -> TraceError:
+    return TraceError(line, f"not CSV ({error}); expected {','.join(columns)}")
 
 
 def _json_object(line_number: int, line: str) -> Row:

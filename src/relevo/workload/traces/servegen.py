@@ -24,6 +24,8 @@ from relevo.workload.requests import WorkloadRequest
 from relevo.workload.traces.rows import RowProblem, TraceError
 
 WINDOW_S = 600.0  # of rates; required by the format
+MAX_RATE_PER_S = 10_000.0  # of one client: a window's requests are drawn at once. Arbitrary
+MIN_SHAPE, MAX_SHAPE = 0.01, 1e6  # of what a float can hold; arbitrary
 TRACE_SUFFIX, DATASET_SUFFIX = "-trace.csv", "-dataset.json"
 
 
@@ -59,7 +61,7 @@ def read_rates(lines: Iterable[str], start_s: float, end_s: float) -> list[RateW
             window = _rate_window(line.strip().split(","))
         except ValueError as error:
             expected = "expected start,rate,cv,Gamma or Weibull,shape,scale"
-            raise TraceError(number, f"{line.strip()[:60]!r} is no window ({error}); {expected}") from None
+            raise TraceError(number, f"{line.strip()[:60]!r} is no window ({str(error)[:80]}); {expected}") from None
         if window is not None and start_s <= window.start_s < end_s:
             windows.append(window)
     return windows
@@ -71,7 +73,7 @@ def read_lengths(text: str) -> tuple[list[float], list[tuple[Lengths, Lengths]]]
         document = json.loads(text)
         windows = sorted((float(start_s), window) for start_s, window in document.items())
         read = [(s, _weighted(w["input_tokens"]), _weighted(w["output_tokens"])) for s, w in windows]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         expected = 'expected {"start": {"input_tokens": "{length: frequency}", "output_tokens": ...}}'
         raise TraceError(1, f"no lengths ({type(error).__name__}: {error}); {expected}") from None
     known = [(start_s, (prompts, answers)) for start_s, prompts, answers in read if prompts and answers]
@@ -112,22 +114,24 @@ def _spread(window: RateWindow, num_requests: int, rng: random.Random) -> Iterat
         rng.gammavariate(shape, 1.0) if window.distribution == "Gamma" else rng.weibullvariate(1.0, shape)
         for _ in range(num_requests + 1)
     ]
-    total = sum(gaps)
+    total = sum(gaps) or 1.0  # of a small shape every gap may be too short for a float
     return (window.start_s + WINDOW_S * passed / total for passed in list(accumulate(gaps))[:-1])
 
 
 def _rate_window(columns: Sequence[str]) -> RateWindow | None:
     """None for a window without requests. Raises ValueError."""
     start_s, rate_per_s = float(columns[0]), float(columns[1]) if len(columns) > 1 else -1.0
-    if not 0.0 <= rate_per_s < float("inf"):
+    if not rate_per_s >= 0.0:
         raise RowProblem("the rate is missing or negative")
+    if rate_per_s > MAX_RATE_PER_S:
+        raise RowProblem(f"the rate is above {MAX_RATE_PER_S:g}")
     if rate_per_s == 0.0:
         return None
     if len(columns) < 5 or columns[3] not in ("Gamma", "Weibull"):
         raise RowProblem("its distribution is neither Gamma nor Weibull")
     shape = float(columns[4])
-    if not 0.0 < shape < float("inf"):
-        raise RowProblem("the shape is not above 0")
+    if not MIN_SHAPE <= shape <= MAX_SHAPE:
+        raise RowProblem(f"the shape is not between {MIN_SHAPE:g} and {MAX_SHAPE:g}")
     return RateWindow(start_s, rate_per_s, columns[3], shape)
 
 
@@ -135,6 +139,8 @@ def _weighted(text: str) -> WeightedLengths | None:
     """`{50: 0.04, 51: 0.08}`; None for `{}`."""
     pairs = [pair.split(":") for pair in text.strip().strip("{}").split(",") if pair.strip()]
     frequencies: Mapping[int, float] = {max(1, int(float(length))): float(share) for length, share in pairs}
+    if not all(0.0 <= share < float("inf") for share in frequencies.values()):
+        raise ValueError("a frequency is negative or no number")
     if sum(frequencies.values()) <= 0.0:
         return None
     return WeightedLengths(list(frequencies), list(accumulate(frequencies.values())))
