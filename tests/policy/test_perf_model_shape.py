@@ -198,3 +198,29 @@ def test_expected_distinct_experts() -> None:
     assert experts.distinct(1) == pytest.approx(8)
     assert experts.distinct(2) == pytest.approx(16 - 64 / 256)
     assert experts.distinct(10_000) == pytest.approx(256)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"vocab_size": None}, "vocab_size is None; expected"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers is 4; expected a whole number from 1 to 10000"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000; expected"),
+        ({"hidden_size": 1.5}, "hidden_size is 1.5; expected"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; expected"),
+        ({"num_attention_heads": 8192}, "8192 heads share a hidden_size of 4096"),
+        ({"intermediate_size": "x"}, "intermediate_size is x; expected"),
+        ({"text_config": 5}, "not the config of a model"),
+        ({"num_experts": 4}, "has no 'experts_per_token'"),
+        ({"num_experts": 4, "num_experts_per_tok": 9}, "9 of 4 experts are used in 32 layers"),
+        ({"quantization_config": "fp8"}, "not a quantization config"),
+        ({"quantization_config": {"quant_method": "fp8", "ignore": ["re:("]}}, "not a quantization config"),
+        ({"model_type": "gemma3_text", "sliding_window": 8, "layer_types": ["full_attention"]}, "not the config"),
+    ],
+)
+def test_what_is_no_config_is_one_sentence(changes: dict[str, Any], problem: str) -> None:
+    """Red when a size that is none reaches the arithmetic, or takes memory."""
+    with pytest.raises(UnsupportedModel, match=problem):
+        model_shape("m", {**LLAMA_8B, **changes})
+    with pytest.raises(UnsupportedModel, match="m: the config of the model has no 'hidden_size'"):
+        model_shape("m", {"model_type": "llama"})

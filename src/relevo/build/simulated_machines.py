@@ -24,9 +24,11 @@ from relevo.sim.config import WorkerSpec
 from relevo.sim.fleet import Fleet, Machine, Pool
 from relevo.sim.tables.live_worker import read_engine_report, read_metrics
 from relevo.sim.tables.model_files import read_model_shape
+from relevo.sim.tables.small_files import read_small
 
 _CONFIG_FILES = ("config.json", "hf_quant_config.json")
 _GIB = 2**30
+MAX_BLOCKS = 2**24  # of a worker; arbitrary: a pool is a list of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,17 @@ class Machines:
         if options.model is None and options.step_costs is None:
             raise SettingsError("nothing says how long a step takes: give --model and --device, or --step-costs FILE")
         self.shape = None if options.model is None else _read_shape(options.model)
+        if self.shape is not None and not self._grows and options.kv_bytes_per_token is None:
+            raise SettingsError(
+                f"{self.shape.name} keeps a window or a state in every layer, which pools of blocks do not tell; give"
+                " --kv-bytes-per-token and --num-kv-blocks"
+            )
         self._measured = None if options.step_costs is None else _read_step_costs(options.step_costs)
+
+    @property
+    def _grows(self) -> bool:
+        """Some layer keeps every token."""
+        return self.shape is not None and self.shape.growing_kv_bytes_per_token(self.options.kv_value_bytes) > 0.0
 
     @property
     def layout(self) -> KVLayout:
@@ -74,6 +86,11 @@ class Machines:
         specs: list[WorkerSpec] = []
         for pool in fleet.pools:
             machine, num_blocks = pool.machine, self._num_blocks(fleet, pool)
+            if num_blocks > MAX_BLOCKS:
+                raise SettingsError(
+                    f"--topology {fleet.label}: the KV pool of a {pool.role} worker has {num_blocks:,} blocks, and at"
+                    f" most {MAX_BLOCKS:,} are simulated; give a larger --block-size, or fewer with --num-kv-blocks"
+                )
             if num_blocks * self.block_size < longest_tokens:
                 raise SettingsError(
                     f"--topology {fleet.label}: the KV pool of a {pool.role} worker holds"
@@ -128,7 +145,7 @@ class Machines:
         machine = pool.machine
         if machine.kv_blocks is not None:
             return machine.kv_blocks
-        if self.shape is None:
+        if self.shape is None or not self._grows:
             raise SettingsError(
                 f"--topology {fleet.label}: the KV pool of a {pool.role} worker is not known; give --num-kv-blocks"
             )
@@ -176,8 +193,8 @@ def _read_shape(model: str) -> ModelShape:
 def _read_step_costs(path: Path) -> StepTimeModel:
     """Of all workers of a scrape the first one's: they are taken to be alike."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_small(path)
+    except (OSError, ValueError) as error:
         raise SettingsError(f"cannot read --step-costs {path}: {error}") from error
     try:
         if text.lstrip().startswith("{"):
@@ -186,5 +203,5 @@ def _read_step_costs(path: Path) -> StepTimeModel:
         return next(iter(read_metrics(text).values()))
     except StopIteration:
         raise SettingsError(f"--step-costs {path}: no worker has computed a step yet; scrape it under load") from None
-    except (StartError, ValueError, KeyError, TypeError) as error:
+    except (StartError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise SettingsError(f"--step-costs {path}: {error}; give /metrics, or `bench engine --json`") from error

@@ -26,15 +26,75 @@ Config = Mapping[str, Any]
 _INDEX_SCALE_BYTES = 4  # float32 per token beside an 8-bit indexer key
 
 
+_NEEDED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
+_ABOVE_ZERO = (  # what is divided by; a family's config has some of them, as of those below
+    *_NEEDED,
+    "num_key_value_heads",
+    "head_dim",
+    "sliding_window_pattern",
+    "full_attention_interval",
+    "decoder_sparse_step",
+    "interleave_moe_layer_step",
+)
+_AT_LEAST_ZERO = (
+    "intermediate_size",
+    "intermediate_size_mlp",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "n_shared_experts",
+    "n_routed_experts",
+    "num_local_experts",
+    "num_experts",
+    "num_experts_per_tok",
+    "experts_per_token",
+    "first_k_dense_replace",
+    "sliding_window",
+    "attention_chunk_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "index_topk",
+    "index_n_heads",
+    "index_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+_MOST_LAYERS, _LARGEST = 10_000, 2**31  # arbitrary
+
+
 def model_shape(name: str, config: Config, formats: WeightFormats | None = None) -> ModelShape:
     """`formats`: how the weights are stored, where not as the config says. Of a model with vision the text part.
     Raises UnsupportedModel."""
-    text: Config = {**config, **(config.get("text_config") or {})}
+    try:
+        text: Config = {**config, **(config.get("text_config") or {})}
+        return _shape(name, text, formats)
+    except KeyError as error:
+        raise UnsupportedModel(f"{name}: the config of the model has no {error}; give the one it came with") from error
+    except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
+        raise UnsupportedModel(f"{name}: not the config of a model ({error}); give the one it came with") from error
+
+
+def _check_numbers(text: Config) -> None:
+    """Raises ValueError for a size or a count that is none."""
+    for key in (*_ABOVE_ZERO, *_AT_LEAST_ZERO):
+        value, least = text[key] if key in _NEEDED else text.get(key), int(key in _ABOVE_ZERO)
+        most = _MOST_LAYERS if key == "num_hidden_layers" else _LARGEST
+        if (value is not None or key in _NEEDED) and (not isinstance(value, int) or not least <= value <= most):
+            raise ValueError(f"{key} is {str(value)[:40]}; expected a whole number from {least} to {most}")
+
+
+def _shape(name: str, text: Config, formats: WeightFormats | None) -> ModelShape:
     family = str(text.get("model_type", ""))
     attention_of = _ATTENTION.get(family)
     if attention_of is None:
         known = ", ".join(sorted(_ATTENTION))
         raise UnsupportedModel(f"{name}: the shape of model_type {family!r} is not known; known are {known}")
+    _check_numbers(text)
     experts = _experts(text, family)
     num_dense_layers = text["num_hidden_layers"] - (experts.num_layers if experts else 0)
     dense_size = text.get("intermediate_size_mlp") if family == "llama4_text" else text.get("intermediate_size")
@@ -51,7 +111,10 @@ def model_shape(name: str, config: Config, formats: WeightFormats | None = None)
 
 
 def _head_size(text: Config) -> int:
-    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+    size = int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+    if size < 1:
+        raise ValueError(f"{text['num_attention_heads']} heads share a hidden_size of {text['hidden_size']}")
+    return size
 
 
 def _full(text: Config, layers: Sequence[int]) -> KVGroup:
@@ -190,10 +253,14 @@ def _experts(text: Config, family: str) -> Experts | None:
         shared = size
     else:
         shared = text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * size
+    num_active = text.get("num_experts_per_tok") or text["experts_per_token"]
+    num_expert_layers = num_layers - _num_dense_layers(text, num_layers)
+    if num_active > num_experts or num_expert_layers < 0:
+        raise ValueError(f"{num_active} of {num_experts} experts are used in {num_expert_layers} layers")
     return Experts(
-        num_layers=num_layers - _num_dense_layers(text, num_layers),
+        num_layers=num_expert_layers,
         num_experts=num_experts,
-        num_active=text.get("num_experts_per_tok") or text["experts_per_token"],
+        num_active=num_active,
         num_weights_each=3 * hidden * size,
         num_shared_weights=3 * hidden * shared,
         num_router_weights=hidden * num_experts,

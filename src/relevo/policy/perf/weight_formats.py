@@ -82,10 +82,13 @@ def weight_formats(quantization: Mapping[str, Any] | None) -> WeightFormats:
     """From a config's `quantization_config`; None: bfloat16. Raises UnsupportedModel for methods that are not known."""
     if not quantization:
         return WeightFormats.uniform(WeightFormat.BF16)
-    stored = _stored_format(quantization)
-    kept = [pattern for key in _EXCLUSIONS for pattern in quantization.get(key) or ()]
     bf16 = WeightFormat.BF16
-    return WeightFormats(**{part: bf16 if _is_kept(name, kept) else stored for part, name in _MODULES.items()})
+    try:
+        stored = _stored_format(quantization)
+        kept = [pattern for key in _EXCLUSIONS for pattern in quantization.get(key) or ()]
+        return WeightFormats(**{part: bf16 if _is_kept(name, kept) else stored for part, name in _MODULES.items()})
+    except (AttributeError, TypeError, re.error) as error:
+        raise UnsupportedModel(f"cannot tell the size of weights: not a quantization config ({error})") from error
 
 
 def _stored_format(quantization: Mapping[str, Any]) -> WeightFormat:

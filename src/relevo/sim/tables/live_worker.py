@@ -13,6 +13,7 @@ from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.perf.step_time import FittedStepTimes
 
 _FIELDS = {"step": "base_s", "token": "per_token_s", "kv_token": "per_kv_token_s"}
+_LONGEST_S = 60.0  # arbitrary
 _METRIC = "relevo:step_cost_seconds"
 
 
@@ -25,7 +26,7 @@ def read_metrics(text: str) -> dict[str, FittedStepTimes]:
                 costs.setdefault(sample.labels["worker"], {})[_FIELDS[sample.labels["per"]]] = sample.value
     if not costs:
         raise StartError(f"the scrape has no {_METRIC}: take it from /metrics of a Relevo gateway with workers")
-    return {worker: FittedStepTimes(StepCosts(**found)) for worker, found in costs.items() if any(found.values())}
+    return {worker: _times(StepCosts(**found)) for worker, found in costs.items() if any(found.values())}
 
 
 def read_engine_report(parsed: Mapping[str, Any]) -> FittedStepTimes:
@@ -40,4 +41,15 @@ def read_engine_report(parsed: Mapping[str, Any]) -> FittedStepTimes:
         measured.observe(round(num_prompt / num_steps), round(mean_context), prompt_s / num_steps)
     for row in parsed["decode"]:
         measured.observe(row["batch_size"], row["batch_size"] * row["context"], row["step_s"]["median"])
-    return FittedStepTimes(measured.costs)
+    return _times(measured.costs)
+
+
+def _times(costs: StepCosts) -> FittedStepTimes:
+    """Raises StartError for costs with which virtual time would stand still, or run back."""
+    seconds = (costs.base_s, costs.per_token_s, costs.per_kv_token_s)
+    if not all(0.0 <= each <= _LONGEST_S for each in seconds) or not any(seconds):
+        raise StartError(
+            f"a step costs {costs.base_s:g} s, a token {costs.per_token_s:g} s and a KV token"
+            f" {costs.per_kv_token_s:g} s; expected 0 to {_LONGEST_S:g}, and not all of them 0"
+        )
+    return FittedStepTimes(costs)

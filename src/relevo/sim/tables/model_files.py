@@ -10,6 +10,7 @@ from relevo.core.errors import ModelFileError
 from relevo.policy.perf.model_config import model_shape
 from relevo.policy.perf.model_shape import ModelShape
 from relevo.policy.perf.weight_formats import WeightFormats, weight_formats
+from relevo.sim.tables.small_files import read_small
 
 
 def read_model_shape(path: Path, formats: WeightFormats | None = None) -> ModelShape:
@@ -30,8 +31,8 @@ def config_path(folder: Path, model: str) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        parsed = json.loads(read_small(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"cannot read {path}: {error}") from error
     if not isinstance(parsed, dict):
         raise ModelFileError(f"{path} is not a model's config: it is no JSON object")
