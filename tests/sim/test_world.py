@@ -176,3 +176,15 @@ def test_a_worker_that_stands_still_is_found_and_replaced() -> None:
     epochs = {worker_id: each.config.epoch for worker_id, each in world.workers.items()}
     assert epochs == {"prefill-0": 2, "prefill-1": 1, "decode-0": 2, "decode-1": 1}
     assert result.ended_at_ns < 60_000_000_000
+
+
+def test_what_befell_requests_that_have_not_ended_is_counted() -> None:
+    """Red when a world that is stopped forgets which of its requests were preempted: their workers still tell."""
+    rows = [
+        WorkloadRequest(row=row, num_prompt_tokens=200, num_output_tokens=300, arrived_at_s=row * 0.01)
+        for row in range(12)
+    ]
+    workers = (worker("unified", "unified", num_blocks=120),)
+    result = World(config(workers, until_s=3.0), Workload(requests=rows)).run()
+    assert {request.outcome for request in result.requests} == {RequestOutcome.UNFINISHED}
+    assert sum(request.num_preemptions for request in result.requests) == result.workers[0].num_preemptions == 4

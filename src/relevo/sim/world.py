@@ -119,6 +119,8 @@ class World:
     def finish(self) -> WorldResult:
         """What came of it. Call it once."""
         self.quiet.catch_up()
+        for client in self.clients.values():
+            self._count_decisions(client)
         result = self.result
         result.ended_at_ns = self.kernel.now_ns()
         result.started_at_ns = min((each.arrived_at_ns for each in result.requests), default=self.traffic_at_ns)
@@ -304,17 +306,20 @@ class World:
     def _ended(self, client: Client) -> None:
         """Turns that waited for this one follow, if it was answered."""
         del self.clients[client.row.row]
-        request_id, tally, result = f"r{client.row.row}", self._tally, client.result
-        result.decode_worker = tally.decode_worker.get(request_id)
-        result.num_preemptions = tally.num_preemptions[request_id]
-        result.num_restarts = tally.num_restarts[request_id]
-        tally.forget(request_id)
-        self.quiet.watched.discard(request_id)
+        self._count_decisions(client)
+        self.quiet.watched.discard(f"r{client.row.row}")
         self._on_end(client)
         if client.result.outcome is RequestOutcome.FINISHED:
             for child in self._children.get(client.row.row, ()):
                 self._num_to_come += 1
                 self.kernel.call_after(seconds(child.gap_s or 0.0), self._arrive, child)
+
+    def _count_decisions(self, client: Client) -> None:
+        request_id, tally, result = f"r{client.row.row}", self._tally, client.result
+        result.decode_worker = tally.decode_worker.get(request_id)
+        result.num_preemptions = tally.num_preemptions[request_id]
+        result.num_restarts = tally.num_restarts[request_id]
+        tally.forget(request_id)
 
     def _text(self, row: WorkloadRequest, salt: bytes) -> Text:
         """With the ids of the turn that goes on from it, if there is one: its answer is found by that turn's prompt."""
