@@ -155,6 +155,9 @@ def test_measured_step_costs_need_no_model(tmp_path: Path, trace: list[str]) -> 
         (["--topology", "1p1d,color=red"], "'color=red' is no setting; write NAME=VALUE"),
         (["--topology", "1p1d,driver.tp=2"], "a role of prefill, decode, unified"),
         (["--topology", "1p1d,tp=0"], "tp is '0'; give a whole number above 0"),
+        (["--topology", "1u,decode.tp=2"], "there is no decode worker for 'decode.tp=2'; there are unified"),
+        (["--topology", "1u", "--topology", "1u"], "1u is given twice; give each configuration once"),
+        (["--topology", "1p1d,decode.price=2"], "prefill workers have no price and the others have one"),
         (["--topology", "1p1d,price=nan"], "price is 'nan'; give a number above 0"),
     ],
 )
@@ -168,6 +171,7 @@ def test_mistakes_are_one_sentence_with_the_fix(options: list[str], sentence: st
         (["--device", "abacus"], "no figures of device 'abacus'; known are a100"),
         (["--device", ""], "names no device; give --device"),
         (["--num-kv-blocks", "1"], "holds 512 tokens and the longest request has"),
+        (["--num-kv-blocks", "99999999999"], "99,999,999,999 blocks, and at most 16,777,216 are simulated"),
         (["--memory-utilization", "0.05"], "of weights on each of 1 l40s of a prefill worker, which have"),
         (["--decision-log", "/nowhere/log"], "cannot write --decision-log /nowhere/log"),
         (["--json", "/nowhere/out"], "cannot write --json /nowhere/out"),
@@ -175,6 +179,62 @@ def test_mistakes_are_one_sentence_with_the_fix(options: list[str], sentence: st
 )
 def test_what_cannot_run_is_refused(model: list[str], trace: list[str], options: list[str], sentence: str) -> None:
     assert sentence in refused(*trace, "--num-requests", "2", *model, *options)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--rate=inf",
+        "--until-s=nan",
+        "--link-gb-s=0",
+        "--price-per-h=-1",
+        "--warm-up-s=nan",
+        "--drain-s=inf",
+        "--slo-ttft-ms=-1",
+        "--num-gateways=1000",
+        "--system-prompts=1000000000",
+        f"--seed={2**200}",
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(model: list[str], trace: list[str], option: str) -> None:
+    result = simulate(*trace, "--num-requests", "2", *model, option)
+    assert (result.exit_code, option.split("=")[0] in result.output) == (2, True), result.exception
+
+
+def test_models_that_only_keep_windows(tmp_path: Path, trace: list[str]) -> None:
+    """Red when Mistral 7B divides the memory that is left by the nothing that a token adds to its windows."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG | {"model_type": "mistral", "sliding_window": 4096}))
+    options = [*trace, "--num-requests", "2", "--model", str(path), "--device", "l40s"]
+    assert "give --kv-bytes-per-token and --num-kv-blocks" in refused(*options)
+    options += ["--kv-bytes-per-token", "1000"]
+    assert "give --num-kv-blocks" in refused(*options)
+    assert simulate(*options, "--num-kv-blocks", "1000").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{" * 100_000,
+        '{"a": ' * 100_000,
+        '{"prefill": [], "decode": []}',
+        '{"prefill": [{"prompt_len": 1, "num_steps": 0, "tokens_per_s": {"median": 1}}], "decode": []}',
+        '{"prefill": [], "decode": [{"batch_size": 1.5, "context": 1, "step_s": {"median": 1}}]}',
+        'relevo:step_cost_seconds{worker="w",per="step"} 1\n',
+        "".join(f'relevo:step_cost_seconds{{worker="w",per="{per}"}} NaN\n' for per in ("step", "token", "kv_token")),
+        "".join(f'relevo:step_cost_seconds{{worker="w",per="{per}"}} -1\n' for per in ("step", "token", "kv_token")),
+    ],
+)
+def test_step_costs_that_are_none(tmp_path: Path, trace: list[str], content: str) -> None:
+    """Red when costs make virtual time stand still or run back, or a wrong file is a traceback."""
+    path = tmp_path / "costs"
+    path.write_text("# TYPE relevo:step_cost_seconds gauge\n" * content.startswith("relevo") + content)
+    options = ["--kv-bytes-per-token", "1000", "--num-kv-blocks", "1000", "--topology", "1u"]
+    assert "--step-costs" in refused(*trace, "--step-costs", str(path), *options)
+
+
+def test_files_without_end_are_not_read_whole(trace: list[str]) -> None:
+    assert "more than 67,108,864 bytes" in refused(*trace, "--step-costs", "/dev/zero")
 
 
 def test_long_requests_can_be_left_out(tmp_path: Path, model: list[str], trace: list[str]) -> None:
@@ -236,4 +296,4 @@ def test_a_world_that_is_stopped_leaves_requests_unfinished(tmp_path: Path, mode
     assert report["num_arrivals"] == 16
     assert report["outcomes"]["unfinished"] >= 1
     assert report["latencies"]["e2e_s"]["num_missing"] == report["outcomes"]["unfinished"]
-    assert "14 requests were never sent" in report["notes"][0]
+    assert report["notes"][0].startswith("14 requests were never sent: the world was stopped before")

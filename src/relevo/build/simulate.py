@@ -72,6 +72,7 @@ class Simulation:
     samples: dict[str, dict[str, Samples]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check_fleets(self.options.fleets)
         self.workload = make_workload(self.options)
         self.facts = workload_facts(self.options.trace.name if self.options.trace else "made up", self.workload)
 
@@ -106,8 +107,24 @@ class Simulation:
         prices = {pool.role: pool.machine.price for pool in fleet.pools if pool.machine.price is not None}
         num_unsent = len(self.workload.requests) - len(result.requests)
         if num_unsent:
-            result.notes += (f"{num_unsent:,} requests were never sent: the answer that they wait for did not come",)
+            reason = "the answer that they wait for did not come"
+            if self.options.until_s is not None:
+                reason = f"the world was stopped before, or {reason}"
+            result.notes += (f"{num_unsent:,} requests were never sent: {reason}",)
         return report_world(fleet.label, result, replace(self.options.report, prices_per_h=prices or None))
+
+
+def _check_fleets(fleets: Sequence[Fleet]) -> None:
+    """Raises SettingsError for configurations that nothing could tell apart, and for costs of a part of one."""
+    for index, fleet in enumerate(fleets):
+        if any(fleet.label == other.label for other in fleets[:index]):
+            raise SettingsError(f"--topology {fleet.label} is given twice; give each configuration once")
+        free = [pool.role for pool in fleet.pools if pool.machine.price is None]
+        if 0 < len(free) < len(fleet.pools):
+            raise SettingsError(
+                f"--topology {fleet.label}: {free[0]} workers have no price and the others have one; give"
+                f" --price-per-h, or {free[0]}.price"
+            )
 
 
 def make_workload(options: SimulateOptions) -> Workload:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -31,12 +31,17 @@ from relevo.workload.timing import Loop, Timing
 from relevo.workload.traces.files import ReadOptions
 from relevo.workload.traces.formats import TraceFormat
 
+_MOST = 1e9  # of seconds, milliseconds, prices and rates: what is larger, or no number at all, is a mistake
 _TOPOLOGY = (
     "8p8d, unified or 16u, with settings that differ: 8p8d,tp=2,decode.device=a100. Repeat to compare. Default: 1p1d."
 )
 _MODEL = "A config.json, a folder with one, or a hub id."
 _ENGINE = "Whose measured constants steps have: vllm, sglang or trtllm. Default: efficiency 0.90 and 75 us per layer."
 _STEP_COSTS = "Step times that were measured: a scrape of /metrics, or a report of `bench engine --json`."
+
+
+def _number(least: float, told: str | None = None) -> Any:
+    return typer.Option(min=least, max=_MOST, help=told)
 
 
 def simulate(
@@ -50,10 +55,10 @@ def simulate(
     num_requests: Annotated[int | None, typer.Option(min=1, help="At most so many. Made up: 1000 by default.")] = None,
     max_request_tokens: Annotated[int | None, typer.Option(min=2, help="Leave longer requests out.")] = None,
     duration_s: Annotated[float | None, typer.Option(min=0.0, help="Nothing arrives later.")] = None,
-    rate: Annotated[float | None, typer.Option(min=1e-9, help="Arrivals per second (of sessions, if any).")] = None,
+    rate: Annotated[float | None, _number(1e-9, "Arrivals per second (of sessions, if any).")] = None,
     arrival: Annotated[ArrivalKind | None, typer.Option(help="Draw arrivals. Default: as recorded.")] = None,
-    cv: Annotated[float, typer.Option(min=1e-3, help="Of gaps of --arrival gamma; above 1: bursts.")] = 1.0,
-    speed: Annotated[float, typer.Option(min=1e-9, help="2: recorded times pass twice as fast.")] = 1.0,
+    cv: Annotated[float, typer.Option(min=1e-3, max=1e4, help="Of gaps of --arrival gamma; above 1: bursts.")] = 1.0,
+    speed: Annotated[float, _number(1e-9, "2: recorded times pass twice as fast.")] = 1.0,
     spread_ticks: Annotated[bool, typer.Option(help="Spread arrivals inside the ticks of a trace.")] = True,
     loop: Annotated[Loop, typer.Option(help="Whether turns wait for the answer before them.")] = Loop.RECORDED,
     num_clients: Annotated[int | None, typer.Option(min=1, help="Closed loop of so many clients.")] = None,
@@ -61,8 +66,8 @@ def simulate(
     output_tokens: Annotated[str, typer.Option(help="Made up, written the same way.")] = "128",
     turns: Annotated[str, typer.Option(help="Made up: turns of a session; each adds --prompt-tokens.")] = "1",
     system_tokens: Annotated[str | None, typer.Option(help="Made up: a system prompt that sessions share.")] = None,
-    system_prompts: Annotated[int, typer.Option(min=1, help="Made up: how many different ones.")] = 1,
-    mean_gap_s: Annotated[float, typer.Option(min=0.0, help="Made up: mean pause before a later turn.")] = 0.0,
+    system_prompts: Annotated[int, typer.Option(min=1, max=100_000, help="Made up: how many different ones.")] = 1,
+    mean_gap_s: Annotated[float, _number(0.0, "Made up: mean pause before a later turn.")] = 0.0,
     topology: Annotated[list[str] | None, typer.Option(help=_TOPOLOGY)] = None,
     model: Annotated[str | None, typer.Option(help=_MODEL)] = None,
     device: Annotated[str, typer.Option(help="Of every worker: a100, h100, h200, b200, mi300x ...")] = "",
@@ -81,18 +86,18 @@ def simulate(
     batched_tokens: Annotated[int, typer.Option(min=1, help="Of one step of a worker.")] = 8192,
     prefill_tokens: Annotated[int, typer.Option(min=1, help="Of one step while others decode.")] = 2048,
     running: Annotated[int, typer.Option(min=1, help="Requests that a worker runs at a time.")] = 256,
-    num_gateways: Annotated[int, typer.Option(min=1)] = 1,
-    link_gb_s: Annotated[float | None, typer.Option(help="KV out of a worker. Default: the devices' network.")] = None,
-    link_latency_us: Annotated[float, typer.Option(min=0.0)] = 5.0,
-    slo_ttft_ms: Annotated[float | None, typer.Option(help="Goodput: longest TTFT.")] = None,
-    slo_itl_ms: Annotated[float | None, typer.Option(help="Goodput: longest p90 of a request's ITL.")] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(help="Goodput: longest TPOT.")] = None,
-    price_per_h: Annotated[float | None, typer.Option(help="Of a device; others: decode.price=2.2.")] = None,
-    warm_up_s: Annotated[float | None, typer.Option(help="Arrivals to mark. Default: a tenth of them.")] = None,
-    drain_s: Annotated[float | None, typer.Option(help="Last arrivals to mark. Default: a tenth.")] = None,
-    until_s: Annotated[float | None, typer.Option(help="Stop the world then; the rest is unfinished.")] = None,
+    num_gateways: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    link_gb_s: Annotated[float | None, _number(1e-6, "KV out of a worker. Default: the devices' network.")] = None,
+    link_latency_us: Annotated[float, _number(0.0)] = 5.0,
+    slo_ttft_ms: Annotated[float | None, _number(1e-6, "Goodput: longest TTFT.")] = None,
+    slo_itl_ms: Annotated[float | None, _number(1e-6, "Goodput: longest p90 of a request's ITL.")] = None,
+    slo_tpot_ms: Annotated[float | None, _number(1e-6, "Goodput: longest TPOT.")] = None,
+    price_per_h: Annotated[float | None, _number(0.0, "Of a device; others: decode.price=2.2.")] = None,
+    warm_up_s: Annotated[float | None, _number(0.0, "Arrivals to mark. Default: a tenth of them.")] = None,
+    drain_s: Annotated[float | None, _number(0.0, "Last arrivals to mark. Default: a tenth.")] = None,
+    until_s: Annotated[float | None, _number(0.0, "Stop the world then; the rest is unfinished.")] = None,
     jumps: Annotated[bool, typer.Option(help="Take quiet stretches at once; changes no result.")] = True,
-    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Of every draw.")] = 0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the reports to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw latency distributions into this PNG.")] = None,
     decision_log: Annotated[Path | None, typer.Option(help="Write who decided what, and why, line by line.")] = None,

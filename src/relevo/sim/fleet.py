@@ -60,6 +60,7 @@ def parse_fleet(text: str, usual: Machine) -> Fleet:
     """`usual` with what the text changes. Raises SettingsError that says what to write."""
     words = [word.strip() for word in text.split(",")]
     topology = _topology(words[0])
+    numbers = {"prefill": topology.num_prefill, "decode": topology.num_decode, "unified": topology.num_unified}
     machines = dict.fromkeys(ROLES, usual)
     for word in words[1:]:
         key, equals, value = word.partition("=")
@@ -73,7 +74,9 @@ def parse_fleet(text: str, usual: Machine) -> Fleet:
         changed = _value(text, name, kind, value)
         for each in (role,) if dot else ROLES:
             machines[each] = replace(machines[each], **{name: changed})
-    numbers = {"prefill": topology.num_prefill, "decode": topology.num_decode, "unified": topology.num_unified}
+        if dot and not numbers[role]:
+            there = ", ".join(role for role, number in numbers.items() if number)
+            raise SettingsError(f"--topology {text}: there is no {role} worker for {word!r}; there are {there}")
     return Fleet(text, tuple(Pool(role, number, machines[role]) for role, number in numbers.items() if number))
 
 
