@@ -16,6 +16,10 @@ class Marked:
     """`?` begins reasoning, `!` a refusal, `@` a call whose name is one letter; `.` is text again. A call comes
     at its end: held back, as parsers do."""
 
+    num_reasoning_tokens = 0
+    is_complete = False
+    is_broken_off = False
+
     def __init__(self, asked: ParserInput) -> None:
         self.asked = asked
         self.kind, self.held, self.num_calls = ".", "", 0
@@ -32,7 +36,7 @@ class Marked:
                 parts.append({"?": ReasoningPart, "!": RefusalPart, ".": TextPart}[self.kind](char))
         return tuple(parts)
 
-    def flush(self) -> tuple[Part, ...]:
+    def flush(self, *, is_cut: bool = False) -> tuple[Part, ...]:
         held, self.held = self.held, ""
         if not held:
             return ()

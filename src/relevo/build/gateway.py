@@ -299,9 +299,7 @@ def _served_model(backend: ModelBackend) -> ServedModel:
             generator=backend.dispatcher,
             tokenizer=tokenizer,
             chat_template=_templates(config, files),
-            make_detokenizer=lambda *, skip_special_tokens, continues_text: IncrementalDetokenizer(
-                tokenizer, skip_special_tokens=skip_special_tokens, continues_text=continues_text
-            ),
+            make_detokenizer=partial(IncrementalDetokenizer, tokenizer),
             max_model_len=config.max_model_len,
             vocab_size=config.vocab_size,
             eos_token_ids=files.eos_token_ids,

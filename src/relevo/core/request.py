@@ -37,6 +37,7 @@ class SamplingParams:
     stop_token_ids: tuple[TokenId, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    grammar: str | None = None  # that the output must be of, from its first token on: as llguidance serialises one
 
 
 BATCH_PRIORITY = 2**32  # added to the priority of batch requests: workers start them last and preempt them first

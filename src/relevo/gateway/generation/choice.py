@@ -14,7 +14,7 @@ from relevo.core.events import TokenOutput
 from relevo.core.ids import TokenId
 from relevo.core.request import FinishReason
 from relevo.gateway.text.output_parser import OutputParser, PlainText
-from relevo.gateway.text.parts import Delta, Part, TextPart
+from relevo.gateway.text.parts import Delta, Part, TextPart, ToolCallPart
 from relevo.gateway.text.served_models import Detokenizer
 from relevo.gateway.text.stop_strings import StopStringMatcher
 
@@ -46,8 +46,14 @@ class Choice:
         self._is_simple = matcher is None and not options.tells_tokens and isinstance(parser, PlainText)
         self._num_chars = 0  # decoded so far, held-back text included
         self.num_tokens = 0
+        self._has_calls = False
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of `num_tokens`."""
+        return self._parser.num_reasoning_tokens
 
     def feed(self, output: TokenOutput) -> Delta:
         """Not to be called once the choice has ended."""
@@ -79,7 +85,11 @@ class Choice:
 
     def _show(self, text: str, tokens: Sequence[SampledToken]) -> Sequence[Part]:
         self._num_chars += len(text)
-        return self._cut(self._parser.feed(text, tokens))
+        parts = self._cut(self._parser.feed(text, tokens))
+        self._has_calls = self._has_calls or any(isinstance(part, ToolCallPart) for part in parts)
+        if self.finish_reason is None and self._parser.is_complete:
+            self.finish_reason = "tool_calls"
+        return parts
 
     def _cut(self, parts: Sequence[Part]) -> Sequence[Part]:
         """At a stop string; also what may become one is held back."""
@@ -101,7 +111,8 @@ class Choice:
     def _finish(self, output: TokenOutput) -> Sequence[Part]:
         parts = [*self._show(self._detokenizer.flush(), ())]
         if self.finish_reason is None:
-            parts += self._cut(self._parser.flush())
+            parts += self._cut(self._parser.flush(is_cut=output.finish_reason is FinishReason.LENGTH))
+            self._has_calls = self._has_calls or any(isinstance(part, ToolCallPart) for part in parts)
         if self.finish_reason is not None:  # the held-back text completed a stop string
             return parts
         if self._matcher is not None:
@@ -109,7 +120,7 @@ class Choice:
         if output.finish_reason is FinishReason.LENGTH:
             self.finish_reason = "length"
             return parts
-        self.finish_reason = "stop"
+        self.finish_reason = "tool_calls" if self._has_calls and not self._parser.is_broken_off else "stop"
         if output.tokens and output.tokens[-1].token_id in self._options.stop_token_ids:
             self.stop_reason = output.tokens[-1].token_id
         return parts

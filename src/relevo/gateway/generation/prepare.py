@@ -9,12 +9,13 @@ import hashlib
 import itertools
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from relevo.core.ids import RequestId
+from relevo.core.ids import RequestId, TokenId
 from relevo.core.request import BATCH_PRIORITY, EngineRequest, ServiceTerms
 from relevo.gateway.generation.bounds import check_bounds
 from relevo.gateway.generation.choice import Choice, ChoiceOptions
+from relevo.gateway.generation.grammar import grammar_of
 from relevo.gateway.generation.prompts import Prompt, tokenized
 from relevo.gateway.generation.reply_writer import Usage
 from relevo.gateway.generation.run import PromptRun
@@ -48,6 +49,7 @@ class Prepared:
             num_prompt_tokens=sum(run.num_prompt_tokens for run in self.runs),
             num_cached_tokens=sum(run.num_cached_tokens for run in self.runs),
             num_output_tokens=sum(run.num_output_tokens for run in self.runs),
+            num_reasoning_tokens=sum(run.num_reasoning_tokens for run in self.runs),
         )
 
 
@@ -100,7 +102,7 @@ class _Runs:
             request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
             prompt_token_ids=prompt.token_ids,
             sampling=for_prompt(
-                self._sampling,
+                replace(self._sampling, grammar=grammar_of(served, asked, spec.output_format, prompt)),
                 spec.sampling,
                 num_room_tokens=served.max_model_len - num_prompt_tokens,
                 default_max_tokens=spec.default_max_tokens or served.generation_defaults.get("max_new_tokens"),
@@ -129,12 +131,14 @@ class _Runs:
         matcher = None
         if self._stops is not None:
             matcher = StopStringMatcher(self._stops, include_stop_str_in_output=self._spec.include_stop_string)
-        detokenizer = self._served.make_detokenizer(
-            skip_special_tokens=self._spec.skip_special_tokens, continues_text=asked.continues_text
-        )
-        parser = plain_text(ParserInput(prompt.token_ids))
+        served, parser, kept = self._served, plain_text(ParserInput(prompt.token_ids)), frozenset[TokenId]()
         if isinstance(asked, ChatPrompt):
-            parser = self._served.make_parser(ParserInput(prompt.token_ids, asked.shown_tools))
+            parser, kept = served.make_parser(_parser_input(asked, prompt)), served.markup_token_ids
+        detokenizer = served.make_detokenizer(
+            skip_special_tokens=self._spec.skip_special_tokens,
+            continues_text=asked.continues_text,
+            kept_token_ids=kept,
+        )
         return Choice(index, self._options, detokenizer, parser, matcher)
 
     def _session(self, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> bytes:
@@ -152,6 +156,16 @@ class _Runs:
             extra_headers=self._call.context.affinity_headers,
         )
         return affinity.key
+
+
+def _parser_input(asked: ChatPrompt, prompt: Prompt) -> ParserInput:
+    return ParserInput(
+        prompt.token_ids,
+        prompt.tail,
+        asked.callable_tools,
+        is_parallel=asked.tool_choice.is_parallel,
+        num_earlier_calls=sum(len(message.get("tool_calls") or ()) for message in asked.messages),
+    )
 
 
 def _explainer(call: Call) -> Callable[[str], None] | None:

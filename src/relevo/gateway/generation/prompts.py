@@ -17,6 +17,7 @@ from relevo.gateway.text.prompt_length import encode_within
 from relevo.gateway.text.served_models import ServedModel
 from relevo.policy.routing.affinity import without_markers
 
+TAIL_CHARS = 256  # arbitrary: holds what any template writes behind the last message
 _ROLES_THAT_NEED_CONTENT = frozenset(("system", "developer", "user", "tool"))
 
 
@@ -24,13 +25,15 @@ _ROLES_THAT_NEED_CONTENT = frozenset(("system", "developer", "user", "tool"))
 class Prompt:
     token_ids: tuple[TokenId, ...]
     text: str | None = None  # set where the answer must repeat it
+    tail: str = ""  # the last characters of a conversation's text
 
 
 def tokenized(served: ServedModel, prompt: ChatPrompt | PlainPrompt) -> Prompt:
     """Raises InvalidRequest, ContextLengthExceeded."""
     if isinstance(prompt, ChatPrompt):
-        token_ids = _encode(served, rendered(served, prompt), prompt.add_special_tokens, "messages")
-        return Prompt(_checked(served, token_ids, "messages"))
+        text = rendered(served, prompt)
+        token_ids = _encode(served, text, prompt.add_special_tokens, "messages")
+        return Prompt(_checked(served, token_ids, "messages"), tail=text[-TAIL_CHARS:])
     content = prompt.content
     if isinstance(content, str):
         token_ids = _encode(served, content, prompt.add_special_tokens, "prompt") if content else []

@@ -80,6 +80,11 @@ class PromptRun:
         """Summed over the choices."""
         return self._num_output_tokens
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of the output tokens."""
+        return sum(choice.num_reasoning_tokens for choice in self._choices)
+
     def start(self, listener: RunListener) -> None:
         """Outputs may come before this returns."""
         self._listener = listener

@@ -31,7 +31,7 @@ def resolve_sampling(
 ) -> SamplingParams:
     """What all prompts of a request share; each is completed by `for_prompt`. Raises InvalidRequest."""
     wish = spec.sampling
-    values = {name: _value(getattr(wish, name), generation_defaults, name) for name in NEUTRAL}
+    values: dict[str, Any] = {name: _value(getattr(wish, name), generation_defaults, name) for name in NEUTRAL}
     top_k = int(values.pop("top_k"))
     return SamplingParams(
         max_tokens=1,

@@ -22,12 +22,31 @@ Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """Which of the declared tools an answer may call, and whether it must."""
+
+    mode: Literal["auto", "none", "required"] = "auto"  # required: at least one call, and no content
+    names: tuple[str, ...] = ()  # only these may be called; empty: any that is declared
+    is_parallel: bool = True  # False: the answer ends after its first call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFormat:
+    """What the content of an answer must be. Begins after the reasoning; calls of tools are not held by it."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    value: Any = None  # a schema, a regular expression, a list of texts, a grammar (Lark, or GBNF as vLLM takes it)
+    is_strict: bool = True  # of a schema: a keyword that cannot be held is refused, and not ignored
+    param: str = "response_format"  # the field of the request that says so, for errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
     """A conversation, to be rendered by the model's template."""
 
     messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] = ()  # declared to the model, if its choice is not "none"
-    tool_choice: Literal["auto", "none"] = "auto"
+    tools: Sequence[Mapping[str, Any]] = ()  # {"type": "function", "function": {name, description, parameters, strict}}
+    tool_choice: ToolChoice = ToolChoice()
     add_generation_prompt: bool | None = None  # None: the opposite of `continue_final_message`
     continue_final_message: bool = False
     add_special_tokens: bool = False  # beside those that the template writes
@@ -35,7 +54,13 @@ class ChatPrompt:
 
     @property
     def shown_tools(self) -> Sequence[Mapping[str, Any]]:
-        return () if self.tool_choice == "none" else self.tools
+        return () if self.tool_choice.mode == "none" else self.tools
+
+    @property
+    def callable_tools(self) -> Sequence[Mapping[str, Any]]:
+        """Of the declared ones, those that an answer may call."""
+        names, shown = self.tool_choice.names, self.shown_tools
+        return [tool for tool in shown if tool["function"]["name"] in names] if names else shown
 
     @property
     def continues_text(self) -> bool:
@@ -80,6 +105,7 @@ class GenerationSpec:
     n: int = 1
     default_max_tokens: int | None = None  # of the API; before the model's own
     num_logprobs: int | None = None  # None: none; 0: of the drawn token alone; k: and of the k best
+    output_format: OutputFormat | None = None  # None: any text
     tells_tokens: bool = False  # the answer shows more of its tokens than their text
     stop_strings: Sequence[str] = ()
     include_stop_string: bool = False  # also: show the text of the token that ended a choice

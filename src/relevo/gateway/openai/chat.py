@@ -15,7 +15,7 @@ from relevo.core.ids import TokenId
 from relevo.gateway.generation.answer import answer
 from relevo.gateway.generation.finished_choice import FinishedChoice
 from relevo.gateway.generation.prepare import Prepared, prepare
-from relevo.gateway.generation.spec import ChatPrompt
+from relevo.gateway.generation.spec import ChatPrompt, ToolChoice
 from relevo.gateway.http.call import Call, system_fingerprint
 from relevo.gateway.openai.logprobs import chat_logprobs
 from relevo.gateway.openai.requests import generation_spec, refuse_template, response_id
@@ -68,7 +68,7 @@ def _prompt(fields: ChatFields) -> ChatPrompt:
     return ChatPrompt(
         messages=fields.messages,
         tools=fields.tools or (),
-        tool_choice="none" if fields.tool_choice == "none" else "auto",
+        tool_choice=ToolChoice(mode="none" if fields.tool_choice == "none" else "auto"),
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
         add_special_tokens=fields.add_special_tokens,

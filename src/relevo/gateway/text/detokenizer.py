@@ -20,10 +20,18 @@ class IncrementalDetokenizer:
 
     continues_text: the tokens follow other text (a completion's prompt), so the space before a first word is kept;
     otherwise a SentencePiece tokenizer's leading space is taken off, as decoding a whole text does.
+    kept_token_ids: special tokens that are not skipped.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, continues_text: bool = False) -> None:
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        continues_text: bool = False,
+        kept_token_ids: frozenset[TokenId] = frozenset(),
+    ) -> None:
+        self._skipped = tokenizer.special_token_ids - kept_token_ids if skip_special_tokens else frozenset()
         self._text: _ByteText | _WindowText
         if tokenizer.decoder is None:
             self._text = _WindowText(tokenizer)

@@ -7,7 +7,8 @@ in `TextPart`s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,28 +22,51 @@ class ParserInput:
     """What a parser may need to know of its request: how the prompt ends says what the output begins with."""
 
     prompt_token_ids: Sequence[TokenId]
-    tools: Sequence[Mapping[str, Any]] = ()  # that the model was shown
+    prompt_tail: str = ""  # the last characters of the prompt's text: a template may have opened a block of reasoning
+    tools: Sequence[Mapping[str, Any]] = ()  # that the model was shown and may call, in the form of chat templates
+    is_parallel: bool = True  # False: one call at most
+    num_earlier_calls: int = 0  # in the conversation, for families that count them in their ids
+    draw_id: Callable[[], str] = lambda: secrets.token_hex(12)  # what is unique in the id of a call: 24 of [0-9a-f]
 
 
 class OutputParser(Protocol):
     """One choice's."""
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Up to now; the marks around them included."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """The answer may not go on: its one call was written."""
+        ...
+
+    @property
+    def is_broken_off(self) -> bool:
+        """After `flush`: the last call was begun and not finished."""
+        ...
+
     def feed(self, text: str, tokens: Sequence[SampledToken]) -> tuple[Part, ...]:
         """The parts that are certain once this is known."""
         ...
 
-    def flush(self) -> tuple[Part, ...]:
-        """What was held back, when the output has ended."""
+    def flush(self, *, is_cut: bool) -> tuple[Part, ...]:
+        """What was held back, when the output has ended. `is_cut`: by a limit, the model would have gone on."""
         ...
 
 
 class PlainText:
     """All that the model writes is text."""
 
+    num_reasoning_tokens = 0
+    is_complete = False
+    is_broken_off = False
+
     def feed(self, text: str, tokens: Sequence[SampledToken]) -> tuple[Part, ...]:
         return (TextPart(text),) if text else ()
 
-    def flush(self) -> tuple[Part, ...]:
+    def flush(self, *, is_cut: bool) -> tuple[Part, ...]:
         return ()
 
 

@@ -47,5 +47,5 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     parts: tuple[Part, ...]
     tokens: tuple[SampledToken, ...]  # those that count
     text_offsets: tuple[int, ...] = ()  # per token: characters decoded before it; only if the answer tells tokens
-    finish_reason: str | None = None  # "stop" or "length"
+    finish_reason: str | None = None  # "stop", "length" or "tool_calls"
     stop_reason: int | str | None = None  # the stop token id or stop string of the client's that ended it

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from relevo.core.errors import InvalidRequest, ModelNotFound
 from relevo.core.ids import TokenId
+from relevo.gateway.dialects.formats import ReasoningFormat, ToolFormat
 from relevo.gateway.text.output_parser import ParserFactory, plain_text
 from relevo.orchestrator.ports import TokenGenerator
 
@@ -69,8 +70,11 @@ class Detokenizer(Protocol):
 class DetokenizerFactory(Protocol):
     """Makes one detokenizer per choice."""
 
-    def __call__(self, *, skip_special_tokens: bool, continues_text: bool) -> Detokenizer:
-        """continues_text: the tokens follow a completion's prompt, so the space before a first word is kept."""
+    def __call__(
+        self, *, skip_special_tokens: bool, continues_text: bool, kept_token_ids: frozenset[TokenId] = frozenset()
+    ) -> Detokenizer:
+        """continues_text: the tokens follow a completion's prompt, so the space before a first word is kept.
+        kept_token_ids: special tokens that are text nevertheless."""
         ...
 
 
@@ -84,6 +88,9 @@ class ServedModel:
     chat_template: PromptTemplate | None  # None: the model has none, /v1/chat/completions answers 400
     make_detokenizer: DetokenizerFactory
     make_parser: ParserFactory = plain_text  # of what it writes in conversations
+    markup_token_ids: frozenset[TokenId] = frozenset()  # special tokens that this parser reads as text
+    tool_format: ToolFormat | None = None  # how it writes calls; None: it knows nothing of tools
+    reasoning_format: ReasoningFormat | None = None  # None: it has no blocks of reasoning
     max_model_len: int  # tokens, prompt and output together
     vocab_size: int  # of the model: ids below it have an embedding, whatever the tokenizer knows besides
     eos_token_ids: tuple[TokenId, ...] = ()

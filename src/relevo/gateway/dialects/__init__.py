@@ -1,0 +1,1 @@
+"""How models write what is not plain text: calls of tools, and reasoning."""
