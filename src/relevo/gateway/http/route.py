@@ -1,4 +1,8 @@
-"""A path of the gateway: which handler answers it, and how its errors look; and the table of all of them."""
+"""A path of the gateway: which handler answers it, and how its errors look; and the table of all of them.
+
+A path below /v1 is also answered without it, where nothing else is: `/chat/completions` is `/v1/chat/completions`. Some
+clients are given the address of a server and add only the rest.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from starlette.responses import Response
 
 from relevo.gateway.http.call import Call
 from relevo.gateway.http.errors import ErrorFormat, MethodNotAllowed, UnknownPath
+
+VERSION_PREFIX = "/v1"  # that a client may leave out
 
 Handler = Callable[[Call], Awaitable[Response | None]]
 
@@ -27,7 +33,12 @@ class RouteTable:
     def __init__(self, routes: Sequence[Route], default_format: ErrorFormat) -> None:
         """`default_format`: of paths that nothing is at."""
         self._default_format = default_format
-        self._guarded = {_first_segment(route.path) for route in routes if not route.is_open}
+        self._guarded = {
+            _first_segment(path)
+            for route in routes
+            if not route.is_open
+            for path in (route.path, route.path.removeprefix(VERSION_PREFIX))
+        }
         self._exact: dict[str, dict[str, Route]] = {}
         self._open_ended: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -60,6 +71,10 @@ class RouteTable:
 
     def _at(self, path: str) -> tuple[dict[str, Route], str]:
         """The routes of a path by their methods, and the rest of it; none if there is nothing."""
+        found = self._at_exactly(path)
+        return found if found[0] else self._at_exactly(VERSION_PREFIX + path)
+
+    def _at_exactly(self, path: str) -> tuple[dict[str, Route], str]:
         by_method = self._exact.get(path)
         if by_method is not None:
             return by_method, ""
