@@ -370,6 +370,9 @@ class Settings(BaseModel):
     )
 
     # fake engine (model `fake`): for tests of everything around an engine
+    script: str | None = Field(
+        None, description="`fake` engine: TOML or JSON file of what to say; see docs/guides/scripted-engine.md."
+    )
     fake_base_s: Seconds = Field(0.0, ge=0, description="`fake` engine: seconds per step.")
     fake_per_token_s: Seconds = Field(0.0, ge=0, description="`fake` engine: seconds per computed token.")
     fake_per_kv_token_s: Seconds = Field(0.0, ge=0, description="`fake` engine: seconds per token of context read.")
@@ -380,7 +383,8 @@ class Settings(BaseModel):
         return read_environment(os.environ, cls.model_fields).values | given
 
 
-OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_template"))  # makes no sense for several
+# makes no sense for several
+OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_template", "script"))
 OF_THE_SERVER = frozenset(
     (
         *("models", "gateways", "host", "port", "api_key", "best_priority", "allowed_origins", "allowed_hosts"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from relevo.core.ports import ModelRunner
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_model import FakeModel
 from relevo.engine.fake_runner import FakeRunner, fake_layout
+from relevo.engine.fake_script import Script, script_of
 from relevo.kv.arena import Arena
 from step_plans import plan_of
 
@@ -23,7 +25,7 @@ BLOCK_SIZE = 4
 PROMPT = tuple(range(40, 53))  # three blocks and a token
 
 
-def make_runner(**options: int) -> FakeRunner:
+def make_runner(**options: Any) -> FakeRunner:
     layout = fake_layout(BLOCK_SIZE, num_layers=2, num_kv_heads=3, head_size=2)
     return FakeRunner(Arena.create(layout, 32, shared=False), **options)
 
@@ -200,3 +202,41 @@ def test_costs_are_slept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slept == [1.0 + 2 * 0.5 + 2 * 0.25, 1.0 + 0.5 + 3 * 0.25]
     step(make_runner(), make_request(), [0, 1, 2, 3], 0, [1])
     assert len(slept) == 2
+
+
+# ---- scripts ---------------------------------------------------------------------------------------------------------
+
+SCRIPT: Script = script_of({"rule": [{"say": ["one, two, three", "eins, zwei, drei"]}]})
+
+
+@settings(max_examples=30, deadline=None)
+@given(blocks=st.permutations(range(32)), data=st.data())
+def test_a_script_speaks_over_any_chunks_and_blocks(blocks: list[int], data: st.DataObject) -> None:
+    """Red if the context that a line asks for depends on how a prompt was cut."""
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(PROMPT) - 1), max_size=3)))
+    request = make_request()
+    line = SCRIPT.rule_for(PROMPT).line(0)
+    assert generate(make_runner(script=SCRIPT), request, blocks, tuple(cuts)) == list(line.token_ids[:12])
+
+
+@settings(max_examples=40, deadline=None)
+@given(position=st.integers(0, len(PROMPT)), half=st.integers(0, 1), bit=st.integers(0, 63))
+def test_a_script_is_silent_over_a_wrong_context(position: int, half: int, bit: int) -> None:
+    """The last position is the first output token's. Red if a line is said whatever the cache holds."""
+    runner, request, blocks = make_runner(script=SCRIPT), make_request(), [9, 2, 30, 4, 17, 6, 11]
+    line = SCRIPT.rule_for(PROMPT).line(0).token_ids
+    first = generate(runner, request, blocks)[0]
+    runner._slots[blocks[position // BLOCK_SIZE], half, position % BLOCK_SIZE] ^= 1 << bit
+    tokens = continue_alone(runner, request, blocks, SampleState(0, [first, line[1]]))
+    assert first == line[0] and tokens != list(line[:12])
+
+
+def test_continuations_of_a_script_go_on_from_wherever_they_are() -> None:
+    """On another runner, which never saw the prompt. Red if what is said next were kept anywhere but in the tokens."""
+    request, blocks = make_request(), [3, 1, 2, 0, 7, 6, 5]
+    for index in range(2):
+        line = SCRIPT.rule_for(PROMPT).line(index).token_ids
+        sample = SampleState(index, list(line[:5]))
+        tokens = [*PROMPT, *line[:5]]
+        (drawn,) = step(make_runner(script=SCRIPT), request, blocks, 0, tokens, sample)
+        assert drawn.token_id == line[5]

@@ -44,6 +44,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     fake_base_s: float
     fake_per_token_s: float
     fake_per_kv_token_s: float
+    script: str  # of the fake engine, as engine.fake_script packs it; empty: none
     log_level: str
     kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport needs it
     tenant_weights: dict[str, float] = {}

@@ -57,7 +57,8 @@ def _asked_model(settings: Settings, name: str, section: Any) -> AskedModel:
         raise SettingsError(f"{where} price must be a table, such as {{ input_cost_per_token = 1.5e-07, ... }}")
     _check_keys(own, where)
     given = {field: getattr(settings, field) for field in settings.model_fields_set - OF_ONE_MODEL - {"cores"}}
-    given |= {"models": settings.models, "revision": None, "chat_template": None, "cores": (), "served_model_name": ()}
+    given |= {"models": settings.models, "cores": (), "served_model_name": ()}
+    given |= {"revision": None, "chat_template": None, "script": None}
     return AskedModel(settings=_settings(given, own, where), section=name, price=price)
 
 

@@ -50,6 +50,7 @@ class ModelAsk:
     num_parameters: int = 0
     notes: tuple[str, ...] = ()  # of the loader, on its files
     section: str = ""  # of the file of models; empty: the model named on the command line
+    script: str = ""  # of the fake engine, packed
     price: Mapping[str, Any] | None = None  # written in the section; else `settings.prices` names a file
 
     @property
@@ -141,6 +142,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             fake_base_s=settings.fake_base_s,
             fake_per_token_s=settings.fake_per_token_s,
             fake_per_kv_token_s=settings.fake_per_kv_token_s,
+            script=ask.script,
             log_level=settings.log_level,
         )
         for index, ((worker_id, role), worker_cores) in enumerate(

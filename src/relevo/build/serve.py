@@ -47,10 +47,13 @@ def _with_head(asked: AskedModel) -> ModelAsk:
     """Adds what the model's files say of it, without its weights. Raises StartError."""
     settings = asked.settings
     if settings.model == "fake":
-        from relevo.engine.fake_model import FAKE_MODEL
+        from relevo.build.fake_head import fake_ask
 
-        return ModelAsk(
-            settings=settings, model=FAKE_MODEL, model_hash="fake", section=asked.section, price=asked.price
+        return fake_ask(asked)
+    if settings.script is not None:
+        raise SettingsError(
+            f"--script {settings.script} says what the `fake` engine says, and MODEL is {settings.model}; "
+            "use MODEL fake, or leave --script out"
         )
     from relevo.engine.loaders.resolve import load_model_files
 

@@ -88,6 +88,7 @@ def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]
     """The engine without a model: deterministic tokens from the KV content, no torch."""
     from relevo.engine.fake_model import FAKE_MODEL
     from relevo.engine.fake_runner import FakeRunner
+    from relevo.engine.fake_script import unpacked
 
     layout = kv_layout(FAKE_MODEL, "fake", "uint64", config.block_size)
     arena = _arena(config, layout)
@@ -97,7 +98,13 @@ def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]
     measured = StepCostModel()
     for num_tokens, num_kv_tokens in _CALIBRATION:
         measured.observe(num_tokens, num_kv_tokens, costs.step_s(num_tokens, num_kv_tokens))
-    runner = FakeRunner(arena, costs=costs, vocab_size=FAKE_MODEL.vocab_size, max_model_len=config.max_model_len)
+    runner = FakeRunner(
+        arena,
+        costs=costs,
+        vocab_size=FAKE_MODEL.vocab_size,
+        max_model_len=config.max_model_len,
+        script=unpacked(config.script) if config.script else None,
+    )
     return runner, arena, measured
 
 

@@ -9,7 +9,7 @@ fingerprints from there on. Pure functions over uint64 arrays, modulo 2^64; the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +19,7 @@ from relevo.core.baton import SampledToken
 from relevo.core.ids import TokenId
 from relevo.core.model import ModelConfig
 from relevo.core.request import SamplingParams
+from relevo.engine.fake_script import Line
 
 Words = npt.NDArray[np.uint64]
 
@@ -42,6 +43,7 @@ FAKE_MODEL = ModelConfig(
     max_position=32768,
     dtype="uint64",
 )
+SCRIPTED_MODEL = replace(FAKE_MODEL, max_position=262144)  # an agent's prompt is tens of kilobytes, a token each
 
 
 def mix(words: Words) -> Words:
@@ -102,17 +104,23 @@ class FakeModel:
         eos_token_ids: tuple[TokenId, ...],
         sample_index: int,
         num_outputs: int,
+        line: Line | None = None,
     ) -> SampledToken:
-        """The token after `num_outputs` output tokens of one continuation. End tokens come only where allowed."""
+        """The token after `num_outputs` output tokens of one continuation. End tokens come only where allowed.
+
+        `line`: what it says, instead of hashes."""
         word = context
         if sampling.temperature > 0:
             for part in (sampling.seed, sample_index, num_outputs):
                 word = _mix_int(word * _POSITION + part)
         may_stop = num_outputs >= sampling.min_tokens
         banned = set(eos_token_ids) | (set() if may_stop else set(sampling.stop_token_ids))
-        wants_eos = self.eos_one_in > 0 and _mix_int(word + 1) % self.eos_one_in == 0
+        told = None if line is None else line.token(num_outputs)
+        wants_eos = self._ends(word) if line is None else told is None
         if wants_eos and eos_token_ids and may_stop and not sampling.ignore_eos:
             token_id = eos_token_ids[0]
+        elif told is not None:
+            token_id = told
         else:
             token_id = self._next_allowed(word % self.vocab_size, banned)
         return _with_logprobs(token_id, word, sampling.num_logprobs, self.vocab_size)
@@ -125,6 +133,7 @@ class FakeModel:
         *,
         eos_token_ids: tuple[TokenId, ...] = (),
         sample_index: int = 0,
+        line: Line | None = None,
     ) -> list[TokenId]:
         """What a correct server answers: up to `num_tokens` (default `max_tokens`), less if an end token comes.
 
@@ -135,12 +144,15 @@ class FakeModel:
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
         while len(outputs) < (params.max_tokens if num_tokens is None else num_tokens):
             word = context_hash(context, context ^ VALUE_MASK)
-            token = self.sample(word, params, eos_token_ids, sample_index, len(outputs)).token_id
+            token = self.sample(word, params, eos_token_ids, sample_index, len(outputs), line).token_id
             outputs.append(token)
             if token in stops:
                 break
             context = np.append(context, fingerprints([token], len(context), int(context[-1])))
         return outputs
+
+    def _ends(self, word: int) -> bool:
+        return self.eos_one_in > 0 and _mix_int(word + 1) % self.eos_one_in == 0
 
     def _next_allowed(self, token_id: TokenId, banned: set[TokenId]) -> TokenId:
         for step in range(self.vocab_size):

@@ -4,7 +4,8 @@ It writes each token's fingerprint (relevo.engine.fake_model) into the K and V s
 the next token from the slots it *reads back* over the row's block table. A block that is stale, foreign, misplaced or
 damaged changes every later token; `FakeModel.reference_tokens` says what they should have been. Only the first layer,
 head and element of a slot is used: larger layouts mimic the size of real blocks, not their content.
-Step time can be simulated; it is slept only if a cost is set.
+A script (relevo.engine.fake_script) speaks only where the slots are right. Step time can be simulated; it is slept only
+if a cost is set.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from relevo.core.baton import SampledToken
+from relevo.core.baton import SampledToken, SampleState
 from relevo.core.events import StepCosts
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.plan import ScheduledRow, StepPlan, StepResult
 from relevo.core.replica import Replica
+from relevo.engine.fake_lines import Lines
 from relevo.engine.fake_model import FAKE_MODEL, VALUE_MASK, FakeModel, Words, context_hash, fingerprints
+from relevo.engine.fake_script import Script
 from relevo.engine.ops.cache_groups import only_full_group
 from relevo.kv.arena import Arena
 
@@ -47,6 +50,7 @@ class FakeRunner:
         max_model_len: int = FAKE_MODEL.max_position,
         eos_one_in: int = 0,
         fault: Callable[[Sequence[ScheduledRow]], None] | None = None,
+        script: Script | None = None,
     ) -> None:
         """`fault` may raise instead of a result, with the KV of these rows written."""
         group = only_full_group(arena.layout)
@@ -59,6 +63,7 @@ class FakeRunner:
         self._replica = Replica()
         self._costs = costs
         self.fault = fault
+        self._lines = None if script is None else Lines(script)
         shape = (arena.num_blocks, group.num_layers, 2, group.num_kv_heads, self.layout.block_size, group.key_size)
         self._slots: Words = np.frombuffer(arena.buffer, dtype=np.uint64).reshape(shape)[:, 0, :, 0, :, 0]  # [N, 2, S]
 
@@ -71,6 +76,8 @@ class FakeRunner:
         if self.fault is not None:
             self.fault(rows)
         cost_s = self._costs.step_s(plan.num_tokens, plan.num_kv_tokens)
+        if self._lines is not None:
+            cost_s = max(cost_s, self._lines.pace_s(rows))
         if cost_s > 0:
             time.sleep(cost_s)
         return StepResult(plan.step_id, sampled, time.perf_counter() - started_s)
@@ -93,13 +100,13 @@ class FakeRunner:
         num_blocks = -(-end // self.layout.block_size)
         table = self._slots[blocks[:num_blocks]]
         context = context_hash(table[:, 0].reshape(-1)[:end], table[:, 1].reshape(-1)[:end])
-        request = row.request
-        return tuple(
-            self.model.sample(
-                context, request.sampling, request.eos_token_ids, sample.sample_index, len(sample.output_token_ids)
-            )
-            for sample in row.samples
-        )
+        return tuple(self._draw(row, sample, context) for sample in row.samples)
+
+    def _draw(self, row: ScheduledRow, sample: SampleState, context: int) -> SampledToken:
+        request, index = row.request, sample.sample_index
+        line = None if self._lines is None else self._lines.line(row, index, context)
+        num_outputs = len(sample.output_token_ids)
+        return self.model.sample(context, request.sampling, request.eos_token_ids, index, num_outputs, line)
 
     def _key(self, block_ids: list[BlockId], position: int) -> int:
         return int(self._slots[block_ids[position // self.layout.block_size], 0, position % self.layout.block_size])

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from relevo.core.baton import SampledToken
-from relevo.core.errors import StepFailed
+from relevo.core.errors import RequestError, StepFailed
 from relevo.core.ids import RequestId
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import ModelRunner
@@ -65,6 +65,8 @@ def execute_apart(
 
 
 def _failure(raised: Exception) -> tuple[str, str]:
+    if isinstance(raised, RequestError):
+        return raised.code, raised.message
     code = raised.code if isinstance(raised, StepFailed) else StepFailed.code
     return code, f"the engine failed in a step: {raised}"
 
