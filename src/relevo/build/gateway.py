@@ -38,6 +38,7 @@ from relevo.gateway.text.chat_template import ModelTemplates
 from relevo.gateway.text.detokenizer import IncrementalDetokenizer
 from relevo.gateway.text.served_models import ServedModel, ServedModels
 from relevo.gateway.text.tokenizer import Tokenizer
+from relevo.gateway.text.tokenizer_info import tokenizer_info
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.membership import Member, Membership
@@ -305,6 +306,7 @@ def _served_model(backend: ModelBackend) -> ServedModel:
             eos_token_ids=files.eos_token_ids,
             generation_defaults=_generation_defaults(config, files),
             draw_seed=(lambda: secrets.randbits(64)) if config.seed is None else (lambda: config.seed or 0),
+            tokenizer_info=tokenizer_info(files, config.max_model_len),
             model_hash=config.model_hash,
         )
 

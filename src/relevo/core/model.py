@@ -63,6 +63,7 @@ class TokenizerFiles:
     unk_token: str | None = None
     pad_token: str | None = None
     additional_special_tokens: tuple[str, ...] = ()
+    tokenizer_class: str | None = None  # as transformers names it
     add_bos_token: bool | None = None  # None: as tokenizer.json's post-processor does
     stated_eos_token_ids: tuple[TokenId, ...] = ()  # of all files and keys that name one
     turn_end_ids: dict[str, TokenId] = field(default_factory=dict)  # added tokens that may end a turn, by their text

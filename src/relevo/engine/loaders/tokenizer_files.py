@@ -92,6 +92,7 @@ def tokenizer_files_from_folder(path: Path | str) -> TokenizerFiles:
         unk_token=_token_text(config, special, "unk_token"),
         pad_token=_token_text(config, special, "pad_token"),
         additional_special_tokens=_additional_tokens(config, special),
+        tokenizer_class=_class_name(config.get("tokenizer_class")),
         add_bos_token=config.get("add_bos_token"),
         stated_eos_token_ids=_ids(
             _stated_ends(generation, folder / "generation_config.json"),
@@ -173,6 +174,11 @@ def _text_of_token(value: Any, name: str) -> str:
             f"tokenizer_config.json or special_tokens_map.json: {name} is {value!r} and must be a token's text; mend it"
         )
     return text
+
+
+def _class_name(value: Any) -> str | None:
+    """What is no text is nothing that a client could load by, and nothing that is needed here."""
+    return value if isinstance(value, str) else None
 
 
 def _stated_ends(config: Mapping[str, Any], path: Path) -> Sequence[int]:

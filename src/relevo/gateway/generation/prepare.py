@@ -21,7 +21,7 @@ from relevo.gateway.generation.reply_writer import Usage
 from relevo.gateway.generation.run import PromptRun
 from relevo.gateway.generation.sampling import for_prompt, resolve_sampling
 from relevo.gateway.generation.spec import ChatPrompt, GenerationSpec, PlainPrompt
-from relevo.gateway.generation.terms import priority_of, service_terms
+from relevo.gateway.generation.terms import priority_of, service_terms, told_tier
 from relevo.gateway.http.call import Call
 from relevo.gateway.text.output_parser import ParserInput, plain_text
 from relevo.gateway.text.served_models import ServedModel
@@ -42,6 +42,7 @@ class Prepared:
     num_choices: int  # of all prompts
     is_streamed: bool
     tells_tokens: bool
+    service_tier: str | None = None  # that it is served by; None: it named none
 
     def usage(self) -> Usage:
         """Up to now."""
@@ -65,6 +66,7 @@ def prepare(call: Call, served: ServedModel, model: str, spec: GenerationSpec) -
         num_choices=len(prompts) * spec.n,
         is_streamed=spec.is_streamed,
         tells_tokens=spec.tells_tokens,
+        service_tier=runs.service_tier,
     )
 
 
@@ -94,6 +96,10 @@ class _Runs:
             stop_token_ids=self._sampling.stop_token_ids,
             tells_tokens=spec.tells_tokens,
         )
+
+    @property
+    def service_tier(self) -> str | None:
+        return told_tier(self._spec.service_tier, self._terms)
 
     def make(self, number: int, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> PromptRun:
         call, served, spec = self._call, self._served, self._spec

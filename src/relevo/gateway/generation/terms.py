@@ -20,6 +20,7 @@ CLASS_HEADER = "x-relevo-class"
 PRIORITY_HEADERS = ("x-relevo-priority", "x-vllm-priority")
 FAIRNESS_HEADER = "x-gateway-inference-fairness-id"
 BATCH_TIERS = ("batch", "flex")
+DEFAULT_TIER = "default"  # OpenAI's word for what all others are served by
 MAX_PRIORITY = 2**31 - 1
 MAX_FAIRNESS_ID = 128  # characters
 
@@ -33,6 +34,13 @@ def service_terms(headers: Mapping[str, str], service_tier: str | None, tenant: 
         ttft_s=_positive(headers, TTFT_HEADERS, 1e-3),
         tpot_s=_positive(headers, TPOT_HEADERS, 1e-3),
     )
+
+
+def told_tier(asked: str | None, terms: ServiceTerms) -> str | None:
+    """What an answer says of the tier that served it; None: the request named none."""
+    if asked is None:
+        return None
+    return asked if terms.is_batch and asked in BATCH_TIERS else DEFAULT_TIER
 
 
 def priority_of(headers: Mapping[str, str], in_body: int, best_priority: int) -> int:

@@ -55,6 +55,7 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
         model=model,
         fingerprint=system_fingerprint(served),
         tokenizer=served.tokenizer,
+        service_tier=prepared.service_tier,
         num_logprobs=num_logprobs,
         prompt_token_ids=prepared.prompts[0].token_ids if fields.return_token_ids else None,
     )
@@ -91,6 +92,7 @@ class ChatShape:
     model: str
     fingerprint: str
     tokenizer: TextTokenizer
+    service_tier: str | None = None
     num_logprobs: int | None
     prompt_token_ids: Sequence[TokenId] | None  # None: token ids are not to be returned
 
@@ -160,7 +162,7 @@ class ChatShape:
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "service_tier": None,
+            "service_tier": self.service_tier,
             "system_fingerprint": self.fingerprint,
             "choices": choices,
         }

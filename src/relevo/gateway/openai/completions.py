@@ -53,6 +53,7 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
         model=model,
         fingerprint=system_fingerprint(served),
         tokenizer=served.tokenizer,
+        service_tier=prepared.service_tier,
         num_logprobs=fields.logprobs,
         prompts=prepared.prompts,
         num_choices_per_prompt=fields.n,
@@ -97,6 +98,7 @@ class CompletionShape:
     model: str
     fingerprint: str
     tokenizer: TextTokenizer
+    service_tier: str | None = None
     num_logprobs: int | None
     prompts: Sequence[Prompt]
     num_choices_per_prompt: int
@@ -172,6 +174,7 @@ class CompletionShape:
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
+            "service_tier": self.service_tier,
             "system_fingerprint": self.fingerprint,
             "choices": choices,
         }

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize. Source: vLLM's OpenAI-compatible server documentation."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info. Source: vLLM's OpenAI-compatible server documentation."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ async def detokenize(call: Call) -> Response:
         )
 
     return await call.read(work, call.context.max_tokenize_bytes)
+
+
+async def tokenizer_info(call: Call) -> Response:
+    """Query: `model`, where there are several."""
+    served, _ = call.context.models.meant_by(call.request.query_params.get("model"))
+    return json_response(served.tokenizer_info)
 
 
 def _token_ids(served: ServedModel, fields: TokenizeFields) -> list[TokenId]:

@@ -26,6 +26,18 @@ FIELDS_WITHOUT_EFFECT = frozenset(
         "function_call",
         "prediction",
         "verbosity",
+        "kv_transfer_params",
+        "vllm_xargs",
+        "cache_prompt",
+        "id_slot",
+        "timings_per_token",
+        "return_progress",
+        "return_cached_tokens_details",
+        "return_meta_info",
+        "routed_dp_rank",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
     )
 )
 

@@ -96,6 +96,7 @@ class ServedModel:
     eos_token_ids: tuple[TokenId, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)  # where a request says nothing
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)  # for requests that bring none
+    tokenizer_info: Mapping[str, Any] = field(default_factory=dict)  # what its files say, as /tokenizer_info tells it
     model_hash: str = ""  # goes into `system_fingerprint`
 
     @property
