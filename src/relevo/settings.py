@@ -133,6 +133,11 @@ class Settings(BaseModel):
     revision: str | None = Field(None, description="Branch, tag or commit of a hub id.")
     download_dir: str | None = Field(None, description="Hub cache folder; default: HF_HUB_CACHE or HF_HOME.")
     chat_template: str | None = Field(None, description="Jinja file that replaces the model's own chat template.")
+    tool_emulation: Literal["auto", "off"] = Field(
+        "auto",
+        description="Where the chat template has no place for tools. auto: they are told in the system message; "
+        "off: requests with tools are refused.",
+    )
     generation_config: str = Field(
         "auto",
         min_length=1,

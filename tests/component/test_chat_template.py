@@ -191,7 +191,7 @@ def test_a_template_that_leaves_tools_out_is_told_from_one_that_names_them(name:
 
 def test_the_templates_own_words_reach_the_client() -> None:
     with pytest.raises(InvalidRequest, match="Conversation roles must alternate") as refusal:
-        ChatTemplate(MISTRAL, SPECIAL).render([USER, USER])
+        ChatTemplate(MISTRAL, SPECIAL).render([{"role": "assistant", "content": "a"}, USER])
     assert refusal.value.message.startswith("Conversation roles")
     assert refusal.value.param == "messages"
 

@@ -30,7 +30,7 @@ def nested(num_levels: int, kind: str) -> Any:
 async def test_messages_and_tools_that_are_nested_too_deeply_are_refused(path: str, kind: str) -> None:
     """Red if something walks them as deep as they are: the interpreter's stack ends before the parser's limit."""
     deep = nested(700, kind)
-    function = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    function = {"type": "function", "function": {"name": "f", "parameters": {"properties": deep}}}
     for body in ({"messages": [USER | {"extra": deep}]}, {"messages": [USER], "tools": [function]}):
         answer = await rig(says("x")).post(path, {"model": "tiny", **body})
         assert answer.status_code == 400, answer.text

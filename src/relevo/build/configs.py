@@ -87,6 +87,7 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None
     download_dir: str | None
     chat_template: str | None
+    tool_emulation: str  # "auto" or "off"
     generation_config: str  # "auto", "vllm", or a folder
     override_generation_config: dict[str, Any]
     model_hash: str

@@ -348,11 +348,14 @@ def _with_template(config: ServedModelConfig, files: TokenizerFiles) -> Tokenize
 
 def _templates(config: ServedModelConfig, files: TokenizerFiles) -> ModelTemplates | None:
     """Says so where chats will be refused. Raises StartError for a template that cannot be read."""
-    templates = ModelTemplates.from_files(files)
+    templates = ModelTemplates.from_files(files, may_emulate=config.tool_emulation != "off")
     if templates is None or not templates.is_usable:
         names = ", ".join(files.named_templates)
         why = f"has chat templates named {names} and none for plain chats" if names else "has no chat template"
         if templates is not None:
             why = "has a chat template that does not put a plain question into the prompt"
         log.warning("%s %s; /v1/completions works, for chats give --chat-template", config.served_model_names[0], why)
+    if templates is not None and templates.is_usable and not templates.knows_tools:
+        told = "they are told as text in the system message" if templates.emulates_tools else "requests with tools fail"
+        log.info("%s: the chat template has no place for tools; %s", config.served_model_names[0], told)
     return templates

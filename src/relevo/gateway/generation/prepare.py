@@ -23,12 +23,14 @@ from relevo.gateway.generation.sampling import for_prompt, resolve_sampling
 from relevo.gateway.generation.spec import ChatPrompt, GenerationSpec, PlainPrompt
 from relevo.gateway.generation.terms import priority_of, service_terms, told_tier
 from relevo.gateway.http.call import Call
+from relevo.gateway.text.call_ids import num_calls
 from relevo.gateway.text.output_parser import ParserInput, plain_text
 from relevo.gateway.text.served_models import ServedModel
 from relevo.gateway.text.stop_strings import StopStringMatcher, StopStrings
 from relevo.policy.routing.affinity import affinity_of
 
 EXPLAIN_HEADER = "x-relevo-explain"  # of a request: any value asks for
+TOOLS_HEADER = "x-relevo-tools"  # of a response: "emulated" where the template has no place for tools
 ROUTE_HEADER = "x-relevo-route"  # of its response: who decodes, who computed the prompt, and why
 
 
@@ -58,6 +60,7 @@ def prepare(call: Call, served: ServedModel, model: str, spec: GenerationSpec) -
     """Raises InvalidRequest, ContextLengthExceeded. `model`: the name that the client used."""
     check_bounds(spec)
     prompts = tuple(tokenized(served, prompt) for prompt in spec.prompts)
+    _tell_of_emulation(call, served, spec)
     runs = _Runs(call, served, model, spec)
     return Prepared(
         model=model,
@@ -164,13 +167,19 @@ class _Runs:
         return affinity.key
 
 
+def _tell_of_emulation(call: Call, served: ServedModel, spec: GenerationSpec) -> None:
+    shows_tools = any(isinstance(prompt, ChatPrompt) and prompt.shown_tools for prompt in spec.prompts)
+    if shows_tools and served.chat_template is not None and served.chat_template.emulates_tools:
+        call.reply_headers[TOOLS_HEADER] = "emulated"
+
+
 def _parser_input(asked: ChatPrompt, prompt: Prompt) -> ParserInput:
     return ParserInput(
         prompt.token_ids,
         prompt.tail,
         asked.callable_tools,
         is_parallel=asked.tool_choice.is_parallel,
-        num_earlier_calls=sum(len(message.get("tool_calls") or ()) for message in asked.messages),
+        num_earlier_calls=num_calls(asked.messages),
     )
 
 

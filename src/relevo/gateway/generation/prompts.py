@@ -13,12 +13,13 @@ from relevo.core.errors import ContextLengthExceeded, InvalidRequest
 from relevo.core.ids import TokenId
 from relevo.gateway.generation.sampling import check_token_ids
 from relevo.gateway.generation.spec import ChatPrompt, PlainPrompt
+from relevo.gateway.generation.tools import check_tools, shown_tool
 from relevo.gateway.text.prompt_length import encode_within
 from relevo.gateway.text.served_models import ServedModel
 from relevo.policy.routing.affinity import without_markers
 
 TAIL_CHARS = 256  # arbitrary: holds what any template writes behind the last message
-_ROLES_THAT_NEED_CONTENT = frozenset(("system", "developer", "user", "tool"))
+_ROLES_THAT_NEED_CONTENT = frozenset(("system", "developer", "user"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def rendered(served: ServedModel, prompt: ChatPrompt) -> str:
         raise InvalidRequest(
             "'add_generation_prompt' and 'continue_final_message' cannot both be true.", param="continue_final_message"
         )
+    check_tools(served, prompt)
     for index, message in enumerate(prompt.messages):
         _check_message(message, f"messages[{index}]")
     reserved = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
@@ -64,7 +66,7 @@ def rendered(served: ServedModel, prompt: ChatPrompt) -> str:
     opens = prompt.add_generation_prompt
     return served.chat_template.render(
         without_markers(prompt.messages),
-        tools=without_markers(prompt.shown_tools) or None,
+        tools=without_markers([shown_tool(tool) for tool in prompt.shown_tools]) or None,
         add_generation_prompt=not prompt.continue_final_message if opens is None else opens,
         continue_final_message=prompt.continue_final_message,
         **prompt.template_kwargs,
@@ -107,11 +109,11 @@ def _check_message(message: Mapping[str, Any], path: str) -> None:
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"'{path}.role' must be a non-empty string.", param=f"{path}.role")
     content = message.get("content")
-    if content is not None and not isinstance(content, str | list):
+    if content is not None and not isinstance(content, str | list) and role != "tool":
         raise InvalidRequest(f"'{path}.content' must be a string or a list of parts.", param=f"{path}.content")
     if content is None and role in _ROLES_THAT_NEED_CONTENT:
         raise InvalidRequest(f"'{path}.content' is missing.", param=f"{path}.content")
-    for number, part in enumerate(content if isinstance(content, list) else ()):
+    for number, part in enumerate(content if isinstance(content, list) and role != "tool" else ()):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise InvalidRequest(
                 f"'{path}.content[{number}]' must be an object with a 'type'.", param=f"{path}.content[{number}]"

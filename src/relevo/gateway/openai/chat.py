@@ -15,15 +15,16 @@ from relevo.core.ids import TokenId
 from relevo.gateway.generation.answer import answer
 from relevo.gateway.generation.finished_choice import FinishedChoice
 from relevo.gateway.generation.prepare import Prepared, prepare
-from relevo.gateway.generation.spec import ChatPrompt, ToolChoice
+from relevo.gateway.generation.reasoning import with_effort
+from relevo.gateway.generation.spec import ChatPrompt
 from relevo.gateway.http.call import Call, system_fingerprint
 from relevo.gateway.openai.logprobs import chat_logprobs
 from relevo.gateway.openai.requests import generation_spec, refuse_template, response_id
 from relevo.gateway.openai.schemas import ChatFields
+from relevo.gateway.openai.tools import function_tools, tool_choice
 from relevo.gateway.openai.unsupported import (
     FIELDS_WITHOUT_EFFECT,
     refuse_fields,
-    refuse_tools,
     refuse_unsupported,
 )
 from relevo.gateway.openai.writer import OpenAIWriter
@@ -42,7 +43,6 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
     served, model = call.context.models.meant_by(fields.model)
     num_logprobs = _num_logprobs(fields)
     refuse_unsupported(fields)
-    refuse_tools(served, fields)
     refuse_template(fields.chat_template)
     if fields.echo:
         raise InvalidRequest("'echo' is only supported by /v1/completions.", param="echo")
@@ -57,19 +57,19 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
         tokenizer=served.tokenizer,
         service_tier=prepared.service_tier,
         num_logprobs=num_logprobs,
+        shows_reasoning=fields.include_reasoning,
         prompt_token_ids=prepared.prompts[0].token_ids if fields.return_token_ids else None,
     )
     return prepared, OpenAIWriter.of(shape, prepared.num_choices, prepared.usage, fields.stream_options)
 
 
 def _prompt(fields: ChatFields) -> ChatPrompt:
-    template_kwargs = dict(fields.chat_template_kwargs)
-    if fields.reasoning_effort is not None:
-        template_kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
+    template_kwargs = with_effort(fields.chat_template_kwargs, fields.reasoning_effort)
+    tools = function_tools(fields.tools or ())
     return ChatPrompt(
         messages=fields.messages,
-        tools=fields.tools or (),
-        tool_choice=ToolChoice(mode="none" if fields.tool_choice == "none" else "auto"),
+        tools=tools,
+        tool_choice=tool_choice(fields.tool_choice, is_parallel=fields.parallel_tool_calls is not False),
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
         add_special_tokens=fields.add_special_tokens,
@@ -94,6 +94,7 @@ class ChatShape:
     tokenizer: TextTokenizer
     service_tier: str | None = None
     num_logprobs: int | None
+    shows_reasoning: bool
     prompt_token_ids: Sequence[TokenId] | None  # None: token ids are not to be returned
 
     def opening(self, index: int) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class ChatShape:
         return chat_logprobs(self.tokenizer, delta.tokens, self.num_logprobs)
 
     def delta(self, delta: Delta) -> dict[str, Any] | None:
-        shown = _members(delta.parts)
+        shown = self._members(delta.parts)
         if not shown and not (delta.tokens and self.tells_tokens):
             return None
         chunk = self._chunk(delta.index, shown or {"content": ""})
@@ -143,7 +144,7 @@ class ChatShape:
             logprobs = choice.logprobs.whole(chat_logprobs(self.tokenizer, (), 0))
         shown = {
             "index": choice.index,
-            "message": _message(choice),
+            "message": self._message(choice),
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
@@ -167,21 +168,27 @@ class ChatShape:
             "choices": choices,
         }
 
+    def _message(self, choice: FinishedChoice) -> dict[str, Any]:
+        members = self._members(choice.parts)
+        for call in members.get("tool_calls", ()):
+            del call["index"]  # of deltas only
+        content = None if "tool_calls" in members else ""
+        return {"role": "assistant", "content": content, "refusal": None, **members, "annotations": []}
 
-def _members(parts: Iterable[Part]) -> dict[str, Any]:
-    """What a message, or a delta of one, has besides its role. Clients read reasoning under either of two names."""
-    shown: dict[str, Any] = {}
-    for part in parts:
-        match part:
-            case TextPart(text=text):
-                shown["content"] = shown.get("content", "") + text
-            case ReasoningPart(text=text):
-                shown["reasoning"] = shown["reasoning_content"] = shown.get("reasoning", "") + text
-            case RefusalPart(text=text):
-                shown["refusal"] = shown.get("refusal", "") + text
-            case ToolCallPart():
-                shown.setdefault("tool_calls", []).append(_tool_call(part))
-    return shown
+    def _members(self, parts: Iterable[Part]) -> dict[str, Any]:
+        """What a message, or a delta of one, has besides its role. Clients read reasoning under either of two names."""
+        shown: dict[str, Any] = {}
+        for part in parts:
+            match part:
+                case TextPart(text=text):
+                    shown["content"] = shown.get("content", "") + text
+                case ReasoningPart(text=text) if self.shows_reasoning:
+                    shown["reasoning"] = shown["reasoning_content"] = shown.get("reasoning", "") + text
+                case RefusalPart(text=text):
+                    shown["refusal"] = shown.get("refusal", "") + text
+                case ToolCallPart():
+                    shown.setdefault("tool_calls", []).append(_tool_call(part))
+        return shown
 
 
 def _tool_call(part: ToolCallPart) -> dict[str, Any]:
@@ -189,11 +196,3 @@ def _tool_call(part: ToolCallPart) -> dict[str, Any]:
     function = {"name": part.name} if part.name else {}
     head = {"id": part.id, "type": "function"} if part.id else {}
     return {"index": part.index, **head, "function": function | {"arguments": part.arguments}}
-
-
-def _message(choice: FinishedChoice) -> dict[str, Any]:
-    members = _members(choice.parts)
-    for call in members.get("tool_calls", ()):
-        del call["index"]  # of deltas only
-    content = None if "tool_calls" in members else ""
-    return {"role": "assistant", "content": content, "refusal": None, **members, "annotations": []}

@@ -59,6 +59,8 @@ class ChatFields(GenerationFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
     add_generation_prompt: bool | None = None  # default: the opposite of continue_final_message
     continue_final_message: bool = False
     add_special_tokens: bool = False

@@ -14,6 +14,7 @@ from relevo.gateway.http.replies import json_response
 from relevo.gateway.openai.logprobs import token_text
 from relevo.gateway.openai.requests import refuse_template
 from relevo.gateway.openai.schemas import DetokenizeFields, TokenizeFields
+from relevo.gateway.openai.tools import function_tools
 from relevo.gateway.text.served_models import ServedModel
 
 
@@ -62,7 +63,7 @@ def _token_ids(served: ServedModel, fields: TokenizeFields) -> list[TokenId]:
         return served.tokenizer.encode(fields.prompt or "", add_special_tokens=add_special_tokens)
     prompt = ChatPrompt(
         messages=fields.messages,
-        tools=fields.tools or (),
+        tools=function_tools(fields.tools or ()),
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
         template_kwargs=fields.chat_template_kwargs,

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway.openai.schemas import ChatFields, GenerationFields
-from relevo.gateway.text.served_models import ServedModel
+from relevo.gateway.openai.schemas import GenerationFields
 
 # Accepted without effect; each is named once in the log, so that it is not taken to work.
 FIELDS_WITHOUT_EFFECT = frozenset(
@@ -83,22 +82,3 @@ def refuse_unsupported(fields: GenerationFields) -> None:
         )
     if fields.use_beam_search:
         raise InvalidRequest("Beam search is not supported.", param="use_beam_search")
-
-
-def refuse_tools(served: ServedModel, fields: ChatFields) -> None:
-    """A forced call needs constrained output, and a model knows nothing of tools that its template leaves out.
-
-    Raises InvalidRequest.
-    """
-    choice = fields.tool_choice
-    if choice == "required" or isinstance(choice, dict):
-        raise InvalidRequest("Forced tool calls are not supported yet; use 'auto' or 'none'.", param="tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise InvalidRequest(f"'tool_choice' must be 'auto' or 'none', got {choice!r}.", param="tool_choice")
-    template = served.chat_template
-    if fields.tools and choice != "none" and template is not None and not template.knows_tools:
-        raise InvalidRequest(
-            "This model's chat template has no place for tools, so the model would not know of them; leave 'tools' out "
-            "or send 'tool_choice': 'none'.",
-            param="tools",
-        )

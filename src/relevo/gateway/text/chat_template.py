@@ -1,38 +1,31 @@
 """Renders a conversation into the prompt text that the model was trained on, with the model's own Jinja template.
 
-Owns the sandbox, what a template may call, and the fitting of messages to what the template understands. It knows no
-tokens and no HTTP. Source: the chat template conventions of Hugging Face transformers (`apply_chat_template`).
+Owns the rendering, and which of a model's templates renders what. It knows no tokens and no
+HTTP. Source: the chat template conventions of Hugging Face transformers (`apply_chat_template`).
 
 Templates come with the model, so the operator answers for them; a template in a request is refused before it gets here.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from relevo.core.errors import InvalidRequest, ModelFileError
 from relevo.core.model import TokenizerFiles
-from relevo.gateway.text.chat_messages import ContentForm, MessageForm, fit_messages
+from relevo.gateway.text.chat_messages import fit_messages
+from relevo.gateway.text.template_environment import TemplateRefusal, template_environment
+from relevo.gateway.text.template_probes import TemplateProbes
+from relevo.gateway.text.tool_emulation import needs_emulation, with_emulated_tools
 
 Message = Mapping[str, Any]
 
-_PROBE = "relevo-probe"
-_PROBE_TOOL = "relevo_probe_tool"
-_PROBE_AS_VALUE = re.compile(rf"""['"]text['"]: ['"]{_PROBE}""")
 _CONTINUE = "RELEVO_CONTINUES_HERE "  # the space shows whether the template trims what follows a message
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
 _WITH_TOOLS = "tool_use"  # as transformers names it
-_PROBE_CALL = {"id": "relevo000", "type": "function", "function": {"name": _PROBE_TOOL, "arguments": {}}}
 
 
 class ChatTemplate:
@@ -50,21 +43,16 @@ class ChatTemplate:
         Raises ModelFileError on bad syntax.
         """
         try:
-            self._template = _environment(local_time).from_string(template)
+            self._template = template_environment(local_time).from_string(template)
         except jinja2.TemplateSyntaxError as error:
             raise ModelFileError(f"the model's chat template, line {error.lineno}: {error.message}") from error
         given = special_tokens or {}
         self._special_tokens = {name: token for name, token in given.items() if token is not None}
-        takes_parts = self._shows([{"role": "user", "content": [{"type": "text", "text": _PROBE}]}])
-        takes_strings = self._shows([{"role": "user", "content": _PROBE}])
-        self.is_usable = takes_parts or takes_strings  # False: not even a plain question is in the prompt
-        both = ContentForm.EITHER if takes_strings else ContentForm.PARTS
-        self._form = MessageForm(
-            content=both if takes_parts else ContentForm.STRING,
-            asks_for_none=self._asks_for_none(),
-            knows_developer=self._shows([{"role": "developer", "content": _PROBE}, {"role": "user", "content": ""}]),
-        )
-        self.knows_tools = self._shows_tools()
+        self.emulates_tools = False  # a model's templates together may, see `ModelTemplates`
+        found = TemplateProbes(template, lambda messages, tools: self._render(messages, tools, True, {}))
+        self.is_usable = found.is_usable  # False: not even a plain question is in the prompt
+        self.knows_tools = found.shows_tools
+        self._form = found.form
 
     def render(
         self,
@@ -112,7 +100,7 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
-        except _Refusal as refusal:
+        except TemplateRefusal as refusal:
             raise InvalidRequest(str(refusal), param="messages") from refusal
         except Exception as error:  # whatever a template can raise that was not written for these messages
             raise InvalidRequest(
@@ -144,57 +132,21 @@ class ChatTemplate:
         trimmed = not rendered.startswith(_CONTINUE, end)
         return rendered[:end].rstrip() if trimmed else rendered[:end]
 
-    def _shows(self, messages: list[dict[str, Any]]) -> bool:
-        """Whether the template takes these messages and writes the probe as text, not as a Python value."""
-        try:
-            rendered = self._render(messages, None, True, {})
-        except InvalidRequest:
-            return False
-        return _PROBE in rendered and not _PROBE_AS_VALUE.search(rendered)
-
-    def _shows_tools(self) -> bool:
-        """Whether the template writes what a tool is called, so that the model can know of it."""
-        function = {"name": _PROBE_TOOL, "description": "", "parameters": {"type": "object", "properties": {}}}
-        messages = fit_messages([{"role": "user", "content": ""}], self._form)
-        try:
-            return _PROBE_TOOL in self._render(messages, [{"type": "function", "function": function}], True, {})
-        except InvalidRequest:
-            return False
-
-    def _asks_for_none(self) -> bool:
-        """Whether an answer without content is something else to the template than an answer of no text.
-
-        Not if the template then fails or shows the word: it was written for texts.
-        """
-        return any(self._tells_none_from_text(**extra) for extra in ({}, {"tool_calls": [_PROBE_CALL]}))
-
-    def _tells_none_from_text(self, **extra: Any) -> bool:
-        def rendered(content: str | None) -> str:
-            question, answer = {"role": "user", "content": ""}, {"role": "assistant", "content": content, **extra}
-            result = {"role": "tool", "tool_call_id": _PROBE_CALL["id"], "name": _PROBE_TOOL, "content": ""}
-            reply = result if extra else question  # some templates refuse a chat that ends with an answer
-            return self._render([question, answer, reply], None, True, {})
-
-        try:
-            of_none = rendered(None)
-        except InvalidRequest:
-            return False
-        try:
-            return "None" not in of_none and of_none != rendered("")
-        except InvalidRequest:
-            return True
-
 
 class ModelTemplates:
     """The templates of one model: one for requests with tools, if it has such, and one for all others."""
 
-    def __init__(self, default: ChatTemplate, with_tools: ChatTemplate | None = None) -> None:
+    def __init__(
+        self, default: ChatTemplate, with_tools: ChatTemplate | None = None, *, may_emulate: bool = True
+    ) -> None:
+        """`may_emulate`: tools are told as text where no template has a place for them."""
         self._default = default
         self._with_tools = with_tools if with_tools is not None and with_tools.knows_tools else default
         self.is_usable = default.is_usable
+        self.emulates_tools = may_emulate and not self.knows_tools
 
     @classmethod
-    def from_files(cls, files: TokenizerFiles) -> ModelTemplates | None:
+    def from_files(cls, files: TokenizerFiles, *, may_emulate: bool = True) -> ModelTemplates | None:
         """None if the model has none for plain chats and serves completions only. Raises ModelFileError."""
         if files.chat_template is None:
             return None
@@ -203,7 +155,7 @@ class ModelTemplates:
             special["additional_special_tokens"] = list(files.additional_special_tokens)
         with_tools = files.named_templates.get(_WITH_TOOLS)
         default = ChatTemplate(files.chat_template, special)
-        return cls(default, None if with_tools is None else ChatTemplate(with_tools, special))
+        return cls(default, None if with_tools is None else ChatTemplate(with_tools, special), may_emulate=may_emulate)
 
     @property
     def knows_tools(self) -> bool:
@@ -217,46 +169,6 @@ class ModelTemplates:
         **options: Any,
     ) -> str:
         """As `ChatTemplate.render`."""
+        if self.emulates_tools and (tools or needs_emulation(messages)):
+            return self._default.render(with_emulated_tools(messages, tools or ()), **options)
         return (self._with_tools if tools else self._default).render(messages, tools, **options)
-
-
-class _Refusal(jinja2.TemplateError):
-    """Raised by the template itself; the message is written for the client."""
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks what a model writes, for training; it renders its body."""
-
-    tags = {"generation"}  # noqa: RUF012 (the type of the overridden attribute)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return [jinja2.nodes.Scope(body).set_lineno(line)]
-
-
-def _environment(local_time: Callable[[], datetime]) -> jinja2.Environment:
-    def raise_exception(message: str) -> None:
-        raise _Refusal(message)
-
-    def strftime_now(time_format: str) -> str:
-        return local_time().strftime(time_format)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as models saw it in training; Jinja's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

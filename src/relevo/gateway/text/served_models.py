@@ -44,7 +44,12 @@ class PromptTemplate(Protocol):
 
     @property
     def knows_tools(self) -> bool:
-        """Whether tools that are given to `render` are in the prompt."""
+        """Whether tools that are given to `render` are in the prompt, in the place that the model was trained on."""
+        ...
+
+    @property
+    def emulates_tools(self) -> bool:
+        """Whether they are in the prompt as a text of ours, since the template has no place for them."""
         ...
 
     def render(
