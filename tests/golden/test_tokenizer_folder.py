@@ -12,7 +12,8 @@ from text_corpus import sentencepiece_fields
 
 from relevo.core.errors import ModelFileError
 from relevo.engine.loaders.tokenizer_files import tokenizer_files_from_folder, tokenizer_files_from_gguf
-from relevo.gateway.text.tokenizer import Tokenizer, backend_of
+from relevo.gateway.text.tokenizer import Tokenizer
+from relevo.vocabulary.model_vocabulary import backend_of
 
 TOKENIZER_JSON = backend_of(tokenizer_files_from_gguf(sentencepiece_fields())).to_str()
 

@@ -25,7 +25,8 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.gguf_metadata import read_metadata
 from relevo.engine.loaders.pre_tokenizers import PRE_TOKENIZERS
 from relevo.engine.loaders.tokenizer_files import tokenizer_files_from_gguf
-from relevo.gateway.text.tokenizer import Tokenizer, backend_of
+from relevo.gateway.text.tokenizer import Tokenizer
+from relevo.vocabulary.model_vocabulary import backend_of
 
 Fields = dict[str, Any]
 PUBLISHED_SMOLLM2_IDS = {

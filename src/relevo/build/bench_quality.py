@@ -19,8 +19,8 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
-from relevo.gateway.text.tokenizer import backend_of
 from relevo.settings import Settings
+from relevo.vocabulary.model_vocabulary import backend_of
 
 CORPUS = Path(__file__).parents[1] / "bench" / "quality" / "varied.txt"
 

@@ -3,6 +3,8 @@
 RelevoError
 ├── RequestError              the client can mend it
 │   ├── InvalidRequest
+│   ├── InvalidGrammar
+│   ├── GrammarFailed
 │   ├── ContextLengthExceeded
 │   ├── ModelNotFound
 │   ├── Unauthorized
@@ -57,6 +59,18 @@ class RequestError(RelevoError):
 
 class InvalidRequest(RequestError):
     """A field has a wrong type or value; `param` names it."""
+
+
+class InvalidGrammar(RequestError):
+    """The grammar that the output is to be of cannot be compiled, or nothing is of it."""
+
+    code = "invalid_grammar"
+
+
+class GrammarFailed(RequestError):
+    """While it runs: the output cannot go on in the grammar that it is held to."""
+
+    code = "grammar_failed"
 
 
 class ContextLengthExceeded(RequestError):

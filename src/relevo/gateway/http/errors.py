@@ -90,6 +90,8 @@ HTTP_STATUSES: dict[str, HttpStatus] = {
     "invalid_path": HttpStatus(400),
     errors.InvalidRequest.code: HttpStatus(400),
     errors.ContextLengthExceeded.code: HttpStatus(400),
+    errors.InvalidGrammar.code: HttpStatus(400),
+    errors.GrammarFailed.code: HttpStatus(400),
     errors.AnswerTooLarge.code: HttpStatus(400),
     errors.UnsupportedMediaType.code: HttpStatus(400),
     errors.Unauthorized.code: HttpStatus(401),

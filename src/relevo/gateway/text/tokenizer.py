@@ -1,7 +1,7 @@
 """Text to token ids and back.
 
-Owns the Hugging Face `tokenizers` object and what each token spells. It knows nothing of
-chat templates or streams (see `chat_template`, `detokenizer`).
+Owns what is around the tokens of a text: the begin-of-sequence token, special tokens that are left out. What a token
+spells is the `ModelVocabulary`'s. It knows nothing of chat templates or streams (see `chat_template`, `detokenizer`).
 """
 
 from __future__ import annotations
@@ -11,34 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
 
-from relevo.core.errors import InvalidRequest, ModelFileError
+from relevo.core.errors import InvalidRequest
 from relevo.core.ids import TokenId
 from relevo.core.model import TokenizerFiles
-from relevo.gateway.text.token_bytes import byte_decoder_of
-
-
-def backend_of(files: TokenizerFiles) -> Backend:
-    """The library's tokenizer. Raises what the library raises, nothing narrower than Exception."""
-    if files.bpe is None:
-        return Backend.from_str(files.tokenizer_json)
-    document = json.loads(files.tokenizer_json)
-    added = document["added_tokens"]  # they take the vocabulary's ids, so they come after it
-    backend = Backend.from_str(json.dumps({**document, "added_tokens": []}))
-    stated = backend.model
-    backend.model = BPE(
-        files.bpe.vocab,
-        files.bpe.merges,
-        unk_token=stated.unk_token,
-        fuse_unk=stated.fuse_unk,
-        byte_fallback=stated.byte_fallback,
-        ignore_merges=stated.ignore_merges,
-    )
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    backend.add_tokens([AddedToken(token["content"], **{flag: token[flag] for flag in flags}) for token in added])
-    return backend
-
+from relevo.vocabulary.model_vocabulary import ModelVocabulary
 
 MAX_COMPOSED = 3  # bytes of a text that NFC makes one byte of, at most: Hangul of three letters becomes one of 3 bytes
 
@@ -47,25 +24,18 @@ class Tokenizer:
     """A tokenizer of one model; every method may be called from any thread."""
 
     def __init__(self, files: TokenizerFiles) -> None:
-        try:
-            backend = backend_of(files)
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelFileError(f"the model's tokenizer cannot be loaded: {error}") from error
-        backend.no_truncation()  # a file may carry the settings of a training run
-        backend.no_padding()
-        self._backend = backend
-        self.decoder = byte_decoder_of(None if backend.decoder is None else json.loads(backend.decoder.__getstate__()))
+        vocabulary = ModelVocabulary(files)
+        self.vocabulary = vocabulary
+        self._backend = vocabulary.backend
+        self.decoder = vocabulary.decoder
         self.bos_token_id = self._named_id(files.bos_token)
         self.eos_token_ids = files.eos_token_ids
-        added = backend.get_added_tokens_decoder()
-        # one more than the highest id: added tokens may leave a gap behind the others
-        self.vocab_size: int = max(backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added), 0)
-        self._added_ids = frozenset(added)
-        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.vocab_size = vocabulary.size
+        self.special_token_ids = vocabulary.special_token_ids
+        self.token_to_bytes = vocabulary.token_to_bytes
         self._add_bos = self._resolve_add_bos(files.add_bos_token)
-        self._drops_nothing = _drops_nothing(backend, added)
+        self._drops_nothing = _drops_nothing(self._backend, vocabulary.added)
         self._longest_token_bytes: int | None = None  # looked for when it is first asked for
-        self._bytes: dict[TokenId, bytes] = {}  # filled on demand, at most one entry per token of the vocabulary
         self.whole_texts: Mapping[TokenId, str | None] = _WholeTexts(self.token_to_bytes, self.vocab_size)
 
     @property
@@ -109,22 +79,6 @@ class Tokenizer:
         known = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]
         text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
         return text
-
-    def token_to_bytes(self, token_id: TokenId) -> bytes:
-        """What the token adds to a text; may be part of a character. Empty for an id outside the vocabulary."""
-        spelled = self._bytes.get(token_id)
-        if spelled is None:
-            token = self._backend.id_to_token(token_id) if token_id >= 0 else None
-            if token is None:
-                return b""
-            decoder = self.decoder
-            is_added = (
-                token_id in self._added_ids and len(token) > 1
-            )  # one character may be the spelling of a byte, too
-            is_text = decoder is None or (decoder.added_as_they_are and is_added)
-            spelled = token.encode() if decoder is None or is_text else decoder.spell(token)
-            self._bytes[token_id] = spelled
-        return spelled
 
     def token_to_id(self, token: str) -> TokenId | None:
         """Id of a token as the vocabulary spells it."""
