@@ -92,7 +92,7 @@ async def test_nonces_and_markers_do_not_reach_the_prompt() -> None:
 async def test_reasons_are_told_to_those_who_ask(stream: bool) -> None:
     r = rig(says("ok"), route="decode w0: because of 32")
     told = await chat(r, [USER], {"x-relevo-explain": "1"}, stream=stream)
-    assert told.headers["x-relevo-route"] == "decode w0: because of 32"
+    assert told.headers["x-relevo-route"] == "decode w0: because of 32 | session content"
     assert "x-relevo-route" not in (await chat(r, [USER], stream=stream)).headers
     if stream:
         assert events(told)[-1] == "[DONE]"
@@ -102,5 +102,5 @@ async def test_every_prompt_of_a_request_has_its_reasons() -> None:
     r = rig(says("ok"), route="decode w0: x")
     body = {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 5}
     told = await r.post("/v1/completions", body, **{"x-relevo-explain": "1"})
-    assert told.headers["x-relevo-route"] == "decode w0: x || decode w0: x"
+    assert told.headers["x-relevo-route"] == "decode w0: x | session content || decode w0: x | session content"
     assert [list(request.prompt_token_ids) for request in r.generator.requests] == [ids("a"), ids("b")]

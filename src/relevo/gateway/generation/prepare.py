@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,7 +28,9 @@ from relevo.gateway.text.call_ids import num_calls
 from relevo.gateway.text.output_parser import ParserInput, plain_text
 from relevo.gateway.text.served_models import ServedModel
 from relevo.gateway.text.stop_strings import StopStringMatcher, StopStrings
-from relevo.policy.routing.affinity import affinity_of
+from relevo.policy.routing.affinity import Affinity, affinity_of
+
+log = logging.getLogger("relevo.gateway")
 
 EXPLAIN_HEADER = "x-relevo-explain"  # of a request: any value asks for
 TOOLS_HEADER = "x-relevo-tools"  # of a response: "emulated" where the template has no place for tools
@@ -107,6 +110,8 @@ class _Runs:
     def make(self, number: int, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> PromptRun:
         call, served, spec = self._call, self._served, self._spec
         num_prompt_tokens = len(prompt.token_ids)
+        session = self._session(asked, prompt)
+        log.debug("%s: session %s, by %s", call.request_id, session.key.hex()[:8], session.source)
         request = EngineRequest(
             request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
             prompt_token_ids=prompt.token_ids,
@@ -122,7 +127,7 @@ class _Runs:
             priority=self._priority,
             terms=self._terms,
             arrived_at_ns=call.accepted_at_ns,
-            session=self._session(asked, prompt),
+            session=session.key,
         )
         return PromptRun(
             request,
@@ -132,7 +137,7 @@ class _Runs:
             metrics=call.context.metrics,
             model=self._model,
             is_streamed=spec.is_streamed,
-            on_first_output=_explainer(call),
+            on_first_output=_explainer(call, session.source),
         )
 
     def _choice(self, index: int, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> Choice:
@@ -150,21 +155,20 @@ class _Runs:
         )
         return Choice(index, self._options, detokenizer, parser, matcher)
 
-    def _session(self, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> bytes:
+    def _session(self, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> Affinity:
         """What the router knows the conversation by."""
         names = dict(self._spec.session)
         if isinstance(asked, ChatPrompt):
             names |= {"messages": asked.messages, "tools": asked.tools}
         else:
             names |= {"prompt": prompt.token_ids}
-        affinity = affinity_of(
+        return affinity_of(
             self._call.request.headers,
             names,
             tenant=self._call.tenant,
             model=self._model,
             extra_headers=self._call.context.affinity_headers,
         )
-        return affinity.key
 
 
 def _tell_of_emulation(call: Call, served: ServedModel, spec: GenerationSpec) -> None:
@@ -183,13 +187,14 @@ def _parser_input(asked: ChatPrompt, prompt: Prompt) -> ParserInput:
     )
 
 
-def _explainer(call: Call) -> Callable[[str], None] | None:
-    """Adds the router's reasons to the response, for a client that asks for them."""
+def _explainer(call: Call, session_source: str) -> Callable[[str], None] | None:
+    """Adds the router's reasons to the response, for a client that asks for them, and what named the session."""
     if not call.request.headers.get(EXPLAIN_HEADER):
         return None
 
     def note(route: str) -> None:
         earlier = call.reply_headers.get(ROUTE_HEADER)
-        call.reply_headers[ROUTE_HEADER] = f"{earlier} || {route}" if earlier else route
+        told = f"{route} | session {session_source}"
+        call.reply_headers[ROUTE_HEADER] = f"{earlier} || {told}" if earlier else told
 
     return note

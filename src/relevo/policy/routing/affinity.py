@@ -13,6 +13,7 @@ system block that some agents put first). Does not know workers.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,6 +32,7 @@ _HEADERS_AFTER_BODY = (
     "x-claude-code-agent-id",
     "x-claude-code-session-id",
     "x-opencode-session",
+    "x-affinity",
     "session-id",
     "thread-id",
     "session_id",
@@ -39,8 +41,9 @@ _HEADERS_AFTER_BODY = (
     "x-dynamo-session-id",
     "x-smg-routing-key",
     "x-litellm-session-id",
-    "x-correlation-id",
 )
+_VENDORS_HEADER = re.compile(r"x-[a-z0-9-]+-session-id")  # a client that is not known by name
+_HEADERS_LAST = ("x-correlation-id",)
 _BODY_FIELDS = ("session_id", "prompt_cache_key", "promptCacheKey")
 _SYSTEM_ROLES = ("system", "developer")
 
@@ -83,6 +86,8 @@ def _named(
     found: list[tuple[str, object]] = [(name, headers.get(name)) for name in _HEADERS_FIRST]
     found += [(f"body.{name}", body.get(name)) for name in _BODY_FIELDS]
     found += [(name, headers.get(name)) for name in _HEADERS_AFTER_BODY]
+    found += [(name, headers.get(name)) for name in sorted(filter(_VENDORS_HEADER.fullmatch, headers))]
+    found += [(name, headers.get(name)) for name in _HEADERS_LAST]
     found.append(("body.metadata.user_id", _session_in_metadata(body.get("metadata"))))
     found += [(name.lower(), headers.get(name.lower())) for name in extra_headers]
     return found
