@@ -6,9 +6,11 @@ from relevo.gateway.http.route import RouteTable
 from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.gateway.openai.routes import OPENAI_ROUTES
 from relevo.gateway.operation.routes import OPERATION_ROUTES
+from relevo.gateway.responses.routes import RESPONSES_ROUTES
 
 ROUTES = (
     *OPENAI_ROUTES,
+    *RESPONSES_ROUTES,
     *OPERATION_ROUTES,
 )
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from relevo.core.errors import LedgerUnavailable, RelevoError
 from relevo.core.outcome import COMPLETE, Cause, RequestEnd
 from relevo.gateway.generation.prepare import Prepared
-from relevo.gateway.generation.reply import Reply, StreamedReply, WholeReply
+from relevo.gateway.generation.reply import Keep, Reply, StreamedReply, WholeReply
 from relevo.gateway.generation.reply_writer import ReplyWriter
 from relevo.gateway.generation.run import PromptRun
 from relevo.gateway.http.call import Call
@@ -30,8 +30,10 @@ _GONE = RequestEnd(cause=Cause.CLIENT_GONE)
 _STOPPED = RequestEnd(cause=Cause.SERVER_STOPPED)
 
 
-async def answer(call: Call, prepared: Prepared, writer: ReplyWriter) -> Response | None:
+async def answer(call: Call, prepared: Prepared, writer: ReplyWriter, keep: Keep | None = None) -> Response | None:
     """Run it while the client is there. The response, or None if it has been streamed.
+
+    `keep`: awaited when the answer is complete and recorded, before its end is sent; it fails with what this raises.
 
     Raises RelevoError if nothing was sent yet; ClientGone.
     """
@@ -40,7 +42,7 @@ async def answer(call: Call, prepared: Prepared, writer: ReplyWriter) -> Respons
             call.caller, prepared.model, writer.response_id, prepared.runs, call.reply_headers
         )
         reply = StreamedReply(call, writer) if prepared.is_streamed else WholeReply(call, prepared, writer)
-        running = RunningAnswer(call.request_id, prepared, reply, entry, answering)
+        running = RunningAnswer(call.request_id, prepared, reply, entry, answering, keep)
         end = _STOPPED  # if this call is cancelled
         try:
             await run_while_connected(call.request.receive, running.run(), answering)
@@ -66,13 +68,20 @@ class RunningAnswer:
     """Implements generation.run.RunListener."""
 
     def __init__(
-        self, request_id: str, prepared: Prepared, reply: Reply, entry: UsageEntry, answering: Answering
+        self,
+        request_id: str,
+        prepared: Prepared,
+        reply: Reply,
+        entry: UsageEntry,
+        answering: Answering,
+        keep: Keep | None = None,
     ) -> None:
         self._request_id = request_id  # of the HTTP request, for the log
         self._runs = prepared.runs
         self._reply = reply
         self._entry = entry
         self._answering = answering
+        self._keep = keep
         self._num_unfinished = prepared.num_choices
         self._error: Exception | None = None  # the first; it ends all prompts
         self._has_ended = False
@@ -88,7 +97,7 @@ class RunningAnswer:
                 raise self._error
             self._answering.is_complete = True
             await self._entry.settle(COMPLETE)
-            await self._reply.complete()
+            await self._reply.complete(self._keep)
         except Exception as error:
             if not self._reply.has_begun:
                 raise

@@ -6,6 +6,7 @@ Does not know the shape of an API (a `ReplyWriter` does), and nothing of settlin
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from relevo.gateway.generation.run import PromptRun
 from relevo.gateway.http.call import Call
 from relevo.gateway.http.sse import EventStream
 from relevo.gateway.text.parts import Delta
+
+Keep = Callable[[], Awaitable[None]]
 
 
 class Reply(Protocol):
@@ -45,7 +48,9 @@ class Reply(Protocol):
         """Return once all that was taken has left."""
         ...
 
-    async def complete(self) -> None: ...
+    async def complete(self, keep: Keep | None) -> None:
+        """`keep`: what has to be done between making the end of the answer and sending it; what it raises is raised."""
+        ...
 
     async def break_off(self, error: RelevoError) -> None:
         """Once it has begun. What has not left yet is dropped."""
@@ -78,8 +83,11 @@ class WholeReply:
     async def until_over(self) -> None:
         await self._over.wait()
 
-    async def complete(self) -> None:
-        self.response = Response(self._writer.whole(self._choices), media_type="application/json")
+    async def complete(self, keep: Keep | None) -> None:
+        body = self._writer.whole(self._choices)
+        if keep is not None:
+            await keep()
+        self.response = Response(body, media_type="application/json")
 
     async def break_off(self, error: RelevoError) -> None:
         raise error
@@ -123,8 +131,11 @@ class StreamedReply:
     async def until_over(self) -> None:
         await self._stream.pump()
 
-    async def complete(self) -> None:
-        await self._stream.finish(self._last + self._writer.end())
+    async def complete(self, keep: Keep | None) -> None:
+        last = self._last + self._writer.end()
+        if keep is not None:
+            await keep()
+        await self._stream.finish(last)
 
     async def break_off(self, error: RelevoError) -> None:
         await self._stream.finish(self._writer.error(error))

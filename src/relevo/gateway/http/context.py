@@ -6,11 +6,14 @@ share.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from relevo.core.ports import Clock
+from relevo.gateway.answers.memory import MemoryAnswers
+from relevo.gateway.answers.store import AnswerStore
 from relevo.gateway.http.auth import ApiKeys, Authenticator
 from relevo.gateway.http.byte_account import ByteAccount
 from relevo.gateway.http.site import Site
@@ -69,6 +72,8 @@ class GatewayContext:
     api_keys: Authenticator = field(default_factory=ApiKeys)  # none: open to every client that reaches the port
     meter: UsageMeter = field(default_factory=NoMeter)
     usage: UsageSource = field(default_factory=NoUsage)
+    answers: AnswerStore = field(default_factory=MemoryAnswers)  # that clients may ask for again
+    sealing_key: bytes = field(default_factory=lambda: secrets.token_bytes(32))  # of what clients give back
     allowed_origins: tuple[str, ...] = ()  # none: no cross-origin access from browsers
     metrics_require_key: bool = False
     expose_processes: bool = False  # /ready names processes and addresses to every client, not to admins alone

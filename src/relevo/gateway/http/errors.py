@@ -56,6 +56,12 @@ class UnknownPath(RequestError):
     code = "unknown_path"
 
 
+class NotFound(RequestError):
+    """The path is known, and what it names is not there."""
+
+    code = "not_found"
+
+
 class MethodNotAllowed(RequestError):
     code = "method_not_allowed"
 
@@ -99,6 +105,8 @@ HTTP_STATUSES: dict[str, HttpStatus] = {
     errors.Forbidden.code: HttpStatus(403),
     errors.ModelNotFound.code: HttpStatus(404),
     "unknown_path": HttpStatus(404),
+    "not_found": HttpStatus(404),
+    "previous_response_not_found": HttpStatus(400),
     "method_not_allowed": HttpStatus(405),
     errors.RequestTooLarge.code: HttpStatus(413),
     errors.BudgetSpent.code: HttpStatus(429),

@@ -1,0 +1,195 @@
+"""POST /v1/responses, and how many tokens one would be read as. Source: OpenAI API reference, "Responses"."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+
+from relevo.core.errors import InvalidRequest, RelevoError
+from relevo.gateway.generation.answer import answer
+from relevo.gateway.generation.prepare import Prepared, prepare
+from relevo.gateway.generation.prompts import rendered
+from relevo.gateway.generation.spec import ChatPrompt, GenerationSpec, OutputFormat
+from relevo.gateway.http.call import Call
+from relevo.gateway.http.replies import json_response
+from relevo.gateway.responses import history
+from relevo.gateway.responses.logprobs import text_logprobs
+from relevo.gateway.responses.messages import chat_messages
+from relevo.gateway.responses.output_items import OutputItems
+from relevo.gateway.responses.schemas import ResponseFields
+from relevo.gateway.responses.sealed import Seal
+from relevo.gateway.responses.shape import ResponseShape, repeated
+from relevo.gateway.responses.tools import DeclaredTools, declared_tools, tool_choice
+from relevo.gateway.responses.writer import ResponseWriter
+from relevo.gateway.text.served_models import ServedModel
+
+SEALED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"  # of `include`
+_REFUSED = {
+    "background": "a response is made while its client waits; send 'background': false",
+    "conversation": "conversations are not kept here; use 'previous_response_id', or send the items as 'input'",
+    "prompt": "there are no stored prompts here; send the text as 'instructions' and 'input'",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it was read; `num_bytes` of text."""
+
+    fields: ResponseFields
+    num_bytes: int
+
+
+async def create_response(call: Call) -> Response | None:
+    """Raises RelevoError, ClientGone."""
+    asked = await call.read(partial(_read, call))
+    before, num_bytes = await _before(call, asked)
+    base = history.new_base()
+    prepared, writer = await call.context.text_work.run(
+        num_bytes, partial(_prepare, call, asked.fields, before, base), call.tenant
+    )
+    fields = asked.fields
+
+    async def keep() -> None:
+        assert writer.ended is not None, "it has ended"
+        await call.context.answers.keep(history.stored(base, call.tenant, fields, writer.ended))
+
+    return await answer(call, prepared, writer, keep if fields.store else None)
+
+
+async def count_input_tokens(call: Call) -> Response:
+    """As many as the usage of the same request would say."""
+    asked = await call.read(partial(_read, call), call.context.max_tokenize_bytes)
+    before, num_bytes = await _before(call, asked)
+
+    def count() -> Response:
+        served, _ = call.context.models.meant_by(asked.fields.model)
+        with _named_as_sent():
+            prompt, _ = _prompt(call, served, asked.fields, before)
+            token_ids = served.tokenizer.encode(rendered(served, prompt), add_special_tokens=False)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
+
+    return await call.context.text_work.run(num_bytes, count, call.tenant)
+
+
+async def _before(call: Call, asked: Asked) -> tuple[history.Items, int]:
+    """The items that come before, and how much text there is in all."""
+    if not history.needs_history(asked.fields):
+        return [], asked.num_bytes
+    before, num_stored_bytes = await history.with_history(call.context.answers, call.tenant, asked.fields)
+    return before, asked.num_bytes + num_stored_bytes
+
+
+def _read(call: Call, body: bytes) -> Asked:
+    fields = call.parse(body, ResponseFields)
+    for name, why in _REFUSED.items():
+        if getattr(fields, name):
+            raise InvalidRequest(f"'{name}' is not supported: {why}.", param=name)
+    if not fields.input and fields.previous_response_id is None:
+        raise InvalidRequest("Missing required field 'input'.", param="input")
+    call.field_warnings.note(f"include.{name}" for name in fields.include if name not in (SEALED, LOGPROBS))
+    if fields.truncation not in (None, "disabled"):
+        call.field_warnings.note(["truncation"])
+    return Asked(fields, len(body))
+
+
+def _prepare(call: Call, fields: ResponseFields, before: history.Items, base: str) -> tuple[Prepared, ResponseWriter]:
+    """Raises RelevoError."""
+    served, model = call.context.models.meant_by(fields.model)
+    prompt, tools = _prompt(call, served, fields, before)
+    num_logprobs = fields.top_logprobs if fields.top_logprobs or LOGPROBS in fields.include else None
+    with _named_as_sent():
+        prepared = prepare(call, served, model, _spec(fields, prompt, num_logprobs))
+    seal = Seal(call.context.sealing_key, call.tenant).close if SEALED in fields.include else None
+    sampling = prepared.runs[0].request.sampling
+    writer = ResponseWriter(
+        shape=ResponseShape(
+            id=history.response_id(base), repeated=repeated(fields, model, sampling, created_at=int(time.time()))
+        ),
+        items=OutputItems(base, tools, seal),
+        usage=prepared.usage,
+        now_s=lambda: int(time.time()),
+        logprobs_of=None if num_logprobs is None else partial(text_logprobs, served.tokenizer, num_logprobs),
+    )
+    return prepared, writer
+
+
+def _prompt(
+    call: Call, served: ServedModel, fields: ResponseFields, before: history.Items
+) -> tuple[ChatPrompt, DeclaredTools]:
+    note = call.field_warnings.note
+    tools = declared_tools(fields.tools, note)
+    choice = tool_choice(fields.tool_choice, tools, is_parallel=fields.parallel_tool_calls)
+    template = served.chat_template
+    if tools.shown and choice.mode != "none" and template is not None and not template.knows_tools:
+        raise InvalidRequest(
+            "This model's chat template has no place for tools, so the model would not know of them; leave 'tools' out "
+            "or send 'tool_choice': 'none'.",
+            param="tools",
+        )
+    given = [{"role": "user", "content": fields.input}] if isinstance(fields.input, str) else fields.input or []
+    seal = Seal(call.context.sealing_key, call.tenant)
+    messages = chat_messages(fields.instructions, before, given, tools, seal, note)
+    template_kwargs = dict(fields.chat_template_kwargs)
+    if fields.reasoning.effort is not None:
+        template_kwargs.setdefault("reasoning_effort", fields.reasoning.effort)
+    if fields.text.verbosity is not None:
+        template_kwargs.setdefault("verbosity", fields.text.verbosity)
+    prompt = ChatPrompt(messages=messages, tools=tools.shown, tool_choice=choice, template_kwargs=template_kwargs)
+    return prompt, tools
+
+
+def _spec(fields: ResponseFields, prompt: ChatPrompt, num_logprobs: int | None) -> GenerationSpec:
+    fields.max_tokens = fields.max_output_tokens or fields.max_tokens
+    client = fields.client_metadata if isinstance(fields.client_metadata, dict) else {}
+    return GenerationSpec(
+        prompts=[prompt],
+        sampling=fields,
+        num_logprobs=num_logprobs,
+        output_format=_output_format(fields),
+        tells_tokens=num_logprobs is not None,
+        is_streamed=fields.stream,
+        priority=fields.priority,
+        service_tier=fields.service_tier,
+        cache_salt=fields.cache_salt,
+        session={
+            "session_id": fields.session_id or client.get("session_id"),
+            "prompt_cache_key": fields.prompt_cache_key,
+            "promptCacheKey": fields.promptCacheKey,
+            "metadata": fields.metadata,
+        },
+    )
+
+
+def _output_format(fields: ResponseFields) -> OutputFormat | None:
+    asked: dict[str, Any] = fields.text.format or {"type": "text"}
+    kind = asked.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return OutputFormat(kind="json_object", param="text.format")
+    if kind != "json_schema":
+        raise InvalidRequest(
+            f"'text.format.type' must be 'text', 'json_object' or 'json_schema', got {kind!r}.",
+            param="text.format.type",
+        )
+    schema = asked.get("schema")
+    if not isinstance(schema, dict):
+        raise InvalidRequest("'text.format.schema' must be a JSON schema.", param="text.format.schema")
+    return OutputFormat(kind="json_schema", value=schema, is_strict=bool(asked.get("strict")), param="text.format")
+
+
+@contextmanager
+def _named_as_sent() -> Iterator[None]:
+    """Errors of a conversation name the field that it came in."""
+    try:
+        yield
+    except RelevoError as error:
+        if error.param is not None and error.param.partition("[")[0] == "messages":
+            error.param = "input"
+        raise
