@@ -17,7 +17,8 @@ EVERYTHING = ChatTemplate(
     "{% for t in tools or [] %}<tool {{ t.function.name }}>{% endfor %}"
     "{% for m in messages %}{{ m.role }}{% if m.name %}/{{ m.name }}{% endif %}"
     "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}:{{ m.content }}"
-    "{% for c in m.tool_calls %}<{{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}{{ '\n' }}{% endfor %}"
+    "{% for c in m.tool_calls %}<{{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}"
+    "{{ '\\n' }}{% endfor %}"
 )
 CALL = {"type": "function_call", "call_id": "c1", "name": "tide", "arguments": '{"port":"Brest"}'}
 
