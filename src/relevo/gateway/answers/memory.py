@@ -1,4 +1,4 @@
-"""Answers in this process's memory: a bounded number of bytes, those that nobody asked for longest go first.
+"""Answers in this process's memory: a bounded number of bytes, those that were not asked for longest go first.
 
 For a server without a database. Other gateways know nothing of them, and they are gone with the process.
 """

@@ -34,7 +34,7 @@ class DeclaredTools:
     shown: Sequence[Mapping[str, Any]] = ()  # in the form of chat templates
 
     def called(self, shown_name: str) -> Tool:
-        """What the model means by a name; one that nobody declared is the client's to answer."""
+        """What the model means by a name; one that was not declared is the client's to answer."""
         return self.by_shown_name.get(shown_name) or Tool(shown_name)
 
     def shown_name(self, name: str, namespace: str = "") -> str:
