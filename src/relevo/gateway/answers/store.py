@@ -1,4 +1,4 @@
-"""The seam between an API and where its answers are kept. What is kept of one is the API's own text; nobody reads it.
+"""The seam between an API and where its answers are kept. What is kept of one is the API's own text and not read here.
 
 Implementations: `memory` and `database`; tests/contract runs one suite on both.
 """
