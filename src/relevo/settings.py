@@ -138,6 +138,20 @@ class Settings(BaseModel):
         description="Where the chat template has no place for tools. auto: they are told in the system message; "
         "off: requests with tools are refused.",
     )
+    tool_call_parser: str = Field(
+        "auto",
+        min_length=1,
+        description="How the model writes calls of tools: a name of docs/guides/tools.md, none (calls are text), or "
+        "auto (as its chat template shows).",
+    )
+    enable_auto_tool_choice: bool = Field(
+        False, description="Taken for vLLM's sake, without effect: calls are always read where a request brings tools."
+    )
+    reasoning_parser: str = Field(
+        "auto",
+        min_length=1,
+        description="How the model marks its reasoning: a name of docs/guides/tools.md, none (it is content), or auto.",
+    )
     generation_config: str = Field(
         "auto",
         min_length=1,

@@ -110,6 +110,8 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_lease_s: float
     heartbeat_timeout_s: float
     max_attempts: int
+    tool_call_parser: str = "auto"  # or "none", or a name in gateway.dialects.registry; so the next
+    reasoning_parser: str = "auto"
     routing_policy: str = "ttft"
     affinity_load_factor: float = 1.25
     affinity_max_penalty_s: float = 0.5

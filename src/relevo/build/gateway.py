@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from relevo.build.about_model import about_model
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
+from relevo.build.dialects import dialect_of
 from relevo.build.documents import read_text
 from relevo.build.event_loop import LoopTimers, run_until_complete
 from relevo.build.http_server import build_limiter, build_site
@@ -295,11 +296,17 @@ def _served_model(backend: ModelBackend) -> ServedModel:
                 config.vocab_size,
                 config.vocab_size,
             )
+        templates = _templates(config, files)
+        dialect = dialect_of(config, files, templates, tokenizer)
         return ServedModel(
             names=config.served_model_names,
             generator=backend.dispatcher,
             tokenizer=tokenizer,
-            chat_template=_templates(config, files),
+            chat_template=templates,
+            make_parser=dialect.make_parser,
+            markup_token_ids=dialect.markup_token_ids,
+            tool_format=dialect.tool_format,
+            reasoning_format=dialect.reasoning_format,
             make_detokenizer=partial(IncrementalDetokenizer, tokenizer),
             max_model_len=config.max_model_len,
             vocab_size=config.vocab_size,

@@ -328,6 +328,8 @@ def _served(ask: ModelAsk, topology: Topology, max_model_len: int, budget: int) 
         download_dir=settings.download_dir,
         chat_template=settings.chat_template,
         tool_emulation=settings.tool_emulation,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
         generation_config=settings.generation_config,
         override_generation_config=checked_overrides(settings.override_generation_config),
         model_hash=ask.model_hash,
