@@ -1,9 +1,9 @@
-"""Rows of the families whose calls are JSON; see `dialect_outputs`."""
+"""Rows of the families whose calls are JSON; see `family_outputs`."""
 
 from __future__ import annotations
 
 import orjson
-from dialect_outputs import HARD, Call, Family, Output, framed, in_pairs
+from family_outputs import HARD, Call, Family, Output, framed, in_pairs
 
 ONE: list[Call] = [("tide", '{"port":"Brest"}')]
 

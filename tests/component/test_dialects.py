@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from dialect_outputs import Family, Output, parser_of, read
+from family_outputs import Family, Output, parser_of, read
 from json_dialects import JSON_FAMILIES
 
 from relevo.gateway.dialects.registry import TOOL_FORMATS, reasoning_format_for, tool_format_for
