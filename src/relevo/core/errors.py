@@ -74,7 +74,14 @@ class GrammarFailed(RequestError):
 
 
 class ContextLengthExceeded(RequestError):
+    """`num_tokens`: the prompt's, or that it has at least; 0: unknown. `max_tokens`: of prompt and answer together."""
+
     code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, param: str | None = None, num_tokens: int = 0, max_tokens: int = 0) -> None:
+        super().__init__(message, param=param)
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
 
 
 class ModelNotFound(RequestError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from relevo.gateway.anthropic.routes import ANTHROPIC_ROUTES
 from relevo.gateway.http.route import RouteTable
 from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.gateway.openai.routes import OPENAI_ROUTES
@@ -11,6 +12,7 @@ from relevo.gateway.responses.routes import RESPONSES_ROUTES
 ROUTES = (
     *OPENAI_ROUTES,
     *RESPONSES_ROUTES,
+    *ANTHROPIC_ROUTES,
     *OPERATION_ROUTES,
 )
 

@@ -30,10 +30,18 @@ _GONE = RequestEnd(cause=Cause.CLIENT_GONE)
 _STOPPED = RequestEnd(cause=Cause.SERVER_STOPPED)
 
 
-async def answer(call: Call, prepared: Prepared, writer: ReplyWriter, keep: Keep | None = None) -> Response | None:
+async def answer(
+    call: Call,
+    prepared: Prepared,
+    writer: ReplyWriter,
+    keep: Keep | None = None,
+    *,
+    max_silence_s: float | None = None,
+) -> Response | None:
     """Run it while the client is there. The response, or None if it has been streamed.
 
     `keep`: awaited when the answer is complete and recorded, before its end is sent; it fails with what this raises.
+    `max_silence_s`: of a stream in this API, whatever the operator's setting; None: that alone counts.
 
     Raises RelevoError if nothing was sent yet; ClientGone.
     """
@@ -41,7 +49,9 @@ async def answer(call: Call, prepared: Prepared, writer: ReplyWriter, keep: Keep
         entry = call.context.meter.open(
             call.caller, prepared.model, writer.response_id, prepared.runs, call.reply_headers
         )
-        reply = StreamedReply(call, writer) if prepared.is_streamed else WholeReply(call, prepared, writer)
+        reply = (
+            StreamedReply(call, writer, max_silence_s) if prepared.is_streamed else WholeReply(call, prepared, writer)
+        )
         running = RunningAnswer(call.request_id, prepared, reply, entry, answering, keep)
         end = _STOPPED  # if this call is cancelled
         try:

@@ -46,6 +46,18 @@ def tokenized(served: ServedModel, prompt: ChatPrompt | PlainPrompt) -> Prompt:
     return Prompt(_checked(served, token_ids, "prompt"), text if prompt.is_repeated else None)
 
 
+def count_tokens(served: ServedModel, prompt: ChatPrompt, max_chars: int) -> int:
+    """How many tokens `tokenized` would make of it, whether they fit or not.
+
+    Raises InvalidRequest; ContextLengthExceeded, of a text of more than `max_chars` that need not be read to its end to
+    know that it does not fit.
+    """
+    text = rendered(served, prompt)
+    if len(text) <= max_chars:
+        return len(served.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens))
+    return len(_encode(served, text, prompt.add_special_tokens, "messages"))
+
+
 def rendered(served: ServedModel, prompt: ChatPrompt) -> str:
     """Prompt text of a conversation. Raises InvalidRequest."""
     if served.chat_template is None:
@@ -92,7 +104,7 @@ def check_length(served: ServedModel, num_tokens: int, param: str, *, is_lower_b
     """Raises ContextLengthExceeded unless one more token fits."""
     if num_tokens >= served.max_model_len:
         message = context_overflow_message(served.max_model_len, num_tokens, is_lower_bound=is_lower_bound)
-        raise ContextLengthExceeded(message, param=param)
+        raise ContextLengthExceeded(message, param=param, num_tokens=num_tokens, max_tokens=served.max_model_len)
 
 
 def _encode(served: ServedModel, text: str, add_special_tokens: bool, param: str) -> list[TokenId]:

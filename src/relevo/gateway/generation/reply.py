@@ -101,9 +101,10 @@ class StreamedReply:
 
     response = None
 
-    def __init__(self, call: Call, writer: ReplyWriter) -> None:
+    def __init__(self, call: Call, writer: ReplyWriter, max_silence_s: float | None) -> None:
         self._writer = writer
-        self._stream = EventStream(call.request.scope, call.send, call.context.sse_keepalive_s, writer.keepalive)
+        asked = [each for each in (call.context.sse_keepalive_s, max_silence_s) if each is not None]
+        self._stream = EventStream(call.request.scope, call.send, min(asked, default=None), writer.keepalive)
         self._is_open = False  # not the stream's `started`: a keep-alive starts it, too
         self._last = b""  # the end of the last choice
 

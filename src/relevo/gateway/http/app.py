@@ -65,7 +65,9 @@ class Exchange:
             self.status = message["status"]
             added = {"x-request-id": self.request_id, **self.reply_headers}
             encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in added.items()]
-            message = {**message, "headers": [*message.get("headers", ()), *encoded]}
+            given = list(message.get("headers", ()))
+            names = {name for name, _ in given}
+            message = {**message, "headers": [*given, *(each for each in encoded if each[0] not in names)]}
         await self.send_on(message)
 
 

@@ -23,6 +23,9 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+MAX_NAMED_FIELDS = 256  # arbitrary; clients choose some of the names
+
+
 @dataclass(slots=True)
 class FieldWarnings:
     """Names each field without effect once per process, however often it is sent."""
@@ -30,7 +33,7 @@ class FieldWarnings:
     _seen: set[str] = field(default_factory=set)
 
     def note(self, names: Iterable[str]) -> None:
-        fresh = sorted(set(names) - self._seen)
+        fresh = sorted(set(names) - self._seen)[: MAX_NAMED_FIELDS - len(self._seen)]
         if fresh:
             self._seen.update(fresh)
             logger.warning("request fields without effect fields=%s", ",".join(fresh))

@@ -31,7 +31,7 @@ class Route:
 
 class RouteTable:
     def __init__(self, routes: Sequence[Route], default_format: ErrorFormat) -> None:
-        """`default_format`: of paths that nothing is at."""
+        """`default_format`: of paths that nothing is at or above."""
         self._default_format = default_format
         self._guarded = {
             _first_segment(path)
@@ -57,9 +57,16 @@ class RouteTable:
         return route, rest
 
     def error_format(self, path: str) -> ErrorFormat:
-        """How errors on a path look, whatever went wrong before its handler was found."""
-        by_method, _ = self._at(path)
-        return next(iter(by_method.values())).error_format if by_method else self._default_format
+        """How errors on a path look, whatever went wrong before its handler was found.
+
+        A path that nothing is at belongs to the API of the nearest path above it.
+        """
+        while path:
+            by_method, _ = self._at(path)
+            if by_method:
+                return next(iter(by_method.values())).error_format
+            path = path.rpartition("/")[0]
+        return self._default_format
 
     def is_generation(self, path: str) -> bool:
         by_method, _ = self._at(path)

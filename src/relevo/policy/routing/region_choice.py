@@ -22,7 +22,7 @@ from relevo.policy.routing.router import Candidate, Pick, Router, RouterLimits, 
 BYTES_PER_TOKEN = 4  # of JSON text; arbitrary, only ratios matter here
 FIRST_TOKEN_S_PER_TOKEN = 1e-3  # assumed of a region that has not answered yet
 RECENT = 0.2  # weight of the newest answer in a region's speed; arbitrary
-BUSY = frozenset((429, 503))  # HTTP status: the next region is asked
+BUSY = frozenset((429, 503, 529))  # HTTP status: the next region is asked
 MAX_SESSIONS = 200_000  # remembered; the oldest is forgotten and finds its home by hashing again
 
 
