@@ -30,7 +30,10 @@ _IPV6 = "|".join(
     [
         f"(?:{_GROUP}:){{7}}{_GROUP}",
         f"::(?:{_GROUP}(?::{_GROUP}){{0,6}})?",
-        *(f"{_GROUP}(?::{_GROUP}){{{before - 1}}}::(?:{_GROUP}(?::{_GROUP}){{0,{6 - before}}})?" for before in range(1, 7)),
+        *(
+            f"{_GROUP}(?::{_GROUP}){{{before - 1}}}::(?:{_GROUP}(?::{_GROUP}){{0,{6 - before}}})?"
+            for before in range(1, 7)
+        ),
         f"{_GROUP}(?::{_GROUP}){{6}}::",
     ]
 )

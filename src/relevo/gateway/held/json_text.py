@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from relevo.gateway.held.patterns.nodes import lexer_text
 
-_ESCAPED_UNIT = r"u(?:0{3}[1-9a-fA-F]|00[1-9a-fA-F][0-9a-fA-F]|0[1-9a-fA-F][0-9a-fA-F]{2}|[1-9abcefABCEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})"
+_HEX = "[0-9a-fA-F]"
+_LOW_UNIT = rf"0{{3}}[1-9a-fA-F]|00[1-9a-fA-F]{_HEX}|0[1-9a-fA-F]{_HEX}{{2}}"
+_ESCAPED_UNIT = rf"u(?:{_LOW_UNIT}|[1-9abcefABCEF]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}})"
 _ESCAPED_PAIR = r"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 # One character of a string that only its length limits, in any of its spellings; \u0000 and halves of pairs are none.
 CHARACTER = rf'(?:[^"\\\x00-\x1f]|\\(?:["\\\x{{2f}}bfnrt]|{_ESCAPED_UNIT}|{_ESCAPED_PAIR}))'

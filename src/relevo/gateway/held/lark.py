@@ -1,7 +1,8 @@
 """Grammars as data, and their text in llguidance's Lark: rules of rows of terms, references and repetitions.
 
 Owns which rules can ever end: what cannot is left out, and a grammar whose start cannot is none. A term is one regular
-expression, or the conjunction of several, and is one lexeme. Source: llguidance's docs/syntax.md.
+expression, or the conjunction of several, and is one lexeme. Source: the syntax
+page of llguidance's documentation.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class Rules:
                     seen.add(found)
                     waiting.append(found)
         for found_term, name in self.terms.items():
-            lines.append(f"{name}{'[lazy]' if found_term.is_lazy else ''}: {_term_text(found_term)}")
+            lines.append(f"{name.upper()}: {_term_text(found_term)}")
+            if found_term.is_lazy:
+                lines.append(f"{name}[lazy]: {name.upper()}")
         return "\n".join(lines) + "\n"
 
     def _find_ended(self) -> None:

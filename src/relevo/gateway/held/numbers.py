@@ -33,8 +33,7 @@ class Numbers:
 
     def both(self, other: Numbers) -> Numbers:
         low, excludes_low = max(
-            _lower(limit, is_out)
-            for limit, is_out in ((self.low, self.excludes_low), (other.low, other.excludes_low))
+            _lower(limit, is_out) for limit, is_out in ((self.low, self.excludes_low), (other.low, other.excludes_low))
         )
         negated_high, excludes_high = max(
             _lower(None if limit is None else -limit, is_out)

@@ -53,9 +53,9 @@ def fault_of(lark: str) -> str:
     matcher = _matcher(lark)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    if matcher.is_error():
-        return _first_line(matcher.get_error())
-    return "no text is of it" if matcher.is_stopped() and not matcher.is_accepting() else ""
+    if matcher.stop_reason().startswith("NoExtension"):
+        return "no text is of it"
+    return _first_line(matcher.get_error()) if matcher.is_error() else ""
 
 
 def _matcher(lark: str) -> Any:

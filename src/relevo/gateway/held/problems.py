@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_NOTES = 50  # arbitrary: one response header has to hold them
+MAX_HEADER_CHARS = 2048  # arbitrary: clients read some kilobytes of headers
 MAX_UNITS = 200_000  # arbitrary; of work on one schema, about 0.5 s of one core
 
 
@@ -66,3 +67,10 @@ def below(place: str, *names: str | int) -> str:
 
 def told(notes: Sequence[Note]) -> list[str]:
     return [str(note) for note in notes]
+
+
+def in_header(notes: Sequence[str]) -> str:
+    """Printable ASCII, and not too long for a header."""
+    text = " | ".join(notes).encode("ascii", "backslashreplace").decode()
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    return shown if len(shown) <= MAX_HEADER_CHARS else shown[: MAX_HEADER_CHARS - 3] + "..."

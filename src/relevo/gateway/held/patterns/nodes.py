@@ -107,9 +107,7 @@ def json_literal(text: str) -> str:
 
 
 def _plain_class(ranges: Ranges) -> str:
-    shown = "".join(
-        f"\\x{{{low:x}}}" if low == high else f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges
-    )
+    shown = "".join(f"\\x{{{low:x}}}" if low == high else f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges)
     return f"[{shown}]"
 
 

@@ -42,7 +42,8 @@ def whole_pattern(node: Node) -> Node:
 
 def _lines(node: Node) -> Iterator[tuple[Node, ...]]:
     """The alternatives, with those at their edges that have anchors written out."""
-    num_lines, waiting = 0, [(node,)]
+    num_lines = 0
+    waiting: list[tuple[Node, ...]] = [(node,)]
     while waiting:
         items = waiting.pop()
         for place in (0, -1) if items else ():

@@ -28,9 +28,7 @@ def read_numbers(keywords: Keywords, leniency: Leniency, *, is_integer: bool) ->
         if isinstance(flag, bool):
             found = found.both(_limited(limit, is_low, flag))
         else:
-            found = found.both(_limited(limit, is_low, False)).both(
-                _limited(_limit(keywords, exclusive), is_low, True)
-            )
+            found = found.both(_limited(limit, is_low, False)).both(_limited(_limit(keywords, exclusive), is_low, True))
     if keywords.has("multipleOf"):
         step = _limit(keywords, "multipleOf")
         if step is None or step <= 0:

@@ -27,10 +27,6 @@ _EXACT = Decimal(2**53)  # the library's own arithmetic, used for multiples alon
 _MULTIPLE_LIMIT = Decimal(10**15)
 
 
-def any_object() -> dict[str, Any]:
-    return {"type": "object"}
-
-
 class SchemaGrammar:
     """Adds the rules of one schema to a grammar."""
 
@@ -53,7 +49,7 @@ class SchemaGrammar:
         """As `whole`, for objects alone."""
         return self._finished((self._document.root, Sub({"type": "object"}, "")), "")
 
-    def member_schemas(self) -> Objects | None:
+    def object_shape(self) -> Objects | None:
         """The one shape of objects that the schema admits; None: it has several, or none. Raises NotHeld."""
         found = [one for one in self._reader.alternatives((self._document.root,)) if isinstance(one, Objects)]
         return found[0] if len(found) == 1 else None

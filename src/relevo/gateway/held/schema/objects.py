@@ -59,9 +59,7 @@ class ObjectRules:
             return None
         return [term(json_text.opening("{", self._blanks)), start, term(json_text.closing("}", self._blanks))]
 
-    def _declared(
-        self, objects: Objects, names: Sequence[object]
-    ) -> tuple[dict[str, Member], bool]:
+    def _declared(self, objects: Objects, names: Sequence[object]) -> tuple[dict[str, Member], bool]:
         """In order; and whether all that are required may be there."""
         listed = [value for one in names if isinstance(one, Literals) for value in one.values if isinstance(value, str)]
         found: dict[str, Member] = {}

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from relevo.gateway.held.numbers import Numbers
 from relevo.gateway.held.problems import Leniency, NotASchema, NotHeld
 from relevo.gateway.held.schema import assertions
 from relevo.gateway.held.schema.document import Document
@@ -22,7 +23,6 @@ from relevo.gateway.held.schema.shapes import (
     Arrays,
     Literals,
     Members,
-    Numbers,
     Objects,
     Strings,
     Sub,
@@ -141,7 +141,7 @@ class SchemaReader:
                     found.append(assertions.read_objects(keywords, self._leniency))
                 case _:
                     found.append(OF_TYPE[name])
-        return tuple(found)
+        return tuple(one for one in found if not (isinstance(one, Numbers) and one.is_empty))
 
     @staticmethod
     def _types(keywords: Keywords) -> list[str]:
