@@ -112,6 +112,22 @@ async def test_errors_are_the_sdks_own(script: Any, fields: dict[str, Any], kind
     assert isinstance(error.body, dict) and error.body["error"]["message"]
 
 
+async def test_models_are_listed_and_shown_to_the_sdk() -> None:
+    """Red if this API's clients were shown OpenAI's list, or OpenAI's clients this one."""
+    async with served(marked()) as client:
+        page = await client.models.list()
+        shown = await client.models.retrieve("alias/of-tiny")
+        with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
+            await client.models.retrieve("nosuch")
+    assert [(model.id, model.type, model.lifecycle) for model in page.data] == [
+        (MODEL, "model", "active"),
+        ("alias/of-tiny", "model", "active"),
+    ]
+    assert (page.has_more, page.first_id, page.last_id) == (False, MODEL, "alias/of-tiny")
+    assert shown.display_name == "alias/of-tiny" and shown.created_at.year == 2023
+    assert (await marked().get("/v1/models")).json()["object"] == "list"
+
+
 async def test_a_wrong_key_is_told() -> None:
     async with served(marked(api_keys=ApiKeys.of(["sk-one"])), api_key="sk-two") as client:
         with pytest.raises(anthropic.AuthenticationError):

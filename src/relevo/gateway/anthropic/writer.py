@@ -40,6 +40,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "output_tokens_details": {"thinking_tokens": usage.num_reasoning_tokens},
         "server_tool_use": None,
         "service_tier": "standard",
+        "inference_geo": None,
     }
 
 

@@ -21,7 +21,7 @@ from relevo.core.errors import RelevoError
 from relevo.gateway.http.auth import Caller
 from relevo.gateway.http.call import Call, FieldWarnings
 from relevo.gateway.http.context import GatewayContext
-from relevo.gateway.http.errors import error_response
+from relevo.gateway.http.errors import ErrorFormat, error_response
 from relevo.gateway.http.route import RouteTable
 from relevo.gateway.http.sse import ClientGone
 from relevo.gateway.text.start_turns import StartTurns
@@ -92,12 +92,13 @@ class Gateway:
         request = Request(scope, receive)
         path = _path_below_root(scope)
         exchange = Exchange(send, _request_id(request))
-        handler_name = UNKNOWN_HANDLER
+        handler_name, error_format = UNKNOWN_HANDLER, self.routes.error_format(path)
         try:
             if self.context.api_keys.is_open:
                 self.context.site.check(request.method, request.headers)
             caller = self._caller(request, path)
-            route, rest = self.routes.find(scope["method"], path)
+            route, rest = self.routes.find(scope["method"], path, request.headers)
+            error_format = route.error_format
             handler_name = route.path
             call = Call(
                 context=self.context,
@@ -117,10 +118,10 @@ class Gateway:
             exchange.status = STATUS_CLIENT_GONE
             response = None
         except RelevoError as error:
-            response = error_response(self.routes.error_format(path), error, exchange.request_id)
+            response = error_response(error_format, error, exchange.request_id)
         except Exception:
             logger.exception("unexpected failure request_id=%s path=%s", exchange.request_id, path)
-            response = self._unexpected(exchange, path)
+            response = self._unexpected(exchange, error_format)
         if response is not None:
             await response(scope, receive, exchange.send)
         self.context.metrics.http_response(handler_name, scope["method"], exchange.status or STATUS_CLIENT_GONE)
@@ -134,11 +135,11 @@ class Gateway:
         self.context.stopping.check()
         return self.context.api_keys.identify(request.headers)
 
-    def _unexpected(self, exchange: Exchange, path: str) -> Response | None:
+    def _unexpected(self, exchange: Exchange, error_format: ErrorFormat) -> Response | None:
         if exchange.status is not None:
             return None  # the response had begun; the server closes the connection
         error = RelevoError(f"The server failed unexpectedly (request {exchange.request_id}).")
-        return error_response(self.routes.error_format(path), error, exchange.request_id)
+        return error_response(error_format, error, exchange.request_id)
 
 
 def _path_below_root(scope: Scope) -> str:

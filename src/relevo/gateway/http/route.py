@@ -6,7 +6,7 @@ clients are given the address of a server and add only the rest.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -27,6 +27,7 @@ class Route:
     error_format: ErrorFormat
     is_open: bool = False  # asked for without a key, and while the server stops: by probes
     is_generation: bool = False  # its requests have sessions: an edge keeps one where its KV is
+    header: str = ""  # not empty: answers requests with this header only, where another route has method and path too
 
 
 class RouteTable:
@@ -41,11 +42,15 @@ class RouteTable:
         }
         self._exact: dict[str, dict[str, Route]] = {}
         self._open_ended: dict[str, dict[str, Route]] = {}
+        self._by_header: dict[tuple[str, str], list[Route]] = {}
         for route in routes:
+            if route.header:
+                self._by_header.setdefault((route.method, route.path), []).append(route)
+                continue
             table = self._open_ended if route.path.endswith("/*") else self._exact
             table.setdefault(route.path.removesuffix("*"), {})[route.method] = route
 
-    def find(self, method: str, path: str) -> tuple[Route, str]:
+    def find(self, method: str, path: str, headers: Container[str] = ()) -> tuple[Route, str]:
         """The route, and the rest of the path it takes. Raises UnknownPath, MethodNotAllowed."""
         by_method, rest = self._at(path)
         if not by_method:
@@ -54,7 +59,8 @@ class RouteTable:
         if route is None:
             allowed = tuple(by_method) + (("HEAD",) if "GET" in by_method else ())
             raise MethodNotAllowed(f"{path} does not take {method}; use {' or '.join(allowed)}.", allowed)
-        return route, rest
+        others = self._by_header.get((route.method, route.path), ())
+        return next((other for other in others if other.header in headers), route), rest
 
     def error_format(self, path: str) -> ErrorFormat:
         """How errors on a path look, whatever went wrong before its handler was found.
