@@ -18,7 +18,6 @@ from relevo.gateway.dialects.tagged_formats import (
     QWEN3_CODER,
     SEED_OSS,
     STEP3,
-    TAGGED,
     TaggedFormat,
 )
 from relevo.gateway.text.parts import ToolCallPart
@@ -64,7 +63,8 @@ def written(style: TaggedFormat, *calls: tuple[str, Arguments]) -> str:
     return f"{begin}\n{''.join(invoke(prefix, *call, attribute) for call in calls)}{end}"
 
 
-styles = pytest.mark.parametrize("style", TAGGED, ids=lambda style: style.name)
+STYLES = (QWEN3_CODER, SEED_OSS, MINIMAX_M2, DEEPSEEK_V32, DEEPSEEK_V4, GLM47, GLM45, STEP3)
+styles = pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
 
 
 @styles

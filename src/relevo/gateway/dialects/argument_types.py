@@ -62,6 +62,11 @@ class ArgumentTypes:
     def has(self, tool: str) -> bool:
         return tool in self._schemas
 
+    def names(self, tool: str) -> list[str]:
+        """Of its parameters, in the order of its schema."""
+        schema = self._schemas.get(tool)
+        return [] if schema is None else schema.names
+
     def of(self, tool: str, parameter: str) -> ArgumentType:
         """Of one that no schema declares: text."""
         found = self._known.get((tool, parameter))
@@ -144,6 +149,11 @@ class ToolSchema:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[str, Kinds] = {}  # by reference; empty while it is followed
+
+    @property
+    def names(self) -> list[str]:
+        properties = self._root.get("properties") if isinstance(self._root, Mapping) else None
+        return list(properties) if isinstance(properties, Mapping) else []
 
     def type_of(self, parameter: str) -> ArgumentType:
         schema = self._declared(self._root, parameter, set(), MAX_DEPTH)

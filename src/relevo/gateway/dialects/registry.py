@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from relevo.gateway.dialects.code_formats import CODE_FORMATS
 from relevo.gateway.dialects.formats import ReasoningFormat, ToolFormat
 from relevo.gateway.dialects.json_families import HERMES, JSON_FORMATS
 from relevo.gateway.dialects.reasoning import REASONING_FORMATS as BLOCKS
+from relevo.gateway.dialects.tagged_formats import TAGGED_FORMATS
 
 EMULATED = HERMES  # in which a model is asked to call whose template knows no tools
 
-_TOOL_FORMATS: tuple[ToolFormat, ...] = (*JSON_FORMATS,)
+_TOOL_FORMATS: tuple[ToolFormat, ...] = (*TAGGED_FORMATS, *CODE_FORMATS, *JSON_FORMATS)
 _REASONING_FORMATS: tuple[ReasoningFormat, ...] = (*BLOCKS,)
 
 TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in _TOOL_FORMATS}

@@ -7,7 +7,7 @@ DeepSeek V3.2 its encoding notes (every parameter there says itself whether it i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from re import Match
 
 from relevo.gateway.dialects.argument_types import ArgumentType, nested_of, number_of
@@ -218,4 +218,16 @@ STEP3 = TaggedFormat(
     marks=("<｜tool_call_begin｜>", "steptml:invoke"),
 )
 
-TAGGED = (QWEN3_CODER, SEED_OSS, MINIMAX_M2, DEEPSEEK_V32, DEEPSEEK_V4, GLM47, GLM45, STEP3)
+TAGGED_FORMATS = (
+    QWEN3_CODER,
+    replace(QWEN3_CODER, name="qwen3_xml"),
+    replace(QWEN3_CODER, name="step3p5"),
+    replace(QWEN3_CODER, name="mimo"),
+    SEED_OSS,
+    MINIMAX_M2,
+    DEEPSEEK_V32,
+    DEEPSEEK_V4,
+    GLM47,  # before GLM45, which recognises its templates too
+    GLM45,
+    STEP3,
+)

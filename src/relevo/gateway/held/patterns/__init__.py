@@ -1,1 +1,0 @@
-"""Regular expressions of JSON schemas: read, written as a lexer takes them, matched."""
