@@ -243,6 +243,12 @@ class Settings(BaseModel):
         description="Longest silence of a stream, waiting for its first token included: then a comment is sent, and an "
         "error is an event. Default: none.",
     )
+    response_lifetime_s: Seconds = Field(
+        86_400.0,
+        ge=0,
+        description="How long a response of /v1/responses is stored for `previous_response_id`, in the usage database. "
+        "0: none is.",
+    )
     keep_alive_timeout_s: Seconds = Field(
         75.0, gt=0, description="How long a connection without a request is kept for the next one."
     )
@@ -412,6 +418,7 @@ OF_THE_SERVER = frozenset(
         *("max_connections", "max_connections_per_address", "trusted_proxies", "metrics_require_key"),
         *(
             "sse_keepalive_s",
+            "response_lifetime_s",
             "expose_processes",
             "ssl_certfile",
             "ssl_keyfile",

@@ -151,6 +151,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_memory_bytes: int
     max_tokenize_bytes: int
     sse_keepalive_s: float  # 0: no comments
+    response_lifetime_s: float = 86_400.0  # 0: none is stored
+    sealing_key: str = ""  # of what clients give back; empty: drawn by each gateway
     shutdown_timeout_s: float
     log_level: str
     database: str = "memory"  # or a URL, or the path of an SQLite file; filled in by build.metering, like the prices

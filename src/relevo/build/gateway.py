@@ -267,6 +267,8 @@ def build_context(
         api_keys=metering.key_ring,
         meter=metering.meter,
         usage=metering.refresh,
+        answers=metering.answers,
+        sealing_key=bytes.fromhex(config.sealing_key) or secrets.token_bytes(32),
         metrics_require_key=config.metrics_require_key,
         expose_processes=config.expose_processes,
         allowed_origins=config.http.allowed_origins,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,11 +74,15 @@ def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
     if journal_dir:
         notes += _check_journal(Path(journal_dir), location)
     admin_hashes = plan.gateway.admin_key_hashes
+    sealing_key = secrets.token_hex(32)
     if location != "memory" and "://" not in location:
-        admin_hashes = (*admin_hashes, digest_of(operator_key(Path(location).parent)))
+        key = operator_key(Path(location).parent)
+        admin_hashes = (*admin_hashes, digest_of(key))
+        sealing_key = digest_of(f"seal:{key}")  # the same after the next start
     gateway = msgspec.structs.replace(
         plan.gateway,
         admin_key_hashes=admin_hashes,
+        sealing_key=sealing_key,
         database=location,
         ledger_fsync=settings.ledger_fsync,
         require_keys=settings.require_keys,

@@ -15,6 +15,9 @@ from relevo.build.configs import GatewayConfig
 from relevo.build.ledger import open_database
 from relevo.core.errors import StartError
 from relevo.core.ports import Clock
+from relevo.gateway.answers.database import DatabaseAnswers
+from relevo.gateway.answers.memory import MemoryAnswers
+from relevo.gateway.answers.store import AnswerStore
 from relevo.gateway.http.auth import ApiKeys
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.database import Connection, DatabaseError, name_within
@@ -41,6 +44,7 @@ class Metering:
     meter: Meter
     refresh: MeteringRefresh
     writer: LedgerWriter
+    answers: AnswerStore
     connections: tuple[Connection, ...]
 
     @contextlib.asynccontextmanager
@@ -77,7 +81,7 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
     """Raises StartError."""
     try:
         database = open_database(config.database, fsync=config.ledger_fsync)
-        writing, reading = database.connect(), database.connect()
+        writing, reading, keeping = database.connect(), database.connect(), database.connect()
         prepare(writing)
         journal = marker = None
         if config.journal_dir:
@@ -106,8 +110,16 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
         meter=meter,
         refresh=MeteringRefresh(reading, key_ring, meter, marker),
         writer=writer,
-        connections=(writing, reading),
+        answers=_answers(config, keeping),
+        connections=(writing, reading, keeping),
     )
+
+
+def _answers(config: GatewayConfig, connection: Connection) -> AnswerStore:
+    """Without a database that stays they are bounded."""
+    if config.database == "memory":
+        return MemoryAnswers(config.response_lifetime_s)
+    return DatabaseAnswers(connection, config.response_lifetime_s)
 
 
 def unix_ms() -> int:

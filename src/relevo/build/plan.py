@@ -186,6 +186,7 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
         metrics_require_key=settings.metrics_require_key,
         expose_processes=settings.expose_processes,
         sse_keepalive_s=settings.sse_keepalive_s or 0.0,
+        response_lifetime_s=settings.response_lifetime_s,
         max_body_bytes=settings.max_body_bytes or 8 * 2**20,
         max_body_memory_bytes=max(
             settings.max_body_memory_bytes or 128 * 2**20, room_for(settings.max_body_bytes or 8 * 2**20)

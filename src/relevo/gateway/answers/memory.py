@@ -37,6 +37,10 @@ class MemoryAnswers:
         self._kept: OrderedDict[tuple[str, str], tuple[StoredAnswer, int]] = OrderedDict()  # and when it ends
         self.num_bytes = 0
 
+    @property
+    def keeps(self) -> bool:
+        return self._lifetime_ms > 0
+
     async def keep(self, answer: StoredAnswer) -> None:
         for earlier in reversed(self._chain(answer.tenant, answer.previous_id)):
             self._touch(earlier)
@@ -89,4 +93,4 @@ class MemoryAnswers:
 
 
 def _size(answer: StoredAnswer) -> int:
-    return _ENTRY_BYTES + sys.getsizeof(answer.body)
+    return _ENTRY_BYTES + sys.getsizeof(answer.asked) + sys.getsizeof(answer.body)

@@ -15,11 +15,17 @@ class StoredAnswer:
     answer_id: str  # unique, and not to be guessed
     tenant: str  # empty without API keys
     previous_id: str = ""  # of the answer that it goes on from; empty: it begins a conversation
-    body: str
+    asked: str  # what it answers
+    body: str  # itself
 
 
 class AnswerStore(Protocol):
     """An answer is kept for a time, and for as long as one that goes on from it. Waits end with LedgerUnavailable."""
+
+    @property
+    def keeps(self) -> bool:
+        """False: it was told to keep none."""
+        ...
 
     async def keep(self, answer: StoredAnswer) -> None:
         """It is there when this returns. Raises LedgerUnavailable."""

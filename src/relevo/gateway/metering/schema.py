@@ -1,10 +1,10 @@
-"""Tables of metering: made when a database is opened for the first time, brought up to date when it is older."""
+"""Tables of metering and of kept answers: made when a database is opened first, brought up to date when it is older."""
 
 from __future__ import annotations
 
 from relevo.gateway.metering.database import Connection, DatabaseError, Statement
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # one row per admitted request; amounts of currency are text, exact
 _USAGE = """
@@ -44,12 +44,26 @@ CREATE TABLE IF NOT EXISTS api_keys (
     revoked_at_ms BIGINT,
     best_priority BIGINT NOT NULL DEFAULT 0
 )"""
+_ANSWERS = """
+CREATE TABLE IF NOT EXISTS stored_answers (
+    answer_id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    previous_id TEXT NOT NULL,
+    asked TEXT NOT NULL,
+    body TEXT NOT NULL,
+    expires_at_ms BIGINT NOT NULL
+)"""
+_MAKE_ANSWERS: tuple[Statement, ...] = (
+    (_ANSWERS, ()),
+    ("CREATE INDEX IF NOT EXISTS stored_answers_by_end ON stored_answers (expires_at_ms)", ()),
+)
 _FACTS = "CREATE TABLE IF NOT EXISTS relevo_facts (name TEXT PRIMARY KEY, value BIGINT NOT NULL)"
 _CREATE: tuple[Statement, ...] = (
     (_USAGE, ()),
     ("CREATE INDEX IF NOT EXISTS usage_ledger_by_key ON usage_ledger (key_id, ended_at_ms)", ()),
     ("CREATE INDEX IF NOT EXISTS usage_ledger_by_time ON usage_ledger (ended_at_ms)", ()),
     (_KEYS, ()),
+    *_MAKE_ANSWERS,
     (_FACTS, ()),
     (
         "INSERT INTO relevo_facts (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING",
@@ -60,6 +74,7 @@ _CREATE: tuple[Statement, ...] = (
 _UPGRADES: dict[int, tuple[Statement, ...]] = {
     1: (("ALTER TABLE api_keys ADD COLUMN best_priority BIGINT NOT NULL DEFAULT 0", ()),),
     2: (("ALTER TABLE usage_ledger ADD COLUMN cause TEXT NOT NULL DEFAULT ''", ()),),
+    3: _MAKE_ANSWERS,
 }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 from starlette.responses import Response
 
 from relevo.core.errors import InvalidRequest, RelevoError
+from relevo.gateway.answers.store import StoredAnswer
 from relevo.gateway.generation.answer import answer
 from relevo.gateway.generation.prepare import Prepared, prepare
 from relevo.gateway.generation.prompts import rendered
@@ -28,6 +30,7 @@ from relevo.gateway.responses.shape import ResponseShape, repeated
 from relevo.gateway.responses.tools import DeclaredTools, declared_tools, tool_choice
 from relevo.gateway.responses.writer import ResponseWriter
 from relevo.gateway.text.served_models import ServedModel
+from relevo.gateway.text.text_work import INLINE_BYTES
 
 SEALED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"  # of `include`
 _REFUSED = {
@@ -48,16 +51,18 @@ class Asked:
 async def create_response(call: Call) -> Response | None:
     """Raises RelevoError, ClientGone."""
     asked = await call.read(partial(_read, call))
-    before, num_bytes = await _before(call, asked)
+    fields, answers = asked.fields, call.context.answers
+    before = await history.answers_before(answers, call.tenant, fields)
+    fields.store = fields.store and answers.keeps
     base = history.new_base()
     prepared, writer = await call.context.text_work.run(
-        num_bytes, partial(_prepare, call, asked.fields, before, base), call.tenant
+        asked.num_bytes + _num_chars(before), partial(_prepare, call, fields, before, base), call.tenant
     )
-    fields = asked.fields
 
     async def keep() -> None:
         assert writer.ended is not None, "it has ended"
-        await call.context.answers.keep(history.stored(base, call.tenant, fields, writer.ended))
+        make = partial(history.stored, base, call.tenant, fields, writer.ended)
+        await answers.keep(make() if asked.num_bytes <= INLINE_BYTES else await asyncio.to_thread(make))
 
     return await answer(call, prepared, writer, keep if fields.store else None)
 
@@ -65,24 +70,20 @@ async def create_response(call: Call) -> Response | None:
 async def count_input_tokens(call: Call) -> Response:
     """As many as the usage of the same request would say."""
     asked = await call.read(partial(_read, call), call.context.max_tokenize_bytes)
-    before, num_bytes = await _before(call, asked)
+    before = await history.answers_before(call.context.answers, call.tenant, asked.fields)
 
     def count() -> Response:
         served, _ = call.context.models.meant_by(asked.fields.model)
         with _named_as_sent():
-            prompt, _ = _prompt(call, served, asked.fields, before)
+            prompt, _ = _prompt(call, served, asked.fields, history.conversation(asked.fields, before))
             token_ids = served.tokenizer.encode(rendered(served, prompt), add_special_tokens=False)
         return json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
-    return await call.context.text_work.run(num_bytes, count, call.tenant)
+    return await call.context.text_work.run(asked.num_bytes + _num_chars(before), count, call.tenant)
 
 
-async def _before(call: Call, asked: Asked) -> tuple[history.Items, int]:
-    """The items that come before, and how much text there is in all."""
-    if not history.needs_history(asked.fields):
-        return [], asked.num_bytes
-    before, num_stored_bytes = await history.with_history(call.context.answers, call.tenant, asked.fields)
-    return before, asked.num_bytes + num_stored_bytes
+def _num_chars(answers: Sequence[StoredAnswer]) -> int:
+    return sum(len(answer.asked) + len(answer.body) for answer in answers)
 
 
 def _read(call: Call, body: bytes) -> Asked:
@@ -98,10 +99,12 @@ def _read(call: Call, body: bytes) -> Asked:
     return Asked(fields, len(body))
 
 
-def _prepare(call: Call, fields: ResponseFields, before: history.Items, base: str) -> tuple[Prepared, ResponseWriter]:
+def _prepare(
+    call: Call, fields: ResponseFields, before: Sequence[StoredAnswer], base: str
+) -> tuple[Prepared, ResponseWriter]:
     """Raises RelevoError."""
     served, model = call.context.models.meant_by(fields.model)
-    prompt, tools = _prompt(call, served, fields, before)
+    prompt, tools = _prompt(call, served, fields, history.conversation(fields, before))
     num_logprobs = fields.top_logprobs if fields.top_logprobs or LOGPROBS in fields.include else None
     with _named_as_sent():
         prepared = prepare(call, served, model, _spec(fields, prompt, num_logprobs))

@@ -56,45 +56,78 @@ def _typed(item: dict[str, Any]) -> dict[str, Any]:
     return without_id if without_id.get("type") or "role" not in without_id else {"type": "message", **without_id}
 
 
-def needs_history(fields: ResponseFields) -> bool:
-    return fields.previous_response_id is not None or bool(_references(fields))
-
-
-async def with_history(store: AnswerStore, tenant: str, fields: ResponseFields) -> tuple[Items, int]:
-    """The items before those of the request, and how many characters were read; references in `fields.input` become
-    what they refer to.
+async def answers_before(store: AnswerStore, tenant: str, fields: ResponseFields) -> Sequence[StoredAnswer]:
+    """What the request goes on from, oldest first, and what its references point into.
 
     Raises PreviousResponseNotFound, NotFound, LedgerUnavailable.
     """
+    previous_id = fields.previous_response_id
+    chain = [] if previous_id is None else await store.chain(tenant, previous_id)
+    if previous_id is not None:
+        _check_chain(chain, previous_id)
+    found = {answer.answer_id: answer for answer in chain}
+    referred: list[StoredAnswer] = []
+    for item in _references(fields.input):
+        answer_id = _response_of(str(item.get("id")))
+        if answer_id in found:
+            continue
+        answer = await store.find(tenant, answer_id) if answer_id else None
+        if answer is not None:
+            found[answer_id] = answer
+            referred.append(answer)
+    return [*chain, *(answer for answer in referred)]
+
+
+def conversation(fields: ResponseFields, answers: Sequence[StoredAnswer]) -> Items:
+    """The items before those of the request; references in `fields.input` become what they refer to, and those to
+    items that come before anyway nothing. `answers`: of `answers_before`. Raises NotFound."""
     before: Items = []
-    num_chars = 0
-    if fields.previous_response_id is not None:
-        chain = await store.chain(tenant, fields.previous_response_id)
-        _check_chain(chain, fields.previous_response_id)
-        for answer in chain:
-            num_chars += len(answer.body)
-            kept = orjson.loads(answer.body)
-            before += [*kept["input"], *kept["response"]["output"]]
+    known: dict[str, dict[str, Any]] = {}
+    chained = _chain_of(answers, fields.previous_response_id)
+    for answer in answers:
+        items: Items = [*orjson.loads(answer.asked), *orjson.loads(answer.body)["output"]]
+        known |= {item["id"]: item for item in items}
+        before += items if answer.answer_id in chained else []
     if isinstance(fields.input, list):
-        known = {item["id"]: item for item in before if isinstance(item.get("id"), str)}
-        fields.input = [await _resolved(store, tenant, item, known) for item in fields.input]
-        chained = {id(item) for item in before}
-        fields.input = [item for item in fields.input if id(item) not in chained]  # said already
-    return before, num_chars
+        references = {id(item) for item in _references(fields.input)}
+        said = {item["id"] for item in before}
+        resolved = [_resolved(item, known) if id(item) in references else item for item in fields.input]
+        fields.input = [
+            item
+            for given, item in zip(fields.input, resolved, strict=True)
+            if id(given) not in references or item["id"] not in said
+        ]
+    return before
 
 
 def stored(base: str, tenant: str, fields: ResponseFields, response: Mapping[str, Any]) -> StoredAnswer:
-    kept = {"response": response, "input": input_items(fields.input, base)}
     return StoredAnswer(
         answer_id=response_id(base),
         tenant=tenant,
         previous_id=fields.previous_response_id or "",
-        body=orjson.dumps(kept).decode(),
+        asked=orjson.dumps(input_items(fields.input, base)).decode(),
+        body=orjson.dumps(response).decode(),
     )
 
 
-def _references(fields: ResponseFields) -> list[dict[str, Any]]:
-    items = fields.input if isinstance(fields.input, list) else []
+def _chain_of(answers: Sequence[StoredAnswer], last_id: str | None) -> frozenset[str]:
+    by_id = {answer.answer_id: answer for answer in answers}
+    found: list[str] = []
+    answer_id = last_id or ""
+    while answer_id in by_id:
+        found.append(answer_id)
+        answer_id = by_id[answer_id].previous_id
+    return frozenset(found)
+
+
+def _response_of(item_id: str) -> str:
+    """Empty if it is no id that was made here."""
+    found = _ITEM_ID.match(item_id)
+    return response_id(found.group(1)) if found else ""
+
+
+def _references(given: str | Items | None) -> Items:
+    items = given if isinstance(given, list) else []
     return [item for item in items if item.get("type") == REFERENCE or ("type" not in item and set(item) == {"id"})]
 
 
@@ -113,21 +146,11 @@ def _check_chain(chain: Sequence[StoredAnswer], previous_id: str) -> None:
         )
 
 
-async def _resolved(
-    store: AnswerStore, tenant: str, item: dict[str, Any], known: Mapping[str, dict[str, Any]]
-) -> dict[str, Any]:
-    if item.get("type", REFERENCE) != REFERENCE or set(item) - {"type", "id"}:
-        return item
+def _resolved(item: Mapping[str, Any], known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     item_id = str(item.get("id"))
-    if item_id in known:
-        return known[item_id]
-    found = _ITEM_ID.match(item_id)
-    answer = await store.find(tenant, response_id(found.group(1))) if found else None
-    if answer is not None:
-        kept = orjson.loads(answer.body)
-        for candidate in (*kept["response"]["output"], *kept["input"]):
-            if candidate.get("id") == item_id:
-                return dict(candidate)
-    raise NotFound(
-        f"Item with id '{item_id[:200]}' not found: only items of stored responses can be referred to.", param="input"
-    )
+    if item_id not in known:
+        raise NotFound(
+            f"Item with id '{item_id[:200]}' not found: only items of stored responses can be referred to.",
+            param="input",
+        )
+    return known[item_id]

@@ -28,8 +28,10 @@ async def show(call: Call) -> Response:
         raise UnknownPath(f"There is nothing at {call.request.url.path}.")
     if call.request.query_params.get("stream") == "true":
         raise InvalidRequest("A stored response is not streamed again; ask for it without 'stream'.", param="stream")
-    kept = orjson.loads((await _found(call, answer_id)).body)
-    return json_response(_page(call, kept["input"]) if rest else kept["response"])
+    answer = await _found(call, answer_id)
+    if not rest:
+        return Response(answer.body, media_type="application/json")
+    return await call.context.text_work.run(len(answer.asked), lambda: _page(call, answer), call.tenant)
 
 
 async def delete(call: Call) -> Response:
@@ -71,7 +73,7 @@ def _not_there(answer_id: str) -> NotFound:
     )
 
 
-def _page(call: Call, items: list[dict[str, Any]]) -> dict[str, Any]:
+def _page(call: Call, answer: StoredAnswer) -> Response:
     """Newest first, unless `order` is `asc`."""
     asked = call.request.query_params
     limit, order, after = asked.get("limit", str(_USUAL_ITEMS)), asked.get("order", "desc"), asked.get("after")
@@ -79,19 +81,21 @@ def _page(call: Call, items: list[dict[str, Any]]) -> dict[str, Any]:
         raise InvalidRequest(f"'limit' must be a number from 1 to {_MOST_ITEMS}.", param="limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"'order' must be 'asc' or 'desc', got {order[:40]!r}.", param="order")
+    items: list[dict[str, Any]] = orjson.loads(answer.asked)
     ordered = items if order == "asc" else items[::-1]
     ids = [item["id"] for item in ordered]
     if after is not None and after not in ids:
         raise InvalidRequest(f"'after' names no item of this response: {after[:200]!r}.", param="after")
     start = 0 if after is None else ids.index(after) + 1
     data = ordered[start : start + int(limit)]
-    return {
+    page = {
         "object": "list",
         "data": [_shown(item) for item in data],
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
         "has_more": start + len(data) < len(ordered),
     }
+    return json_response(page)
 
 
 def _shown(item: dict[str, Any]) -> dict[str, Any]:
