@@ -122,7 +122,7 @@ def test_a_custom_tool_is_shown_as_a_function_of_one_text_with_its_grammar() -> 
 
 def test_a_function_is_strict_unless_it_says_otherwise() -> None:
     tools, _ = declared(FUNCTION, FUNCTION | {"name": "loose", "strict": False})
-    assert [tool["function"]["strict"] for tool in tools.shown] == [True, False]
+    assert [tool["function"].get("strict", False) for tool in tools.shown] == [True, False]
 
 
 async def test_hosted_tools_are_left_out_and_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,8 @@ from relevo.core.errors import InvalidRequest, RelevoError
 from relevo.gateway.answers.store import StoredAnswer
 from relevo.gateway.generation.answer import answer
 from relevo.gateway.generation.prepare import Prepared, prepare
-from relevo.gateway.generation.prompts import rendered
+from relevo.gateway.generation.prompts import count_tokens
+from relevo.gateway.generation.reasoning import with_effort
 from relevo.gateway.generation.spec import ChatPrompt, GenerationSpec, OutputFormat
 from relevo.gateway.http.call import Call
 from relevo.gateway.http.replies import json_response
@@ -29,7 +30,6 @@ from relevo.gateway.responses.sealed import Seal
 from relevo.gateway.responses.shape import ResponseShape, repeated
 from relevo.gateway.responses.tools import DeclaredTools, declared_tools, tool_choice
 from relevo.gateway.responses.writer import ResponseWriter
-from relevo.gateway.text.served_models import ServedModel
 from relevo.gateway.text.text_work import INLINE_BYTES
 
 SEALED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"  # of `include`
@@ -69,15 +69,15 @@ async def create_response(call: Call) -> Response | None:
 
 async def count_input_tokens(call: Call) -> Response:
     """As many as the usage of the same request would say."""
-    asked = await call.read(partial(_read, call), call.context.max_tokenize_bytes)
+    asked = await call.read(partial(_read, call))
     before = await history.answers_before(call.context.answers, call.tenant, asked.fields)
 
     def count() -> Response:
         served, _ = call.context.models.meant_by(asked.fields.model)
         with _named_as_sent():
-            prompt, _ = _prompt(call, served, asked.fields, history.conversation(asked.fields, before))
-            token_ids = served.tokenizer.encode(rendered(served, prompt), add_special_tokens=False)
-        return json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
+            prompt, _ = _prompt(call, asked.fields, history.conversation(asked.fields, before))
+            num_tokens = count_tokens(served, prompt, call.context.max_tokenize_bytes)
+        return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     return await call.context.text_work.run(asked.num_bytes + _num_chars(before), count, call.tenant)
 
@@ -104,7 +104,7 @@ def _prepare(
 ) -> tuple[Prepared, ResponseWriter]:
     """Raises RelevoError."""
     served, model = call.context.models.meant_by(fields.model)
-    prompt, tools = _prompt(call, served, fields, history.conversation(fields, before))
+    prompt, tools = _prompt(call, fields, history.conversation(fields, before))
     num_logprobs = fields.top_logprobs if fields.top_logprobs or LOGPROBS in fields.include else None
     with _named_as_sent():
         prepared = prepare(call, served, model, _spec(fields, prompt, num_logprobs))
@@ -122,25 +122,14 @@ def _prepare(
     return prepared, writer
 
 
-def _prompt(
-    call: Call, served: ServedModel, fields: ResponseFields, before: history.Items
-) -> tuple[ChatPrompt, DeclaredTools]:
+def _prompt(call: Call, fields: ResponseFields, before: history.Items) -> tuple[ChatPrompt, DeclaredTools]:
     note = call.field_warnings.note
     tools = declared_tools(fields.tools, note)
     choice = tool_choice(fields.tool_choice, tools, is_parallel=fields.parallel_tool_calls)
-    template = served.chat_template
-    if tools.shown and choice.mode != "none" and template is not None and not template.knows_tools:
-        raise InvalidRequest(
-            "This model's chat template has no place for tools, so the model would not know of them; leave 'tools' out "
-            "or send 'tool_choice': 'none'.",
-            param="tools",
-        )
     given = [{"role": "user", "content": fields.input}] if isinstance(fields.input, str) else fields.input or []
     seal = Seal(call.context.sealing_key, call.tenant)
     messages = chat_messages(fields.instructions, before, given, tools, seal, note)
-    template_kwargs = dict(fields.chat_template_kwargs)
-    if fields.reasoning.effort is not None:
-        template_kwargs.setdefault("reasoning_effort", fields.reasoning.effort)
+    template_kwargs = with_effort(fields.chat_template_kwargs, fields.reasoning.effort)
     if fields.text.verbosity is not None:
         template_kwargs.setdefault("verbosity", fields.text.verbosity)
     prompt = ChatPrompt(messages=messages, tools=tools.shown, tool_choice=choice, template_kwargs=template_kwargs)

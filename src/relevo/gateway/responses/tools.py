@@ -13,8 +13,15 @@ from typing import Any
 
 from relevo.core.errors import InvalidRequest
 from relevo.gateway.generation.spec import ToolChoice
+from relevo.gateway.generation.tools import function_tool
 
 INPUT = "input"  # the one parameter that a custom tool is shown with
+_ONE_TEXT = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
 _MODES = ("auto", "none", "required")
 _CALLABLE = ("function", "custom")
 
@@ -69,7 +76,7 @@ def declared_tools(tools: Sequence[Mapping[str, Any]], note: Callable[[Iterable[
         if name in by_shown_name:
             raise InvalidRequest(f"'{place}.name': two tools are called {name!r}.", param=f"{place}.name")
         by_shown_name[name] = tool
-        shown.append({"type": "function", "function": _function(name, tool, declared, place)})
+        shown.append(_function(name, tool, declared, place))
     return DeclaredTools(by_shown_name, shown)
 
 
@@ -122,25 +129,16 @@ def _name(declared: Mapping[str, Any], place: str) -> str:
 
 
 def _function(name: str, tool: Tool, declared: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """In the form of chat templates. Here a function is strict unless it says otherwise."""
     description = declared.get("description") or ""
     if not isinstance(description, str):
         raise InvalidRequest(f"'{place}.description' must be a string.", param=f"{place}.description")
     if tool.is_custom:
-        shape = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
-        text = f"{description}\n{_grammar(declared, place)}".strip()
-        return {"name": name, "description": text, "parameters": {**shape, "additionalProperties": False}}
-    parameters = declared.get("parameters")
-    if parameters is None:
-        parameters = {"type": "object", "properties": {}}
-    elif not isinstance(parameters, dict):
-        raise InvalidRequest(f"'{place}.parameters' must be a JSON schema.", param=f"{place}.parameters")
+        told = f"{description}\n{_grammar(declared, place)}".strip()
+        return function_tool(name, told, _ONE_TEXT, strict=True, place=place)
     strict = declared.get("strict")
-    return {
-        "name": name,
-        "description": description,
-        "parameters": parameters,
-        "strict": True if strict is None else bool(strict),
-    }
+    is_strict = strict is None or bool(strict)
+    return function_tool(name, description, declared.get("parameters"), is_strict, place=place)
 
 
 def _grammar(declared: Mapping[str, Any], place: str) -> str:
