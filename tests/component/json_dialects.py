@@ -53,6 +53,24 @@ HERMES = Family(
     "{% if enable_thinking is defined %}<think>\n\n</think>{% endif %}",
 )  # fmt: skip
 
+FENCED = '```json\n{\n  "name": "tide",\n  "arguments": {"port":"Brest"}\n}\n```'
+QWEN = Family(
+    tools="qwen2_5",
+    outputs=(
+        objects("<tool_call>\n", "\n</tool_call>", "\n"),
+        Output(written='{"name": "tide", "arguments": {"port":"Brest"}}', calls=ONE),
+        Output(written=FENCED, calls=ONE),
+        Output(written=f"Like this: {FENCED}", content=f"Like this: {FENCED}"),
+        Output(written=FENCED.replace("tide", "nosuch"), content=FENCED.replace("tide", "nosuch")),
+        Output(written="```json\n[1, 2]\n```", content="```json\n[1, 2]\n```"),
+        Output(written="```json\nnothing\n```", content="```json\nnothing\n```"),
+        Output(written="```js\nf()\n```", content="```js\nf()\n```"),
+        Output(written='<tool_call>{"name": "nosuch", "arguments": {}}</tool_call>', calls=[("nosuch", "{}")]),
+        Output(written='{"name": "db", "port": 1}', content='{"name": "db", "port": 1}'),
+    ),
+    template="You are Qwen, created by Alibaba Cloud. <tool_call>{{ tools | tojson }}</tool_call>",
+)
+
 LLAMA = Family(
     tools="llama3_json",
     outputs=(
@@ -214,7 +232,20 @@ XLAM = Family(
 )
 
 JSON_FAMILIES = (
-    *(HERMES, LLAMA, MISTRAL, MISTRAL_LIST, GRANITE, GRANITE4, PHI4_MINI, DEEPSEEK_V3, DEEPSEEK_V31, KIMI, INTERNLM),
+    *(
+        HERMES,
+        QWEN,
+        LLAMA,
+        MISTRAL,
+        MISTRAL_LIST,
+        GRANITE,
+        GRANITE4,
+        PHI4_MINI,
+        DEEPSEEK_V3,
+        DEEPSEEK_V31,
+        KIMI,
+        INTERNLM,
+    ),
     *(JAMBA, HUNYUAN, MINIMAX, XLAM),
 )
 assert all(orjson.loads(text) is not None for text in (HARD, ONE[0][1]))

@@ -47,7 +47,8 @@ class JsonFormat:
     header: Header | None = None
     takes_objects: bool = True  # with name and arguments; also several, and several in a list
     is_bare: bool = False  # they may begin the content without a mark
-    needs_known_name: bool = False  # and arguments; anything else is text
+    fences: tuple[str, ...] = ()  # of Markdown, that may stand before bare ones
+    needs_known_name: bool = False  # and arguments, where no mark opens a call; anything else is text
     signs: tuple[str, ...] = ()  # a chat template has all of one of them: `a&b`
     unlike: tuple[str, ...] = ()  # and none of these
     shape: CallShape | None = None
@@ -74,7 +75,7 @@ class JsonCalls:
         self._style, self._asked = style, asked
         self._names = frozenset(str(tool["function"]["name"]) for tool in asked.tools)
         self._opens = Marks((*style.sections, *style.opens))
-        self._closes = Marks(style.closes)
+        self._closes, self._fences = Marks(style.closes), Marks(style.fences)
         self._stops = Marks((*self._opens.texts, *style.closes))
         self._header_ends = Marks((*style.header.ends, "{")) if style.header else Marks(())
         self._rest = ""  # not read yet
@@ -128,7 +129,7 @@ class JsonCalls:
         if place == len(rest):
             return False
         if self._is_bare and rest[place] not in "{[":
-            return self._go(self._content)
+            return self._fence(place)
         if self._raw in style.sections:
             return self._open_of_section(place)
         if style.takes_objects and rest[place] == "[":
@@ -142,6 +143,16 @@ class JsonCalls:
         if style.header is not None and not self._is_bare:
             return self._go(self._head)
         return self._no_call()
+
+    def _fence(self, place: int) -> bool:
+        """At the beginning of all content, and before a bare call."""
+        mark = self._fences.at(self._rest, place)
+        if self._raw:  # it was behind a fence
+            return self._no_call()
+        if mark:
+            self._keep(place + len(mark))
+            return True
+        return not self._fences.begins_at(self._rest, place) and self._go(self._content)
 
     def _list_in(self, place: int) -> bool:
         rest = self._rest
@@ -196,7 +207,7 @@ class JsonCalls:
         return self._go(self._after) if arguments.is_closed or arguments.is_broken else False
 
     def _new_object(self) -> Callable[[], bool]:
-        self._object = CallObject(self._stops, self._names if self._style.needs_known_name else None)
+        self._object = CallObject(self._stops, self._names if self._style.needs_known_name and self._is_bare else None)
         self._arguments, self._name, self._is_text = None, "", False
         return self._object_on
 

@@ -54,6 +54,16 @@ JSON_FORMATS = (  # of those that a template shows equally much of, the first co
         signs=("<tool_call>&<|start_of_role|>",),
         shape=_object_shape("<tool_call>\n", "\n</tool_call>"),
     ),
+    JsonFormat(  # small models of Qwen 2.5, and its coders, mostly put a call into a fence, or write it bare
+        name="qwen2_5",
+        opens=HERMES.opens,
+        closes=(*HERMES.closes, "```"),
+        fences=("```json",),
+        is_bare=True,
+        needs_known_name=True,
+        signs=("<tool_call>&You are Qwen, created by Alibaba Cloud",),
+        shape=HERMES.shape,
+    ),
     HERMES,
     JsonFormat(
         name="llama3_json",
