@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,8 @@ from relevo.core.plan import StepPlan
 from relevo.core.ports import Clock, KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.fake_runner import FAKE_MODEL, FakeRunner, fake_layout
+from relevo.engine.grammar_masks import GrammarMasks
+from relevo.engine.grammars import Grammars, no_grammars
 from relevo.engine.hello import WorkerIdentity
 from relevo.engine.loop import EngineLoop
 from relevo.kv.arena import Arena
@@ -90,12 +93,21 @@ class Worker:
     scheduler: HeldScheduler
     has_message: asyncio.Event = field(default_factory=asyncio.Event)
     hears: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: as if within a long step
+    event_loop: asyncio.AbstractEventLoop = field(init=False)  # that runs it
 
     def __post_init__(self) -> None:
         self.hears.set()
-        self.links.on_connect, self.links.on_ready = self.loop.hello, self.has_message.set
+        self.links.on_connect, self.links.on_ready = self.loop.hello, self._ready
+
+    def _ready(self) -> None:
+        """From the thread that compiles grammars, too."""
+        if threading.current_thread() is threading.main_thread():
+            self.has_message.set()
+        else:
+            self.event_loop.call_soon_threadsafe(self.has_message.set)
 
     async def run(self) -> None:
+        self.event_loop = asyncio.get_running_loop()
         while True:
             await self.has_message.wait()
             await self.hears.wait()
@@ -227,9 +239,11 @@ def make_worker(
     first_block_id: int,
     num_blocks: int,
     transports: TransportSet | None = None,
+    grammars: Grammars | None = None,
 ) -> Worker:
-    """`transports`: None for shared memory alone."""
+    """`transports`: None for shared memory alone. `grammars`: None if no request has one."""
     links, costs = InProcessLinks(), StepCostModel()
+    grammars = grammars or no_grammars()
     for num_tokens, num_kv_tokens in ((1, 1), (1, 64), (16, 16)):
         costs.observe(num_tokens, num_kv_tokens, STEP_S.step_s(num_tokens, num_kv_tokens))
     scheduler = HeldScheduler(
@@ -250,11 +264,16 @@ def make_worker(
     loop = EngineLoop(
         identity=WorkerIdentity(worker_id=WorkerId(worker_id), epoch=1, pid=1, role=role, model_name="fake"),
         scheduler=scheduler,
-        runner=FakeRunner(arena, max_model_len=num_blocks * BLOCK_SIZE),
+        runner=FakeRunner(
+            arena,
+            max_model_len=num_blocks * BLOCK_SIZE,
+            grammar_masks=GrammarMasks(grammars, FAKE_MODEL.vocab_size),
+        ),
         transports=transports or TransportSet([ShmTransport(arena)], arena.identity),
         links=links,
         costs=costs,
         clock=MonotonicClock(),
+        grammars=grammars,
     )
     return Worker(loop, links, scheduler)
 
@@ -266,6 +285,7 @@ async def in_process_stack(
     num_blocks: int = 64,
     gossip_folder: str = "",
     far: Collection[str] = (),
+    grammars: Grammars | None = None,
 ) -> AsyncIterator[InProcessStack]:
     """`roles` by worker id. With a `gossip_folder` (a short path) the gateways talk over sockets in it. `far`: workers
     in boxes of their own, which a simulated network joins to all."""
@@ -276,7 +296,7 @@ async def in_process_stack(
         arena = Arena.create(shared.layout, shared.num_blocks, shared=False) if is_far else shared
         kinds: list[KVTransport] = [ShmTransport(arena), *([hub.endpoint(worker_id, arena)] if far else [])]
         transports = TransportSet(kinds, arena.identity, worker_id if is_far else "here")
-        return make_worker(worker_id, roles[worker_id], arena, first_block_id, num_blocks, transports)
+        return make_worker(worker_id, roles[worker_id], arena, first_block_id, num_blocks, transports, grammars)
 
     async def pump() -> None:
         while True:

@@ -84,7 +84,7 @@ class Ranks:
         try:
             return runner.execute(plan)
         except StepFailed as error:
-            return execute_apart(runner, plan, row_requests, error).result
+            return execute_apart(runner, plan, row_requests, error)
 
 
 def request(number: int, rng: Random) -> EngineRequest:

@@ -288,6 +288,27 @@ std::vector<int64_t> draw_tokens(Engine& engine, const Array2<float>& logits, co
   return drawn;
 }
 
+// ---- masks --------------------------------------------------------------------------------------------------------
+
+using Masked = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+std::vector<int64_t> mask(Engine& engine, const Array2<float>& logits, const std::vector<int64_t>& rows,
+                          const Array2<uint32_t>& masks, const Masked& masked) {
+  const size_t vocab_size = logits.shape(1);
+  require(vocab_size >= 1, "a row needs at least one logit");
+  for (const int64_t row : rows)
+    require(row >= 0 && row < static_cast<int64_t>(logits.shape(0)), "a mask is for a row that is not there");
+  require(masks.shape(0) == rows.size() && masked.shape(0) == rows.size(), "every row needs a mask and a place");
+  require(masks.shape(1) == (vocab_size + 31) / 32, "a mask has one bit for each logit");
+  require(masked.shape(1) == vocab_size, "a masked row is as long as the row");
+  std::vector<int64_t> best(rows.size());
+  nb::gil_scoped_release released;
+  Turn turn(engine);
+  mask_rows(engine, {logits.data(), static_cast<int64_t>(vocab_size), rows, masks.data(),
+                     static_cast<int64_t>(masks.shape(1)), masked.data(), best.data()});
+  return best;
+}
+
 }  // namespace
 
 void bind_program(nb::module_& module) {
@@ -300,7 +321,10 @@ void bind_program(nb::module_& module) {
       .def("matrix", &make_matrix, nb::keep_alive<0, 1>(), "parts"_a, "k"_a,
            "Pack parts (stored, packed, uint8 [rows, bytes of a row]), stacked along their rows.")
       .def("draw", &draw_tokens, "logits"_a, "draws"_a,
-           "One token per (row, temperature, min_p, top_p, top_k, seed, sample_index, position).");
+           "One token per (row, temperature, min_p, top_p, top_k, seed, sample_index, position).")
+      .def("mask", &mask, "logits"_a.noconvert(), "rows"_a, "masks"_a.noconvert(), "masked"_a.noconvert(),
+           "Into masked [N, V] what masks [N, ceil(V / 32)], a bit for each token, leave of these rows of logits "
+           "[R, V]; elsewhere minus infinity. The best token of each.");
   nb::class_<Matrix>(module, "Matrix")
       .def_prop_ro("shape", [](const Matrix& self) { return std::pair(self.n, self.k); })
       .def("wide", [](const Matrix& self) { return widened(self); }, nb::keep_alive<0, 1>(),

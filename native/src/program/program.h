@@ -218,4 +218,16 @@ class Program {
 void draw_rows(Engine& engine, const float* logits, int64_t vocab_size, const std::vector<int64_t>& rows,
                const std::vector<DrawParams>& params, int64_t* drawn);
 
+// What masks leave of rows of logits, and the best token of each; shared by the threads of the engine.
+struct MaskedRows {
+  const float* logits;               // [R, V]
+  int64_t vocab_size;                // V
+  const std::vector<int64_t>& rows;  // [N], of the logits
+  const uint32_t* masks;             // [N, W], as SamplingKernels::mask has them
+  int64_t mask_size;                 // W
+  float* masked;                     // [N, V]; may be `logits` where row i is i
+  int64_t* best;                     // [N]
+};
+void mask_rows(Engine& engine, const MaskedRows& wanted);
+
 }  // namespace relevo

@@ -357,4 +357,27 @@ void draw_rows(Engine& engine, const float* logits, int64_t vocab_size, const st
   }
 }
 
+void mask_rows(Engine& engine, const MaskedRows& wanted) {
+  struct Context {
+    const SamplingKernels& kernels;
+    const MaskedRows& wanted;
+    Tasks tasks;
+  } context{engine.sampling, wanted, {}};
+  const auto body = [](void* raw, int) {
+    auto* own = static_cast<Context*>(raw);
+    const MaskedRows& wanted = own->wanted;
+    for (int64_t i; (i = own->tasks.take(static_cast<int64_t>(wanted.rows.size()))) >= 0;) {
+      float* masked = wanted.masked + i * wanted.vocab_size;
+      const float* logits = wanted.logits + wanted.rows[static_cast<size_t>(i)] * wanted.vocab_size;
+      own->kernels.mask(logits, wanted.masks + i * wanted.mask_size, wanted.vocab_size, masked);
+      wanted.best[i] = own->kernels.summary(masked, wanted.vocab_size).best;
+    }
+  };
+  if (wanted.rows.size() == 1) {
+    body(&context, 0);  // nobody needs to be woken
+  } else {
+    engine.pool.run(body, &context);
+  }
+}
+
 }  // namespace relevo

@@ -65,8 +65,8 @@ Rows rotated(const ElementwiseKernels& kernels) {
 
 // What a draw takes from a row of logits.
 struct Drawn {
-  RowSummary summary, infinite;
-  Rows weights, bounds;
+  RowSummary summary, infinite, held;
+  Rows weights, bounds, masked;
   float most;
   std::vector<int32_t> hopeful;
 };
@@ -77,12 +77,17 @@ Drawn drawn(const SamplingKernels& kernels) {
   for (float& value : logits) value = 9.0f * numbers.uneven();
   std::vector<int32_t> shortest(kVocab);
   for (int32_t& value : shortest) value = static_cast<int32_t>(numbers.bits() % (1 << 23));
-  Drawn result{kernels.summary(logits.data(), kVocab), {}, Rows(kVocab), Rows(kVocab), 0.0f, std::vector<int32_t>(kVocab)};
+  std::vector<uint32_t> mask(kVocab / 32 + 1);
+  for (uint32_t& word : mask) word = static_cast<uint32_t>(numbers.bits());
+  const RowSummary summary = kernels.summary(logits.data(), kVocab);
+  Drawn result{summary, {}, {}, Rows(kVocab), Rows(kVocab), Rows(kVocab), 0.0f, std::vector<int32_t>(kVocab)};
   const float peak = logits[static_cast<size_t>(result.summary.best)], scale = 1.25f;
   kernels.weights(logits.data(), kVocab, peak, scale, result.weights.data());
   result.most = kernels.bounds(logits.data(), kVocab, peak, scale, result.bounds.data());
   const int64_t count = kernels.hopeful(result.bounds.data(), shortest.data(), kVocab, 0x1p-24f, result.hopeful.data());
   result.hopeful.resize(static_cast<size_t>(count));
+  kernels.mask(logits.data(), mask.data(), kVocab, result.masked.data());
+  result.held = kernels.summary(result.masked.data(), kVocab);
   logits[37] = std::numeric_limits<float>::infinity();
   result.infinite = kernels.summary(logits.data(), kVocab);
   return result;
@@ -107,6 +112,8 @@ std::string sampling_defect(const SamplingKernels& kernels, const SamplingKernel
   if (!same_bits(found.weights, expected.weights)) return "gives wrong weights to draw by";
   if (!same_bits(found.bounds, expected.bounds) || found.most != expected.most || found.hopeful != expected.hopeful)
     return "gives wrong bounds of the weights to draw by";
+  if (!same_bits(found.masked, expected.masked) || found.held.best != expected.held.best)
+    return "lets tokens through a mask that it holds back";
   return "";
 }
 

@@ -24,6 +24,8 @@ struct SamplingKernels {
   float (*bounds)(const float* logits, int64_t size, float peak, float scale, float* bounds);
   // Ascending indices i with bounds[i] >= pace * shortest[i]; how many.
   int64_t (*hopeful)(const float* bounds, const int32_t* shortest, int64_t size, float pace, int32_t* indices);
+  // masked[i] = logits[i] where bit i % 32 of mask[i / 32] is set, minus infinity elsewhere; `masked` may be `logits`.
+  void (*mask)(const float* logits, const uint32_t* mask, int64_t size, float* masked);
 };
 
 const SamplingKernels& sampling_kernels(Path path);
@@ -35,7 +37,7 @@ struct DrawParams {
 };
 
 // One draw from a row [vocab_size] of logits; the same token as the reference in relevo.engine.sampling_math
-// (candidates, waits, draw): Philox4x64-10, exponential race. Needs a finite row.
+// (candidates, waits, draw): Philox4x64-10, exponential race. No NaN, a finite best; minus infinity is never drawn.
 int64_t draw(const float* logits, int64_t vocab_size, const DrawParams& params);
 
 }  // namespace relevo

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "rows/sampling.h"
 
@@ -77,6 +78,16 @@ inline int64_t hopeful_of(const float* bounds, const int32_t* shortest, int64_t 
   return count;
 }
 
+// A word of the mask at a time; whole words are mostly all set or all clear.
+inline void mask_of(const float* logits, const uint32_t* mask, int64_t size, float* masked) {
+  constexpr float NEVER = -std::numeric_limits<float>::infinity();
+  for (int64_t first = 0; first < size; first += 32) {
+    const int64_t count = size - first < 32 ? size - first : 32;
+    const uint32_t word = mask[first / 32];
+    for (int64_t i = 0; i < count; ++i) masked[first + i] = (word >> i & 1u) != 0 ? logits[first + i] : NEVER;
+  }
+}
+
 template <class V>
 RowSummary summary_of(const float* logits, int64_t vocab_size) {
   using F = typename V::F;
@@ -111,7 +122,7 @@ RowSummary summary_of(const float* logits, int64_t vocab_size) {
 
 template <class V>
 SamplingKernels sampling_kernels_of(Path path) {
-  return {path, summary_of<V>, weights_of, bounds_of<V>, hopeful_of};
+  return {path, summary_of<V>, weights_of, bounds_of<V>, hopeful_of, mask_of};
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ def engine_under_test(settings: Settings, num_kv_tokens: int) -> Iterator[Engine
     config = plan_serving(asked).workers[0]
     with _pinned(config.cores):
         is_fake = config.model == "fake"
-        runner, arena, costs = build_fake(config) if is_fake else build_model(config, lambda status: None)
+        runner, arena, costs, _ = build_fake(config) if is_fake else build_model(config, lambda status: None)
         if not is_fake:
             fill(arena.buffer)
         scheduling = scheduler_config(config, runner.layout, costs.costs, runner.vocab_size)

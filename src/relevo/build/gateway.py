@@ -28,6 +28,7 @@ from relevo.build.http_server import build_limiter, build_site
 from relevo.build.metering import Metering, build_metering
 from relevo.build.serve_http import serve_until_stopped
 from relevo.build.start_phases import StartPhases
+from relevo.build.vocabulary import tokenizer_files
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
 from relevo.gateway.http.app import create_app
@@ -287,7 +288,7 @@ def _served_model(backend: ModelBackend) -> ServedModel:
     """Reads the model's tokenizer. Raises StartError."""
     config = backend.config
     with about_model(config.section):
-        files = _with_template(config, tokenizer_files(config))
+        files = _with_template(config, tokenizer_files(config.model, config.revision, config.download_dir))
         tokenizer = Tokenizer(files)
         if tokenizer.vocab_size > config.vocab_size:
             log.warning(
@@ -318,17 +319,6 @@ def _served_model(backend: ModelBackend) -> ServedModel:
             tokenizer_info=tokenizer_info(files, config.max_model_len),
             model_hash=config.model_hash,
         )
-
-
-def tokenizer_files(config: ServedModelConfig) -> TokenizerFiles:
-    """Raises StartError when the model brings no tokenizer."""
-    if config.model == "fake":
-        from relevo.build.fake_tokenizer import fake_tokenizer_files
-
-        return fake_tokenizer_files()
-    from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
-
-    return load_tokenizer_files(config.model, revision=config.revision, download_dir=config.download_dir)
 
 
 def _generation_defaults(config: ServedModelConfig, files: TokenizerFiles) -> dict[str, float]:

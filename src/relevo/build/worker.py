@@ -7,16 +7,21 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import wait
+from functools import partial
+from typing import NamedTuple
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import WorkerConfig
 from relevo.build.model import kv_layout, load_model
 from relevo.build.start_phases import StartPhases
+from relevo.build.vocabulary import grammar_vocabulary
 from relevo.core.errors import SettingsError
 from relevo.core.events import StepCosts
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import KVLayout
 from relevo.core.ports import ModelRunner
+from relevo.engine.grammars import Grammars
 from relevo.engine.hello import WorkerIdentity
 from relevo.engine.loop import EngineLoop
 from relevo.kv.arena import Arena
@@ -47,7 +52,9 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure(config.log_level, config.worker_id)
     phases = StartPhases()
-    runner, arena, costs = build_fake(config) if config.model == "fake" else build_model(config, report, phases)
+    runner, arena, costs, grammars = (
+        build_fake(config) if config.model == "fake" else build_model(config, report, phases)
+    )
     server = WireServer()
     transports = _transports(config, arena, server.wake)
     loop = EngineLoop(
@@ -65,7 +72,10 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
         costs=costs,
         clock=MonotonicClock(),
         drain_timeout_s=config.drain_timeout_s,
+        grammars=grammars,
     )
+    wait([grammars.load()])  # it holds the interpreter lock for longer than a step takes
+    phases.done("vocabulary of grammars")
     server.on_connect = loop.hello
     server.listen(config.address)
     if config.life_fd >= 0:
@@ -80,15 +90,26 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
         loop.run()
     finally:
         gc.unfreeze()  # extensions look at the end whether everything of theirs is gone
+        grammars.close()
         server.close()
         transports.close()
 
 
-def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]:
+class Built(NamedTuple):
+    """What of a worker depends on its model."""
+
+    runner: ModelRunner
+    arena: Arena
+    costs: StepCostModel
+    grammars: Grammars
+
+
+def build_fake(config: WorkerConfig) -> Built:
     """The engine without a model: deterministic tokens from the KV content, no torch."""
     from relevo.engine.fake_model import FAKE_MODEL
     from relevo.engine.fake_runner import FakeRunner
     from relevo.engine.fake_script import unpacked
+    from relevo.engine.grammar_masks import GrammarMasks
 
     layout = kv_layout(FAKE_MODEL, "fake", "uint64", config.block_size)
     arena = _arena(config, layout)
@@ -98,22 +119,23 @@ def build_fake(config: WorkerConfig) -> tuple[ModelRunner, Arena, StepCostModel]
     measured = StepCostModel()
     for num_tokens, num_kv_tokens in _CALIBRATION:
         measured.observe(num_tokens, num_kv_tokens, costs.step_s(num_tokens, num_kv_tokens))
+    grammars = _grammars(config, FAKE_MODEL.vocab_size)
     runner = FakeRunner(
         arena,
         costs=costs,
         vocab_size=FAKE_MODEL.vocab_size,
         max_model_len=config.max_model_len,
         script=unpacked(config.script) if config.script else None,
+        grammar_masks=GrammarMasks(grammars, FAKE_MODEL.vocab_size),
     )
-    return runner, arena, measured
+    return Built(runner, arena, measured, grammars)
 
 
-def build_model(
-    config: WorkerConfig, report: Report, phases: StartPhases | None = None
-) -> tuple[ModelRunner, Arena, StepCostModel]:
+def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None = None) -> Built:
     """The real engine. Warm: lazy initialisation is done, step costs are measured."""
     phases = phases or StartPhases()
     from relevo.build.backend import make_ops
+    from relevo.engine.grammar_masks import GrammarMasks
     from relevo.engine.loaders.resolve import load_model_files
     from relevo.engine.runner import LocalRunner
     from relevo.engine.sampler import Sampler
@@ -124,18 +146,26 @@ def build_model(
     files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
     arena = _arena(config, kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size))
     phases.done("engine imports, model file's head, arena")
+    grammars = _grammars(config, files.config.vocab_size)
+    grammars.load()  # while weights are read
     ops = make_ops(config)
     phases.done("backend")
     model = load_model(config, files, ops, progress)
     phases.done("weights")
     log.info("weights loaded: %s", files.load_report)
-    runner = LocalRunner(model, arena, Sampler(files.config.vocab_size), _own_block_ids(config))
+    masks = GrammarMasks(grammars, files.config.vocab_size, len(config.cores))
+    sampler = Sampler(files.config.vocab_size, model.ops.row_math)
+    runner = LocalRunner(model, arena, sampler, _own_block_ids(config), masks)
     runner.warm_up()
     costs = StepCostModel()
     for num_tokens, num_kv_tokens, step_s in runner.measure(_CALIBRATION):
         costs.observe(num_tokens, num_kv_tokens, step_s)
     phases.done("warm-up and step costs")
-    return runner, arena, costs
+    return Built(runner, arena, costs, grammars)
+
+
+def _grammars(config: WorkerConfig, vocab_size: int) -> Grammars:
+    return Grammars(partial(grammar_vocabulary, config.model, config.revision, config.download_dir, vocab_size))
 
 
 def _own_block_ids(config: WorkerConfig) -> range:

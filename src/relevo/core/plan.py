@@ -6,6 +6,7 @@ added. A runner keeps the rest (`core.replica`), so a plan can be encoded and se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -116,9 +117,17 @@ class StepClocks:
     sampling_s: float
 
 
+class StepFailure(NamedTuple):
+    """Why a step brought nothing for a request, and would not if it were tried again."""
+
+    code: str  # of core.errors
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     step_id: int
-    sampled: tuple[tuple[SampledToken, ...], ...]  # per row, one per draw
+    sampled: tuple[tuple[SampledToken, ...], ...]  # per row, one per draw; none in rows of `failures`
     step_s: float  # wall time of the step, sampling included
     clocks: StepClocks | None = None  # None: the runner does not tell them apart
+    failures: Mapping[RequestId, StepFailure] = field(default_factory=dict)  # the other requests are as they should be

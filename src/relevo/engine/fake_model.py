@@ -9,6 +9,7 @@ fingerprints from there on. Pure functions over uint64 arrays, modulo 2^64; the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -22,6 +23,7 @@ from relevo.core.request import SamplingParams
 from relevo.engine.fake_script import Line
 
 Words = npt.NDArray[np.uint64]
+Allowed = Callable[[TokenId], bool]  # whether a grammar lets a token through
 
 VALUE_MASK = np.uint64(0x5BD1E9955BD1E995)  # arbitrary; what the V slot of a token holds is its fingerprint ^ this
 _MASK = 2**64 - 1
@@ -105,10 +107,12 @@ class FakeModel:
         sample_index: int,
         num_outputs: int,
         line: Line | None = None,
+        allowed: Allowed | None = None,
     ) -> SampledToken:
         """The token after `num_outputs` output tokens of one continuation. End tokens come only where allowed.
 
-        `line`: what it says, instead of hashes."""
+        `line`: what it says, instead of hashes. `allowed`: by a grammar. The next one after what it would say is taken,
+        and every fourth time an end token where it may end."""
         word = context
         if sampling.temperature > 0:
             for part in (sampling.seed, sample_index, num_outputs):
@@ -123,6 +127,10 @@ class FakeModel:
             token_id = told
         else:
             token_id = self._next_allowed(word % self.vocab_size, banned)
+        if allowed is not None:
+            ends = wants_eos or (line is None and _mix_int(word + 2) % 4 == 0)
+            wanted = eos_token_ids[:1] if ends and may_stop and not sampling.ignore_eos else ()
+            token_id = self._let_through(token_id, wanted, banned, allowed)
         return _with_logprobs(token_id, word, sampling.num_logprobs, self.vocab_size)
 
     def reference_tokens(
@@ -134,17 +142,21 @@ class FakeModel:
         eos_token_ids: tuple[TokenId, ...] = (),
         sample_index: int = 0,
         line: Line | None = None,
+        allowed_after: Callable[[list[TokenId]], Allowed] | None = None,
     ) -> list[TokenId]:
         """What a correct server answers: up to `num_tokens` (default `max_tokens`), less if an end token comes.
+        `allowed_after`: what a grammar lets through after an output.
 
         Computed without blocks, batches or chunks.
         """
         context = fingerprints(list(prompt), 0, 0)
         outputs: list[TokenId] = []
-        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+        is_endless = params.ignore_eos and allowed_after is None
+        stops = set(params.stop_token_ids) | (set() if is_endless else set(eos_token_ids))
         while len(outputs) < (params.max_tokens if num_tokens is None else num_tokens):
             word = context_hash(context, context ^ VALUE_MASK)
-            token = self.sample(word, params, eos_token_ids, sample_index, len(outputs), line).token_id
+            allowed = None if allowed_after is None else allowed_after(outputs)
+            token = self.sample(word, params, eos_token_ids, sample_index, len(outputs), line, allowed).token_id
             outputs.append(token)
             if token in stops:
                 break
@@ -153,6 +165,17 @@ class FakeModel:
 
     def _ends(self, word: int) -> bool:
         return self.eos_one_in > 0 and _mix_int(word + 1) % self.eos_one_in == 0
+
+    def _let_through(
+        self, token_id: TokenId, wanted: tuple[TokenId, ...], banned: set[TokenId], allowed: Allowed
+    ) -> TokenId:
+        """What is banned only if there is nothing else."""
+        for each in wanted:
+            if allowed(each):
+                return each
+        held_back = {each for each in range(self.vocab_size) if not allowed(each)}
+        everything = len(held_back | banned) == self.vocab_size
+        return self._next_allowed(token_id, held_back if everything else held_back | banned)
 
     def _next_allowed(self, token_id: TokenId, banned: set[TokenId]) -> TokenId:
         for step in range(self.vocab_size):

@@ -11,7 +11,8 @@ if a cost is set.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -22,9 +23,11 @@ from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.plan import ScheduledRow, StepPlan, StepResult
 from relevo.core.replica import Replica
 from relevo.engine.fake_lines import Lines
-from relevo.engine.fake_model import FAKE_MODEL, VALUE_MASK, FakeModel, Words, context_hash, fingerprints
+from relevo.engine.fake_model import FAKE_MODEL, VALUE_MASK, Allowed, FakeModel, Words, context_hash, fingerprints
 from relevo.engine.fake_script import Script
+from relevo.engine.grammar_masks import NO_MASKS, GrammarMasks, SampleSpec, StepMasks
 from relevo.engine.ops.cache_groups import only_full_group
+from relevo.engine.row_math import let_through
 from relevo.kv.arena import Arena
 
 __all__ = ["FAKE_MODEL", "FakeModel", "FakeRunner", "fake_layout"]
@@ -51,8 +54,10 @@ class FakeRunner:
         eos_one_in: int = 0,
         fault: Callable[[Sequence[ScheduledRow]], None] | None = None,
         script: Script | None = None,
+        grammar_masks: GrammarMasks | None = None,
     ) -> None:
-        """`fault` may raise instead of a result, with the KV of these rows written."""
+        """`fault` may raise instead of a result, with the KV of these rows written. `grammar_masks`: None if no request
+        has a grammar."""
         group = only_full_group(arena.layout)
         assert arena.layout.dtype == "uint64", "fingerprints are uint64"
         self.layout = arena.layout
@@ -64,6 +69,7 @@ class FakeRunner:
         self._costs = costs
         self.fault = fault
         self._lines = None if script is None else Lines(script)
+        self._grammar_masks = grammar_masks
         shape = (arena.num_blocks, group.num_layers, 2, group.num_kv_heads, self.layout.block_size, group.key_size)
         self._slots: Words = np.frombuffer(arena.buffer, dtype=np.uint64).reshape(shape)[:, 0, :, 0, :, 0]  # [N, 2, S]
 
@@ -72,7 +78,9 @@ class FakeRunner:
         for source, target in plan.block_copies:
             self._arena.copy_block(source, target)
         rows = self._replica.rows(plan)
-        sampled = tuple(self._compute(row) for row in rows)
+        masks = NO_MASKS if self._grammar_masks is None else self._grammar_masks.of(_draws(rows))
+        places = count()
+        sampled = tuple(self._compute(row, masks, places) for row in rows)
         if self.fault is not None:
             self.fault(rows)
         cost_s = self._costs.step_s(plan.num_tokens, plan.num_kv_tokens)
@@ -80,13 +88,13 @@ class FakeRunner:
             cost_s = max(cost_s, self._lines.pace_s(rows))
         if cost_s > 0:
             time.sleep(cost_s)
-        return StepResult(plan.step_id, sampled, time.perf_counter() - started_s)
+        return StepResult(plan.step_id, sampled, time.perf_counter() - started_s, failures=masks.failures)
 
     def warm_up(self) -> None:
         """Touches no block: numpy has nothing to initialise but itself."""
         context_hash(fingerprints([0, 1], 0, 0), fingerprints([0, 1], 0, 0))
 
-    def _compute(self, row: ScheduledRow) -> tuple[SampledToken, ...]:
+    def _compute(self, row: ScheduledRow, masks: StepMasks, places: Iterator[int]) -> tuple[SampledToken, ...]:
         end = row.start + len(row.token_ids)
         blocks = np.asarray(row.block_ids, dtype=np.int64)
         positions = np.arange(row.start, end)
@@ -100,13 +108,26 @@ class FakeRunner:
         num_blocks = -(-end // self.layout.block_size)
         table = self._slots[blocks[:num_blocks]]
         context = context_hash(table[:, 0].reshape(-1)[:end], table[:, 1].reshape(-1)[:end])
-        return tuple(self._draw(row, sample, context) for sample in row.samples)
+        drawn = [self._draw(row, sample, context, _allowed(masks, next(places))) for sample in row.samples]
+        return () if row.request_id in masks.failures else tuple(drawn)
 
-    def _draw(self, row: ScheduledRow, sample: SampleState, context: int) -> SampledToken:
+    def _draw(self, row: ScheduledRow, sample: SampleState, context: int, allowed: Allowed | None) -> SampledToken:
         request, index = row.request, sample.sample_index
         line = None if self._lines is None else self._lines.line(row, index, context)
         num_outputs = len(sample.output_token_ids)
-        return self.model.sample(context, request.sampling, request.eos_token_ids, index, num_outputs, line)
+        return self.model.sample(context, request.sampling, request.eos_token_ids, index, num_outputs, line, allowed)
 
     def _key(self, block_ids: list[BlockId], position: int) -> int:
         return int(self._slots[block_ids[position // self.layout.block_size], 0, position % self.layout.block_size])
+
+
+def _draws(rows: Sequence[ScheduledRow]) -> list[SampleSpec]:
+    return [(index, row.request, sample) for index, row in enumerate(rows) for sample in row.samples]
+
+
+def _allowed(masks: StepMasks, place: int) -> Allowed | None:
+    """By the grammar of the draw at this place; None: it has none."""
+    if place not in masks.row_of:
+        return None
+    bits = masks.bits[masks.row_of[place]]
+    return let_through(bits, 32 * len(bits)).__getitem__

@@ -27,6 +27,7 @@ def is_edited(sampling: SamplingParams, num_output_tokens: int) -> bool:
     """Whether the edits would change anything."""
     return (
         bool(sampling.logit_bias)
+        or _puts_off_end(sampling)
         or num_output_tokens < sampling.min_tokens
         or sampling.repetition_penalty != 1.0
         or (num_output_tokens > 0 and (sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0))
@@ -54,6 +55,7 @@ class RequestEdits:
         self.masked = _in_vocabulary(masked, vocab_size)
         if len(self.masked) == vocab_size:  # nothing would be left to draw
             self.masked = self.masked[:0]
+        self.put_off = _in_vocabulary(request.eos_token_ids if _puts_off_end(sampling) else (), vocab_size)
 
 
 class SampleEdits:
@@ -85,6 +87,7 @@ class SampleEdits:
             logits[self._drawn] -= penalties.astype(np.float32)
         if len(self.output) < sampling.min_tokens:
             logits[fixed.masked] = LOWEST
+        logits[fixed.put_off] = LOWEST
 
     def _count(self) -> None:
         """Take in what was drawn since the last step: one token, or all of a continuation that came from elsewhere."""
@@ -137,6 +140,12 @@ class EditCache:
         if len(self._samples) > 2 * len(kept) + _NUM_SPARE:
             self._samples = kept
             self._requests = {each.of_request.request.request_id: each.of_request for each in kept.values()}
+
+
+def _puts_off_end(sampling: SamplingParams) -> bool:
+    """End-of-sequence is drawn only where its grammar lets nothing else through; without a grammar it is ignored later,
+    when it was drawn."""
+    return sampling.ignore_eos and sampling.grammar is not None
 
 
 def _penalise(logits: Logits, seen: TokenIds, penalty: np.float32) -> None:

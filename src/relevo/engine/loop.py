@@ -21,8 +21,10 @@ from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import Clock, ModelRunner
 from relevo.engine.cache_feed import CacheFeed
 from relevo.engine.decided import tell_accepted, tell_ends, tell_plan, with_evictions
+from relevo.engine.grammar_gate import Denied, GrammarGate, Passed
+from relevo.engine.grammars import Grammars, no_grammars
 from relevo.engine.hello import WorkerIdentity
-from relevo.engine.incoming import ask, request_of
+from relevo.engine.incoming import Asked, ask, request_of
 from relevo.engine.load_reports import LoadReports
 from relevo.engine.outgoing import Outgoing
 from relevo.engine.step_recovery import execute_apart
@@ -49,12 +51,14 @@ class EngineLoop:
     clock: Clock
     drain_timeout_s: float = 30.0  # how long a drain waits for what runs
     decide: Decide = unlogged
+    grammars: Grammars = field(default_factory=no_grammars)  # also what the runner holds outputs to
     core: WorkerCore = field(init=False)
     reports: LoadReports = field(init=False)
     _cache_feed: CacheFeed = field(init=False)
     _outgoing: Outgoing = field(init=False)
     _transfers: Transfers = field(init=False)
     _drain: Drain = field(init=False)
+    _gate: GrammarGate = field(init=False)
 
     def __post_init__(self) -> None:
         self.decide = with_evictions(self.decide, self.scheduler.pool)
@@ -65,6 +69,7 @@ class EngineLoop:
         self._outgoing = Outgoing(self.core, self.links, self.transports, bytes_per_token, self.reports, self.decide)
         self._transfers = Transfers(self.core, self.transports, self._outgoing)
         self._drain = Drain(self.drain_timeout_s)
+        self._gate = GrammarGate(self.grammars, self.links.wake, self.scheduler.requests.__contains__)
 
     def hello(self) -> wire.Hello:
         load, orphans = self.reports.load(), self.scheduler.reservations.orphans
@@ -99,9 +104,10 @@ class EngineLoop:
         """It was drained, and nothing is left or the time for it is over."""
         for peer in self._drain.untold(self.links.peer_ids):
             self.links.send(peer, wire.Leaving())
-        if not self._drain.may_leave(self.core.num_requests, now_ns):
+        num_requests = self.core.num_requests + self._gate.num_waiting
+        if not self._drain.may_leave(num_requests, now_ns):
             return False
-        log.info("drained; %d requests are left to be continued elsewhere", self.core.num_requests)
+        log.info("drained; %d requests are left to be continued elsewhere", num_requests)
         return True
 
     # ---- one turn ----------------------------------------------------------------------------------------------------
@@ -110,6 +116,7 @@ class EngineLoop:
         """One message of a gateway. Never while a step is being computed."""
         match message:
             case wire.Abort(request_id=request_id):
+                self._gate.drop(peer, request_id)
                 self.core.abort(peer, request_id, message.writer_active)
             case wire.Release(request_id=request_id):
                 self.core.release(request_id)
@@ -128,12 +135,11 @@ class EngineLoop:
                 return
             case PeerGone():
                 self._cache_feed.unfollow(peer)
+                self._gate.drop_all(peer)
                 self.core.lose_gateway(peer)
             case _:
-                request_id = request_of(message)
-                with self._outgoing.only(request_id, peer):
-                    if ask(self.core, peer, message, now_ns):
-                        tell_accepted(self.decide, request_id, message)
+                if not self._gate.keeps(peer, message):
+                    self._ask(peer, message, now_ns)
         self._outgoing.carry_out()
         self.reports.changed()
 
@@ -141,6 +147,7 @@ class EngineLoop:
         """What follows from the messages handled, then what the next step computes; None: nothing, and gateways know.
 
         `finish_step` must follow a plan, with no message handled in between."""
+        self._take_compiled(now_ns)
         self._transfers.take_events()
         self._transfers.hand_over()
         self.core.grant_room(now_ns)
@@ -154,17 +161,34 @@ class EngineLoop:
             tell_plan(self.decide, plan, self.scheduler.planned_requests, preempted)
         return plan
 
+    def _ask(self, peer: PeerId, message: Asked, now_ns: int) -> None:
+        request_id = request_of(message)
+        with self._outgoing.only(request_id, peer):
+            if ask(self.core, peer, message, now_ns):
+                tell_accepted(self.decide, request_id, message)
+
+    def _take_compiled(self, now_ns: int) -> None:
+        """What waited for its grammar."""
+        for each in self._gate.take_ready():
+            match each:
+                case Passed(peer, message):
+                    self._ask(peer, message, now_ns)
+                case Denied(peer, request_id, rejected):
+                    self.core.refuse(peer, request_id, rejected)
+                    self._outgoing.carry_out()
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the step. The requests that make it raise end, the others' rows are computed without them."""
         try:
             result = self.runner.execute(plan)
         except Exception as error:
-            recovered = execute_apart(self.runner, plan, self.scheduler.planned_requests, error)
-            for request_id, (code, reason) in recovered.failures.items():
+            result = execute_apart(self.runner, plan, self.scheduler.planned_requests, error)
+        else:
+            self.costs.observe(plan.num_tokens, plan.num_kv_tokens, result.step_s)
+        if result.failures:
+            for request_id, (code, reason) in result.failures.items():
                 self.core.fail(request_id, code, reason)
             self._outgoing.carry_out()
-            return recovered.result
-        self.costs.observe(plan.num_tokens, plan.num_kv_tokens, result.step_s)
         return result
 
     def finish_step(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:

@@ -17,6 +17,8 @@ from relevo.core.ids import TokenId
 from relevo.core.request import SamplingParams
 from relevo.engine.sampling_math import Logits, TokenIds, candidates, draw, waits
 
+Masks = npt.NDArray[np.uint32]  # [N, ceil(V / 32)], see `let_through`
+
 
 @dataclass(frozen=True, slots=True)
 class RowSummaries:
@@ -40,7 +42,13 @@ class RowMath(Protocol):
         ...
 
     def draw(self, logits: Logits, draws: Sequence[RowDraw]) -> list[TokenId]:
-        """One token per draw, in their order; the rows they name are finite."""
+        """One token per draw, in their order; the rows they name have no NaN and a finite best. Minus infinity is never
+        drawn."""
+        ...
+
+    def mask(self, logits: Logits, rows: Sequence[int], masks: Masks, masked: Logits) -> TokenIds:
+        """Into `masked` [N, V] what `masks` leave of these rows of `logits` [R, V], minus infinity elsewhere. The best
+        token of each, [N]. `masked` may be `logits` where rows are 0, 1, 2, and so on."""
         ...
 
 
@@ -53,6 +61,18 @@ class NumpyRowMath:
 
     def draw(self, logits: Logits, draws: Sequence[RowDraw]) -> list[TokenId]:
         return [draw_from(logits[one.row], one.sampling, one.sample_index, one.position) for one in draws]
+
+    def mask(self, logits: Logits, rows: Sequence[int], masks: Masks, masked: Logits) -> TokenIds:
+        for place, row in enumerate(rows):
+            masked[place] = np.where(let_through(masks[place], logits.shape[1]), logits[row], np.float32(-np.inf))
+        best: TokenIds = masked.argmax(axis=1)
+        return best
+
+
+def let_through(mask: Masks, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """[V] of a mask [ceil(V / 32)], in which token i is bit i % 32 of word i // 32."""
+    bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")
+    return bits[:vocab_size].astype(np.bool_)
 
 
 def draw_from(row: Logits, sampling: SamplingParams, sample_index: int, position: int) -> TokenId:

@@ -7,24 +7,23 @@ were scheduled, what else uses the arena, or which model and backend compute.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from relevo.core.baton import SampledToken, SampleState
+from relevo.core.baton import SampledToken
 from relevo.core.ids import BlockId, RequestId
 from relevo.core.kv import KVLayout
-from relevo.core.plan import ScheduledRow, StepClocks, StepPlan, StepResult
+from relevo.core.plan import ScheduledRow, StepClocks, StepFailure, StepPlan, StepResult
 from relevo.core.replica import Replica, ReplicaSequence
 from relevo.core.request import EngineRequest, SamplingParams
+from relevo.engine.grammar_masks import NO_MASKS, GrammarMasks, SampleSpec, StepMasks
 from relevo.engine.inputs import StepPacker
 from relevo.engine.models.spec import Model
 from relevo.engine.row_math import RowSummaries
-
-SampleSpec = tuple[int, EngineRequest, SampleState]  # row of the logits, and what draws from it
 
 
 class KVArena(Protocol):
@@ -42,7 +41,11 @@ class KVArena(Protocol):
 
 class TokenSampler(Protocol):
     def sample(
-        self, logits: npt.NDArray[np.float32], specs: Sequence[SampleSpec], summaries: RowSummaries | None
+        self,
+        logits: npt.NDArray[np.float32],
+        specs: Sequence[SampleSpec],
+        summaries: RowSummaries | None,
+        masks: StepMasks,
     ) -> list[SampledToken]: ...
 
 
@@ -50,14 +53,21 @@ class LocalRunner:
     """Implements core.ports.ModelRunner. Block ids are places in the whole arena."""
 
     def __init__(
-        self, model: Model, arena: KVArena, sampler: TokenSampler, scratch_block_ids: Sequence[BlockId]
+        self,
+        model: Model,
+        arena: KVArena,
+        sampler: TokenSampler,
+        scratch_block_ids: Sequence[BlockId],
+        grammar_masks: GrammarMasks | None = None,
     ) -> None:
-        """`scratch_block_ids`: at least one block that no request ever holds; warm-up and calibration write there."""
+        """`scratch_block_ids`: at least one block that no request ever holds; warm-up and calibration write there.
+        `grammar_masks`: None if no request has a grammar."""
         self.layout = arena.layout
         self.vocab_size = model.config.vocab_size
         self.max_model_len = model.max_model_len
         self._model = model
         self._sampler = sampler
+        self._grammar_masks = grammar_masks
         self._scratch_block_ids = tuple(scratch_block_ids)
         self._replica = Replica()
         self._packer = StepPacker(arena.layout.block_size)
@@ -67,10 +77,14 @@ class LocalRunner:
         started = time.perf_counter()
         if plan.block_copies:
             self._model.ops.copy_blocks(self._kv, plan.block_copies)
-        sampled, clocks = self._run(plan) if plan.num_rows else ((), None)
-        return StepResult(plan.step_id, sampled, time.perf_counter() - started, clocks)
+        if not plan.num_rows:
+            return StepResult(plan.step_id, (), time.perf_counter() - started)
+        sampled, clocks, failures = self._run(plan)
+        return StepResult(plan.step_id, sampled, time.perf_counter() - started, clocks, failures)
 
-    def _run(self, plan: StepPlan) -> tuple[tuple[tuple[SampledToken, ...], ...], StepClocks]:
+    def _run(
+        self, plan: StepPlan
+    ) -> tuple[tuple[tuple[SampledToken, ...], ...], StepClocks, Mapping[RequestId, StepFailure]]:
         started = time.perf_counter()
         sequences = self._replica.apply(plan)
         inputs = self._packer.pack_plan(plan, sequences)
@@ -80,9 +94,17 @@ class LocalRunner:
         logits = self._model.forward(inputs, self._kv, last_tokens)
         computed = time.perf_counter()
         specs = _draws(plan, sequences)
-        tokens = iter(self._sampler.sample(logits.values, specs, logits.summaries) if specs else ())
+        masks = NO_MASKS if self._grammar_masks is None else self._grammar_masks.of(specs)
+        tokens = iter(self._sampler.sample(logits.values, specs, logits.summaries, masks) if specs else ())
         sampled = tuple([tuple(islice(tokens, num_draws)) for num_draws in plan.num_draws])
-        return sampled, StepClocks(packed - started, logits.kernel_s, time.perf_counter() - computed)
+        if masks.failures:
+            sampled = tuple(
+                [
+                    () if sequence.request.request_id in masks.failures else drawn
+                    for sequence, drawn in zip(sequences, sampled, strict=True)
+                ]
+            )
+        return sampled, StepClocks(packed - started, logits.kernel_s, time.perf_counter() - computed), masks.failures
 
     def warm_up(self) -> None:
         """One chunk, one batch of decodes, one single decode."""

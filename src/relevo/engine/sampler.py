@@ -4,16 +4,18 @@ Owns the order of the operations and the fast paths; the arithmetic is in `logit
 backend's `RowMath`. What it keeps between steps can be derived anew: a draw depends on the row, the request and the
 continuation's tokens, so a row alone, a row in a batch and the same row on another worker give one token. Does not know
 when a continuation ends: `ignore_eos` and stop tokens are the scheduler's, here end-of-sequence is masked until
-`min_tokens` and may be drawn afterwards.
+`min_tokens` and may be drawn afterwards. What a grammar lets through comes from outside, as masks.
 
 Order, for one row:
 
 1. log-probabilities, of the raw distribution (before everything below, as vLLM's default)
 2. logit_bias, then repetition penalty (prompt and output), then frequency and presence penalty (output only)
-3. min_tokens: end-of-sequence and stop token ids are masked
-4. greedy (temperature below 1e-5): argmax, ties to the lowest id; end
-5. temperature, min_p, top_k, top_p
-6. one exponential number per token id from (seed, sample_index, number of output tokens); the race is won by the
+3. min_tokens: end-of-sequence and stop token ids are masked, also end-of-sequence of a grammar with ignore_eos
+4. grammar: what it does not let through is never drawn. It goes before 3: where it lets through nothing but what is
+   masked there, such a token is drawn, so an output that cannot be longer ends
+5. greedy (temperature below 1e-5): argmax, ties to the lowest id; end
+6. temperature, min_p, top_k, top_p
+7. one exponential number per token id from (seed, sample_index, number of output tokens); the race is won by the
    shortest number / weight
 
 Bias before penalties is what vLLM and Hugging Face do (a repetition penalty scales a biased logit). min_p before
@@ -27,15 +29,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from relevo.core.baton import SampledToken, SampleState
+from relevo.core.baton import SampledToken
 from relevo.core.errors import StepFailed
 from relevo.core.ids import TokenId
-from relevo.core.request import EngineRequest
+from relevo.engine.grammar_masks import NO_MASKS, SampleSpec, StepMasks
 from relevo.engine.logit_edits import EditCache, SampleEdits, is_edited
 from relevo.engine.row_math import NumpyRowMath, RowDraw, RowMath, RowSummaries
 from relevo.engine.sampling_math import Logits, best_logprobs, is_greedy, log_normaliser
 
-SampleSpec = tuple[int, EngineRequest, SampleState]  # (row in logits, request, continuation)
+__all__ = ["SampleSpec", "Sampler"]
 
 
 class Sampler:
@@ -44,15 +46,19 @@ class Sampler:
         self.vocab_size = vocab_size
         self._math = row_math or NumpyRowMath()
         self._edits = EditCache(vocab_size)
-        self._edited: Logits = np.empty((0, vocab_size), dtype=np.float32)  # written again in every step
+        self._changed: Logits = np.empty((0, vocab_size), dtype=np.float32)  # written again in every step
 
     def sample(
-        self, logits: Logits, specs: Sequence[SampleSpec], summaries: RowSummaries | None = None
+        self,
+        logits: Logits,
+        specs: Sequence[SampleSpec],
+        summaries: RowSummaries | None = None,
+        masks: StepMasks = NO_MASKS,
     ) -> list[SampledToken]:
         """Draw one token per entry of `specs`, in their order; several may name one row. `logits` is only read.
 
         logits: [R, >= V] float32; columns from V on are padding of the output layer and never drawn. `summaries`: of
-        these logits, if the backend made them while it computed.
+        these logits, if the backend made them while it computed. `masks`: of those draws that a grammar holds.
         Raises StepFailed, with the ids of the requests whose named rows hold NaN or infinity.
         """
         if not specs:
@@ -61,10 +67,12 @@ class Sampler:
             logits = logits[:, : self.vocab_size]
             summaries = self._math.summarise(logits)
         _check_finite(summaries, specs)
-        token_ids = self._token_ids(logits, specs, summaries)
+        token_ids = self._token_ids(logits, specs, summaries, masks)
         return _with_logprobs(logits, specs, token_ids)
 
-    def _token_ids(self, logits: Logits, specs: Sequence[SampleSpec], summaries: RowSummaries) -> list[TokenId]:
+    def _token_ids(
+        self, logits: Logits, specs: Sequence[SampleSpec], summaries: RowSummaries, masks: StepMasks
+    ) -> list[TokenId]:
         token_ids = [0] * len(specs)
         best = summaries.best.tolist()
         plain: dict[int, RowDraw] = {}  # by place in `specs`; drawn together
@@ -73,13 +81,15 @@ class Sampler:
             sampling, position = request.sampling, len(sample.output_token_ids)
             if is_edited(sampling, position):
                 edits[place] = self._edits.of(request, sample)
+            elif place in masks.row_of:
+                pass  # with those that are edited
             elif is_greedy(sampling):
                 token_ids[place] = best[row]
             else:
                 plain[place] = RowDraw(row, sampling, sample.sample_index, position)
         self._draw(logits, plain, token_ids)
-        if edits:
-            self._draw_edited(logits, specs, edits, token_ids)
+        if edits or masks.row_of:
+            self._draw_changed(logits, specs, edits, masks, token_ids)
             self._edits.keep(edits.values())
         return token_ids
 
@@ -89,25 +99,42 @@ class Sampler:
             for place, token_id in zip(draws, drawn, strict=True):
                 token_ids[place] = token_id
 
-    def _draw_edited(
+    def _draw_changed(
         self,
         logits: Logits,
         specs: Sequence[SampleSpec],
         edits: Mapping[int, SampleEdits],
+        masks: StepMasks,
         token_ids: list[TokenId],
     ) -> None:
-        if len(self._edited) < len(edits):
-            self._edited = np.empty((len(edits), self.vocab_size), dtype=np.float32)
+        """From copies of the rows: first those that are edited and held, then those only held, then those only edited.
+
+        `edits`, `masks`: by place in `specs`."""
+        both = [place for place in edits if place in masks.row_of]
+        held = [place for place in masks.row_of if place not in edits]
+        places = [*both, *held, *(place for place in edits if place not in masks.row_of)]
+        if len(self._changed) < len(places):
+            self._changed = np.empty((len(places), self.vocab_size), dtype=np.float32)
+        changed, num_both, num_held = self._changed, len(both), len(both) + len(held)
+        for index, place in enumerate(places):
+            if place in edits:
+                np.copyto(changed[index], logits[specs[place][0]])
+                edits[place].apply(changed[index])
+        bits = masks.bits[[masks.row_of[place] for place in places[:num_held]]]
+        best: list[TokenId] = []
+        if both:
+            best += self._math.mask(changed, range(num_both), bits[:num_both], changed[:num_both]).tolist()
+        if held:
+            rows = [specs[place][0] for place in held]
+            best += self._math.mask(logits, rows, bits[num_both:], changed[num_both:num_held]).tolist()
         draws: dict[int, RowDraw] = {}
-        for index, (place, edit) in enumerate(edits.items()):
-            row, request, sample = specs[place]
-            np.copyto(self._edited[index], logits[row])
-            edit.apply(self._edited[index])
+        for index, place in enumerate(places):
+            _, request, sample = specs[place]
             if is_greedy(request.sampling):
-                token_ids[place] = int(self._edited[index].argmax())
+                token_ids[place] = best[index] if index < num_held else int(changed[index].argmax())
             else:
                 draws[place] = RowDraw(index, request.sampling, sample.sample_index, len(sample.output_token_ids))
-        self._draw(self._edited[: len(edits)], draws, token_ids)
+        self._draw(changed[: len(places)], draws, token_ids)
 
 
 def _check_finite(summaries: RowSummaries, specs: Sequence[SampleSpec]) -> None:

@@ -8,36 +8,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 
 from relevo.core.baton import SampledToken
 from relevo.core.errors import RequestError, StepFailed
 from relevo.core.ids import RequestId
-from relevo.core.plan import StepPlan, StepResult
+from relevo.core.plan import StepFailure, StepPlan, StepResult
 from relevo.core.ports import ModelRunner
 from relevo.policy.worker.suspects import Suspects
 
 log = logging.getLogger("relevo.engine")
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveredStep:
-    """`result` has no tokens in the rows of `failures`, and those of a whole step in the others."""
-
-    result: StepResult
-    failures: dict[RequestId, tuple[str, str]] = field(default_factory=dict)  # code and reason
-
-
 def execute_apart(
     runner: ModelRunner, plan: StepPlan, row_requests: Sequence[RequestId], error: Exception
-) -> RecoveredStep:
+) -> StepResult:
     """`plan` has raised `error`: execute it in parts until every request is computed or known to raise.
 
-    `row_requests`: the request of each row.
+    `row_requests`: the request of each row. Those that raise are among the result's failures.
     """
     request_ids = list(dict.fromkeys(row_requests))
     suspects = Suspects(request_ids, _named(error))
-    failures = dict.fromkeys(suspects.culprits, error)
+    raised = dict.fromkeys(suspects.culprits, error)
+    failures: dict[RequestId, StepFailure] = {}  # that the runner tells itself
     sampled: dict[int, tuple[SampledToken, ...]] = {}
     num_parts = 0
     while group := suspects.next_group:
@@ -46,29 +38,30 @@ def execute_apart(
         try:
             result = runner.execute(plan.part(places))
         except Exception as part_error:
-            failures.update(dict.fromkeys(suspects.raised(_named(part_error)), part_error))
+            raised.update(dict.fromkeys(suspects.raised(_named(part_error)), part_error))
             continue
         suspects.passed()
+        failures.update(result.failures)
         sampled.update(zip(places, result.sampled, strict=True))
     log.error(
         "step %d failed: %s; of its %d requests these end: %s (found with %d more steps)",
         plan.step_id,
         error,
         len(request_ids),
-        ", ".join(failures) or "none, it was transient",
+        ", ".join(raised) or "none, it was transient",
         num_parts,
         exc_info=error,
     )
     rows = tuple(sampled.get(index, ()) for index in range(plan.num_rows))
-    told = {request_id: _failure(raised) for request_id, raised in failures.items()}
-    return RecoveredStep(StepResult(plan.step_id, rows, 0.0), told)
+    failures |= {request_id: _failure(each) for request_id, each in raised.items()}
+    return StepResult(plan.step_id, rows, 0.0, failures=failures)
 
 
-def _failure(raised: Exception) -> tuple[str, str]:
+def _failure(raised: Exception) -> StepFailure:
     if isinstance(raised, RequestError):
-        return raised.code, raised.message
+        return StepFailure(raised.code, raised.message)
     code = raised.code if isinstance(raised, StepFailed) else StepFailed.code
-    return code, f"the engine failed in a step: {raised}"
+    return StepFailure(code, f"the engine failed in a step: {raised}")
 
 
 def _named(error: Exception) -> Collection[str]:

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING
 
 from relevo.core.errors import InvalidGrammar
 from relevo.core.ids import TokenId
-from relevo.vocabulary.model_vocabulary import ModelVocabulary
 
-if TYPE_CHECKING:  # 0.1 s, which a process pays when it first makes a vocabulary
+if TYPE_CHECKING:  # both libraries take 0.1 s, which a process pays when it first makes a vocabulary
     from llguidance import LLMatcher, LLTokenizer
+
+    from relevo.vocabulary.model_vocabulary import ModelVocabulary
 
 Tokenize = Callable[[str], Sequence[TokenId]]
 
@@ -70,7 +71,7 @@ class GrammarVocabulary:
         if vocabulary.decoder is None:
             refusal = "the model's tokenizer does not say which bytes a token spells"
         tokens = [vocabulary.token_to_bytes(token_id) for token_id in range(vocab_size)]
-        return cls(tokens, vocabulary.special_token_ids, vocabulary.eos_token_ids, vocabulary.tokenize, refusal)
+        return cls(tokens, vocabulary.special_token_ids, vocabulary.end_token_ids, vocabulary.tokenize, refusal)
 
     def compile(self, grammar: str) -> CompiledGrammar:
         """Bounded in time by llguidance's own measures of work, in size by `MAX_GRAMMAR_BYTES`.
@@ -96,7 +97,7 @@ class GrammarVocabulary:
         return CompiledGrammar(grammar, self, first)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CompiledGrammar:
     text: str
     vocabulary: GrammarVocabulary

@@ -52,7 +52,8 @@ class ModelVocabulary:
         backend.no_padding()
         self.backend = backend
         self.decoder = byte_decoder_of(None if backend.decoder is None else json.loads(backend.decoder.__getstate__()))
-        self.eos_token_ids = files.eos_token_ids
+        # more than one template's: which of them end an answer depends on the template that it is served with
+        self.end_token_ids = tuple(dict.fromkeys((*files.eos_token_ids, *files.turn_end_ids.values())))
         self.added = backend.get_added_tokens_decoder()
         # one more than the highest id: added tokens may leave a gap behind the others
         self.size: int = max(backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in self.added), 0)

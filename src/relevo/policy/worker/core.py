@@ -162,6 +162,10 @@ class WorkerCore:
             return Rejected(errors.HandoffFailed.code, reason)
         return None
 
+    def refuse(self, gateway: PeerId, request_id: RequestId, rejected: Rejected) -> None:
+        """A request that never came as far as any of the above."""
+        self._accept(gateway, request_id, rejected)
+
     # ---- between messages and a step ---------------------------------------------------------------------------------
 
     def grant_room(self, now_ns: int) -> None:

@@ -23,8 +23,8 @@ from relevo.engine.ops.cache_groups import only_full_group
 from relevo.engine.ops.formats import BLOCK_BYTES
 from relevo.engine.ops.native.recorder import Recorder
 from relevo.engine.ops.protocol import HostTensor, StepLogits, Trace
-from relevo.engine.row_math import RowDraw, RowMath, RowSummaries
-from relevo.engine.sampling_math import Logits
+from relevo.engine.row_math import Masks, RowDraw, RowMath, RowSummaries
+from relevo.engine.sampling_math import Logits, TokenIds
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = {"int8": "q8_channel"}
@@ -200,6 +200,10 @@ class NativeRowMath:
         ]
         token_ids: list[TokenId] = self._engine.draw(np.ascontiguousarray(logits), wanted)
         return token_ids
+
+    def mask(self, logits: Logits, rows: Sequence[int], masks: Masks, masked: Logits) -> TokenIds:
+        best: list[TokenId] = self._engine.mask(np.ascontiguousarray(logits), list(rows), masks, masked)
+        return np.array(best, dtype=np.int64)
 
 
 def _as_float32(tensor: HostTensor) -> npt.NDArray[np.float32]:

@@ -1,0 +1,82 @@
+"""The compiled grammars of a worker: each made once, in a thread of its own, and kept while it is of use.
+
+Owns the thread and what is kept: the grammars used last, and any that somebody still has. Does not know requests, or
+where an output is in its grammar (`grammar_masks`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from weakref import WeakValueDictionary
+
+from relevo.core.errors import InvalidGrammar
+from relevo.vocabulary.grammars import CompiledGrammar, GrammarVocabulary
+
+NUM_KEPT = 64  # arbitrary; a compiled schema of a few dozen lines has about a tenth of a megabyte
+
+
+class Grammars:
+    """`get` is for any thread, the rest for one."""
+
+    def __init__(self, load: Callable[[], GrammarVocabulary], num_kept: int = NUM_KEPT) -> None:
+        """`load`: called once, in the thread. What it raises is raised again by whatever needs the vocabulary."""
+        self._num_kept = num_kept
+        self._recent: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._alive: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
+        self._lock = Lock()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")  # starts with the first task
+        self._load = load
+        self._vocabulary: Future[GrammarVocabulary] | None = None
+
+    def load(self) -> Future[GrammarVocabulary]:
+        """Begin to load the vocabulary, if that has not begun."""
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._thread.submit(self._load)
+            return self._vocabulary
+
+    def known(self, text: str) -> CompiledGrammar | None:
+        """If it is compiled already."""
+        with self._lock:
+            compiled = self._alive.get(text)
+            return None if compiled is None else self._kept(compiled)
+
+    def get(self, text: str) -> CompiledGrammar:
+        """Compiled now, in the calling thread, if it is not known. Raises InvalidGrammar."""
+        compiled = self.known(text)
+        if compiled is None:
+            compiled = self.load().result().compile(text)
+            with self._lock:
+                compiled = self._kept(self._alive.setdefault(text, compiled))
+        return compiled
+
+    def prepare(self, text: str, when_done: Callable[[], None]) -> Future[CompiledGrammar]:
+        """Compile it in the thread, after what was asked for before. `when_done` is called there, or here if the future
+        is cancelled. The future fails with InvalidGrammar."""
+        self.load()
+        future = self._thread.submit(self.get, text)
+        future.add_done_callback(lambda _: when_done())
+        return future
+
+    def close(self) -> None:
+        """Begin nothing any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _kept(self, compiled: CompiledGrammar) -> CompiledGrammar:
+        self._recent[compiled.text] = compiled
+        self._recent.move_to_end(compiled.text)
+        while len(self._recent) > self._num_kept:
+            self._recent.popitem(last=False)
+        return compiled
+
+
+def no_grammars() -> Grammars:
+    """Of an engine that cannot hold an output to anything, such as a simulated one."""
+
+    def refuse() -> GrammarVocabulary:
+        raise InvalidGrammar("This engine cannot hold an output to a grammar.")
+
+    return Grammars(refuse)
