@@ -1,6 +1,6 @@
 """The compiled grammars of a worker: each made once, in a thread of its own, and kept while it is of use.
 
-Owns the thread and what is kept: the grammars used last, and any that somebody still has. Does not know requests, or
+Owns the thread and what is kept: the grammars used last, and any that are still referred to. Does not know requests, or
 where an output is in its grammar (`grammar_masks`).
 """
 
