@@ -64,7 +64,7 @@ class Read:
     """What a parser made of an output, joined."""
 
     parts: list[Part] = field(default_factory=list)
-    num_reasoning_tokens: int = 0
+    num_reasoning_tokens: int = field(default=0, compare=False)  # it depends on what one token was
     is_complete: bool = False
     is_broken_off: bool = False
 

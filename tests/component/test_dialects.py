@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from code_dialects import CODE_FAMILIES
@@ -10,7 +11,7 @@ from family_outputs import Family, Output, parser_of, read
 from json_dialects import JSON_FAMILIES
 from tagged_dialects import TAGGED_FAMILIES
 
-from relevo.gateway.dialects.registry import TOOL_FORMATS, reasoning_format_for, tool_format_for
+from relevo.gateway.dialects.registry import REASONING_FORMATS, TOOL_FORMATS, reasoning_format_for, tool_format_for
 
 FAMILIES = (*JSON_FAMILIES, *TAGGED_FAMILIES, *CODE_FAMILIES)  # other modules of rows are added here
 ROWS = [
@@ -64,3 +65,70 @@ def test_a_template_without_marks_chooses_none() -> None:
 def test_without_tools_that_may_be_called_calls_are_text() -> None:
     found = read(parser_of("hermes", "qwen3", asked_tools=()), list("<think>hm</think>Hi.<tool_call>{}</tool_call>"))
     assert (found.reasoning, found.content) == ("hm", "Hi.<tool_call>{}</tool_call>")
+
+
+# ---- outputs that no family writes -----------------------------------------------------------------------------------
+
+NUM_MUTATED, NUM_PARTS = 10_000, 10
+NOISE = ("{", "}", "[", "]", '"', ",", ":", ";", "\\", " ", "\n", "<", "n", "{}", '{"name": "ping", "arguments": {}}')
+HEADER = ("<｜tool▁sep｜>",)  # what stands between a call's mark and its name
+FRAME = {"name", "arguments", "parameters", "function", "functions", "json", "call_id", "args", "null", "type", "id"}
+
+
+def mutated(text: str, marks: list[str], rng: random.Random) -> str:
+    """Cut, doubled, moved, or with something put in, up to three times."""
+    for _ in range(rng.randint(1, 3)):
+        start = rng.randrange(len(text) + 1)
+        end, other = min(len(text), start + rng.randint(1, 12)), rng.randrange(len(text) + 1)
+        put_in = rng.choice(["", text[start:end] * 2, rng.choice(marks), rng.choice(NOISE), text[other : other + 30]])
+        text = rng.choice([text[:start] + put_in + text[rng.choice([start, end]) :], text[:start], text[start:]])
+    return text
+
+
+def words_outside(text: str, marks: list[str]) -> list[str]:
+    """Those that are in no braces and no marks, and in no mark's beginning at the end, which may close a call.
+
+    Strings in braces are taken for strings, as far as they end.
+    """
+    for mark in sorted([*marks, *HEADER], key=len, reverse=True):
+        ending = next((mark[:size] for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), "")
+        text = re.sub(r"\[CALL_ID\]\w*", " ", text.removesuffix(ending).replace(mark, " "))
+    outside, depth = "", 0
+    for token in re.findall(r'"(?:[^"\\]|\\.)*"|.', text, re.DOTALL):
+        depth = max(0, depth + (token == "{") - (token == "}"))
+        outside += token if not depth else " "
+    return [word for word in re.findall(r"[A-Za-z]{3,}", outside) if word.lower() not in FRAME]
+
+
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_of_no_output_is_anything_lost_or_read_differently_when_cut(part: int) -> None:
+    """What stands outside of braces and marks is in some part; where no call was read, all but reasoning's marks and
+    blanks is. Red for a parser that raises, drops what it does not understand, or decides by how the text is cut."""
+    for number in range(part, NUM_MUTATED, NUM_PARTS):
+        rng = random.Random(number)
+        family = rng.choice(FAMILIES)
+        reasoning = REASONING_FORMATS.get(family.reasoning)
+        thought_marks = [reasoning.start, reasoning.end] if reasoning else []
+        marks = [*TOOL_FORMATS[family.tools].markup, *thought_marks]
+        written = mutated(rng.choice(family.outputs).written, marks or ["["], rng)
+        is_cut = rng.random() < 0.3
+        whole = read(parser_of(family.tools, family.reasoning), [written], is_cut=is_cut)
+        if len(written) > 1:
+            places = sorted(rng.sample(range(1, len(written)), min(len(written) - 1, rng.randint(1, 12))))
+            pieces = [written[a:b] for a, b in zip([0, *places], [*places, len(written)], strict=True)]
+            assert read(parser_of(family.tools, family.reasoning), pieces, is_cut=is_cut) == whole, (
+                family.tools,
+                pieces,
+            )
+        out = whole.reasoning + " " + whole.content + " " + " ".join(f"{name} {text}" for name, text in whole.calls)
+        for word in set(words_outside(written, marks)):
+            assert word in out, (family.tools, word, written, whole)
+        if not whole.calls:
+            assert bare(whole.reasoning + whole.content, thought_marks) == bare(written, thought_marks), written
+
+
+def bare(text: str, marks: list[str]) -> str:
+    """Without blanks and these marks."""
+    for mark in marks:
+        text = text.replace(mark, "")
+    return re.sub(r"\s", "", text)

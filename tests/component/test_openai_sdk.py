@@ -84,13 +84,15 @@ async def test_every_form_of_message_that_the_sdk_can_send() -> None:
     assert (r.generator.requests[0].sampling.max_tokens, r.generator.requests[0].sampling.top_k) == (3, 5)
 
 
-async def test_a_schema_of_the_sdk_is_refused_and_never_answered_with_prose() -> None:
+async def test_a_schema_of_the_sdk_holds_the_answer() -> None:
     class Verdict(pydantic.BaseModel):
         answer: str
 
-    async with served(rig(says("prose"))) as client:
-        with pytest.raises(openai.BadRequestError, match="'response_format' of type 'json_schema'"):
-            await client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Verdict)  # type: ignore[arg-type]
+    r = rig(says('{"answer":"yes"}'))
+    async with served(r) as client:
+        parsed = await client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Verdict)  # type: ignore[arg-type]
+    assert parsed.choices[0].message.parsed == Verdict(answer="yes")
+    assert r.generator.requests[0].sampling.grammar is not None
 
 
 async def test_what_is_not_served_is_not_found() -> None:

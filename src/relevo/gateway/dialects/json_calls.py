@@ -103,7 +103,7 @@ class JsonCalls:
         """An unfinished call that did not come out is text; one that did keeps what there is of its arguments."""
         arguments = self._arguments
         if self._is_named and arguments is not None and not (arguments.is_closed or arguments.is_broken):
-            self._show(self._rest)
+            self._show(arguments.take_rest() + self._rest)
         elif not (self._is_named and self._closes.begins_at(self._rest, after_blanks(self._rest))):
             self._text(self._raw + self._rest)
         self._raw = self._rest = ""

@@ -15,8 +15,12 @@ from relevo.gateway.dialects.marks import Marks, after_blanks
 _ENDS_OF_STRING = re.compile(r'["\\]')
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_HALF_ESCAPE = re.compile(
+    r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)\Z"
+)
 _CLOSING = {"{": "}", "[": "]"}
 _SCALAR = re.compile(r"[^\s,\]}<]*")
+_MAX_ESCAPE_CHARS = 12
 _ARGUMENTS = ("arguments", "parameters")
 _MEMBERS = frozenset((*_ARGUMENTS, "name", "type", "id"))
 
@@ -60,7 +64,11 @@ class ValueText:
         return place
 
     def take(self) -> str:
-        text, self.text = self.text, ""
+        """What may be passed on: no half of an escape, and none of two that spell one character."""
+        may_be_half = self._in_string and "\\" in self.text[-_MAX_ESCAPE_CHARS:]
+        half = _HALF_ESCAPE.search(self.text) if may_be_half else None
+        num_taken = half.start(1) if half else len(self.text)
+        text, self.text = self.text[:num_taken], self.text[num_taken:]
         return text
 
     def _structure(self, char: str) -> None:
@@ -120,6 +128,11 @@ class ArgumentsText:
     def take(self) -> str:
         text, self.text = self.text, ""
         return text
+
+    def take_rest(self) -> str:
+        """At the end of all text."""
+        half = self._value.text if self._value is not None and self.is_object else ""
+        return self.take() + half
 
     def close_empty(self) -> None:
         self.text, self.is_object, self.is_closed = "{}", True, True

@@ -1,22 +1,93 @@
 """The grammar that an answer is held to while it is generated: of a forced call, of an output format, or none.
 
-Made before the request runs, so that what cannot be held is refused with a status. Runs in worker threads.
+Decides what of a request is held; how, is `gateway.held`'s. Made before the request runs, so that what cannot be held
+is refused with a status. Runs in worker threads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from relevo.core.errors import InvalidRequest
+from relevo.core.ids import TokenId
+from relevo.gateway.dialects.formats import CallShape
 from relevo.gateway.generation.prompts import Prompt
 from relevo.gateway.generation.spec import ChatPrompt, OutputFormat, PlainPrompt
+from relevo.gateway.held.calls import Tool, tool_of
+from relevo.gateway.held.output import Held, Wanted, held
+from relevo.gateway.held.reasoning import Thoughts
 from relevo.gateway.text.served_models import ServedModel
+from relevo.gateway.text.text_work import INLINE_BYTES
+
+_MARKS_OF_GRAMMARS = (b'"response_format"', b'"structured_outputs"', b'"guided_', b'"regex"', b'"ebnf"')
+_MORE_MARKS = (b'"grammar"', b'"json_schema"', b'"tool_choice"', b'"strict"', b'"output_config"', b'"format"')
+
+
+def text_cost(body: bytes) -> int:
+    """In bytes of text: a body that may want a grammar counts as a long one, whose work is done on a thread."""
+    asks = any(mark in body for mark in (*_MARKS_OF_GRAMMARS, *_MORE_MARKS))
+    return max(len(body), INLINE_BYTES + 1) if asks else len(body)
 
 
 def grammar_of(
     served: ServedModel, asked: ChatPrompt | PlainPrompt, output_format: OutputFormat | None, prompt: Prompt
-) -> str | None:
-    """As llguidance serialises it; None: any text. Raises InvalidRequest."""
-    if isinstance(asked, ChatPrompt) and asked.tool_choice.mode == "required":
-        raise InvalidRequest("Forced tool calls are not supported yet; use 'auto' or 'none'.", param="tool_choice")
-    if output_format is not None:
-        raise InvalidRequest(f"'{output_format.param}' is not supported yet.", param=output_format.param)
-    return None
+) -> Held | None:
+    """None: any text. Raises InvalidRequest."""
+    if isinstance(asked, PlainPrompt):
+        return None if output_format is None else held(Wanted(output_format=output_format))
+    tools = [tool_of(tool) for tool in asked.callable_tools]
+    is_forced = asked.tool_choice.mode == "required"
+    if is_forced and not tools:
+        raise InvalidRequest("'tool_choice' demands a call, and there is no such tool.", param="tool_choice")
+    holds_calls = is_forced or (bool(tools) and (output_format is not None or _holds_auto(served, tools)))
+    shape = _shape(served, output_format, is_forced=is_forced) if holds_calls else None
+    if shape is None and output_format is None:
+        return None
+    return held(
+        Wanted(
+            output_format=output_format,
+            calls="only" if is_forced else "some" if tools and shape is not None else "none",
+            tools=tools,
+            shape=shape,
+            is_parallel=asked.tool_choice.is_parallel,
+            thoughts=_thoughts(served, prompt),
+            specials=_specials(served),
+        )
+    )
+
+
+def _holds_auto(served: ServedModel, tools: list[Tool]) -> bool:
+    """Whether calls are held that a model may leave: those of strict tools, and those it was told of in words."""
+    emulates = served.chat_template is not None and served.chat_template.emulates_tools
+    return emulates or any(tool.is_strict for tool in tools)
+
+
+def _shape(served: ServedModel, output_format: OutputFormat | None, *, is_forced: bool) -> CallShape | None:
+    """None: calls are not held. Raises InvalidRequest where one has to be, or where content alone cannot be."""
+    if served.tool_format is None:
+        if is_forced:
+            raise InvalidRequest(
+                "'tool_choice' demands a call, and how this model writes calls is not known here; start the server "
+                "with --tool-call-parser.",
+                param="tool_choice",
+            )
+        return None
+    shape = served.tool_format.shape
+    if shape is None and (is_forced or output_format is not None):
+        raise InvalidRequest(
+            f"Calls in the form of the parser {served.tool_format.name!r} cannot be held; use 'tool_choice': 'auto' "
+            "without an output format.",
+            param="tool_choice" if is_forced or output_format is None else output_format.param,
+        )
+    return shape
+
+
+def _thoughts(served: ServedModel, prompt: Prompt) -> Thoughts | None:
+    marks = served.reasoning_format
+    return None if marks is None else Thoughts(marks.start, marks.end, marks.is_open_after(prompt.tail))
+
+
+def _specials(served: ServedModel) -> Mapping[str, TokenId]:
+    """Marks that the vocabulary has as special tokens: a grammar lets them through only where it names them."""
+    spelled = ((served.tokenizer.token_to_bytes(token_id), token_id) for token_id in sorted(served.markup_token_ids))
+    return {text.decode(errors="replace"): token_id for text, token_id in spelled if text}

@@ -23,6 +23,7 @@ from relevo.gateway.generation.run import PromptRun
 from relevo.gateway.generation.sampling import for_prompt, resolve_sampling
 from relevo.gateway.generation.spec import ChatPrompt, GenerationSpec, PlainPrompt
 from relevo.gateway.generation.terms import priority_of, service_terms, told_tier
+from relevo.gateway.held.problems import in_header
 from relevo.gateway.http.call import Call
 from relevo.gateway.text.call_ids import num_calls
 from relevo.gateway.text.output_parser import ParserInput, plain_text
@@ -34,6 +35,7 @@ log = logging.getLogger("relevo.gateway")
 
 EXPLAIN_HEADER = "x-relevo-explain"  # of a request: any value asks for
 TOOLS_HEADER = "x-relevo-tools"  # of a response: "emulated" where the template has no place for tools
+NOTES_HEADER = "x-relevo-notes"  # of a response: what of its wishes is not held
 ROUTE_HEADER = "x-relevo-route"  # of its response: who decodes, who computed the prompt, and why
 
 
@@ -116,7 +118,7 @@ class _Runs:
             request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
             prompt_token_ids=prompt.token_ids,
             sampling=for_prompt(
-                replace(self._sampling, grammar=grammar_of(served, asked, spec.output_format, prompt)),
+                replace(self._sampling, grammar=self._grammar(asked, prompt)),
                 spec.sampling,
                 num_room_tokens=served.max_model_len - num_prompt_tokens,
                 default_max_tokens=spec.default_max_tokens or served.generation_defaults.get("max_new_tokens"),
@@ -139,6 +141,16 @@ class _Runs:
             is_streamed=spec.is_streamed,
             on_first_output=_explainer(call, session.source),
         )
+
+    def _grammar(self, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> str | None:
+        """What the answer is held to; the client is told what it is not held to."""
+        found = grammar_of(self._served, asked, self._spec.output_format, prompt)
+        if found is None:
+            return None
+        if found.notes:
+            self._call.reply_headers[NOTES_HEADER] = in_header(found.notes)
+            log.info("%s: %s", self._call.request_id, "; ".join(found.notes))
+        return found.grammar
 
     def _choice(self, index: int, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> Choice:
         """The text of a plain prompt is gone on with as it is, whatever a model does in conversations."""

@@ -37,6 +37,7 @@ class OutputFormat:
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None  # a schema, a regular expression, a list of texts, a grammar (Lark, or GBNF as vLLM takes it)
     is_strict: bool = True  # of a schema: a keyword that cannot be held is refused, and not ignored
+    blanks: str | None = None  # of JSON, between its marks: a regular expression; None: a few, empty: none
     param: str = "response_format"  # the field of the request that says so, for errors
 
 

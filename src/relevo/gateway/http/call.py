@@ -58,11 +58,13 @@ class Call:
         """Empty without API keys."""
         return self.caller.tenant
 
-    async def read(self, work: Callable[[bytes], T], max_body_bytes: int | None = None) -> T:
+    async def read(
+        self, work: Callable[[bytes], T], max_body_bytes: int | None = None, cost: Callable[[bytes], int] = len
+    ) -> T:
         """`work(body)` once it is this call's turn: everything that costs more the more a client sends.
 
-        On a thread if the body is long; so `work` touches nothing that belongs to the event loop. Raises RequestError,
-        Overloaded, and what `work` raises.
+        On a thread if the body is long, or its `cost` is that of a long one; so `work` touches nothing that belongs to
+        the event loop. Raises RequestError, Overloaded, and what `work` raises.
         """
         check_media_type(self.request.headers.get("content-type"))
         check_encoding(self.request.headers.get("content-encoding"))
@@ -71,7 +73,7 @@ class Call:
         body = await read_body(self.request, most, context.body_memory, self.tenant)
         try:
             await self.start_turns.enter()
-            return await context.text_work.run(len(body), lambda: work(body), self.tenant)
+            return await context.text_work.run(cost(body), lambda: work(body), self.tenant)
         finally:
             context.body_memory.give_back(len(body), self.tenant)
 

@@ -14,6 +14,7 @@ from relevo.core.errors import InvalidRequest
 from relevo.core.ids import TokenId
 from relevo.gateway.generation.answer import answer
 from relevo.gateway.generation.finished_choice import FinishedChoice
+from relevo.gateway.generation.grammar import text_cost
 from relevo.gateway.generation.prepare import Prepared, prepare
 from relevo.gateway.generation.reasoning import with_effort
 from relevo.gateway.generation.spec import ChatPrompt
@@ -34,7 +35,7 @@ from relevo.gateway.text.served_models import TextTokenizer
 
 async def chat_completions(call: Call) -> Response | None:
     """Answer one chat completion request. Raises RelevoError, ClientGone."""
-    return await answer(call, *await call.read(partial(_prepare, call)))
+    return await answer(call, *await call.read(partial(_prepare, call), cost=text_cost))
 
 
 def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:

@@ -14,6 +14,7 @@ from relevo.core.errors import InvalidRequest
 from relevo.core.ids import TokenId
 from relevo.gateway.generation.answer import answer
 from relevo.gateway.generation.finished_choice import FinishedChoice
+from relevo.gateway.generation.grammar import text_cost
 from relevo.gateway.generation.prepare import Prepared, prepare
 from relevo.gateway.generation.prompts import Prompt
 from relevo.gateway.generation.spec import PlainPrompt
@@ -31,7 +32,7 @@ DEFAULT_MAX_TOKENS = 16  # required by the API reference
 
 async def completions(call: Call) -> Response | None:
     """Answer one completion request, of one or several prompts. Raises RelevoError, ClientGone."""
-    return await answer(call, *await call.read(partial(_prepare, call)))
+    return await answer(call, *await call.read(partial(_prepare, call), cost=text_cost))
 
 
 def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:

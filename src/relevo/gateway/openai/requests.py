@@ -8,6 +8,7 @@ from typing import Any
 from relevo.core.errors import InvalidRequest
 from relevo.gateway.generation.spec import ChatPrompt, GenerationSpec, PlainPrompt
 from relevo.gateway.http.call import Call
+from relevo.gateway.openai.output_formats import output_format
 from relevo.gateway.openai.schemas import GenerationFields
 
 SESSION_FIELDS = ("session_id", "prompt_cache_key", "promptCacheKey", "metadata")
@@ -32,6 +33,7 @@ def generation_spec(
         n=fields.n,
         default_max_tokens=default_max_tokens,
         num_logprobs=num_logprobs,
+        output_format=output_format(fields),
         tells_tokens=num_logprobs is not None or fields.return_token_ids,
         stop_strings=[stop] if isinstance(stop, str) else stop or (),
         include_stop_string=fields.include_stop_str_in_output,

@@ -42,7 +42,17 @@ class GenerationFields(SamplingWish, kw_only=True):
     service_tier: str | None = None  # "batch" and "flex" only use room that no other request wants
     request_id: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+\Z")] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+\Z")] | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Any = None  # these say what the text has to be, see openai.output_formats
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    json_schema: Any = None
     use_beam_search: bool = False
     session_id: Any = None  # these four may name a session, see policy.routing.affinity
     prompt_cache_key: Any = None

@@ -16,7 +16,6 @@ from relevo.gateway.openai.schemas import GenerationFields
 FIELDS_WITHOUT_EFFECT = frozenset(
     (
         "guided_decoding_backend",
-        "guided_whitespace_pattern",
         "thinking_token_budget",
         "length_penalty",
         "spaces_between_special_tokens",
@@ -40,12 +39,7 @@ FIELDS_WITHOUT_EFFECT = frozenset(
     )
 )
 
-_UNCONSTRAINED = "output cannot be constrained yet; leave the field out"
 REFUSED_FIELDS: Mapping[str, str] = {  # field -> the rest of the sentence
-    **dict.fromkeys(
-        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), _UNCONSTRAINED
-    ),
-    **dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), _UNCONSTRAINED),
     "allowed_token_ids": "use 'logit_bias'",
     "bad_words": "use 'logit_bias'",
     "logits_processors": "use 'logit_bias'",
@@ -74,11 +68,5 @@ def _is_not_given(value: Any) -> bool:
 
 def refuse_unsupported(fields: GenerationFields) -> None:
     """As `refuse_fields`, for fields that may have some values. Raises InvalidRequest."""
-    response_format = fields.response_format or {}
-    if response_format.get("type", "text") != "text":
-        raise InvalidRequest(
-            f"'response_format' of type {response_format['type']!r} is not supported yet; use 'text'.",
-            param="response_format",
-        )
     if fields.use_beam_search:
         raise InvalidRequest("Beam search is not supported.", param="use_beam_search")

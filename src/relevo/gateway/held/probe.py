@@ -1,0 +1,66 @@
+"""Asks the library about grammars before any model does: whether a term has a text, whether a grammar begins.
+
+The vocabulary here is the 256 bytes, so an answer costs no more than the grammar itself does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import llguidance
+
+from relevo.gateway.held.lark import Term
+
+_EOS = 256
+
+
+class _Bytes:
+    """One token per byte."""
+
+    eos_token_id = _EOS
+    bos_token_id = None
+    tokens = (*(bytes((byte,)) for byte in range(256)), b"<end>")
+    special_token_ids = (_EOS,)
+
+    def __call__(self, text: bytes) -> Sequence[int]:
+        return list(text)
+
+
+@cache
+def byte_tokenizer() -> Any:
+    wrapped = llguidance.TokenizerWrapper(_Bytes())
+    return llguidance.LLTokenizer(wrapped, n_vocab=257, slices=[])
+
+
+@lru_cache(maxsize=4096)
+def is_empty(term: Term) -> bool:
+    """Whether no text is of a term; only of several expressions there may be none."""
+    if len(term.matches) == 1 and not term.excludes:
+        return False
+    parts = [f"/{part}/" for part in term.matches] + [f"~/{part}/" for part in term.excludes]
+    matcher = _matcher(f"start: T\nT: {' & '.join(parts)}\n")
+    matcher.compute_bitmask()
+    return bool(matcher.is_stopped()) and not matcher.is_accepting()
+
+
+def fault_of(lark: str) -> str:
+    """What the library says of a grammar that it cannot hold a model to; empty: it can.
+
+    Special tokens of a model's are not known here: `lark` is without them.
+    """
+    matcher = _matcher(lark)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.stop_reason().startswith("NoExtension"):
+        return "no text is of it"
+    return _first_line(matcher.get_error()) if matcher.is_error() else ""
+
+
+def _matcher(lark: str) -> Any:
+    return llguidance.LLMatcher(byte_tokenizer(), llguidance.LLMatcher.grammar_from_lark(lark), log_level=0)
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "unknown")[:300]

@@ -1,0 +1,1 @@
+"""JSON schemas: their keywords, what they mean, and the grammar of the texts that they admit."""
