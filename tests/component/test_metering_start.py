@@ -36,6 +36,20 @@ def test_a_data_folder_that_takes_one_is_not_spoken_of(tmp_path: Path, monkeypat
         assert "are lost" not in "".join(plan_serving(asked).notes)
 
 
+def test_what_clients_give_back_sealed_is_taken_after_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red if the key of seals was drawn anew where there is a folder to keep one, or was the same elsewhere."""
+    monkeypatch.delenv("RELEVO_DATABASE_URL", raising=False)
+
+    def key(folder: str) -> str:
+        return plan_serving(Settings(model="fake", data_dir=str(tmp_path / folder))).gateway.sealing_key
+
+    assert key("a") == key("a")
+    assert key("a") != key("b")
+    assert len(bytes.fromhex(key("a"))) == 32
+
+
 @pytest.mark.parametrize("ending", ["json", "toml"])
 @pytest.mark.parametrize("number", ["1e999999999999999999999", "1e-99999999999999999999", "9" * 5000])
 def test_a_number_that_is_none_is_said_in_one_sentence(tmp_path: Path, ending: str, number: str) -> None:

@@ -186,6 +186,13 @@ async def test_what_cannot_be_done_is_refused_with_the_field(asked: Any, fields:
     assert (status, told) == (400, param)
 
 
+async def test_a_model_has_to_be_named_and_those_that_may_be_are_told() -> None:
+    answer = await shows_all().post("/v1/responses", {"input": "q"})
+    told = answer.json()["error"]
+    assert (answer.status_code, told["param"]) == (400, "model")
+    assert MODEL in told["message"]
+
+
 async def test_a_conversation_that_is_too_long_says_so_in_the_words_that_agents_match() -> None:
     answer = await rig(says("ok")).post("/v1/responses", {"model": MODEL, "input": "x" * 400})
     told = answer.json()["error"]

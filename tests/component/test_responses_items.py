@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
+import orjson
 import pytest
-from answers_of_items import FUNCTION, Marked, respond, stream, without_ids
-from scripted_gateway import rig, says
+from answers_of_items import FUNCTION, Marked, events_of, respond, stream, without_ids
+from scripted_gateway import MODEL, Hang, rig, says
 
 from relevo.core.errors import StepFailed
 from relevo.core.request import FinishReason
@@ -113,8 +116,34 @@ async def test_a_failure_in_the_middle_is_the_last_event_and_leaves_no_gap() -> 
 
 
 async def test_a_failure_before_the_first_token_has_a_status() -> None:
-    answer = await rig([StepFailed("the step broke")]).post("/v1/responses", {"input": "hi", "stream": True})
+    answer = await rig([StepFailed("the step broke")]).post(
+        "/v1/responses", {"model": MODEL, "input": "hi", "stream": True}
+    )
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the step broke")
+
+
+async def test_a_failure_after_a_comment_still_begins_with_the_response() -> None:
+    """Red if a client saw an end of a response that was never created."""
+    r = rig([Hang(), StepFailed("it broke")], sse_keepalive_s=0.001)
+    sent: list[Any] = []
+    body = {"model": MODEL, "input": "hi", "stream": True}
+    pending = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message.get("body", b"").startswith(b":"):
+            r.generator.resume.set()
+
+    async def receive() -> Any:
+        return pending.pop() if pending else await asyncio.Event().wait()
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/responses", "headers": headers, "query_string": b""}
+    await r.app(scope, receive, send)
+    text = b"".join(message.get("body", b"") for message in sent).decode()
+    events = events_of(httpx.Response(200, text=text))
+    assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
+    assert [event["sequence_number"] for event in events] == [0, 1, 2]
 
 
 async def test_log_probabilities_are_told_once_for_each_token_of_the_text() -> None:

@@ -208,7 +208,7 @@ async def test_a_response_is_kept_before_its_end_leaves() -> None:
     async def receive() -> dict[str, Any]:
         if not sent_body:
             sent_body.append(True)
-            return {"type": "http.request", "body": b'{"input":"q","stream":true}', "more_body": False}
+            return {"type": "http.request", "body": b'{"model":"tiny","input":"q","stream":true}', "more_body": False}
         await asyncio.Event().wait()
         raise AssertionError("it waits for ever")
 

@@ -63,7 +63,7 @@ def _connection(request: pytest.FixtureRequest, tmp_path: Path) -> Connection:
     if request.param == "alchemy":
         return SqlAlchemyDatabase(f"sqlite:///{tmp_path / 'alchemy.db'}?timeout=60").connect()
     connection = SqlAlchemyDatabase(request.getfixturevalue("postgres_url")).connect()
-    tables = ("usage_ledger", "api_keys", "relevo_facts", "stored_answers")
+    tables = ("usage_ledger", "api_keys", "relevo_facts", "kept_answers")
     connection.write([(f"DROP TABLE IF EXISTS {table}", ()) for table in tables])
     return connection
 
@@ -124,7 +124,31 @@ async def test_what_has_ended_is_removed_from_the_database(tmp_path: Path, now: 
         await answers.keep(an_answer(f"a{number}"))
     now.ms += int(LIFETIME_S * 1000) + CLEAN_EVERY_MS
     await answers.keep(an_answer("new"))
-    assert connection.read("SELECT answer_id FROM stored_answers") == [("new",)]
+    assert connection.read("SELECT answer_id FROM kept_answers") == [("new",)]
+
+
+async def test_more_text_than_is_kept_drops_what_would_end_next(tmp_path: Path, now: Now) -> None:
+    """Red if stored conversations could fill the disk that the ledger needs."""
+    connection = SqliteDatabase(tmp_path / "relevo.db").connect()
+    prepare(connection)
+    size = len(an_answer("a0").body) + 2
+    answers = DatabaseAnswers(connection, LIFETIME_S, now_ms=now, max_chars=3 * size)
+    for number in range(6):
+        await answers.keep(an_answer(f"a{number}"))
+        now.ms += CLEAN_EVERY_MS
+    assert connection.read("SELECT answer_id FROM kept_answers ORDER BY answer_id") == [("a3",), ("a4",), ("a5",)]
+
+
+async def test_a_database_of_an_older_relevo_takes_them(tmp_path: Path) -> None:
+    """Red if an upgrade failed, or left out what a fresh database has."""
+    connection = SqliteDatabase(tmp_path / "relevo.db").connect()
+    prepare(connection)
+    connection.write([("DROP TABLE kept_answers", ())])
+    connection.write([("UPDATE relevo_facts SET value = 3 WHERE name = 'schema_version'", ())])
+    prepare(connection)
+    answers = DatabaseAnswers(connection)
+    await answers.keep(an_answer("a"))
+    assert await answers.find("t", "a") == an_answer("a")
 
 
 async def test_memory_holds_a_bounded_number_of_bytes_and_drops_what_was_not_asked_for_longest() -> None:

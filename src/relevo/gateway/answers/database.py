@@ -16,12 +16,13 @@ from typing import TypeVar
 from relevo.core.errors import InvalidRequest, LedgerUnavailable
 from relevo.gateway.answers.memory import LIFETIME_S, unix_ms
 from relevo.gateway.answers.store import StoredAnswer
-from relevo.gateway.metering.database import Connection, DatabaseError, Parameters, Row, Statement
+from relevo.gateway.metering.database import Connection, DatabaseError, Parameters, Row, Statement, Value
 
 T = TypeVar("T")
 log = logging.getLogger("relevo.gateway.answers")
 
 ANSWER_S = 10.0  # for the database to answer; arbitrary, far above any healthy disk
+MAX_CHARS = 4 * 2**30  # arbitrary; of all tenants: the ledger needs the disk more
 MAX_CHAIN_CHARS = 64 * 2**20  # arbitrary; far above what a context holds
 NUM_THREADS = 2  # arbitrary: one may wait for a commit
 CLEAN_EVERY_MS = 60_000  # arbitrary
@@ -29,25 +30,28 @@ _UNAVAILABLE = "Stored responses cannot be read or written at present; send 'sto
 
 _COLUMNS = tuple(field.name for field in fields(StoredAnswer))
 _KEEP = (
-    f"INSERT INTO stored_answers ({', '.join(_COLUMNS)}, expires_at_ms) "
-    f"VALUES ({', '.join(f':{name}' for name in _COLUMNS)}, :expires_at_ms)"
+    f"INSERT INTO kept_answers ({', '.join(_COLUMNS)}, expires_at_ms, num_chars) "
+    f"VALUES ({', '.join(f':{name}' for name in _COLUMNS)}, :expires_at_ms, :num_chars)"
 )
 _CHAIN_IDS = (
     "WITH RECURSIVE chain (answer_id, previous_id, num_chars, place) AS ("
-    "SELECT answer_id, previous_id, LENGTH(asked) + LENGTH(body), 0 FROM stored_answers "
+    "SELECT answer_id, previous_id, num_chars, 0 FROM kept_answers "
     "WHERE answer_id = :answer_id AND tenant = :tenant AND expires_at_ms > :now_ms "
     "UNION ALL "
-    "SELECT a.answer_id, a.previous_id, LENGTH(a.asked) + LENGTH(a.body), chain.place + 1 FROM stored_answers a "
+    "SELECT a.answer_id, a.previous_id, a.num_chars, chain.place + 1 FROM kept_answers a "
     "JOIN chain ON a.answer_id = chain.previous_id WHERE a.tenant = :tenant AND a.expires_at_ms > :now_ms) "
     "SELECT answer_id, num_chars FROM chain ORDER BY place DESC"
 )
 _FIND = (
-    f"SELECT {', '.join(_COLUMNS)} FROM stored_answers "
+    f"SELECT {', '.join(_COLUMNS)} FROM kept_answers "
     "WHERE answer_id = :answer_id AND tenant = :tenant AND expires_at_ms > :now_ms"
 )
-_PROLONG = "UPDATE stored_answers SET expires_at_ms = :expires_at_ms WHERE answer_id = :answer_id AND tenant = :tenant"
-_FORGET = "DELETE FROM stored_answers WHERE answer_id = :answer_id AND tenant = :tenant"
-_CLEAN = "DELETE FROM stored_answers WHERE expires_at_ms <= :now_ms"
+_PROLONG = "UPDATE kept_answers SET expires_at_ms = :expires_at_ms WHERE answer_id = :answer_id AND tenant = :tenant"
+_FORGET = "DELETE FROM kept_answers WHERE answer_id = :answer_id AND tenant = :tenant"
+_CLEAN = "DELETE FROM kept_answers WHERE expires_at_ms <= :now_ms"
+_SIZE = "SELECT CAST(COALESCE(SUM(num_chars), 0) AS BIGINT) FROM kept_answers"
+_NEXT_TO_END = "SELECT answer_id, num_chars FROM kept_answers ORDER BY expires_at_ms, num_chars LIMIT 500"
+_REMOVE = "DELETE FROM kept_answers WHERE answer_id = :answer_id"
 
 
 class DatabaseAnswers:
@@ -60,11 +64,12 @@ class DatabaseAnswers:
         *,
         now_ms: Callable[[], int] = unix_ms,
         answer_s: float = ANSWER_S,
+        max_chars: int = MAX_CHARS,
     ) -> None:
         self._connection = connection
         self._lifetime_ms = int(lifetime_s * 1000)
         self._now_ms = now_ms
-        self._answer_s = answer_s
+        self._answer_s, self._max_chars = answer_s, max_chars
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="answers")  # started when needed
         self._clean_at_ms = 0
 
@@ -101,17 +106,42 @@ class DatabaseAnswers:
         now_ms = self._now_ms()
         expires_at_ms = now_ms + self._lifetime_ms
         before = [answer_id for answer_id, _ in self._chain_ids(answer.tenant, answer.previous_id)]
-        statements: list[Statement] = [(_KEEP, ({**asdict(answer), "expires_at_ms": expires_at_ms},))]
+        statements: list[Statement] = [
+            (
+                _KEEP,
+                (
+                    {
+                        **asdict(answer),
+                        "expires_at_ms": expires_at_ms,
+                        "num_chars": len(answer.asked) + len(answer.body),
+                    },
+                ),
+            )
+        ]
         if before:
             prolonged: list[Parameters] = [
                 {"answer_id": answer_id, "tenant": answer.tenant, "expires_at_ms": expires_at_ms}
                 for answer_id in before
             ]
             statements.append((_PROLONG, prolonged))
+        self._connection.write(statements)
         if now_ms >= self._clean_at_ms:
             self._clean_at_ms = now_ms + CLEAN_EVERY_MS
-            statements.append((_CLEAN, ({"now_ms": now_ms},)))
-        self._connection.write(statements)
+            self._clean(now_ms)
+
+    def _clean(self, now_ms: int) -> None:
+        """What has ended goes, and of too much what would end next."""
+        self._connection.write([(_CLEAN, ({"now_ms": now_ms},))])
+        num_over = _integer(self._connection.read(_SIZE)[0][0]) - self._max_chars
+        while num_over > 0:
+            removed: list[Parameters] = []
+            for answer_id, num_chars in self._connection.read(_NEXT_TO_END):
+                if num_over > 0:
+                    num_over -= max(1, _integer(num_chars))
+                    removed.append({"answer_id": answer_id})
+            if not removed:
+                return
+            self._connection.write([(_REMOVE, removed)])
 
     def _chain(self, tenant: str, answer_id: str) -> list[StoredAnswer]:
         ids = self._chain_ids(tenant, answer_id)
@@ -130,7 +160,7 @@ class DatabaseAnswers:
         if not answer_id:
             return []
         rows = self._connection.read(_CHAIN_IDS, self._named(tenant, answer_id))
-        return [(str(found), int(num_chars or 0)) for found, num_chars in rows]
+        return [(str(found), _integer(num_chars)) for found, num_chars in rows]
 
     def _find(self, tenant: str, answer_id: str) -> StoredAnswer | None:
         rows: list[Row] = self._connection.read(_FIND, self._named(tenant, answer_id))
@@ -144,3 +174,8 @@ class DatabaseAnswers:
 
     def _named(self, tenant: str, answer_id: str) -> Parameters:
         return {"answer_id": answer_id, "tenant": tenant, "now_ms": self._now_ms()}
+
+
+def _integer(value: Value) -> int:
+    assert isinstance(value, int), "counts are integers"
+    return value

@@ -45,17 +45,18 @@ CREATE TABLE IF NOT EXISTS api_keys (
     best_priority BIGINT NOT NULL DEFAULT 0
 )"""
 _ANSWERS = """
-CREATE TABLE IF NOT EXISTS stored_answers (
+CREATE TABLE IF NOT EXISTS kept_answers (
     answer_id TEXT PRIMARY KEY,
     tenant TEXT NOT NULL,
     previous_id TEXT NOT NULL,
     asked TEXT NOT NULL,
     body TEXT NOT NULL,
-    expires_at_ms BIGINT NOT NULL
+    expires_at_ms BIGINT NOT NULL,
+    num_chars BIGINT NOT NULL
 )"""
 _MAKE_ANSWERS: tuple[Statement, ...] = (
     (_ANSWERS, ()),
-    ("CREATE INDEX IF NOT EXISTS stored_answers_by_end ON stored_answers (expires_at_ms)", ()),
+    ("CREATE INDEX IF NOT EXISTS kept_answers_by_end ON kept_answers (expires_at_ms, num_chars, answer_id)", ()),
 )
 _FACTS = "CREATE TABLE IF NOT EXISTS relevo_facts (name TEXT PRIMARY KEY, value BIGINT NOT NULL)"
 _CREATE: tuple[Statement, ...] = (

@@ -52,6 +52,9 @@ async def create_response(call: Call) -> Response | None:
     """Raises RelevoError, ClientGone."""
     asked = await call.read(partial(_read, call))
     fields, answers = asked.fields, call.context.answers
+    if not fields.model:
+        names = ", ".join(call.context.models.names)
+        raise InvalidRequest(f"Missing required field 'model'. Models of this server: {names}.", param="model")
     before = await history.answers_before(answers, call.tenant, fields)
     fields.store = fields.store and answers.keeps
     base = history.new_base()
