@@ -93,7 +93,7 @@ def tour(choice: RegionChoice, session_key: bytes = b"s") -> RegionAttempts:
 def test_each_region_is_asked_once_until_one_takes_the_request() -> None:
     """Red when a busy region is asked again, or an answer that is an error of the client goes on to the next region."""
     choice, rng = RegionChoice(), Random(0)
-    for refusal in (429, 503):
+    for refusal in (429, 503, 529):
         going = tour(choice)
         asked = []
         while (pick := going.next_region(BOTH, rng)) is not None:

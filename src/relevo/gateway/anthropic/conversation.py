@@ -27,7 +27,7 @@ def conversation(system: Any, messages: Sequence[Mapping[str, Any]], skipped: Sk
         turns.add_system(system, "system")
     for index, message in enumerate(messages):
         turns.add(message, f"messages[{index}]")
-    return turns.messages
+    return [_with_texts(message) for message in turns.messages]
 
 
 def is_begun_answer(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -72,7 +72,7 @@ class _Turns:
         self.messages += results
         text = lines(texts)
         if text or not results:
-            self._go_on("user", {"content": text})
+            self._go_on("user", {"content": [text]})
 
     def _result(self, block: Mapping[str, Any], place: str) -> dict[str, Any]:
         call_id = _text_member(block, "tool_use_id", place)
@@ -94,28 +94,25 @@ class _Turns:
                     self._skipped.note("content", kind)
                 case _:
                     texts.append(text_of(block, at, self._skipped))
-        members: dict[str, Any] = {}
-        if text := lines(texts):
-            members["content"] = text
-        if reasoning := lines(thoughts):
-            members["reasoning_content"] = reasoning
-        if calls:
-            members["tool_calls"] = calls
-        if members:
-            self._go_on("assistant", members)
+        members: dict[str, list[Any]] = {"content": texts, "reasoning_content": thoughts, "tool_calls": calls}
+        shown = {name: values for name, values in members.items() if any(values)}
+        if shown:
+            self._go_on("assistant", shown)
 
-    def _go_on(self, role: str, members: Mapping[str, Any]) -> None:
-        """Turns of one role that follow each other are one, as the API has it."""
-        last = self.messages[-1] if self.messages else {}
-        if last.get("role") != role:
-            self.messages.append({"role": role, **members})
-            return
-        for name, value in members.items():
-            earlier = last.get(name)
-            if isinstance(value, str):
-                last[name] = lines([earlier or "", value])
-            else:
-                last[name] = [*(earlier or ()), *value]
+    def _go_on(self, role: str, members: Mapping[str, list[Any]]) -> None:
+        """Turns of one role that follow each other are one, as the API has it. Texts are joined once, at the end."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role})
+        for name, values in members.items():
+            self.messages[-1].setdefault(name, []).extend(values)
+
+
+def _with_texts(message: dict[str, Any]) -> dict[str, Any]:
+    """Of a message whose texts are lists."""
+    return {
+        name: lines(value) if isinstance(value, list) and name != "tool_calls" else value
+        for name, value in message.items()
+    }
 
 
 def _call(block: Mapping[str, Any], place: str) -> dict[str, Any]:

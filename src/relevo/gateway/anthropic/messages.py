@@ -15,6 +15,7 @@ from relevo.gateway.anthropic.requests import chat_prompt, output_format_of
 from relevo.gateway.anthropic.schemas import FIELDS_WITHOUT_EFFECT, ConversationFields, MessagesFields
 from relevo.gateway.anthropic.writer import MessageWriter
 from relevo.gateway.generation.answer import answer
+from relevo.gateway.generation.grammar import text_cost
 from relevo.gateway.generation.prepare import Prepared, prepare
 from relevo.gateway.generation.prompts import count_tokens
 from relevo.gateway.generation.spec import GenerationSpec
@@ -25,7 +26,7 @@ from relevo.gateway.http.replies import json_response
 async def create_message(call: Call) -> Response | None:
     """Answer one request. Raises RelevoError, ClientGone."""
     call.reply_headers[REQUEST_ID_HEADER] = call.request_id
-    return await answer(call, *await call.read(partial(_prepare, call)), max_silence_s=PING_S)
+    return await answer(call, *await call.read(partial(_prepare, call), cost=text_cost), max_silence_s=PING_S)
 
 
 async def count_message_tokens(call: Call) -> Response:

@@ -149,7 +149,7 @@ class MessageWriter:
 def _begun_block(part: Part) -> dict[str, Any]:
     match part:
         case ToolCallPart():
-            return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+            return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}, "caller": {"type": "direct"}}
         case ReasoningPart():
             return {"type": "thinking", "thinking": "", "signature": ""}
         case _:

@@ -20,7 +20,15 @@ from relevo.gateway.text.served_models import ServedModel
 from relevo.gateway.text.text_work import INLINE_BYTES
 
 _MARKS_OF_GRAMMARS = (b'"response_format"', b'"structured_outputs"', b'"guided_', b'"regex"', b'"ebnf"')
-_MORE_MARKS = (b'"grammar"', b'"json_schema"', b'"tool_choice"', b'"strict"', b'"output_config"', b'"format"')
+_MORE_MARKS = (
+    b'"grammar"',
+    b'"json_schema"',
+    b'"tool_choice"',
+    b'"strict"',
+    b'"output_config"',
+    b'"output_format"',
+    b'"format"',
+)
 
 
 def text_cost(body: bytes) -> int:
