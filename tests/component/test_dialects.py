@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 from code_dialects import CODE_FAMILIES
@@ -11,6 +12,9 @@ from family_outputs import Family, Output, parser_of, read
 from json_dialects import JSON_FAMILIES
 from tagged_dialects import TAGGED_FAMILIES
 
+from relevo.core.baton import SampledToken
+from relevo.core.ids import TokenId
+from relevo.gateway.dialects.formats import ReasoningFormat
 from relevo.gateway.dialects.registry import REASONING_FORMATS, TOOL_FORMATS, reasoning_format_for, tool_format_for
 
 FAMILIES = (*JSON_FAMILIES, *TAGGED_FAMILIES, *CODE_FAMILIES)  # other modules of rows are added here
@@ -65,6 +69,60 @@ def test_a_template_without_marks_chooses_none() -> None:
 def test_without_tools_that_may_be_called_calls_are_text() -> None:
     found = read(parser_of("hermes", "qwen3", asked_tools=()), list("<think>hm</think>Hi.<tool_call>{}</tool_call>"))
     assert (found.reasoning, found.content) == ("hm", "Hi.<tool_call>{}</tool_call>")
+
+
+@pytest.mark.parametrize("name", [name for name, each in TOOL_FORMATS.items() if each.shape is not None])
+def test_calls_that_are_held_to_a_familys_shape_are_read_as_those_calls(name: str) -> None:
+    """Red if a forced call were written in a form that its own parser does not take."""
+    shape = TOOL_FORMATS[name].shape
+    assert shape is not None
+    if shape.arguments != "json":
+        pytest.skip("arguments that are no JSON have tests of their own")
+    calls = [("tide", '{"port": "Brest"}'), ("ping", "{}")]
+    written = [
+        (shape.before_name + called + shape.before_arguments + text + shape.after_arguments)
+        .replace("{index}", str(index))
+        .replace("{name}", called)
+        for index, (called, text) in enumerate(calls)
+    ]
+    for number in (1, 2):
+        text = shape.begin + shape.between.join(written[:number]) + shape.end
+        assert text.startswith(shape.trigger)
+        found = read(parser_of(name), list(text))
+        assert (found.calls, found.content, found.is_broken_off) == (calls[:number], "", False)
+
+
+THOUGHTS = [pytest.param(each, id=each.name) for each in REASONING_FORMATS.values()]
+
+
+@pytest.mark.parametrize("thought", THOUGHTS)
+@pytest.mark.parametrize("opened", [True, False])
+def test_every_kind_of_reasoning_is_told_apart_from_content(thought: ReasoningFormat, opened: bool) -> None:
+    """Where its prompt opened it and where the model does; its tokens are those up to the end mark."""
+    written = ("" if opened else thought.start) + f"\nI weigh it.\n{thought.end}"
+    tail = f"<user>what?<assistant>{thought.start}\n" if opened else "<user>what?<assistant>"
+    assert thought.is_open_after(tail) is opened
+    parser = parser_of("hermes", thought.name, prompt_tail=tail)
+    found = read(parser, list(f"{written}\n\nIt is {thought.start[0]}so.\n"))
+    assert (found.reasoning, found.content) == ("I weigh it.", f"It is {thought.start[0]}so.\n")
+    assert found.num_reasoning_tokens == len(written)
+
+
+def test_several_tokens_at_a_time_are_counted_each() -> None:
+    """As after a handoff, where one output brings many. Red if a piece counted as one, or wholly as either kind."""
+    parser = parser_of("hermes", "qwen3", prompt_tail="<think>")
+    tokens = (SampledToken(TokenId(0)),)
+    parser.feed("0123456789", tokens * 5)
+    parser.feed("01</think>0123456789", tokens * 10)
+    parser.feed("01", tokens)
+    parser.flush(is_cut=False)
+    assert parser.num_reasoning_tokens == 5 + 5
+
+
+def test_every_parser_is_in_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tools.md").read_text(encoding="utf-8")
+    lost = [name for name in (*TOOL_FORMATS, *REASONING_FORMATS) if f"`{name}`" not in guide]
+    assert not lost
 
 
 # ---- outputs that no family writes -----------------------------------------------------------------------------------

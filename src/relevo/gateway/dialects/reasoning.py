@@ -36,6 +36,7 @@ REASONING_FORMATS = (  # of those that recognise a template the first counts
         end="Here is my response:",
         signs=("Here is my thought process:",),
     ),
+    Block(name="gemma4", start="<|channel>thought", end="<channel|>", signs=("<|channel>",)),
     Block(name="glm45", signs=("[gMASK]",)),
     Block(name="kimi_k2", signs=("<|im_middle|>",)),
     Block(name="minimax_m2", signs=("]~b]",)),
