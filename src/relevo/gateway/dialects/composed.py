@@ -72,14 +72,19 @@ class Composed:
         return self._shown.is_complete
 
     def feed(self, text: str, tokens: Sequence[SampledToken]) -> tuple[Part, ...]:
-        if self._calls is None and not self._rest and self._read == self._content:  # the rest of the answer
-            self._shown.content((TextPart(text),) if text else ())
+        if not self._rest and self._read == self._content and self._is_plain(text):  # nearly every token's way
+            self._tokens.skip(len(text))
+            self._to_calls(text)
             return self._shown.take()
         self._rest += text
         self._tokens.fed(len(tokens), len(text))
         while self._read():
             pass
         return self._shown.take()
+
+    def _is_plain(self, text: str) -> bool:
+        """No thought can begin in it."""
+        return self._calls is None or not self._start or self._start[0] not in text
 
     def flush(self, *, is_cut: bool) -> tuple[Part, ...]:
         is_thought = self._read in (self._thought, self._thought_begins, self._held_calls)
@@ -180,7 +185,7 @@ class Composed:
         if self._calls is None:
             self._shown.content((TextPart(text),) if text else ())
         elif text:
-            self._fed_tail = (self._fed_tail + text)[-_TAIL_CHARS:]
+            self._fed_tail = text if len(text) > _TAIL_CHARS else (self._fed_tail + text)[-_TAIL_CHARS:]
             self._shown.content(self._calls.feed(text))
             if self._shown.is_first_only:
                 self._shown.is_complete = self._calls.num_closed_calls > 0
@@ -242,7 +247,10 @@ class _Shown:
         self._blanks = ""
 
     def take(self) -> tuple[Part, ...]:
-        parts, self._parts = self._parts, []
+        parts = self._parts
+        if not parts:
+            return ()
+        self._parts = []
         return tuple(_joined(parts)) if len(parts) > 1 else tuple(parts)
 
     def _call(self, part: ToolCallPart) -> None:

@@ -94,6 +94,8 @@ class JsonCalls:
         self.is_in_call = False
 
     def feed(self, text: str) -> Sequence[Part]:
+        if not self._rest and self._read == self._content and self._opens.cannot_begin_in(text):
+            return (TextPart(text),) if text else ()
         self._rest += text
         while self._read():
             pass

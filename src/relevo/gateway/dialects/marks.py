@@ -18,6 +18,10 @@ class Marks:
         self._firsts = frozenset(text[0] for text in self.texts)
         self._longest = max(map(len, self.texts), default=0)
 
+    def cannot_begin_in(self, text: str) -> bool:
+        """Quickly told, of short texts."""
+        return self._firsts.isdisjoint(text)
+
     def find(self, text: str, start: int = 0, end: int | None = None) -> tuple[int, str]:
         """Where the first of them begins, and which: the longest of those that begin there. -1: none is there."""
         best, found = -1, ""

@@ -28,3 +28,10 @@ class ReasoningTokens:
             self._is_touched = False
         if is_reasoning and self._start < self._num_decided and self._ends:
             self._is_touched = True
+
+    def skip(self, num_chars: int) -> None:
+        """So many characters of tokens that are no reasoning, where none is undecided."""
+        self._num_fed += num_chars
+        self._num_decided = self._start = self._num_fed
+        if self._ends:  # tokens without text
+            self.decided(0, is_reasoning=False)
