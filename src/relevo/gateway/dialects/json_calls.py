@@ -56,8 +56,10 @@ class JsonFormat:
 
     @property
     def markup(self) -> Sequence[str]:
+        """Fences of Markdown are in every other text, too, and no tokens of their own."""
         ends = self.header.ends if self.header else ()
-        return tuple(dict.fromkeys((*self.sections, *self.opens, *ends, *self.closes)))
+        texts = dict.fromkeys((*self.sections, *self.opens, *ends, *self.closes))
+        return tuple(text for text in texts if not text.startswith("```"))
 
     def recognises(self, template: str) -> bool:
         return any(all(part in template for part in sign.split("&")) for sign in self.signs) and not any(

@@ -191,6 +191,7 @@ class CallObject:
         self._state: State = "start"
         self._value: ValueText | None = None
         self._scalar_begun = False
+        self._is_name = False  # what is read is the text of the name
         self._key = ""
         self.name = ""
         self.arguments: ArgumentsText | None = None
@@ -278,7 +279,9 @@ class CallObject:
                 return place
         if self._value is None and (self._scalar_begun or text[place] not in '"{['):
             return self._scalar(text, place)
-        if self._key == "name" and not self.name and (self._value is not None or text[place] == '"'):
+        if self._value is None:
+            self._is_name = self._key == "name" and not self.name and text[place] == '"'
+        if self._is_name:
             place, literal = self._string(text, place)
             if literal is not None:
                 self._state, self.name = "next", literal
