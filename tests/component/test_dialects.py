@@ -169,7 +169,8 @@ def outside_braces(tokens: list[str]) -> str:
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_of_no_output_is_anything_lost_or_read_differently_when_cut(part: int) -> None:
     """Where no call was read, all but reasoning's marks and blanks is in some part; of families whose calls are JSON,
-    every word outside of braces and marks is. Red for a parser that raises, drops what it does not understand, or decides by how the text is cut."""
+    every word outside of braces and marks is. Red for a parser that raises, drops what it does not understand, or
+    decides by how the text is cut."""
     for number in range(part, NUM_MUTATED, NUM_PARTS):
         rng = random.Random(number)
         family = rng.choice(FAMILIES)
