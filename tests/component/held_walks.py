@@ -70,6 +70,7 @@ def walk(
     vocabulary: GrammarVocabulary | None = None,
     spellings: Sequence[bytes] = (),
     max_tokens: int = 1500,
+    nudge: bytes = b"",
 ) -> bytes | None:
     """An answer; None if it was not over after `max_tokens`. Fails where no token may follow, or the matcher fails."""
     vocabulary, spellings = vocabulary or byte_vocabulary(), spellings or byte_spellings()
@@ -88,6 +89,9 @@ def walk(
         token = rng.choice(others)
         if rng.random() < min(0.9, 0.1 + len(output) / 200):  # sooner or later it comes to its end
             closing = [one for one in others if spellings[one][-1:] in ENDINGS]
+            going_on = _next_of(nudge, written)
+            if going_on in others:
+                closing = [going_on]
             token = rng.choice(closing or others)
         elif vocabulary is byte_vocabulary() and rng.random() < 0.9:
             token = rng.choice([one for one in others if one < 128] or others)
@@ -95,3 +99,9 @@ def walk(
         matcher.follow(output)
         written += spellings[token]
     return None
+
+
+def _next_of(nudge: bytes, written: bytearray) -> int:
+    """The byte with which what was written goes on towards `nudge`."""
+    known = next((size for size in range(len(nudge) - 1, 0, -1) if written.endswith(nudge[:size])), 0)
+    return nudge[known] if nudge else -1

@@ -6,6 +6,7 @@ declared parameters can be written. Does not know which call is wanted, see `out
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from relevo.gateway.held.schema.shapes import Literals, Members, Objects, String
 from relevo.gateway.held.texts import FREE, Specials, marked, matched_up_to, text_up_to
 
 MAX_CALLS = 64  # of one answer; arbitrary
+_TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _INDEX = "{index}"
 _FREE_NAME = "[A-Za-z0-9_.-]{1,64}"
 
@@ -54,7 +56,9 @@ class CallRules:
         """Raises UnheldTool."""
         self._rules, self._shape, self._specials, self._blanks = rules, shape, specials, blanks
         self._notes = notes
-        self.trigger = shape.trigger or shape.begin or shape.before_name.partition("{name}")[0]
+        first = shape.begin or shape.before_name.partition("{name}")[0]
+        tag = _TAG.match(first)
+        self.trigger = shape.trigger or (tag[0] if tag is not None else first)
         self._calls = [self._call(tool) for tool in tools]
 
     def held(self, *, is_parallel: bool, is_triggered: bool = False) -> Items:

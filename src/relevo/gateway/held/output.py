@@ -29,6 +29,7 @@ from relevo.gateway.held.problems import Leniency, NotASchema, NotHeld, told
 from relevo.gateway.held.reasoning import Thoughts, after_thoughts
 from relevo.gateway.held.schema.grammar import SchemaGrammar
 from relevo.gateway.held.texts import Specials, text_up_to, text_without
+from relevo.vocabulary.grammars import MAX_GRAMMAR_BYTES
 
 MAX_KEPT = 256  # arbitrary
 MAX_KEPT_CHARS = 32 * 2**20  # arbitrary
@@ -77,7 +78,15 @@ def _made(wanted: Wanted) -> Held:
     grammars = [{"lark_grammar": lark}]
     if user_grammar is not None:
         grammars.append({"name": _CONTENT, "lark_grammar": user_grammar})
-    return Held(json.dumps({"grammars": grammars}), tuple(dict.fromkeys(notes)))
+    grammar = json.dumps({"grammars": grammars})
+    if len(grammar) > MAX_GRAMMAR_BYTES:
+        param = wanted.output_format.param if wanted.output_format is not None else "tools"
+        raise InvalidRequest(
+            f"What '{param}' asks for makes a grammar of {len(grammar):,} bytes, and it may have "
+            f"{MAX_GRAMMAR_BYTES:,}; use a smaller schema, or fewer tools.",
+            param=param,
+        )
+    return Held(grammar, tuple(dict.fromkeys(notes)))
 
 
 def _calls(rules: Rules, wanted: Wanted, notes: list[str]) -> list[Items]:

@@ -53,9 +53,10 @@ def fault_of(lark: str) -> str:
     matcher = _matcher(lark)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    if matcher.stop_reason().startswith("NoExtension"):
-        return "no text is of it"
-    return _first_line(matcher.get_error()) if matcher.is_error() else ""
+    if not matcher.is_error():
+        return ""
+    fault = _first_line(matcher.get_error())
+    return "no text is of it" if fault.startswith("NoExtension") else fault
 
 
 def _matcher(lark: str) -> Any:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from relevo.core.ids import TokenId
-from relevo.gateway.held.lark import Item, Items, Raw, Term, Times, term
+from relevo.gateway.held.lark import Items, Raw, Term, Times, term
 from relevo.gateway.held.patterns.nodes import lexer_text
 
 Specials = Mapping[str, TokenId]  # texts that are one special token each, which a grammar has to name
@@ -29,17 +29,18 @@ def text_up_to(mark: str, specials: Specials, not_before: str = "") -> Items:
 
 
 def matched_up_to(matches: Sequence[str], mark: str, specials: Specials, not_before: str = "") -> Items:
-    """A text of all `matches`, then `mark`; ends with the first that follows."""
+    """A text of all `matches`, then `mark`; ends with the first tag of the mark's, whatever blanks are around it."""
     pieces = _pieces(mark, specials)
-    excludes = (lexer_text(not_before) + FREE,) if not_before and not_before not in specials else ()
+    excludes: tuple[str, ...] = (lexer_text(not_before) + FREE,) if not_before and not_before not in specials else ()
     if pieces[0] in specials:
-        text: Item = (
-            Times([Term(tuple(matches), excludes)], 0, 1) if tuple(matches) == (FREE,) else Term(tuple(matches))
-        )
-        return [text, *marked(mark, specials)]
+        text = Term(tuple(matches), excludes)
+        return [Times([text], 0, 1) if tuple(matches) == (FREE,) else text, *marked(mark, specials)]
     closing = lexer_text(pieces[0])
-    lazy = Term(tuple(f"(?:{expression}){closing}" for expression in matches), excludes, is_lazy=True)
-    return [lazy, *marked(mark[len(pieces[0]) :], specials)]
+    ends_by_itself = len(pieces) == 1
+    if tag := lexer_text(pieces[0].strip()):
+        excludes += (f"{FREE}{tag}{FREE}{tag}{FREE}",)
+    whole = Term(tuple(f"(?:{expression}){closing}" for expression in matches), excludes, is_lazy=ends_by_itself)
+    return [whole, *marked(mark[len(pieces[0]) :], specials)]
 
 
 def text_without(mark: str, specials: Specials, not_before: str = "") -> Items:

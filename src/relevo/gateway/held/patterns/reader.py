@@ -33,6 +33,7 @@ _NOT_BLANK = others(
     united([*_ALL_BLANKS, (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)])
 )
 _CLASSES = {"d": _DIGITS, "D": others(_DIGITS), "w": _WORD, "W": others(_WORD), "s": _BLANKS, "S": _NOT_BLANK}
+_IN_NEGATION = _CLASSES | {"s": others(_NOT_BLANK), "S": others(_BLANKS)}  # the wider reading, which excludes more
 _DOT = others(((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)))
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "v": 11, "f": 12, "0": 0}
 _COUNTS = re.compile(r"\{([0-9]{1,9})(?:(,)([0-9]{0,9}))?\}")
@@ -152,10 +153,10 @@ class _Reader:
             self._take()
         ranges: list[tuple[int, int]] = []
         while self._next() != "]":
-            first = self._class_item()
+            first = self._class_item(is_negated)
             if self._next() == "-" and self._next(2) != "-]" and _is_one(first):
                 self._take()
-                last = self._class_item()
+                last = self._class_item(is_negated)
                 if not _is_one(last):
                     ranges += [*first, (0x2D, 0x2D), *last]
                     continue
@@ -168,16 +169,16 @@ class _Reader:
         found = united(ranges)
         return others(found) if is_negated else found
 
-    def _class_item(self) -> Ranges:
+    def _class_item(self, is_negated: bool) -> Ranges:
         character = self._take()
         if character == "\\":
-            return self._escape(in_class=True)
+            return self._escape(in_class=True, is_negated=is_negated)
         return ((ord(character), ord(character)),)
 
-    def _escape(self, *, in_class: bool) -> Ranges:
+    def _escape(self, *, in_class: bool, is_negated: bool = False) -> Ranges:
         letter = self._take()
         if letter in _CLASSES:
-            return _CLASSES[letter]
+            return (_IN_NEGATION if is_negated else _CLASSES)[letter]
         if letter in "bB":
             if in_class and letter == "b":
                 return ((8, 8),)
