@@ -17,16 +17,15 @@ from held_walks import EOS, MARKS, next_tokens, of_schema, takes, walk
 from relevo.core.errors import InvalidRequest
 from relevo.gateway.dialects.formats import CallShape, ToolFormat
 from relevo.gateway.dialects.registry import TOOL_FORMATS
-from relevo.gateway.dialects.tagged_formats import TAGGED
 from relevo.gateway.generation.spec import OutputFormat
-from relevo.gateway.held.calls import Tool
+from relevo.gateway.held.calls import HELD_FORMS, Tool
 from relevo.gateway.held.output import Held, Wanted, held
 from relevo.gateway.held.reasoning import Thoughts
 from relevo.gateway.text.output_parser import ParserInput
 from relevo.gateway.text.parts import Part, TextPart, ToolCallPart
 
-FAMILIES: dict[str, ToolFormat] = {**{each.name: each for each in TAGGED}, **TOOL_FORMATS}
-SHAPED = [name for name, family in FAMILIES.items() if family.shape is not None]
+FAMILIES: dict[str, ToolFormat] = TOOL_FORMATS
+SHAPED = [name for name, each in FAMILIES.items() if each.shape is not None and each.shape.arguments in HELD_FORMS]
 TIDE = {
     "type": "object",
     "properties": {

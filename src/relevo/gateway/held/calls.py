@@ -1,7 +1,7 @@
 """Calls of tools, in the form in which a family of models writes them, each held to its tool's schema.
 
-Arguments are JSON, or a tag per parameter: then a text is free up to its closing tag, other values are JSON, and only
-declared parameters can be written. Does not know which call is wanted, see `output`.
+Arguments are JSON, or code (NAME=VALUE), or a tag per parameter: then a text is free up to its closing tag, and other
+values are JSON. Code and tags have declared parameters only. Does not know which call is wanted, see `output`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from relevo.gateway.held.lark import Items, Ref, Rules, Times, term
 from relevo.gateway.held.patterns.nodes import lexer_text, written
 from relevo.gateway.held.problems import Leniency, NotHeld
 from relevo.gateway.held.schema.grammar import SchemaGrammar
+from relevo.gateway.held.schema.literals import JSON_WORDS, PYTHON_WORDS
 from relevo.gateway.held.schema.shapes import Literals, Members, Objects, Strings
 from relevo.gateway.held.texts import FREE, Specials, marked, matched_up_to, text_up_to
 
@@ -31,6 +32,9 @@ class Tool:
     name: str
     parameters: Any
     is_strict: bool
+
+
+HELD_FORMS = ("json", "parameters", "python")
 
 
 class UnheldTool(Exception):
@@ -109,9 +113,11 @@ class CallRules:
         return items
 
     def _held_arguments(self, parameters: Any, leniency: Leniency) -> Items:
-        schema = SchemaGrammar(self._rules, parameters, leniency, self._blanks)
-        if self._shape.arguments == "json":
-            return [schema.of_object()]
+        form = self._shape.arguments
+        words = PYTHON_WORDS if form == "python" else JSON_WORDS
+        schema = SchemaGrammar(self._rules, parameters, leniency, self._blanks, words)
+        if form != "parameters":
+            return [schema.of_object() if form == "json" else schema.of_arguments()]
         objects = schema.object_shape()
         if objects is None:
             raise NotHeld("", "type", "in this family's form arguments are an object of one shape")

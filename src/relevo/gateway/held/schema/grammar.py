@@ -16,9 +16,9 @@ from relevo.gateway.held.json_text import Blanks
 from relevo.gateway.held.lark import Items, Raw, Ref, Rules, Term, Times, term
 from relevo.gateway.held.numbers import Numbers, number_terms
 from relevo.gateway.held.patterns.nodes import lexer_text, written
-from relevo.gateway.held.problems import Leniency, NotASchema
+from relevo.gateway.held.problems import Leniency, NotASchema, NotHeld
 from relevo.gateway.held.schema.document import Document
-from relevo.gateway.held.schema.literals import literal
+from relevo.gateway.held.schema.literals import JSON_WORDS, Words, literal
 from relevo.gateway.held.schema.objects import ObjectRules
 from relevo.gateway.held.schema.reading import SchemaReader
 from relevo.gateway.held.schema.shapes import Alternative, Arrays, Literals, Members, Objects, Strings, Sub
@@ -30,12 +30,15 @@ _MULTIPLE_LIMIT = Decimal(10**15)
 class SchemaGrammar:
     """Adds the rules of one schema to a grammar."""
 
-    def __init__(self, rules: Rules, schema: Any, leniency: Leniency, blanks: Blanks) -> None:
+    def __init__(
+        self, rules: Rules, schema: Any, leniency: Leniency, blanks: Blanks, words: Words = JSON_WORDS
+    ) -> None:
         """Raises NotHeld: the bounds."""
         self._rules, self._leniency, self._blanks = rules, leniency, blanks
         self._document = Document(schema)
         self._reader = SchemaReader(self._document, leniency)
         self._objects = ObjectRules(rules, blanks, self._reader, leniency, self._value_of)
+        self._words = words
         self._known: dict[tuple[int, ...], str] = {}
         self._waiting: list[tuple[Members, str]] = []
         self._places: dict[str, str] = {}
@@ -60,8 +63,18 @@ class SchemaGrammar:
     def alternatives(self, members: Members) -> tuple[Alternative, ...]:
         return self._reader.alternatives(members)
 
+    def of_arguments(self) -> Ref:
+        """Its members as the arguments of a call in code: NAME=VALUE, of declared names. Raises NotHeld."""
+        objects = self.object_shape()
+        items = None if objects is None else self._objects.arguments(objects, "")
+        if items is None:
+            raise NotHeld("", "type", "in this family's form arguments are an object of one shape")
+        return self._worked(self._rules.define([items], "a"), "")
+
     def _finished(self, members: Members, place: str) -> Ref:
-        found = self._value_of(members)
+        return self._worked(self._value_of(members), place)
+
+    def _worked(self, found: Ref, place: str) -> Ref:
         while self._waiting:
             waiting, rule = self._waiting.pop()
             at = next((sub.place for sub in waiting), place)
@@ -104,7 +117,7 @@ class SchemaGrammar:
                     yield items
 
     def _literals(self, values: Iterable[Any], place: str) -> Term:
-        texts = [literal(value) for value in values]
+        texts = [literal(value, self._words) for value in values]
         self._leniency.spend(sum(map(len, texts)) // 10, place)
         return term("|".join(map(lexer_text, texts)))
 

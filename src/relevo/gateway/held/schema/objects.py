@@ -20,6 +20,7 @@ from relevo.gateway.held.schema.shapes import Literals, Members, Objects, String
 
 MAX_OPTIONAL = 400  # measured: with 700 the library's parser has too many ways to go on
 MAX_STATES = 20_000  # arbitrary
+_ANY_ARGUMENT = "[A-Za-z_][A-Za-z0-9_]{0,63}="
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +48,42 @@ class ObjectRules:
     def items(self, objects: Objects, place: str) -> Items | None:
         """None: no object is of it. Raises NotHeld."""
         names = self._reader.alternatives(objects.names)
-        declared, is_possible = self._declared(objects, names)
+        declared, is_possible = self._declared(objects, names, json_text.colon(self._blanks))
         if not is_possible:
             return None
         others = [] if objects.high == 0 else list(self._others(objects, names, declared))
         low = self._low(objects, declared, others, place)
         if objects.high is not None and low > objects.high:
             return None
-        start = self._states(list(declared.values()), others, low, objects.high, place)
+        start = self._states(list(declared.values()), others, low, objects.high, place, self._comma)
         if start is None:
             return None
         return [term(json_text.opening("{", self._blanks)), start, term(json_text.closing("}", self._blanks))]
 
-    def _declared(self, objects: Objects, names: Sequence[object]) -> tuple[dict[str, Member], bool]:
-        """In order; and whether all that are required may be there."""
+    def arguments(self, objects: Objects, place: str) -> Items | None:
+        """The members as code names arguments. Others than the declared ones only where none is declared."""
+        names = self._reader.alternatives(objects.names)
+        declared, is_possible = self._declared(objects, names, None)
+        if not is_possible:
+            return None
+        members = objects.of_class(frozenset())
+        others: list[Items] = []
+        if not declared and not any(sub.schema is False for sub in members):
+            others.append([term(_ANY_ARGUMENT), self._value_of(members)])
+        low = sum(member.is_required for member in declared.values())
+        start = self._states(list(declared.values()), others, low, None, place, term(", ?"))
+        return None if start is None else [start]
+
+    def _declared(self, objects: Objects, names: Sequence[object], colon: str | None) -> tuple[dict[str, Member], bool]:
+        """In order; and whether all that are required may be there. `colon`: of JSON's; None: NAME=."""
         listed = [value for one in names if isinstance(one, Literals) for value in one.values if isinstance(value, str)]
         found: dict[str, Member] = {}
         for name in dict.fromkeys([*objects.declared, *(listed if objects.names else ())]):
             members, is_required = objects.of_name(name), name in objects.required
             is_allowed = self._reader.admits(objects.names, name) and not any(sub.schema is False for sub in members)
             if is_allowed:
-                found[name] = Member(
-                    term(lexer_text(json_literal(name)) + json_text.colon(self._blanks)),
-                    [self._value_of(members)],
-                    is_required,
-                )
+                written_name = f"{lexer_text(name)}=" if colon is None else lexer_text(json_literal(name)) + colon
+                found[name] = Member(term(written_name), [self._value_of(members)], is_required)
             elif is_required:
                 return found, False
         return found, True
@@ -110,7 +122,13 @@ class ObjectRules:
         return objects.low  # more than there can be
 
     def _states(
-        self, declared: list[Member], others: list[Items], low: int, high: int | None, place: str
+        self,
+        declared: list[Member],
+        others: list[Items],
+        low: int,
+        high: int | None,
+        place: str,
+        comma: Term,
     ) -> Ref | None:
         num_required = sum(member.is_required for member in declared)
         if num_required > (high if high is not None else num_required) or low > len(declared) + bool(others):
@@ -125,7 +143,7 @@ class ObjectRules:
             raise NotHeld(place, "maxProperties", "too many ways to choose the members")
         if not counts:
             low = 0
-        return _StateRules(self._rules, self._comma, declared, others, low, high, most).start()
+        return _StateRules(self._rules, comma, declared, others, low, high, most).start()
 
 
 class _StateRules:
