@@ -9,17 +9,23 @@ from typing import NamedTuple
 from relevo.core.baton import PrefillFacts, SampledToken
 from relevo.core.ids import RequestId
 from relevo.core.kv import Reservation
+from relevo.core.prompt_scores import PromptScores
 from relevo.core.request import FinishReason
 
 
 class TokenOutput(NamedTuple):
-    """New tokens of one continuation, in order. `finish_reason` is set on the last one only."""
+    """New tokens of one continuation, in order. `finish_reason` is set on the last one only.
+
+    Where scores of the prompt were asked for they come before its first token, in outputs without tokens; some may come
+    twice, after a preemption or from another worker.
+    """
 
     request_id: RequestId
     sample_index: int
     tokens: tuple[SampledToken, ...]
     finish_reason: FinishReason | None = None
     facts: PrefillFacts | None = None  # on the first output of a request, from the worker that computed its prompt
+    prompt_scores: PromptScores | None = None  # then there is nothing else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

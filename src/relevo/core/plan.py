@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from relevo.core.baton import SampledToken, SampleState
 from relevo.core.ids import BlockId, RequestId, SequenceId, TokenId
+from relevo.core.prompt_scores import PromptScores
 from relevo.core.request import EngineRequest
 
 
@@ -62,6 +63,7 @@ class StepPlan:
     last_token_ids: list[TokenId] = field(default_factory=list)  # [B], the only one of a row that may be news
     num_draws: list[int] = field(default_factory=list)  # [B], continuations drawn from the last position
     sample_indices: list[int] = field(default_factory=list)  # [sum(num_draws)], which
+    scored: list[int] = field(default_factory=list)  # places of rows whose prompt tokens' log probabilities are told
     num_decodes: int = 0  # the first rows: one token each; the others compute prompts, or what was preempted
 
     @property
@@ -104,6 +106,7 @@ class StepPlan:
                 for first, count in zip(firsts, counts, strict=True)
                 for index in self.sample_indices[first : first + count]
             ],
+            scored=[index for index, place in enumerate(places) if place in self.scored],
             num_decodes=sum(place < self.num_decodes for place in places),
         )
 
@@ -131,3 +134,4 @@ class StepResult:
     step_s: float  # wall time of the step, sampling included
     clocks: StepClocks | None = None  # None: the runner does not tell them apart
     failures: Mapping[RequestId, StepFailure] = field(default_factory=dict)  # the other requests are as they should be
+    prompt_scores: Mapping[int, PromptScores] = field(default_factory=dict)  # of each scored row, by its place

@@ -34,6 +34,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     num_logprobs: int | None = None  # None: no logprobs; 0: of the sampled token only; k: and the k best
+    num_prompt_logprobs: int | None = None  # the same of the prompt's tokens; all of it is computed then
     stop_token_ids: tuple[TokenId, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False

@@ -9,7 +9,7 @@ fingerprints from there on. Pure functions over uint64 arrays, modulo 2^64; the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from relevo.core.baton import SampledToken
 from relevo.core.ids import TokenId
 from relevo.core.model import ModelConfig
+from relevo.core.prompt_scores import PromptScores
 from relevo.core.request import SamplingParams
 from relevo.engine.fake_script import Line
 
@@ -87,9 +88,17 @@ def fingerprints(token_ids: list[TokenId] | tuple[TokenId, ...], start: int, bef
 
 def context_hash(keys: Words, values: Words) -> int:
     """One word that depends on every slot of the context, in order. Equals that of the right slots only for them."""
+    return _mix_int(int(np.sum(_of_slots(keys, values), dtype=np.uint64)))
+
+
+def context_hashes(keys: Words, values: Words) -> Words:
+    """`context_hash` of every beginning of the context: of its first slot, of its first two, and so on."""
+    return mix(np.cumsum(_of_slots(keys, values), dtype=np.uint64))
+
+
+def _of_slots(keys: Words, values: Words) -> Words:
     places = np.arange(len(keys), dtype=np.uint64) * np.uint64(_POSITION)
-    both = mix(keys + places) + (values ^ VALUE_MASK) - keys
-    return _mix_int(int(np.sum(both, dtype=np.uint64)))
+    return mix(keys + places) + (values ^ VALUE_MASK) - keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +141,26 @@ class FakeModel:
             wanted = eos_token_ids[:1] if ends and may_stop and not sampling.ignore_eos else ()
             token_id = self._let_through(token_id, wanted, banned, allowed)
         return _with_logprobs(token_id, word, sampling.num_logprobs, self.vocab_size)
+
+    def scores(self, contexts: Words, token_ids: Sequence[TokenId], first: int, num_best: int) -> PromptScores:
+        """Of a prompt's tokens from position `first` on; `contexts`: the word before each of them."""
+        best = (contexts % np.uint64(self.vocab_size)).astype(np.int64)
+        peaks = -(1 + (contexts % np.uint64(1000)).astype(np.float64)) / 1000
+        distances = (np.asarray(token_ids, dtype=np.int64) - best) % self.vocab_size
+        ranks = np.arange(min(num_best, self.vocab_size))
+        return PromptScores(
+            first,
+            len(ranks),
+            (peaks - distances).astype("<f8").tobytes(),
+            (distances + 1).astype("<i4").tobytes(),
+            ((best[:, None] + ranks) % self.vocab_size).astype("<i4").tobytes(),
+            (peaks[:, None] - ranks).astype("<f8").tobytes(),
+        )
+
+    def reference_scores(self, prompt: Sequence[TokenId], num_best: int) -> PromptScores:
+        """What a correct server says of a whole prompt."""
+        context = fingerprints(list(prompt), 0, 0)
+        return self.scores(context_hashes(context, context ^ VALUE_MASK)[:-1], prompt[1:], 1, num_best)
 
     def reference_tokens(
         self,

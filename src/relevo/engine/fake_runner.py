@@ -21,12 +21,23 @@ from relevo.core.events import StepCosts
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.plan import ScheduledRow, StepPlan, StepResult
+from relevo.core.prompt_scores import PromptScores
 from relevo.core.replica import Replica
 from relevo.engine.fake_lines import Lines
-from relevo.engine.fake_model import FAKE_MODEL, VALUE_MASK, Allowed, FakeModel, Words, context_hash, fingerprints
+from relevo.engine.fake_model import (
+    FAKE_MODEL,
+    VALUE_MASK,
+    Allowed,
+    FakeModel,
+    Words,
+    context_hash,
+    context_hashes,
+    fingerprints,
+)
 from relevo.engine.fake_script import Script
 from relevo.engine.grammar_masks import NO_MASKS, GrammarMasks, SampleSpec, StepMasks
 from relevo.engine.ops.cache_groups import only_full_group
+from relevo.engine.prompt_scores import num_scores
 from relevo.engine.row_math import let_through
 from relevo.kv.arena import Arena
 
@@ -81,6 +92,7 @@ class FakeRunner:
         masks = NO_MASKS if self._grammar_masks is None else self._grammar_masks.of(_draws(rows))
         places = count()
         sampled = tuple(self._compute(row, masks, places) for row in rows)
+        scores = {place: self._scores(rows[place]) for place in plan.scored}
         if self.fault is not None:
             self.fault(rows)
         cost_s = self._costs.step_s(plan.num_tokens, plan.num_kv_tokens)
@@ -88,7 +100,9 @@ class FakeRunner:
             cost_s = max(cost_s, self._lines.pace_s(rows))
         if cost_s > 0:
             time.sleep(cost_s)
-        return StepResult(plan.step_id, sampled, time.perf_counter() - started_s, failures=masks.failures)
+        return StepResult(
+            plan.step_id, sampled, time.perf_counter() - started_s, failures=masks.failures, prompt_scores=scores
+        )
 
     def warm_up(self) -> None:
         """Touches no block: numpy has nothing to initialise but itself."""
@@ -105,9 +119,7 @@ class FakeRunner:
         self._slots[where, 1, slot] = fresh ^ VALUE_MASK
         if not row.samples:
             return ()
-        num_blocks = -(-end // self.layout.block_size)
-        table = self._slots[blocks[:num_blocks]]
-        context = context_hash(table[:, 0].reshape(-1)[:end], table[:, 1].reshape(-1)[:end])
+        context = context_hash(*self._context(row.block_ids, end))
         drawn = [self._draw(row, sample, context, _allowed(masks, next(places))) for sample in row.samples]
         return () if row.request_id in masks.failures else tuple(drawn)
 
@@ -116,6 +128,19 @@ class FakeRunner:
         line = None if self._lines is None else self._lines.line(row, index, context)
         num_outputs = len(sample.output_token_ids)
         return self.model.sample(context, request.sampling, request.eos_token_ids, index, num_outputs, line, allowed)
+
+    def _scores(self, row: ScheduledRow) -> PromptScores:
+        """Of a row that is computed."""
+        prompt, first = row.request.prompt_token_ids, row.start + 1
+        end = row.start + num_scores(row.start, len(row.token_ids), len(prompt))
+        words = context_hashes(*self._context(row.block_ids, end))[row.start :]
+        num_best = row.request.sampling.num_prompt_logprobs or 0
+        return self.model.scores(words, prompt[first : end + 1], first, num_best)
+
+    def _context(self, block_ids: list[BlockId], end: int) -> tuple[Words, Words]:
+        """What the blocks hold of the first `end` tokens: keys and values."""
+        table = self._slots[np.asarray(block_ids[: -(-end // self.layout.block_size)], dtype=np.int64)]
+        return table[:, 0].reshape(-1)[:end], table[:, 1].reshape(-1)[:end]
 
     def _key(self, block_ids: list[BlockId], position: int) -> int:
         return int(self._slots[block_ids[position // self.layout.block_size], 0, position % self.layout.block_size])

@@ -7,7 +7,8 @@ were scheduled, what else uses the arena, or which model and backend compute.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
@@ -17,12 +18,13 @@ import numpy.typing as npt
 from relevo.core.baton import SampledToken
 from relevo.core.ids import BlockId, RequestId
 from relevo.core.kv import KVLayout
-from relevo.core.plan import ScheduledRow, StepClocks, StepFailure, StepPlan, StepResult
+from relevo.core.plan import ScheduledRow, StepClocks, StepPlan, StepResult
 from relevo.core.replica import Replica, ReplicaSequence
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.grammar_masks import NO_MASKS, GrammarMasks, SampleSpec, StepMasks
 from relevo.engine.inputs import StepPacker
 from relevo.engine.models.spec import Model
+from relevo.engine.prompt_scores import logit_rows, scores_of
 from relevo.engine.row_math import RowSummaries
 
 
@@ -77,23 +79,19 @@ class LocalRunner:
         started = time.perf_counter()
         if plan.block_copies:
             self._model.ops.copy_blocks(self._kv, plan.block_copies)
-        if not plan.num_rows:
-            return StepResult(plan.step_id, (), time.perf_counter() - started)
-        sampled, clocks, failures = self._run(plan)
-        return StepResult(plan.step_id, sampled, time.perf_counter() - started, clocks, failures)
+        result = self._run(plan) if plan.num_rows else StepResult(plan.step_id, (), 0.0)
+        return replace(result, step_s=time.perf_counter() - started)
 
-    def _run(
-        self, plan: StepPlan
-    ) -> tuple[tuple[tuple[SampledToken, ...], ...], StepClocks, Mapping[RequestId, StepFailure]]:
+    def _run(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         sequences = self._replica.apply(plan)
         inputs = self._packer.pack_plan(plan, sequences)
         packed = time.perf_counter()
-        ends = inputs.row_first_token.tolist()
-        last_tokens = [end - 1 for end, num_draws in zip(ends[1:], plan.num_draws, strict=True) if num_draws]
-        logits = self._model.forward(inputs, self._kv, last_tokens)
+        rows = logit_rows(plan, inputs.row_first_token[1:].tolist(), sequences)
+        logits = self._model.forward(inputs, self._kv, rows.tokens)
         computed = time.perf_counter()
-        specs = _draws(plan, sequences)
+        scores = scores_of(plan, rows, sequences, logits.values, self.vocab_size)
+        specs = _draws(plan, sequences, rows.of_draws)
         masks = NO_MASKS if self._grammar_masks is None else self._grammar_masks.of(specs)
         tokens = iter(self._sampler.sample(logits.values, specs, logits.summaries, masks) if specs else ())
         sampled = tuple([tuple(islice(tokens, num_draws)) for num_draws in plan.num_draws])
@@ -104,7 +102,8 @@ class LocalRunner:
                     for sequence, drawn in zip(sequences, sampled, strict=True)
                 ]
             )
-        return sampled, StepClocks(packed - started, logits.kernel_s, time.perf_counter() - computed), masks.failures
+        clocks = StepClocks(packed - started, logits.kernel_s, time.perf_counter() - computed)
+        return StepResult(plan.step_id, sampled, 0.0, clocks, masks.failures, scores)
 
     def warm_up(self) -> None:
         """One chunk, one batch of decodes, one single decode."""
@@ -142,13 +141,13 @@ class LocalRunner:
         )
 
 
-def _draws(plan: StepPlan, sequences: Sequence[ReplicaSequence]) -> list[SampleSpec]:
-    """What draws from which row of the logits, which has one for every row of the plan that ends with draws."""
-    indices, specs, place = iter(plan.sample_indices), [], 0
+def _draws(plan: StepPlan, sequences: Sequence[ReplicaSequence], logit_places: Iterable[int]) -> list[SampleSpec]:
+    """What draws from which row of the logits: `logit_places` has one for every row of the plan that draws."""
+    indices, places, specs = iter(plan.sample_indices), iter(logit_places), []
     for sequence, num_draws in zip(sequences, plan.num_draws, strict=True):
         if num_draws == 1:
-            specs.append((place, sequence.request, sequence.sample(next(indices))))
-        else:
+            specs.append((next(places), sequence.request, sequence.sample(next(indices))))
+        elif num_draws:
+            place = next(places)
             specs += [(place, sequence.request, sequence.sample(index)) for index in islice(indices, num_draws)]
-        place += num_draws > 0
     return specs

@@ -14,6 +14,7 @@ from relevo.core.errors import RequestError, StepFailed
 from relevo.core.ids import RequestId
 from relevo.core.plan import StepFailure, StepPlan, StepResult
 from relevo.core.ports import ModelRunner
+from relevo.core.prompt_scores import PromptScores
 from relevo.policy.worker.suspects import Suspects
 
 log = logging.getLogger("relevo.engine")
@@ -31,6 +32,7 @@ def execute_apart(
     raised = dict.fromkeys(suspects.culprits, error)
     failures: dict[RequestId, StepFailure] = {}  # that the runner tells itself
     sampled: dict[int, tuple[SampledToken, ...]] = {}
+    scores: dict[int, PromptScores] = {}
     num_parts = 0
     while group := suspects.next_group:
         num_parts += 1
@@ -43,6 +45,7 @@ def execute_apart(
         suspects.passed()
         failures.update(result.failures)
         sampled.update(zip(places, result.sampled, strict=True))
+        scores.update({places[index]: told for index, told in result.prompt_scores.items()})
     log.error(
         "step %d failed: %s; of its %d requests these end: %s (found with %d more steps)",
         plan.step_id,
@@ -54,7 +57,7 @@ def execute_apart(
     )
     rows = tuple(sampled.get(index, ()) for index in range(plan.num_rows))
     failures |= {request_id: _failure(each) for request_id, each in raised.items()}
-    return StepResult(plan.step_id, rows, 0.0, failures=failures)
+    return StepResult(plan.step_id, rows, 0.0, failures=failures, prompt_scores=scores)
 
 
 def _failure(raised: Exception) -> StepFailure:

@@ -161,7 +161,9 @@ class Dispatcher:
                 now_ns = self._clock.now_ns()
                 for output in message.outputs:
                     in_flight = self._requests.get(output.request_id)
-                    if in_flight is not None and not self._pass_on(in_flight, worker, output, now_ns):
+                    if in_flight is not None and output.prompt_scores is not None:
+                        self._tell_scores(in_flight, output)
+                    elif in_flight is not None and not self._pass_on(in_flight, worker, output, now_ns):
                         self._advance(in_flight, events.Tokens(worker, output))
             case wire.Reserved():
                 self._tell(message.reservation.request_id, event_of(worker, message))
@@ -210,6 +212,13 @@ class Dispatcher:
         except Exception as fault:
             self._break_off(in_flight, fault)
         return True
+
+    def _tell_scores(self, in_flight: InFlightRequest, output: TokenOutput) -> None:
+        """They are facts about the prompt, whichever worker computed them: no event of the handoff."""
+        try:
+            in_flight.sink.on_output(output)
+        except Exception as fault:
+            self._break_off(in_flight, fault)
 
     def _tell(self, request_id: RequestId, event: events.Event) -> None:
         in_flight = self._requests.get(request_id)

@@ -34,13 +34,13 @@ class BlockTables:
 
     def expected_hits(self, sequence: Sequence) -> int:
         """Tokens that would be hits if the sequence opened now."""
-        usable = self.usable_hashes(sequence.hashes, len(sequence.token_ids))
+        usable = self._hits_of(sequence)
         return len(self._pool.match(usable)) * self._block_size
 
     def open(self, sequence: Sequence, num_spare: int) -> bool:
         """Blocks for all tokens of the sequence, hits first; False if `num_spare` blocks would not stay available."""
         num_tokens = len(sequence.token_ids)
-        usable = self.usable_hashes(sequence.hashes, num_tokens)
+        usable = self._hits_of(sequence)
         num_blocks = num_blocks_for(num_tokens, self._block_size)
         acquired = self._pool.acquire(usable, num_blocks + self._groups.most(num_tokens), num_spare)
         if acquired is None:
@@ -51,13 +51,18 @@ class BlockTables:
         sequence.num_computed = sequence.num_registered_blocks * self._block_size
         return True
 
+    def _hits_of(self, sequence: Sequence) -> list[BlockHash]:
+        return [] if sequence.is_scored else self.usable_hashes(sequence.hashes, len(sequence.token_ids))
+
     def adopt(self, sequence: Sequence, grant: Grant) -> None:
         """The sequence takes over the prompt blocks of a grant and what is sealed in them.
 
         If everything is sealed and nothing drawn yet, the last token is computed once more: same cell, same content.
+        So are all tokens of a prompt that is scored.
         """
         sequence.block_ids = list(grant.reservation.block_ids)
-        sequence.num_computed = min(grant.num_sealed_tokens, len(sequence.token_ids) - 1)
+        num_sealed = 0 if sequence.is_scored else grant.num_sealed_tokens
+        sequence.num_computed = min(num_sealed, len(sequence.token_ids) - 1)
         sequence.num_registered_blocks = grant.num_sealed_tokens // self._block_size
 
     def cover(self, sequence: Sequence, num_tokens: int) -> bool:

@@ -10,6 +10,9 @@ from relevo.core.events import StepCosts
 # Arbitrary: with a prefill budget of 0, one block of prompt every this many decode steps keeps prompts from starving.
 STARVATION_STEPS = 8
 
+# Arbitrary. Of one step: each brings a row of logits as long as the vocabulary, 77 MB in all where it has 150,000 ids.
+MAX_SCORED_TOKENS = 128
+
 
 def token_budget(costs: StepCosts, max_step_s: float, at_least: int, at_most: int) -> int:
     """The largest power of two whose step takes at most `max_step_s`, kept within the two bounds.

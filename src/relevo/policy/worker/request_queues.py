@@ -139,7 +139,8 @@ class RequestQueues:
         state, remote = sequence.parent, sequence.parent.remote
         assert remote is not None
         sequence.block_ids = list(remote.reservation.block_ids)
-        sequence.num_computed = min(remote.reservation.num_hit_tokens, state.num_prompt_tokens - 1)
+        num_hits = 0 if sequence.is_scored else remote.reservation.num_hit_tokens
+        sequence.num_computed = min(num_hits, state.num_prompt_tokens - 1)
         state.num_cached_tokens = min(sequence.num_computed, remote.num_found_tokens)
         self.waiting.remove(sequence)
         self.run(sequence)
@@ -151,6 +152,8 @@ class RequestQueues:
         if self.must_let_pass(sequence):
             return None
         num_usable = len(self._tables.usable_hashes(sequence.hashes, state.num_prompt_tokens))
+        if sequence.is_scored:
+            num_usable = 0
         reservation = self._reservations.grant(state.request, sequence.hashes, num_usable, num_kept, num_slots)
         if reservation is not None:
             self._note_passed(sequence, len(reservation.block_ids))

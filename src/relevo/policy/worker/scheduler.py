@@ -45,7 +45,7 @@ from relevo.policy.worker.quiet_steps import may_end, num_quiet_steps, take_quie
 from relevo.policy.worker.remote_prefill import ComputedPrefix, RemotePrefill
 from relevo.policy.worker.request_queues import RequestQueues, copied
 from relevo.policy.worker.reservations import Reservations
-from relevo.policy.worker.step_outcome import StepOutcome, take_tokens
+from relevo.policy.worker.step_outcome import StepOutcome, scores_output, take_tokens
 from relevo.policy.worker.step_planner import StepPlanner
 from relevo.policy.worker.worker_requests import Sequence, WorkerRequest, WorkKind
 
@@ -289,7 +289,7 @@ class Scheduler:
         outputs: dict[PeerId, list[TokenOutput]] = {}
         prefixes: list[ComputedPrefix] = []
         rows = zip(self._step, plan.lengths, plan.num_draws, result.sampled, strict=True)
-        for sequence, num_tokens, num_draws, sampled in rows:
+        for place, (sequence, num_tokens, num_draws, sampled) in enumerate(rows):
             sequence.is_in_step = False
             if sequence.is_dropped:
                 continue
@@ -298,9 +298,12 @@ class Scheduler:
             if remote is not None:
                 prefix = remote.advance(sequence.num_computed, sequence.block_ids)
                 prefixes += [prefix] if prefix is not None else []
+            if place in result.prompt_scores:
+                told = scores_output(sequence, result.prompt_scores[place])
+                outputs.setdefault(sequence.parent.owner, []).append(told)
             if num_draws:
-                told = take_tokens(sequence, sampled, self.config.worker_id, now_ns)
-                outputs.setdefault(sequence.parent.owner, []).extend(told)
+                drawn = take_tokens(sequence, sampled, self.config.worker_id, now_ns)
+                outputs.setdefault(sequence.parent.owner, []).extend(drawn)
                 self._continue(sequence)
         self._step = None
         self._queues.end_step()

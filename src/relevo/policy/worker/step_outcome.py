@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from relevo.core.baton import PrefillFacts, SampledToken
 from relevo.core.events import TokenOutput
 from relevo.core.ids import PeerId, WorkerId
+from relevo.core.prompt_scores import PromptScores
 from relevo.policy.worker import worker_requests
 from relevo.policy.worker.remote_prefill import ComputedPrefix
 from relevo.policy.worker.stopping import finish_reason
@@ -40,6 +41,12 @@ def take_tokens(
             TokenOutput(state.request.request_id, sample.sample_index, (token,), sample.finish_reason, facts)
         )
     return outputs
+
+
+def scores_output(sequence: worker_requests.Sequence, scores: PromptScores) -> TokenOutput:
+    """Of the prompt that all samples of the sequence have in common."""
+    sample_index = sequence.samples[0].sample_index
+    return TokenOutput(sequence.parent.request.request_id, sample_index, (), prompt_scores=scores)
 
 
 def prefill_facts(state: worker_requests.WorkerRequest, worker_id: WorkerId, now_ns: int) -> PrefillFacts:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from relevo.core.plan import StepPlan
 from relevo.policy.worker.block_tables import BlockTables
-from relevo.policy.worker.chunking import chunk_tokens, prefill_budget
+from relevo.policy.worker.chunking import MAX_SCORED_TOKENS, chunk_tokens, prefill_budget
 from relevo.policy.worker.fair_turns import Flow, Served, flow_of, gives_back, rank_of
 from relevo.policy.worker.intake import SchedulerConfig
 from relevo.policy.worker.plan_writer import PlanWriter
@@ -102,12 +102,20 @@ class StepPlanner:
     def _add_prefills(
         self, plan: StepPlan, step: list[Sequence], computing: list[Sequence], budget: int, now_ns: int
     ) -> None:
+        scores_left = MAX_SCORED_TOKENS
         for sequence in self._startable(computing):
-            num_tokens = chunk_tokens(sequence.num_computed, sequence.num_remaining, budget, self._config.block_size)
+            most = min(budget, scores_left) if sequence.is_scored else budget
+            if not most:
+                continue  # others may go on: only what is scored waits for the next step
+            num_tokens = chunk_tokens(sequence.num_computed, sequence.num_remaining, most, self._config.block_size)
             if sequence.parent.first_scheduled_at_ns is None:
                 sequence.parent.first_scheduled_at_ns = now_ns
             if sequence.more:
                 self._tables.slide(sequence)
+            if sequence.is_scored:
+                scores_left -= num_tokens
+                if sequence.num_computed + 1 < sequence.parent.num_prompt_tokens:
+                    plan.scored.append(plan.num_rows)
             self._writer.add(plan, sequence, num_tokens)
             step.append(sequence)
             self._served.add(flow_of(sequence.parent.request), num_tokens)

@@ -80,6 +80,13 @@ class Sequence:
         return (self.parent.request.priority, self.parent.arrival, self.samples[0].sample_index)
 
     @property
+    def is_scored(self) -> bool:
+        """What the model finds of the prompt's tokens is still to be told, so all of them are computed, here: what is
+        cached of them, or sealed, is not read."""
+        wanted = self.parent.request.sampling.num_prompt_logprobs is not None
+        return wanted and self.parent.owes_facts and not self.samples[0].output_token_ids
+
+    @property
     def num_blocks(self) -> int:
         return len(self.block_ids) + sum(len(table.held) for table in self.more)
 
