@@ -74,9 +74,12 @@ async def test_a_compressed_body_is_refused_as_such() -> None:
 
 
 async def test_zero_is_not_the_same_as_not_asked_for() -> None:
-    """Red if 0 passed for False: `prompt_logprobs` of 0 asks for something that is not offered."""
-    answer = await rig(says("x")).post("/v1/completions", {"prompt": "hi", "prompt_logprobs": 0})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt_logprobs"
+    """Red if 0 passed for False: `truncate_prompt_tokens` of 0 asks for something that is not offered."""
+    answer = await rig(says("x")).post("/v1/completions", {"prompt": "hi", "truncate_prompt_tokens": 0})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "truncate_prompt_tokens"
+    assert (
+        await rig(says("x")).post("/v1/completions", {"prompt": "hi", "truncate_prompt_tokens": False})
+    ).status_code == 200
     assert (await rig(says("x")).post("/v1/completions", {"prompt": "hi", "prompt_logprobs": False})).status_code == 200
 
 

@@ -136,6 +136,14 @@ class RunningAnswer:
         except Exception as error:
             self.on_failure(error)
 
+    def on_scores(self, run: PromptRun, num_bytes: int) -> None:
+        if self._error is not None:
+            return
+        try:
+            self._reply.make_room(num_bytes)
+        except Exception as error:
+            self.on_failure(error)
+
     def on_failure(self, error: Exception) -> None:
         if self._error is None:
             self._error = error

@@ -16,6 +16,8 @@ MAX_STOP_CHARS = 4096  # arbitrary; of all stop strings together
 MAX_PROMPTS = 256  # arbitrary; in one completion request
 MAX_CHOICES_OF_ALL_PROMPTS = 256  # arbitrary; n of OpenAI's bound is 128
 
+MAX_PROMPT_SCORES = 2_000_000  # arbitrary; log probabilities of prompts in one request, some 60 bytes each in JSON
+
 
 def check_bounds(spec: GenerationSpec) -> None:
     """Raises InvalidRequest with the value and the bound."""
@@ -30,6 +32,20 @@ def check_bounds(spec: GenerationSpec) -> None:
             f"{num_prompts} prompts with 'n' {spec.n} are {num_prompts * spec.n} choices; at most "
             f"{MAX_CHOICES_OF_ALL_PROMPTS} are allowed in one request; send several.",
             param="n",
+        )
+
+
+def check_prompt_scores(spec: GenerationSpec, num_prompt_tokens: int) -> None:
+    """`num_prompt_tokens`: of all prompts. Raises InvalidRequest."""
+    if spec.num_prompt_logprobs is None:
+        return
+    num_scores = num_prompt_tokens * (1 + spec.num_prompt_logprobs) * spec.n
+    if num_scores > MAX_PROMPT_SCORES:
+        raise InvalidRequest(
+            f"The log probabilities of {num_prompt_tokens} prompt tokens with {spec.num_prompt_logprobs} alternatives "
+            f"for {spec.n} choices are {num_scores} numbers; at most {MAX_PROMPT_SCORES} are told in one answer: ask "
+            "for fewer alternatives, or send the prompts in several requests.",
+            param="prompt_logprobs",
         )
 
 

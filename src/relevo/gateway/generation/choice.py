@@ -27,6 +27,7 @@ class ChoiceOptions:
     min_tokens: int = 0  # stop strings are not looked for in the text of earlier tokens
     stop_token_ids: tuple[TokenId, ...] = ()
     tells_tokens: bool = False
+    is_prompt_only: bool = False  # the one token that is drawn is not shown, and not counted
 
 
 class Choice:
@@ -57,6 +58,9 @@ class Choice:
 
     def feed(self, output: TokenOutput) -> Delta:
         """Not to be called once the choice has ended."""
+        if self._options.is_prompt_only:
+            self.finish_reason = "length"
+            return Delta(index=self._index, parts=(), tokens=(), finish_reason="length")
         if self._is_simple and output.finish_reason is None and len(output.tokens) == 1:  # nearly every token's way
             self.num_tokens += 1
             text = self._detokenizer.add(output.tokens[0].token_id)

@@ -79,6 +79,14 @@ class LogprobParts:
                 self._others[name] = value
         return num_bytes
 
+    def after(self, earlier: LogprobParts) -> LogprobParts:
+        """This, with what is `earlier` before it. Neither changes."""
+        joined = LogprobParts()
+        for name in {**earlier._lists, **self._lists}:
+            joined._lists[name] = [*earlier._lists.get(name, ()), *self._lists.get(name, ())]
+        joined._others = {**earlier._others, **self._others}
+        return joined
+
     def whole(self, empty: Mapping[str, Any]) -> dict[str, Any]:
         """For orjson alone. `empty`: the form without tokens."""
         joined = {name: orjson.Fragment(b"[" + b",".join(parts) + b"]") for name, parts in self._lists.items()}

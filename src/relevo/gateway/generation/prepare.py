@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 from relevo.core.ids import RequestId, TokenId
 from relevo.core.request import BATCH_PRIORITY, EngineRequest, ServiceTerms
-from relevo.gateway.generation.bounds import check_bounds
+from relevo.gateway.generation.bounds import check_bounds, check_prompt_scores
 from relevo.gateway.generation.choice import Choice, ChoiceOptions
 from relevo.gateway.generation.grammar import grammar_of
+from relevo.gateway.generation.prompt_scores import PromptScoring
 from relevo.gateway.generation.prompts import Prompt, tokenized
 from relevo.gateway.generation.reply_writer import Usage
 from relevo.gateway.generation.run import PromptRun
@@ -65,6 +66,7 @@ def prepare(call: Call, served: ServedModel, model: str, spec: GenerationSpec) -
     """Raises InvalidRequest, ContextLengthExceeded. `model`: the name that the client used."""
     check_bounds(spec)
     prompts = tuple(tokenized(served, prompt) for prompt in spec.prompts)
+    check_prompt_scores(spec, sum(len(prompt.token_ids) for prompt in prompts))
     _tell_of_emulation(call, served, spec)
     runs = _Runs(call, served, model, spec)
     return Prepared(
@@ -103,6 +105,7 @@ class _Runs:
             min_tokens=spec.sampling.min_tokens,
             stop_token_ids=self._sampling.stop_token_ids,
             tells_tokens=spec.tells_tokens,
+            is_prompt_only=spec.is_prompt_only,
         )
 
     @property
@@ -140,6 +143,7 @@ class _Runs:
             model=self._model,
             is_streamed=spec.is_streamed,
             on_first_output=_explainer(call, session.source),
+            scoring=self._scoring(prompt),
         )
 
     def _grammar(self, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> str | None:
@@ -151,6 +155,12 @@ class _Runs:
             self._call.reply_headers[NOTES_HEADER] = in_header(found.notes)
             log.info("%s: %s", self._call.request_id, "; ".join(found.notes))
         return found.grammar
+
+    def _scoring(self, prompt: Prompt) -> PromptScoring | None:
+        if self._spec.num_prompt_logprobs is None:
+            return None
+        assert self._spec.score_writer is not None, "what is asked for is shown"
+        return PromptScoring(prompt.token_ids, self._spec.score_writer(prompt.token_ids))
 
     def _choice(self, index: int, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> Choice:
         """The text of a plain prompt is gone on with as it is, whatever a model does in conversations."""

@@ -40,6 +40,10 @@ class Reply(Protocol):
         """Does not wait. What makes the answer complete is held back. Raises RelevoError."""
         ...
 
+    def make_room(self, num_bytes: int) -> None:
+        """So many bytes are kept for the answer beside its deltas. Raises AnswerTooLarge, Overloaded."""
+        ...
+
     def is_over(self) -> None:
         """No delta follows."""
         ...
@@ -77,6 +81,9 @@ class WholeReply:
         self._kept.grow(self._choices[delta.index].add(delta, self._writer.logprobs(delta)))
         run.stamp(delta.index, len(delta.tokens))
 
+    def make_room(self, num_bytes: int) -> None:
+        self._kept.grow(num_bytes)
+
     def is_over(self) -> None:
         self._over.set()
 
@@ -105,6 +112,7 @@ class StreamedReply:
         self._writer = writer
         asked = [each for each in (call.context.sse_keepalive_s, max_silence_s) if each is not None]
         self._stream = EventStream(call.request.scope, call.send, min(asked, default=None), writer.keepalive)
+        self._kept = KeptAnswer(call.context.answer_memory, call.tenant)  # of prompts, until they are shown
         self._is_open = False  # not the stream's `started`: a keep-alive starts it, too
         self._last = b""  # the end of the last choice
 
@@ -126,6 +134,9 @@ class StreamedReply:
         else:
             self._stream.when_sent(partial(run.stamp, delta.index, len(delta.tokens)))
 
+    def make_room(self, num_bytes: int) -> None:
+        self._kept.grow(num_bytes)
+
     def is_over(self) -> None:
         self._stream.end_pump()
 
@@ -143,3 +154,4 @@ class StreamedReply:
 
     def close(self) -> None:
         self._stream.close()
+        self._kept.give_back()

@@ -14,8 +14,10 @@ from relevo.core.errors import CapacityError, DeadlineExceeded, RelevoError, Req
 from relevo.core.events import TokenOutput
 from relevo.core.outcome import COMPLETE, Outcome, RequestEnd
 from relevo.core.ports import Clock
+from relevo.core.prompt_scores import PromptScores
 from relevo.core.request import EngineRequest, FinishReason
 from relevo.gateway.generation.choice import Choice
+from relevo.gateway.generation.prompt_scores import PromptScoring
 from relevo.gateway.http.context import RequestMetrics
 from relevo.gateway.text.parts import Delta
 from relevo.orchestrator.ports import RequestStarter, StartedRequest
@@ -27,6 +29,10 @@ class RunListener(Protocol):
     """Told on the event loop; raises nothing."""
 
     def on_delta(self, run: PromptRun, delta: Delta) -> None: ...
+
+    def on_scores(self, run: PromptRun, num_bytes: int) -> None:
+        """More is known of the prompt, before its first delta; about so many bytes are kept of it."""
+        ...
 
     def on_failure(self, error: Exception) -> None:
         """No delta follows, though choices have not ended."""
@@ -47,6 +53,7 @@ class PromptRun:
         model: str,
         is_streamed: bool = False,
         on_first_output: Callable[[str], None] | None = None,
+        scoring: PromptScoring | None = None,
     ) -> None:
         self.request = request
         self._choices = choices
@@ -56,6 +63,7 @@ class PromptRun:
         self._model = model
         self._is_streamed = is_streamed
         self._on_first_output = on_first_output
+        self._scoring = scoring  # None: nothing is to be told of the prompt
         self._listener: RunListener | None = None  # until it has started
         self._started: StartedRequest | None = None
         self._end: RequestEnd | None = None
@@ -104,6 +112,9 @@ class PromptRun:
     def on_output(self, output: TokenOutput) -> None:
         if self._end is not None:
             return
+        if output.prompt_scores is not None:
+            self._take_scores(output.prompt_scores)
+            return
         if output.facts is not None and self._facts is None:
             self._facts = output.facts
         if self._on_first_output is not None:
@@ -115,6 +126,8 @@ class PromptRun:
         if output.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             self._fail(WorkerError(f"The engine gave the request up ({output.finish_reason})."))
             return
+        if not self._num_output_tokens and not self._has_all_scores():
+            return
         delta = choice.feed(output)
         self._num_output_tokens += len(delta.tokens)
         if delta.finish_reason is not None:
@@ -123,6 +136,27 @@ class PromptRun:
         self._listener.on_delta(self, delta)
         if not self._num_unfinished:
             self.end(COMPLETE)
+
+    def _take_scores(self, scores: PromptScores) -> None:
+        if self._scoring is None:
+            return
+        assert self._listener is not None, "started"
+        try:
+            num_bytes = self._scoring.take(scores)
+        except WorkerError as error:
+            self._fail(error)
+        else:
+            self._listener.on_scores(self, num_bytes)
+
+    def _has_all_scores(self) -> bool:
+        """If not, it has failed."""
+        if self._scoring is not None:
+            try:
+                self._scoring.check_complete()
+            except WorkerError as error:
+                self._fail(error)
+                return False
+        return True
 
     def on_end(self, end: RequestEnd) -> None:
         if self._end is None:

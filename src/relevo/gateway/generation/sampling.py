@@ -40,6 +40,7 @@ def resolve_sampling(
         top_k=min(top_k, vocab_size) if top_k > 0 else 0,
         logit_bias=_logit_bias(wish.logit_bias, vocab_size),
         num_logprobs=spec.num_logprobs,
+        num_prompt_logprobs=spec.num_prompt_logprobs,
         stop_token_ids=tuple(dict.fromkeys(check_token_ids(wish.stop_token_ids, vocab_size, "stop_token_ids"))),
         min_tokens=wish.min_tokens,
         ignore_eos=wish.ignore_eos,

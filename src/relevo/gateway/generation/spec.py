@@ -5,7 +5,7 @@ None means "not said": then the model's own defaults apply. Messages and tools h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from relevo.core.ids import TokenId
+from relevo.gateway.generation.prompt_scores import ScoreWriter
 
 MAX_INT = 2**31 - 1
 
@@ -105,6 +106,9 @@ class GenerationSpec:
     sampling: SamplingWish
     n: int = 1
     default_max_tokens: int | None = None  # of the API; before the model's own
+    num_prompt_logprobs: int | None = None  # the same of the prompts' own tokens
+    score_writer: Callable[[Sequence[TokenId]], ScoreWriter] | None = None  # of each prompt, in order, if so
+    is_prompt_only: bool = False  # nothing is generated; one token is drawn and thrown away
     num_logprobs: int | None = None  # None: none; 0: of the drawn token alone; k: and of the k best
     output_format: OutputFormat | None = None  # None: any text
     tells_tokens: bool = False  # the answer shows more of its tokens than their text

@@ -20,6 +20,7 @@ from relevo.gateway.generation.reasoning import with_effort
 from relevo.gateway.generation.spec import ChatPrompt
 from relevo.gateway.http.call import Call, system_fingerprint
 from relevo.gateway.openai.logprobs import chat_logprobs
+from relevo.gateway.openai.prompt_logprobs import PromptSheets, num_prompt_logprobs
 from relevo.gateway.openai.requests import generation_spec, refuse_template, response_id
 from relevo.gateway.openai.schemas import ChatFields
 from relevo.gateway.openai.tools import function_tools, tool_choice
@@ -48,7 +49,8 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
     if fields.echo:
         raise InvalidRequest("'echo' is only supported by /v1/completions.", param="echo")
     fields.max_tokens = fields.max_completion_tokens or fields.max_tokens
-    spec = generation_spec(fields, [_prompt(fields)], num_logprobs=num_logprobs)
+    sheets = PromptSheets(served, num_listed=num_prompt_logprobs(fields.prompt_logprobs))
+    spec = generation_spec(fields, [_prompt(fields)], num_logprobs=num_logprobs, sheets=sheets)
     prepared = prepare(call, served, model, spec)
     shape = ChatShape(
         id=response_id(call, fields, "chatcmpl"),
@@ -58,6 +60,7 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
         tokenizer=served.tokenizer,
         service_tier=prepared.service_tier,
         num_logprobs=num_logprobs,
+        sheets=sheets,
         shows_reasoning=fields.include_reasoning,
         prompt_token_ids=prepared.prompts[0].token_ids if fields.return_token_ids else None,
     )
@@ -95,14 +98,19 @@ class ChatShape:
     tokenizer: TextTokenizer
     service_tier: str | None = None
     num_logprobs: int | None
-    shows_reasoning: bool
+    shows_reasoning: bool = True
     prompt_token_ids: Sequence[TokenId] | None  # None: token ids are not to be returned
+    sheets: PromptSheets | None = None  # None: no more is shown of the prompt
 
     def opening(self, index: int) -> dict[str, Any]:
         chunk = self._chunk(index, {"role": "assistant", "content": ""})
         if self.prompt_token_ids is not None:
             chunk["prompt_token_ids"] = self.prompt_token_ids
-        return chunk
+        return chunk | self._prompt_logprobs()
+
+    @property
+    def opens_late(self) -> bool:
+        return False  # it has one prompt, and the first delta comes after all that is told of it
 
     @property
     def tells_tokens(self) -> bool:
@@ -137,7 +145,7 @@ class ChatShape:
         body = self._envelope("chat.completion", [self._whole_choice(choice) for choice in choices])
         if self.prompt_token_ids is not None:
             body["prompt_token_ids"] = self.prompt_token_ids
-        return body
+        return body | self._prompt_logprobs()
 
     def _whole_choice(self, choice: FinishedChoice) -> dict[str, Any]:
         logprobs = None
@@ -153,6 +161,10 @@ class ChatShape:
         if self.prompt_token_ids is not None:
             shown["token_ids"] = choice.token_ids.tolist()
         return shown
+
+    def _prompt_logprobs(self) -> dict[str, Any]:
+        listed = self.sheets.listed(0) if self.sheets is not None else None
+        return {} if listed is None else {"prompt_logprobs": listed.shown()}
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -20,6 +20,12 @@ from relevo.gateway.generation.prompts import Prompt
 from relevo.gateway.generation.spec import PlainPrompt
 from relevo.gateway.http.call import Call, system_fingerprint
 from relevo.gateway.openai.logprobs import completion_logprobs
+from relevo.gateway.openai.prompt_logprobs import (
+    EchoedLogprobs,
+    ListedLogprobs,
+    PromptSheets,
+    num_prompt_logprobs,
+)
 from relevo.gateway.openai.requests import generation_spec, response_id
 from relevo.gateway.openai.schemas import CompletionFields
 from relevo.gateway.openai.unsupported import FIELDS_WITHOUT_EFFECT, refuse_fields, refuse_unsupported
@@ -41,10 +47,18 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
     served, model = call.context.models.meant_by(fields.model)
     refuse_unsupported(fields)
     _refuse_unsupported_here(fields)
+    sheets = PromptSheets(
+        served,
+        num_echoed=fields.logprobs if fields.echo else None,
+        num_listed=num_prompt_logprobs(fields.prompt_logprobs),
+    )
+    is_prompt_only = _is_prompt_only(fields)
     spec = generation_spec(
         fields,
         [_prompt(fields, content) for content in _split_prompts(fields.prompt)],
         num_logprobs=fields.logprobs,
+        sheets=sheets,
+        is_prompt_only=is_prompt_only,
         default_max_tokens=DEFAULT_MAX_TOKENS,
     )
     prepared = prepare(call, served, model, spec)
@@ -57,6 +71,7 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
         service_tier=prepared.service_tier,
         num_logprobs=fields.logprobs,
         prompts=prepared.prompts,
+        sheets=sheets,
         num_choices_per_prompt=fields.n,
         return_token_ids=fields.return_token_ids,
     )
@@ -85,11 +100,20 @@ def _refuse_unsupported_here(fields: CompletionFields) -> None:
         raise InvalidRequest("'suffix' is not supported.", param="suffix")
     if fields.best_of is not None and fields.best_of != fields.n:
         raise InvalidRequest("'best_of' is not supported; use 'n'.", param="best_of")
-    if fields.echo and fields.logprobs is not None:
+
+
+def _is_prompt_only(fields: CompletionFields) -> bool:
+    """Whether nothing is to be generated; `fields` then asks for the one token that has to be drawn. Raises
+    InvalidRequest."""
+    if fields.max_tokens != 0:
+        return False
+    if not fields.echo and num_prompt_logprobs(fields.prompt_logprobs) is None:
         raise InvalidRequest(
-            "'echo' together with 'logprobs' is not supported: prompt tokens have no log probabilities here.",
-            param="echo",
+            "'max_tokens' of 0 leaves nothing to answer; send 'echo' or 'prompt_logprobs' with it, or at least 1.",
+            param="max_tokens",
         )
+    fields.max_tokens = 1
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +128,21 @@ class CompletionShape:
     prompts: Sequence[Prompt]
     num_choices_per_prompt: int
     return_token_ids: bool
+    sheets: PromptSheets | None = None  # None: no more is shown of prompts than their text
+
+    @property
+    def opens_late(self) -> bool:
+        return self.sheets is not None and self.sheets.num_prompt_logprobs is not None
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        prompt = self._prompt(index)
-        if prompt.text is None and not self.return_token_ids:
+        prompt, echoed, listed = self._prompt(index), self._echoed(index), self._listed(index)
+        if prompt.text is None and not self.return_token_ids and listed is None:
             return None
         chunk = self._chunk(index, prompt.text or "")
+        if echoed is not None:
+            chunk["choices"][0]["logprobs"] = echoed.parts.whole({})
+        if listed is not None:
+            chunk["choices"][0]["prompt_logprobs"] = listed.shown()
         if self.return_token_ids:
             chunk["choices"][0] |= {"prompt_token_ids": prompt.token_ids, "token_ids": []}
         return chunk
@@ -121,7 +154,9 @@ class CompletionShape:
     def logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if self.num_logprobs is None:
             return None
-        return completion_logprobs(self.tokenizer, delta.tokens, delta.text_offsets, self.num_logprobs)
+        num_chars = len(self._prompt(delta.index).text or "")  # that the answer repeats before
+        offsets = [offset + num_chars for offset in delta.text_offsets]
+        return completion_logprobs(self.tokenizer, delta.tokens, offsets, self.num_logprobs)
 
     def delta(self, delta: Delta) -> dict[str, Any] | None:
         text = text_of(delta.parts)
@@ -147,10 +182,11 @@ class CompletionShape:
         return self._envelope([self._whole_choice(choice) for choice in choices])
 
     def _whole_choice(self, choice: FinishedChoice) -> dict[str, Any]:
-        prompt = self._prompt(choice.index)
+        prompt, echoed, listed = self._prompt(choice.index), self._echoed(choice.index), self._listed(choice.index)
         logprobs = None
         if self.num_logprobs is not None:
-            logprobs = choice.logprobs.whole(completion_logprobs(self.tokenizer, (), (), 0))
+            parts = choice.logprobs if echoed is None else choice.logprobs.after(echoed.parts)
+            logprobs = parts.whole(completion_logprobs(self.tokenizer, (), (), 0))
         shown = {
             "index": choice.index,
             "text": (prompt.text or "") + text_of(choice.parts),
@@ -158,10 +194,18 @@ class CompletionShape:
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
+        if listed is not None:
+            shown["prompt_logprobs"] = listed.shown()
         if self.return_token_ids:
             shown["prompt_token_ids"] = prompt.token_ids
             shown["token_ids"] = choice.token_ids.tolist()
         return shown
+
+    def _echoed(self, index: int) -> EchoedLogprobs | None:
+        return self.sheets.echoed(index // self.num_choices_per_prompt) if self.sheets is not None else None
+
+    def _listed(self, index: int) -> ListedLogprobs | None:
+        return self.sheets.listed(index // self.num_choices_per_prompt) if self.sheets is not None else None
 
     def _prompt(self, index: int) -> Prompt:
         return self.prompts[index // self.num_choices_per_prompt]

@@ -32,7 +32,7 @@ def completion_logprobs(
     """`choices[].logprobs` of a completion. Each dictionary also holds the token that was drawn."""
     return {
         "text_offset": list(text_offsets),
-        "token_logprobs": [_finite(token.logprob) for token in tokens],
+        "token_logprobs": [finite(token.logprob) for token in tokens],
         "tokens": [token_text(tokenizer, token.token_id) for token in tokens],
         "top_logprobs": [_top_dictionary(tokenizer, token, num_top) for token in tokens],
     }
@@ -48,15 +48,15 @@ def token_text(tokenizer: TextTokenizer, token_id: TokenId) -> str:
 
 
 def _top_dictionary(tokenizer: TextTokenizer, token: SampledToken, num_top: int) -> dict[str, float]:
-    entries = {token_text(tokenizer, token_id): _finite(logprob) for token_id, logprob in token.top_logprobs[:num_top]}
-    entries.setdefault(token_text(tokenizer, token.token_id), _finite(token.logprob))
+    entries = {token_text(tokenizer, token_id): finite(logprob) for token_id, logprob in token.top_logprobs[:num_top]}
+    entries.setdefault(token_text(tokenizer, token.token_id), finite(token.logprob))
     return entries
 
 
 def _chat_entry(tokenizer: TextTokenizer, token_id: TokenId, logprob: float | None) -> dict[str, Any]:
     data = tokenizer.token_to_bytes(token_id)
-    return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
+    return {"token": data.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(data)}
 
 
-def _finite(logprob: float | None) -> float:
+def finite(logprob: float | None) -> float:
     return LOWEST_LOGPROB if logprob is None else max(logprob, LOWEST_LOGPROB)

@@ -9,6 +9,7 @@ from relevo.core.errors import InvalidRequest
 from relevo.gateway.generation.spec import ChatPrompt, GenerationSpec, PlainPrompt
 from relevo.gateway.http.call import Call
 from relevo.gateway.openai.output_formats import output_format
+from relevo.gateway.openai.prompt_logprobs import PromptSheets
 from relevo.gateway.openai.schemas import GenerationFields
 
 SESSION_FIELDS = ("session_id", "prompt_cache_key", "promptCacheKey", "metadata")
@@ -24,6 +25,8 @@ def generation_spec(
     prompts: Sequence[ChatPrompt | PlainPrompt],
     *,
     num_logprobs: int | None,
+    sheets: PromptSheets | None = None,
+    is_prompt_only: bool = False,
     default_max_tokens: int | None = None,
 ) -> GenerationSpec:
     stop = fields.stop
@@ -34,6 +37,9 @@ def generation_spec(
         default_max_tokens=default_max_tokens,
         num_logprobs=num_logprobs,
         output_format=output_format(fields),
+        num_prompt_logprobs=sheets.num_prompt_logprobs if sheets is not None else None,
+        score_writer=sheets,
+        is_prompt_only=is_prompt_only,
         tells_tokens=num_logprobs is not None or fields.return_token_ids,
         stop_strings=[stop] if isinstance(stop, str) else stop or (),
         include_stop_string=fields.include_stop_str_in_output,

@@ -37,6 +37,7 @@ class GenerationFields(SamplingWish, kw_only=True):
     skip_special_tokens: bool = True
     return_token_ids: bool = False
     echo: bool = False
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | bool | None = None  # false: as if not given
     user: str | None = None
     priority: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)] = 0
     service_tier: str | None = None  # "batch" and "flex" only use room that no other request wants
@@ -84,6 +85,7 @@ class CompletionFields(GenerationFields, kw_only=True):
 
     prompt: str | list[str | TokenIdField | list[TokenIdField]]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None  # 0: nothing beside what is said of the prompt
     suffix: str | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     add_special_tokens: bool = True

@@ -43,7 +43,6 @@ REFUSED_FIELDS: Mapping[str, str] = {  # field -> the rest of the sentence
     "allowed_token_ids": "use 'logit_bias'",
     "bad_words": "use 'logit_bias'",
     "logits_processors": "use 'logit_bias'",
-    "prompt_logprobs": "prompt tokens have no log probabilities here",
     "truncate_prompt_tokens": "shorten the prompt before it is sent",
     "functions": "use 'tools'",
     "audio": "answers are text only",
@@ -62,7 +61,7 @@ def refuse_fields(members: Mapping[str, Any]) -> None:
 
 
 def _is_not_given(value: Any) -> bool:
-    """As some clients write what they do not want. 0 is a wish: of `prompt_logprobs` it asks for the prompt's own."""
+    """As some clients write what they do not want. 0 is a wish."""
     return value is False or value in ([], "")
 
 

@@ -43,6 +43,11 @@ class ChunkShape(Protocol):
         """Whether the chunks of deltas show more than text."""
         ...
 
+    @property
+    def opens_late(self) -> bool:
+        """Whether a choice opens with its first delta, because more of its prompt is shown than its text."""
+        ...
+
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk that opens a choice, before any text."""
         ...
@@ -84,6 +89,7 @@ class OpenAIWriter:
     continuous_usage: bool = False
     keepalive: bytes = KEEPALIVE_COMMENT
     _frames: dict[int, Frame | None] = field(default_factory=dict)
+    _opened: set[int] = field(default_factory=set)  # choices that opened late
 
     @classmethod
     def of(
@@ -98,7 +104,7 @@ class OpenAIWriter:
 
     def begin(self) -> Iterator[bytes]:
         pending = bytearray()
-        for index in range(self.num_choices):
+        for index in range(0 if self.shape.opens_late else self.num_choices):
             opening = self.shape.opening(index)
             pending += b"" if opening is None else self._chunk(opening)
             if len(pending) > OPENING_BYTES:
@@ -107,12 +113,24 @@ class OpenAIWriter:
         yield bytes(pending)
 
     def delta(self, delta: Delta) -> bytes:
+        if self.shape.opens_late:
+            return self._late_opening(delta.index) + self._any_delta(delta)
         parts, frames = delta.parts, self._frames
         if len(parts) == 1 and type(parts[0]) is TextPart:
             index = delta.index
             frame = frames[index] if index in frames else self._frame(index)
             if frame is not None:
                 return frame[0] + orjson.dumps(parts[0].text) + frame[1]
+        return self._any_delta(delta)
+
+    def _late_opening(self, index: int) -> bytes:
+        if index in self._opened:
+            return b""
+        self._opened.add(index)
+        opening = self.shape.opening(index)
+        return b"" if opening is None else self._chunk(opening)
+
+    def _any_delta(self, delta: Delta) -> bytes:
         chunk = self.shape.delta(delta)
         return b"" if chunk is None else self._chunk(chunk)
 
