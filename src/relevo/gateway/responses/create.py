@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from relevo.gateway.responses.sealed import Seal
 from relevo.gateway.responses.shape import ResponseShape, repeated
 from relevo.gateway.responses.tools import DeclaredTools, declared_tools, tool_choice
 from relevo.gateway.responses.writer import ResponseWriter
+from relevo.gateway.text.served_models import ServedModel
 from relevo.gateway.text.text_work import INLINE_BYTES
 
 SEALED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"  # of `include`
@@ -42,7 +43,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as it was read; `num_bytes` of text."""
+    """A request as it was read; `num_bytes` of text, one that may want a grammar counted as long."""
 
     fields: ResponseFields
     num_bytes: int
@@ -99,7 +100,8 @@ def _read(call: Call, body: bytes) -> Asked:
     call.field_warnings.note(f"include.{name}" for name in fields.include if name not in (SEALED, LOGPROBS))
     if fields.truncation not in (None, "disabled"):
         call.field_warnings.note(["truncation"])
-    return Asked(fields, len(body))
+    wants_grammar = bool(fields.tools or fields.text.format)
+    return Asked(fields, max(len(body), INLINE_BYTES + 1) if wants_grammar else len(body))
 
 
 def _prepare(
@@ -110,7 +112,7 @@ def _prepare(
     prompt, tools = _prompt(call, fields, history.conversation(fields, before))
     num_logprobs = fields.top_logprobs if fields.top_logprobs or LOGPROBS in fields.include else None
     with _named_as_sent():
-        prepared = prepare(call, served, model, _spec(fields, prompt, num_logprobs))
+        prepared = _prepared(call, served, model, _spec(fields, prompt, num_logprobs), tools)
     seal = Seal(call.context.sealing_key, call.tenant).close if SEALED in fields.include else None
     sampling = prepared.runs[0].request.sampling
     writer = ResponseWriter(
@@ -123,6 +125,20 @@ def _prepare(
         logprobs_of=None if num_logprobs is None else partial(text_logprobs, served.tokenizer, num_logprobs),
     )
     return prepared, writer
+
+
+def _prepared(call: Call, served: ServedModel, model: str, spec: GenerationSpec, tools: DeclaredTools) -> Prepared:
+    """Functions are strict where they say nothing; but where a schema cannot be held, those are not, as in the official
+    API, and only one that says so is refused."""
+    try:
+        return prepare(call, served, model, spec)
+    except InvalidRequest as error:
+        if not tools.assumed_strict or not (error.param or "").startswith("tools"):
+            raise
+    call.field_warnings.note(["tools.strict"])
+    (prompt,) = spec.prompts
+    assert isinstance(prompt, ChatPrompt), "a response is to a conversation"
+    return prepare(call, served, model, replace(spec, prompts=[replace(prompt, tools=tools.loosened())]))
 
 
 def _prompt(call: Call, fields: ResponseFields, before: history.Items) -> tuple[ChatPrompt, DeclaredTools]:

@@ -39,10 +39,20 @@ class Tool:
 class DeclaredTools:
     by_shown_name: Mapping[str, Tool] = field(default_factory=dict)
     shown: Sequence[Mapping[str, Any]] = ()  # in the form of chat templates
+    assumed_strict: frozenset[str] = frozenset()  # shown names of functions that do not say whether they are strict
 
     def called(self, shown_name: str) -> Tool:
         """What the model means by a name; one that was not declared is the client's to answer."""
         return self.by_shown_name.get(shown_name) or Tool(shown_name)
+
+    def loosened(self) -> Sequence[Mapping[str, Any]]:
+        """Those shown, strict only where they say so."""
+        return [
+            {**tool, "function": {**tool["function"], "strict": False}}
+            if tool["function"]["name"] in self.assumed_strict
+            else tool
+            for tool in self.shown
+        ]
 
     def shown_name(self, name: str, namespace: str = "") -> str:
         """By which the model knows, or knew, a tool."""
@@ -68,7 +78,7 @@ def declared_tools(tools: Sequence[Mapping[str, Any]], note: Callable[[Iterable[
         else:
             raise InvalidRequest(f"'{place}' must have a 'type', for example 'function'.", param=f"{place}.type")
     by_shown_name: dict[str, Tool] = {}
-    shown = []
+    shown, assumed = [], []
     names = [tool.name for tool, _, _ in found]
     for tool, declared, place in found:
         is_shared = bool(tool.namespace) and names.count(tool.name) > 1
@@ -77,7 +87,8 @@ def declared_tools(tools: Sequence[Mapping[str, Any]], note: Callable[[Iterable[
             raise InvalidRequest(f"'{place}.name': two tools are called {name!r}.", param=f"{place}.name")
         by_shown_name[name] = tool
         shown.append(_function(name, tool, declared, place))
-    return DeclaredTools(by_shown_name, shown)
+        assumed += [name] if declared.get("strict") is None and not tool.is_custom else []
+    return DeclaredTools(by_shown_name, shown, frozenset(assumed))
 
 
 def tool_choice(asked: str | Mapping[str, Any] | None, tools: DeclaredTools, *, is_parallel: bool) -> ToolChoice:
