@@ -5,11 +5,13 @@ from __future__ import annotations
 import orjson
 from hypothesis import strategies as st
 
+from relevo.gateway.anthropic.schemas import MessagesFields
 from relevo.gateway.openai.schemas import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 
 SCHEMAS = {
     b"/v1/completions": (CompletionFields, {"prompt": "hi", "max_tokens": 2}),
     b"/v1/chat/completions": (ChatFields, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+    b"/v1/messages": (MessagesFields, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
     b"/tokenize": (TokenizeFields, {"prompt": "hi"}),
     b"/detokenize": (DetokenizeFields, {"tokens": [1, 2]}),
 }

@@ -20,7 +20,7 @@ async def test_a_whole_answer_has_a_block_for_each_kind_of_part() -> None:
     whole, _ = await answered(says(WRITTEN), tools=[WEATHER, OTHER])
     thinking, text, first, second = whole["content"]
     assert thinking["thinking"] == "hm" and thinking["signature"]
-    assert (text["type"], text["text"]) == ("text", "Hi ")
+    assert text == {"type": "text", "text": "Hi ", "citations": []}  # a list: clients check it
     assert first == {"type": "tool_use", "id": "toolu_0", "name": "w", "input": {"a": 1}, "caller": {"type": "direct"}}
     assert (second["id"], second["name"], second["input"]) == ("toolu_1", "v", {})
     assert (whole["stop_reason"], whole["stop_sequence"], whole["type"]) == ("tool_use", None, "message")

@@ -193,6 +193,22 @@ async def test_blocks_within_blocks_have_an_end() -> None:
     assert await read(("user", [block, text("hi")])) == "<user>hi\n"
 
 
+@pytest.mark.parametrize("place", ["input", "input_schema"])
+async def test_what_is_nested_too_deeply_is_refused(place: str) -> None:
+    """Red if something walked it as deep as it is: the interpreter's stack ends before the parser's limit."""
+    deep: Any = 1
+    for _ in range(700):
+        deep = {"k": deep}
+    turn = {"role": "assistant", "content": [call("t1", input=deep if place == "input" else {})]}
+    tool = {"name": "w", "input_schema": deep if place == "input_schema" else {}}
+    assert "levels deep" in await refused({"messages": [turn], "tools": [tool]})
+
+
+async def test_a_conversation_of_very_many_turns_of_one_role_is_read() -> None:
+    prompt = await read(*[("user", "x")] * 2000)
+    assert prompt == "<user>" + "\n".join("x" * 2000) + "\n"
+
+
 async def test_tools_are_shown_and_those_without_a_schema_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     typed = [{"type": "bash_20250124", "name": "bash"}, {"type": "web_search_20250305", "name": "web_search"}]
     with caplog.at_level(logging.WARNING):

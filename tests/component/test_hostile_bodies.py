@@ -11,6 +11,7 @@ import pytest
 from scripted_gateway import rig, says
 
 from relevo.core.errors import InvalidRequest
+from relevo.gateway.anthropic.schemas import MessagesFields
 from relevo.gateway.metering.usage_query import parse_moment
 from relevo.gateway.openai.schemas import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 
@@ -92,6 +93,7 @@ HUGE = ("1" + "0" * 400, "-1" + "0" * 400, "1" + "0" * 39, "1" + "0" * 4999, "1e
     [
         ("/v1/completions", CompletionFields, {"prompt": "hi"}),
         ("/v1/chat/completions", ChatFields, {"messages": [USER]}),
+        ("/v1/messages", MessagesFields, {"messages": [USER], "max_tokens": 2}),
         ("/tokenize", TokenizeFields, {"prompt": "hi"}),
         ("/detokenize", DetokenizeFields, {"tokens": [1]}),
     ],

@@ -153,7 +153,7 @@ def _begun_block(part: Part) -> dict[str, Any]:
         case ReasoningPart():
             return {"type": "thinking", "thinking": "", "signature": ""}
         case _:
-            return {"type": "text", "text": "", "citations": None}
+            return {"type": "text", "text": "", "citations": []}
 
 
 def _whole_block(part: Part) -> dict[str, Any]:
