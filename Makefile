@@ -17,7 +17,7 @@ OWN_PROGRAMS := tests/native/test_linear_emulated.py tests/native/test_arm_emula
 # Measures memory, of which a sanitizer takes several times as much.
 NOT_SANITIZED := $(OWN_PROGRAMS) tests/native/test_load_memory.py
 
-.PHONY: serve test parity check bench docs setup native native-sanitize dist clean
+.PHONY: serve test parity harness check bench docs setup native native-sanitize dist clean
 
 serve: $(VENV)/.serve-$(BACKEND)  ## install into .venv and serve the embedded model (MODEL=..., BACKEND=torch, ARGS="--port 8001 ...")
 	$(BIN)/relevo serve $(MODEL) --backend $(BACKEND) --dtype $(DTYPE) $(ARGS)
@@ -27,6 +27,9 @@ test: $(VENV)/.dev  ## install what the tests need and run them
 
 parity: $(VENV)/.dev  ## the slow equality and fault runs, with the real model
 	$(BIN)/python -m pytest -m slow -s
+
+harness: $(VENV)/.dev  ## coding agents, installed outside of .venv, against a scripted server (HARNESS="pi codex")
+	PYTHONPATH=tests/e2e:tests/harness $(BIN)/python tests/harness/drive.py $(HARNESS)
 
 check: $(VENV)/.dev  ## format, lint, types, import contracts, structure and policy tests
 	$(BIN)/ruff format --check src tests
