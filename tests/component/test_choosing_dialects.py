@@ -107,6 +107,12 @@ def test_the_start_log_names_what_was_chosen(caplog: pytest.LogCaptureFixture) -
     assert "tiny: tool calls hermes (from the chat template), reasoning none" in caplog.text
 
 
+def test_the_start_log_says_where_tools_are_told_as_text(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="relevo.gateway"):
+        dialect(MESSAGES)
+    assert "tiny: tool calls hermes (as they are told), reasoning none" in caplog.text
+
+
 def test_a_template_whose_calls_have_no_known_form_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="relevo.gateway"):
         assert names(dialect(MESSAGES + "{{ tools | tojson if tools else '' }}")) == (None, None)

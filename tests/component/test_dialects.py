@@ -119,6 +119,13 @@ def test_several_tokens_at_a_time_are_counted_each() -> None:
     assert parser.num_reasoning_tokens == 5 + 5
 
 
+def test_only_the_first_call_of_a_thought_is_shown_where_one_is_wanted() -> None:
+    """Red if the second, which is not shown, were told of as broken off."""
+    call, cut = '<tool_call>{"name":"ping","arguments":{}}</tool_call>', '<tool_call>{"name":"tide","arguments":{"port'
+    found = read(parser_of("hermes", "qwen3", is_parallel=False), ["<think>so ", call, cut])
+    assert (found.reasoning, found.calls, found.is_broken_off) == ("so", [("ping", "{}")], False)
+
+
 def test_every_parser_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "tools.md").read_text(encoding="utf-8")
     lost = [name for name in (*TOOL_FORMATS, *REASONING_FORMATS) if f"`{name}`" not in guide]

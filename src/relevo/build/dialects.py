@@ -59,8 +59,8 @@ def dialect_of(
     log.info(
         "%s: tool calls %s, reasoning %s",
         config.served_model_names[0],
-        _note(tool_format, config.tool_call_parser),
-        _note(reasoning_format, config.reasoning_parser),
+        _note(tool_format, config.tool_call_parser, "from the chat template" if shows_tools else "as they are told"),
+        _note(reasoning_format, config.reasoning_parser, "from the chat template"),
     )
     if shows_tools and tool_format is None and config.tool_call_parser == AUTO:
         log.warning(
@@ -83,8 +83,8 @@ def _named(name: str, formats: Mapping[str, Format], flag: str) -> Format | None
     return formats[name]
 
 
-def _note(chosen: ToolFormat | ReasoningFormat | None, asked: str) -> str:
-    return NONE if chosen is None else f"{chosen.name} (from the chat template)" if asked == AUTO else chosen.name
+def _note(chosen: ToolFormat | ReasoningFormat | None, asked: str, origin: str) -> str:
+    return NONE if chosen is None else f"{chosen.name} ({origin})" if asked == AUTO else chosen.name
 
 
 def _markup_token_ids(

@@ -204,7 +204,7 @@ class Composed:
                 self._shown.thought(part.text.strip(BLANKS))
             else:
                 self._shown.content((part,))
-        self.is_broken_off = calls.is_in_call
+        self.is_broken_off = calls.is_in_call and not self._shown.is_first_only
         return True
 
 
