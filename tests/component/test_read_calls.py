@@ -263,6 +263,18 @@ async def test_a_mark_in_what_the_user_wrote_opens_nothing() -> None:
     assert (await both(says("A mark."), messages=messages))["content"] == "A mark."
 
 
+@pytest.mark.parametrize("text", ["<think>Let me", [{"type": "text", "text": "<think>Let me"}]])
+async def test_an_answer_that_goes_on_with_a_thought_begins_in_it(text: Any) -> None:
+    """The message's own text says so. Red if a mark of the user's, or one that was closed again, counted."""
+    user = {"role": "user", "content": "what is <think>"}
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    messages = [user, {"role": "assistant", "content": text}]
+    message = await both(says(" see.</think>Yes."), messages=messages, **fields)
+    assert (message["reasoning"], message["content"]) == (" see.", "Yes.")
+    messages = [user, {"role": "assistant", "content": "A mark"}]
+    assert (await both(says(" is it."), messages=messages, **fields))["content"] == " is it."
+
+
 async def test_tokens_of_reasoning_are_counted_where_the_prompt_opened_it() -> None:
     """The marks are counted, what follows is not; with several choices all of theirs are."""
     thought = "hm hm</think>"

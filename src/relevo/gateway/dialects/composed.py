@@ -57,7 +57,7 @@ class Composed:
         self._fed_tail = ""  # the last of what the calls' parser has read
         self._read: Callable[[], bool] = self._content
         if reasoning is not None:
-            self._read = self._thought_begins if reasoning.is_open_after(asked.prompt_tail) else self._may_think
+            self._read = self._first_of(reasoning, asked)
         self._shown = _Shown(is_parallel=asked.is_parallel, holds_blanks=calls is not None)
         self._tokens = ReasoningTokens()
         self._num_searched = 0  # of `_rest`, for a thought's end
@@ -100,6 +100,13 @@ class Composed:
                 self.is_broken_off = self._calls.is_in_call and not self._shown.is_complete
             self._shown.end()
         return self._shown.take()
+
+    def _first_of(self, reasoning: ReasoningFormat, asked: ParserInput) -> Callable[[], bool]:
+        """Where an answer begins: in a thought, perhaps before one, or within the text that it goes on with."""
+        continued = asked.continued_text
+        if continued.strip(BLANKS):
+            return self._thought if continued.rfind(self._start) > continued.rfind(self._end) else self._content
+        return self._thought_begins if reasoning.is_open_after(asked.prompt_tail) else self._may_think
 
     # ---- each reads on as far as it can, and says whether the next may -----------------------------------------------
 

@@ -206,7 +206,15 @@ def _parser_input(asked: ChatPrompt, prompt: Prompt) -> ParserInput:
         asked.callable_tools,
         is_parallel=asked.tool_choice.is_parallel,
         num_earlier_calls=num_calls(asked.messages),
+        continued_text=_last_text(asked) if asked.continues_text else "",
     )
+
+
+def _last_text(asked: ChatPrompt) -> str:
+    content = asked.messages[-1].get("content") if asked.messages else None
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content)
+    return content or ""
 
 
 def _explainer(call: Call, session_source: str) -> Callable[[str], None] | None:

@@ -27,6 +27,7 @@ class ParserInput:
     is_parallel: bool = True  # False: one call at most
     num_earlier_calls: int = 0  # in the conversation, for families that count them in their ids
     draw_id: Callable[[], str] = lambda: secrets.token_hex(12)  # what is unique in the id of a call: 24 of [0-9a-f]
+    continued_text: str = ""  # of the message that the output goes on with; it may have opened a block, too
 
 
 class OutputParser(Protocol):
