@@ -1,7 +1,7 @@
 """A plan that was encoded and sent makes another runner compute what the first one computes.
 
-Red when a plan leaves something to an object that only the scheduler's process has, when a difference is forgotten (a
-block, a token, an end), or when a plan grows with the length of its sequences.
+Red when a plan leaves something to an object that only one process has (the place of an output in its grammar, too),
+when a difference is forgotten (a block, a token, an end), or when a plan grows with the length of its sequences.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from held_outputs import AMOUNT, DOOMED, EOS, WORDS, fake_grammars
 from relevo.core.errors import StepFailed
 from relevo.core.ids import RequestId
 from relevo.core.plan import ScheduledRow, StepPlan, StepResult
 from relevo.core.replica import Replica
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.engine.fake_runner import FakeRunner, fake_layout
+from relevo.engine.fake_runner import FAKE_MODEL, FakeRunner, fake_layout
+from relevo.engine.grammar_masks import GrammarMasks
 from relevo.engine.step_recovery import execute_apart
 from relevo.kv.arena import Arena
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
@@ -49,7 +51,10 @@ class Ranks:
         )
         layout = fake_layout(BLOCK_SIZE)
         self.arenas = [Arena.create(layout, num_blocks, shared=False) for _ in range(2)]
-        self.here, self.there = (FakeRunner(arena) for arena in self.arenas)
+        self.here, self.there = (
+            FakeRunner(arena, grammar_masks=GrammarMasks(fake_grammars(), FAKE_MODEL.vocab_size))
+            for arena in self.arenas
+        )
         self.num_steps = 0
 
     def step(self, failing: RequestId | None = None, aborted: RequestId | None = None) -> bool:
@@ -61,10 +66,10 @@ class Ranks:
         sent = send(plan)
         row_requests = self.scheduler.planned_requests
         results = [self._execute(runner, each, row_requests, failing) for runner, each in self._pairs(plan, sent)]
-        assert results[0].sampled == results[1].sampled
+        assert (results[0].sampled, results[0].failures) == (results[1].sampled, results[1].failures)
         assert self.arenas[0].buffer == self.arenas[1].buffer
-        if failing in row_requests:
-            self.scheduler.abort(failing, writer_active=False)
+        for request_id in results[0].failures:
+            self.scheduler.abort(request_id, writer_active=False)
         if aborted is not None:
             self.scheduler.abort(aborted, writer_active=False)
         self.scheduler.commit(plan, results[0], self.num_steps)
@@ -94,8 +99,13 @@ def request(number: int, rng: Random) -> EngineRequest:
         request_id=RequestId(f"r{number}"),
         prompt_token_ids=tuple(prompt),
         sampling=SamplingParams(
-            max_tokens=rng.randrange(1, 16), n=rng.choice((1, 1, 2, 3)), seed=number, temperature=rng.choice((0.0, 1.0))
+            max_tokens=rng.randrange(1, 16),
+            n=rng.choice((1, 1, 2, 3)),
+            seed=number,
+            temperature=rng.choice((0.0, 1.0)),
+            grammar=rng.choice((None, WORDS, AMOUNT, DOOMED)),
         ),
+        eos_token_ids=(EOS,),
     )
 
 
@@ -120,14 +130,18 @@ def test_a_rank_that_hears_of_plans_computes_the_same(seed: int) -> None:
 
 
 def test_such_schedules_hold_what_they_are_meant_to() -> None:
-    """Red when the requests above no longer preempt, hit or fork: then the test above shows little."""
-    rng, ranks, num_copies = Random(1), Ranks(), 0
+    """Red when the requests above no longer preempt, hit, fork or fail: then the test above shows little."""
+    rng, ranks, num_copies, num_failures = Random(11), Ranks(), 0, 0
     for number in range(12):
         ranks.scheduler.submit(request(number, rng), (), 0)
     while (plan := ranks.scheduler.plan(0)) is not None:
         num_copies += len(plan.block_copies)
-        ranks.scheduler.commit(plan, ranks.here.execute(plan), 0)
-    assert ranks.scheduler.num_preemptions and ranks.scheduler.num_prefix_hits and num_copies
+        result = ranks.here.execute(plan)
+        for request_id in result.failures:
+            num_failures += 1
+            ranks.scheduler.abort(request_id, writer_active=False)
+        ranks.scheduler.commit(plan, result, 0)
+    assert ranks.scheduler.num_preemptions and ranks.scheduler.num_prefix_hits and num_copies and num_failures
 
 
 def test_a_plan_does_not_grow_with_its_sequences() -> None:

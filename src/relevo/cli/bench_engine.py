@@ -26,6 +26,7 @@ def engine(
     contexts: Annotated[str, typer.Option(help="Tokens of context of every row.")] = "128,1500",
     repeats: Annotated[int, typer.Option(min=1, help="Prompts per length.")] = 5,
     num_steps: Annotated[int, typer.Option(min=1, help="Decode steps per batch and context.")] = 32,
+    held: Annotated[bool, typer.Option("--held", help="Hold every row of decodes to a grammar.")] = False,
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
@@ -39,6 +40,7 @@ def engine(
         repeats=repeats,
         num_steps=num_steps,
         seed=seed,
+        is_held=held,
     )
     given = {
         "model": model,

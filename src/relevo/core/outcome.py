@@ -29,6 +29,7 @@ class Cause(StrEnum):
     BUDGET_SPENT = "budget_spent"
     KEY_ENDED = "key_ended"  # revoked, expired or removed while it ran
     ANSWER_TOO_LARGE = "answer_too_large"  # to be kept: it was sent whole, or its client did not read it
+    GRAMMAR_FAILED = "grammar_failed"  # that the client wanted the output to be of
     WORKER_FAILED = "worker_failed"  # and no other could go on
     SERVER_STOPPED = "server_stopped"
     LEDGER_FAILED = "ledger_failed"  # its row could not be kept in time
@@ -46,6 +47,7 @@ _OUTCOMES = {
     Cause.BUDGET_SPENT: Outcome.ABORTED,
     Cause.KEY_ENDED: Outcome.ABORTED,
     Cause.ANSWER_TOO_LARGE: Outcome.ABORTED,
+    Cause.GRAMMAR_FAILED: Outcome.ABORTED,
 }
 
 
@@ -101,6 +103,7 @@ _CAUSES: tuple[tuple[type[Exception], Cause], ...] = (  # the first that fits
     (errors.BudgetSpent, Cause.BUDGET_SPENT),
     (errors.Unauthorized, Cause.KEY_ENDED),
     (errors.AnswerTooLarge, Cause.ANSWER_TOO_LARGE),
+    (errors.GrammarFailed, Cause.GRAMMAR_FAILED),
     (errors.LedgerUnavailable, Cause.LEDGER_FAILED),
     (errors.ServerStopping, Cause.SERVER_STOPPED),
     (errors.WorkerError, Cause.WORKER_FAILED),

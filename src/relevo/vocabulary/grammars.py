@@ -178,5 +178,6 @@ def _tokenizer(
 
 def _message(state: LLMatcher) -> str:
     """One line without what is internal."""
-    text = " ".join(state.get_error().partition("\n<state>")[0].split())
+    text = state.get_error().partition("\n<state>")[0].removesuffix("<non-verbose/>")
+    text = " ".join(text.split())
     return text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}…"

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from relevo.bench.engine.held import held_grammar
 from relevo.bench.engine.steps import TimedStep, time_decode, time_prefill
 from relevo.bench.engine.words import EngineFacts, EngineUnderTest
 from relevo.core.errors import StartError
@@ -26,6 +27,7 @@ class EngineOptions:
     repeats: int  # prompts per length
     num_steps: int  # measured decode steps per batch and context
     seed: int
+    is_held: bool = False  # decodes follow a grammar, see `held`
 
     @property
     def num_kv_tokens(self) -> int:
@@ -134,11 +136,12 @@ def measure_engine(
         progress(f"prefill of {prompt_len} tokens, {options.repeats} times")
         runs = [time_prefill(engine, prompt_len, rng) for _ in range(options.repeats)]
         report.prefill.append(prefill_row(engine, prompt_len, runs))
+    grammar = held_grammar() if options.is_held else None
     for context in options.contexts:
         for batch_size in options.batch_sizes:
             progress(f"decode of {batch_size} at context {context}, {options.num_steps} steps")
             try:
-                steps = time_decode(engine, batch_size, context, options.num_steps, rng)
+                steps = time_decode(engine, batch_size, context, options.num_steps, rng, grammar)
             except StartError as error:
                 report.notes.append(f"no decode of {batch_size} at context {context}: {error.message}")
             else:

@@ -10,6 +10,7 @@ import random
 import time
 from dataclasses import dataclass
 
+from relevo.bench.engine.held import first_token
 from relevo.bench.engine.words import EngineUnderTest
 from relevo.core.baton import Baton, SampleState
 from relevo.core.errors import StartError
@@ -51,12 +52,17 @@ def time_prefill(engine: EngineUnderTest, prompt_len: int, rng: random.Random) -
 
 
 def time_decode(
-    engine: EngineUnderTest, batch_size: int, context: int, num_steps: int, rng: random.Random
+    engine: EngineUnderTest,
+    batch_size: int,
+    context: int,
+    num_steps: int,
+    rng: random.Random,
+    grammar: str | None = None,
 ) -> list[TimedStep]:
-    """`num_steps` steps of a batch whose rows start at `context` tokens each."""
+    """`num_steps` steps of a batch whose rows start at `context` tokens each. `grammar`: of every row."""
     scheduler = engine.new_scheduler()
     num_outputs = 1 + WARM_UP_STEPS + num_steps
-    requests = [_request(engine, f"decode-{row}", context, num_outputs, rng) for row in range(batch_size)]
+    requests = [_request(engine, f"decode-{row}", context, num_outputs, rng, grammar) for row in range(batch_size)]
     for request in requests:
         rejected = scheduler.reserve(request, _now())
         if rejected is not None:
@@ -65,7 +71,8 @@ def time_decode(
         raise StartError(f"{batch_size} contexts of {context} tokens do not fit into the KV cache")
     for request in requests:
         scheduler.seal(request.request_id, context)
-        samples = (SampleState(0, [_token(engine, rng)]),)
+        first = _token(engine, rng) if grammar is None else first_token(engine, grammar)
+        samples = (SampleState(0, [first]),)
         baton = Baton(request_id=request.request_id, samples=samples, num_sealed_tokens=context)
         rejected = scheduler.start_decode(baton, _now())
         if rejected is not None:
@@ -97,11 +104,20 @@ def _steps(engine: EngineUnderTest, scheduler: Scheduler) -> list[TimedStep]:
         )
 
 
-def _request(engine: EngineUnderTest, name: str, prompt_len: int, max_tokens: int, rng: random.Random) -> EngineRequest:
+def _request(
+    engine: EngineUnderTest,
+    name: str,
+    prompt_len: int,
+    max_tokens: int,
+    rng: random.Random,
+    grammar: str | None = None,
+) -> EngineRequest:
     return EngineRequest(
         request_id=RequestId(name),
         prompt_token_ids=tuple(_token(engine, rng) for _ in range(prompt_len)),
-        sampling=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True),
+        sampling=SamplingParams(
+            max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=grammar is None, grammar=grammar
+        ),
     )
 
 
