@@ -143,6 +143,12 @@ async def test_the_three_numbers_of_the_input_add_up_at_the_start_and_at_the_end
     assert whole["output_tokens_details"] == {"thinking_tokens": 2}
 
 
+@pytest.mark.parametrize(("asked", "served"), [(None, "standard"), ("auto", "standard"), ("batch", "batch")])
+async def test_the_tier_that_served_is_told(asked: str | None, served: str) -> None:
+    whole, told = await answered(says("x"), service_tier=asked)
+    assert whole["usage"]["service_tier"] == dict(told)["message_delta"]["usage"]["service_tier"] == served
+
+
 async def test_the_events_of_a_stream_are_one_answer() -> None:
     told = dict(events((await ask(marked(says("x")), {"x-request-id": "r1"}, stream=True)).text))
     message = told["message_start"]["message"]

@@ -19,6 +19,7 @@ from relevo.gateway.generation.grammar import text_cost
 from relevo.gateway.generation.prepare import Prepared, prepare
 from relevo.gateway.generation.prompts import count_tokens
 from relevo.gateway.generation.spec import GenerationSpec
+from relevo.gateway.generation.terms import BATCH_TIERS
 from relevo.gateway.http.call import Call
 from relevo.gateway.http.replies import json_response
 
@@ -49,7 +50,8 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, MessageWriter]:
         session={"metadata": fields.metadata},
     )
     prepared = prepare(call, served, model, spec)
-    return prepared, MessageWriter(f"msg_{call.request_id}", call.request_id, model, prepared.usage)
+    tier = "batch" if prepared.service_tier in BATCH_TIERS else "standard"
+    return prepared, MessageWriter(f"msg_{call.request_id}", call.request_id, model, prepared.usage, tier)
 
 
 def _count(call: Call, body: bytes) -> int:

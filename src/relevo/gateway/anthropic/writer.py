@@ -29,7 +29,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 _END_OF_TEXT = b"}}\n\n"
 
 
-def usage_json(usage: Usage) -> dict[str, Any]:
+def usage_json(usage: Usage, service_tier: str) -> dict[str, Any]:
     """The three numbers of the input add up to the prompt. Nothing is charged for keeping one, so 0 are written."""
     return {
         "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
@@ -39,7 +39,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.num_output_tokens,
         "output_tokens_details": {"thinking_tokens": usage.num_reasoning_tokens},
         "server_tool_use": None,
-        "service_tier": "standard",
+        "service_tier": service_tier,
         "inference_geo": None,
     }
 
@@ -52,6 +52,7 @@ class MessageWriter:
     request_id: str
     model: str
     usage: Callable[[], Usage]
+    service_tier: str = "standard"  # that served it
     keepalive: bytes = PING
     _num_blocks: int = 0  # begun
     _open: Part | None = None  # what the block that is open began with
@@ -70,7 +71,7 @@ class MessageWriter:
     def finish_choice(self, delta: Delta) -> bytes:
         reason, sequence = _stop(delta.finish_reason, delta.stop_reason, has_refused=self._has_refused)
         ended = {"container": None, "stop_details": None, "stop_reason": reason, "stop_sequence": sequence}
-        usage = usage_json(self.usage())
+        usage = usage_json(self.usage(), self.service_tier)
         return self._close() + encode_event({"type": "message_delta", "delta": ended, "usage": usage})
 
     def end(self) -> bytes:
@@ -102,7 +103,7 @@ class MessageWriter:
             "stop_sequence": stop_sequence,
             "stop_details": None,
             "container": None,
-            "usage": usage_json(self.usage()),
+            "usage": usage_json(self.usage(), self.service_tier),
         }
 
     # ---- blocks of a stream ------------------------------------------------------------------------------------------
