@@ -171,6 +171,58 @@ async def test_a_response_is_its_tenant_s_alone() -> None:
     assert (await status(r, "GET", path))[0] == 401
 
 
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+HUGE = 10**30
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [FUNCTION | {"parameters": {"type": "object", "maximum": HUGE}}]},
+        {"metadata": {"a": HUGE}},
+        {"input": [{"type": "unheard_of", "odd": HUGE}, {"role": "user", "content": "q"}]},
+        {"input": [{"type": "unheard_of", "odd": deep(300)}, {"role": "user", "content": "q"}]},
+        {"input": [{"type": "function_call_output", "call_id": "c", "output": {"x": HUGE, "y": deep(300)}}]},
+        {"input": [{"type": "local_shell_call", "call_id": "c", "action": deep(300)}]},
+        {"metadata": {"a": deep(300)}},
+    ],
+)
+async def test_odd_json_is_answered_kept_and_gone_on_with(fields: dict[str, Any]) -> None:
+    """Red if numbers that no field can mean, or much nesting, were a 500 once the answer was made."""
+    r = talks(".ok")
+    body = {"model": MODEL, "input": "q", "stream": True} | fields
+    events = events_of(await r.post("/v1/responses", body))
+    assert events[-1]["type"] == "response.completed"
+    path = f"/v1/responses/{events[-1]['response']['id']}"
+    for each in (path, f"{path}/input_items"):
+        async with r.client() as client:
+            assert (await client.get(each)).status_code == 200
+    await respond(r, previous_response_id=events[-1]["response"]["id"])
+
+
+@pytest.mark.parametrize("levels", [400, 2000, 50_000])
+@pytest.mark.parametrize("start", [b'"input":"q","metadata":{"a":', b'"input":[{"type":"unheard_of","a":'])
+async def test_json_that_is_nested_without_end_is_refused_before_it_is_answered(start: bytes, levels: int) -> None:
+    """Red if it was read, and could not be written after the answer was made."""
+    end = b"}}" if start.startswith(b'"input":"q"') else b"}]}"
+    text = b'{"model":"tiny",%b%b1%b%b' % (start, b'{"a":' * levels, b"}" * levels, end)
+    r = talks(".ok")
+    async with r.client(**{"content-type": "application/json"}) as client:
+        answer = await client.post("/v1/responses", content=text)
+    if levels < 1000:
+        assert answer.status_code == 200
+    else:
+        assert answer.status_code == 400
+        assert "nested too deeply" in answer.json()["error"]["message"]
+        assert not r.generator.requests
+
+
 class Failing(MemoryAnswers):
     async def keep(self, answer: StoredAnswer) -> None:
         raise LedgerUnavailable("The disk is full.")

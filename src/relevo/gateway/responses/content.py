@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from relevo.core.errors import InvalidRequest
+from relevo.gateway.responses.json_text import encoded
 
 _TEXTS = frozenset(("input_text", "output_text", "text", "summary_text", "reasoning_text"))
 _OTHERS = {
@@ -39,7 +38,7 @@ def result_content(output: Any, place: str) -> str:
     if output is None:
         return ""
     if not isinstance(output, list):
-        return orjson.dumps(output).decode()
+        return encoded(output, place).decode()
     return "\n".join(_text_or_sentence(part, f"{place}[{index}]") for index, part in enumerate(output))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,14 +58,13 @@ async def create_response(call: Call) -> Response | None:
     before = await history.answers_before(answers, call.tenant, fields)
     fields.store = fields.store and answers.keeps
     base = history.new_base()
-    prepared, writer = await call.context.text_work.run(
+    prepared, writer, items = await call.context.text_work.run(
         asked.num_bytes + _num_chars(before), partial(_prepare, call, fields, before, base), call.tenant
     )
 
     async def keep() -> None:
         assert writer.ended is not None, "it has ended"
-        make = partial(history.stored, base, call.tenant, fields, writer.ended)
-        await answers.keep(make() if asked.num_bytes <= INLINE_BYTES else await asyncio.to_thread(make))
+        await answers.keep(history.stored(base, call.tenant, fields, items, writer.ended))
 
     return await answer(call, prepared, writer, keep if fields.store else None)
 
@@ -106,8 +104,8 @@ def _read(call: Call, body: bytes) -> Asked:
 
 def _prepare(
     call: Call, fields: ResponseFields, before: Sequence[StoredAnswer], base: str
-) -> tuple[Prepared, ResponseWriter]:
-    """Raises RelevoError."""
+) -> tuple[Prepared, ResponseWriter, bytes]:
+    """And what is kept of the request. Raises RelevoError."""
     served, model = call.context.models.meant_by(fields.model)
     prompt, tools = _prompt(call, fields, history.conversation(fields, before))
     num_logprobs = fields.top_logprobs if fields.top_logprobs or LOGPROBS in fields.include else None
@@ -124,7 +122,7 @@ def _prepare(
         now_s=lambda: int(time.time()),
         logprobs_of=None if num_logprobs is None else partial(text_logprobs, served.tokenizer, num_logprobs),
     )
-    return prepared, writer
+    return prepared, writer, history.asked_json(fields, base) if fields.store else b""
 
 
 def _prepared(call: Call, served: ServedModel, model: str, spec: GenerationSpec, tools: DeclaredTools) -> Prepared:

@@ -16,6 +16,7 @@ import orjson
 from relevo.core.errors import RequestError
 from relevo.gateway.answers.store import AnswerStore, StoredAnswer
 from relevo.gateway.http.errors import NotFound
+from relevo.gateway.responses.json_text import decoded, encoded
 from relevo.gateway.responses.schemas import ResponseFields
 
 Items = list[dict[str, Any]]
@@ -44,6 +45,11 @@ def input_items(given: str | Items | None, base: str) -> Items:
         item if isinstance(item.get("id"), str) else {"id": f"{_prefix(item)}_{base}in{index:02x}", **_typed(item)}
         for index, item in enumerate(given or ())
     ]
+
+
+def asked_json(fields: ResponseFields, base: str) -> bytes:
+    """What is kept of the request: the items that it brings. Raises InvalidRequest."""
+    return encoded(input_items(fields.input, base), "input")
 
 
 def _prefix(item: Mapping[str, Any]) -> str:
@@ -85,7 +91,7 @@ def conversation(fields: ResponseFields, answers: Sequence[StoredAnswer]) -> Ite
     known: dict[str, dict[str, Any]] = {}
     chained = _chain_of(answers, fields.previous_response_id)
     for answer in answers:
-        items: Items = [*orjson.loads(answer.asked), *orjson.loads(answer.body)["output"]]
+        items: Items = [*decoded(answer.asked), *decoded(answer.body)["output"]]
         known |= {item["id"]: item for item in items}
         before += items if answer.answer_id in chained else []
     if isinstance(fields.input, list):
@@ -100,12 +106,13 @@ def conversation(fields: ResponseFields, answers: Sequence[StoredAnswer]) -> Ite
     return before
 
 
-def stored(base: str, tenant: str, fields: ResponseFields, response: Mapping[str, Any]) -> StoredAnswer:
+def stored(base: str, tenant: str, fields: ResponseFields, asked: bytes, response: Mapping[str, Any]) -> StoredAnswer:
+    """`asked`: of `asked_json`."""
     return StoredAnswer(
         answer_id=response_id(base),
         tenant=tenant,
         previous_id=fields.previous_response_id or "",
-        asked=orjson.dumps(input_items(fields.input, base)).decode(),
+        asked=asked.decode(),
         body=orjson.dumps(response).decode(),
     )
 

@@ -14,6 +14,7 @@ import orjson
 
 from relevo.core.errors import InvalidRequest
 from relevo.gateway.responses.content import message_content, result_content, texts_of
+from relevo.gateway.responses.json_text import encoded
 from relevo.gateway.responses.sealed import Seal
 from relevo.gateway.responses.tools import INPUT, DeclaredTools
 
@@ -102,7 +103,7 @@ class _Turns:
             raise InvalidRequest(f"'{place}.call_id' must be a string.", param=f"{place}.call_id")
         if kind in _RUN_BY_CLIENTS:
             name, member = _RUN_BY_CLIENTS[kind]
-            arguments = orjson.dumps(item.get(member) or {}).decode()
+            arguments = encoded(item.get(member) or {}, f"{place}.{member}").decode()
         else:
             name, arguments = self._called(kind, item, place)
         self._names[call_id] = name
@@ -121,7 +122,7 @@ class _Turns:
         arguments = item.get("arguments")
         if isinstance(arguments, str):
             return shown, arguments
-        return shown, "{}" if arguments is None else orjson.dumps(arguments).decode()
+        return shown, "{}" if arguments is None else encoded(arguments, f"{place}.arguments").decode()
 
     def _result(self, item: Item, place: str) -> None:
         call_id = item.get("call_id") or item.get("id")

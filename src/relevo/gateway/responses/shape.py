@@ -12,6 +12,7 @@ from relevo.core.request import SamplingParams
 from relevo.gateway.generation.reply_writer import Usage
 from relevo.gateway.generation.terms import BATCH_TIERS
 from relevo.gateway.http.errors import shortened
+from relevo.gateway.responses.json_text import fragment
 from relevo.gateway.responses.schemas import ResponseFields
 from relevo.gateway.responses.tools import echoed
 
@@ -61,7 +62,10 @@ class ResponseShape:
 
 
 def repeated(fields: ResponseFields, model: str, sampling: SamplingParams, created_at: int) -> dict[str, Any]:
-    """Every member that the official schema requires is there; sampling is what was used."""
+    """Every member that the official schema requires is there; sampling is what was used. Raises InvalidRequest."""
+    text: dict[str, Any] = {"format": fields.text.format or {"type": "text"}}
+    if fields.text.verbosity:
+        text["verbosity"] = fields.text.verbosity
     return {
         "created_at": created_at,
         "model": model,
@@ -70,22 +74,19 @@ def repeated(fields: ResponseFields, model: str, sampling: SamplingParams, creat
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
         "max_tool_calls": fields.max_tool_calls,
-        "metadata": fields.metadata or {},
+        "metadata": fragment(fields.metadata or {}, "metadata"),
         "parallel_tool_calls": fields.parallel_tool_calls,
         "presence_penalty": sampling.presence_penalty,
         "previous_response_id": fields.previous_response_id,
-        "prompt_cache_key": fields.prompt_cache_key,
+        "prompt_cache_key": fragment(fields.prompt_cache_key, "prompt_cache_key"),
         "reasoning": {"effort": fields.reasoning.effort, "summary": fields.reasoning.summary},
         "safety_identifier": fields.safety_identifier,
         "service_tier": "flex" if fields.service_tier in BATCH_TIERS else "default",
         "store": fields.store,
         "temperature": sampling.temperature,
-        "text": {
-            "format": fields.text.format or {"type": "text"},
-            **({"verbosity": fields.text.verbosity} if fields.text.verbosity else {}),
-        },
-        "tool_choice": fields.tool_choice or "auto",
-        "tools": echoed(fields.tools),
+        "text": fragment(text, "text"),
+        "tool_choice": fragment(fields.tool_choice or "auto", "tool_choice"),
+        "tools": fragment(echoed(fields.tools), "tools"),
         "top_logprobs": fields.top_logprobs,
         "top_p": sampling.top_p,
         "truncation": "disabled",  # no prompt is shortened here

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 
 from relevo.core.errors import InvalidRequest
@@ -15,6 +14,7 @@ from relevo.gateway.answers.store import StoredAnswer
 from relevo.gateway.http.call import Call
 from relevo.gateway.http.errors import NotFound, UnknownPath
 from relevo.gateway.http.replies import json_response
+from relevo.gateway.responses.json_text import decoded, encoded
 
 _INPUT_ITEMS = "input_items"
 _MOST_ITEMS = 100  # OpenAI's bound of `limit`
@@ -81,7 +81,7 @@ def _page(call: Call, answer: StoredAnswer) -> Response:
         raise InvalidRequest(f"'limit' must be a number from 1 to {_MOST_ITEMS}.", param="limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"'order' must be 'asc' or 'desc', got {order[:40]!r}.", param="order")
-    items: list[dict[str, Any]] = orjson.loads(answer.asked)
+    items: list[dict[str, Any]] = decoded(answer.asked)
     ordered = items if order == "asc" else items[::-1]
     ids = [item["id"] for item in ordered]
     if after is not None and after not in ids:
@@ -95,7 +95,7 @@ def _page(call: Call, answer: StoredAnswer) -> Response:
         "last_id": data[-1]["id"] if data else None,
         "has_more": start + len(data) < len(ordered),
     }
-    return json_response(page)
+    return Response(encoded(page, "input"), media_type="application/json")
 
 
 def _shown(item: dict[str, Any]) -> dict[str, Any]:
