@@ -206,7 +206,7 @@ async def test_odd_json_is_answered_kept_and_gone_on_with(fields: dict[str, Any]
     await respond(r, previous_response_id=events[-1]["response"]["id"])
 
 
-@pytest.mark.parametrize("levels", [400, 2000, 50_000])
+@pytest.mark.parametrize("levels", [2000, 50_000])
 @pytest.mark.parametrize("start", [b'"input":"q","metadata":{"a":', b'"input":[{"type":"unheard_of","a":'])
 async def test_json_that_is_nested_without_end_is_refused_before_it_is_answered(start: bytes, levels: int) -> None:
     """Red if it was read, and could not be written after the answer was made."""
@@ -215,12 +215,9 @@ async def test_json_that_is_nested_without_end_is_refused_before_it_is_answered(
     r = talks(".ok")
     async with r.client(**{"content-type": "application/json"}) as client:
         answer = await client.post("/v1/responses", content=text)
-    if levels < 1000:
-        assert answer.status_code == 200
-    else:
-        assert answer.status_code == 400
-        assert "nested too deeply" in answer.json()["error"]["message"]
-        assert not r.generator.requests
+    assert answer.status_code == 400
+    assert "nested too deeply" in answer.json()["error"]["message"]
+    assert not r.generator.requests
 
 
 class Failing(MemoryAnswers):
