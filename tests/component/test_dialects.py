@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from code_dialects import CODE_FAMILIES
 from family_outputs import Family, Output, parser_of, read
+from harmony_dialect import HARMONY
 from json_dialects import JSON_FAMILIES
 from tagged_dialects import TAGGED_FAMILIES
 
@@ -17,7 +18,7 @@ from relevo.core.ids import TokenId
 from relevo.gateway.dialects.formats import ReasoningFormat
 from relevo.gateway.dialects.registry import REASONING_FORMATS, TOOL_FORMATS, reasoning_format_for, tool_format_for
 
-FAMILIES = (*JSON_FAMILIES, *TAGGED_FAMILIES, *CODE_FAMILIES)  # other modules of rows are added here
+FAMILIES = (*JSON_FAMILIES, *TAGGED_FAMILIES, *CODE_FAMILIES, HARMONY)  # other modules of rows are added here
 ROWS = [
     pytest.param(family, output, id=f"{family.tools}-{number}")
     for family in FAMILIES
@@ -92,7 +93,9 @@ def test_calls_that_are_held_to_a_familys_shape_are_read_as_those_calls(name: st
         assert (found.calls, found.content, found.is_broken_off) == (calls[:number], "", False)
 
 
-THOUGHTS = [pytest.param(each, id=each.name) for each in REASONING_FORMATS.values()]
+THOUGHTS = [  # but harmony's, whose messages have no blanks beside marks: see `test_harmony`
+    pytest.param(each, id=each.name) for each in REASONING_FORMATS.values() if each.name != "openai_gptoss"
+]
 
 
 @pytest.mark.parametrize("thought", THOUGHTS)
@@ -138,6 +141,12 @@ NUM_MUTATED, NUM_PARTS = 10_000, 10
 NOISE = ("{", "}", "[", "]", '"', ",", ":", ";", "\\", " ", "\n", "<", "n", "{}", '{"name": "ping", "arguments": {}}')
 HEADER = ("<｜tool▁sep｜>",)  # what stands between a call's mark and its name
 FRAME = {"name", "arguments", "parameters", "function", "functions", "json", "call_id", "args", "null", "type", "id"}
+FRAME |= {"invoke", "parameter", "string", "true", "none", "steptml", "dsml", "tool_code", "call", "escape"}
+HEADED = {
+    "openai",
+    "deepseek_v32",
+    "deepseek_v4",
+}  # whose marks have words beside them that are markup too: checked for cuts alone
 
 
 def mutated(text: str, marks: list[str], rng: random.Random) -> str:
@@ -194,6 +203,8 @@ def test_of_no_output_is_anything_lost_or_read_differently_when_cut(part: int) -
                 family.tools,
                 pieces,
             )
+        if family.tools in HEADED:
+            continue
         out = whole.reasoning + " " + whole.content + " " + " ".join(f"{name} {text}" for name, text in whole.calls)
         for word in set(words_outside(written, marks)) if family in JSON_FAMILIES else ():
             assert word in out, (family.tools, word, written, whole)

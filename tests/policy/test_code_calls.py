@@ -25,7 +25,6 @@ Q = '<|"|>'
 
 def written(style: CodeFormat, *calls: tuple[str, str]) -> str:
     """Calls as the family's template shows them: names, and arguments in its dialect."""
-    assert style.shape is not None
     shape = style.shape
     inner = shape.between.join(
         f"{shape.before_name}{name}{shape.before_arguments}{arguments}{shape.after_arguments}"

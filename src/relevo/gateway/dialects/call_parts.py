@@ -7,7 +7,7 @@ family writes its calls.
 from __future__ import annotations
 
 from relevo.gateway.text.output_parser import ParserInput
-from relevo.gateway.text.parts import Part, TextPart, ToolCallPart
+from relevo.gateway.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 
 class CallParts:
@@ -33,6 +33,10 @@ class CallParts:
             text, self._blanks, self._has_text = self._blanks, "", True
         if text:
             self._add(TextPart(text))
+
+    def reasoning(self, text: str) -> None:
+        if text:
+            self._add(ReasoningPart(text))
 
     def mark(self) -> None:
         """Markup stands here: blanks before it are its own."""
@@ -62,10 +66,12 @@ class CallParts:
         parts, self._parts = tuple(self._parts), []
         return parts
 
-    def _add(self, part: TextPart | ToolCallPart) -> None:
+    def _add(self, part: Part) -> None:
         last = self._parts[-1] if self._parts else None
         if isinstance(part, TextPart) and isinstance(last, TextPart):
             self._parts[-1] = TextPart(last.text + part.text)
+        elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
+            self._parts[-1] = ReasoningPart(last.text + part.text)
         elif isinstance(part, ToolCallPart) and isinstance(last, ToolCallPart) and last.index == part.index:
             self._parts[-1] = ToolCallPart(last.index, last.arguments + part.arguments, last.id, last.name)
         else:

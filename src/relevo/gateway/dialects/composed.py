@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 from relevo.core.baton import SampledToken
 from relevo.gateway.dialects.formats import ReasoningFormat, ToolCallParser, ToolFormat
+from relevo.gateway.dialects.harmony import Harmony
+from relevo.gateway.dialects.harmony_formats import HARMONY_REASONING, HARMONY_TOOLS
 from relevo.gateway.dialects.marks import BLANKS, Marks, after_blanks, without_lead
 from relevo.gateway.dialects.reasoning_tokens import ReasoningTokens
 from relevo.gateway.text.output_parser import OutputParser, ParserInput, PlainText
@@ -26,12 +28,15 @@ from relevo.gateway.text.parts import Part, ReasoningPart, TextPart, ToolCallPar
 
 @dataclass(frozen=True, slots=True)
 class ComposedParsers:
-    """A model's `ParserFactory`. Without tools that may be called, calls are text."""
+    """A model's `ParserFactory`. Without tools that may be called, calls are text. Harmony has a parser of its own."""
 
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
 
     def __call__(self, asked: ParserInput) -> OutputParser:
+        tells_reasoning, reads_calls = self.reasoning is HARMONY_REASONING, self.tools is HARMONY_TOOLS
+        if tells_reasoning or reads_calls:
+            return Harmony(asked, tells_reasoning=tells_reasoning, reads_calls=reads_calls)
         calls = self.tools.parser(asked) if self.tools is not None and asked.tools else None
         if self.reasoning is None:
             return PlainText() if calls is None else Composed(asked, None, calls, ())

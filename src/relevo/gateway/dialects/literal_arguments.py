@@ -86,8 +86,11 @@ class LiteralArguments:
         if self.is_closed:
             return
         if not is_cut and len(self._stack) == 1 and self._step in (self._item, self._behind_value, self._bare):
+            text = self._text
             self.feed(self._dialect.closer)
-            return
+            if self.is_closed:
+                return
+            self._text = text
         if self._step == self._bare and not any(each.startswith(self._text) for each in self._dialect.quotes):
             self._put(bare_begun(self._text.strip()))
         elif self._step == self._item and self._text:

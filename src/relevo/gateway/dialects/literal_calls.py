@@ -34,7 +34,7 @@ class CodeFormat:
     before_next: Sequence[Atom] = ()  # before a call that follows another
     ends: Sequence[str]  # behind calls
     dialect: Dialect = PYTHON
-    shape: CallShape | None
+    shape: CallShape
     markup: Sequence[str] = ()
     signs: Sequence[Sequence[str]]  # any of these, all of it, is in a template of the family
 

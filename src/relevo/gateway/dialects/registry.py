@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from relevo.gateway.dialects.code_formats import CODE_FORMATS
 from relevo.gateway.dialects.formats import ReasoningFormat, ToolFormat
+from relevo.gateway.dialects.harmony_formats import HARMONY_REASONING, HARMONY_TOOLS
 from relevo.gateway.dialects.json_families import HERMES, JSON_FORMATS
 from relevo.gateway.dialects.reasoning import REASONING_FORMATS as BLOCKS
 from relevo.gateway.dialects.tagged_formats import TAGGED_FORMATS
 
 EMULATED = HERMES  # in which a model is asked to call whose template knows no tools
 
-_TOOL_FORMATS: tuple[ToolFormat, ...] = (*TAGGED_FORMATS, *CODE_FORMATS, *JSON_FORMATS)
-_REASONING_FORMATS: tuple[ReasoningFormat, ...] = (*BLOCKS,)
+_TOOL_FORMATS: tuple[ToolFormat, ...] = (HARMONY_TOOLS, *TAGGED_FORMATS, *CODE_FORMATS, *JSON_FORMATS)
+_REASONING_FORMATS: tuple[ReasoningFormat, ...] = (HARMONY_REASONING, *BLOCKS)
 
 TOOL_FORMATS: dict[str, ToolFormat] = {each.name: each for each in _TOOL_FORMATS}
 REASONING_FORMATS: dict[str, ReasoningFormat] = {each.name: each for each in _REASONING_FORMATS}

@@ -77,6 +77,10 @@ SEED_OSS = function_format("seed_oss", "<seed:tool_call>", "</seed:tool_call>")
 # ---- <invoke name="NAME"> --------------------------------------------------------------------------------------------
 
 
+def invoke_marks(prefix: str) -> tuple[str, ...]:
+    return (f'<{prefix}invoke name="', f"</{prefix}invoke>", f'<{prefix}parameter name="', f"</{prefix}parameter>")
+
+
 def invoke_format(name: str, begin: str, end: str, prefix: str, *marks: str) -> TaggedFormat:
     return TaggedFormat(
         name=name,
@@ -101,7 +105,7 @@ def invoke_format(name: str, begin: str, end: str, prefix: str, *marks: str) -> 
             after_parameter=f"</{prefix}parameter>\n",
             trigger=begin,
         ),
-        markup=(begin, end),
+        markup=(begin, end, *invoke_marks(prefix)),
         marks=marks or (begin, f"<{prefix}invoke name="),
     )
 
@@ -144,7 +148,7 @@ def dsml_format(name: str, frame: str) -> TaggedFormat:
             streams=_dsml_streams,
         ),
         shape=None,  # of a parameter that may be a string or not, the tag depends on the value
-        markup=(begin, end),
+        markup=(begin, end, *invoke_marks(DSML)),
         marks=(DSML, frame),
     )
 
@@ -214,7 +218,7 @@ STEP3 = TaggedFormat(
         after_parameter="</steptml:parameter>\n",
         trigger=STEP_BEGIN,
     ),
-    markup=(STEP_BEGIN, STEP_END, "<｜tool_call_begin｜>", "<｜tool_sep｜>", STEP_CALL_END),
+    markup=(STEP_BEGIN, STEP_END, "<｜tool_call_begin｜>", "<｜tool_sep｜>", STEP_CALL_END, *invoke_marks("steptml:")),
     marks=("<｜tool_call_begin｜>", "steptml:invoke"),
 )
 
