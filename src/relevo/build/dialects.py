@@ -93,5 +93,8 @@ def _markup_token_ids(
     """Special tokens that spell marks, or are a part of one: without their text no mark would be seen."""
     marks = [*tool_format.markup] if tool_format is not None else []
     marks += [reasoning_format.start, reasoning_format.end] if reasoning_format is not None else []
-    texts = {token_id: tokenizer.token_to_bytes(token_id).decode() for token_id in tokenizer.special_token_ids}
+    texts = {
+        token_id: tokenizer.token_to_bytes(token_id).decode(errors="replace")
+        for token_id in tokenizer.special_token_ids
+    }
     return frozenset(token_id for token_id, text in texts.items() if text and any(text in mark for mark in marks))
