@@ -131,17 +131,21 @@ def test_a_rank_that_hears_of_plans_computes_the_same(seed: int) -> None:
 
 def test_such_schedules_hold_what_they_are_meant_to() -> None:
     """Red when the requests above no longer preempt, hit, fork or fail: then the test above shows little."""
-    rng, ranks, num_copies, num_failures = Random(11), Ranks(), 0, 0
-    for number in range(12):
-        ranks.scheduler.submit(request(number, rng), (), 0)
-    while (plan := ranks.scheduler.plan(0)) is not None:
-        num_copies += len(plan.block_copies)
-        result = ranks.here.execute(plan)
-        for request_id in result.failures:
-            num_failures += 1
-            ranks.scheduler.abort(request_id, writer_active=False)
-        ranks.scheduler.commit(plan, result, 0)
-    assert ranks.scheduler.num_preemptions and ranks.scheduler.num_prefix_hits and num_copies and num_failures
+    num_preemptions = num_hits = num_copies = num_failures = 0
+    for seed in (2, 4):
+        rng, ranks = Random(seed), Ranks()
+        for number in range(12):
+            ranks.scheduler.submit(request(number, rng), (), 0)
+        while (plan := ranks.scheduler.plan(0)) is not None:
+            num_copies += len(plan.block_copies)
+            result = ranks.here.execute(plan)
+            for request_id in result.failures:
+                num_failures += 1
+                ranks.scheduler.abort(request_id, writer_active=False)
+            ranks.scheduler.commit(plan, result, 0)
+        num_preemptions += ranks.scheduler.num_preemptions
+        num_hits += ranks.scheduler.num_prefix_hits
+    assert num_preemptions and num_hits and num_copies and num_failures
 
 
 def test_a_plan_does_not_grow_with_its_sequences() -> None:
