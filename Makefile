@@ -17,7 +17,7 @@ OWN_PROGRAMS := tests/native/test_linear_emulated.py tests/native/test_arm_emula
 # Measures memory, of which a sanitizer takes several times as much.
 NOT_SANITIZED := $(OWN_PROGRAMS) tests/native/test_load_memory.py
 
-.PHONY: serve test parity harness check bench docs setup native native-sanitize dist clean
+.PHONY: serve test parity harness check schemas bench docs setup native native-sanitize dist clean
 
 serve: $(VENV)/.serve-$(BACKEND)  ## install into .venv and serve the embedded model (MODEL=..., BACKEND=torch, ARGS="--port 8001 ...")
 	$(BIN)/relevo serve $(MODEL) --backend $(BACKEND) --dtype $(DTYPE) $(ARGS)
@@ -37,6 +37,9 @@ check: $(VENV)/.dev  ## format, lint, types, import contracts, structure and pol
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/arch tests/policy -m "not slow" -n $(JOBS) --dist loadfile
+
+schemas: $(VENV)/.dev  ## hold random answers to the public schemas of packages on PyPI
+	$(BIN)/python tests/component/public_schemas.py
 
 bench: $(VENV)/.dev  ## the comparison of prefill/decode split and unified serving
 	$(BIN)/relevo bench interference --json bench-results/interference.json
