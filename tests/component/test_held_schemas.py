@@ -123,6 +123,7 @@ SCHEMAS: dict[str, Any] = {
         "oneOf": [{**POINT, "properties": {"x": {"const": k}, "y": {}}, "additionalProperties": False} for k in "ab"]
     },
     "one of, by type": {"oneOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]},
+    "one of, but null of two": {"oneOf": [{"type": ["string", "null"]}, {"type": ["number", "null"]}]},
     "one of, by range": {"oneOf": [{"type": "integer", "maximum": 3}, {"type": "integer", "minimum": 4}]},
     "all of": {
         "allOf": [

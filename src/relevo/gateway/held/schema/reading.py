@@ -7,6 +7,7 @@ recursion here; through a `$ref` alone it never ends, and is refused. Does not k
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -168,6 +169,7 @@ class SchemaReader:
     def _branches(self, keywords: Keywords, name: str) -> Alternatives:
         branches = [self._of(sub) for sub in keywords.subs(name)]
         if name == "oneOf":
+            branches = _without_common_literals(branches)
             self._leniency.spend(len(branches) ** 2, keywords.place)
             for (first, left), (second, right) in itertools.combinations(enumerate(branches), 2):
                 if not self._are_apart(left, right, MAX_COMPARED_DEPTH):
@@ -259,6 +261,25 @@ class SchemaReader:
             and any(self._is_impossible(one.of_name(name), depth - 1) for name in one.required)
             for one in found
         )
+
+
+def _without_common_literals(branches: Sequence[Alternatives]) -> list[Alternatives]:
+    """Single values that two branches list are of none of a `oneOf`."""
+    counts = Counter(
+        key
+        for branch in branches
+        for key in {canonical(value) for one in branch if isinstance(one, Literals) for value in one.values}
+    )
+    kept: list[Alternatives] = []
+    for branch in branches:
+        rest = [
+            Literals(tuple(value for value in one.values if counts[canonical(value)] == 1))
+            if isinstance(one, Literals)
+            else one
+            for one in branch
+        ]
+        kept.append(tuple(one for one in rest if not isinstance(one, Literals) or one.values))
+    return kept
 
 
 def merged(alternatives: Iterable[Alternative]) -> Alternatives:
