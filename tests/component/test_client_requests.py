@@ -12,10 +12,22 @@ from typing import Any
 
 import pytest
 from client_requests import MESSAGES, PLAIN, REQUESTS, RESPONSES, SCORED, ClientRequest
-from scripted_gateway import TOKENIZER, Rig, events, rig, says
+from in_process_stack import in_process_stack
+from scripted_gateway import (
+    TOKENIZER,
+    RecordingMetrics,
+    Rig,
+    ScriptedGenerator,
+    events,
+    rig,
+    says,
+    scripted_app,
+    served_model,
+)
 
 from relevo.build.fake_tokenizer import fake_tokenizer_files
 from relevo.gateway.text.chat_template import ModelTemplates
+from relevo.gateway.text.served_models import ServedModels
 
 TEMPLATES = ModelTemplates.from_files(fake_tokenizer_files())
 INSTRUCTIONS = "</tool_call>\n"  # the last line of what the template says of tools
@@ -77,12 +89,21 @@ async def test_a_later_turn_begins_with_the_earlier_one() -> None:
 
 
 async def test_completions_of_a_test_suite() -> None:
-    """Scores of a prompt are refused by name: prompt tokens have none here."""
     r = gateway()
     assert (await r.post("/v1/completions", PLAIN)).json()["choices"][0]["text"] == "ok"
     assert (await r.get("/tokenizer_info")).status_code == 200
-    refused = await r.post("/v1/completions", SCORED)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")
+    assert [score is None for score in await scores_of(SCORED)] == [True, False, False, False]
+
+
+async def scores_of(body: dict[str, Any]) -> list[float | None]:
+    """Of the tokens of a prompt and an answer, which only an engine can tell."""
+    async with in_process_stack({"u": "unified"}, num_gateways=1) as stack:
+        served = served_model(stack.gateways[0].dispatcher, names=(body["model"],))
+        app = scripted_app(ServedModels([served]), RecordingMetrics())
+        answer = await Rig(ScriptedGenerator(), RecordingMetrics(), app).post("/v1/completions", body)
+    assert answer.status_code == 200, answer.text
+    told: list[float | None] = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
+    return told
 
 
 # ---- recorded --------------------------------------------------------------------------------------------------------
@@ -100,14 +121,15 @@ NONE = [pytest.param(None, marks=pytest.mark.skip(f"no recorded requests in {REC
 async def test_a_recorded_request_is_answered(path: Path) -> None:
     """As it was sent, to the byte of its values. Red when a shape that is not among ours is refused."""
     sent = json.loads(path.read_text(encoding="utf-8"))  # noqa: ASYNC240  # nothing else runs
+    body = sent.get("body") or {}
+    if body.get("echo") and body.get("logprobs"):
+        ids = [token_id % 256 for token_id in body["prompt"][0]]  # as many as the fake model has
+        assert len(await scores_of(body | {"prompt": [ids]})) == len(ids) + 1
+        return
     r = gateway(names=("smollm2",))
     hop = {"host", "connection", "content-length", "accept-encoding", "transfer-encoding"}
     headers = {name: value for name, value in sent["headers"].items() if name.lower() not in hop}
     async with r.client(**headers) as client:
         answer = await client.request(sent["method"], sent["path"], json=sent.get("body"))
-    body = sent.get("body") or {}
-    if body.get("echo") and body.get("logprobs"):
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "echo")
-        return
     assert answer.status_code == 200, answer.text
     assert not any(mark in answer.text for mark in FAILED)
