@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from in_process_stack import Worker, in_process_stack, request_for, until
 
-from relevo.core.errors import StepFailed
+from relevo.core.errors import InvalidRequest, StepFailed
 from relevo.core.ids import RequestId
 from relevo.core.plan import ScheduledRow
 from relevo.engine.fake_runner import FakeRunner
@@ -51,6 +51,26 @@ async def test_the_others_of_a_failed_step_go_on_as_if_nothing_had_been() -> Non
         assert (await innocent)[0] == wanted
         assert failed == [{"r1", "r2"}]
         await until(lambda: worker.is_clean)
+
+
+@pytest.mark.parametrize("roles", [{"a": "unified", "b": "unified"}, {"d": "decode", "p": "prefill"}])
+async def test_what_an_engine_says_of_a_request_is_told_as_it_is_and_once(roles: dict[str, str]) -> None:
+    """Red when another worker is asked for what the request is to blame for, or a worker is said to have failed."""
+    async with in_process_stack(roles, num_gateways=1) as stack:
+        asked: list[RequestId] = []
+
+        def refuse(rows: Sequence[ScheduledRow]) -> None:
+            drawing = [row.request_id for row in rows if row.samples]
+            asked.extend(drawing)
+            if drawing:
+                raise InvalidRequest("leave it out")
+
+        for worker in stack.workers.values():
+            set_fault(worker, refuse)
+        with pytest.raises(InvalidRequest, match=r"^leave it out$"):
+            await stack.gateways[0].tokens(request_for(0, PROMPT))
+        assert asked == ["r0"]
+        await until(lambda: all(worker.is_clean for worker in stack.workers.values()))
 
 
 @pytest.mark.parametrize("culprits", [{"r3"}, {"r0", "r7", "r15"}])

@@ -8,6 +8,8 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,10 +34,21 @@ contains = "several"
 say = ["first", "second"]
 
 [[rule]]
+contains = "object"
+say = '{"n": 42}'
+
+[[rule]]
 contains = "long"
 say = "at the end of a long prompt"
 """
 RAW = 'Looking it up: naïve 🚀\n<tool_call>\n{"name": "tide", "arguments": {"port": "Brest"}}\n</tool_call>'
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.toml"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +102,34 @@ def test_a_killed_worker_leaves_no_trace_in_what_is_said(scripted: Stack, victim
     assert "".join(parts) == RAW
     assert scripted.complete("The tide, and once more?", max_tokens=400)["choices"][0]["text"] == RAW
     scripted.wait_idle()
+
+
+def test_lines_go_on_after_preemption_and_over_a_network(script: Path) -> None:
+    """16 blocks, eight answers that want more: somebody is set aside and computed again. Red when a line then begins
+    anew, or when blocks that are sent arrive in other places."""
+    flags = ("--topology", "1p1d", "--kv-transport", "tcp", "--num-kv-blocks", "16", "--max-model-len", "256")
+    with stack("fake", "--script", str(script), *flags) as tight, ThreadPoolExecutor(8) as pool:
+        asked = {"max_tokens": 200}
+        prompts = [f"{number} ships wait for the tide." for number in range(8)]
+        answers = list(pool.map(lambda prompt: tight.complete(prompt, **asked)["choices"][0]["text"], prompts))
+        assert answers == [RAW] * 8
+        assert tight.metric("vllm:num_preemptions_total") > 0
+        tight.wait_idle()
+
+
+def test_what_is_said_is_held_to_a_schema_nevertheless(scripted: Stack) -> None:
+    """Red when a script breaks what a client was promised."""
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    choice = chat(scripted, user("several"), response_format=wanted, max_tokens=60)["choices"][0]
+    assert choice["message"]["content"].startswith("{")
+    choice = chat(scripted, user("the object"), response_format=wanted)["choices"][0]
+    assert json.loads(choice["message"]["content"]) == {"n": 42}
 
 
 def test_several_continuations_say_their_own(scripted: Stack) -> None:

@@ -17,10 +17,11 @@ from itertools import count
 import numpy as np
 
 from relevo.core.baton import SampledToken, SampleState
+from relevo.core.errors import RequestError
 from relevo.core.events import StepCosts
-from relevo.core.ids import BlockId
+from relevo.core.ids import BlockId, RequestId
 from relevo.core.kv import KVGroup, KVLayout
-from relevo.core.plan import ScheduledRow, StepPlan, StepResult
+from relevo.core.plan import ScheduledRow, StepFailure, StepPlan, StepResult
 from relevo.core.prompt_scores import PromptScores
 from relevo.core.replica import Replica
 from relevo.engine.fake_lines import Lines
@@ -91,24 +92,27 @@ class FakeRunner:
         rows = self._replica.rows(plan)
         masks = NO_MASKS if self._grammar_masks is None else self._grammar_masks.of(_draws(rows))
         places = count()
-        sampled = tuple(self._compute(row, masks, places) for row in rows)
+        failures = dict(masks.failures)
+        sampled = tuple(self._compute(row, masks, places, failures) for row in rows)
         scores = {place: self._scores(rows[place]) for place in plan.scored}
         if self.fault is not None:
             self.fault(rows)
         cost_s = self._costs.step_s(plan.num_tokens, plan.num_kv_tokens)
         if self._lines is not None:
-            cost_s = max(cost_s, self._lines.pace_s(rows))
+            cost_s = max(cost_s, self._lines.pace_s([row for row in rows if row.request_id not in failures]))
         if cost_s > 0:
             time.sleep(cost_s)
-        return StepResult(
-            plan.step_id, sampled, time.perf_counter() - started_s, failures=masks.failures, prompt_scores=scores
-        )
+        step_s = time.perf_counter() - started_s
+        return StepResult(plan.step_id, sampled, step_s, failures=failures, prompt_scores=scores)
 
     def warm_up(self) -> None:
         """Touches no block: numpy has nothing to initialise but itself."""
         context_hash(fingerprints([0, 1], 0, 0), fingerprints([0, 1], 0, 0))
 
-    def _compute(self, row: ScheduledRow, masks: StepMasks, places: Iterator[int]) -> tuple[SampledToken, ...]:
+    def _compute(
+        self, row: ScheduledRow, masks: StepMasks, places: Iterator[int], failures: dict[RequestId, StepFailure]
+    ) -> tuple[SampledToken, ...]:
+        """Adds to `failures` what no rule of the script matches."""
         end = row.start + len(row.token_ids)
         blocks = np.asarray(row.block_ids, dtype=np.int64)
         positions = np.arange(row.start, end)
@@ -120,10 +124,16 @@ class FakeRunner:
         if not row.samples:
             return ()
         context = context_hash(*self._context(row.block_ids, end))
-        drawn = [self._draw(row, sample, context, _allowed(masks, next(places))) for sample in row.samples]
-        return () if row.request_id in masks.failures else tuple(drawn)
+        allowed = [_allowed(masks, next(places)) for _ in row.samples]
+        if row.request_id in failures:
+            return ()
+        try:
+            return tuple(self._draw(row, *each, context) for each in zip(row.samples, allowed, strict=True))
+        except RequestError as refusal:
+            failures[row.request_id] = StepFailure(refusal.code, refusal.message)
+            return ()
 
-    def _draw(self, row: ScheduledRow, sample: SampleState, context: int, allowed: Allowed | None) -> SampledToken:
+    def _draw(self, row: ScheduledRow, sample: SampleState, allowed: Allowed | None, context: int) -> SampledToken:
         request, index = row.request, sample.sample_index
         line = None if self._lines is None else self._lines.line(row, index, context)
         num_outputs = len(sample.output_token_ids)
