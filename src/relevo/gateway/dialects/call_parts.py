@@ -27,10 +27,10 @@ class CallParts:
 
     def text(self, text: str) -> None:
         if not self._has_text:
-            self._blanks += text
-            if not self._blanks or self._blanks.isspace():
+            if not text or text.isspace():
+                self._blanks += text
                 return
-            text, self._blanks, self._has_text = self._blanks, "", True
+            text, self._blanks, self._has_text = self._blanks + text, "", True
         if text:
             self._add(TextPart(text))
 
