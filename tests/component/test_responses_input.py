@@ -10,6 +10,7 @@ import pytest
 from answers_of_items import Marked, respond, stream
 from scripted_gateway import MODEL, TOKENIZER, Rig, rig, says
 
+from relevo.gateway.responses.sealed import Seal
 from relevo.gateway.text.chat_template import ChatTemplate
 
 RECORDED = Path("/work/shared/data/clients/codex")
@@ -230,7 +231,16 @@ async def test_effort_and_verbosity_are_the_template_s_to_use() -> None:
     assert last_prompt(r) == "high/lowq"
 
 
-async def test_sealed_reasoning_is_given_back_and_only_to_its_tenant_unchanged() -> None:
+def test_a_seal_is_good_for_one_key_and_one_tenant() -> None:
+    """Red if what one tenant's model thought could be brought into another's conversation."""
+    sealed = Seal(b"key", "mine").close("thöught")
+    assert Seal(b"key", "mine").open(sealed) == "thöught"
+    assert Seal(b"key", "other").open(sealed) is None
+    assert Seal(b"other", "mine").open(sealed) is None
+    assert Seal(b"key", "mine").open("rv1.é") is None
+
+
+async def test_sealed_reasoning_is_given_back_unchanged() -> None:
     """Red if the seal was left out, opened for anything, or the reasoning came back otherwise."""
     r = shows_all(says("?a long thought.yes"), make_parser=Marked)
     asked: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"]}
