@@ -28,6 +28,7 @@ AMOUNT = LLMatcher.grammar_from_json_schema(
     },
     overrides={"whitespace_flexible": False},
 )
+WIDE = {"type": "object", "properties": {f"key{i}": {"type": "integer"} for i in range(3000)}}
 
 
 def let_through(matcher: GrammarMatcher) -> list[int]:
@@ -133,6 +134,7 @@ def test_a_row_of_logits_may_be_longer_or_shorter_than_the_tokenizers_vocabulary
             "path",
             id="not held by the library",
         ),
+        pytest.param(LLMatcher.grammar_from_json_schema(WIDE), "too big", id="too much work"),
         pytest.param("x" * (MAX_GRAMMAR_BYTES + 1), "1,048,577 bytes", id="too long"),
         pytest.param("\ud800" * MAX_GRAMMAR_BYTES, "cannot be compiled", id="no Unicode"),
     ],
