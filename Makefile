@@ -47,6 +47,20 @@ bench: $(VENV)/.dev  ## the comparison of prefill/decode split and unified servi
 docs: $(VENV)/.dev  ## write the generated pages
 	$(BIN)/python -m relevo.cli.docs docs
 
+# Tools of its own, beside .venv: what they need would not go with it.
+SCHEMATHESIS := build/schemathesis
+SCHEMATHESIS_PORT ?= 8741
+SCHEMATHESIS_EXAMPLES ?= 8
+.PHONY: schemathesis
+schemathesis: $(VENV)/.dev  ## send a fake server what its OpenAPI document allows and forbids, for a minute or two
+	test -x $(SCHEMATHESIS)/bin/st || { $(PYTHON) -m venv $(SCHEMATHESIS) && $(SCHEMATHESIS)/bin/pip install --quiet schemathesis==4.32.5; }
+	$(BIN)/relevo serve fake --port $(SCHEMATHESIS_PORT) --topology unified --max-model-len 2048 --num-kv-blocks 512 & server=$$!; \
+	  trap "kill $$server" EXIT; \
+	  $(BIN)/python -c 'import sys, time, urllib.request as u; exec("for _ in range(300):\n try: u.urlopen(sys.argv[1]); break\n except OSError: time.sleep(0.1)")' http://127.0.0.1:$(SCHEMATHESIS_PORT)/ready; \
+	  $(SCHEMATHESIS)/bin/st run http://127.0.0.1:$(SCHEMATHESIS_PORT)/openapi.json --phases examples,coverage,fuzzing \
+	  --checks not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance \
+	  --max-examples $(SCHEMATHESIS_EXAMPLES) --seed 1 --no-color
+
 setup: $(VENV)/.dev
 
 native: $(VENV)/.native  ## compile the CPU kernels into .venv if their sources changed

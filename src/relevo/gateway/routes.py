@@ -6,6 +6,7 @@ from relevo.gateway.anthropic.routes import ANTHROPIC_ROUTES
 from relevo.gateway.http.route import RouteTable
 from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.gateway.openai.routes import OPENAI_ROUTES
+from relevo.gateway.openapi.routes import document_routes
 from relevo.gateway.operation.routes import OPERATION_ROUTES
 from relevo.gateway.responses.routes import RESPONSES_ROUTES
 
@@ -19,4 +20,4 @@ ROUTES = (
 
 def route_table() -> RouteTable:
     """Errors of paths that nothing is at look like OpenAI's."""
-    return RouteTable(ROUTES, OPENAI_ERRORS)
+    return RouteTable((*ROUTES, *document_routes(ROUTES, OPENAI_ERRORS)), OPENAI_ERRORS)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
 from starlette.responses import Response
 
 from relevo.gateway.http.call import Call
 from relevo.gateway.http.errors import ErrorFormat, MethodNotAllowed, UnknownPath
 
+OPEN_END = "/*"  # of a route that takes the rest of the path
 VERSION_PREFIX = "/v1"  # that a client may leave out
 
 Handler = Callable[[Call], Awaitable[Response | None]]
@@ -27,6 +29,11 @@ class Route:
     error_format: ErrorFormat
     is_open: bool = False  # asked for without a key, and while the server stops: by probes
     is_generation: bool = False  # its requests have sessions: an edge keeps one where its KV is
+    request: type[Struct] | None = None  # what its body is read as; None: it has none. From here on: for its document
+    query: tuple[str, ...] = ()  # names of parameters that it reads
+    statuses: tuple[int, ...] = (200,)  # of answers that are no errors
+    media_type: str = "application/json"  # of these
+    errors: tuple[int, ...] = ()  # statuses beside those that all paths of its kind have
     header: str = ""  # not empty: answers requests with this header only, where another route has method and path too
 
 
@@ -47,7 +54,7 @@ class RouteTable:
             if route.header:
                 self._by_header.setdefault((route.method, route.path), []).append(route)
                 continue
-            table = self._open_ended if route.path.endswith("/*") else self._exact
+            table = self._open_ended if route.path.endswith(OPEN_END) else self._exact
             table.setdefault(route.path.removesuffix("*"), {})[route.method] = route
 
     def find(self, method: str, path: str, headers: Container[str] = ()) -> tuple[Route, str]:

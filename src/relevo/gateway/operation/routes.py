@@ -35,11 +35,11 @@ async def metrics(call: Call) -> Response:
 
 
 OPERATION_ROUTES = (
-    Route("GET", "/v1/usage", show_usage, OPENAI_ERRORS),
-    Route("POST", "/admin/drain/*", drain_worker, OPENAI_ERRORS),
-    Route("GET", "/health", health, OPENAI_ERRORS, is_open=True),
-    Route("GET", "/ready", ready, OPENAI_ERRORS, is_open=True),
+    Route("GET", "/v1/usage", show_usage, OPENAI_ERRORS, query=("since", "until", "group_by", "key")),
+    Route("POST", "/admin/drain/*", drain_worker, OPENAI_ERRORS, statuses=(202,)),
+    Route("GET", "/health", health, OPENAI_ERRORS, is_open=True, query=("model",), statuses=(200, 503), errors=(404,)),
+    Route("GET", "/ready", ready, OPENAI_ERRORS, is_open=True, query=("model",), statuses=(200, 503), errors=(404,)),
     Route("GET", "/version", version, OPENAI_ERRORS, is_open=True),
-    Route("GET", "/metrics", metrics, OPENAI_ERRORS, is_open=True),
+    Route("GET", "/metrics", metrics, OPENAI_ERRORS, is_open=True, media_type="text/plain", errors=(401,)),
     Route("GET", "/", root, OPENAI_ERRORS, is_open=True),
 )
