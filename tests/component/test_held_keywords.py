@@ -9,6 +9,7 @@ import pytest
 from held_walks import of_schema, takes
 
 from relevo.core.errors import InvalidRequest
+from relevo.gateway.held import problems
 from relevo.gateway.held.formats import FORMATS
 from relevo.gateway.held.problems import MAX_NOTES
 from relevo.gateway.held.schema.keywords import KEYWORDS
@@ -133,6 +134,14 @@ def test_long_chains_of_references_are_refused() -> None:
 def test_a_schema_of_many_values_is_refused_by_its_size() -> None:
     with pytest.raises(InvalidRequest, match="make it smaller"):
         of_schema({"enum": [["a" * 100]] * 200_000})
+
+
+def test_no_schema_takes_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a schema whose combinations explode is worked on to its end: minutes of a thread, for one request."""
+    monkeypatch.setattr(problems, "MAX_THREAD_S", -1.0)
+    for is_strict in (True, False):
+        with pytest.raises(InvalidRequest, match="too large"):
+            of_schema({"anyOf": [{"type": "integer", "maximum": 17}, {"type": "string"}]}, is_strict=is_strict)
 
 
 def test_many_optional_members_are_held_and_too_many_are_refused() -> None:

@@ -7,6 +7,7 @@ values are JSON. Code and tags have declared parameters only. Does not know whic
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,7 @@ class CallRules:
         """Raises UnheldTool."""
         self._rules, self._shape, self._specials, self._blanks = rules, shape, specials, blanks
         self._notes = notes
+        self._began_s = time.thread_time()  # the bound of one schema is that of all tools together
         first = shape.begin or shape.before_name.partition("{name}")[0]
         tag = _TAG.match(first)
         self.trigger = shape.trigger or (tag[0] if tag is not None else first)
@@ -101,7 +103,7 @@ class CallRules:
         return items
 
     def _arguments(self, tool: Tool) -> Items:
-        leniency = Leniency(tool.is_strict)
+        leniency = Leniency(tool.is_strict, began_s=self._began_s)
         try:
             items = self._held_arguments(tool.parameters, leniency)
         except NotHeld as problem:

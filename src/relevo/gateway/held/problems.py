@@ -5,12 +5,14 @@ A place is a JSON pointer into the schema. Does not know which keywords there ar
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_NOTES = 50  # arbitrary: one response header has to hold them
 MAX_HEADER_CHARS = 2048  # arbitrary: clients read some kilobytes of headers
-MAX_UNITS = 200_000  # arbitrary; of work on one schema, about 0.5 s of one core
+MAX_UNITS = 200_000  # arbitrary; of work on one schema
+MAX_THREAD_S = 2.0  # arbitrary; of processor time for one schema, whatever makes its work more than its units
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Leniency:
     is_strict: bool
     notes: list[Note] = field(default_factory=list)
     num_units: int = 0
+    began_s: float = field(default_factory=time.thread_time)
 
     def not_held(self, place: str, keyword: str, reason: str) -> None:
         """Raises NotHeld if all must be."""
@@ -56,7 +59,7 @@ class Leniency:
     def spend(self, num_units: int, place: str) -> None:
         """Raises NotASchema once a schema has made too much work."""
         self.num_units += num_units
-        if self.num_units > MAX_UNITS:
+        if self.num_units > MAX_UNITS or time.thread_time() - self.began_s > MAX_THREAD_S:
             raise NotASchema(place, "$schema", "the schema is too large, or its combinations are; make it smaller")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from relevo.gateway.held import json_text
 from relevo.gateway.held.json_text import Blanks
@@ -82,8 +83,7 @@ class ObjectRules:
             members, is_required = objects.of_name(name), name in objects.required
             is_allowed = self._reader.admits(objects.names, name) and not any(sub.schema is False for sub in members)
             if is_allowed:
-                written_name = f"{lexer_text(name)}=" if colon is None else lexer_text(json_literal(name)) + colon
-                found[name] = Member(term(written_name), [self._value_of(members)], is_required)
+                found[name] = Member(_name_term(name, colon), [self._value_of(members)], is_required)
             elif is_required:
                 return found, False
         return found, True
@@ -195,6 +195,11 @@ class _StateRules:
 
     def _before(self, count: int) -> list[Item]:
         return [self._comma] if count else []
+
+
+@lru_cache(maxsize=4096)
+def _name_term(name: str, colon: str | None) -> Term:
+    return term(f"{lexer_text(name)}=" if colon is None else lexer_text(json_literal(name)) + colon)
 
 
 def _quoted(content: str) -> str:

@@ -184,9 +184,9 @@ class SchemaReader:
             return second
         if second is ANYTHING:
             return first
-        self._leniency.spend(len(first) * len(second), place)
         found: list[Alternative] = []
         for left, right in itertools.product(first, second):
+            self._leniency.spend(_num_parts(left) + _num_parts(right), place)
             found += self._common(left, right)
         return merged(found)
 
@@ -236,6 +236,7 @@ class SchemaReader:
         return all(self._have_none(left, right, depth) for left, right in itertools.product(first, second))
 
     def _have_none(self, left: Alternative, right: Alternative, depth: int) -> bool:
+        self._leniency.spend(1, "")
         common = list(self._common(left, right))
         if not common:
             return True
@@ -261,6 +262,17 @@ class SchemaReader:
             and any(self._is_impossible(one.of_name(name), depth - 1) for name in one.required)
             for one in found
         )
+
+
+def _num_parts(alternative: Alternative) -> int:
+    match alternative:
+        case Objects(layers, required):
+            return 1 + len(layers) + len(required)
+        case Literals(values):
+            return 1 + len(values) // 100
+        case Strings(nodes=nodes):
+            return 1 + len(nodes)
+    return 1
 
 
 def _without_common_literals(branches: Sequence[Alternatives]) -> list[Alternatives]:
