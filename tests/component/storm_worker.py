@@ -110,12 +110,12 @@ class CanaryRunner(FakeRunner):
             raise StepFailed("a step of the storm fails")
         return StepResult(plan.step_id, super().execute(plan).sampled, self.step_s)
 
-    def _compute(self, row: ScheduledRow) -> Any:
+    def _compute(self, row: ScheduledRow, *held: Any) -> Any:
         if row.start:
             table = self._slots[np.asarray(row.block_ids[: -(-row.start // self.layout.block_size)])]
             keys, values = table[:, 0].reshape(-1)[: row.start], table[:, 1].reshape(-1)[: row.start]
             self._canaries.check_row(row, keys, values)
-        tokens = super()._compute(row)
+        tokens = super()._compute(row, *held)
         for sample, token in zip(row.samples, tokens, strict=True):
             self._canaries.drawn(row.request_id, sample.sample_index, len(sample.output_token_ids), token.token_id)
         return tokens
