@@ -39,6 +39,7 @@ class Outcome:
     version: str
     faults: dict[str, str] = field(default_factory=dict)  # empty text: it worked
     sessions: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by round: (key, source) per request
+    cached: dict[str, float] = field(default_factory=dict)  # by round: share of the prompts' tokens
 
     def session(self) -> str:
         """What named it, and for how long it was one; empty: not what was expected."""
@@ -90,7 +91,7 @@ def drive(client: Client, package: Package, cache: Path, is_verbose: bool) -> Ou
         outcome.faults["start"] = "see above"
     for name, fault in outcome.faults.items():
         print(f"{client.name}, {name}: {fault or 'works'}", flush=True)
-    print(f"{client.name}, sessions: {outcome.sessions}", flush=True)
+    print(f"{client.name}, sessions: {outcome.sessions}, cached: {outcome.cached}", flush=True)
     return outcome
 
 
@@ -106,12 +107,20 @@ def _rounds(client: Client, program: str, folder: Path, outcome: Outcome, is_ver
             setup = [argument.format(url=server.url) for argument in client.setup]
             subprocess.run([program, *setup], cwd=project, env=env, check=True, timeout=RUN_S, stdin=subprocess.DEVNULL)
         for each in ROUNDS:
-            begin = len(server.log)
+            begin, before = len(server.log), _prompt_tokens(server)
             fault, output = _round(client, each, [program, *client.arguments(each, project)], project, env, server)
             outcome.faults[each.name] = fault
+            num_prompt, num_cached = (now - then for now, then in zip(_prompt_tokens(server), before, strict=True))
+            outcome.cached[each.name] = num_cached / max(1, num_prompt)
             outcome.sessions[each.name] = _SESSION.findall("".join(server.log[begin:]))
             if is_verbose or fault:
                 print(f"---- {client.name}, {each.name}\n{output[-6000:]}", flush=True)
+
+
+def _prompt_tokens(server: Stack) -> tuple[int, int]:
+    """All that the ledger has, and how many of them were cached."""
+    total = server.get("/v1/usage?group_by=model")["total"]
+    return int(total["prompt_tokens"]), int(total["cached_tokens"])
 
 
 def _environment(client: Client, home: Path, url: str) -> dict[str, str]:
@@ -194,11 +203,12 @@ def table_of(outcomes: list[Outcome]) -> str:
 
     def row(outcome: Outcome) -> str:
         again = cell(outcome, AGAIN) + (", continued" if outcome.client.continues else "")
-        cells = (cell(outcome, FIRST), again, cell(outcome, KILLED), outcome.session() or "**not known**")
+        cached = f"{outcome.cached.get(AGAIN, 0.0):.1%}".replace("%", " %")
+        cells = (cell(outcome, FIRST), again, cached, cell(outcome, KILLED), outcome.session() or "**not known**")
         return f"| {outcome.client.name} {outcome.version} | {' | '.join(cells)} |\n"
 
-    head = "| agent | works | twice | `kill -9` in mid-call | names its session by |\n|---|---|---|---|---|\n"
-    return head + "".join(map(row, outcomes))
+    names = "agent", "works", "twice", "then cached", "`kill -9` in mid-call", "names its session by"
+    return f"| {' | '.join(names)} |\n{'|---' * len(names)}|\n" + "".join(map(row, outcomes))
 
 
 def write(table: str) -> None:
