@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -62,8 +63,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def line(self, sample_index: int) -> Line:
         says = _texts(self.say)
-        text = says[sample_index % len(says)]
-        return Line(tuple(_IDS[byte] for byte in text.encode()), self.end == "stop")
+        return Line(_ids_of(says[sample_index % len(says)]), self.end == "stop")
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,6 +123,11 @@ def text_of(token_ids: Sequence[TokenId]) -> str:
         return bytes(token_ids).translate(_BYTES).decode(errors="replace")
     end = END_TEXT.encode()
     return b"".join([_BYTES[id_ : id_ + 1] or end for id_ in token_ids]).decode(errors="replace")
+
+
+@lru_cache(maxsize=256)  # asked for every token of an answer
+def _ids_of(text: str) -> tuple[TokenId, ...]:
+    return tuple(_IDS[byte] for byte in text.encode())
 
 
 def _texts(given: str | tuple[str, ...]) -> tuple[str, ...]:
