@@ -8,24 +8,27 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jsonschema
 import pytest
-from held_walks import EOS, MARKS, next_tokens, of_schema, takes, walk
+from held_walks import EOS, MARKS, next_tokens, of_schema, takes, tokens_of, walk
 
 from relevo.core.errors import InvalidRequest
 from relevo.gateway.dialects.formats import CallShape, ToolFormat
-from relevo.gateway.dialects.registry import TOOL_FORMATS
+from relevo.gateway.dialects.harmony import CONTROL
+from relevo.gateway.dialects.registry import REASONING_FORMATS, TOOL_FORMATS
 from relevo.gateway.generation.spec import OutputFormat
-from relevo.gateway.held.calls import HELD_FORMS, Tool
+from relevo.gateway.held.calls import Tool
 from relevo.gateway.held.output import Held, Wanted, held
 from relevo.gateway.held.reasoning import Thoughts
 from relevo.gateway.text.output_parser import ParserInput
 from relevo.gateway.text.parts import Part, TextPart, ToolCallPart
+from relevo.vocabulary.grammars import GrammarVocabulary
 
 FAMILIES: dict[str, ToolFormat] = TOOL_FORMATS
-SHAPED = [name for name, each in FAMILIES.items() if each.shape is not None and each.shape.arguments in HELD_FORMS]
+SHAPED = [name for name, each in FAMILIES.items() if each.shape is not None]
 TIDE = {
     "type": "object",
     "properties": {
@@ -39,9 +42,25 @@ TIDE = {
     "required": ["port", "day"],
     "additionalProperties": False,
 }
+NOTE = {
+    "type": "object",
+    "properties": {
+        "either": {"type": ["string", "integer", "null"], "maxLength": 9},
+        "about": {
+            "type": "object",
+            "properties": {
+                "New York": {"type": "string", "maxLength": 4},
+                "true": {"enum": ["a b", "", True, {"k": "v"}]},
+            },
+            "additionalProperties": {"type": "integer"},
+        },
+    },
+    "additionalProperties": False,
+}
 TOOLS = (
     Tool("tide", TIDE, True),
     Tool("stop", {"type": "object", "properties": {}, "additionalProperties": False}, True),
+    Tool("note", NOTE, True),
 )
 PARAMETERS = {tool.name: tool.parameters for tool in TOOLS}
 DECLARED = [{"type": "function", "function": {"name": t.name, "parameters": t.parameters}} for t in TOOLS]
@@ -147,6 +166,63 @@ def test_text_is_free_and_a_call_in_it_is_held(specials: dict[str, int]) -> None
         assert takes(grammar, good, specials), good
     for bad in ("<call>", ONE[:-8], ONE.replace("tide", "x"), f"{ONE} and <call>", ONE.replace('"a"', "1")):
         assert not takes(grammar, bad, specials), bad
+
+
+def test_an_answer_has_sixteen_calls_at_most_and_may_end_behind_each() -> None:
+    """Small models repeat a call to their limit of tokens: red when nothing stops them, or an end is forced late."""
+    framed = FAMILIES["minimax_m2"].shape
+    assert framed is not None
+    for wanted in (Wanted(calls="only", tools=TOOLS, shape=HERMES), Wanted(calls="some", tools=TOOLS, shape=HERMES)):
+        grammar = held(wanted).grammar
+        assert EOS in next_tokens(grammar, ONE) and EOS in next_tokens(grammar, STOP * 7)
+        assert takes(grammar, STOP * 16) and not takes(grammar, STOP * 17)
+    call = '<invoke name="stop">\n</invoke>\n'
+    for grammar in (only(framed).grammar, held(Wanted(calls="some", tools=TOOLS, shape=framed)).grammar):
+        for num, is_taken in ((1, True), (16, True), (17, False)):
+            assert takes(grammar, f"<minimax:tool_call>\n{call * num}</minimax:tool_call>") is is_taken
+
+
+GPT = REASONING_FORMATS["openai_gptoss"]
+FINAL, CALLED = (
+    "<|channel|>final<|message|>",
+    "<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}<|call|>",
+)
+THOUGHT, PREAMBLE = (
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant",
+    "<|channel|>commentary<|message|>I stop.<|end|><|start|>assistant",
+)
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_messages_of_harmony_are_written_as_its_models_do(is_special: bool) -> None:
+    """The prompt ends in `<|start|>assistant`. Red when content lacks its channel, or a message behind another its
+    start, or the start of one lets nothing but a call through."""
+    specials = {mark: 300 + place for place, mark in enumerate(CONTROL)} if is_special else {}
+    shape, thoughts = FAMILIES["openai"].shape, Thoughts(GPT.start, GPT.end, False, GPT.messages)
+    tell = partial(takes_of_harmony, specials)
+    content = held(Wanted(output_format=FORMAT, thoughts=thoughts, specials=specials)).grammar
+    both = held(
+        Wanted(output_format=FORMAT, calls="some", tools=TOOLS, shape=shape, thoughts=thoughts, specials=specials)
+    )
+    text = held(Wanted(calls="some", tools=TOOLS, shape=shape, thoughts=thoughts, specials=specials)).grammar
+    forced = held(Wanted(calls="only", tools=TOOLS, shape=shape, thoughts=thoughts, specials=specials)).grammar
+    for lead in ("", THOUGHT):
+        value, words, call = f'{lead}{FINAL}{{"k":1}}', f"{lead}{FINAL}a < b", lead + CALLED
+        assert [tell(content, one) for one in (value, words, call)] == [True, False, False]
+        assert [tell(both.grammar, one) for one in (value, words, call)] == [True, False, True]
+        assert [tell(text, one) for one in (value, words, call)] == [True, True, True]
+        assert [tell(forced, one) for one in (value, words, call)] == [False, False, True]
+        assert tell(forced, f"{call}<|start|>assistant{CALLED}") and not tell(forced, call + CALLED)
+        assert tell(text, lead + PREAMBLE + CALLED) and not tell(text, lead + CALLED.replace("{}", '{"a":1}'))
+        assert not tell(content, f'{lead}{{"k":1}}')
+
+
+def takes_of_harmony(specials: dict[str, int], grammar: str, text: str) -> bool:
+    spellings = [bytes((byte,)) for byte in range(256)] + [b"<end>"] + [b""] * 43 + [mark.encode() for mark in CONTROL]
+    vocabulary = GrammarVocabulary(spellings, (EOS, *range(300, 307)), (EOS,))
+    matcher = vocabulary.compile(grammar).start()
+    matcher.follow(tokens_of(text, specials))
+    return not matcher.failure and matcher.may_end
 
 
 def test_text_with_one_call_ends_behind_it() -> None:

@@ -26,8 +26,9 @@ Q = '<|"|>'
 def written(style: CodeFormat, *calls: tuple[str, str]) -> str:
     """Calls as the family's template shows them: names, and arguments in its dialect."""
     shape = style.shape
+    opener, closer = ("{", "}") if shape.arguments == "gemma" else ("", "")
     inner = shape.between.join(
-        f"{shape.before_name}{name}{shape.before_arguments}{arguments}{shape.after_arguments}"
+        f"{shape.before_name}{name}{shape.before_arguments}{opener}{arguments}{closer}{shape.after_arguments}"
         for name, arguments in calls
     )
     return shape.begin + inner + shape.end

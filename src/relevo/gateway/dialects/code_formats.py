@@ -80,13 +80,14 @@ def gemma_format(name: str, start: str, end: str, quote: str, *signs: tuple[str,
         dialect=Dialect(closer="}", is_named_by_equals=False, quotes=(quote, '"', "'"), verbatim=(quote,)),
         shape=CallShape(
             before_name=f"{start}call:",
-            before_arguments="{",
-            after_arguments=f"}}{end}",
+            before_arguments="",
+            after_arguments=end,
             between="",
             arguments="gemma",
+            quote=quote,
             trigger=start,
         ),
-        markup=(start, end),
+        markup=(start, end, quote),
         signs=signs,
     )
 

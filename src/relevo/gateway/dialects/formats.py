@@ -53,8 +53,20 @@ class CallShape:
     end: str = ""
     arguments: Literal["json", "parameters", "python", "gemma"] = "json"
     before_parameter: str = ""  # of "parameters": `{name}` is the parameter's
+    before_other: str = ""  # the same, before a value that is no text; empty: nothing tells the two apart
     after_parameter: str = ""
+    quote: str = ""  # of "gemma": around texts
     trigger: str = ""  # the first characters that can only be a call; empty: of `begin`, or of `before_name`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageMarks:
+    """Of a family that answers in messages: what stands around them. The prompt has begun the first message."""
+
+    next: str  # begins each further one
+    content: str  # behind it: the answer's content follows
+    preamble: str  # a text follows, and then calls
+    end: str  # of a message behind which another comes
 
 
 class ToolFormat(Protocol):
@@ -91,6 +103,11 @@ class ReasoningFormat(Protocol):
 
     @property
     def end(self) -> str: ...
+
+    @property
+    def messages(self) -> MessageMarks | None:
+        """None: thoughts and content are one text."""
+        ...
 
     def recognises(self, template: str) -> bool: ...
 

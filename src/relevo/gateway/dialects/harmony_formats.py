@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relevo.gateway.dialects.formats import CallShape, ToolCallParser
+from relevo.gateway.dialects.formats import CallShape, MessageMarks, ToolCallParser
 from relevo.gateway.dialects.harmony import CALL, CHANNEL, CONSTRAIN, CONTROL, END, MESSAGE, START, Harmony
 from relevo.gateway.text.output_parser import ParserInput
 from relevo.gateway.text.parts import Part
@@ -33,10 +33,16 @@ class HarmonyCalls:
 
 
 SHAPE = CallShape(
-    before_name=f"{START}assistant{CHANNEL}commentary to=functions.",
+    before_name=f"{CHANNEL}commentary to=functions.",
     before_arguments=f" {CONSTRAIN}json{MESSAGE}",
     after_arguments=CALL,
-    between="",
+    between=f"{START}assistant",
+)
+MESSAGES = MessageMarks(
+    next=f"{START}assistant",
+    content=f"{CHANNEL}final{MESSAGE}",
+    preamble=f"{CHANNEL}commentary{MESSAGE}",
+    end=END,
 )
 
 
@@ -62,6 +68,7 @@ class HarmonyReasoning:
     name: str = "openai_gptoss"
     start: str = f"{CHANNEL}analysis{MESSAGE}"
     end: str = END
+    messages: MessageMarks | None = MESSAGES
 
     def recognises(self, template: str) -> bool:
         return HARMONY_TOOLS.recognises(template)

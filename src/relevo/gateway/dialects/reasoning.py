@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from relevo.gateway.dialects.formats import MessageMarks
 from relevo.gateway.dialects.marks import BLANKS
 
 
@@ -14,6 +15,7 @@ class Block:
     name: str
     start: str = "<think>"
     end: str = "</think>"
+    messages: MessageMarks | None = None
     signs: tuple[str, ...] = ()  # a chat template that has the end mark has one of them, too; none: by name alone
 
     def recognises(self, template: str) -> bool:

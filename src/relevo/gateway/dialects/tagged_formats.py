@@ -147,7 +147,19 @@ def dsml_format(name: str, frame: str) -> TaggedFormat:
             reads=_dsml_reads,
             streams=_dsml_streams,
         ),
-        shape=None,  # of a parameter that may be a string or not, the tag depends on the value
+        shape=CallShape(
+            begin=f"{begin}\n",
+            end=end,
+            before_name=f'<{DSML}invoke name="',
+            before_arguments='">\n',
+            after_arguments=f"</{DSML}invoke>\n",
+            between="",
+            arguments="parameters",
+            before_parameter=f'<{DSML}parameter name="{{name}}" string="true">',
+            before_other=f'<{DSML}parameter name="{{name}}" string="false">',
+            after_parameter=f"</{DSML}parameter>\n",
+            trigger=begin,
+        ),
         markup=(begin, end, *invoke_marks(DSML)),
         marks=(DSML, frame),
     )

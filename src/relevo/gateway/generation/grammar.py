@@ -13,7 +13,7 @@ from relevo.core.ids import TokenId
 from relevo.gateway.dialects.formats import CallShape
 from relevo.gateway.generation.prompts import Prompt
 from relevo.gateway.generation.spec import ChatPrompt, OutputFormat, PlainPrompt
-from relevo.gateway.held.calls import HELD_FORMS, Tool, tool_of
+from relevo.gateway.held.calls import Tool, tool_of
 from relevo.gateway.held.output import Held, Wanted, held
 from relevo.gateway.held.reasoning import Thoughts
 from relevo.gateway.text.served_models import ServedModel
@@ -81,8 +81,6 @@ def _shape(served: ServedModel, output_format: OutputFormat | None, *, is_forced
             )
         return None
     shape = served.tool_format.shape
-    if shape is not None and shape.arguments not in HELD_FORMS:
-        shape = None
     if shape is None and (is_forced or output_format is not None):
         raise InvalidRequest(
             f"Calls in the form of the parser {served.tool_format.name!r} cannot be held; use 'tool_choice': 'auto' "
@@ -94,7 +92,7 @@ def _shape(served: ServedModel, output_format: OutputFormat | None, *, is_forced
 
 def _thoughts(served: ServedModel, prompt: Prompt) -> Thoughts | None:
     marks = served.reasoning_format
-    return None if marks is None else Thoughts(marks.start, marks.end, marks.is_open_after(prompt.tail))
+    return None if marks is None else Thoughts(marks.start, marks.end, marks.is_open_after(prompt.tail), marks.messages)
 
 
 def _specials(served: ServedModel) -> Mapping[str, TokenId]:

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from relevo.gateway.dialects.formats import CallShape
-from relevo.gateway.held.json_text import Blanks
+from relevo.gateway.held.json_text import NO_BLANKS, Blanks
 from relevo.gateway.held.lark import Items, Ref, Rules, Times, term
-from relevo.gateway.held.patterns.nodes import lexer_text, written
+from relevo.gateway.held.patterns.nodes import lexer_text
 from relevo.gateway.held.problems import Leniency, NotHeld
 from relevo.gateway.held.schema.grammar import SchemaGrammar
 from relevo.gateway.held.schema.literals import JSON_WORDS, PYTHON_WORDS
-from relevo.gateway.held.schema.shapes import Literals, Members, Objects, Strings
-from relevo.gateway.held.texts import FREE, Specials, marked, matched_up_to, text_up_to
+from relevo.gateway.held.schema.notation import GemmaNotation, JsonNotation, bare_matches
+from relevo.gateway.held.schema.shapes import Alternative, Literals, Members, Objects, Strings, Sub
+from relevo.gateway.held.texts import Specials, marked, matched_up_to, text_up_to
 
-MAX_CALLS = 64  # of one answer; arbitrary
+MAX_CALLS = 16  # of one answer: small models repeat a call to their limit of tokens; arbitrary
+MAX_PARAMETERS = 64  # of a call whose tool declares none; arbitrary
 _TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _INDEX = "{index}"
 _FREE_NAME = "[A-Za-z0-9_.-]{1,64}"
@@ -35,7 +37,7 @@ class Tool:
     is_strict: bool
 
 
-HELD_FORMS = ("json", "parameters", "python")
+_NO_TEXT = Sub({"type": ["null", "boolean", "number", "array", "object"]}, "")
 
 
 class UnheldTool(Exception):
@@ -65,6 +67,7 @@ class CallRules:
         first = shape.begin or shape.before_name.partition("{name}")[0]
         tag = _TAG.match(first)
         self.trigger = shape.trigger or (tag[0] if tag is not None else first)
+        self.is_framed = bool(shape.begin)  # one mark stands before all calls of an answer
         self._calls = [self._call(tool) for tool in tools]
 
     def held(self, *, is_parallel: bool, is_triggered: bool = False) -> Items:
@@ -116,8 +119,11 @@ class CallRules:
 
     def _held_arguments(self, parameters: Any, leniency: Leniency) -> Items:
         form = self._shape.arguments
+        if form == "gemma":
+            notation = GemmaNotation(self._shape.quote, self._specials)
+            return [SchemaGrammar(self._rules, parameters, leniency, NO_BLANKS, notation).of_object()]
         words = PYTHON_WORDS if form == "python" else JSON_WORDS
-        schema = SchemaGrammar(self._rules, parameters, leniency, self._blanks, words)
+        schema = SchemaGrammar(self._rules, parameters, leniency, self._blanks, JsonNotation(words))
         if form != "parameters":
             return [schema.of_object() if form == "json" else schema.of_arguments()]
         objects = schema.object_shape()
@@ -129,32 +135,47 @@ class CallRules:
             return []
         before, _, after = self._shape.before_parameter.partition("{name}")
         named: Items = [*self._marks(before), term(_FREE_NAME), *self._marks(after)]
-        return [Times([*named, *text_up_to(self._shape.after_parameter, self._specials)], 0, MAX_CALLS)]
+        return [Times([*named, *text_up_to(self._shape.after_parameter, self._specials)], 0, MAX_PARAMETERS)]
 
     def _parameter(self, schema: SchemaGrammar, objects: Objects, name: str) -> Items:
-        before = self._shape.before_parameter.replace("{name}", name)
-        value = self._value(schema, objects.of_name(name))
-        return [Times([*self._marks(before), *value], 1 if name in objects.required else 0, 1)]
+        members = objects.of_name(name)
+        before = self._marks(self._shape.before_parameter.replace("{name}", name))
+        if self._shape.before_other:
+            before_other = self._marks(self._shape.before_other.replace("{name}", name))
+            items: Items = [self._rules.define(self._told_apart(schema, members, before, before_other), "p")]
+        else:
+            items = [*before, *self._value(schema, members)]
+        return [Times(items, 1 if name in objects.required else 0, 1)]
+
+    def _told_apart(
+        self, schema: SchemaGrammar, members: Members, before: Items, before_other: Items
+    ) -> Iterator[Items]:
+        """The ways to write a parameter whose tag says whether its value is a text."""
+        closing = self._marks(self._shape.after_parameter)
+        for one in schema.alternatives(members):
+            if isinstance(one, Strings):
+                yield [*before, *self._free([one])]
+            elif isinstance(one, Literals) and (words := [value for value in one.values if isinstance(value, str)]):
+                yield [*before, term("|".join(map(lexer_text, words))), *closing]
+        if schema.alternatives((*members, _NO_TEXT)):
+            yield [*before_other, schema.of_members((*members, _NO_TEXT), ""), *closing]
 
     def _value(self, schema: SchemaGrammar, members: Members) -> Items:
         """With what closes it. A text is free, within what its schema says of it, wherever there may be one."""
-        after = self._shape.after_parameter
         alternatives = schema.alternatives(members)
-        listed = [value for one in alternatives if isinstance(one, Literals) for value in one.values]
-        texts = [one for one in alternatives if isinstance(one, Strings)]
-        if texts:
-            matches = _plain(texts[0]) if len(texts) == 1 and not listed else [FREE]
-            return matched_up_to(matches, after, self._specials)
-        if listed and len(alternatives) == 1 and all(isinstance(value, str) for value in listed):
-            return [term("|".join(map(lexer_text, listed))), *self._marks(after)]
-        return [schema.of_members(members, ""), *self._marks(after)]
+        if any(isinstance(one, Strings) for one in alternatives):
+            return self._free(alternatives)
+        closing = self._marks(self._shape.after_parameter)
+        match alternatives:
+            case [Literals(values)] if all(isinstance(value, str) for value in values):
+                return [term("|".join(map(lexer_text, values))), *closing]
+        return [schema.of_members(members, ""), *closing]
 
-
-def _plain(strings: Strings) -> list[str]:
-    matches = [written(node, in_json=False) for node in strings.nodes]
-    if not matches or strings.low or strings.high is not None:
-        matches.append(f"(?s:.){{{strings.low},{'' if strings.high is None else strings.high}}}")
-    return matches
+    def _free(self, alternatives: Sequence[Alternative]) -> Items:
+        may_be_empty = any(isinstance(one, Strings) and one.admits("") for one in alternatives)
+        return matched_up_to(
+            bare_matches(alternatives), self._shape.after_parameter, self._specials, may_be_empty=may_be_empty
+        )
 
 
 def tool_of(tool: Mapping[str, Any]) -> Tool:

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import msgspec
 
 from relevo.core.errors import InvalidRequest
-from relevo.gateway.dialects.formats import CallShape
+from relevo.gateway.dialects.formats import CallShape, MessageMarks
 from relevo.gateway.generation.spec import OutputFormat
 from relevo.gateway.held import client_grammars, probe
-from relevo.gateway.held.calls import CallRules, Tool, UnheldTool
+from relevo.gateway.held.calls import MAX_CALLS, CallRules, Tool, UnheldTool
 from relevo.gateway.held.json_text import DEFAULT_BLANKS, NO_BLANKS, Blanks, blanks_like
 from relevo.gateway.held.lark import Items, Raw, Ref, Rules, Term, Times, term
 from relevo.gateway.held.patterns.nodes import lexer_text, written
@@ -28,7 +28,7 @@ from relevo.gateway.held.patterns.whole import whole_pattern
 from relevo.gateway.held.problems import Leniency, NotASchema, NotHeld, told
 from relevo.gateway.held.reasoning import Thoughts, after_thoughts
 from relevo.gateway.held.schema.grammar import SchemaGrammar
-from relevo.gateway.held.texts import Specials, text_up_to, text_without
+from relevo.gateway.held.texts import Specials, marked, text_up_to, text_without
 from relevo.vocabulary.grammars import MAX_GRAMMAR_BYTES
 
 MAX_KEPT = 256  # arbitrary
@@ -68,9 +68,9 @@ def _made(wanted: Wanted) -> Held:
     if wanted.output_format is not None and wanted.calls != "only":
         if wanted.output_format.kind == "grammar":
             user_grammar = _client_grammar(wanted.output_format)
-            alternatives.append([Raw(f"@{_CONTENT}")])
+            alternatives.append([*_before_content(wanted), Raw(f"@{_CONTENT}")])
         else:
-            alternatives.append([_content(rules, wanted.output_format, notes)])
+            alternatives.append([*_before_content(wanted), _content(rules, wanted.output_format, notes)])
     if wanted.calls != "none":
         alternatives += _calls(rules, wanted, notes)
     start = after_thoughts(rules, wanted.thoughts, alternatives, wanted.specials)
@@ -89,6 +89,11 @@ def _made(wanted: Wanted) -> Held:
     return Held(grammar, tuple(dict.fromkeys(notes)))
 
 
+def _before_content(wanted: Wanted) -> Items:
+    messages = None if wanted.thoughts is None else wanted.thoughts.messages
+    return [] if messages is None else marked(messages.content, wanted.specials)
+
+
 def _calls(rules: Rules, wanted: Wanted, notes: list[str]) -> list[Items]:
     assert wanted.shape is not None
     try:
@@ -97,14 +102,28 @@ def _calls(rules: Rules, wanted: Wanted, notes: list[str]) -> list[Items]:
         raise InvalidRequest(f"'tools' is strict, and {error}.", param="tools") from None
     if wanted.calls == "only" or wanted.output_format is not None:
         return [calls.held(is_parallel=wanted.is_parallel)]
+    if wanted.thoughts is not None and wanted.thoughts.messages is not None:
+        return _messages(wanted, wanted.thoughts.messages, calls)
     mark, opens = calls.trigger, wanted.thoughts.start if wanted.thoughts and not wanted.thoughts.is_open else ""
-    first = [*text_up_to(mark, wanted.specials, opens), *calls.held(is_parallel=wanted.is_parallel, is_triggered=True)]
+    is_several = wanted.is_parallel and calls.is_framed
+    first = [*text_up_to(mark, wanted.specials, opens), *calls.held(is_parallel=is_several, is_triggered=True)]
     if not wanted.is_parallel:
         return [text_without(mark, wanted.specials, opens), first]
-    later = [*text_up_to(mark, wanted.specials), *calls.held(is_parallel=True, is_triggered=True)]
+    later = [*text_up_to(mark, wanted.specials), *calls.held(is_parallel=False, is_triggered=True)]
+    num_later = 0 if calls.is_framed else MAX_CALLS - 1
     return [
         text_without(mark, wanted.specials, opens),
-        [*first, Times(later, 0, None), *text_without(mark, wanted.specials)],
+        [*first, Times(later, 0, num_later), *text_without(mark, wanted.specials)],
+    ]
+
+
+def _messages(wanted: Wanted, marks: MessageMarks, calls: CallRules) -> list[Items]:
+    """The content, or calls, perhaps with a text before them: each in a message of its own."""
+    specials = wanted.specials
+    preamble = [*marked(marks.preamble, specials), *text_up_to(marks.end, specials), *marked(marks.next, specials)]
+    return [
+        [*marked(marks.content, specials), *text_without(calls.trigger, specials)],
+        [Times(preamble, 0, 1), *calls.held(is_parallel=wanted.is_parallel)],
     ]
 
 

@@ -28,13 +28,15 @@ def text_up_to(mark: str, specials: Specials, not_before: str = "") -> Items:
     return matched_up_to((FREE,), mark, specials, not_before)
 
 
-def matched_up_to(matches: Sequence[str], mark: str, specials: Specials, not_before: str = "") -> Items:
+def matched_up_to(
+    matches: Sequence[str], mark: str, specials: Specials, not_before: str = "", *, may_be_empty: bool = False
+) -> Items:
     """A text of all `matches`, then `mark`; ends with the first tag of the mark's, whatever blanks are around it."""
     pieces = _pieces(mark, specials)
     excludes: tuple[str, ...] = (lexer_text(not_before) + FREE,) if not_before and not_before not in specials else ()
     if pieces[0] in specials:
         text = Term(tuple(matches), excludes)
-        return [Times([text], 0, 1) if tuple(matches) == (FREE,) else text, *marked(mark, specials)]
+        return [Times([text], 0, 1) if may_be_empty or tuple(matches) == (FREE,) else text, *marked(mark, specials)]
     closing = lexer_text(pieces[0])
     ends_by_itself = len(pieces) == 1
     if tag := lexer_text(pieces[0].strip()):

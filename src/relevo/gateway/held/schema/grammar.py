@@ -7,7 +7,7 @@ grammar. What can never end, or is of no text, is left out; if that is all, the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -15,10 +15,10 @@ from relevo.gateway.held import json_text
 from relevo.gateway.held.json_text import Blanks
 from relevo.gateway.held.lark import Items, Raw, Ref, Rules, Term, Times, term
 from relevo.gateway.held.numbers import Numbers, number_terms
-from relevo.gateway.held.patterns.nodes import lexer_text, written
 from relevo.gateway.held.problems import Leniency, NotASchema, NotHeld
 from relevo.gateway.held.schema.document import Document
-from relevo.gateway.held.schema.literals import JSON_WORDS, Words, literal
+from relevo.gateway.held.schema.literals import JSON_WORDS, literal
+from relevo.gateway.held.schema.notation import JsonNotation, Notation
 from relevo.gateway.held.schema.objects import ObjectRules
 from relevo.gateway.held.schema.reading import SchemaReader
 from relevo.gateway.held.schema.shapes import Alternative, Arrays, Literals, Members, Objects, Strings, Sub
@@ -31,14 +31,14 @@ class SchemaGrammar:
     """Adds the rules of one schema to a grammar."""
 
     def __init__(
-        self, rules: Rules, schema: Any, leniency: Leniency, blanks: Blanks, words: Words = JSON_WORDS
+        self, rules: Rules, schema: Any, leniency: Leniency, blanks: Blanks, notation: Notation | None = None
     ) -> None:
         """Raises NotHeld: the bounds."""
         self._rules, self._leniency, self._blanks = rules, leniency, blanks
         self._document = Document(schema)
         self._reader = SchemaReader(self._document, leniency)
-        self._objects = ObjectRules(rules, blanks, self._reader, leniency, self._value_of)
-        self._words = words
+        self._notation = notation or JsonNotation(JSON_WORDS)
+        self._objects = ObjectRules(rules, blanks, self._notation, self._reader, leniency, self._value_of)
         self._known: dict[tuple[int, ...], str] = {}
         self._waiting: list[tuple[Members, str]] = []
         self._places: dict[str, str] = {}
@@ -103,23 +103,19 @@ class SchemaGrammar:
     def _rows(self, alternative: Alternative, place: str) -> Iterator[Items]:
         match alternative:
             case Literals(values):
-                yield [self._literals(values, place)]
+                self._leniency.spend(sum(len(literal(value, JSON_WORDS)) for value in values) // 10, place)
+                yield from self._notation.values(values)
             case Numbers():
                 yield [self._number(alternative, place)]
             case Strings():
                 if alternative.high is None or alternative.low <= alternative.high:
-                    yield [string_term(alternative)]
+                    yield self._notation.text(alternative)
             case Arrays():
                 yield from self._arrays(alternative)
             case Objects():
                 items = self._objects.items(alternative, place)
                 if items is not None:
                     yield items
-
-    def _literals(self, values: Iterable[Any], place: str) -> Term:
-        texts = [literal(value, self._words) for value in values]
-        self._leniency.spend(sum(map(len, texts)) // 10, place)
-        return term("|".join(map(lexer_text, texts)))
 
     def _number(self, numbers: Numbers, place: str) -> Term | Raw:
         step = numbers.step
@@ -166,12 +162,3 @@ class SchemaGrammar:
         rows: list[Items] = [[]] if low == 0 else []
         rows.append([item, Times(more, max(0, low - 1), None if high is None else high - 1)])
         return self._rules.define(rows, "i")
-
-
-def string_term(strings: Strings) -> Term:
-    """A JSON string."""
-    matches = [f'"{written(node, in_json=True)}"' for node in strings.nodes]
-    if not matches or strings.low or strings.high is not None:
-        counts = f"{{{strings.low},{'' if strings.high is None else strings.high}}}"
-        matches.append(f'"{json_text.CHARACTER}{counts}"')
-    return Term(tuple(matches))

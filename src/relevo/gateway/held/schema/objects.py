@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from relevo.gateway.held import json_text
 from relevo.gateway.held.json_text import Blanks
 from relevo.gateway.held.lark import Item, Items, Ref, Rules, Term, Times, term
-from relevo.gateway.held.patterns.nodes import json_literal, lexer_text, written
+from relevo.gateway.held.patterns.nodes import lexer_text
 from relevo.gateway.held.problems import Leniency, NotHeld
+from relevo.gateway.held.schema.notation import Notation
 from relevo.gateway.held.schema.reading import SchemaReader
 from relevo.gateway.held.schema.shapes import Literals, Members, Objects, Strings
 
@@ -26,7 +26,7 @@ _ANY_ARGUMENT = "[A-Za-z_][A-Za-z0-9_]{0,63}="
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    name: Term
+    name: Items  # with what stands between it and the value
     value: Items
     is_required: bool
 
@@ -38,12 +38,13 @@ class ObjectRules:
         self,
         rules: Rules,
         blanks: Blanks,
+        notation: Notation,
         reader: SchemaReader,
         leniency: Leniency,
         value_of: Callable[[Members], Ref],
     ) -> None:
         self._rules, self._blanks, self._reader, self._leniency = rules, blanks, reader, leniency
-        self._value_of = value_of
+        self._value_of, self._notation = value_of, notation
         self._comma = term(json_text.comma(blanks))
 
     def items(self, objects: Objects, place: str) -> Items | None:
@@ -83,7 +84,8 @@ class ObjectRules:
             members, is_required = objects.of_name(name), name in objects.required
             is_allowed = self._reader.admits(objects.names, name) and not any(sub.schema is False for sub in members)
             if is_allowed:
-                found[name] = Member(_name_term(name, colon), [self._value_of(members)], is_required)
+                before = [term(f"{lexer_text(name)}=")] if colon is None else self._notation.member(name, colon)
+                found[name] = Member(before, [self._value_of(members)], is_required)
             elif is_required:
                 return found, False
         return found, True
@@ -92,7 +94,6 @@ class ObjectRules:
         """Name and value of members that are not declared, one for each set of patterns that their names match."""
         patterns = objects.patterns
         known = dict.fromkeys([*objects.declared, *declared])
-        excluded = "|".join(lexer_text(json_literal(name)) for name in known)
         for number in range(len(patterns) + 1):
             for matching in itertools.combinations(patterns, number):
                 members = objects.of_class(frozenset(matching))
@@ -100,12 +101,8 @@ class ObjectRules:
                     continue
                 shapes = [one for one in names if isinstance(one, Strings)]
                 for shape in shapes:
-                    matches = [_quoted(written(node, in_json=True)) for node in (*matching, *shape.nodes)]
-                    if not matches or shape.low or shape.high is not None:
-                        counts = f"{{{shape.low},{'' if shape.high is None else shape.high}}}"
-                        matches.append(_quoted(json_text.NAME_CHARACTER + counts))
-                    excludes = [_quoted(written(node, in_json=True)) for node in patterns if node not in matching]
-                    name = Term(tuple(matches), (*excludes, *((excluded,) if known else ())))
+                    excluded = [node for node in patterns if node not in matching]
+                    name = self._notation.other_name(shape, matching, excluded, list(known))
                     yield [name, term(json_text.colon(self._blanks)), self._value_of(members)]
 
     def _low(self, objects: Objects, declared: dict[str, Member], others: Sequence[Items], place: str) -> int:
@@ -176,7 +173,7 @@ class _StateRules:
             rows.append([self._known[index + 1, count]])
         if self._high is None or count < self._high:
             after = self._known[index + 1, min(count + 1, self._most)]
-            rows.append([*self._before(count), member.name, *member.value, after])
+            rows.append([*self._before(count), *member.name, *member.value, after])
         return rows
 
     def _end(self, count: int) -> list[Items]:
@@ -195,12 +192,3 @@ class _StateRules:
 
     def _before(self, count: int) -> list[Item]:
         return [self._comma] if count else []
-
-
-@lru_cache(maxsize=4096)
-def _name_term(name: str, colon: str | None) -> Term:
-    return term(f"{lexer_text(name)}=" if colon is None else lexer_text(json_literal(name)) + colon)
-
-
-def _quoted(content: str) -> str:
-    return f'"{content}"'
