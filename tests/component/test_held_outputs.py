@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 from awaited_outputs import generate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_process_stack import BLOCK_SIZE, Gateway, Worker, in_process_stack, make_worker, request_for, until
+
 from held_outputs import (
     AMOUNT,
     BOMB,
@@ -26,10 +30,6 @@ from held_outputs import (
     is_amount,
     text_of,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from in_process_stack import BLOCK_SIZE, Gateway, Worker, in_process_stack, make_worker, request_for, until
-
 from relevo.core.baton import SampleState
 from relevo.core.errors import GrammarFailed, InvalidGrammar
 from relevo.core.events import TokenOutput
