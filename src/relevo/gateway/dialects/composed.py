@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from relevo.core.baton import SampledToken
+from relevo.gateway.dialects.blank_runs import BlankRuns
 from relevo.gateway.dialects.formats import ReasoningFormat, ToolCallParser, ToolFormat
 from relevo.gateway.dialects.harmony import Harmony
 from relevo.gateway.dialects.harmony_formats import HARMONY_REASONING, HARMONY_TOOLS
@@ -59,6 +60,7 @@ class Composed:
         self._start_marks = Marks((self._start,))
         self._in_thought = Marks((self._end, *call_markup))
         self._rest = ""  # not decided yet
+        self._blank_runs = BlankRuns()
         self._fed_tail = ""  # the last of what the calls' parser has read
         self._read: Callable[[], bool] = self._content
         if reasoning is not None:
@@ -77,21 +79,30 @@ class Composed:
         return self._shown.is_complete
 
     def feed(self, text: str, tokens: Sequence[SampledToken]) -> tuple[Part, ...]:
-        if not self._rest and self._read == self._content and self._is_plain(text):  # nearly every token's way
+        read = self._blank_runs.take(text)
+        is_held = self._blank_runs.is_holding
+        if not (self._rest or is_held) and read is text and self._read == self._content and self._is_plain(text):
+            # nearly every token's way
             self._tokens.skip(len(text))
             self._to_calls(text)
             return self._shown.take()
-        self._rest += text
         self._tokens.fed(len(tokens), len(text))
+        if not is_held:
+            self._read_on(read)
+        return self._shown.take()
+
+    def _read_on(self, text: str) -> None:
+        self._rest += text
         while self._read():
             pass
-        return self._shown.take()
 
     def _is_plain(self, text: str) -> bool:
         """No thought can begin in it."""
         return self._calls is None or not self._start or self._start[0] not in text
 
     def flush(self, *, is_cut: bool) -> tuple[Part, ...]:
+        if self._blank_runs.is_holding:
+            self._read_on(self._blank_runs.rest())
         is_thought = self._read in (self._thought, self._thought_begins, self._held_calls)
         if self._read == self._held_calls and not is_cut and self._called():
             return self._shown.take()

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from relevo.core.errors import RequestError
+from relevo.core.errors import InvalidRequest, RequestError
 from relevo.gateway.answers.store import AnswerStore, StoredAnswer
 from relevo.gateway.http.errors import NotFound
 from relevo.gateway.responses.json_text import decoded, encoded
@@ -22,6 +22,8 @@ from relevo.gateway.responses.schemas import ResponseFields
 Items = list[dict[str, Any]]
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-z]+\Z")
 REFERENCE = "item_reference"
+MAX_REFERRED = 4096  # arbitrary; responses that one request refers to, each a look into the database
+MAX_BEFORE_CHARS = 64 * 2**20  # arbitrary; as much as a chain may have
 
 
 class PreviousResponseNotFound(RequestError):
@@ -65,28 +67,44 @@ def _typed(item: dict[str, Any]) -> dict[str, Any]:
 async def answers_before(store: AnswerStore, tenant: str, fields: ResponseFields) -> Sequence[StoredAnswer]:
     """What the request goes on from, oldest first, and what its references point into.
 
-    Raises PreviousResponseNotFound, NotFound, LedgerUnavailable.
+    Raises PreviousResponseNotFound, LedgerUnavailable, and InvalidRequest for more than is read for one request.
     """
     previous_id = fields.previous_response_id
     chain = [] if previous_id is None else await store.chain(tenant, previous_id)
     if previous_id is not None:
         _check_chain(chain, previous_id)
     found = {answer.answer_id: answer for answer in chain}
-    referred: list[StoredAnswer] = []
-    for item in _references(fields.input):
-        answer_id = _response_of(str(item.get("id")))
-        if answer_id in found:
+    ids = dict.fromkeys(_response_of(str(item.get("id"))) for item in _references(fields.input))
+    wanted = [answer_id for answer_id in ids if answer_id and answer_id not in found]
+    if len(wanted) > MAX_REFERRED:
+        raise InvalidRequest(
+            f"'input' refers to items of {len(wanted)} responses, and at most {MAX_REFERRED} are read for one request; "
+            "send the items themselves.",
+            param="input",
+        )
+    num_chars = sum(map(_num_chars, chain))
+    for answer_id in wanted:
+        answer = await store.find(tenant, answer_id)
+        if answer is None:
             continue
-        answer = await store.find(tenant, answer_id) if answer_id else None
-        if answer is not None:
-            found[answer_id] = answer
-            referred.append(answer)
-    return [*chain, *(answer for answer in referred)]
+        found[answer_id] = answer
+        num_chars += _num_chars(answer)
+        if num_chars > MAX_BEFORE_CHARS:
+            raise InvalidRequest(
+                f"The responses that 'input' refers to have more than {MAX_BEFORE_CHARS} characters; send what matters "
+                "of them as items.",
+                param="input",
+            )
+    return list(found.values())
+
+
+def _num_chars(answer: StoredAnswer) -> int:
+    return len(answer.asked) + len(answer.body)
 
 
 def conversation(fields: ResponseFields, answers: Sequence[StoredAnswer]) -> Items:
     """The items before those of the request; references in `fields.input` become what they refer to, and those to
-    items that come before anyway nothing. `answers`: of `answers_before`. Raises NotFound."""
+    items that come before anyway nothing. `answers`: of `answers_before`. Raises NotFound, InvalidRequest."""
     before: Items = []
     known: dict[str, dict[str, Any]] = {}
     chained = _chain_of(answers, fields.previous_response_id)
@@ -97,12 +115,16 @@ def conversation(fields: ResponseFields, answers: Sequence[StoredAnswer]) -> Ite
     if isinstance(fields.input, list):
         references = {id(item) for item in _references(fields.input)}
         said = {item["id"] for item in before}
-        resolved = [_resolved(item, known) if id(item) in references else item for item in fields.input]
-        fields.input = [
-            item
-            for given, item in zip(fields.input, resolved, strict=True)
-            if id(given) not in references or item["id"] not in said
-        ]
+        resolved: Items = []
+        for given in fields.input:
+            if id(given) not in references:
+                resolved.append(given)
+                continue
+            item = _resolved(given, known)
+            if item["id"] not in said:
+                said.add(item["id"])
+                resolved.append(item)
+        fields.input = resolved
     return before
 
 
@@ -154,7 +176,9 @@ def _check_chain(chain: Sequence[StoredAnswer], previous_id: str) -> None:
 
 
 def _resolved(item: Mapping[str, Any], known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    item_id = str(item.get("id"))
+    item_id = item.get("id")
+    if not isinstance(item_id, str):
+        raise InvalidRequest("An item reference in 'input' must have an 'id' that is a string.", param="input")
     if item_id not in known:
         raise NotFound(
             f"Item with id '{item_id[:200]}' not found: only items of stored responses can be referred to.",

@@ -18,6 +18,8 @@ from relevo.gateway.responses.json_text import encoded
 from relevo.gateway.responses.sealed import Seal
 from relevo.gateway.responses.tools import INPUT, DeclaredTools
 
+MAX_OPENED_CHARS = 8 * 2**20  # arbitrary; as much as a body may have
+
 Item = Mapping[str, Any]
 Note = Callable[[Iterable[str]], None]
 
@@ -46,7 +48,7 @@ def chat_messages(
         turns.add(item, f"previous_response_id: items[{index}]")
     for index, item in enumerate(items):
         turns.add(item, f"input[{index}]")
-    return turns.messages
+    return turns.said()
 
 
 class _Turns:
@@ -54,6 +56,13 @@ class _Turns:
         self.messages: list[dict[str, Any]] = []
         self._tools, self._seal, self._note = tools, seal, note
         self._names: dict[str, str] = {}  # of the called tools, by the call's id
+        self._num_opened_chars = 0  # of sealed reasoning
+
+    def said(self) -> list[dict[str, Any]]:
+        for message in self.messages:
+            if isinstance(thoughts := message.get("reasoning_content"), list):
+                message["reasoning_content"] = "\n".join(thoughts)
+        return self.messages
 
     def add(self, item: Item, place: str) -> None:
         kind = item.get("type") or ("message" if "role" in item else None)
@@ -62,7 +71,7 @@ class _Turns:
         if kind == "message":
             self._message(item, place)
         elif kind == "reasoning":
-            self._reasoning(item)
+            self._reasoning(item, place)
         elif kind in _CALLS:
             self._call(kind, item, place)
         elif kind in _RESULTS:
@@ -80,22 +89,32 @@ class _Turns:
         text = message_content("" if content is None else content, f"{place}.content")
         self._answer("content", "tool_calls")["content"] = text
 
-    def _reasoning(self, item: Item) -> None:
-        text = self._reasoning_text(item)
+    def _reasoning(self, item: Item, place: str) -> None:
+        text = self._reasoning_text(item, place)
         if text:
-            answer = self._answer("content", "tool_calls")
-            before = answer.get("reasoning_content")
-            answer["reasoning_content"] = f"{before}\n{text}" if before else text
+            self._answer("content", "tool_calls").setdefault("reasoning_content", []).append(text)
 
-    def _reasoning_text(self, item: Item) -> str:
+    def _reasoning_text(self, item: Item, place: str) -> str:
         """The reasoning itself, plain or sealed; else the summary that another model made of it."""
         texts, sealed = texts_of(item.get("content")), item.get("encrypted_content")
         if not texts and isinstance(sealed, str):
-            opened = self._seal.open(sealed)
-            if opened is None:
-                self._note(["input.reasoning.encrypted_content"])
-            texts = [opened] if opened else []
+            texts = self._opened(sealed, f"{place}.encrypted_content")
         return "\n".join(texts or texts_of(item.get("summary")))
+
+    def _opened(self, sealed: str, place: str) -> list[str]:
+        """Sealed text is packed, so a short body may hold a long one."""
+        opened = self._seal.open(sealed)
+        if opened is None:
+            self._note(["input.reasoning.encrypted_content"])
+            return []
+        self._num_opened_chars += len(opened)
+        if self._num_opened_chars > MAX_OPENED_CHARS:
+            raise InvalidRequest(
+                f"Up to '{place}' the sealed reasoning of the conversation has more than {MAX_OPENED_CHARS} "
+                "characters; leave out that of earlier turns.",
+                param=place,
+            )
+        return [opened]
 
     def _call(self, kind: str, item: Item, place: str) -> None:
         call_id = item.get("call_id") or item.get("id")

@@ -77,7 +77,7 @@ def _page(call: Call, answer: StoredAnswer) -> Response:
     """Newest first, unless `order` is `asc`."""
     asked = call.request.query_params
     limit, order, after = asked.get("limit", str(_USUAL_ITEMS)), asked.get("order", "desc"), asked.get("after")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_ITEMS):
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= _MOST_ITEMS):
         raise InvalidRequest(f"'limit' must be a number from 1 to {_MOST_ITEMS}.", param="limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"'order' must be 'asc' or 'desc', got {order[:40]!r}.", param="order")

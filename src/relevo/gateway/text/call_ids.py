@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -28,7 +29,7 @@ def pair_calls(messages: list[dict[str, Any]], form: CallIdForm) -> list[dict[st
     A result belongs to the open call of its id; where none has it, to the call that has waited longest; where none
     waits, it stays alone.
     """
-    waiting: list[tuple[Any, str, str]] = []  # the client's id, the template's, the tool
+    waiting = _WaitingCalls()
     num_calls = 0
     paired = []
     for message in messages:
@@ -37,7 +38,7 @@ def pair_calls(messages: list[dict[str, Any]], form: CallIdForm) -> list[dict[st
             for call in calls:
                 name = call["function"]["name"]
                 call_id = _in_form(call.get("id"), name, num_calls, form)
-                waiting.append((call.get("id"), call_id, name))
+                waiting.add(call.get("id"), call_id, name)
                 named.append({**call, "type": "function", "id": call_id})
                 num_calls += 1
             message = {**message, "tool_calls": named}
@@ -49,17 +50,47 @@ def pair_calls(messages: list[dict[str, Any]], form: CallIdForm) -> list[dict[st
     return paired
 
 
-def _answered(
-    message: dict[str, Any], waiting: list[tuple[Any, str, str]], num_calls: int, form: CallIdForm
-) -> dict[str, Any]:
+def _answered(message: dict[str, Any], waiting: _WaitingCalls, num_calls: int, form: CallIdForm) -> dict[str, Any]:
     asked = message.get("tool_call_id")
-    place = next((place for place, (known, _, _) in enumerate(waiting) if known == asked), 0)
-    if not waiting:
+    call = waiting.take(asked)
+    if call is None:
         name = message.get("name")
         name = name if isinstance(name, str) else "unknown"
         return {**message, "tool_call_id": _in_form(asked, name, num_calls, form)}
-    _, call_id, name = waiting.pop(place)
+    call_id, name = call
     return {"name": name, **message, "tool_call_id": call_id}
+
+
+class _WaitingCalls:
+    """That have no result yet: each the template's id and the tool, by the client's id."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[int, tuple[str, str]] = OrderedDict()  # by number, oldest first
+        self._numbers: dict[str, deque[int]] = {}  # by the client's id; those of calls that are answered too
+        self._num_added = 0
+
+    def add(self, given: Any, call_id: str, name: str) -> None:
+        self._numbers.setdefault(_key(given), deque()).append(self._num_added)
+        self._calls[self._num_added] = (call_id, name)
+        self._num_added += 1
+
+    def take(self, given: Any) -> tuple[str, str] | None:
+        """The oldest of that id, else the oldest; None: none waits."""
+        numbers = self._numbers.get(_key(given), deque())
+        while numbers:
+            call = self._calls.pop(numbers.popleft(), None)
+            if call is not None:
+                return call
+        return self._calls.popitem(last=False)[1] if self._calls else None
+
+    def clear(self) -> None:
+        self._calls.clear()
+        self._numbers.clear()
+
+
+def _key(given: Any) -> str:
+    """Clients send ids of any type."""
+    return given if isinstance(given, str) else f"\0{given!r}"
 
 
 def _in_form(given: Any, name: str, number: int, form: CallIdForm) -> str:

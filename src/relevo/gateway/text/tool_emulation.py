@@ -64,9 +64,9 @@ def _declared(told: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) ->
 def _with_told_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     told = {key: value for key, value in message.items() if key not in ("tool_calls", "function_call")}
-    if isinstance(calls, list):
-        for call in calls:
-            told["content"] = _appended(told.get("content"), ("\n" if told.get("content") else "") + _call(call))
+    if isinstance(calls, list) and calls:
+        content = told.get("content")
+        told["content"] = _appended(content, ("\n" if content else "") + "\n".join(map(_call, calls)))
     return told
 
 

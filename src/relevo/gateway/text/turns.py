@@ -25,41 +25,36 @@ def fit_turns(messages: list[dict[str, Any]], form: TurnForm) -> list[dict[str, 
     if form == TurnForm():
         return messages
     moved = list(messages)
+    first_other = next((place for place, message in enumerate(messages) if message["role"] != "system"), len(messages))
     for place, message in enumerate(messages):
         if message["role"] != "system":
             continue
-        if not form.knows_system or (place and not form.takes_late_system and not _leads(messages, place)):
+        if not form.knows_system or (place > first_other and not form.takes_late_system):
             moved[place] = {**message, "role": "user"}
     needs_joining = not form.takes_repeated_roles or not form.knows_system or not form.takes_late_system
     return _joined(moved, all_roles=not form.takes_repeated_roles) if needs_joining else moved
 
 
-def _leads(messages: list[dict[str, Any]], place: int) -> bool:
-    """Whether only system texts come before it: they become one."""
-    return all(message["role"] == "system" for message in messages[:place])
-
-
 def _joined(messages: list[dict[str, Any]], *, all_roles: bool) -> list[dict[str, Any]]:
     """System texts that lead become one, and so does what one role says in a row: of all that merely speak, or of the
     user alone."""
-    joined: list[dict[str, Any]] = []
+    groups: list[list[dict[str, Any]]] = []
     roles = ("system", "user", "assistant") if all_roles else ("system", "user")
     for message in messages:
-        last = joined[-1] if joined else None
+        last = groups[-1][-1] if groups else None
         may_join = last is not None and last["role"] == message["role"] and message["role"] in roles
         if last is not None and may_join and not last.get("tool_calls") and not message.get("tool_calls"):
-            joined[-1] = {**last, "content": _both(last["content"], message["content"])}
+            groups[-1].append(message)
         else:
-            joined.append(message)
-    return joined
+            groups.append([message])
+    return [group[0] if len(group) == 1 else _as_one(group) for group in groups]
 
 
-def _both(first: Any, second: Any) -> Any:
-    if not first or not second:
-        return first or second
-    if isinstance(first, str) and isinstance(second, str):
-        return first + _BETWEEN + second
-    return [*_parts(first), *_parts(second)]
+def _as_one(group: list[dict[str, Any]]) -> dict[str, Any]:
+    contents = [message["content"] for message in group if message["content"]]
+    if all(isinstance(content, str) for content in contents):
+        return {**group[0], "content": _BETWEEN.join(contents) if contents else group[-1]["content"]}
+    return {**group[0], "content": [part for content in contents for part in _parts(content)]}
 
 
 def _parts(content: Any) -> list[Any]:
