@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from scripted_held import why_no_call
+
 MODEL = "scripted"
 
 
@@ -39,6 +41,8 @@ class Generation:
     full: str = ""
     text: str = ""  # up to a stop string
     finish_reason: str = "length"
+    reasoning: str = ""
+    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name, pieces of the arguments
 
 
 def error(status: int, message: str, code: str | None = None) -> Reply:
@@ -46,10 +50,9 @@ def error(status: int, message: str, code: str | None = None) -> Reply:
 
 
 def said(message: dict[str, Any]) -> str:
-    content = message["content"]
-    if content is None:
-        return json.dumps(message["tool_calls"])
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    content = message.get("content") or ""
+    calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
+    return calls + (content if isinstance(content, str) else "".join(part["text"] for part in content))
 
 
 def why_wrong(call: Call) -> Reply | None:
@@ -70,6 +73,8 @@ def why_wrong(call: Call) -> Reply | None:
     for name, is_right in rules:
         if body.get(name) is not None and not is_right(body[name]):
             return error(400, f"{name} is wrong")
+    if (wrong := why_no_call(body)) is not None:
+        return error(400, wrong)
     if "chat" not in call.path:
         return None if body.get("prompt") else error(400, "no prompt")
     messages = body.get("messages")
@@ -78,7 +83,7 @@ def why_wrong(call: Call) -> Reply | None:
     for message in messages:
         if not message.get("role") or not (isinstance(message.get("content"), str | list) or "tool_calls" in message):
             return error(400, "a message is wrong")
-        if isinstance(message["content"], list) and any(part["type"] != "text" for part in message["content"]):
+        if isinstance(message.get("content"), list) and any(part["type"] != "text" for part in message["content"]):
             return error(400, "only text")
         if any(0xD800 <= ord(letter) < 0xE000 for letter in said(message)):
             return error(400, "half a surrogate pair")
@@ -90,17 +95,20 @@ def common(a: list[str], b: list[str]) -> int:
 
 
 def whole_choice(index: int, one: Generation, body: dict[str, Any], chat: bool, echo: str) -> dict[str, Any]:
-    if chat and (body.get("response_format") or {}).get("type", "text") != "text":
-        one.text = '{"answer": "yes"}'
     logprobs = told_logprobs(one, body, chat, 0, len(one.tokens), 0)
     choice = {"index": index, "finish_reason": one.finish_reason, "logprobs": logprobs}
     if chat:
         message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
-        if isinstance(body.get("tool_choice"), dict):
-            called = {"name": body["tool_choice"]["function"]["name"], "arguments": '{"unit": "celsius"}'}
-            message |= {"content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": called}]}
+        if one.calls:
+            message |= {"content": None, "tool_calls": [told_call(*called) for called in one.calls]}
+        if one.reasoning:
+            message["reasoning_content"] = one.reasoning
         return choice | {"message": message}
     return choice | {"text": echo + one.text}
+
+
+def told_call(id: str, name: str, arguments: list[str]) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": "".join(arguments)}}
 
 
 def told_logprobs(one: Generation, body: dict[str, Any], chat: bool, start: int, end: int, offset: int) -> Any:
@@ -136,6 +144,11 @@ def stream_chunks(
     text = (lambda piece: {"delta": {"content": piece}}) if chat else (lambda piece: {"text": piece})
     chunks = [chunk(i, delta={"role": "assistant", "content": ""}) for i in range(len(made))] if chat else []
     for index, one in enumerate(made):
+        if one.calls:
+            chunks += [chunk(index, delta={"tool_calls": [delta]}) for delta in call_deltas(one)]
+            continue
+        if one.reasoning:
+            chunks.append(chunk(index, delta={"reasoning_content": one.reasoning}))
         shown = 0
         for number, token in enumerate(one.tokens):
             piece = one.text[shown : shown + len(token)]
@@ -147,6 +160,14 @@ def stream_chunks(
     if usage is not None:
         chunks.append({**envelope, "choices": [], "usage": usage})
     return chunks
+
+
+def call_deltas(one: Generation) -> list[dict[str, Any]]:
+    deltas: list[dict[str, Any]] = []
+    for number, (id, name, arguments) in enumerate(one.calls):
+        deltas.append({"index": number, **told_call(id, name, [])})
+        deltas += [{"index": number, "function": {"arguments": piece}} for piece in arguments]
+    return deltas
 
 
 def framed(chunk: Any) -> bytes:

@@ -33,6 +33,7 @@ from scripted_answers import (
     whole_choice,
     why_wrong,
 )
+from scripted_held import forced_calls, held_text
 
 MAX_MODEL_LEN = 2_000
 BLOCK = 16
@@ -103,7 +104,9 @@ class ScriptedOpenAI:
         stops = [stops] if isinstance(stops, str) else stops
         seed = body.get("seed")
         dice = Random(f"{uuid.uuid4() if seed is None else seed} {index}")
-        made = Generation()
+        made = Generation(reasoning="Let me see." if "reasoning_effort" in body else "")
+        if (held := held_text(body)) is not None or forced_calls(body):
+            return self._held(made, held or "", body, limit, stops)
         for position in range(min(limit, MAX_MODEL_LEN)):
             start = int.from_bytes(hashlib.sha256(f"{prompt}|{made.full}".encode()).digest()[:4], "big")
             top = [vocabulary[(start + 7 * rank) % len(vocabulary)] for rank in range(5)]
@@ -122,6 +125,26 @@ class ScriptedOpenAI:
                 made.text, made.finish_reason = made.full[: end + length], "stop"
                 return made
         made.text = made.full
+        return made
+
+    def _held(self, made: Generation, text: str, body: dict[str, Any], limit: int, stops: list[str]) -> Generation:
+        """What there is nothing to choose of, as far as `limit` and the stop strings let it."""
+        made.finish_reason = "tool_calls" if forced_calls(body) else "stop"
+        for name, arguments in forced_calls(body):
+            pieces = self.pieces(arguments)
+            room = limit - len(made.tokens)
+            if room > 0:
+                made.calls.append((f"call_{uuid.uuid4().hex}", name, pieces[:room]))
+            made.tokens += pieces
+        end = min((text.find(stop) for stop in stops if stop in text), default=len(text))
+        if not made.calls:
+            made.tokens = self.pieces(text[:end])
+        if len(made.tokens) > limit:
+            made.finish_reason = "length"
+        made.tokens = made.tokens[:limit]
+        made.text = made.full = "" if made.calls else "".join(made.tokens)
+        made.tops = [[(token, -0.1)] for token in made.tokens]
+        made.logprobs = [-0.1 for _ in made.tokens]
         return made
 
     # ---- answers -----------------------------------------------------------------------------------------------------
@@ -209,6 +232,7 @@ class ScriptedOpenAI:
             "completion_tokens": num_made,
             "total_tokens": num_prompt + num_made,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": 1 if any(one.reasoning for one in made) else 0},
         }
 
     # ---- HTTP --------------------------------------------------------------------------------------------------------

@@ -138,6 +138,8 @@ REFUSALS = {
     Need.FORCED_TOOL: lambda call: b'"tool_choice":{' in call.raw,
     Need.JSON_OBJECT: lambda call: b"json_object" in call.raw,
     Need.JSON_SCHEMA: lambda call: b"json_schema" in call.raw,
+    Need.REQUIRED_TOOL: lambda call: b'"tool_choice":"required"' in call.raw,
+    Need.STRUCTURED_OUTPUTS: lambda call: b"structured_outputs" in call.raw,
     Need.LOGIT_BIAS: lambda call: b"logit_bias" in call.raw,
     Need.TOKENIZE: lambda call: call.path == "/tokenize",
     Need.RUNNING_METRIC: lambda call: call.path == "/metrics",

@@ -7,20 +7,24 @@ from fnmatch import fnmatchcase
 from types import ModuleType
 
 from relevo.check.blackbox import (
+    call_histories,
     cancel,
     choices,
     completions,
     concurrency,
     errors,
+    forced_calls,
     hostile,
     limits,
     logprobs,
     oracle,
+    reasoning,
     sampling,
     shape,
     sse,
     stop,
     stream,
+    structured,
     tenants,
     tools,
     unicode,
@@ -31,7 +35,25 @@ from relevo.check.words import Check
 from relevo.core.errors import SettingsError
 
 _MODULES: tuple[ModuleType, ...] = (
-    *(shape, completions, tools, stream, sse, stop, logprobs, choices, sampling, usage, limits, errors, unicode),
+    *(
+        shape,
+        completions,
+        tools,
+        forced_calls,
+        call_histories,
+        structured,
+        reasoning,
+        stream,
+        sse,
+        stop,
+        logprobs,
+        choices,
+        sampling,
+        usage,
+        limits,
+        errors,
+        unicode,
+    ),
     *(concurrency, hostile, tenants, oracle, cancel, aborts, workers, stops, links),
 )
 

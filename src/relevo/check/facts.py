@@ -91,8 +91,10 @@ async def _ask_about_generation(server: Server, facts: Facts) -> None:
         (Need.ECHO, plain | {"echo": True}),
         (Need.TOOLS, chat | {"tools": [tool]}),
         (Need.FORCED_TOOL, chat | {"tools": [tool], "tool_choice": forced}),
+        (Need.REQUIRED_TOOL, chat | {"tools": [tool], "tool_choice": "required"}),
         (Need.JSON_OBJECT, asks_for_json | {"response_format": {"type": "json_object"}}),
         (Need.JSON_SCHEMA, asks_for_json | {"response_format": schema}),
+        (Need.STRUCTURED_OUTPUTS, chat | {"structured_outputs": {"choice": ["yes", "no"]}}),
         (Need.LOGIT_BIAS, base | {"logit_bias": {"1": -100}}),
         (Need.IGNORE_EOS, base | {"ignore_eos": True}),
     ):

@@ -50,7 +50,9 @@ def tool_choice(choice: str | Mapping[str, Any] | None, *, is_parallel: bool) ->
         raise InvalidRequest("'tool_choice.allowed_tools' must have a 'mode' and 'tools'.", param="tool_choice")
     if choice.get("type", "function") in _MODES:  # as some clients write a mode
         return ToolChoice(mode=_mode(choice["type"]), is_parallel=is_parallel)
-    return ToolChoice(mode="required", names=(_name(choice),), is_parallel=is_parallel)
+    return ToolChoice(
+        mode="required", names=(_name(choice),), is_parallel=False
+    )  # "call exactly one specific function"
 
 
 def _mode(mode: Any) -> Any:

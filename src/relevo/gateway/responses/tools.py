@@ -104,6 +104,7 @@ def tool_choice(asked: str | Mapping[str, Any] | None, tools: DeclaredTools, *, 
         mode, names = _allowed(asked, tools)
     else:
         mode, names = "required", (_chosen(asked, tools, "tool_choice"),)
+        is_parallel = False  # "call exactly one specific function"
     if mode == "required" and not tools.shown:
         raise InvalidRequest(
             "'tool_choice' asks for a call, and 'tools' holds none that can be called here.", param="tool_choice"
