@@ -50,6 +50,13 @@ bench: $(VENV)/.dev  ## the comparison of prefill/decode split and unified servi
 docs: $(VENV)/.dev  ## write the generated pages
 	$(BIN)/python -m relevo.cli.docs docs
 
+.PHONY: dashboards dashboards-check
+dashboards: $(VENV)/.dev  ## write the Grafana dashboards that are packaged
+	$(BIN)/python dashboards/generate.py src/relevo/dashboards/grafana
+
+dashboards-check: $(VENV)/.dev  ## every rule and every panel's query against a real Prometheus (apt-get install prometheus)
+	$(BIN)/python -m pytest -v -rs tests/component/test_alert_rules.py tests/component/test_dashboards.py tests/e2e/test_dashboard_queries.py
+
 # Tools of its own, beside .venv: what they need would not go with it.
 SCHEMATHESIS := build/schemathesis
 SCHEMATHESIS_PORT ?= 8741

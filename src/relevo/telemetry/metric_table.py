@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from relevo.core.request import FinishReason
+from relevo.policy.admission.words import LIMITS
 from relevo.policy.http.connections import Refusal, Wait
 
 
@@ -69,6 +70,7 @@ OUTCOMES = ("finished", "aborted", "failed")
 
 MISSED_WHEN = ("waiting", "running")
 HANDOFF_OUTCOMES = ("completed", "local", "failed", "aborted", "replayed")
+REJECTIONS = (*LIMITS, "ledger", "budget", "tokens_per_minute")
 BLOCK_STATES = ("free", "reusable", "held", "quarantined")
 
 _REQUEST = ("model_name", "engine")
@@ -157,6 +159,7 @@ TABLE: tuple[Metric, ...] = (
         "vllm:admission_rejections_total",
         "Requests refused at the door or turned away while they waited, by the limit; see guides/overload.md.",
         labels=("model_name", "reason"),
+        label_values=REJECTIONS,
     ),
     _count(
         "relevo:deadline_misses_total",
