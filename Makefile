@@ -35,8 +35,8 @@ sdks: $(VENV)/.dev  ## client libraries, installed outside of .venv, against a s
 	PYTHONPATH=tests/e2e $(BIN)/python tests/harness/sdks.py $(SDKS)
 
 check: $(VENV)/.dev  ## format, lint, types, import contracts, structure and policy tests
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests dashboards
+	$(BIN)/ruff check src tests dashboards
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest tests/arch tests/policy -m "not slow" -n $(JOBS) --dist loadfile

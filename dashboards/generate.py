@@ -84,9 +84,7 @@ def _lines(panel: Panel, width: int) -> timeseries.Panel:
             .display_mode(shapes.LegendDisplayMode.LIST)
             .placement(shapes.LegendPlacement.BOTTOM)
         )
-        .tooltip(
-            common.VizTooltipOptions().mode(shapes.TooltipDisplayMode.MULTI).sort(shapes.SortOrder.DESCENDING)
-        )
+        .tooltip(common.VizTooltipOptions().mode(shapes.TooltipDisplayMode.MULTI).sort(shapes.SortOrder.DESCENDING))
         .min(0)
     )
     if panel.most is not None:
@@ -147,8 +145,14 @@ def board_json(board: Board) -> str:
         .time("now-1h", "now")
         .refresh("30s")
         .timezone("browser")
-        .link(dashboard.DashboardLink("Relevo").type(model.DashboardLinkType.DASHBOARDS).tags(["relevo"])
-              .as_dropdown(True).include_vars(True).keep_time(True))
+        .link(
+            dashboard.DashboardLink("Relevo")
+            .type(model.DashboardLinkType.DASHBOARDS)
+            .tags(["relevo"])
+            .as_dropdown(True)
+            .include_vars(True)
+            .keep_time(True)
+        )
         .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     )
     for name, label, values in _VARIABLES:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from panels import (
-    _CLASSES,
-    _ENGINE,
-    _ENGINES,
-    _NO_ROLE,
-    _REQUESTS,
-    _SERVER,
-    _WORKER,
-    _WORKERS,
     BLUE,
     BYTES_PER_S,
+    CLASSES,
+    ENGINE_LABELS,
+    ENGINE_LEGEND,
     GREEN,
     GREY,
     ORANGE,
     PER_S,
     RED,
+    REQUEST_LABELS,
+    ROLELESS_LABELS,
+    SERVER_LABELS,
     SKY,
     TOKENS_PER_S,
+    WORKER_LABELS,
+    WORKER_LEGEND,
     Board,
     Panel,
     ask,
@@ -29,8 +29,8 @@ from panels import (
     rate,
 )
 
-_LOOKED_UP = rate("vllm:prefix_cache_queries_total", _ENGINES, "model_name, engine")
-_FOUND = rate("vllm:prefix_cache_hits_total", _ENGINES, "model_name, engine")
+_LOOKED_UP = rate("vllm:prefix_cache_queries_total", ENGINE_LABELS, "model_name, engine")
+_FOUND = rate("vllm:prefix_cache_hits_total", ENGINE_LABELS, "model_name, engine")
 
 CACHING = Board(
     uid="relevo-caching",
@@ -48,8 +48,8 @@ CACHING = Board(
                     queries=(
                         ask(
                             quotient(
-                                rate("vllm:prompt_tokens_cached_total", _REQUESTS),
-                                rate("vllm:prompt_tokens_total", _REQUESTS),
+                                rate("vllm:prompt_tokens_cached_total", REQUEST_LABELS),
+                                rate("vllm:prompt_tokens_total", REQUEST_LABELS),
                             ),
                             "cached",
                         ),
@@ -61,10 +61,10 @@ CACHING = Board(
                     is_stacked=True,
                     says="Prompt tokens of ended requests per second by where they came from; normal is a steady proportion.",
                     queries=(
-                        ask(rate("vllm:prompt_tokens_cached_total", _REQUESTS), "cached"),
+                        ask(rate("vllm:prompt_tokens_cached_total", REQUEST_LABELS), "cached"),
                         ask(
-                            f"{rate('vllm:prompt_tokens_total', _REQUESTS)} - "
-                            f"{rate('vllm:prompt_tokens_cached_total', _REQUESTS)}",
+                            f"{rate('vllm:prompt_tokens_total', REQUEST_LABELS)} - "
+                            f"{rate('vllm:prompt_tokens_cached_total', REQUEST_LABELS)}",
                             "computed",
                         ),
                     ),
@@ -74,7 +74,7 @@ CACHING = Board(
                     unit="percentunit",
                     most=1,
                     says="Share of the prompt tokens looked up in a worker's prefix cache that were there; normal is alike on workers of one role.",
-                    queries=(ask(quotient(_FOUND, _LOOKED_UP), _ENGINE),),
+                    queries=(ask(quotient(_FOUND, _LOOKED_UP), ENGINE_LEGEND),),
                 ),
                 Panel(
                     title="Tokens to compute per request",
@@ -93,7 +93,11 @@ CACHING = Board(
                     most=1,
                     thresholds=(0.85, 0.95),
                     says="Share of a worker's KV blocks that running requests hold; normal is below nine tenths, for blocks that are only cached do not count.",
-                    queries=(ask(f"max by (model_name, engine) (vllm:kv_cache_usage_perc{{{_ENGINES}}})", _ENGINE),),
+                    queries=(
+                        ask(
+                            f"max by (model_name, engine) (vllm:kv_cache_usage_perc{{{ENGINE_LABELS}}})", ENGINE_LEGEND
+                        ),
+                    ),
                 ),
                 Panel(
                     title="KV blocks by state",
@@ -101,13 +105,15 @@ CACHING = Board(
                     is_stacked=True,
                     colours=(("held", BLUE), ("reusable", SKY), ("free", GREY), ("quarantined", RED)),
                     says="KV blocks of the chosen workers: held by requests, cached and reusable, free, or not to be touched yet; normal is next to none quarantined.",
-                    queries=(ask(f"sum by (state) (relevo:blocks{{{_NO_ROLE}}})", "{{state}}"),),
+                    queries=(ask(f"sum by (state) (relevo:blocks{{{ROLELESS_LABELS}}})", "{{state}}"),),
                 ),
                 Panel(
                     title="Preemptions",
                     unit=PER_S,
                     says="Continuations per second that lost their blocks to others and start over; normal is none.",
-                    queries=(ask(rate("vllm:num_preemptions_total", _ENGINES, "model_name, engine"), _ENGINE),),
+                    queries=(
+                        ask(rate("vllm:num_preemptions_total", ENGINE_LABELS, "model_name, engine"), ENGINE_LEGEND),
+                    ),
                 ),
             ),
         ),
@@ -126,30 +132,30 @@ TENANTS = Board(
                 Panel(
                     title="Requests in line",
                     unit="short",
-                    colours=_CLASSES,
+                    colours=CLASSES,
                     says="Requests that the gateway holds back until it is their turn, by class; normal is none interactive, and batch as it comes.",
-                    queries=(ask(f"sum by (class) (relevo:requests_in_line{{{_REQUESTS}}})", "{{class}}"),),
+                    queries=(ask(f"sum by (class) (relevo:requests_in_line{{{REQUEST_LABELS}}})", "{{class}}"),),
                 ),
                 Panel(
                     title="Longest wait",
                     unit="s",
-                    colours=_CLASSES,
+                    colours=CLASSES,
                     says="How long the first request in line has waited, by class; normal is below a second for interactive ones.",
-                    queries=(ask(f"max by (class) (relevo:oldest_wait_seconds{{{_REQUESTS}}})", "{{class}}"),),
+                    queries=(ask(f"max by (class) (relevo:oldest_wait_seconds{{{REQUEST_LABELS}}})", "{{class}}"),),
                 ),
                 Panel(
                     title="Refused by reason",
                     unit="reqps",
                     is_stacked=True,
                     says="Requests per second that were refused or turned away by the limit that did it; normal is none (reasons: guides/overload.md).",
-                    queries=(ask(rate("vllm:admission_rejections_total", _REQUESTS, "reason"), "{{reason}}"),),
+                    queries=(ask(rate("vllm:admission_rejections_total", REQUEST_LABELS, "reason"), "{{reason}}"),),
                 ),
                 Panel(
                     title="Deadlines missed",
                     unit="reqps",
                     colours=(("waiting", ORANGE), ("running", RED)),
                     says="Requests per second whose client's time was over while they waited or ran; normal is none.",
-                    queries=(ask(rate("relevo:deadline_misses_total", _REQUESTS, "when"), "{{when}}"),),
+                    queries=(ask(rate("relevo:deadline_misses_total", REQUEST_LABELS, "when"), "{{when}}"),),
                 ),
             ),
         ),
@@ -176,7 +182,9 @@ TENANTS = Board(
                     title="Answers 4xx by path",
                     unit="reqps",
                     says="HTTP answers per second that blame the client, by path: keys that are wrong, budgets that are spent, limits; normal is few.",
-                    queries=(ask(rate("http_requests_total", _SERVER + ',status="4xx"', "handler"), "{{handler}}"),),
+                    queries=(
+                        ask(rate("http_requests_total", SERVER_LABELS + ',status="4xx"', "handler"), "{{handler}}"),
+                    ),
                 ),
             ),
         ),
@@ -189,14 +197,14 @@ TENANTS = Board(
                     is_stacked=True,
                     colours=(("finished", BLUE), ("aborted", ORANGE), ("failed", RED)),
                     says="Rows kept per second, one for each admitted request, by how it ended; normal is the rate of ended requests.",
-                    queries=(ask(rate("relevo:ledger_rows_total", _SERVER, "outcome"), "{{outcome}}"),),
+                    queries=(ask(rate("relevo:ledger_rows_total", SERVER_LABELS, "outcome"), "{{outcome}}"),),
                 ),
                 Panel(
                     title="Commit",
                     unit="s",
                     says="Duration of a transaction of the ledger, for which the end of an answer waits; normal is milliseconds.",
                     queries=tuple(
-                        ask(quantile(q, "relevo:ledger_commit_seconds", _SERVER), f"p{q * 100:g}")
+                        ask(quantile(q, "relevo:ledger_commit_seconds", SERVER_LABELS), f"p{q * 100:g}")
                         for q in (0.5, 0.95, 0.99)
                     ),
                 ),
@@ -204,15 +212,18 @@ TENANTS = Board(
                     title="Rows not kept yet",
                     unit="short",
                     says="Rows that are not known to be kept; normal is a few, and back to none within a second.",
-                    queries=(ask(f"sum(relevo:ledger_pending_rows{{{_SERVER}}})", "pending"),),
+                    queries=(ask(f"sum(relevo:ledger_pending_rows{{{SERVER_LABELS}}})", "pending"),),
                 ),
                 Panel(
                     title="Ledger trouble",
                     unit=PER_S,
                     says="Transactions per second that failed, and rows that went to the journal instead; normal is none.",
                     queries=(
-                        ask(rate("relevo:ledger_write_failures_total", _SERVER), "failed transactions"),
-                        ask(rate("relevo:ledger_journal_rows_total", _SERVER + ',event="written"'), "to the journal"),
+                        ask(rate("relevo:ledger_write_failures_total", SERVER_LABELS), "failed transactions"),
+                        ask(
+                            rate("relevo:ledger_journal_rows_total", SERVER_LABELS + ',event="written"'),
+                            "to the journal",
+                        ),
                     ),
                 ),
             ),
@@ -224,14 +235,16 @@ TENANTS = Board(
                     title="Connections open",
                     unit="short",
                     says="Open connections of clients; normal is about the number of clients, below --max-connections.",
-                    queries=(ask(f"sum(relevo:http_connections{{{_SERVER}}})", "open"),),
+                    queries=(ask(f"sum(relevo:http_connections{{{SERVER_LABELS}}})", "open"),),
                 ),
                 Panel(
                     title="Connections refused",
                     unit=PER_S,
                     colours=(("full", ORANGE), ("per_address", GREEN), ("descriptors", RED)),
                     says="Connections per second that were refused, or closed for others, by reason; normal is none.",
-                    queries=(ask(rate("relevo:http_connections_refused_total", _SERVER, "reason"), "{{reason}}"),),
+                    queries=(
+                        ask(rate("relevo:http_connections_refused_total", SERVER_LABELS, "reason"), "{{reason}}"),
+                    ),
                 ),
                 Panel(
                     title="Connections timed out",
@@ -239,7 +252,10 @@ TENANTS = Board(
                     colours=(("headers", BLUE), ("slow_body", ORANGE), ("slow_reader", RED)),
                     says="Connections per second that ended because a client kept the server waiting, by what it owed; normal is few.",
                     queries=(
-                        ask(rate("relevo:http_connections_timed_out_total", _SERVER, "waited_for"), "{{waited_for}}"),
+                        ask(
+                            rate("relevo:http_connections_timed_out_total", SERVER_LABELS, "waited_for"),
+                            "{{waited_for}}",
+                        ),
                     ),
                 ),
             ),
@@ -262,7 +278,7 @@ WORKERS = Board(
                     unit="bool_yes_no",
                     most=1,
                     says="Whether requests can be sent to a worker; normal is yes, except while it starts or drains.",
-                    queries=(ask(f"min by (model_name, worker) (relevo:worker_up{{{_WORKERS}}})", _WORKER),),
+                    queries=(ask(f"min by (model_name, worker) (relevo:worker_up{{{WORKER_LABELS}}})", WORKER_LEGEND),),
                 ),
                 Panel(
                     title="Restarts within the hour",
@@ -270,8 +286,8 @@ WORKERS = Board(
                     says="How often a worker was started again within an hour; normal is never, or once after a drain.",
                     queries=(
                         ask(
-                            f"sum by (model_name, worker) (increase(relevo:worker_restarts_total{{{_NO_ROLE}}}[1h]))",
-                            _WORKER,
+                            f"sum by (model_name, worker) (increase(relevo:worker_restarts_total{{{ROLELESS_LABELS}}}[1h]))",
+                            WORKER_LEGEND,
                         ),
                     ),
                 ),
@@ -279,13 +295,22 @@ WORKERS = Board(
                     title="Decoding",
                     unit="short",
                     says="Continuations that decode on a worker; normal is evenly over decode workers, below --max-num-seqs.",
-                    queries=(ask(f"sum by (model_name, engine) (vllm:num_requests_running{{{_ENGINES}}})", _ENGINE),),
+                    queries=(
+                        ask(
+                            f"sum by (model_name, engine) (vllm:num_requests_running{{{ENGINE_LABELS}}})", ENGINE_LEGEND
+                        ),
+                    ),
                 ),
                 Panel(
                     title="Waiting",
                     unit="short",
                     says="Requests that wait at a worker for room or for their first chunk, or in the gateway before any worker; normal is few.",
-                    queries=(ask(f"sum by (model_name, engine) (vllm:num_requests_waiting{{{_REQUESTS}}})", _ENGINE),),
+                    queries=(
+                        ask(
+                            f"sum by (model_name, engine) (vllm:num_requests_waiting{{{REQUEST_LABELS}}})",
+                            ENGINE_LEGEND,
+                        ),
+                    ),
                 ),
             ),
         ),
@@ -299,9 +324,9 @@ WORKERS = Board(
                     says="Tokens of the largest step since a worker's start, as a share of what a step may have; normal is near 1 on a prefill worker under load.",
                     queries=(
                         ask(
-                            f"max by (model_name, worker) (relevo:largest_step_tokens{{{_WORKERS}}}) / "
-                            f"max by (model_name, worker) (relevo:step_budget_tokens{{{_WORKERS}}})",
-                            _WORKER,
+                            f"max by (model_name, worker) (relevo:largest_step_tokens{{{WORKER_LABELS}}}) / "
+                            f"max by (model_name, worker) (relevo:step_budget_tokens{{{WORKER_LABELS}}})",
+                            WORKER_LEGEND,
                         ),
                     ),
                 ),
@@ -312,8 +337,8 @@ WORKERS = Board(
                         says=f"Measured seconds {words}, by worker; normal is steady and alike on equal cores, a rise means a slower machine.",
                         queries=(
                             ask(
-                                f'max by (model_name, worker) (relevo:step_cost_seconds{{{_WORKERS},per="{per}"}})',
-                                _WORKER,
+                                f'max by (model_name, worker) (relevo:step_cost_seconds{{{WORKER_LABELS},per="{per}"}})',
+                                WORKER_LEGEND,
                             ),
                         ),
                     )
@@ -331,10 +356,10 @@ WORKERS = Board(
                     queries=(
                         ask(
                             quotient(
-                                rate("relevo:kv_transfer_bytes_total", _WORKERS, "model_name, worker"),
-                                rate("relevo:kv_transfer_seconds_total", _WORKERS, "model_name, worker"),
+                                rate("relevo:kv_transfer_bytes_total", WORKER_LABELS, "model_name, worker"),
+                                rate("relevo:kv_transfer_seconds_total", WORKER_LABELS, "model_name, worker"),
                             ),
-                            _WORKER,
+                            WORKER_LEGEND,
                         ),
                     ),
                 ),
@@ -342,21 +367,28 @@ WORKERS = Board(
                     title="Writes refused",
                     unit=PER_S,
                     says="KV writes per second that came after their right had ended; normal is none, or a few when requests are aborted or workers die.",
-                    queries=(ask(rate("relevo:refused_writes_total", _NO_ROLE, "model_name, worker"), _WORKER),),
+                    queries=(
+                        ask(rate("relevo:refused_writes_total", ROLELESS_LABELS, "model_name, worker"), WORKER_LEGEND),
+                    ),
                 ),
                 Panel(
                     title="Peers refused",
                     unit=PER_S,
                     says="Connections per second to workers' own ports that had no right to be there, by reason; normal is none.",
                     queries=(
-                        ask(rate("relevo:refused_connections_total", _NO_ROLE, "door, reason"), "{{door}}: {{reason}}"),
+                        ask(
+                            rate("relevo:refused_connections_total", ROLELESS_LABELS, "door, reason"),
+                            "{{door}}: {{reason}}",
+                        ),
                     ),
                 ),
                 Panel(
                     title="Requests that met a fault",
                     unit=PER_S,
                     says="Requests per second that ended because the worker's own code raised; normal is none.",
-                    queries=(ask(rate("relevo:request_faults_total", _NO_ROLE, "model_name, worker"), _WORKER),),
+                    queries=(
+                        ask(rate("relevo:request_faults_total", ROLELESS_LABELS, "model_name, worker"), WORKER_LEGEND),
+                    ),
                 ),
             ),
         ),

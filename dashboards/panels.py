@@ -11,12 +11,12 @@ from dataclasses import dataclass
 # Okabe and Ito's colours: told apart by people with every common kind of colour blindness.
 BLUE, ORANGE, GREEN, RED, SKY, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#999999"
 
-_REQUESTS = 'job=~"$job",model_name=~"$model"'  # labels of what gateways measure
-_WORKERS = _REQUESTS + ',worker=~"$worker",role=~"$role"'
-_ENGINES = _REQUESTS + ',engine=~"$worker",role=~"$role"'  # the same under vLLM's names
-_NO_ROLE = _REQUESTS + ',worker=~"$worker"'
-_SERVER = 'job=~"$job"'
-_WORKER, _ENGINE = "{{model_name}} {{worker}}", "{{model_name}} {{engine}}"
+REQUEST_LABELS = 'job=~"$job",model_name=~"$model"'  # labels of what gateways measure
+WORKER_LABELS = REQUEST_LABELS + ',worker=~"$worker",role=~"$role"'
+ENGINE_LABELS = REQUEST_LABELS + ',engine=~"$worker",role=~"$role"'  # the same under vLLM's names
+ROLELESS_LABELS = REQUEST_LABELS + ',worker=~"$worker"'
+SERVER_LABELS = 'job=~"$job"'
+WORKER_LEGEND, ENGINE_LEGEND = "{{model_name}} {{worker}}", "{{model_name}} {{engine}}"
 TOKENS_PER_S, BYTES_PER_S, PER_S = "suffix: tok/s", "Bps", "suffix:/s"
 
 
@@ -57,7 +57,7 @@ def rate(name: str, labels: str, by: str = "") -> str:
     return f"{total}(rate({name}{{{labels}}}[$__rate_interval]))"
 
 
-def quantile(q: float, name: str, labels: str = _REQUESTS) -> str:
+def quantile(q: float, name: str, labels: str = REQUEST_LABELS) -> str:
     return f"histogram_quantile({q}, {rate(f'{name}_bucket', labels, 'le')})"
 
 
@@ -69,13 +69,13 @@ def quotient(above: str, below: str) -> str:
     return f"{above} / {below}"
 
 
-_ENDED = rate("vllm:request_success_total", _REQUESTS)
-_FAILED = rate("vllm:request_success_total", _REQUESTS + ',finished_reason="error"')
-_REFUSED = rate("vllm:admission_rejections_total", _REQUESTS)
-_ANSWERS = rate("http_requests_total", _SERVER)
-_5XX = rate("http_requests_total", _SERVER + ',status="5xx"')
+_ENDED = rate("vllm:request_success_total", REQUEST_LABELS)
+_FAILED = rate("vllm:request_success_total", REQUEST_LABELS + ',finished_reason="error"')
+_REFUSED = rate("vllm:admission_rejections_total", REQUEST_LABELS)
+_ANSWERS = rate("http_requests_total", SERVER_LABELS)
+_5XX = rate("http_requests_total", SERVER_LABELS + ',status="5xx"')
 _FINISHED = (("stop", BLUE), ("length", SKY), ("abort", ORANGE), ("error", RED))
-_CLASSES = (("interactive", BLUE), ("batch", ORANGE))
+CLASSES = (("interactive", BLUE), ("batch", ORANGE))
 
 OVERVIEW = Board(
     uid="relevo-overview",
@@ -96,8 +96,8 @@ OVERVIEW = Board(
                     title="Output tokens",
                     unit=TOKENS_PER_S,
                     is_stat=True,
-                    says="Tokens drawn per second by all workers; it grows with load until the workers are full.",
-                    queries=(ask(rate("vllm:generation_tokens_total", _REQUESTS)),),
+                    says="Tokens drawn per second by all workers; normal grows with load until the workers are full.",
+                    queries=(ask(rate("vllm:generation_tokens_total", REQUEST_LABELS)),),
                 ),
                 Panel(
                     title="First token, p95",
@@ -145,7 +145,7 @@ OVERVIEW = Board(
                     is_stat=True,
                     thresholds=(1, 0.5),
                     says="Share of workers that take requests; normal is all of them.",
-                    queries=(ask(f"avg(relevo:worker_up{{{_REQUESTS}}})"),),
+                    queries=(ask(f"avg(relevo:worker_up{{{REQUEST_LABELS}}})"),),
                 ),
             ),
         ),
@@ -158,17 +158,24 @@ OVERVIEW = Board(
                     is_stacked=True,
                     colours=_FINISHED,
                     says="Ended requests per second by finish reason; normal is stop and length, abort is a client that left, error is the server's fault.",
-                    queries=(ask(rate("vllm:request_success_total", _REQUESTS, "finished_reason"), "{{finished_reason}}"),),
+                    queries=(
+                        ask(
+                            rate("vllm:request_success_total", REQUEST_LABELS, "finished_reason"), "{{finished_reason}}"
+                        ),
+                    ),
                 ),
                 Panel(
                     title="Requests inside",
                     unit="short",
                     says="How many requests wait in the gateway, wait at workers and decode; normal is next to none waiting.",
                     queries=(
-                        ask(f"sum(relevo:requests_in_line{{{_REQUESTS}}})", "in the gateway's line"),
-                        ask(f'sum(vllm:num_requests_waiting{{{_REQUESTS},engine!="gateway"}})', "waiting at workers"),
-                        ask(f"sum(vllm:num_requests_running{{{_REQUESTS}}})", "decoding"),
-                        ask(f"sum(relevo:requests_in_flight{{{_REQUESTS}}})", "all that is held"),
+                        ask(f"sum(relevo:requests_in_line{{{REQUEST_LABELS}}})", "in the gateway's line"),
+                        ask(
+                            f'sum(vllm:num_requests_waiting{{{REQUEST_LABELS},engine!="gateway"}})',
+                            "waiting at workers",
+                        ),
+                        ask(f"sum(vllm:num_requests_running{{{REQUEST_LABELS}}})", "decoding"),
+                        ask(f"sum(relevo:requests_in_flight{{{REQUEST_LABELS}}})", "all that is held"),
                     ),
                 ),
                 Panel(
@@ -176,9 +183,9 @@ OVERVIEW = Board(
                     unit=TOKENS_PER_S,
                     says="Prompt tokens that were cached or computed, and output tokens, per second; normal is a steady proportion between them.",
                     queries=(
-                        ask(rate("vllm:prompt_tokens_cached_total", _REQUESTS), "prompt, cached"),
-                        ask(rate("relevo:prefill_tokens_total", _REQUESTS), "prompt, computed"),
-                        ask(rate("vllm:generation_tokens_total", _REQUESTS), "output"),
+                        ask(rate("vllm:prompt_tokens_cached_total", REQUEST_LABELS), "prompt, cached"),
+                        ask(rate("relevo:prefill_tokens_total", REQUEST_LABELS), "prompt, computed"),
+                        ask(rate("vllm:generation_tokens_total", REQUEST_LABELS), "output"),
                     ),
                 ),
                 Panel(
@@ -187,7 +194,7 @@ OVERVIEW = Board(
                     is_stacked=True,
                     colours=(("2xx", BLUE), ("3xx", GREY), ("4xx", ORANGE), ("5xx", RED)),
                     says="HTTP answers per second by class of status, probes included; normal is 2xx.",
-                    queries=(ask(rate("http_requests_total", _SERVER, "status"), "{{status}}"),),
+                    queries=(ask(rate("http_requests_total", SERVER_LABELS, "status"), "{{status}}"),),
                 ),
             ),
         ),
@@ -223,8 +230,8 @@ OVERVIEW = Board(
                     most=1,
                     says="Whether the usage ledger can be written and API keys can be read; normal is yes, without either no request is taken.",
                     queries=(
-                        ask(f"min(relevo:ledger_up{{{_SERVER}}})", "ledger"),
-                        ask(f"min(relevo:keys_up{{{_SERVER}}})", "keys"),
+                        ask(f"min(relevo:ledger_up{{{SERVER_LABELS}}})", "ledger"),
+                        ask(f"min(relevo:keys_up{{{SERVER_LABELS}}})", "keys"),
                     ),
                 ),
                 Panel(
@@ -233,16 +240,16 @@ OVERVIEW = Board(
                     most=1,
                     none_means="there is one gateway: the series exist with --gateways 2 or more",
                     says="Which of several gateways answered the scraped one; normal is all, and no data with a single gateway.",
-                    queries=(ask(f"min by (gateway) (relevo:gateway_up{{{_SERVER}}})", "{{gateway}}"),),
+                    queries=(ask(f"min by (gateway) (relevo:gateway_up{{{SERVER_LABELS}}})", "{{gateway}}"),),
                 ),
                 Panel(
                     title="Faults and lost log lines",
                     unit=PER_S,
                     says="Requests per second that ended because Relevo's own code raised, and log lines that were not written; normal is none.",
                     queries=(
-                        ask(rate("relevo:gateway_request_faults_total", _REQUESTS), "faults in gateways"),
-                        ask(rate("relevo:request_faults_total", _REQUESTS), "faults in workers"),
-                        ask(rate("relevo:log_lines_not_written_total", _SERVER), "log lines not written"),
+                        ask(rate("relevo:gateway_request_faults_total", REQUEST_LABELS), "faults in gateways"),
+                        ask(rate("relevo:request_faults_total", REQUEST_LABELS), "faults in workers"),
+                        ask(rate("relevo:log_lines_not_written_total", SERVER_LABELS), "log lines not written"),
                     ),
                 ),
             ),
@@ -252,7 +259,7 @@ OVERVIEW = Board(
 
 _QUEUE, _PREFILL, _DECODE = (f"vllm:request_{stage}_time_seconds" for stage in ("queue", "prefill", "decode"))
 _OUTCOMES = (("completed", BLUE), ("local", SKY), ("replayed", ORANGE), ("aborted", GREY), ("failed", RED))
-_TRIED = rate("relevo:handoffs_total", _REQUESTS + ',outcome=~"completed|failed|replayed"')
+_TRIED = rate("relevo:handoffs_total", REQUEST_LABELS + ',outcome=~"completed|failed|replayed"')
 
 PREFILL_DECODE = Board(
     uid="relevo-prefill-decode",
@@ -277,7 +284,9 @@ PREFILL_DECODE = Board(
                     unit="s",
                     says="The same as means, which tell what lies inside a bucket; normal is steady.",
                     queries=tuple(
-                        ask(quotient(rate(f"{name}_sum", _REQUESTS), rate(f"{name}_count", _REQUESTS)), legend)
+                        ask(
+                            quotient(rate(f"{name}_sum", REQUEST_LABELS), rate(f"{name}_count", REQUEST_LABELS)), legend
+                        )
                         for name, legend in ((_QUEUE, "waiting"), (_PREFILL, "prefill"), (_DECODE, "decode"))
                     ),
                 ),
@@ -285,19 +294,23 @@ PREFILL_DECODE = Board(
                     title="Prompt tokens computed",
                     unit=TOKENS_PER_S,
                     says="Prompt tokens computed per second by worker; normal is most of it on prefill workers, evenly.",
-                    queries=(ask(rate("relevo:prefill_tokens_total", _WORKERS, "model_name, worker"), _WORKER),),
+                    queries=(
+                        ask(rate("relevo:prefill_tokens_total", WORKER_LABELS, "model_name, worker"), WORKER_LEGEND),
+                    ),
                 ),
                 Panel(
                     title="Tokens drawn",
                     unit=TOKENS_PER_S,
                     says="Tokens drawn per second by worker, of which prefill workers draw one per prompt; normal is evenly over decode workers.",
-                    queries=(ask(rate("relevo:decode_tokens_total", _WORKERS, "model_name, worker"), _WORKER),),
+                    queries=(
+                        ask(rate("relevo:decode_tokens_total", WORKER_LABELS, "model_name, worker"), WORKER_LEGEND),
+                    ),
                 ),
                 Panel(
                     title="Steps",
                     unit=PER_S,
                     says="Forward passes per second by worker; normal is steady under steady load, and none when idle.",
-                    queries=(ask(rate("relevo:steps_total", _WORKERS, "model_name, worker"), _WORKER),),
+                    queries=(ask(rate("relevo:steps_total", WORKER_LABELS, "model_name, worker"), WORKER_LEGEND),),
                 ),
                 Panel(
                     title="Tokens per step",
@@ -305,10 +318,10 @@ PREFILL_DECODE = Board(
                     says="Mean tokens that a step computed by worker; normal is hundreds on prefill workers, and the running streams on decode workers.",
                     queries=(
                         ask(
-                            f"({rate('relevo:prefill_tokens_total', _WORKERS, 'model_name, worker')} + "
-                            f"{rate('relevo:decode_tokens_total', _WORKERS, 'model_name, worker')}) / "
-                            f"{rate('relevo:steps_total', _WORKERS, 'model_name, worker')}",
-                            _WORKER,
+                            f"({rate('relevo:prefill_tokens_total', WORKER_LABELS, 'model_name, worker')} + "
+                            f"{rate('relevo:decode_tokens_total', WORKER_LABELS, 'model_name, worker')}) / "
+                            f"{rate('relevo:steps_total', WORKER_LABELS, 'model_name, worker')}",
+                            WORKER_LEGEND,
                         ),
                     ),
                 ),
@@ -323,7 +336,7 @@ PREFILL_DECODE = Board(
                     is_stacked=True,
                     colours=_OUTCOMES,
                     says="Requests per second that were to change worker by what came of it; normal is completed, and local for prompts too short to be worth it.",
-                    queries=(ask(rate("relevo:handoffs_total", _REQUESTS, "outcome"), "{{outcome}}"),),
+                    queries=(ask(rate("relevo:handoffs_total", REQUEST_LABELS, "outcome"), "{{outcome}}"),),
                 ),
                 Panel(
                     title="Handoffs that went wrong",
@@ -333,7 +346,7 @@ PREFILL_DECODE = Board(
                     queries=(
                         ask(
                             quotient(
-                                rate("relevo:handoffs_total", _REQUESTS + ',outcome=~"failed|replayed"'), _TRIED
+                                rate("relevo:handoffs_total", REQUEST_LABELS + ',outcome=~"failed|replayed"'), _TRIED
                             ),
                             "failed or replayed",
                         ),
@@ -355,7 +368,9 @@ PREFILL_DECODE = Board(
                     title="KV handed over",
                     unit=BYTES_PER_S,
                     says="KV bytes per second by the worker that sent them; normal follows the prompt tokens computed.",
-                    queries=(ask(rate("relevo:kv_transfer_bytes_total", _WORKERS, "model_name, worker"), _WORKER),),
+                    queries=(
+                        ask(rate("relevo:kv_transfer_bytes_total", WORKER_LABELS, "model_name, worker"), WORKER_LEGEND),
+                    ),
                 ),
                 Panel(
                     title="KV per handoff",
@@ -364,8 +379,8 @@ PREFILL_DECODE = Board(
                     queries=(
                         ask(
                             quotient(
-                                rate("relevo:handoff_transfer_bytes_sum", _REQUESTS),
-                                rate("relevo:handoff_transfer_bytes_count", _REQUESTS),
+                                rate("relevo:handoff_transfer_bytes_sum", REQUEST_LABELS),
+                                rate("relevo:handoff_transfer_bytes_count", REQUEST_LABELS),
                             ),
                             "mean",
                         ),

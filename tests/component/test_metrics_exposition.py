@@ -41,6 +41,7 @@ def record(**parts: object) -> RequestRecord:
         "num_prompt_tokens": 40,
         "num_cached_tokens": 16,
         "num_output_tokens": 3,
+        "num_longest_output_tokens": 2,
         "n": 1,
         "max_tokens": 64,
         "finish_reason": "stop",
@@ -160,6 +161,7 @@ def test_a_completed_request(scrape: Scrape) -> None:
         "vllm:request_inference_time_seconds": 0.8,
         "vllm:request_prompt_tokens": 40,
         "vllm:request_generation_tokens": 3,
+        "vllm:request_max_num_generation_tokens": 2,
         "vllm:request_prefill_kv_computed_tokens": 24,
         "vllm:request_params_n": 1,
         "vllm:request_params_max_tokens": 64,
@@ -171,6 +173,8 @@ def test_a_completed_request(scrape: Scrape) -> None:
     assert scrape.value("vllm:request_success_total") == 1
     assert scrape.value("vllm:prompt_tokens_total") == 40
     assert scrape.value("vllm:prompt_tokens_cached_total") == 16
+    for source, count in (("local_compute", 24), ("local_cache_hit", 16), ("external_kv_transfer", 0)):
+        assert scrape.value("vllm:prompt_tokens_by_source_total", source=source) == count
 
 
 def test_an_aborted_request_does_not_flatter_latencies(scrape: Scrape) -> None:
@@ -229,6 +233,11 @@ def test_worker_gauges(scrape: Scrape) -> None:
     assert scrape.value("vllm:num_requests_running", up, down, **labels) == 3
     assert scrape.value("vllm:num_requests_waiting", up, down, **labels) == 2
     assert scrape.value("vllm:num_requests_waiting", up, down, num_queued=5, engine="gateway") == 5
+    reasons = [
+        scrape.value("vllm:num_requests_waiting_by_reason", up, down, num_queued=5, reason=reason)
+        for reason in ("capacity", "deferred")
+    ]
+    assert reasons == [scrape.value("vllm:num_requests_waiting", up, down, num_queued=5), 0]
     assert scrape.value("relevo:requests_in_flight", up, down, num_queued=5) == 11
     assert scrape.value("vllm:kv_cache_usage_perc", up, down, **labels) == pytest.approx(5 / 8)
     assert scrape.value("vllm:kv_cache_usage_perc", up, down, engine="w1") == 0

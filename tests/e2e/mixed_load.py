@@ -1,4 +1,4 @@
-"""Load that moves every number of the dashboards: sessions, streams that are left, wrong requests, limits, deadlines."""
+"""Load that moves every number of the dashboards: sessions, clients that leave, mistakes, limits, deadlines."""
 
 from __future__ import annotations
 
@@ -43,17 +43,16 @@ class MixedLoad:
             except (OSError, http.client.HTTPException):  # a worker's death may close a stream
                 self.statuses[0] += 1
 
-    def _post(self, body: object, key: str, read: int | None = None, path: str = "/v1/completions", **headers: str) -> int:
+    def _post(self, body: object, key: str, read: int | None = None, **headers: str) -> None:
         connection = http.client.HTTPConnection(self.address, timeout=60)
         try:
             sent = body if isinstance(body, bytes) else json.dumps(body).encode()
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             content = {"content-type": "application/json", "authorization": f"Bearer {key}"}
-            connection.request("POST", path, sent, content | named)
+            connection.request("POST", "/v1/completions", sent, content | named)
             answer = connection.getresponse()
             answer.read(read) if read else answer.read()
             self.statuses[answer.status] += 1
-            return answer.status
         finally:
             connection.close()
 

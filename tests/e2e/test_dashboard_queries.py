@@ -1,7 +1,7 @@
 """Every query of every panel, and of vLLM's public dashboards, against a real Prometheus that scrapes a real server.
 
-Red when a panel asks for a metric, label or value that the server does not export, and when a name or a type in /metrics
-is none that Prometheus takes. Needs `prometheus` and `promtool` (Debian: apt-get install prometheus). Grafana is not run.
+Red when a panel asks for a metric, label or value that the server does not export, and when promtool finds fault with
+/metrics. Needs `prometheus` and `promtool` (Debian: apt-get install prometheus). Grafana itself is not run.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def test_every_query_has_an_answer_under_load(tmp_path: Path) -> None:
             exported = [name for name in NOT_EXPORTED if asked.values(name) or asked.values(f"{name}_count")]
             offered = choices(boards, asked)
         text = server.get("/metrics")
-    print(f"{len(ours)} queries of panels, {len(theirs)} of vLLM's; answers by status: {dict(load.statuses)}")
+    told = f"{len(ours)} queries of panels, {len(theirs)} of vLLM's; answers by status: {dict(load.statuses)}"
+    sys.stdout.write(told + "\n")
     assert {title for title, _ in empty} <= MAY_BE_EMPTY, empty
     assert not vllm_empty
     assert not not_recorded
@@ -165,7 +166,7 @@ def test_every_query_has_an_answer_under_load(tmp_path: Path) -> None:
 
 
 def held_against(text: str) -> None:
-    """promtool's opinion of /metrics: nothing but that names have a colon, which vLLM's have, and so ours beside them."""
+    """promtool minds nothing of /metrics but the colon in names, which vLLM's have, and so ours beside them."""
     told = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
     told_lines = [line for line in (told.stdout + told.stderr).splitlines() if line]
     assert [line for line in told_lines if "should not contain ':'" not in line] == []

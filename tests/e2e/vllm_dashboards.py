@@ -1,7 +1,7 @@
-"""What vLLM's public dashboards ask of a server: names, labels and forms of their queries, written from their description.
+"""What vLLM's public dashboards ask of a server: names, labels and forms of their queries.
 
-Selectors: one dashboard filters by `model_name` alone, the others by job, model, instance and engine. `NOT_EXPORTED` are
-names that some of their panels ask for and Relevo has not; docs/guides/dashboards.md lists them.
+Selectors: one dashboard filters by `model_name` alone, the others by job, model, instance and engine. `NOT_EXPORTED`:
+names that some of their panels ask for and Relevo has not, as docs/guides/dashboards.md says.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ COUNTERS = (
     "vllm:prefix_cache_queries_total",
     "vllm:prefix_cache_hits_total",
     "vllm:request_success_total",
-)
-GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:cache_config_info")
-NOT_EXPORTED = (
-    "vllm:num_requests_waiting_by_reason",
     "vllm:prompt_tokens_by_source_total",
+)
+GAUGES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
+)
+NOT_EXPORTED = (
     "vllm:prompt_tokens_cached_by_source_total",
     "vllm:external_prefix_cache_queries_total",
     "vllm:iteration_tokens_total",
@@ -87,6 +91,10 @@ def _single(interval: str) -> Iterator[str]:
         f"sum(rate(vllm:prefix_cache_hits_total{{{BY_ENGINE}}}[{interval}])) / "
         f"(sum(rate(vllm:prefix_cache_queries_total{{{BY_ENGINE}}}[{interval}])) > 0)"
     )
+    for reason in ("capacity", "deferred"):
+        yield f'sum(vllm:num_requests_waiting_by_reason{{{BY_ENGINE},reason="{reason}"}})'
+    for source in ("local_compute", "local_cache_hit", "external_kv_transfer"):
+        yield f'sum(rate(vllm:prompt_tokens_by_source_total{{{BY_ENGINE},source="{source}"}}[{interval}]))'
     for label in ("status", "handler"):
         yield f"sum by ({label}) (rate(http_requests_total{{{BY_JOB}}}[{interval}]))"
     yield (

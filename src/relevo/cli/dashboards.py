@@ -1,6 +1,6 @@
-"""`relevo dashboards DIR`: writes the Grafana dashboards, an example for Prometheus, and its rules, as they are packaged.
+"""`relevo dashboards DIR`: writes the Grafana dashboards, an example for Prometheus and its rules.
 
-Does not know what they show: `make dashboards` writes the package data. docs/guides/dashboards.md says how to use them.
+Does not know what they show: `make dashboards` writes the package data. How to use them: docs/guides/dashboards.md.
 """
 
 from __future__ import annotations

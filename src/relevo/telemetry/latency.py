@@ -120,6 +120,7 @@ class RequestRecord:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int  # summed over the n continuations
+    num_longest_output_tokens: int  # of the longest of them
     n: int
     max_tokens: int
     finish_reason: str  # of the first continuation: a value of core.request.FinishReason

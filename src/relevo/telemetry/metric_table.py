@@ -71,6 +71,8 @@ OUTCOMES = ("finished", "aborted", "failed")
 MISSED_WHEN = ("waiting", "running")
 HANDOFF_OUTCOMES = ("completed", "local", "failed", "aborted", "replayed")
 REJECTIONS = (*LIMITS, "ledger", "budget", "tokens_per_minute")
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")  # vLLM's; the last one stays 0
+WAITING_REASONS = ("capacity", "deferred")  # vLLM's; nothing here waits for what it calls deferred
 BLOCK_STATES = ("free", "reusable", "held", "quarantined")
 
 _REQUEST = ("model_name", "engine")
@@ -138,6 +140,11 @@ TABLE: tuple[Metric, ...] = (
         "Output tokens of completed requests, summed over their continuations.",
     ),
     _of_requests(
+        "vllm:request_max_num_generation_tokens",
+        TOKEN_BUCKETS,
+        "Output tokens of the longest continuation of completed requests.",
+    ),
+    _of_requests(
         "vllm:request_prefill_kv_computed_tokens",
         TOKEN_BUCKETS,
         "Prompt tokens of completed requests that had to be computed: those not found in a cache.",
@@ -149,6 +156,12 @@ TABLE: tuple[Metric, ...] = (
         "Prompt tokens of ended requests whose prompt was processed, cached ones included, each request once.",
     ),
     _count("vllm:prompt_tokens_cached_total", "Of vllm:prompt_tokens_total, those found in a cache."),
+    _count(
+        "vllm:prompt_tokens_by_source_total",
+        "vllm:prompt_tokens_total by where they came from; KV that workers hand over is never a source.",
+        labels=(*_REQUEST, "source"),
+        label_values=PROMPT_SOURCES,
+    ),
     _count(
         "vllm:request_success_total",
         "Ended requests by finish reason of their first continuation.",
@@ -280,6 +293,11 @@ TABLE: tuple[Metric, ...] = (
     _worker_gauge(
         "vllm:num_requests_waiting",
         "Requests that wait for room or for their first chunk; engine gateway: held back before any worker.",
+    ),
+    _worker_gauge(
+        "vllm:num_requests_waiting_by_reason",
+        "vllm:num_requests_waiting under the reason capacity, and 0 under deferred, which is none of ours.",
+        labels=(*_WORKER, "reason"),
     ),
     _worker_gauge("vllm:kv_cache_usage_perc", "Blocks held or quarantined, as a fraction of all (1 is full)."),
     _worker_gauge(

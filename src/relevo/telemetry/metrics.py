@@ -178,6 +178,9 @@ class GatewayMetrics:
         self._observe("vllm:request_prefill_time_seconds", labels, record.facts.prefill_s)
         self._counters["vllm:prompt_tokens_total"].labels(**labels).inc(record.num_prompt_tokens)
         self._counters["vllm:prompt_tokens_cached_total"].labels(**labels).inc(record.num_cached_tokens)
+        by_source = self._counters["vllm:prompt_tokens_by_source_total"]
+        by_source.labels(**labels, source="local_cache_hit").inc(record.num_cached_tokens)
+        by_source.labels(**labels, source="local_compute").inc(record.num_prompt_tokens - record.num_cached_tokens)
 
     def _observe_completed(self, record: RequestRecord, labels: dict[str, str]) -> None:
         times, facts = record.times, record.facts
@@ -189,6 +192,7 @@ class GatewayMetrics:
         num_computed = record.num_prompt_tokens - record.num_cached_tokens
         self._observe("vllm:request_prompt_tokens", labels, record.num_prompt_tokens)
         self._observe("vllm:request_generation_tokens", labels, record.num_output_tokens)
+        self._observe("vllm:request_max_num_generation_tokens", labels, record.num_longest_output_tokens)
         self._observe("vllm:request_prefill_kv_computed_tokens", labels, num_computed)
 
 

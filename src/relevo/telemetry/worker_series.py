@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from relevo.core.events import StepCounters, WireRefusal, WorkerLoad, WorkerPort, refused_key
 from relevo.core.kv import KVLayout, KVRefusal
-from relevo.telemetry.metric_table import BY_NAME, TABLE, Kind, Metric, Origin
+from relevo.telemetry.metric_table import BY_NAME, TABLE, WAITING_REASONS, Kind, Metric, Origin
 
 _Family = GaugeMetricFamily | CounterMetricFamily
 
@@ -131,6 +131,7 @@ class WorkerSeries(Collector):
                 _add(families, name, labels, value)
             for (door, reason), count in _refused(incarnations).items():
                 _add(families, "relevo:refused_connections_total", labels | {"door": door, "reason": reason}, count)
+            _add_waiting(families, labels, worker.load.num_waiting)
             for per, cost_s in _step_costs(worker.load).items():
                 _add(families, "relevo:step_cost_seconds", labels | {"per": per}, cost_s)
             for state, num_blocks in _blocks(worker.load).items():
@@ -141,6 +142,7 @@ class WorkerSeries(Collector):
     def _add_gateway(self, families: Mapping[str, _Family], model_name: str, status: StatusView) -> None:
         labels = {"model_name": model_name, "engine": GATEWAY, "role": GATEWAY}
         _add(families, "vllm:num_requests_waiting", labels, status.num_queued)
+        _add_waiting(families, labels, status.num_queued)
         _add(families, "relevo:requests_in_flight", labels, status.num_in_flight)
         for line in status.lines:
             _add(families, "relevo:requests_in_line", labels | {"class": line.name}, line.num_waiting)
@@ -155,6 +157,12 @@ def _family(metric: Metric) -> _Family:
 
 def _add(families: Mapping[str, _Family], name: str, labels: Mapping[str, str], value: float) -> None:
     families[name].add_metric([labels[label] for label in BY_NAME[name].labels], value)
+
+
+def _add_waiting(families: Mapping[str, _Family], labels: Mapping[str, str], num_waiting: int) -> None:
+    for reason in WAITING_REASONS:
+        value = num_waiting if reason == "capacity" else 0
+        _add(families, "vllm:num_requests_waiting_by_reason", {**labels, "reason": reason}, value)
 
 
 def _gauges(worker: WorkerView) -> dict[str, float]:

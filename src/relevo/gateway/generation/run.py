@@ -72,6 +72,7 @@ class PromptRun:
         self._token_at_ns: list[int] = []  # of the first continuation
         self._num_stamped_tokens = 0  # of all continuations
         self._num_output_tokens = 0
+        self._num_tokens_of = [0] * len(choices)  # of each continuation
         self._facts: PrefillFacts | None = None
 
     @property
@@ -130,6 +131,7 @@ class PromptRun:
             return
         delta = choice.feed(output)
         self._num_output_tokens += len(delta.tokens)
+        self._num_tokens_of[output.sample_index] += len(delta.tokens)
         if delta.finish_reason is not None:
             self._num_unfinished -= 1
         assert self._listener is not None, "started"
@@ -202,6 +204,7 @@ class PromptRun:
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_output_tokens=self.num_output_tokens,
+            num_longest_output_tokens=max(self._num_tokens_of),
             n=self.request.sampling.n,
             max_tokens=self.request.sampling.max_tokens,
             finish_reason=self._recorded_finish_reason(self._end.outcome),
