@@ -1,4 +1,4 @@
-"""The packaged dashboards: what the generator makes, only metrics that exist, told and coloured; and `relevo dashboards`.
+"""The packaged dashboards: what the generator makes, of metrics that exist, told and coloured; `relevo dashboards`.
 
 Red when a panel is changed without `make dashboards`, asks for a metric that is not exported, has no unit or
 description, or a colour outside the palette; and when the command writes over files that are not its own.
@@ -137,5 +137,5 @@ def test_the_command_says_why_it_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(SettingsError, match="is a file; name a folder"):
         dashboards(str(tmp_path / "file"))
-    with pytest.raises(SettingsError, match="cannot write .*; name another folder"):
+    with pytest.raises(SettingsError, match=r"cannot write .*; name another folder"):
         dashboards(str(tmp_path / "file" / "below"))
