@@ -58,6 +58,20 @@ async def test_forced_calls_are_as_many_as_the_request_allows() -> None:
     assert takes(one, CALL) and not takes(one, f"{CALL}\n{CALL}")
 
 
+async def test_a_named_function_is_called_once() -> None:
+    """As OpenAI's guide says. Red if it may be repeated, which a small model does to its limit."""
+    named = {"type": "function", "function": {"name": "weather"}}
+    held = await grammar(hermes(), tools=[WEATHER], tool_choice=named, parallel_tool_calls=True)
+    assert takes(held, CALL) and not takes(held, f"{CALL}\n{CALL}")
+
+
+async def test_a_model_that_is_told_of_tools_in_words_is_forced_to_one_call() -> None:
+    """It never learned when it has called enough. Red if it may repeat the call until a limit ends it."""
+    bare = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>")
+    held = await grammar(hermes(chat_template=ModelTemplates(bare)), tools=[WEATHER], tool_choice="required")
+    assert takes(held, CALL) and not takes(held, f"{CALL}\n{CALL}")
+
+
 async def test_auto_holds_strict_tools_and_no_others() -> None:
     r = hermes()
     assert (await r.chat(tools=[WEATHER])).status_code == 200

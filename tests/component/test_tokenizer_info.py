@@ -60,12 +60,20 @@ async def test_a_model_that_writes_text_has_no_embeddings(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [("auto", "default"), ("default", "default"), ("flex", "flex"), ("priority", "default"), (None, None)],
+    [("auto", "default"), ("default", "default"), ("flex", "flex"), ("priority", "default")],
 )
-async def test_an_answer_names_the_tier_that_served_it(asked: str | None, told: str | None) -> None:
+async def test_an_answer_names_the_tier_that_served_it(asked: str, told: str) -> None:
     """Red if the tier that was asked for is repeated where another one served."""
     for answer in (await rig(says("x")).chat(service_tier=asked), await rig(says("x")).complete(service_tier=asked)):
         assert answer.json()["service_tier"] == told
+
+
+async def test_an_answer_names_no_tier_where_the_request_named_none() -> None:
+    """Red if it says null: schemas that list the tiers refuse that."""
+    r = rig(says("x"))
+    chunks = (await r.chat(stream=True)).text + (await r.complete(stream=True)).text
+    assert "choices" in chunks and "service_tier" not in chunks
+    assert all("service_tier" not in answer.json() for answer in (await r.chat(), await r.complete()))
 
 
 async def test_a_header_decides_the_tier_over_the_body() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted_gateway import TOKENIZER, events, rig, says
+from scripted_gateway import MODEL, TOKENIZER, events, rig, says
 
 from relevo.gateway.text.chat_template import ChatTemplate, ModelTemplates
 
@@ -175,6 +175,28 @@ async def test_effort_reaches_the_template_and_none_switches_thinking_off(fields
         "{{ enable_thinking | default('-') }},{{ thinking | default('-') }}"
     )
     assert await prompt_of(template, **fields) == f"hi={shown}"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "ultra"},
+            "reasoning_effort",
+        ),
+        ("/v1/responses", {"input": "hi", "reasoning": {"effort": "ultra"}}, "reasoning.effort"),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "output_config": {"effort": "ultra"}},
+            "output_config.effort",
+        ),
+    ],
+)
+async def test_an_effort_of_no_api_is_refused(path: str, fields: dict[str, Any], param: str) -> None:
+    """Red if it is taken: no template knows it, and the client would take the answer for a deep one."""
+    answer = await rig(says("x")).post(path, {"model": MODEL, **fields})
+    assert answer.status_code == 400 and f"'{param}' must be one of none, minimal" in answer.text
 
 
 async def test_reasoning_is_left_out_where_the_client_does_not_want_it() -> None:

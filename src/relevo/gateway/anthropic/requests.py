@@ -61,4 +61,4 @@ def _template_kwargs(fields: ConversationFields, skipped: Skipped) -> dict[str, 
         for name in ("budget_tokens", "display"):
             if name in fields.thinking:
                 skipped.note("thinking", name)
-    return with_effort(kwargs, effort)
+    return with_effort(kwargs, effort, param="output_config.effort")

@@ -57,7 +57,7 @@ def grammar_of(
             calls="only" if is_forced else "some" if tools and shape is not None else "none",
             tools=tools,
             shape=shape,
-            is_parallel=asked.tool_choice.is_parallel,
+            is_parallel=asked.tool_choice.is_parallel and not (is_forced and _emulates(served)),
             thoughts=_thoughts(served, prompt),
             specials=_specials(served),
         )
@@ -66,8 +66,12 @@ def grammar_of(
 
 def _holds_auto(served: ServedModel, tools: list[Tool]) -> bool:
     """Whether calls are held that a model may leave: those of strict tools, and those it was told of in words."""
-    emulates = served.chat_template is not None and served.chat_template.emulates_tools
-    return emulates or any(tool.is_strict for tool in tools)
+    return _emulates(served) or any(tool.is_strict for tool in tools)
+
+
+def _emulates(served: ServedModel) -> bool:
+    """Such a model never learned to write calls, nor when it has called enough: forced, it would repeat one call."""
+    return served.chat_template is not None and served.chat_template.emulates_tools
 
 
 def _shape(served: ServedModel, output_format: OutputFormat | None, *, is_forced: bool) -> CallShape | None:

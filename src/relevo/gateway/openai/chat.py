@@ -29,7 +29,7 @@ from relevo.gateway.openai.unsupported import (
     refuse_fields,
     refuse_unsupported,
 )
-from relevo.gateway.openai.writer import OpenAIWriter
+from relevo.gateway.openai.writer import OpenAIWriter, tier_json
 from relevo.gateway.text.parts import Delta, Part, ReasoningPart, RefusalPart, TextPart, ToolCallPart
 from relevo.gateway.text.served_models import TextTokenizer
 
@@ -68,7 +68,7 @@ def _prepare(call: Call, body: bytes) -> tuple[Prepared, OpenAIWriter]:
 
 
 def _prompt(fields: ChatFields) -> ChatPrompt:
-    template_kwargs = with_effort(fields.chat_template_kwargs, fields.reasoning_effort)
+    template_kwargs = with_effort(fields.chat_template_kwargs, fields.reasoning_effort, param="reasoning_effort")
     tools = function_tools(fields.tools or ())
     return ChatPrompt(
         messages=fields.messages,
@@ -176,7 +176,7 @@ class ChatShape:
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "service_tier": self.service_tier,
+            **tier_json(self.service_tier),
             "system_fingerprint": self.fingerprint,
             "choices": choices,
         }

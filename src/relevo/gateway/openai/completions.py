@@ -29,7 +29,7 @@ from relevo.gateway.openai.prompt_logprobs import (
 from relevo.gateway.openai.requests import generation_spec, response_id
 from relevo.gateway.openai.schemas import CompletionFields
 from relevo.gateway.openai.unsupported import FIELDS_WITHOUT_EFFECT, refuse_fields, refuse_unsupported
-from relevo.gateway.openai.writer import OpenAIWriter
+from relevo.gateway.openai.writer import OpenAIWriter, tier_json
 from relevo.gateway.text.parts import Delta, text_of
 from relevo.gateway.text.served_models import TextTokenizer
 
@@ -219,7 +219,7 @@ class CompletionShape:
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
-            "service_tier": self.service_tier,
+            **tier_json(self.service_tier),
             "system_fingerprint": self.fingerprint,
             "choices": choices,
         }

@@ -78,6 +78,11 @@ def usage_json(usage: Usage) -> dict[str, Any]:
     }
 
 
+def tier_json(service_tier: str | None) -> dict[str, str]:
+    """Nothing where none was named: published schemas list the tiers, and null is not always among them."""
+    return {} if service_tier is None else {"service_tier": service_tier}
+
+
 @dataclass(slots=True)
 class OpenAIWriter:
     """The `ReplyWriter` of both. `usage`: what the request has used up to now."""

@@ -146,7 +146,7 @@ def _prompt(call: Call, fields: ResponseFields, before: history.Items) -> tuple[
     given = [{"role": "user", "content": fields.input}] if isinstance(fields.input, str) else fields.input or []
     seal = Seal(call.context.sealing_key, call.tenant)
     messages = chat_messages(fields.instructions, before, given, tools, seal, note)
-    template_kwargs = with_effort(fields.chat_template_kwargs, fields.reasoning.effort)
+    template_kwargs = with_effort(fields.chat_template_kwargs, fields.reasoning.effort, param="reasoning.effort")
     if fields.text.verbosity is not None:
         template_kwargs.setdefault("verbosity", fields.text.verbosity)
     prompt = ChatPrompt(messages=messages, tools=tools.shown, tool_choice=choice, template_kwargs=template_kwargs)
