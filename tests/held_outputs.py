@@ -30,7 +30,7 @@ SCHEMA = {
 AMOUNT = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False})
 WORDS = LLMatcher.grammar_from_regex("[a-d]{2}( [a-d]{2})*")  # may end soon and need not
 BOMB = LLMatcher.grammar_from_regex("((a{1,100}){1,100}){1,100}")  # dies about 30 tokens into the output
-DOOMED = LLMatcher.grammar_from_regex("(((((a{1,9}){1,9}){1,9}){1,9}){1,9}){1,9}")  # a few tokens into it
+DOOMED = LLMatcher.grammar_from_regex("(" * 7 + "a{1,9}" + "){1,9}" * 7)  # about ten tokens into it
 BROKEN = LLMatcher.grammar_from_regex("(a|")
 
 

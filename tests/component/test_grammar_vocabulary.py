@@ -65,6 +65,35 @@ def test_a_matcher_follows_from_the_output_alone(choices: list[int], data: st.Da
             return
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        AMOUNT,
+        LLMatcher.grammar_from_json_schema({"type": "object"}),
+        LLMatcher.grammar_from_regex("a[bc]|ab*"),
+        LLMatcher.grammar_from_regex("(?s:.*)x"),
+        LLMatcher.grammar_from_lark(f'start: /[a-c]*/ (<[{MARKUP}]> "ab" start)?'),
+    ],
+)
+@given(st.lists(st.integers(0, 1 << 16), min_size=1, max_size=12))
+def test_single_tokens_are_let_through_as_the_mask_says(grammar: str, choices: list[int]) -> None:
+    """Of every token: ends, special ones, two of one spelling, one that spells nothing. Red when a draw that asks about
+    its token alone could be another one than with the mask."""
+    compiled = VOCABULARY.compile(grammar)
+    asked, masked, output = compiled.start(), compiled.start(), list[int]()
+    for choice in choices:
+        allowed, forced = let_through(masked), asked.forced_token()
+        if forced is None:
+            assert [token_id for token_id in range(VOCABULARY.size) if asked.lets_through(token_id)] == allowed
+        else:
+            assert allowed == [forced]
+        output.append(allowed[choice % len(allowed)])
+        if output[-1] in (END, OTHER_END):
+            return
+        asked.follow(output)
+        masked.follow(output)
+
+
 def test_tokens_that_spell_the_same_are_let_through_together() -> None:
     """Red when only one id of a spelling is known: the model may have learnt the other."""
     assert {ord("a"), SECOND_A, AB} == set(let_through(matcher_after(LLMatcher.grammar_from_regex("a[bc]"), [])))

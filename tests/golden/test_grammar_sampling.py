@@ -1,28 +1,36 @@
 """Draws under the masks of a grammar: on both backends, alone and in a batch, beside everything else a request may ask.
 
 Red when a backend reads a mask differently from the reference, when a masked row depends on its batch, when what is not
-let through is drawn, or when log-probabilities become those of what is left.
+let through is drawn, when a draw that does without its mask is another one than with it, or when log-probabilities
+become those of what is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
+from held_outputs import AMOUNT, WORDS, fake_grammars
+from held_outputs import EOS as FAKE_EOS
 from relevo.core.baton import SampledToken, SampleState
+from relevo.core.ids import RequestId
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.engine.grammar_masks import SampleSpec, StepMasks
+from relevo.engine.fake_model import FAKE_MODEL
+from relevo.engine.grammar_masks import GrammarMasks, HeldDraws, SampleSpec
 from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.row_math import Masks, NumpyRowMath, RowMath
 from relevo.engine.sampler import Sampler
 
 EOS, STOP, BIASED = 3, 6, 5
+VOCAB = FAKE_MODEL.vocab_size
+TEXT = LLMatcher.grammar_from_lark('start: /[a-z ]*/ ("{" /[0-9]+/ "}")*')
 REFERENCE = NumpyRowMath()
 NATIVE = NativeOps(cores=(0, 1)).row_math
 EITHER = pytest.mark.parametrize("row_math", [REFERENCE, NATIVE], ids=["numpy", "native"])
@@ -61,11 +69,55 @@ def spec(row: int, params: dict[str, Any], num_output: int = 0) -> SampleSpec:
     return row, request, SampleState(row % 3, [4] * num_output)
 
 
-def masks_for(allowed: Sequence[Sequence[int]], specs: Sequence[SampleSpec], vocab_size: int) -> StepMasks:
+@dataclass
+class Fixed:
+    """Implements HeldDraws: of each held draw the tokens that are let through. `is_lazy`: it answers about single
+    tokens, so that masks are made only where a draw needs one; otherwise all draws have one."""
+
+    allowed: dict[int, Collection[int]]
+    vocab_size: int
+    is_lazy: bool = True
+
+    @property
+    def places(self) -> Collection[int]:
+        return self.allowed.keys()
+
+    def forced(self, place: int) -> int | None:
+        return next(iter(self.allowed[place])) if self.is_lazy and len(self.allowed[place]) == 1 else None
+
+    def lets_through(self, place: int, token_id: int) -> bool:
+        return self.is_lazy and token_id in self.allowed[place]
+
+    def masks(self, places: Sequence[int]) -> Masks:
+        return np.stack([mask_of(list(self.allowed[place]), self.vocab_size) for place in places])
+
+
+@dataclass
+class AlwaysMasked:
+    """Implements HeldDraws: another's draws, with a mask each."""
+
+    held: HeldDraws
+
+    @property
+    def places(self) -> Collection[int]:
+        return self.held.places
+
+    def forced(self, place: int) -> None:
+        return None
+
+    def lets_through(self, place: int, token_id: int) -> bool:
+        return False
+
+    def masks(self, places: Sequence[int]) -> Masks:
+        return self.held.masks(places)
+
+
+def masks_for(
+    allowed: Sequence[Sequence[int]], specs: Sequence[SampleSpec], vocab_size: int, is_lazy: bool = True
+) -> Fixed:
     """In another order than that of the specs."""
     held = [place for place, (_, request, _) in enumerate(specs) if request.sampling.grammar is not None][::-1]
-    bits = np.stack([mask_of(allowed[place], vocab_size) for place in held]) if held else np.zeros((0, 1), np.uint32)
-    return StepMasks(bits, {place: row for row, place in enumerate(held)})
+    return Fixed({place: allowed[place] for place in held}, vocab_size, is_lazy)
 
 
 def draw_one(row_math: RowMath, allowed: Sequence[int], logits: np.ndarray, **params: Any) -> SampledToken:
@@ -86,19 +138,75 @@ def test_masked_draws_are_those_of_the_reference_and_of_the_row_alone(
 ) -> None:
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))
     logits = (random.normal(size=(len(wanted), vocab_size + padding)) * 2).astype(np.float32)
-    density = data.draw(st.sampled_from([0.01, 0.5, 0.97]))
+    density = data.draw(st.sampled_from([0.01, 0.5, 0.97, 1.0]))
     allowed = [sorted({*np.flatnonzero(random.random(vocab_size) < density), row % vocab_size}) for row in range(6)]
     specs = [spec(row, params, num_output) for row, (params, num_output) in enumerate(wanted)]
     masks = masks_for(allowed, specs, vocab_size)
     before = logits.copy()
-    reference = Sampler(vocab_size).sample(logits, specs, None, masks)
+    reference = Sampler(vocab_size).sample(logits, specs, None, replace(masks, is_lazy=False))
+    assert Sampler(vocab_size).sample(logits, specs, None, masks) == reference
     assert Sampler(vocab_size, NATIVE).sample(logits, specs, None, masks) == reference
     assert np.array_equal(logits, before)
     for place, one in enumerate(specs):
-        if place in masks.row_of:
+        if place in masks.places:
             assert reference[place].token_id in allowed[place]
         alone = masks_for([allowed[place]], [one], vocab_size)
         assert Sampler(vocab_size, NATIVE).sample(logits, [one], None, alone) == [reference[place]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(sampling_params, st.sampled_from([AMOUNT, WORDS, TEXT, None])), min_size=1, max_size=5),
+    st.integers(0, 1000),
+    st.sampled_from([0.0, 4.0, 30.0]),
+    st.sampled_from([REFERENCE, NATIVE]),
+)
+def test_outputs_are_those_of_a_mask_for_every_draw(
+    wanted: list[tuple[dict[str, Any], str | None]], seed: int, eagerness: float, row_math: RowMath
+) -> None:
+    """Outputs of real grammars, whose model wants what may come more or less. Red when the matcher says of a token
+    something else than the mask does, or when a draw would have been another one under the mask."""
+    told = {}
+    for is_lazy in (True, False):
+        random = np.random.default_rng(seed)
+        grammars, sampler = GrammarMasks(fake_grammars(), VOCAB), Sampler(VOCAB, row_math)
+        favourites = np.frombuffer(b'{"amount":12,"unit":"kg","notes":["a","bc"]} ab cd', np.uint8)
+        requests = [
+            EngineRequest(
+                request_id=RequestId(f"r{number}"),
+                prompt_token_ids=(1, 2),
+                sampling=SamplingParams(**{"max_tokens": 64} | params | {"grammar": grammar}),
+                eos_token_ids=(FAKE_EOS,),
+            )
+            for number, (params, grammar) in enumerate(wanted)
+        ]
+        outputs: list[list[int]] = [[] for _ in requests]
+        draws: list[list[SampledToken]] = []
+        for _ in range(14):
+            logits = random.normal(size=(len(requests), VOCAB)).astype(np.float32)
+            logits[:, favourites] += np.float32(eagerness) * random.random((len(requests), 1)).astype(np.float32)
+            going = [row for row, output in enumerate(outputs) if FAKE_EOS not in output]
+            specs = [(row, requests[row], SampleState(row % 2, outputs[row])) for row in going]
+            held = grammars.of(specs)
+            drawn = sampler.sample(logits, specs, None, held if is_lazy else AlwaysMasked(held))
+            assert not held.failures
+            draws.append(drawn)
+            for row, token in zip(going, drawn, strict=True):
+                outputs[row].append(token.token_id)
+        told[is_lazy] = draws
+    assert told[True] == told[False]
+
+
+@EITHER
+@pytest.mark.parametrize("asked", [{"temperature": 0.0}, {}, {"min_p": 0.05}, {"logit_bias": {BIASED: 1.0}}])
+def test_a_draw_that_is_let_through_makes_no_mask(row_math: RowMath, asked: dict[str, Any]) -> None:
+    """Red when masks are made for draws that they do not change; each costs a walk of the whole vocabulary."""
+    logits = np.zeros((1, 50), np.float32)
+    logits[0, 7] = 60.0
+    specs = [spec(0, {"grammar": "g"} | asked)]
+    held = masks_for([[6, 7, 8]], specs, 50)
+    held.masks = None  # type: ignore[method-assign,assignment]  # calling it fails
+    assert Sampler(50, row_math).sample(logits, specs, None, held)[0].token_id == 7
 
 
 @EITHER

@@ -18,7 +18,7 @@ from relevo.core.kv import KVLayout
 from relevo.core.plan import ScheduledRow
 from relevo.core.ports import ModelRunner
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.engine.grammar_masks import StepMasks
+from relevo.engine.grammar_masks import HeldDraws
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.families import spec_of
 from relevo.engine.ops.torch.ops import TorchOps
@@ -54,10 +54,10 @@ class Recorder:
         self.calls: list[tuple[np.ndarray, list[SampleSpec]]] = []
 
     def sample(
-        self, logits: np.ndarray, specs: Sequence[SampleSpec], summaries: RowSummaries | None, masks: StepMasks
+        self, logits: np.ndarray, specs: Sequence[SampleSpec], summaries: RowSummaries | None, held: HeldDraws
     ) -> list[SampledToken]:
         self.calls.append((logits.copy(), list(specs)))
-        return Sampler(logits.shape[1]).sample(logits, specs, summaries, masks)
+        return Sampler(logits.shape[1]).sample(logits, specs, summaries, held)
 
 
 @pytest.fixture(params=BACKENDS)

@@ -202,6 +202,8 @@ class FakeModel:
         for each in wanted:
             if allowed(each):
                 return each
+        if token_id not in banned and allowed(token_id):
+            return token_id
         held_back = {each for each in range(self.vocab_size) if not allowed(each)}
         everything = len(held_back | banned) == self.vocab_size
         return self._next_allowed(token_id, held_back if everything else held_back | banned)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import numpy as np
+import numpy.typing as npt
 
 from relevo.core.baton import SampledToken, SampleState
 from relevo.core.errors import RequestError
 from relevo.core.events import StepCosts
-from relevo.core.ids import BlockId, RequestId
+from relevo.core.ids import BlockId, RequestId, TokenId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.plan import ScheduledRow, StepFailure, StepPlan, StepResult
 from relevo.core.prompt_scores import PromptScores
@@ -36,7 +37,7 @@ from relevo.engine.fake_model import (
     fingerprints,
 )
 from relevo.engine.fake_script import Script
-from relevo.engine.grammar_masks import NO_MASKS, GrammarMasks, SampleSpec, StepMasks
+from relevo.engine.grammar_masks import NOTHING_HELD, GrammarMasks, SampleSpec, StepGrammars
 from relevo.engine.ops.cache_groups import only_full_group
 from relevo.engine.prompt_scores import num_scores
 from relevo.engine.row_math import let_through
@@ -90,10 +91,11 @@ class FakeRunner:
         for source, target in plan.block_copies:
             self._arena.copy_block(source, target)
         rows = self._replica.rows(plan)
-        masks = NO_MASKS if self._grammar_masks is None else self._grammar_masks.of(_draws(rows))
+        held = NOTHING_HELD if self._grammar_masks is None else self._grammar_masks.of(_draws(rows))
         places = count()
-        failures = dict(masks.failures)
-        sampled = tuple(self._compute(row, masks, places, failures) for row in rows)
+        failures: dict[RequestId, StepFailure] = {}
+        sampled = tuple(self._compute(row, held, places, failures) for row in rows)
+        failures |= held.failures
         scores = {place: self._scores(rows[place]) for place in plan.scored}
         if self.fault is not None:
             self.fault(rows)
@@ -110,7 +112,7 @@ class FakeRunner:
         context_hash(fingerprints([0, 1], 0, 0), fingerprints([0, 1], 0, 0))
 
     def _compute(
-        self, row: ScheduledRow, masks: StepMasks, places: Iterator[int], failures: dict[RequestId, StepFailure]
+        self, row: ScheduledRow, held: StepGrammars, places: Iterator[int], failures: dict[RequestId, StepFailure]
     ) -> tuple[SampledToken, ...]:
         """Adds to `failures` what no rule of the script matches."""
         end = row.start + len(row.token_ids)
@@ -124,14 +126,15 @@ class FakeRunner:
         if not row.samples:
             return ()
         context = context_hash(*self._context(row.block_ids, end))
-        allowed = [_allowed(masks, next(places)) for _ in row.samples]
-        if row.request_id in failures:
+        allowed = [_allowed(held, next(places)) for _ in row.samples]
+        if row.request_id in held.failures:
             return ()
         try:
-            return tuple(self._draw(row, *each, context) for each in zip(row.samples, allowed, strict=True))
+            drawn = tuple(self._draw(row, *each, context) for each in zip(row.samples, allowed, strict=True))
         except RequestError as refusal:
             failures[row.request_id] = StepFailure(refusal.code, refusal.message)
             return ()
+        return () if row.request_id in held.failures else drawn
 
     def _draw(self, row: ScheduledRow, sample: SampleState, allowed: Allowed | None, context: int) -> SampledToken:
         request, index = row.request, sample.sample_index
@@ -160,9 +163,26 @@ def _draws(rows: Sequence[ScheduledRow]) -> list[SampleSpec]:
     return [(index, row.request, sample) for index, row in enumerate(rows) for sample in row.samples]
 
 
-def _allowed(masks: StepMasks, place: int) -> Allowed | None:
+def _allowed(held: StepGrammars, place: int) -> Allowed | None:
     """By the grammar of the draw at this place; None: it has none."""
-    if place not in masks.row_of:
-        return None
-    bits = masks.bits[masks.row_of[place]]
-    return let_through(bits, 32 * len(bits)).__getitem__
+    return LetThrough(held, place) if place in held.places else None
+
+
+class LetThrough:
+    """As a sampler asks: about single tokens while they are let through, then once for the mask."""
+
+    def __init__(self, held: StepGrammars, place: int) -> None:
+        self._held = held
+        self._place = place
+        self._forced = held.forced(place)
+        self._mask: npt.NDArray[np.bool_] | None = None
+
+    def __call__(self, token_id: TokenId) -> bool:
+        if self._forced is not None:
+            return token_id == self._forced
+        if self._mask is None:
+            if self._held.lets_through(self._place, token_id):
+                return True
+            (bits,) = self._held.masks([self._place])
+            self._mask = let_through(bits, 32 * len(bits))
+        return bool(self._mask[token_id])

@@ -1,22 +1,22 @@
-"""What may come next in each output that is held to a grammar: one bit for every token of the vocabulary.
+"""What may come next in each output that is held to a grammar: asked of single tokens, and as masks, one bit for each
+token of the vocabulary.
 
 Owns where each of those outputs is in its grammar, and the memory of the masks, which is used again in every step.
 Nothing of it is handed over with a request: it follows from the grammar and the output tokens alone, so a continuation
 goes on in the same place on another worker, after a preemption and in every rank of a group. Does not know how a token
-is drawn, or what becomes of an output that cannot go on.
+is drawn, which draws can do without a mask, or what becomes of an output that cannot go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from relevo.core.baton import SampleState
 from relevo.core.errors import GrammarFailed, RelevoError
-from relevo.core.ids import RequestId
+from relevo.core.ids import RequestId, TokenId
 from relevo.core.plan import StepFailure
 from relevo.core.request import EngineRequest
 from relevo.engine.grammars import Grammars
@@ -28,20 +28,28 @@ if TYPE_CHECKING:
 
 SampleSpec = tuple[int, EngineRequest, SampleState]  # (row in logits, request, continuation)
 
-NO_BITS: Masks = np.zeros((0, 0), dtype=np.uint32)
 _NUM_SPARE = 64  # arbitrary: outputs whose place is remembered although the last step did not draw for them
+_EVERY_TOKEN = np.uint32(0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True)
-class StepMasks:
-    """For the draws of one step, valid until the next is asked for."""
+class HeldDraws(Protocol):
+    """The draws of one step that grammars hold, by their place among its draws. All the answers say one thing: which
+    tokens the mask of a draw has."""
 
-    bits: Masks = field(default_factory=lambda: NO_BITS)
-    row_of: Mapping[int, int] = field(default_factory=dict)  # of `bits`, by place among the draws; others are free
-    failures: Mapping[RequestId, StepFailure] = field(default_factory=dict)  # none of their draws counts
+    @property
+    def places(self) -> Collection[int]: ...
 
+    def forced(self, place: int) -> TokenId | None:
+        """The only token of the mask, if that is known without it."""
+        ...
 
-NO_MASKS = StepMasks()
+    def lets_through(self, place: int, token_id: TokenId) -> bool:
+        """Where nothing is forced."""
+        ...
+
+    def masks(self, places: Sequence[int]) -> Masks:
+        """[N, ceil(V / 32)], valid until the next are asked for."""
+        ...
 
 
 class HeldOutput:
@@ -59,6 +67,45 @@ class HeldOutput:
         return self.request is request and self.output is sample.output_token_ids
 
 
+class StepGrammars:
+    """Implements `HeldDraws`; valid until the next step. `failures` is complete once all is drawn."""
+
+    def __init__(
+        self,
+        held: Mapping[int, HeldOutput],
+        failures: dict[RequestId, StepFailure],
+        masks: GrammarMasks | None = None,
+    ) -> None:
+        """`held`: by place among the draws."""
+        self.failures = failures  # of requests; none of their draws counts
+        self._held = held
+        self._masks = masks
+
+    @property
+    def places(self) -> Collection[int]:
+        return self._held.keys()
+
+    def forced(self, place: int) -> TokenId | None:
+        return self._held[place].matcher.forced_token()
+
+    def lets_through(self, place: int, token_id: TokenId) -> bool:
+        return self._held[place].matcher.lets_through(token_id)
+
+    def masks(self, places: Sequence[int]) -> Masks:
+        """An output that cannot go on is among `failures` from here on, and draws what it likes."""
+        assert self._masks is not None, "there are no places"
+        bits = self._masks.fill([self._held[place].matcher for place in places])
+        for row, place in enumerate(places):
+            output = self._held[place]
+            if output.matcher.failure or not bits[row].any():
+                self.failures[output.request.request_id] = _failure(output)
+                bits[row] = _EVERY_TOKEN
+        return bits
+
+
+NOTHING_HELD = StepGrammars({}, {})
+
+
 class GrammarMasks:
     def __init__(self, grammars: Grammars, vocab_size: int, num_threads: int = 1) -> None:
         """`num_threads`: that masks of one step are made by."""
@@ -69,28 +116,25 @@ class GrammarMasks:
         self._outputs: dict[tuple[RequestId, int], HeldOutput] = {}
         self._executor: LLExecutor | None = None
 
-    def of(self, specs: Sequence[SampleSpec]) -> StepMasks:
+    def of(self, specs: Sequence[SampleSpec]) -> StepGrammars:
         """Of those that draw for a request with a grammar."""
         places = [place for place, (_, request, _) in enumerate(specs) if request.sampling.grammar is not None]
         if not places:
-            return NO_MASKS
+            return NOTHING_HELD
         held: dict[int, HeldOutput] = {}
         failures: dict[RequestId, StepFailure] = {}
         for place in places:
             _, request, sample = specs[place]
             try:
-                held[place] = self._follow(request, sample)
+                output = held[place] = self._follow(request, sample)
             except RelevoError as error:  # compiled here, because the grammar was forgotten meanwhile
                 failures[request.request_id] = StepFailure(error.code, error.message)
-        bits = self._fill([each.matcher for each in held.values()])
-        for row, output in enumerate(held.values()):
-            if output.matcher.failure or not bits[row].any():
-                failures[output.request.request_id] = _failure(output)
+            else:
+                if output.matcher.failure:
+                    failures[request.request_id] = _failure(output)
         self._forget_others(held.values())
-        row_of = {
-            place: row for row, (place, each) in enumerate(held.items()) if each.request.request_id not in failures
-        }
-        return StepMasks(bits, row_of, failures)
+        able = {place: each for place, each in held.items() if each.request.request_id not in failures}
+        return StepGrammars(able, failures, self)
 
     @property
     def num_kept(self) -> int:
@@ -107,8 +151,8 @@ class GrammarMasks:
         output.matcher.follow(sample.output_token_ids)
         return output
 
-    def _fill(self, matchers: Sequence[GrammarMatcher]) -> Masks:
-        """Without the interpreter lock, and on several threads where there are several."""
+    def fill(self, matchers: Sequence[GrammarMatcher]) -> Masks:
+        """A mask for each. Without the interpreter lock, and on several threads where there are several."""
         if len(self._bits) < len(matchers):
             self._bits = np.zeros((len(matchers), self._num_words), dtype=np.uint32)
         bits = self._bits[: len(matchers)]

@@ -21,7 +21,7 @@ from relevo.core.kv import KVLayout
 from relevo.core.plan import ScheduledRow, StepClocks, StepPlan, StepResult
 from relevo.core.replica import Replica, ReplicaSequence
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.engine.grammar_masks import NO_MASKS, GrammarMasks, SampleSpec, StepMasks
+from relevo.engine.grammar_masks import NOTHING_HELD, GrammarMasks, HeldDraws, SampleSpec
 from relevo.engine.inputs import StepPacker
 from relevo.engine.models.spec import Model
 from relevo.engine.prompt_scores import logit_rows, scores_of
@@ -47,7 +47,7 @@ class TokenSampler(Protocol):
         logits: npt.NDArray[np.float32],
         specs: Sequence[SampleSpec],
         summaries: RowSummaries | None,
-        masks: StepMasks,
+        held: HeldDraws,
     ) -> list[SampledToken]: ...
 
 
@@ -92,18 +92,18 @@ class LocalRunner:
         computed = time.perf_counter()
         scores = scores_of(plan, rows, sequences, logits.values, self.vocab_size)
         specs = _draws(plan, sequences, rows.of_draws)
-        masks = NO_MASKS if self._grammar_masks is None else self._grammar_masks.of(specs)
-        tokens = iter(self._sampler.sample(logits.values, specs, logits.summaries, masks) if specs else ())
+        held = NOTHING_HELD if self._grammar_masks is None else self._grammar_masks.of(specs)
+        tokens = iter(self._sampler.sample(logits.values, specs, logits.summaries, held) if specs else ())
         sampled = tuple([tuple(islice(tokens, num_draws)) for num_draws in plan.num_draws])
-        if masks.failures:
+        if held.failures:
             sampled = tuple(
                 [
-                    () if sequence.request.request_id in masks.failures else drawn
+                    () if sequence.request.request_id in held.failures else drawn
                     for sequence, drawn in zip(sequences, sampled, strict=True)
                 ]
             )
         clocks = StepClocks(packed - started, logits.kernel_s, time.perf_counter() - computed)
-        return StepResult(plan.step_id, sampled, 0.0, clocks, masks.failures, scores)
+        return StepResult(plan.step_id, sampled, 0.0, clocks, held.failures, scores)
 
     def warm_up(self) -> None:
         """One chunk, one batch of decodes, one single decode."""
