@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 
 from relevo.gateway.anthropic.schemas import MessagesFields
 from relevo.gateway.openai.schemas import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from relevo.gateway.responses.schemas import ResponseFields
 
 SCHEMAS = {
     b"/v1/completions": (CompletionFields, {"prompt": "hi", "max_tokens": 2}),
     b"/v1/chat/completions": (ChatFields, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
     b"/v1/messages": (MessagesFields, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+    b"/v1/responses": (ResponseFields, {"model": "tiny", "input": "hi", "max_output_tokens": 2}),
     b"/tokenize": (TokenizeFields, {"prompt": "hi"}),
     b"/detokenize": (DetokenizeFields, {"tokens": [1, 2]}),
 }

@@ -14,6 +14,7 @@ from relevo.core.errors import InvalidRequest
 from relevo.gateway.anthropic.schemas import MessagesFields
 from relevo.gateway.metering.usage_query import parse_moment
 from relevo.gateway.openai.schemas import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from relevo.gateway.responses.schemas import ResponseFields
 
 NOW_MS = 1_796_000_000_000
 USER = {"role": "user", "content": "hi"}
@@ -94,6 +95,7 @@ HUGE = ("1" + "0" * 400, "-1" + "0" * 400, "1" + "0" * 39, "1" + "0" * 4999, "1e
         ("/v1/completions", CompletionFields, {"prompt": "hi"}),
         ("/v1/chat/completions", ChatFields, {"messages": [USER]}),
         ("/v1/messages", MessagesFields, {"messages": [USER], "max_tokens": 2}),
+        ("/v1/responses", ResponseFields, {"model": "tiny", "input": "hi"}),
         ("/tokenize", TokenizeFields, {"prompt": "hi"}),
         ("/detokenize", DetokenizeFields, {"tokens": [1]}),
     ],

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relevo.core.errors import InvalidRequest
+from relevo.core.told_values import as_sent
 from relevo.gateway.anthropic.blocks import Skipped, checked_blocks, joined_text, lines, text_of
 from relevo.policy.routing.affinity import BILLING_PREFIX
 
@@ -45,7 +46,7 @@ class _Turns:
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES:
             raise InvalidRequest(
-                f"'{place}.role' must be 'user', 'assistant' or 'system', got {role!r}.", param=f"{place}.role"
+                f"'{place}.role' must be 'user', 'assistant' or 'system', got {as_sent(role)}.", param=f"{place}.role"
             )
         if role == "user":
             self._add_user(content, f"{place}.content")

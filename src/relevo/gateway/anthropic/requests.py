@@ -41,7 +41,7 @@ def output_format_of(fields: ConversationFields) -> OutputFormat | None:
     if not given:
         return None
     if not isinstance(given, dict) or given.get("type") != "json_schema" or not isinstance(given.get("schema"), dict):
-        raise InvalidRequest(f"'{param}' must be {{'type': 'json_schema', 'schema': {{...}}}}.", param=param)
+        raise InvalidRequest(f"'{param}' must be of type 'json_schema' and have a 'schema', an object.", param=param)
     return OutputFormat(kind="json_schema", value=given["schema"], param=param)
 
 

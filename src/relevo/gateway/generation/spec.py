@@ -61,7 +61,7 @@ class ChatPrompt:
     @property
     def callable_tools(self) -> Sequence[Mapping[str, Any]]:
         """Of the declared ones, those that an answer may call."""
-        names, shown = self.tool_choice.names, self.shown_tools
+        names, shown = frozenset(self.tool_choice.names), self.shown_tools
         return [tool for tool in shown if tool["function"]["name"] in names] if names else shown
 
     @property

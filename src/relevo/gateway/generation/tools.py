@@ -19,12 +19,12 @@ _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 def check_tools(served: ServedModel, prompt: ChatPrompt) -> None:
     """Raises InvalidRequest before anything is generated."""
     choice, names = prompt.tool_choice, [tool["function"]["name"] for tool in prompt.tools]
-    if len(names) > MAX_TOOLS:
-        raise InvalidRequest(f"'tools' has {len(names)} tools; at most {MAX_TOOLS} are allowed.", param="tools")
+    check_num_tools(len(names))
     if choice.mode == "required" and not names:
         raise InvalidRequest("'tool_choice' demands a call, and 'tools' declares none to make.", param="tool_choice")
+    declared = frozenset(names)
     for name in choice.names if choice.mode != "none" else ():
-        if name not in names:
+        if name not in declared:
             known = ", ".join(names) or "none"
             raise InvalidRequest(
                 f"'tool_choice' names {name!r}, which is not among the tools of this request: {known}.",
@@ -37,6 +37,12 @@ def check_tools(served: ServedModel, prompt: ChatPrompt) -> None:
             "out, send 'tool_choice': 'none', or start the server without --tool-emulation off.",
             param="tools",
         )
+
+
+def check_num_tools(num_tools: int) -> None:
+    """Raises InvalidRequest."""
+    if num_tools > MAX_TOOLS:
+        raise InvalidRequest(f"'tools' has {num_tools} tools; at most {MAX_TOOLS} are allowed.", param="tools")
 
 
 def function_tool(

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from relevo.core.errors import InvalidRequest
+from relevo.core.told_values import as_sent
 from relevo.gateway.generation.spec import OutputFormat
 from relevo.gateway.openai.schemas import GenerationFields
 
@@ -62,7 +63,7 @@ def _response_format(wish: Any) -> OutputFormat | None:
         return OutputFormat(kind="json_object")
     if kind != "text":
         raise InvalidRequest(
-            f"'response_format.type' must be one of {', '.join(map(repr, _RESPONSE_FORMATS))}, got {kind!r}.",
+            f"'response_format.type' must be one of {', '.join(map(repr, _RESPONSE_FORMATS))}, got {as_sent(kind)}.",
             param="response_format.type",
         )
     return None

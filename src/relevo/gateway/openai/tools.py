@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relevo.core.errors import InvalidRequest
+from relevo.core.told_values import as_sent
 from relevo.gateway.generation.spec import ToolChoice
 from relevo.gateway.generation.tools import function_tool
 
@@ -22,7 +23,8 @@ def _function_tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     kind = tool.get("type") or "function"
     if kind != "function":
         raise InvalidRequest(
-            f"'{place}.type' is {kind!r}; only tools of type 'function' can be called here. /v1/responses takes more.",
+            f"'{place}.type' is {as_sent(kind)}; only tools of type 'function' can be called here. "
+            "/v1/responses takes more.",
             param=f"{place}.type",
         )
     function = tool.get("function")
@@ -58,7 +60,7 @@ def tool_choice(choice: str | Mapping[str, Any] | None, *, is_parallel: bool) ->
 def _mode(mode: Any) -> Any:
     if mode not in _MODES:
         raise InvalidRequest(
-            f"'tool_choice' must be one of {', '.join(map(repr, _MODES))}, or name a function, got {mode!r}.",
+            f"'tool_choice' must be one of {', '.join(map(repr, _MODES))}, or name a function, got {as_sent(mode)}.",
             param="tool_choice",
         )
     return mode
@@ -72,5 +74,5 @@ def _name(choice: Any) -> str:
         if isinstance(name, str) and name:
             return name
     raise InvalidRequest(
-        "'tool_choice' must name a function: {'type': 'function', 'function': {'name': ...}}.", param="tool_choice"
+        '\'tool_choice\' must name a function: {"type": "function", "function": {"name": ...}}.', param="tool_choice"
     )

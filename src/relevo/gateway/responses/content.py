@@ -52,6 +52,8 @@ def _text(part: Any, place: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        raise InvalidRequest(f"'{place}' must have a 'type', for example 'input_text'.", param=f"{place}.type")
     if kind in _TEXTS:
         text = part.get("text")
     elif kind == "refusal":
@@ -70,7 +72,8 @@ def _text(part: Any, place: str) -> str:
 
 def _text_or_sentence(part: Any, place: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
+    kind = kind if isinstance(kind, str) else ""
     if kind in _TEXTS or kind == "refusal" or isinstance(part, str):
         return _text(part, place)
-    what = _OTHERS.get(kind, "something else than text") if isinstance(kind, str) else "something else than text"
+    what = _OTHERS.get(kind, "something else than text")
     return f"[The tool gave back {what} here, which cannot be shown: this model takes text only.]"

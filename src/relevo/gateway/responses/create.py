@@ -12,6 +12,7 @@ from typing import Any
 from starlette.responses import Response
 
 from relevo.core.errors import InvalidRequest, RelevoError
+from relevo.core.told_values import as_sent
 from relevo.gateway.answers.store import StoredAnswer
 from relevo.gateway.generation.answer import answer
 from relevo.gateway.generation.prepare import Prepared, prepare
@@ -184,7 +185,7 @@ def _output_format(fields: ResponseFields) -> OutputFormat | None:
         return OutputFormat(kind="json_object", param="text.format")
     if kind != "json_schema":
         raise InvalidRequest(
-            f"'text.format.type' must be 'text', 'json_object' or 'json_schema', got {kind!r}.",
+            f"'text.format.type' must be 'text', 'json_object' or 'json_schema', got {as_sent(kind)}.",
             param="text.format.type",
         )
     schema = asked.get("schema")

@@ -7,13 +7,16 @@ would run itself (searches, images, code) is left out: nothing is run here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from relevo.core.errors import InvalidRequest
+from relevo.core.told_values import as_sent
 from relevo.gateway.generation.spec import ToolChoice
-from relevo.gateway.generation.tools import function_tool
+from relevo.gateway.generation.tools import check_num_tools, function_tool
 
 INPUT = "input"  # the one parameter that a custom tool is shown with
 _ONE_TEXT = {
@@ -35,7 +38,7 @@ class Tool:
     is_custom: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeclaredTools:
     by_shown_name: Mapping[str, Tool] = field(default_factory=dict)
     shown: Sequence[Mapping[str, Any]] = ()  # in the form of chat templates
@@ -56,11 +59,21 @@ class DeclaredTools:
 
     def shown_name(self, name: str, namespace: str = "") -> str:
         """By which the model knows, or knew, a tool."""
-        named = Tool(name, namespace)
+        return self._shown_names.get((name, namespace), name)
+
+    @cached_property
+    def _shown_names(self) -> Mapping[tuple[str, str | None], str]:
+        """By name and namespace; by None: the first of that name in any."""
+        found: dict[tuple[str, str | None], str] = {}
         for shown, tool in self.by_shown_name.items():
-            if tool.name == name and tool.namespace == namespace:
-                return shown
-        return named.name
+            found.setdefault((tool.name, tool.namespace), shown)
+            found.setdefault((tool.name, None), shown)
+        return found
+
+    def meant(self, name: Any, namespace: Any) -> str | None:
+        """The shown name of what a client names, in some namespace or in any. None: there is no such tool."""
+        is_name = isinstance(name, str) and isinstance(namespace, str | None)
+        return self._shown_names.get((name, namespace)) if is_name else None
 
 
 def declared_tools(tools: Sequence[Mapping[str, Any]], note: Callable[[Iterable[str]], None]) -> DeclaredTools:
@@ -77,11 +90,12 @@ def declared_tools(tools: Sequence[Mapping[str, Any]], note: Callable[[Iterable[
             note([f"tools.{kind}"])
         else:
             raise InvalidRequest(f"'{place}' must have a 'type', for example 'function'.", param=f"{place}.type")
+    check_num_tools(len(found))
     by_shown_name: dict[str, Tool] = {}
     shown, assumed = [], []
-    names = [tool.name for tool, _, _ in found]
+    num_called = Counter(tool.name for tool, _, _ in found)
     for tool, declared, place in found:
-        is_shared = bool(tool.namespace) and names.count(tool.name) > 1
+        is_shared = bool(tool.namespace) and num_called[tool.name] > 1
         name = f"{tool.namespace}__{tool.name}" if is_shared else tool.name
         if name in by_shown_name:
             raise InvalidRequest(f"'{place}.name': two tools are called {name!r}.", param=f"{place}.name")
@@ -129,7 +143,9 @@ def _namespaced(declared: Mapping[str, Any], place: str) -> list[tuple[Tool, Map
 def _tool(declared: Mapping[str, Any], place: str, namespace: str = "") -> tuple[Tool, Mapping[str, Any], str]:
     kind = declared.get("type")
     if kind not in _CALLABLE:
-        raise InvalidRequest(f"'{place}.type' must be 'function' or 'custom', got {kind!r}.", param=f"{place}.type")
+        raise InvalidRequest(
+            f"'{place}.type' must be 'function' or 'custom', got {as_sent(kind)}.", param=f"{place}.type"
+        )
     return Tool(_name(declared, place), namespace, kind == "custom"), declared, place
 
 
@@ -172,7 +188,7 @@ def _allowed(asked: Mapping[str, Any], tools: DeclaredTools) -> tuple[str, tuple
     mode, listed = asked.get("mode", "auto"), asked.get("tools")
     if mode not in ("auto", "required"):
         raise InvalidRequest(
-            f"'tool_choice.mode' must be 'auto' or 'required', got {mode!r}.", param="tool_choice.mode"
+            f"'tool_choice.mode' must be 'auto' or 'required', got {as_sent(mode)}.", param="tool_choice.mode"
         )
     if not isinstance(listed, list) or not listed or not all(isinstance(tool, dict) for tool in listed):
         raise InvalidRequest("'tool_choice.tools' must be a list of tools.", param="tool_choice.tools")
@@ -190,13 +206,14 @@ def _chosen(asked: Mapping[str, Any], tools: DeclaredTools, place: str) -> str:
     """The shown name. Some clients name a function as in chat completions, one level deeper."""
     if asked.get("type") not in _CALLABLE:
         raise InvalidRequest(
-            f"'{place}' forces a tool of type {asked.get('type')!r}; only 'function' and 'custom' can be called here.",
+            f"'{place}' forces a tool of type {as_sent(asked.get('type'))}; only 'function' and 'custom' can be "
+            "called here.",
             param=place,
         )
     inner = asked.get("function")
     named = inner if isinstance(inner, dict) else asked
     name, namespace = named.get("name"), named.get("namespace")
-    for shown, tool in tools.by_shown_name.items():
-        if tool.name == name and namespace in (None, tool.namespace):
-            return shown
-    raise InvalidRequest(f"'{place}' names the tool {name!r}, which 'tools' does not declare.", param=place)
+    shown = tools.meant(name, namespace)
+    if shown is not None:
+        return shown
+    raise InvalidRequest(f"'{place}' names the tool {as_sent(name)}, which 'tools' does not declare.", param=place)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from relevo.core.told_values import as_sent
 from relevo.gateway.held.numbers import Numbers
 from relevo.gateway.held.problems import Leniency, NotASchema, NotHeld
 from relevo.gateway.held.schema import assertions
@@ -153,7 +154,7 @@ class SchemaReader:
         types = types if isinstance(types, list) else [types]
         for name in types:
             if not isinstance(name, str) or name not in OF_TYPE:
-                raise NotASchema(keywords.place, "type", f"{name!r} is no type; types are {', '.join(OF_TYPE)}")
+                raise NotASchema(keywords.place, "type", f"{as_sent(name)} is no type; types are {', '.join(OF_TYPE)}")
         if keywords.has("nullable") and keywords.value("nullable") is True:
             types = [*types, "null"]
         if "number" in types:
