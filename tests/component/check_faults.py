@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_faults import AGENT_FAULTS
+from api_faults import API_FAULTS
 from fault_edits import chunks, every_text, first_entry, put, reply, request, retext, status, whole
 from scripted_answers import Call, Reply, error
 from scripted_openai import Fault, ScriptedOpenAI
@@ -512,4 +513,4 @@ def _third_time_wrong() -> Fault:
 
 FAULTS["limits.context_overflow_wording"] = reply(_other_wording)
 FAULTS["cancel.beside_others"] = _third_time_wrong()
-FAULTS |= AGENT_FAULTS
+FAULTS |= AGENT_FAULTS | API_FAULTS

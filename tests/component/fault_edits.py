@@ -37,14 +37,14 @@ def whole(edit: Callable[[dict[str, Any]], Any], path: str = "completions", when
     return reply(apply, path)
 
 
-def chunks(edit: Callable[[list[Any]], Any], when: Callable[[Any], Any] = bool) -> Fault:
+def chunks(edit: Callable[[list[Any]], Any], when: Callable[[Any], Any] = bool, path: str = "completions") -> Fault:
     """Edits the chunks of every stream."""
 
     def apply(call: Call, answer: Reply) -> None:
         if answer.chunks is not None and when(call.body):
             edit(answer.chunks)
 
-    return reply(apply)
+    return reply(apply, path)
 
 
 def status(when: Callable[[Call], bool], new_status: int = 200) -> Fault:

@@ -171,4 +171,7 @@ def call_deltas(one: Generation) -> list[dict[str, Any]]:
 
 
 def framed(chunk: Any) -> bytes:
-    return chunk if isinstance(chunk, bytes) else b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+    if isinstance(chunk, bytes):
+        return chunk
+    name = f"event: {chunk['type']}\n".encode() if "type" in chunk else b""
+    return name + b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"

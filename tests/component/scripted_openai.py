@@ -33,6 +33,7 @@ from scripted_answers import (
     whole_choice,
     why_wrong,
 )
+from scripted_apis import MESSAGES, PATHS, RESPONSES, answer_message, answer_response
 from scripted_held import forced_calls, held_text
 
 MAX_MODEL_LEN = 2_000
@@ -77,6 +78,7 @@ class ScriptedOpenAI:
     seen: dict[str, list[list[str]]] = field(default_factory=dict)  # per key
     ids: dict[str, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=lambda: ["1", "2"])  # of the processes
+    stored: dict[str, Any] = field(default_factory=dict)  # responses
     broken: str = ""  # how open and new requests behave: "", cut, error, hang, hang_second, wrong, refuse
     num_generating: int = 0  # requests so far
     error_chunks: int = 1
@@ -160,8 +162,11 @@ class ScriptedOpenAI:
         if call.path == "/metrics":
             kv = (self.held_tokens + self.leaked_tokens) / 10_000
             return Reply(f"vllm:num_requests_running {self.running}\nvllm:kv_cache_usage_perc {kv}\n".encode())
-        if call.path not in ("/tokenize", "/v1/chat/completions", "/v1/completions"):
+        is_other = call.path.startswith(PATHS)
+        if call.path not in ("/tokenize", "/v1/chat/completions", "/v1/completions") and not is_other:
             return error(404, "no such path")
+        if call.method in ("GET", "DELETE") and call.path.startswith(RESPONSES):
+            return answer_response(call, self._chat, self.stored)
         if call.method != "POST":
             return error(405, "use POST")
         keys = [f"Bearer {key}" for key in (self.api_key, self.other_key) if key]
@@ -173,10 +178,12 @@ class ScriptedOpenAI:
             return error(400, "not a JSON object")
         if call.path == "/tokenize":
             return Reply({"tokens": [self.ids[piece] for piece in self.pieces(call.body["prompt"])]})
-        wrong = why_wrong(call)
-        if wrong is not None:
-            return wrong
-        return self._generated(call)
+        if call.path.startswith(RESPONSES):
+            return answer_response(call, self._chat, self.stored)
+        return answer_message(call, self._chat) if call.path.startswith(MESSAGES) else self._chat(call)
+
+    def _chat(self, call: Call) -> Reply:
+        return why_wrong(call) or self._generated(call)
 
     def _card(self) -> dict[str, Any]:
         return {"id": MODEL, "object": "model", "created": 1_700_000_000, "max_model_len": MAX_MODEL_LEN}
@@ -247,7 +254,7 @@ class ScriptedOpenAI:
             call.body = None
         if self.fault.request is not None and call.method == "POST":
             self.fault.request(call)
-        generates = "completions" in call.path
+        generates = "completions" in call.path or (call.method == "POST" and call.path in PATHS)
         self.num_generating += generates
         if generates and (self.broken == "hang" or (self.broken == "hang_second" and self.num_generating % 2 == 0)):
             await asyncio.Event().wait()

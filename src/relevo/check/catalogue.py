@@ -17,8 +17,12 @@ from relevo.check.blackbox import (
     hostile,
     limits,
     logprobs,
+    message_streams,
+    messages,
     oracle,
     reasoning,
+    response_streams,
+    responses,
     sampling,
     shape,
     sse,
@@ -54,6 +58,7 @@ _MODULES: tuple[ModuleType, ...] = (
         errors,
         unicode,
     ),
+    *(responses, response_streams, messages, message_streams),
     *(concurrency, hostile, tenants, oracle, cancel, aborts, workers, stops, links),
 )
 

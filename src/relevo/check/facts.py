@@ -63,6 +63,8 @@ async def find_facts(
     facts.version = await _version(server)
     try:
         await _ask_about_generation(server, facts)
+        await _ask_about_responses(server, facts)
+        await _ask_about_messages(server, facts)
         await _ask_about_surroundings(server, facts)
     except CLIENT_ERRORS as error:
         raise StartError(f"{server.url} stopped answering: {str(error) or type(error).__name__}") from error
@@ -103,17 +105,56 @@ async def _ask_about_generation(server: Server, facts: Facts) -> None:
         facts.lacking[Need.CACHED_TOKENS] = "usage tells no cached tokens"
 
 
+async def _ask_about_responses(server: Server, facts: Facts) -> None:
+    body: dict[str, Any] = {"model": facts.model, "input": QUESTION, "max_output_tokens": 16, "store": False}
+    answer = await _ask_at(server, facts, Need.RESPONSES, "/v1/responses", body)
+    wanted = (Need.RESPONSES_CALL, Need.STORED_RESPONSES, Need.INPUT_TOKENS)
+    if answer is None:
+        facts.lacking |= dict.fromkeys(wanted, facts.lacking[Need.RESPONSES])
+        return
+    tool = {"type": "function", "name": "probe", "parameters": {"type": "object", "properties": {}}, "strict": False}
+    forced = {"tools": [tool], "tool_choice": {"type": "function", "name": "probe"}}
+    await _ask_at(server, facts, Need.RESPONSES_CALL, "/v1/responses", body | forced)
+    counted = {"model": facts.model, "input": QUESTION}
+    await _ask_at(server, facts, Need.INPUT_TOKENS, "/v1/responses/input_tokens", counted)
+    kept = await _ask_at(server, facts, Need.STORED_RESPONSES, "/v1/responses", body | {"store": True})
+    told = kept.json if kept is not None and kept.status == 200 else {}
+    if isinstance(told, dict) and isinstance(told.get("id"), str):
+        chained = body | {"previous_response_id": told["id"]}
+        await _ask_at(server, facts, Need.STORED_RESPONSES, "/v1/responses", chained)
+
+
+async def _ask_about_messages(server: Server, facts: Facts) -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    body: dict[str, Any] = {"model": facts.model, "messages": messages, "max_tokens": 16}
+    answer = await _ask_at(server, facts, Need.MESSAGES, "/v1/messages", body)
+    if answer is None:
+        facts.lacking |= dict.fromkeys((Need.MESSAGES_CALL, Need.COUNT_TOKENS), facts.lacking[Need.MESSAGES])
+        return
+    tool = {"name": "probe", "input_schema": {"type": "object", "properties": {}}}
+    forced = {"tools": [tool], "tool_choice": {"type": "tool", "name": "probe"}}
+    await _ask_at(server, facts, Need.MESSAGES_CALL, "/v1/messages", body | forced)
+    counted = {"model": facts.model, "messages": messages}
+    await _ask_at(server, facts, Need.COUNT_TOKENS, "/v1/messages/count_tokens", counted)
+
+
+async def _ask_at(server: Server, facts: Facts, need: Need, path: str, body: dict[str, Any]) -> Answer | None:
+    """The answer if it was not a refusal."""
+    headers = {"anthropic-version": "2023-06-01"} if path.startswith("/v1/messages") else {}
+    answer = await server.send(server.exchange("POST", path, orjson.dumps(body), headers))
+    if answer.is_refusal and answer.status != 429:
+        facts.lacking[need] = f"refused with HTTP {answer.status}: {answer.error_message}"
+        return None
+    return answer
+
+
 async def _ask(server: Server, facts: Facts, need: Need, body: dict[str, Any]) -> Answer | None:
     """The answer if it was not a refusal."""
     endpoint = Need.CHAT if "messages" in body else Need.COMPLETIONS
     if not facts.has(endpoint):
         facts.lacking[need] = facts.lacking[endpoint]
         return None
-    answer = await server.send(server.exchange("POST", str(endpoint), orjson.dumps(body)))
-    if answer.is_refusal and answer.status != 429:
-        facts.lacking[need] = f"refused with HTTP {answer.status}: {answer.error_message}"
-        return None
-    return answer
+    return await _ask_at(server, facts, need, str(endpoint), body)
 
 
 async def _ask_about_surroundings(server: Server, facts: Facts) -> None:
