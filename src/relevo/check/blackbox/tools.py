@@ -50,7 +50,7 @@ async def reach_the_model(ctx: CheckContext) -> None:
 )
 async def forced(ctx: CheckContext) -> None:
     choice = {"type": "function", "function": {"name": _NAME}}
-    answer = (await ctx.chat(_ASKED, max_tokens=64, tools=[_TOOL], tool_choice=choice)).ok()
+    answer = (await ctx.chat(_ASKED, max_tokens=256, tools=[_TOOL], tool_choice=choice)).ok()
     call = answer.at(dict, "choices", 0, "message", "tool_calls", 0)
     if call.get("type") != "function" or not call.get("id"):
         raise answer.fail(f"the call has type {call.get('type')!r} and id {call.get('id')!r}", "'function' and an id")
