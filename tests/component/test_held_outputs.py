@@ -16,6 +16,7 @@ from awaited_outputs import generate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process_stack import BLOCK_SIZE, Gateway, Worker, in_process_stack, make_worker, request_for, until
+from llguidance import LLMatcher
 
 from held_outputs import (
     AMOUNT,
@@ -164,6 +165,29 @@ def test_ignored_ends_are_put_off_as_long_as_the_grammar_allows() -> None:
     alone.say(wire.Submit(request))
     alone.turns()
     assert len(alone.tokens(request)) == 40 and EOS not in alone.tokens(request)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_output_that_can_never_be_whole_ends_at_its_limit(temperature: float) -> None:
+    """Every object must hold another. Red when such a request hangs, fails, or ends in another way than by length."""
+    endless = LLMatcher.grammar_from_json_schema(
+        {
+            "$ref": "#/$defs/o",
+            "$defs": {
+                "o": {
+                    "type": "object",
+                    "properties": {"o": {"$ref": "#/$defs/o"}},
+                    "required": ["o"],
+                    "additionalProperties": False,
+                }
+            },
+        }
+    )
+    alone, request = Alone(), held_request(1, PROMPT, endless, max_tokens=50, temperature=temperature)
+    alone.say(wire.Submit(request))
+    alone.turns()
+    assert alone.tokens(request) == expected(request) and len(alone.tokens(request)) == 50
+    assert alone.outputs()[-1].finish_reason == FinishReason.LENGTH
 
 
 # ---- compiled beside the step loop -----------------------------------------------------------------------------------
