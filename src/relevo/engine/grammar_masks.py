@@ -55,13 +55,14 @@ class HeldDraws(Protocol):
 class HeldOutput:
     """One continuation in its grammar."""
 
-    __slots__ = ("matcher", "output", "request", "sample_index")
+    __slots__ = ("has_own_bounds", "matcher", "output", "request", "sample_index")
 
     def __init__(self, request: EngineRequest, sample: SampleState, matcher: GrammarMatcher) -> None:
         self.request = request
         self.sample_index = sample.sample_index
         self.output = sample.output_token_ids
         self.matcher = matcher
+        self.has_own_bounds = False  # no earlier output has used up some of its grammar's bounds of work
 
     def is_of(self, request: EngineRequest, sample: SampleState) -> bool:
         return self.request is request and self.output is sample.output_token_ids
@@ -97,6 +98,8 @@ class StepGrammars:
         bits = self._masks.fill([self._held[place].matcher for place in places])
         for row, place in enumerate(places):
             output = self._held[place]
+            if output.matcher.failure and self._masks.renews(output):
+                bits[row] = self._masks.fill_alone(output.matcher)
             if output.matcher.failure or not bits[row].any():
                 self.failures[output.request.request_id] = _failure(output)
                 bits[row] = _EVERY_TOKEN
@@ -130,7 +133,7 @@ class GrammarMasks:
             except RelevoError as error:  # compiled here, because the grammar was forgotten meanwhile
                 failures[request.request_id] = StepFailure(error.code, error.message)
             else:
-                if output.matcher.failure:
+                if output.matcher.failure and not self.renews(output):
                     failures[request.request_id] = _failure(output)
         self._forget_others(held.values())
         able = {place: each for place, each in held.items() if each.request.request_id not in failures}
@@ -150,6 +153,26 @@ class GrammarMasks:
             output = self._outputs[key] = HeldOutput(request, sample, matcher)
         output.matcher.follow(sample.output_token_ids)
         return output
+
+    def renews(self, output: HeldOutput) -> bool:
+        """Whether an output that cannot go on can with a grammar compiled for it alone: then others had used up what
+        bounds its work. Asked once of an output, on the step's thread."""
+        assert output.request.sampling.grammar is not None
+        if output.has_own_bounds:
+            return False
+        output.has_own_bounds = True
+        try:
+            output.matcher = self._grammars.renew(output.request.sampling.grammar).start()
+        except RelevoError:  # it stays as it is
+            return False
+        output.matcher.follow(output.output)
+        return not output.matcher.failure
+
+    def fill_alone(self, matcher: GrammarMatcher) -> Masks:
+        """[ceil(V / 32)], of its own."""
+        bits: Masks = np.zeros(self._num_words, dtype=np.uint32)
+        matcher.state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        return bits
 
     def fill(self, matchers: Sequence[GrammarMatcher]) -> Masks:
         """A mask for each. Without the interpreter lock, and on several threads where there are several."""

@@ -53,6 +53,14 @@ class Grammars:
                 compiled = self._kept(self._alive.setdefault(text, compiled))
         return compiled
 
+    def renew(self, text: str) -> CompiledGrammar:
+        """Compiled anew, for all that begin from now on: what is started from one compiled grammar shares its bounds of
+        work, and an output that has used them up leaves nothing to others. Raises InvalidGrammar."""
+        compiled = self.load().result().compile(text)
+        with self._lock:
+            self._alive[text] = compiled
+            return self._kept(compiled)
+
     def prepare(self, text: str, when_done: Callable[[], None]) -> Future[CompiledGrammar]:
         """Compile it in the thread, after what was asked for before. `when_done` is called there, or here if the future
         is cancelled. The future fails with InvalidGrammar."""
