@@ -93,7 +93,7 @@ class Worker:
     scheduler: HeldScheduler
     has_message: asyncio.Event = field(default_factory=asyncio.Event)
     hears: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: as if within a long step
-    event_loop: asyncio.AbstractEventLoop = field(init=False)  # that runs it
+    event_loop: asyncio.AbstractEventLoop | None = None  # that runs it
 
     def __post_init__(self) -> None:
         self.hears.set()
@@ -101,7 +101,7 @@ class Worker:
 
     def _ready(self) -> None:
         """From the thread that compiles grammars, too."""
-        if threading.current_thread() is threading.main_thread():
+        if self.event_loop is None or threading.current_thread() is threading.main_thread():
             self.has_message.set()
         else:
             self.event_loop.call_soon_threadsafe(self.has_message.set)
