@@ -17,7 +17,7 @@ OWN_PROGRAMS := tests/native/test_linear_emulated.py tests/native/test_arm_emula
 # Measures memory, of which a sanitizer takes several times as much.
 NOT_SANITIZED := $(OWN_PROGRAMS) tests/native/test_load_memory.py
 
-.PHONY: serve test parity harness sdks check schemas bench docs setup native native-sanitize dist clean
+.PHONY: serve test parity harness sdks conformance check schemas bench docs setup native native-sanitize dist clean
 
 serve: $(VENV)/.serve-$(BACKEND)  ## install into .venv and serve the embedded model (MODEL=..., BACKEND=torch, ARGS="--port 8001 ...")
 	$(BIN)/relevo serve $(MODEL) --backend $(BACKEND) --dtype $(DTYPE) $(ARGS)
@@ -33,6 +33,9 @@ harness: $(VENV)/.dev  ## coding agents, installed outside of .venv, against a s
 
 sdks: $(VENV)/.dev  ## client libraries, installed outside of .venv, against a scripted server (SDKS="ai_sdk")
 	PYTHONPATH=tests/e2e $(BIN)/python tests/harness/sdks.py $(SDKS)
+
+conformance: $(VENV)/.dev  ## suites that others wrote, installed outside of .venv (one needs a Python 3.12 or newer on the path)
+	PYTHONPATH=tests/e2e:tests/harness $(BIN)/python tests/harness/conformance.py $(CONFORMANCE)
 
 check: $(VENV)/.dev  ## format, lint, types, import contracts, structure and policy tests
 	$(BIN)/ruff format --check src tests dashboards

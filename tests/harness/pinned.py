@@ -66,9 +66,9 @@ class Package:
         return [each.partition("==")[0] if each.startswith(self.unpinned) else each for each in needed]
 
 
-def packages() -> dict[str, Package]:
+def packages(versions: Path = VERSIONS) -> dict[str, Package]:
     """By name."""
-    lines = [line.split() for line in VERSIONS.read_text().splitlines() if line and not line.startswith("#")]
+    lines = [line.split() for line in versions.read_text().splitlines() if line and not line.startswith("#")]
     return {name: Package(registry, name, version, tuple(rest)) for registry, name, version, *rest in lines}
 
 
