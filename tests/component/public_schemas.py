@@ -24,12 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from held_walks import of_schema, walk
+from held_walks import byte_vocabulary, walk
 from jsonschema.validators import validator_for
 
 from relevo.core.errors import InvalidGrammar, InvalidRequest
+from relevo.gateway.generation.spec import OutputFormat
+from relevo.gateway.held.fitting import fitted
+from relevo.gateway.held.output import Held, Wanted
+from relevo.vocabulary.verdicts import GrammarVerdicts
 
 PACKAGES = Path(__file__).with_name("public_schemas.txt")
+VERDICTS = GrammarVerdicts(byte_vocabulary())
 NUM_WALKS = 3
 MAX_TOKENS = 500
 KUBERNETES = "kubernetes_validate/kubernetes-json-schema/v1.37.0-local/"
@@ -78,12 +83,12 @@ class Tally:
         started = time.perf_counter()
         kind = "strict"
         try:
-            found = of_schema(schema)
+            found = fitting(schema, is_strict=True)
         except InvalidRequest as refusal:
             self.strictly[keyword_of(refusal.message)] += 1
             kind = "lenient"
             try:
-                found = of_schema(schema, is_strict=False)
+                found = fitting(schema, is_strict=False)
             except InvalidRequest as reason:
                 self.refused[keyword_of(reason.message)] += 1
                 return
@@ -115,6 +120,13 @@ class Tally:
             tell(f"   refused either way: {dict(self.refused.most_common())}")
         for line in self.invalid[:10]:
             tell(f"   INVALID {line}")
+
+
+def fitting(schema: Any, *, is_strict: bool) -> Held:
+    """As a gateway does. Raises InvalidRequest."""
+    return fitted(
+        Wanted(output_format=OutputFormat(kind="json_schema", value=schema, is_strict=is_strict)), VERDICTS.refusal_of
+    )
 
 
 def tell(line: str) -> None:

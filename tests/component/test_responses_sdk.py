@@ -14,6 +14,7 @@ from scripted_gateway import MODEL, Rig, rig, says
 
 from relevo.core.request import FinishReason
 from relevo.gateway.generation import prepare
+from relevo.gateway.generation.grammar import Holding
 
 
 class Tide(BaseModel):
@@ -56,8 +57,9 @@ async def test_parse_reads_an_answer_in_a_given_form(monkeypatch: pytest.MonkeyP
     """That an answer has the form is the grammar's; which form is asked for is read here."""
     asked: list[Any] = []
 
-    def held(served: Any, prompt: Any, output_format: Any, tokens: Any) -> None:
+    def held(served: Any, prompt: Any, output_format: Any, tokens: Any) -> Holding:
         asked.append(output_format)
+        return Holding()
 
     monkeypatch.setattr(prepare, "grammar_of", held)
     r = rig(says('{"port":"Brest","metres":7.5}'))

@@ -54,6 +54,8 @@ from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.telemetry.log import configure
 from relevo.telemetry.metrics import GatewayMetrics
+from relevo.vocabulary.grammars import GrammarVocabulary
+from relevo.vocabulary.verdicts import GrammarVerdicts
 from relevo.wire.child_process import answer_pulses
 from relevo.wire.client import WorkerConnection
 from relevo.wire.status import Status
@@ -316,9 +318,15 @@ def _served_model(backend: ModelBackend) -> ServedModel:
             eos_token_ids=files.eos_token_ids,
             generation_defaults=_generation_defaults(config, files),
             draw_seed=(lambda: secrets.randbits(64)) if config.seed is None else (lambda: config.seed or 0),
+            grammar_refusal=_grammar_verdicts(config, tokenizer).refusal_of,
             tokenizer_info=tokenizer_info(files, config.max_model_len),
             model_hash=config.model_hash,
         )
+
+
+def _grammar_verdicts(config: ServedModelConfig, tokenizer: Tokenizer) -> GrammarVerdicts:
+    """Made before anything is served: it holds the interpreter lock for longer than a stream may stand still."""
+    return GrammarVerdicts(GrammarVocabulary.of(tokenizer.vocabulary, config.vocab_size))
 
 
 def _generation_defaults(config: ServedModelConfig, files: TokenizerFiles) -> dict[str, float]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from relevo.core.errors import InvalidGrammar
 from relevo.core.ids import TokenId
+from relevo.vocabulary.deep_stack import on_deep_stack
 
 if TYPE_CHECKING:  # both libraries take 0.1 s, which a process pays when it first makes a vocabulary
     from llguidance import LLMatcher, LLTokenizer
@@ -36,6 +37,9 @@ MAX_GRAMMAR_BYTES = 1 << 20  # arbitrary: a schema of 20,000 lines; compiling it
 # Of productions. Compiling takes time with the square of them: measured, an object of 6,000 optional properties takes
 # 4.8 s and is refused in 0.9 s; one of 1,000 takes 0.1 s, a schema of 8,000 lines in 300 objects 0.05 s.
 MAX_SYMBOLS = 20_000
+# Of rules and terms. The compiler recurses from rule to rule before it counts symbols: measured, a chain of 4,000 rules
+# overflows a stack of 8 MiB, which ends the process.
+MAX_LINES = 10_000
 _MAX_MESSAGE_CHARS = 300  # arbitrary
 
 
@@ -78,20 +82,27 @@ class GrammarVocabulary:
         return cls(tokens, vocabulary.special_token_ids, vocabulary.end_token_ids, vocabulary.tokenize, refusal)
 
     def compile(self, grammar: str) -> CompiledGrammar:
-        """Bounded in time by `MAX_SYMBOLS` and llguidance's own measures of work, in size by `MAX_GRAMMAR_BYTES`.
+        """Bounded by `MAX_SYMBOLS`, `MAX_LINES`, `MAX_GRAMMAR_BYTES` and llguidance's own measures of work.
 
         Raises InvalidGrammar: it is broken, too long, too complex, or there is nothing that could come first."""
-        from llguidance import LLMatcher, LLParserLimits
-
-        if self._tokenizer is None:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
             raise InvalidGrammar(f"The output cannot be held to a grammar: {self.refusal}.")
         size = len(grammar.encode(errors="replace"))
         if size > MAX_GRAMMAR_BYTES:
             raise InvalidGrammar(
                 f"The grammar has {size:,} bytes and may have {MAX_GRAMMAR_BYTES:,}; use a shorter schema or grammar."
             )
+        num_lines = grammar.count("\\n")
+        if num_lines > MAX_LINES:
+            raise InvalidGrammar(f"The grammar has {num_lines:,} rules and may have {MAX_LINES:,}.")
+        return on_deep_stack(lambda: self._compiled(tokenizer, grammar))
+
+    def _compiled(self, tokenizer: LLTokenizer, grammar: str) -> CompiledGrammar:
+        from llguidance import LLMatcher, LLParserLimits
+
         limits = LLParserLimits(max_grammar_size=MAX_SYMBOLS, verbose_errors=False)
-        first = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        first = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if first.is_error():
             raise InvalidGrammar(f"The grammar cannot be compiled: {_message(first)}")
         start = first.deep_copy()

@@ -7,6 +7,7 @@ is refused with a status. Runs in worker threads.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from relevo.core.errors import InvalidRequest
 from relevo.core.ids import TokenId
@@ -14,7 +15,8 @@ from relevo.gateway.dialects.formats import CallShape
 from relevo.gateway.generation.prompts import Prompt
 from relevo.gateway.generation.spec import ChatPrompt, OutputFormat, PlainPrompt
 from relevo.gateway.held.calls import Tool, tool_of
-from relevo.gateway.held.output import Held, Wanted, held
+from relevo.gateway.held.fitting import fitted
+from relevo.gateway.held.output import Wanted
 from relevo.gateway.held.reasoning import Thoughts
 from relevo.gateway.text.served_models import ServedModel
 from relevo.gateway.text.text_work import INLINE_BYTES
@@ -23,12 +25,21 @@ _MARKS_OF_GRAMMARS = (b'"response_format"', b'"structured_outputs"', b'"guided_'
 _MORE_MARKS = (
     b'"grammar"',
     b'"json_schema"',
+    b'"tools"',  # where they are told in words
     b'"tool_choice"',
     b'"strict"',
     b'"output_config"',
     b'"output_format"',
     b'"format"',
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Of one answer."""
+
+    grammar: str | None = None  # None: any text
+    notes: tuple[str, ...] = ()  # what of the wishes is not held
 
 
 def text_cost(body: bytes) -> int:
@@ -39,10 +50,10 @@ def text_cost(body: bytes) -> int:
 
 def grammar_of(
     served: ServedModel, asked: ChatPrompt | PlainPrompt, output_format: OutputFormat | None, prompt: Prompt
-) -> Held | None:
-    """None: any text. Raises InvalidRequest."""
+) -> Holding:
+    """The workers compile every grammar that comes from here. Raises InvalidRequest."""
     if isinstance(asked, PlainPrompt):
-        return None if output_format is None else held(Wanted(output_format=output_format))
+        return Holding() if output_format is None else _fitted(served, Wanted(output_format=output_format))
     tools = [tool_of(tool) for tool in asked.callable_tools]
     is_forced = asked.tool_choice.mode == "required"
     if is_forced and not tools:
@@ -50,8 +61,9 @@ def grammar_of(
     holds_calls = is_forced or (bool(tools) and (output_format is not None or _holds_auto(served, tools)))
     shape = _shape(served, output_format, is_forced=is_forced) if holds_calls else None
     if shape is None and output_format is None:
-        return None
-    return held(
+        return Holding(notes=_unheld_strict(served, tools))
+    return _fitted(
+        served,
         Wanted(
             output_format=output_format,
             calls="only" if is_forced else "some" if tools and shape is not None else "none",
@@ -60,7 +72,22 @@ def grammar_of(
             is_parallel=asked.tool_choice.is_parallel and not (is_forced and _emulates(served)),
             thoughts=_thoughts(served, prompt),
             specials=_specials(served),
-        )
+        ),
+    )
+
+
+def _fitted(served: ServedModel, wanted: Wanted) -> Holding:
+    found = fitted(wanted, served.grammar_refusal)
+    return Holding(found.grammar, found.notes)
+
+
+def _unheld_strict(served: ServedModel, tools: list[Tool]) -> tuple[str, ...]:
+    """The client counts on what it is told nothing of."""
+    form = "an unknown form" if served.tool_format is None else f"the form of the parser {served.tool_format.name!r}"
+    return tuple(
+        f"tool {tool.name!r} is strict and its calls are not held: calls in {form} cannot be"
+        for tool in tools
+        if tool.is_strict
     )
 
 

@@ -149,8 +149,6 @@ class _Runs:
     def _grammar(self, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> str | None:
         """What the answer is held to; the client is told what it is not held to."""
         found = grammar_of(self._served, asked, self._spec.output_format, prompt)
-        if found is None:
-            return None
         if found.notes:
             self._call.reply_headers[NOTES_HEADER] = in_header(found.notes)
             log.info("%s: %s", self._call.request_id, "; ".join(found.notes))

@@ -10,8 +10,11 @@ import re
 
 from relevo.gateway.held import probe
 from relevo.gateway.held.problems import NotHeld
+from relevo.vocabulary.grammars import MAX_LINES
 
 MAX_GRAMMAR_CHARS = 256 * 1024  # arbitrary
+MAX_CONJUNCTIONS = 8  # measured: the compiler may take minutes over a conjunction of eleven counted expressions
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 _IS_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*(?:\[[^\]]*\])?\s*:(?!\s*:=))")
 
 
@@ -22,6 +25,10 @@ def lark_of(grammar: str) -> str:
     lark = grammar if _IS_LARK.search(grammar) else _from_gbnf(grammar)
     if re.search(r"%json\b", lark):
         raise NotHeld("", "grammar", "'%json' is not taken; send the schema as 'response_format'")
+    if lark.count("\n") > MAX_LINES:
+        raise NotHeld("", "grammar", f"a grammar may have {MAX_LINES:,} lines")
+    if len(re.findall("[&~]", _LITERAL.sub("", lark))) > MAX_CONJUNCTIONS:
+        raise NotHeld("", "grammar", f"a grammar may have {MAX_CONJUNCTIONS} of '&' and '~' in its terms")
     if fault := probe.fault_of(lark):
         raise NotHeld("", "grammar", fault)
     return lark

@@ -56,8 +56,12 @@ class Held:
     notes: tuple[str, ...]  # what of the wishes it does not hold
 
 
+class TooLarge(InvalidRequest):
+    """The whole grammar, however its parts are written."""
+
+
 def held(wanted: Wanted) -> Held:
-    """Raises InvalidRequest."""
+    """Whether the model's vocabulary takes it, `fitting` asks. Raises InvalidRequest, of which TooLarge is one."""
     return _KEPT.of(wanted)
 
 
@@ -80,11 +84,8 @@ def _made(wanted: Wanted) -> Held:
         grammars.append({"name": _CONTENT, "lark_grammar": user_grammar})
     grammar = json.dumps({"grammars": grammars})
     if len(grammar) > MAX_GRAMMAR_BYTES:
-        param = wanted.output_format.param if wanted.output_format is not None else "tools"
-        raise InvalidRequest(
-            f"What '{param}' asks for makes a grammar of {len(grammar):,} bytes, and it may have "
-            f"{MAX_GRAMMAR_BYTES:,}; use a smaller schema, or fewer tools.",
-            param=param,
+        raise TooLarge(
+            f"The grammar has {len(grammar):,} bytes and may have {MAX_GRAMMAR_BYTES:,}.", param=_param(wanted)
         )
     return Held(grammar, tuple(dict.fromkeys(notes)))
 
@@ -92,6 +93,10 @@ def _made(wanted: Wanted) -> Held:
 def _before_content(wanted: Wanted) -> Items:
     messages = None if wanted.thoughts is None else wanted.thoughts.messages
     return [] if messages is None else marked(messages.content, wanted.specials)
+
+
+def _param(wanted: Wanted) -> str:
+    return wanted.output_format.param if wanted.output_format is not None and wanted.calls != "only" else "tools"
 
 
 def _calls(rules: Rules, wanted: Wanted, notes: list[str]) -> list[Items]:

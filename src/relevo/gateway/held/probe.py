@@ -12,6 +12,8 @@ from typing import Any
 import llguidance
 
 from relevo.gateway.held.lark import Term
+from relevo.vocabulary.deep_stack import on_deep_stack
+from relevo.vocabulary.grammars import MAX_SYMBOLS
 
 _EOS = 256
 
@@ -50,6 +52,10 @@ def fault_of(lark: str) -> str:
 
     Special tokens of a model's are not known here: `lark` is without them.
     """
+    return on_deep_stack(lambda: _fault_of(lark))
+
+
+def _fault_of(lark: str) -> str:
     matcher = _matcher(lark)
     if not matcher.is_error():
         matcher.compute_bitmask()
@@ -60,7 +66,9 @@ def fault_of(lark: str) -> str:
 
 
 def _matcher(lark: str) -> Any:
-    return llguidance.LLMatcher(byte_tokenizer(), llguidance.LLMatcher.grammar_from_lark(lark), log_level=0)
+    limits = llguidance.LLParserLimits(max_grammar_size=MAX_SYMBOLS, verbose_errors=False)
+    grammar = llguidance.LLMatcher.grammar_from_lark(lark)
+    return llguidance.LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=limits)
 
 
 def _first_line(text: str) -> str:

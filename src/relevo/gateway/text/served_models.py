@@ -102,6 +102,8 @@ class ServedModel:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)  # where a request says nothing
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)  # for requests that bring none
     tokenizer_info: Mapping[str, Any] = field(default_factory=dict)  # what its files say, as /tokenizer_info tells it
+    # Why the model's workers cannot hold an output to a grammar; empty: they can. Called from worker threads.
+    grammar_refusal: Callable[[str], str] = lambda grammar: ""
     model_hash: str = ""  # goes into `system_fingerprint`
 
     @property

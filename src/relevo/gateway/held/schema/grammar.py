@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -23,6 +24,7 @@ from relevo.gateway.held.schema.objects import ObjectRules
 from relevo.gateway.held.schema.reading import SchemaReader
 from relevo.gateway.held.schema.shapes import Alternative, Arrays, Literals, Members, Objects, Strings, Sub
 
+MAX_PATTERNS = 4  # of one text; the compiler may take minutes over a conjunction of eleven
 _EXACT = Decimal(2**53)  # the library's own arithmetic, used for multiples alone
 _MULTIPLE_LIMIT = Decimal(10**15)
 
@@ -108,6 +110,10 @@ class SchemaGrammar:
             case Numbers():
                 yield [self._number(alternative, place)]
             case Strings():
+                if len(alternative.nodes) > MAX_PATTERNS:
+                    why = f"more than {MAX_PATTERNS} patterns and formats of one text"
+                    self._leniency.not_held(place, "pattern", why)
+                    alternative = replace(alternative, nodes=alternative.nodes[:MAX_PATTERNS])
                 if alternative.high is None or alternative.low <= alternative.high:
                     yield self._notation.text(alternative)
             case Arrays():
