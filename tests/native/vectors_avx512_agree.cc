@@ -80,7 +80,8 @@ bool proofs_hold() {
          says(elementwise_defect({elementwise.path, spoilt_norm, elementwise.add, elementwise.silu_mul, elementwise.rope},
                                  elementwise_kernels_portable()),
               "gives wrong norms") &&
-         says(sampling_defect({sampling.path, sampling.summary, spoilt_weights, sampling.bounds, sampling.hopeful},
+         says(sampling_defect({sampling.path, sampling.summary, spoilt_weights, sampling.bounds, sampling.hopeful,
+                               sampling.mask},
                               sampling_kernels_portable()),
               "gives wrong weights to draw by");
 }
