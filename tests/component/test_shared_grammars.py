@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from held_outputs import BOMB, EOS, fake_grammars, held_request
+import os
+import sys
+import threading
+
+import pytest
+
+from held_outputs import BOMB, EOS, fake_grammars, fake_vocabulary, held_request
 from relevo.build.fake_tokenizer import fake_tokenizer_files
 from relevo.core.baton import SampleState
 from relevo.core.request import EngineRequest
 from relevo.engine.fake_model import FAKE_MODEL
 from relevo.engine.grammar_masks import GrammarMasks
+from relevo.engine.grammars import Grammars
+from relevo.vocabulary.grammars import GrammarVocabulary
 from relevo.vocabulary.model_vocabulary import ModelVocabulary
 
 (A,) = ModelVocabulary(fake_tokenizer_files()).tokenize("a")
@@ -32,3 +40,16 @@ def test_an_output_that_used_up_its_bounds_leaves_others_of_its_grammar_theirs()
     first = draws(masks, held_request(1, [EOS], BOMB), 100)
     assert 1 < first < 100
     assert [draws(masks, held_request(number, [EOS], BOMB), 100) for number in (2, 3)] == [first, first]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+def test_the_thread_that_compiles_gives_way_to_the_steps() -> None:
+    """Red when a schema of one client takes a core from the steps of all others."""
+    seen: list[int] = []
+
+    def load() -> GrammarVocabulary:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return fake_vocabulary()
+
+    Grammars(load).load().result()
+    assert seen == [19]
