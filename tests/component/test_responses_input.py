@@ -13,7 +13,7 @@ from scripted_gateway import MODEL, TOKENIZER, Rig, rig, says
 from relevo.gateway.responses.sealed import Seal
 from relevo.gateway.text.chat_template import ChatTemplate
 
-RECORDED = Path("/work/shared/data/clients/codex")
+RECORDED = Path(__file__).parents[3] / "shared/data/clients/codex"
 EVERYTHING = ChatTemplate(
     "{% for t in tools or [] %}<tool {{ t.function.name }}>{% endfor %}"
     "{% for m in messages %}{{ m.role }}{% if m.name %}/{{ m.name }}{% endif %}"
