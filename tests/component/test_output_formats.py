@@ -10,6 +10,9 @@ import pytest
 from held_walks import takes
 from scripted_gateway import rig, says
 
+from relevo.gateway.generation.grammar import text_cost
+from relevo.gateway.text.text_work import INLINE_BYTES
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 ODD = {**SCHEMA, "properties": {"a": {"type": "integer"}, "tags": {"type": "array", "uniqueItems": True}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
@@ -152,3 +155,10 @@ async def test_grammars_are_made_away_from_the_event_loop(monkeypatch: pytest.Mo
         assert (await r.chat(response_format=FORMAT)).status_code == 200
     assert len(threads) == 1, "a schema that comes again was kept"
     assert threads[0] is not threading.main_thread()
+
+
+def test_a_field_that_is_spelled_in_escapes_is_worked_on_in_a_thread_too() -> None:
+    """Red when a client can choose that its schema is compiled in the loop."""
+    plain = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    assert text_cost(plain) == len(plain)
+    assert text_cost(plain.replace(b'{"messages"', b'{"response\\u005fformat": {}, "messages"')) > INLINE_BYTES

@@ -6,7 +6,7 @@ import pytest
 from scripted_gateway import MODEL, rig, says
 
 from relevo.gateway.http.auth import ApiKeys
-from relevo.gateway.http.route import Route
+from relevo.gateway.http.route import Route, RouteTable
 from relevo.gateway.routes import ROUTES, route_table
 
 VERSIONED = [route for route in ROUTES if route.path.startswith("/v1/")]
@@ -50,3 +50,17 @@ async def test_nothing_else_is_below_or_above_the_version() -> None:
     r = rig()
     for path in ("/v1/health", "/v1/v1/models", "/v1/tokenizer", "/nothing"):
         assert (await r.get(path)).status_code == 404
+
+
+def test_a_path_of_many_slashes_is_looked_up_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when how its error looks takes a step per slash: anybody may send one, and all others wait for it."""
+    table, looked_up = route_table(), list[str]()
+    find = RouteTable._at
+
+    def noted(self: RouteTable, path: str) -> tuple[dict[str, Route], str]:
+        looked_up.append(path)
+        return find(self, path)
+
+    monkeypatch.setattr(RouteTable, "_at", noted)
+    assert table.error_format("/v1/messages" + "/" * 10_000) is table.error_format("/v1/messages")
+    assert len(looked_up) < 20

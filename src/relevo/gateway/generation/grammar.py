@@ -31,6 +31,7 @@ _MORE_MARKS = (
     b'"output_config"',
     b'"output_format"',
     b'"format"',
+    b"\\u",  # a name may be spelled in escapes
 )
 
 
@@ -44,6 +45,8 @@ class Holding:
 
 def text_cost(body: bytes) -> int:
     """In bytes of text: a body that may want a grammar counts as a long one, whose work is done on a thread."""
+    if len(body) > INLINE_BYTES:
+        return len(body)
     asks = any(mark in body for mark in (*_MARKS_OF_GRAMMARS, *_MORE_MARKS))
     return max(len(body), INLINE_BYTES + 1) if asks else len(body)
 

@@ -16,6 +16,7 @@ from relevo.gateway.http.call import Call
 from relevo.gateway.http.errors import ErrorFormat, MethodNotAllowed, UnknownPath
 
 OPEN_END = "/*"  # of a route that takes the rest of the path
+MAX_SEGMENTS = 8  # more than any route has
 VERSION_PREFIX = "/v1"  # that a client may leave out
 
 Handler = Callable[[Call], Awaitable[Response | None]]
@@ -74,12 +75,12 @@ class RouteTable:
 
         A path that nothing is at belongs to the API of the nearest path above it.
         """
-        while path:
-            by_method, _ = self._at(path)
-            if by_method:
-                return next(iter(by_method.values())).error_format
-            path = path.rpartition("/")[0]
-        return self._default_format
+        by_method, _ = self._at(path)
+        segments = path.split("/", MAX_SEGMENTS)[:MAX_SEGMENTS]  # a client may send as many as a head holds
+        while segments and not by_method:
+            by_method, _ = self._at("/".join(segments))
+            segments.pop()
+        return next(iter(by_method.values())).error_format if by_method else self._default_format
 
     def is_generation(self, path: str) -> bool:
         by_method, _ = self._at(path)
