@@ -207,3 +207,11 @@ async def test_reasoning_is_left_out_where_the_client_does_not_want_it() -> None
         assert "hm" not in answer.text
         shown = [p["choices"][0].get("delta", {}).get("content", "") for p in events(answer) if isinstance(p, dict)]
         assert "".join(shown) == "yes" if stream else answer.json()["choices"][0]["message"]["content"] == "yes"
+
+
+@pytest.mark.parametrize("content", [["done"], [7], {"ok": True}, [{"type": "text", "text": "done"}], None])
+async def test_a_result_that_is_to_be_gone_on_with_may_be_written_in_any_way(content: Any) -> None:
+    """Red when what a tool returned is taken for parts of text: the request then fails in the server."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "tool", "content": content}]
+    answer = await rig(says("x")).chat(messages=messages, continue_final_message=True, add_generation_prompt=False)
+    assert answer.status_code in (200, 400), answer.text

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from relevo.core.ids import RequestId, TokenId
@@ -211,8 +211,9 @@ def _parser_input(asked: ChatPrompt, prompt: Prompt) -> ParserInput:
 def _last_text(asked: ChatPrompt) -> str:
     content = asked.messages[-1].get("content") if asked.messages else None
     if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content)
-    return content or ""
+        texts = (part.get("text") if isinstance(part, Mapping) else part for part in content)
+        return "".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
 
 
 def _explainer(call: Call, session_source: str) -> Callable[[str], None] | None:
