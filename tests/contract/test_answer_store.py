@@ -164,6 +164,16 @@ async def test_memory_holds_a_bounded_number_of_bytes_and_drops_what_was_not_ask
     assert await answers.find("t", "a1") is None
 
 
+async def test_a_tenant_that_stores_much_pushes_out_its_own() -> None:
+    """Red when one tenant can take from another what it is to go on from."""
+    answers = MemoryAnswers(max_bytes=5000)
+    await answers.keep(an_answer("a", tenant="quiet"))
+    for number in range(40):
+        await answers.keep(an_answer(f"b{number}", tenant="loud"))
+    assert await answers.find("quiet", "a") is not None
+    assert await answers.find("loud", "b0") is None and answers.num_bytes <= 5000
+
+
 async def test_nothing_is_kept_for_no_time() -> None:
     answers = MemoryAnswers(0.0)
     assert not answers.keeps
