@@ -139,6 +139,18 @@ async def test_more_text_than_is_kept_drops_what_would_end_next(tmp_path: Path, 
     assert connection.read("SELECT answer_id FROM kept_answers ORDER BY answer_id") == [("a3",), ("a4",), ("a5",)]
 
 
+async def test_of_too_much_text_the_tenant_that_has_most_loses_some(tmp_path: Path, now: Now) -> None:
+    connection = SqliteDatabase(tmp_path / "relevo.db").connect()
+    prepare(connection)
+    size = len(an_answer("a0").body) + 2
+    answers = DatabaseAnswers(connection, LIFETIME_S, now_ms=now, max_chars=3 * size)
+    await answers.keep(an_answer("a0", tenant="quiet"))
+    for number in range(1, 6):
+        now.ms += CLEAN_EVERY_MS
+        await answers.keep(an_answer(f"a{number}", tenant="loud"))
+    assert connection.read("SELECT answer_id FROM kept_answers ORDER BY answer_id") == [("a0",), ("a4",), ("a5",)]
+
+
 async def test_a_database_of_an_older_relevo_takes_them(tmp_path: Path) -> None:
     """Red if an upgrade failed, or left out what a fresh database has."""
     connection = SqliteDatabase(tmp_path / "relevo.db").connect()

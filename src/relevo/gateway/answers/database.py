@@ -50,7 +50,12 @@ _PROLONG = "UPDATE kept_answers SET expires_at_ms = :expires_at_ms WHERE answer_
 _FORGET = "DELETE FROM kept_answers WHERE answer_id = :answer_id AND tenant = :tenant"
 _CLEAN = "DELETE FROM kept_answers WHERE expires_at_ms <= :now_ms"
 _SIZE = "SELECT CAST(COALESCE(SUM(num_chars), 0) AS BIGINT) FROM kept_answers"
-_NEXT_TO_END = "SELECT answer_id, num_chars FROM kept_answers ORDER BY expires_at_ms, num_chars LIMIT 500"
+# of the tenant that has most
+_NEXT_TO_END = (
+    "SELECT answer_id, num_chars FROM kept_answers WHERE tenant = "
+    "(SELECT tenant FROM kept_answers GROUP BY tenant ORDER BY SUM(num_chars) DESC, tenant LIMIT 1) "
+    "ORDER BY expires_at_ms, num_chars LIMIT 500"
+)
 _REMOVE = "DELETE FROM kept_answers WHERE answer_id = :answer_id"
 
 
@@ -130,7 +135,7 @@ class DatabaseAnswers:
             self._clean(now_ms)
 
     def _clean(self, now_ms: int) -> None:
-        """What has ended goes, and of too much what would end next."""
+        """What has ended goes; of too much, what would end next of the tenant that has most."""
         self._connection.write([(_CLEAN, ({"now_ms": now_ms},))])
         num_over = _integer(self._connection.read(_SIZE)[0][0]) - self._max_chars
         while num_over > 0:

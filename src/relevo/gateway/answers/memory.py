@@ -1,5 +1,5 @@
-"""Answers in this process's memory: a bounded number of bytes. Where there are too many, the tenant that has most of them
-loses those that it did not ask for longest.
+"""Answers in this process's memory: a bounded number of bytes. Where there are too many, the tenant that has most of
+them loses those that it did not ask for longest.
 
 For a server without a database. Other gateways know nothing of them, and they are gone with the process.
 """
