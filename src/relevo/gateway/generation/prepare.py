@@ -150,8 +150,8 @@ class _Runs:
         """What the answer is held to; the client is told what it is not held to."""
         found = grammar_of(self._served, asked, self._spec.output_format, prompt)
         if found.notes:
-            self._call.reply_headers[NOTES_HEADER] = in_header(found.notes)
-            log.info("%s: %s", self._call.request_id, "; ".join(found.notes))
+            told = self._call.reply_headers[NOTES_HEADER] = in_header(found.notes)
+            log.info("%s: %s", self._call.request_id, told)
         return found.grammar
 
     def _scoring(self, prompt: Prompt) -> PromptScoring | None:
