@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from stack import Stack
+from stack import Stack, stack
 
 SCHEMA = {
     "type": "object",
@@ -45,3 +47,17 @@ def test_held_answers_are_the_same_split_and_unified(split: Stack, unified: Stac
         assert choice["finish_reason"] == "stop"
         assert set(answer) == {"count", "unit", "tags"} and 0 <= answer["count"] <= 999
     split.wait_idle()
+
+
+def test_held_answers_go_on_when_the_worker_that_writes_them_is_killed() -> None:
+    """Several continuations, drawn and greedy. Red when what takes over begins a schema anew, or elsewhere in it."""
+    with stack("fake", "--topology", "1p1d", "--fake-base-s", "0.05") as server, ThreadPoolExecutor(6) as pool:
+        server.wait_ready()
+        undisturbed = list(pool.map(lambda number: ask(server, number), range(6)))
+        before = server.metric("relevo:decode_tokens_total", role="decode")
+        asked = [pool.submit(ask, server, number) for number in range(6)]
+        while server.metric("relevo:decode_tokens_total", role="decode") < before + 60:
+            assert not all(each.done() for each in asked), "they ended before anything was killed"
+        os.kill(server.pids()["decode-0"], signal.SIGKILL)
+        assert [each.result() for each in asked] == undisturbed
+        assert any("is gone" in line for line in server.log)
