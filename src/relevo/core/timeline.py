@@ -47,6 +47,8 @@ class Leg:
     handed_over_at_ns: int | None = None  # all blocks are sealed on the decode worker
     decode_started_at_ns: int | None = None  # the baton was sent
     decode_output_at_ns: int | None = None  # first output of the decode worker, where another computed the prompt
+    first_counters: StepCounters | None = None  # of the decode worker, with its first output in this leg
+    last_counters: StepCounters | None = None  # the same, with its latest
     transferred_bytes: int = 0
     transfer_s: float = 0.0  # bytes under way
     ended_at_ns: int | None = None
@@ -71,6 +73,7 @@ class Gap:
     worker: WorkerRef
     before: StepCounters | None  # None: the first output came from another worker
     after: StepCounters
+    load: WorkerLoad | None = None  # told with `after`
 
     @property
     def gap_s(self) -> float:

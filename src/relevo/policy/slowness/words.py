@@ -43,6 +43,7 @@ class SlowCause(StrEnum):
     WORKER_LOST = "worker_lost"
     LONG_NEIGHBOUR = "long_neighbour"  # others' prompt tokens in its steps
     CROWDED_STEPS = "crowded_steps"  # many streams in its steps
+    SLOW_STEPS = "slow_steps"  # longer than what was in them takes this worker
     SLOW_CLIENT = "slow_client"
     GATEWAY = "gateway"
     REFUSED = "refused"  # it was never let in
