@@ -20,7 +20,7 @@ class HitsLost(StrEnum):
     """Why tokens that this gateway knew to be cached are not found where the request goes."""
 
     EVICTED = "evicted"
-    WORKER_LOST = "worker_lost"  # the worker that had them is gone
+    WORKER_LOST = "lost_worker"  # the worker that had them is gone
     MOVED = "moved"  # another worker has them, and was passed over
 
 

@@ -34,13 +34,13 @@ class SlowCause(StrEnum):
     OWN_OUTPUT = "own_output"  # many tokens
     LINE = "line"
     ROOM = "room"
-    NO_WORKER = "no_worker"
+    NO_WORKER = "none_ready"
     WORKER_QUEUE = "worker_queue"
     EVICTED_PREFIX = "evicted_prefix"
     MOVED_PREFIX = "moved_prefix"  # its cache is on another worker, or was
     SLOW_LINK = "slow_link"
     PREEMPTION = "preemption"
-    WORKER_LOST = "worker_lost"
+    WORKER_LOST = "lost_worker"
     LONG_NEIGHBOUR = "long_neighbour"  # others' prompt tokens in its steps
     CROWDED_STEPS = "crowded_steps"  # many streams in its steps
     SLOW_STEPS = "slow_steps"  # longer than what was in them takes this worker
