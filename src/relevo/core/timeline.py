@@ -1,6 +1,6 @@
 """What happened to one request, when, and beside what: marks on the gateway's clock.
 
-Written while it runs by whoever sees a thing happen (the HTTP side, the dispatcher), read once it has ended by whatever
+Written while it runs by what sees a thing happen (the HTTP side, the dispatcher), read once it has ended by whatever
 tells of it: the ring of requests, spans, `relevo why`. Holds no text, no token and no client's name; what else ran is
 in it as numbers. `policy.slowness` says what it means. Marks that were not reached are None.
 """
@@ -43,7 +43,7 @@ class Leg:
     prefill_load: WorkerLoad | None = None
     link: Link | None = None  # over which the blocks go; None: they stay
     first_output_at_ns: int | None = None
-    facts: PrefillFacts | None = None  # of whoever computed the prompt in this leg
+    facts: PrefillFacts | None = None  # of the worker that computed the prompt in this leg
     handed_over_at_ns: int | None = None  # all blocks are sealed on the decode worker
     decode_started_at_ns: int | None = None  # the baton was sent
     decode_output_at_ns: int | None = None  # first output of the decode worker, where another computed the prompt
