@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from relevo.gateway.anthropic.routes import ANTHROPIC_ROUTES
+from relevo.gateway.console.routes import CONSOLE_ROUTES
 from relevo.gateway.http.route import RouteTable
 from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.gateway.openai.routes import OPENAI_ROUTES
@@ -15,6 +16,7 @@ ROUTES = (
     *RESPONSES_ROUTES,
     *ANTHROPIC_ROUTES,
     *OPERATION_ROUTES,
+    *CONSOLE_ROUTES,
 )
 
 

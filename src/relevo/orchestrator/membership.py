@@ -174,6 +174,7 @@ class Membership:
                 counters=member.counters,
                 layout=member.hello.layout if member.hello is not None else None,
                 address=member.address,
+                why_not_ready="" if member.is_ready else member.why_not_ready,
             )
             for member in self._members.values()
         )

@@ -29,6 +29,7 @@ class WorkerStatus:
     counters: StepCounters
     layout: KVLayout | None = None
     address: str = ""  # where gateways reach it
+    why_not_ready: str = ""  # empty: it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The state of the server, for those who watch it: the console, `relevo top`, anything that reads JSON."""
