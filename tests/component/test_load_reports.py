@@ -12,10 +12,12 @@ from relevo.core.baton import SampledToken
 from relevo.core.events import StepCosts, TokenOutput, WireRefusal, WorkerLoad
 from relevo.core.ids import PeerId, RequestId
 from relevo.core.kv import KVRefusal
+from relevo.core.plan import StepPlan
 from relevo.core.ports import KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.load_reports import LoadReports
 from relevo.kv.transport_set import TransportSet
+from relevo.policy.perf.model_work import ModelWork
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.core import WorkerCore
 from relevo.policy.worker.scheduler import Scheduler, StepOutcome
@@ -123,3 +125,26 @@ def test_the_largest_step_is_told_beside_the_budget(reports: LoadReports) -> Non
         reports.count_steps(num_steps, num_prompt + num_decodes, num_prompt, StepOutcome({}))
     counters = reports.counters()
     assert (counters.largest_step_tokens, counters.step_budget_tokens) == (203, 256)
+
+
+def test_a_step_counts_its_seconds_and_what_it_multiplied_and_read(reports: LoadReports) -> None:
+    """Red when a chunk's tokens are taken to see no earlier ones, or when mid-prompt rows are charged with logits."""
+    plan = StepPlan(
+        step_id=1,
+        sequence_ids=[1, 2],
+        starts=[9, 4],
+        lengths=[1, 3],
+        last_token_ids=[0, 0],
+        num_draws=[2, 0],
+        num_decodes=1,
+    )
+    reports.work = ModelWork(
+        weight_bytes=1000, products_per_token=50, head_products=30, attention_products=4, kv_bytes_per_token=10
+    )
+    for _ in range(2):
+        reports.count_work(plan, 0.25)
+    counters = reports.counters()
+    num_pairs = 10 + (5 + 6 + 7)
+    assert counters.busy_s == 0.5
+    assert counters.product_ops == 2 * 2 * (4 * 50 + 1 * 30 + num_pairs * 4)
+    assert counters.read_bytes == 2 * (1000 + (10 + 7) * 10)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from relevo.core.baton import PrefillFacts
-from relevo.core.events import StepCosts, StepCounters, WorkerLoad
+from relevo.core.events import StepCosts, StepCounters, WorkerLimits, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.orchestrator.ports import EngineStatus, LineStatus, WorkerStatus
@@ -137,7 +137,8 @@ def test_every_row_of_the_table_is_exported_with_its_labels(scrape: Scrape) -> N
     scrape.metrics.request_finished(record())
     scrape.metrics.admission_rejected(MODEL, "queue_full")
     scrape.metrics.http_response("/v1/models", "GET", 200)
-    samples = scrape.samples(worker(load=WorkerLoad(num_total_blocks=4, num_free_blocks=4)))
+    limits = WorkerLimits(product_ops_per_s=1.0, read_bytes_per_s=1.0)
+    samples = scrape.samples(worker(load=WorkerLoad(num_total_blocks=4, num_free_blocks=4), limits=limits))
     labels_of = {name: {label.partition("=")[0] for label in labels} for name, labels in samples}
     for metric in (each for each in TABLE if each.origin is not Origin.GATEWAYS):
         name = metric.name + ("_count" if metric.kind is Kind.HISTOGRAM else "")
@@ -264,6 +265,9 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
         largest_step_tokens=11,
         step_budget_tokens=12,
         num_refused_connections={"kv/secret": 9, "wire/user": 10},
+        busy_s=1.5,
+        product_ops=3e12,
+        read_bytes=4e9,
     )
     expected = {
         "relevo:steps_total": 1,
@@ -278,6 +282,9 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
         "relevo:refused_writes_total": 8,
         "relevo:largest_step_tokens": 11,
         "relevo:step_budget_tokens": 12,
+        "relevo:worker_busy_seconds_total": 1.5,
+        "relevo:worker_product_ops_total": 3e12,
+        "relevo:worker_read_bytes_total": 4e9,
     }
     for name, value in expected.items():
         assert scrape.value(name, worker(counters=counters)) == value, name
@@ -285,6 +292,14 @@ def test_worker_counters_keep_their_meaning(scrape: Scrape) -> None:
     assert scrape.value(refused, worker(counters=counters), door="kv", reason="secret") == 9
     assert scrape.value(refused, worker(counters=counters), door="wire", reason="user") == 10
     assert scrape.value(refused, worker(counters=counters), door="kv", reason="timeout") == 0
+
+
+def test_limits_are_exported_where_they_are_known(scrape: Scrape) -> None:
+    """Red when an unknown limit becomes 0, by which a utilisation would be infinite."""
+    known = worker("w0", limits=WorkerLimits(product_ops_per_s=2e11))
+    assert scrape.value("relevo:worker_product_limit_ops_per_second", known, worker="w0") == 2e11
+    with pytest.raises(KeyError):
+        scrape.value("relevo:worker_read_limit_bytes_per_second", known)
 
 
 def test_step_costs_are_what_the_worker_measured(scrape: Scrape) -> None:

@@ -26,7 +26,7 @@ def test_rights_of_an_earlier_incarnation_end_before_the_warm_up() -> None:
         rights = [reservation(block_id) for block_id in (0, config.first_block_id)]
         for right in rights:
             transport.reserve(right)
-        _, restarted, _, _ = build_fake(msgspec.structs.replace(config, arena_fd=arena.fd, epoch=2))
+        restarted = build_fake(msgspec.structs.replace(config, arena_fd=arena.fd, epoch=2)).arena
         restarted.close()
         assert [transport.may_write(right) for right in rights] == [True, False]
 

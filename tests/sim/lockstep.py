@@ -32,13 +32,13 @@ from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.gossip import Gossip
 from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
 from relevo.orchestrator.ports import OutputSink, StartedRequest
-from relevo.policy.perf.step_time import StepTimeModel
+from relevo.policy.perf.step_time import StepTimeModel, step_shape
 from relevo.policy.worker.content import TOKENS
 from relevo.sim.config import RegionSpec, WorkerSpec
 from relevo.sim.gateway import SimGateway, SimLink, Ways
 from relevo.sim.kernel import Kernel
 from relevo.sim.network import Channel, Link
-from relevo.sim.worker import SimWorker, step_shape
+from relevo.sim.worker import SimWorker
 from relevo.sim.world import World
 from relevo.wire import messages as wire
 from relevo.wire.client import WorkerConnection

@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import WorkerConfig
+from relevo.build.machine_limits import limits_at_start
 from relevo.build.model import kv_layout, load_model
+from relevo.build.model_work import model_work, operand
 from relevo.build.start_phases import StartPhases
 from relevo.build.vocabulary import grammar_vocabulary
 from relevo.core.errors import SettingsError
-from relevo.core.events import StepCosts
+from relevo.core.events import StepCosts, WorkerLimits
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.kv import KVLayout
 from relevo.core.ports import ModelRunner
@@ -27,6 +29,7 @@ from relevo.engine.loop import EngineLoop
 from relevo.kv.arena import Arena
 from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.registry import TRANSPORTS, OwnEnd
+from relevo.policy.perf.model_work import ModelWork
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.chunking import token_budget
 from relevo.policy.worker.group_tables import table_rules
@@ -52,11 +55,10 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     configure(config.log_level, config.worker_id)
     phases = StartPhases()
-    runner, arena, costs, grammars = (
-        build_fake(config) if config.model == "fake" else build_model(config, report, phases)
-    )
+    built = build_fake(config) if config.model == "fake" else build_model(config, report, phases)
+    runner, costs, grammars = built.runner, built.costs, built.grammars
     server = WireServer()
-    transports = _transports(config, arena, server.wake)
+    transports = _transports(config, built.arena, server.wake)
     loop = EngineLoop(
         identity=WorkerIdentity(
             worker_id=WorkerId(config.worker_id),
@@ -64,6 +66,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
             pid=os.getpid(),
             role=config.role,
             model_name=config.model,
+            limits=built.limits,
         ),
         scheduler=Scheduler(scheduler_config(config, runner.layout, costs.costs, runner.vocab_size)),
         runner=runner,
@@ -73,6 +76,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
         clock=MonotonicClock(),
         drain_timeout_s=config.drain_timeout_s,
         grammars=grammars,
+        work=built.work,
     )
     wait([grammars.load()])  # it holds the interpreter lock for longer than a step takes
     phases.done("vocabulary of grammars")
@@ -102,6 +106,8 @@ class Built(NamedTuple):
     arena: Arena
     costs: StepCostModel
     grammars: Grammars
+    work: ModelWork
+    limits: WorkerLimits
 
 
 def build_fake(config: WorkerConfig) -> Built:
@@ -109,6 +115,7 @@ def build_fake(config: WorkerConfig) -> Built:
     from relevo.engine.fake_model import FAKE_MODEL
     from relevo.engine.fake_runner import FakeRunner
     from relevo.engine.fake_script import unpacked
+    from relevo.engine.fake_work import fake_work
     from relevo.engine.grammar_masks import GrammarMasks
 
     layout = kv_layout(FAKE_MODEL, "fake", "uint64", config.block_size)
@@ -128,7 +135,7 @@ def build_fake(config: WorkerConfig) -> Built:
         script=unpacked(config.script) if config.script else None,
         grammar_masks=GrammarMasks(grammars, FAKE_MODEL.vocab_size),
     )
-    return Built(runner, arena, measured, grammars)
+    return Built(runner, arena, measured, grammars, *fake_work(costs))
 
 
 def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None = None) -> Built:
@@ -161,7 +168,10 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     for num_tokens, num_kv_tokens, step_s in runner.measure(_CALIBRATION):
         costs.observe(num_tokens, num_kv_tokens, step_s)
     phases.done("warm-up and step costs")
-    return Built(runner, arena, costs, grammars)
+    work = model_work(files, config, arena.layout)
+    limits = limits_at_start(config, work, operand(files, config))
+    phases.done("limits of its cores")
+    return Built(runner, arena, costs, grammars, work, limits)
 
 
 def _grammars(config: WorkerConfig, vocab_size: int) -> Grammars:

@@ -44,6 +44,17 @@ UNKNOWN_COSTS = StepCosts(base_s=0.0, per_token_s=0.0, per_kv_token_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLimits:
+    """What the hardware of one worker can do at most, as measured at its start. None: not known."""
+
+    product_ops_per_s: float | None = None  # a multiply-add is two
+    read_bytes_per_s: float | None = None  # of memory
+
+
+UNKNOWN_LIMITS = WorkerLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
     """A worker's state after a step. Blocks: free + reusable + held + quarantined == total."""
 
@@ -77,6 +88,9 @@ class StepCounters:
     step_budget_tokens: int = 0  # no step may be larger
     num_request_faults: int = 0  # requests ended because code of ours raised while it handled them
     num_refused_connections: dict[str, int] = field(default_factory=dict)  # by "door/reason", see refused_key
+    busy_s: float = 0.0  # in steps
+    product_ops: float = 0.0  # of matrix products and attention; floats, for integers on the wire end at 2^64
+    read_bytes: float = 0.0  # of memory, at least: the weights once per step, and the KV that rows see
 
 
 class WorkerPort(StrEnum):

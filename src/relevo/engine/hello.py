@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from relevo.core.events import WorkerLoad
+from relevo.core.events import UNKNOWN_LIMITS, WorkerLimits, WorkerLoad
 from relevo.core.handoff import KVSite
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.ports import ModelRunner
@@ -18,6 +18,7 @@ class WorkerIdentity:
     pid: int
     role: str
     model_name: str
+    limits: WorkerLimits = UNKNOWN_LIMITS
 
     def hello(
         self, runner: ModelRunner, kv_site: KVSite, load: WorkerLoad, orphans: tuple[RequestId, ...]
@@ -35,4 +36,5 @@ class WorkerIdentity:
             kv_site=kv_site,
             load=load,
             orphans=orphans,
+            limits=self.limits,
         )

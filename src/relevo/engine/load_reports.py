@@ -12,7 +12,9 @@ from types import MappingProxyType
 
 from relevo.core.events import StepCounters, TokenOutput, WorkerLoad, WorkerPort, refused_key
 from relevo.core.ids import PeerId
+from relevo.core.plan import StepPlan
 from relevo.kv.transport_set import TransportSet
+from relevo.policy.perf.model_work import ModelWork
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.core import WorkerCore
 from relevo.policy.worker.step_outcome import StepOutcome
@@ -27,10 +29,14 @@ class LoadReports:
     transports: TransportSet
     links: GatewayLinks
     bytes_per_token: int  # of KV
+    work: ModelWork | None = None  # None: what steps read and multiply is not counted
     num_steps: int = 0
     num_prefill_tokens: int = 0
     num_generation_tokens: int = 0
     largest_step_tokens: int = 0
+    busy_s: float = 0.0
+    product_ops: float = 0.0
+    read_bytes: float = 0.0
     _noted_refusals: tuple[int, Mapping[str, int]] = (0, MappingProxyType({}))
     _has_changed: bool = False
     _told: set[PeerId] = field(default_factory=set)  # since the last change
@@ -55,6 +61,9 @@ class LoadReports:
             step_budget_tokens=scheduler.config.max_batched_tokens,
             num_request_faults=core.num_request_faults,
             num_refused_connections=self._refused_connections(),
+            busy_s=self.busy_s,
+            product_ops=self.product_ops,
+            read_bytes=self.read_bytes,
         )
 
     def _refused_connections(self) -> dict[str, int]:
@@ -72,6 +81,13 @@ class LoadReports:
         self.num_prefill_tokens += num_steps * num_prefill_tokens
         self.largest_step_tokens = max(self.largest_step_tokens, num_tokens)
         self.num_generation_tokens += sum([len(output.tokens) for output in outcome.all_outputs])
+
+    def count_work(self, plan: StepPlan, step_s: float) -> None:
+        """A step that was computed, and how long it took."""
+        self.busy_s += step_s
+        if self.work is not None:
+            self.product_ops += self.work.plan_operations(plan)
+            self.read_bytes += self.work.decode_bytes(plan.num_kv_tokens)
 
     def note_refusals(self) -> None:
         """What was refused since the last call, by threads of the transports or at the worker's doors, is a change."""

@@ -30,6 +30,7 @@ from relevo.engine.outgoing import Outgoing
 from relevo.engine.step_recovery import execute_apart
 from relevo.engine.transfers import Transfers
 from relevo.kv.transport_set import TransportSet
+from relevo.policy.perf.model_work import ModelWork
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.core import WorkerCore
 from relevo.policy.worker.drain import Drain
@@ -52,6 +53,7 @@ class EngineLoop:
     drain_timeout_s: float = 30.0  # how long a drain waits for what runs
     decide: Decide = unlogged
     grammars: Grammars = field(default_factory=no_grammars)  # also what the runner holds outputs to
+    work: ModelWork | None = None  # of a step; None: not known
     core: WorkerCore = field(init=False)
     reports: LoadReports = field(init=False)
     _cache_feed: CacheFeed = field(init=False)
@@ -64,7 +66,8 @@ class EngineLoop:
         self.decide = with_evictions(self.decide, self.scheduler.pool)
         self.core = WorkerCore(self.scheduler, {name: each.reach for name, each in self.transports.items()})
         bytes_per_token = self.runner.layout.bytes_per_token
-        self.reports = LoadReports(self.core, self.costs, self.transports, self.links, bytes_per_token)
+        told = self.core, self.costs, self.transports, self.links
+        self.reports = LoadReports(*told, bytes_per_token, self.work)
         self._cache_feed = CacheFeed(self.scheduler.pool, self.links)
         self._outgoing = Outgoing(self.core, self.links, self.transports, bytes_per_token, self.reports, self.decide)
         self._transfers = Transfers(self.core, self.transports, self._outgoing)
@@ -195,6 +198,7 @@ class EngineLoop:
         """Take in what the step brought and tell it."""
         outcome = self.core.commit(plan, result, now_ns)
         self.reports.count_steps(1, plan.num_tokens, plan.num_prefill_tokens, outcome)
+        self.reports.count_work(plan, result.step_s)
         if self.decide is not unlogged:
             tell_ends(self.decide, outcome.outputs.values())
         if outcome.prefixes:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from relevo.core.errors import WorkerLost
-from relevo.core.events import StepCounters, WorkerLoad
+from relevo.core.events import UNKNOWN_LIMITS, StepCounters, WorkerLoad
 from relevo.core.handoff import KVPath
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.orchestrator.ports import WorkerLink, WorkerStatus
@@ -175,6 +175,7 @@ class Membership:
                 layout=member.hello.layout if member.hello is not None else None,
                 address=member.address,
                 why_not_ready="" if member.is_ready else member.why_not_ready,
+                limits=member.hello.limits if member.hello is not None else UNKNOWN_LIMITS,
             )
             for member in self._members.values()
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
+from relevo.core.events import UNKNOWN_LIMITS, StepCounters, TokenOutput, WorkerLimits, WorkerLoad
 from relevo.core.kv import KVLayout
 from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest
@@ -30,6 +30,7 @@ class WorkerStatus:
     layout: KVLayout | None = None
     address: str = ""  # where gateways reach it
     why_not_ready: str = ""  # empty: it is
+    limits: WorkerLimits = UNKNOWN_LIMITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

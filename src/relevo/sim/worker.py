@@ -24,7 +24,7 @@ from relevo.engine.loop import EngineLoop
 from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.roofline import RooflineModel
 from relevo.policy.perf.step_costs import StepCostModel
-from relevo.policy.perf.step_time import StepShape, StepTimeModel, decode_shape
+from relevo.policy.perf.step_time import StepShape, StepTimeModel, decode_shape, step_shape
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.sim.kernel import Event, Kernel, seconds
 from relevo.sim.stretch import Stretch
@@ -35,15 +35,6 @@ _TOKEN = SampledToken(0)
 _NEVER_NS = 2**63
 _MOST_STEPS = 4096  # arbitrary: of one stretch
 _FEWEST_STEPS = 4  # arbitrary: fewer are not worth one
-
-
-def step_shape(plan: StepPlan) -> StepShape:
-    """What the step holds, in sums."""
-    num_decodes = plan.num_decodes
-    shape = StepShape(num_decodes, sum(plan.starts[:num_decodes]) + num_decodes)
-    for start, length in zip(plan.starts[num_decodes:], plan.lengths[num_decodes:], strict=True):
-        shape = shape.with_chunk(length, start)
-    return shape
 
 
 class ModelledRunner:

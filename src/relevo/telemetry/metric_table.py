@@ -306,12 +306,41 @@ TABLE: tuple[Metric, ...] = (
         labels=(*_WORKER, "block_size", "num_gpu_blocks", "cache_dtype"),
     ),
     _worker_count("vllm:generation_tokens_total", "Tokens drawn."),
-    _worker_count("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
-    _worker_count("vllm:prefix_cache_hits_total", "Of the prompt tokens looked up, those found."),
+    _worker_count(
+        "vllm:prefix_cache_queries_total",
+        "Prompt tokens looked up in this worker's prefix cache. Of a split request in the decode worker's, and in the "
+        "prefill worker's too where blocks are sent from there. Each request once: vllm:prompt_tokens_cached_total.",
+    ),
+    _worker_count("vllm:prefix_cache_hits_total", "Of vllm:prefix_cache_queries_total, the tokens found there."),
     _worker_count("vllm:num_preemptions_total", "Continuations that lost their blocks to others and start over."),
     _worker_count("relevo:prefill_tokens_total", "Prompt tokens computed.", _OWN),
     _worker_count("relevo:decode_tokens_total", "Tokens drawn, the first one of every prompt included.", _OWN),
     _worker_count("relevo:steps_total", "Forward passes.", _OWN),
+    _worker_count("relevo:worker_busy_seconds_total", "Time spent in steps: its rate is how busy the worker is.", _OWN),
+    _worker_count(
+        "relevo:worker_product_ops_total",
+        "Operations of matrix products and attention, two for a multiply-add; over "
+        "relevo:worker_product_limit_ops_per_second its rate is the utilisation of prefill.",
+        _OWN,
+    ),
+    _worker_count(
+        "relevo:worker_read_bytes_total",
+        "Memory that steps had to read: the weights once each, and the KV of the context; over "
+        "relevo:worker_read_limit_bytes_per_second its rate is the utilisation of decode.",
+        _OWN,
+    ),
+    _worker_gauge(
+        "relevo:worker_product_limit_ops_per_second",
+        "Operations per second that the worker's cores can do at most, measured at its start; missing where it is not "
+        "known.",
+        _OWN,
+    ),
+    _worker_gauge(
+        "relevo:worker_read_limit_bytes_per_second",
+        "Bytes per second of memory that the worker's cores can read at most, measured at its start; missing where it "
+        "is not known.",
+        _OWN,
+    ),
     _worker_gauge(
         "relevo:largest_step_tokens",
         "Tokens of the largest step since the worker's start, prompts and decodes together.",

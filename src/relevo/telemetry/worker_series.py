@@ -13,7 +13,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from relevo.core.events import StepCounters, WireRefusal, WorkerLoad, WorkerPort, refused_key
+from relevo.core.events import StepCounters, WireRefusal, WorkerLimits, WorkerLoad, WorkerPort, refused_key
 from relevo.core.kv import KVLayout, KVRefusal
 from relevo.telemetry.metric_table import BY_NAME, TABLE, WAITING_REASONS, Kind, Metric, Origin
 
@@ -39,6 +39,8 @@ class WorkerView(Protocol):
     def counters(self) -> StepCounters: ...
     @property
     def layout(self) -> KVLayout | None: ...
+    @property
+    def limits(self) -> WorkerLimits: ...
 
 
 class LineView(Protocol):
@@ -127,6 +129,9 @@ class WorkerSeries(Collector):
             for name, value in _gauges(worker).items():
                 _add(families, name, labels, value)
             incarnations = self._incarnations[model_name, worker.worker_id]
+            for name, limit in _limits(worker.limits).items():
+                if limit is not None:
+                    _add(families, name, labels, limit)
             for name, value in (_counters(incarnations) | _since_start(incarnations)).items():
                 _add(families, name, labels, value)
             for (door, reason), count in _refused(incarnations).items():
@@ -186,11 +191,21 @@ def _counters(incarnations: _Incarnations) -> dict[str, float]:
         "relevo:prefill_tokens_total": totals["num_prefill_tokens"],
         "relevo:decode_tokens_total": totals["num_generation_tokens"],
         "relevo:steps_total": totals["num_steps"],
+        "relevo:worker_busy_seconds_total": totals["busy_s"],
+        "relevo:worker_product_ops_total": totals["product_ops"],
+        "relevo:worker_read_bytes_total": totals["read_bytes"],
         "relevo:kv_transfer_bytes_total": totals["transferred_bytes"],
         "relevo:kv_transfer_seconds_total": totals["transfer_s"],
         "relevo:refused_writes_total": totals["num_refused_writes"],
         "relevo:request_faults_total": totals["num_request_faults"],
         "relevo:worker_restarts_total": max(incarnations.epoch - 1, 0),
+    }
+
+
+def _limits(limits: WorkerLimits) -> dict[str, float | None]:
+    return {
+        "relevo:worker_product_limit_ops_per_second": limits.product_ops_per_s,
+        "relevo:worker_read_limit_bytes_per_second": limits.read_bytes_per_s,
     }
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import msgspec
 
 from relevo.core.baton import Baton, SampleState
-from relevo.core.events import StepCounters, TokenOutput, WorkerLoad
+from relevo.core.events import UNKNOWN_LIMITS, StepCounters, TokenOutput, WorkerLimits, WorkerLoad
 from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite
 from relevo.core.ids import BlockHash, RequestId, WorkerId
 from relevo.core.kv import KVLayout, Reservation
@@ -140,6 +140,7 @@ class Hello(Message, frozen=True, tag=True):
     load: WorkerLoad
     abilities: frozenset[Ability] = ALL_ABILITIES  # without one of them it is sent Submit only
     orphans: tuple[RequestId, ...] = ()  # see Orphans
+    limits: WorkerLimits = UNKNOWN_LIMITS
 
 
 class Reserved(Message, frozen=True, tag=True):

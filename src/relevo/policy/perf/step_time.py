@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from relevo.core.events import StepCosts
+from relevo.core.plan import StepPlan
 
 
 class StepShape(NamedTuple):
@@ -40,6 +41,15 @@ class StepShape(NamedTuple):
             num_prefill_kv_tokens=self.num_prefill_kv_tokens + num_context + num_tokens,
             num_prefill_pairs=self.num_prefill_pairs + num_tokens * (num_context + (num_tokens + 1) / 2),
         )
+
+
+def step_shape(plan: StepPlan) -> StepShape:
+    """What the step holds, in sums."""
+    num_decodes = plan.num_decodes
+    shape = StepShape(num_decodes, sum(plan.starts[:num_decodes]) + num_decodes)
+    for start, length in zip(plan.starts[num_decodes:], plan.lengths[num_decodes:], strict=True):
+        shape = shape.with_chunk(length, start)
+    return shape
 
 
 def decode_shape(num_rows: int, num_kv_tokens: float) -> StepShape:

@@ -1,0 +1,55 @@
+"""What steps of a model read and multiply, from the tensors that are loaded and how the backend holds them."""
+
+from __future__ import annotations
+
+import math
+
+from relevo.build.configs import WorkerConfig
+from relevo.core.kv import DTYPE_BYTES, KVLayout
+from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
+from relevo.engine.models.weight_plan import EMBEDDING, HEAD
+from relevo.policy.perf.model_work import ModelWork
+
+_OPERANDS = {"q4_0": "int4", "q4_1": "int4", "q8_0": "int8", "F32": "f32", "F16": "f32"}  # the rest becomes bfloat16
+
+
+def model_work(files: ModelFiles, config: WorkerConfig, layout: KVLayout) -> ModelWork:
+    """From the names and shapes of the stored tensors: nothing is read."""
+    model, matrices = files.config, [stored for stored in files.stored if len(stored.shape) == 2]
+    head_name = HEAD if any(stored.name == HEAD for stored in matrices) else EMBEDDING
+    head = [stored for stored in matrices if stored.name == head_name]
+    layers = [stored for stored in matrices if stored.name not in (HEAD, EMBEDDING)]
+    return ModelWork(
+        weight_bytes=sum(packed_bytes(stored, config) for stored in (*layers, *head)),
+        products_per_token=sum(math.prod(stored.shape) for stored in layers),
+        head_products=sum(math.prod(stored.shape) for stored in head),
+        attention_products=2 * model.num_layers * model.num_heads * model.head_size,
+        kv_bytes_per_token=layout.bytes_per_token,
+    )
+
+
+def packed_bytes(stored: StoredTensor, config: WorkerConfig) -> int:
+    """Of a matrix as the backend holds it."""
+    rows, k = stored.shape
+    if config.quantization == "int8":
+        return rows * (k + 4)
+    if config.backend == "native" and config.dtype == "auto":
+        is_kept = stored.raw_format is not None or stored.stored_as in ("F32", "F16", "BF16")
+        return stored.num_bytes if is_kept else 2 * rows * k
+    return rows * k * DTYPE_BYTES[config.dtype]
+
+
+def operand(files: ModelFiles, config: WorkerConfig) -> str:
+    """What most of the products multiply."""
+    if config.quantization == "int8":
+        return "int8"
+    if config.backend != "native":
+        return "f32"
+    if config.dtype != "auto":
+        return "bf16" if config.dtype == "bfloat16" else "f32"
+    sizes: dict[str, int] = {}
+    for stored in files.stored:
+        if len(stored.shape) == 2 and stored.name != EMBEDDING:
+            name = _OPERANDS.get(stored.raw_format or stored.stored_as, "bf16")
+            sizes[name] = sizes.get(name, 0) + math.prod(stored.shape)
+    return max(sizes, key=lambda name: sizes[name])
