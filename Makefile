@@ -133,7 +133,7 @@ $(VENV)/.serve-torch: $(VENV)/.model pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.native $(VENV)/.model pyproject.toml constraints.txt
 	@echo "installing what tests need into $(VENV) (once)"
-	@$(PIP) -e '.[cpu,torch,bench,dev]'
+	@$(PIP) -e '.[cpu,torch,bench,otlp-grpc,dev]'
 	@touch $@
 
 $(VENV)/.dist: $(VENV)/.compiler

@@ -30,6 +30,7 @@ from relevo.gateway.text.detokenizer import IncrementalDetokenizer
 from relevo.gateway.text.served_models import ServedModel, ServedModels
 from relevo.gateway.text.tokenizer import Tokenizer
 from relevo.orchestrator.ports import EngineStatus, OutputSink, WorkerStatus
+from relevo.telemetry.text_format import TextFormat
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 200
@@ -219,8 +220,8 @@ class RecordingMetrics:
     def http_response(self, handler: str, method: str, status: int) -> None:
         self.responses.append((handler, method, status))
 
-    def render(self, statuses: Mapping[str, EngineStatus]) -> tuple[bytes, str]:
-        return b"up 1\n", "text/plain; version=0.0.4; charset=utf-8"
+    def render(self, statuses: Mapping[str, EngineStatus], text: TextFormat) -> tuple[bytes, str]:
+        return b"up 1\n", text.content_type
 
 
 @dataclass

@@ -126,3 +126,4 @@ class RequestRecord:
     finish_reason: str  # of the first continuation: a value of core.request.FinishReason
     outcome: str  # "finished", "failed" or "aborted"
     facts: PrefillFacts | None = None  # None: ended before its prompt was computed
+    trace_id: str = ""  # hexadecimal, of a trace that is recorded; empty: none is

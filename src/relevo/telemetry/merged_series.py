@@ -10,14 +10,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.samples import Exemplar as ClientExemplar
 
 from relevo.telemetry.metric_table import BY_NAME
 from relevo.telemetry.worker_series import GATEWAY
 
 GATEWAY_UP = "relevo:gateway_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One of the observations that a bucket counts."""
+
+    labels: dict[str, str]
+    value: float
+    at_unix_s: float | None
+
+    @classmethod
+    def of(cls, exemplar: ClientExemplar | None) -> Exemplar | None:
+        if exemplar is None:
+            return None
+        return cls(
+            dict(exemplar.labels), exemplar.value, None if exemplar.timestamp is None else float(exemplar.timestamp)
+        )
+
+    def for_client(self) -> ClientExemplar:
+        return ClientExemplar(self.labels, self.value, self.at_unix_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +47,7 @@ class Series:
     name: str
     labels: dict[str, str]
     value: float
+    exemplar: Exemplar | None = None
 
     @property
     def is_of_worker(self) -> bool:
@@ -51,17 +72,20 @@ def scraped(registry: CollectorRegistry) -> tuple[SeriesFamily, ...]:
             family.name,
             family.type,
             family.documentation,
-            tuple(Series(sample.name, dict(sample.labels), sample.value) for sample in family.samples),
+            tuple(
+                Series(sample.name, dict(sample.labels), sample.value, Exemplar.of(sample.exemplar))
+                for sample in family.samples
+            ),
         )
         for family in registry.collect()
     )
 
 
-def merged_text(asked: str, scrapes: Mapping[str, Sequence[SeriesFamily] | None]) -> bytes:
-    """The body of /metrics. `scrapes`: by gateway; None: it did not answer. `asked`: the one that did the asking."""
+def merged(asked: str, scrapes: Mapping[str, Sequence[SeriesFamily] | None]) -> CollectorRegistry:
+    """What /metrics shows. `scrapes`: by gateway; None: it did not answer. `asked`: the one that did the asking."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Merged(asked, scrapes))
-    return generate_latest(registry)
+    return registry
 
 
 class _Merged(Collector):
@@ -88,16 +112,18 @@ class _Merged(Collector):
 def _family(found: Sequence[tuple[str, SeriesFamily]]) -> Family:
     """Of one name, from each gateway that has it; the one that was asked comes first."""
     _, first = found[0]
-    merged = Family(first.name, first.help, first.kind)
+    family_of_all = Family(first.name, first.help, first.kind)
     of_workers: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for gateway_id, family in found:
         for series in family.series:
             if not series.is_of_worker:
-                merged.add_sample(series.name, {**series.labels, "gateway": gateway_id}, series.value)
+                exemplar = series.exemplar.for_client() if series.exemplar is not None else None
+                own_labels = {**series.labels, "gateway": gateway_id}
+                family_of_all.add_sample(series.name, own_labels, series.value, exemplar=exemplar)
             elif family.kind == "counter":
                 of_workers[series.key] = max(series.value, of_workers.get(series.key, series.value))
             else:
                 of_workers.setdefault(series.key, series.value)
     for (name, labels), value in of_workers.items():
-        merged.add_sample(name, dict(labels), value)
-    return merged
+        family_of_all.add_sample(name, dict(labels), value)
+    return family_of_all

@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import generate_latest
 
 from relevo.core.request import FinishReason
 from relevo.telemetry.latency import RequestRecord
 from relevo.telemetry.log import num_not_written
-from relevo.telemetry.merged_series import SeriesFamily, merged_text, scraped
+from relevo.telemetry.merged_series import SeriesFamily, merged, scraped
 from relevo.telemetry.metric_table import TABLE, Kind, Metric, Origin
+from relevo.telemetry.text_format import PLAIN, TextFormat
 from relevo.telemetry.worker_series import GATEWAY, StatusView, WorkerSeries
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _COMPLETED = frozenset((FinishReason.STOP, FinishReason.LENGTH))
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -48,15 +46,18 @@ class GatewayMetrics:
         """Count an admitted request that has ended, however it ended. Call once per request."""
         labels = {"model_name": record.model, "engine": GATEWAY}
         self._counters["vllm:request_success_total"].labels(**labels, finished_reason=record.finish_reason).inc()
-        self._observe("vllm:time_to_first_token_seconds", labels, record.times.ttft_s)
+        exemplar = _exemplar(record)
+        self._observe("vllm:time_to_first_token_seconds", labels, record.times.ttft_s, exemplar)
         gaps = self._histograms["vllm:inter_token_latency_seconds"].labels(**labels)  # looked up once for many
-        for gap_s in record.times.itl_s:
-            gaps.observe(gap_s)
+        gaps_s = record.times.itl_s
+        worst_s = max(gaps_s, default=0.0) if exemplar else None
+        for gap_s in gaps_s:
+            gaps.observe(gap_s, exemplar if gap_s == worst_s else None)
         self._observe("vllm:request_params_n", labels, record.n)
         self._observe("vllm:request_params_max_tokens", labels, record.max_tokens)
-        self._count_prompt(record, labels)
+        self._count_prompt(record, labels, exemplar)
         if record.finish_reason in _COMPLETED:
-            self._observe_completed(record, labels)
+            self._observe_completed(record, labels, exemplar)
 
     def admission_rejected(self, model: str, reason: str) -> None:
         """`reason`: one of few fixed texts, it becomes a label."""
@@ -129,10 +130,10 @@ class GatewayMetrics:
             counter.inc(number - self._num_told_lines.get(reason, 0))
             self._num_told_lines[reason] = number
 
-    def render(self, statuses: Mapping[str, StatusView]) -> tuple[bytes, str]:
-        """The body of /metrics in the Prometheus text format, and its content type. `statuses`: by model name."""
+    def render(self, statuses: Mapping[str, StatusView], text: TextFormat = PLAIN) -> tuple[bytes, str]:
+        """The body of /metrics and its content type. `statuses`: by model name."""
         self._observe_now(statuses)
-        return generate_latest(self._registry), CONTENT_TYPE
+        return text.write(self._registry), text.content_type
 
     def scrape(self, statuses: Mapping[str, StatusView]) -> tuple[SeriesFamily, ...]:
         """What `render` shows, for `render_merged` of another gateway."""
@@ -140,10 +141,14 @@ class GatewayMetrics:
         return scraped(self._registry)
 
     def render_merged(
-        self, statuses: Mapping[str, StatusView], asked: str, others: Mapping[str, Sequence[SeriesFamily] | None]
+        self,
+        statuses: Mapping[str, StatusView],
+        asked: str,
+        others: Mapping[str, Sequence[SeriesFamily] | None],
+        text: TextFormat = PLAIN,
     ) -> tuple[bytes, str]:
         """As `render`, for all gateways; see `merged_series`. `asked`: this one."""
-        return merged_text(asked, {asked: self.scrape(statuses), **others}), CONTENT_TYPE
+        return text.write(merged(asked, {asked: self.scrape(statuses), **others})), text.content_type
 
     def _register(self, metric: Metric, model_names: Sequence[str]) -> None:
         collector: Counter | Histogram | Gauge
@@ -166,34 +171,43 @@ class GatewayMetrics:
             elif all(label in known for label in metric.labels):
                 collector.labels(**{label: known[label] for label in metric.labels})
 
-    def _observe(self, name: str, labels: dict[str, str], value: float | None) -> None:
+    def _observe(
+        self, name: str, labels: dict[str, str], value: float | None, exemplar: dict[str, str] | None = None
+    ) -> None:
         if value is not None:
             histogram = self._histograms[name]
-            (histogram.labels(**labels) if labels else histogram).observe(value)
+            (histogram.labels(**labels) if labels else histogram).observe(value, exemplar)
 
-    def _count_prompt(self, record: RequestRecord, labels: dict[str, str]) -> None:
+    def _count_prompt(self, record: RequestRecord, labels: dict[str, str], exemplar: dict[str, str] | None) -> None:
         if record.facts is None:
             return
-        self._observe("vllm:request_queue_time_seconds", labels, record.facts.queue_s)
-        self._observe("vllm:request_prefill_time_seconds", labels, record.facts.prefill_s)
+        self._observe("vllm:request_queue_time_seconds", labels, record.facts.queue_s, exemplar)
+        self._observe("vllm:request_prefill_time_seconds", labels, record.facts.prefill_s, exemplar)
         self._counters["vllm:prompt_tokens_total"].labels(**labels).inc(record.num_prompt_tokens)
         self._counters["vllm:prompt_tokens_cached_total"].labels(**labels).inc(record.num_cached_tokens)
         by_source = self._counters["vllm:prompt_tokens_by_source_total"]
         by_source.labels(**labels, source="local_cache_hit").inc(record.num_cached_tokens)
         by_source.labels(**labels, source="local_compute").inc(record.num_prompt_tokens - record.num_cached_tokens)
 
-    def _observe_completed(self, record: RequestRecord, labels: dict[str, str]) -> None:
+    def _observe_completed(
+        self, record: RequestRecord, labels: dict[str, str], exemplar: dict[str, str] | None
+    ) -> None:
         times, facts = record.times, record.facts
-        self._observe("vllm:e2e_request_latency_seconds", labels, times.e2e_s)
-        self._observe("vllm:request_time_per_output_token_seconds", labels, times.tpot_s)
-        self._observe("vllm:request_decode_time_seconds", labels, times.decode_s)
+        self._observe("vllm:e2e_request_latency_seconds", labels, times.e2e_s, exemplar)
+        self._observe("vllm:request_time_per_output_token_seconds", labels, times.tpot_s, exemplar)
+        self._observe("vllm:request_decode_time_seconds", labels, times.decode_s, exemplar)
         if facts is not None and times.decode_s is not None:
-            self._observe("vllm:request_inference_time_seconds", labels, facts.prefill_s + times.decode_s)
+            self._observe("vllm:request_inference_time_seconds", labels, facts.prefill_s + times.decode_s, exemplar)
         num_computed = record.num_prompt_tokens - record.num_cached_tokens
         self._observe("vllm:request_prompt_tokens", labels, record.num_prompt_tokens)
         self._observe("vllm:request_generation_tokens", labels, record.num_output_tokens)
         self._observe("vllm:request_max_num_generation_tokens", labels, record.num_longest_output_tokens)
         self._observe("vllm:request_prefill_kv_computed_tokens", labels, num_computed)
+
+
+def _exemplar(record: RequestRecord) -> dict[str, str] | None:
+    """Of latencies: the trace of a request that took so long."""
+    return {"trace_id": record.trace_id} if record.trace_id else None
 
 
 def metrics_markdown() -> str:
@@ -206,6 +220,8 @@ def metrics_markdown() -> str:
         "`GET /metrics` on the gateway, Prometheus text format. Names that begin with `vllm:` mean what they mean in",
         "vLLM, with its labels and buckets. `engine` is a worker's id, or `gateway` where the gateway measured over",
         "all workers; `relevo:` names say `worker` instead.",
+        "Asked for with `Accept: application/openmetrics-text`, it is OpenMetrics: the same, and where traces are made",
+        "latencies have exemplars, the `trace_id` of a request that a bucket counts.",
         "Counters survive the restart of a worker. Words are those of the [glossary](glossary.md).",
         "",
         "With `--gateways N` a scrape shows all of them, whichever it reaches: what a gateway measured has the label",

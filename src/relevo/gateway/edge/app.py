@@ -39,6 +39,7 @@ from relevo.gateway.http.sse import ClientGone, run_while_connected
 from relevo.gateway.text.text_work import INLINE_BYTES
 from relevo.policy.routing.affinity import affinity_of
 from relevo.policy.routing.region_choice import BYTES_PER_TOKEN, RegionAttempts, RegionChoice
+from relevo.telemetry.text_format import format_for
 
 log = logging.getLogger("relevo.edge")
 
@@ -119,7 +120,8 @@ class Edge:
                 return Response(orjson.dumps(body), 200 if is_ready else 503, media_type="application/json")
             case "/metrics":
                 body_bytes, content_type = self.metrics.render(
-                    {r.name: (r.is_up, self.choice.num_open(r.name)) for r in self.regions.all}
+                    {r.name: (r.is_up, self.choice.num_open(r.name)) for r in self.regions.all},
+                    format_for(request.headers.get("accept", "")),
                 )
                 return Response(body_bytes, headers={"content-type": content_type})
         if request.scope["path"].startswith("/admin/"):  # a region's operator knows its address

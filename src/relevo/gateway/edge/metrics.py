@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.exposition import generate_latest
 
-from relevo.telemetry.metrics import CONTENT_TYPE
+from relevo.telemetry.text_format import PLAIN, TextFormat
 
 
 class EdgeMetrics:
@@ -58,9 +57,9 @@ class EdgeMetrics:
         """One that no region saw: it was not an HTTP request."""
         self.ended("invalid_http_request")
 
-    def render(self, regions: Mapping[str, tuple[bool, int]]) -> tuple[bytes, str]:
+    def render(self, regions: Mapping[str, tuple[bool, int]], text: TextFormat = PLAIN) -> tuple[bytes, str]:
         """`regions`: whether each is up, and its open requests."""
         for name, (is_up, num_open) in regions.items():
             self._up.labels(name).set(is_up)
             self._open.labels(name).set(num_open)
-        return generate_latest(self._registry), CONTENT_TYPE
+        return text.write(self._registry), text.content_type

@@ -25,6 +25,7 @@ from relevo.gateway.text.text_work import TextWork
 from relevo.orchestrator.ports import EngineStatus
 from relevo.telemetry.latency import RequestRecord
 from relevo.telemetry.merged_series import SeriesFamily
+from relevo.telemetry.text_format import TextFormat
 
 
 class RequestMetrics(Protocol):
@@ -34,12 +35,16 @@ class RequestMetrics(Protocol):
 
     def http_response(self, handler: str, method: str, status: int) -> None: ...
 
-    def render(self, statuses: Mapping[str, EngineStatus]) -> tuple[bytes, str]:
+    def render(self, statuses: Mapping[str, EngineStatus], text: TextFormat) -> tuple[bytes, str]:
         """The body of /metrics and its content type. `statuses`: of each model, by its name."""
         ...
 
     def render_merged(
-        self, statuses: Mapping[str, EngineStatus], asked: str, others: Mapping[str, Sequence[SeriesFamily] | None]
+        self,
+        statuses: Mapping[str, EngineStatus],
+        asked: str,
+        others: Mapping[str, Sequence[SeriesFamily] | None],
+        text: TextFormat,
     ) -> tuple[bytes, str]:
         """The same for several gateways, of which this one is `asked`."""
         ...

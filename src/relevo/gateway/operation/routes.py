@@ -12,6 +12,7 @@ from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.gateway.operation.admin import drain_worker
 from relevo.gateway.operation.readiness import health, ready
 from relevo.gateway.operation.usage import show_usage
+from relevo.telemetry.text_format import format_for
 
 
 async def root(call: Call) -> Response:
@@ -25,13 +26,13 @@ async def version(call: Call) -> Response:
 
 async def metrics(call: Call) -> Response:
     statuses = {served.name: served.generator.status() for served in call.context.models}
-    others = call.context.others
+    others, text = call.context.others, format_for(call.request.headers.get("accept", ""))
     if others is None:
-        body, content_type = call.context.metrics.render(statuses)
+        body, content_type = call.context.metrics.render(statuses, text)
     else:
         found = await others.metrics()
-        body, content_type = call.context.metrics.render_merged(statuses, others.gateway_id, found)
-    return Response(body, headers={"content-type": content_type})
+        body, content_type = call.context.metrics.render_merged(statuses, others.gateway_id, found, text)
+    return Response(body, headers={"content-type": content_type, "vary": "accept"})
 
 
 OPERATION_ROUTES = (
