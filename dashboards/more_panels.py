@@ -12,6 +12,8 @@ from panels import (
     GREY,
     ORANGE,
     PER_S,
+    PRODUCTS,
+    READS,
     RED,
     REQUEST_LABELS,
     ROLELESS_LABELS,
@@ -24,6 +26,7 @@ from panels import (
     Panel,
     ask,
     latencies,
+    of_limit,
     quantile,
     quotient,
     rate,
@@ -120,11 +123,18 @@ CACHING = Board(
     ),
 )
 
+_NO_TENANTS = "tenants are not told apart: the series exist with --metrics-by-tenant"
+
+
+def _by_tenant(name: str) -> str:
+    return f"topk(10, {rate(name, REQUEST_LABELS, 'tenant')})"
+
+
 TENANTS = Board(
     uid="relevo-tenants",
     title="Relevo: tenants",
-    says="Who waits, who is refused and what is billed, over all tenants. Metrics have no label for the tenant or key, "
-    "because there may be any number of them: `relevo usage --by tenant` tells them apart.",
+    says="Who waits, who is refused and what is billed, over all tenants; and by tenant with --metrics-by-tenant, because "
+    "their names are private. `relevo usage --by tenant` always tells them apart.",
     rows=(
         (
             "Waiting and refused",
@@ -185,6 +195,41 @@ TENANTS = Board(
                     queries=(
                         ask(rate("http_requests_total", SERVER_LABELS + ',status="4xx"', "handler"), "{{handler}}"),
                     ),
+                ),
+            ),
+        ),
+        (
+            "By tenant",
+            (
+                Panel(
+                    title="Requests by tenant",
+                    unit="reqps",
+                    is_stacked=True,
+                    none_means=_NO_TENANTS,
+                    says="Ended requests per second of the ten tenants that have most; normal is what they agreed to, and no data without --metrics-by-tenant.",
+                    queries=(ask(_by_tenant("relevo:tenant_requests_total"), "{{tenant}}"),),
+                ),
+                Panel(
+                    title="Prompt tokens by tenant",
+                    unit=TOKENS_PER_S,
+                    is_stacked=True,
+                    none_means=_NO_TENANTS,
+                    says="Prompt tokens per second of the ten tenants that have most, less those found in a cache; normal is what they agreed to.",
+                    queries=(
+                        ask(
+                            f"topk(10, {rate('relevo:tenant_prompt_tokens_total', REQUEST_LABELS, 'tenant')} - "
+                            f"{rate('relevo:tenant_cached_tokens_total', REQUEST_LABELS, 'tenant')})",
+                            "{{tenant}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    title="Output tokens by tenant",
+                    unit=TOKENS_PER_S,
+                    is_stacked=True,
+                    none_means=_NO_TENANTS,
+                    says="Output tokens per second of the ten tenants that have most; normal is what they agreed to.",
+                    queries=(ask(_by_tenant("relevo:tenant_output_tokens_total"), "{{tenant}}"),),
                 ),
             ),
         ),
@@ -343,6 +388,34 @@ WORKERS = Board(
                         ),
                     )
                     for per, words in _COSTS.items()
+                ),
+            ),
+        ),
+        (
+            "Utilisation",
+            (
+                Panel(
+                    title="Busy",
+                    unit="percentunit",
+                    most=1,
+                    says="Share of the time that a worker spends in steps; normal is even over workers of one role, and near 1 under full load.",
+                    queries=(
+                        ask(
+                            rate("relevo:worker_busy_seconds_total", WORKER_LABELS, "model_name, worker"), WORKER_LEGEND
+                        ),
+                    ),
+                ),
+                Panel(
+                    title="Products, of their limit",
+                    unit="percentunit",
+                    says="Operations per second as a share of what a worker's cores can do at most; normal is high on workers that compute prompts, and no value where the limit is not known.",
+                    queries=(ask(of_limit(*PRODUCTS, WORKER_LABELS), WORKER_LEGEND),),
+                ),
+                Panel(
+                    title="Memory reads, of their limit",
+                    unit="percentunit",
+                    says="Bytes read per second as a share of what a worker's cores can read at most; normal is high on workers that decode, and no value where the limit is not known.",
+                    queries=(ask(of_limit(*READS, WORKER_LABELS), WORKER_LEGEND),),
                 ),
             ),
         ),

@@ -65,10 +65,18 @@ def latencies(name: str) -> tuple[Query, ...]:
     return tuple(ask(quantile(q, name), f"p{q * 100:g}") for q in (0.5, 0.95, 0.99))
 
 
+def of_limit(name: str, limit: str, labels: str) -> str:
+    """The rate of a counter of workers as a share of each one's own limit."""
+    by = "model_name, worker"
+    return quotient(rate(name, labels, by), f"max by ({by}) ({limit}{{{labels}}})")
+
+
 def quotient(above: str, below: str) -> str:
     return f"{above} / {below}"
 
 
+PRODUCTS = "relevo:worker_product_ops_total", "relevo:worker_product_limit_ops_per_second"
+READS = "relevo:worker_read_bytes_total", "relevo:worker_read_limit_bytes_per_second"
 _ENDED = rate("vllm:request_success_total", REQUEST_LABELS)
 _FAILED = rate("vllm:request_success_total", REQUEST_LABELS + ',finished_reason="error"')
 _REFUSED = rate("vllm:admission_rejections_total", REQUEST_LABELS)
@@ -219,6 +227,12 @@ OVERVIEW = Board(
                     says="Time from accepting a request to its end, of completed ones; normal depends on how long the answers are.",
                     queries=latencies("vllm:e2e_request_latency_seconds"),
                 ),
+                Panel(
+                    title="Wait in line",
+                    unit="s",
+                    says="Wait in the gateway's line of requests that were then sent to a worker; normal is next to nothing, it grows when the workers are full.",
+                    queries=latencies("relevo:line_wait_seconds"),
+                ),
             ),
         ),
         (
@@ -243,6 +257,18 @@ OVERVIEW = Board(
                     queries=(ask(f"min by (gateway) (relevo:gateway_up{{{SERVER_LABELS}}})", "{{gateway}}"),),
                 ),
                 Panel(
+                    title="HTTP answers by path, p95",
+                    unit="s",
+                    says="Nineteen of twenty answers of a path took less, streams counted to their end; normal is milliseconds where no tokens are made.",
+                    queries=(
+                        ask(
+                            f"histogram_quantile(0.95, "
+                            f"{rate('http_request_duration_seconds_bucket', SERVER_LABELS, 'le, handler')})",
+                            "{{handler}}",
+                        ),
+                    ),
+                ),
+                Panel(
                     title="Faults and lost log lines",
                     unit=PER_S,
                     says="Requests per second that ended because Relevo's own code raised, and log lines that were not written; normal is none.",
@@ -264,7 +290,7 @@ _TRIED = rate("relevo:handoffs_total", REQUEST_LABELS + ',outcome=~"completed|fa
 PREFILL_DECODE = Board(
     uid="relevo-prefill-decode",
     title="Relevo: prefill and decode",
-    says="Where time goes between the stages, and what the handoff costs. Utilisation of a stage is not exported.",
+    says="Where time goes between the stages, how much of their cores they use, and what the handoff costs.",
     rows=(
         (
             "Stages",
@@ -324,6 +350,25 @@ PREFILL_DECODE = Board(
                             WORKER_LEGEND,
                         ),
                     ),
+                ),
+            ),
+        ),
+        (
+            "Utilisation",
+            (
+                Panel(
+                    title="Prefill: products, of their limit",
+                    unit="percentunit",
+                    thresholds=(0.85, 0.95),
+                    says="Operations per second of workers that compute prompts, as a share of what their cores can do at most; normal is even, and no value where the limit is not known.",
+                    queries=(ask(of_limit(*PRODUCTS, WORKER_LABELS + ',role!="decode"'), WORKER_LEGEND),),
+                ),
+                Panel(
+                    title="Decode: memory reads, of their limit",
+                    unit="percentunit",
+                    thresholds=(0.85, 0.95),
+                    says="Bytes per second that decoding workers read, as a share of what their cores can read at most; normal is even, and no value where the limit is not known.",
+                    queries=(ask(of_limit(*READS, WORKER_LABELS + ',role!="prefill"'), WORKER_LEGEND),),
                 ),
             ),
         ),

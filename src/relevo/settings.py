@@ -206,6 +206,11 @@ class Settings(BaseModel):
         False,
         description="GET /metrics asks for a key, as /v1 does. Without keys, or by default, it is open to probes.",
     )
+    metrics_by_tenant: bool = Field(
+        False,
+        description="GET /metrics counts requests and tokens by tenant, and so shows tenants' names to all who may "
+        "read it: the first 1000 of each gateway, the others together.",
+    )
     expose_processes: bool = Field(
         False,
         description="GET /ready names process ids and socket addresses of workers to every client, not to admin keys "
@@ -416,6 +421,7 @@ OF_THE_SERVER = frozenset(
         *("admin_key", "max_body_bytes", "max_body_memory_bytes", "max_tokenize_bytes", "root_path"),
         *("keep_alive_timeout_s", "header_timeout_s", "stall_timeout_s"),
         *("max_connections", "max_connections_per_address", "trusted_proxies", "metrics_require_key"),
+        "metrics_by_tenant",
         *(
             "sse_keepalive_s",
             "response_lifetime_s",

@@ -220,6 +220,9 @@ class RecordingMetrics:
     def http_response(self, handler: str, method: str, status: int) -> None:
         self.responses.append((handler, method, status))
 
+    def http_took(self, handler: str, method: str, took_s: float) -> None:
+        assert took_s >= 0
+
     def render(self, statuses: Mapping[str, EngineStatus], text: TextFormat) -> tuple[bytes, str]:
         return b"up 1\n", text.content_type
 

@@ -152,6 +152,9 @@ class StormWorld:
     def admission_rejected(self, model: str, *told: Any) -> None:
         pass
 
+    def left_line(self, model: str, *told: Any) -> None:
+        pass
+
     def handoff_finished(self, model: str, outcome: str, *told: Any) -> None:
         self.tally.handoffs[outcome] += 1
 

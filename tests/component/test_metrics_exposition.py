@@ -19,6 +19,7 @@ from relevo.orchestrator.ports import EngineStatus, LineStatus, WorkerStatus
 from relevo.telemetry.latency import RequestRecord, RequestTimes
 from relevo.telemetry.metric_table import TABLE, Kind, Origin, one_two_five
 from relevo.telemetry.metrics import GatewayMetrics
+from relevo.telemetry.tenant_counters import MAX_TENANTS
 from relevo.telemetry.worker_series import WorkerSeries
 
 MODEL = "tiny"
@@ -132,11 +133,13 @@ def test_names_follow_the_conventions() -> None:
         assert not {"le", "quantile", "job", "instance"} & set(metric.labels)
 
 
-def test_every_row_of_the_table_is_exported_with_its_labels(scrape: Scrape) -> None:
+def test_every_row_of_the_table_is_exported_with_its_labels() -> None:
     """Red when a metric is in the table (and so in the docs) but nothing moves it, or under other labels."""
+    scrape = Scrape(GatewayMetrics([MODEL], by_tenant=True))
     scrape.metrics.request_finished(record())
     scrape.metrics.admission_rejected(MODEL, "queue_full")
     scrape.metrics.http_response("/v1/models", "GET", 200)
+    scrape.metrics.http_took("/v1/models", "GET", 0.1)
     limits = WorkerLimits(product_ops_per_s=1.0, read_bytes_per_s=1.0)
     samples = scrape.samples(worker(load=WorkerLoad(num_total_blocks=4, num_free_blocks=4), limits=limits))
     labels_of = {name: {label.partition("=")[0] for label in labels} for name, labels in samples}
@@ -362,3 +365,41 @@ def test_what_waits_in_the_gateway_is_told_by_class(scrape: Scrape) -> None:
     assert scrape.value("relevo:oldest_wait_seconds", **{"class": "batch"}) == 1.5
     scrape.metrics.deadline_missed("m", "waiting")
     assert scrape.value("relevo:deadline_misses_total", model_name="m", when="waiting") == 1
+
+
+def test_the_wait_in_line_is_told_by_class(scrape: Scrape) -> None:
+    scrape.metrics.left_line(MODEL, "batch", 2.0)
+    assert scrape.value("relevo:line_wait_seconds_sum", model_name=MODEL, **{"class": "batch"}) == 2.0
+    assert scrape.value("relevo:line_wait_seconds_count", model_name=MODEL, **{"class": "interactive"}) == 0
+
+
+def test_durations_of_http_answers_have_bounded_labels(scrape: Scrape) -> None:
+    """Red when a method that a client made up becomes a label."""
+    scrape.metrics.http_took("/v1/models", "GET", 0.2)
+    scrape.metrics.http_took("/v1/models", "BREW", 0.2)
+    buckets = {"handler": "/v1/models", "le": "0.25"}
+    assert scrape.value("http_request_duration_seconds_bucket", method="GET", **buckets) == 1
+    assert scrape.value("http_request_duration_seconds_bucket", method="OTHER", **buckets) == 1
+
+
+def test_tenants_are_named_only_where_that_is_asked_for(scrape: Scrape) -> None:
+    scrape.metrics.request_finished(record(tenant="acme"))
+    assert not [labels for _, labels in scrape.samples() if "tenant=acme" in labels]
+    named = Scrape(GatewayMetrics([MODEL], by_tenant=True))
+    named.metrics.request_finished(record(tenant="acme"))
+    named.metrics.request_finished(record(tenant='"} x', outcome="failed"))
+    assert named.value("relevo:tenant_output_tokens_total", tenant="acme") == 3
+    assert named.value("relevo:tenant_cached_tokens_total", tenant="acme") == 16
+    assert named.value("relevo:tenant_requests_total", tenant='"} x', outcome="failed") == 1
+
+
+def test_any_number_of_tenants_is_a_bounded_number_of_series() -> None:
+    """Red when a client that makes up names makes the scrape grow without end."""
+    named = Scrape(GatewayMetrics([MODEL], by_tenant=True))
+    for number in range(MAX_TENANTS + 200):
+        named.metrics.request_finished(record(tenant=f"t{number}"))
+    seen = [labels for name, labels in named.samples() if name == "relevo:tenant_requests_total"]
+    assert len(seen) == MAX_TENANTS + 1
+    assert named.value("relevo:tenant_requests_total", tenant="other") == 200
+    named.metrics.request_finished(record(tenant="t0"))
+    assert named.value("relevo:tenant_requests_total", tenant="t0") == 2

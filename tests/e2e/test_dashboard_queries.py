@@ -31,7 +31,16 @@ from vllm_dashboards import NOT_EXPORTED, queries
 NUM_SCRAPES = 50  # one a second: about a minute of load
 DEADLINE_S = 180.0
 INTERVAL = "15s"
-FLAGS = ("--topology", "2p1d", "--share-cores", "--num-kv-blocks", "1024", "--max-model-len", "2048")
+FLAGS = (
+    "--topology",
+    "2p1d",
+    "--share-cores",
+    "--num-kv-blocks",
+    "1024",
+    "--max-model-len",
+    "2048",
+    "--metrics-by-tenant",
+)
 PACE = ("--fake-base-s", "0.004", "--fake-per-token-s", "0.00002", "--log-level", "error")
 MAY_BE_EMPTY = {"Gateways up"}  # the series exist with several gateways only
 VARIABLES = {"$__rate_interval": INTERVAL, "$job": "relevo", "$model": ".*", "$worker": ".*", "$role": ".*"}

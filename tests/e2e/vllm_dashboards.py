@@ -52,7 +52,6 @@ NOT_EXPORTED = (
     "vllm:prompt_tokens_cached_by_source_total",
     "vllm:external_prefix_cache_queries_total",
     "vllm:iteration_tokens_total",
-    "http_request_duration_seconds",
     "vllm:gpu_cache_usage_perc",
     "vllm:time_per_output_token_seconds",
 )

@@ -146,6 +146,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     admin_key_hashes: tuple[str, ...]
     best_priority: int
     metrics_require_key: bool
+    metrics_by_tenant: bool = False
     expose_processes: bool
     max_body_bytes: int
     max_body_memory_bytes: int

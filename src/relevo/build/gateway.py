@@ -78,7 +78,8 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     os.set_inheritable(config.listen_fd, False)  # ours, and of no process that we may start
     configure(config.log_level, config.gateway_id)
     phases = StartPhases()
-    metrics = GatewayMetrics(model_names=[model.served_model_names[0] for model in config.models])
+    model_names = [model.served_model_names[0] for model in config.models]
+    metrics = GatewayMetrics(model_names, by_tenant=config.metrics_by_tenant)
     backends = [build_backend(model, metrics, report) for model in config.models]
     metering = build_metering(config, metrics, MonotonicClock())
     phases.done("dispatchers and ledger")

@@ -184,6 +184,7 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
         admin_key_hashes=tuple(hashlib.sha256(key.encode()).hexdigest() for key in settings.admin_key),
         best_priority=settings.best_priority,
         metrics_require_key=settings.metrics_require_key,
+        metrics_by_tenant=settings.metrics_by_tenant,
         expose_processes=settings.expose_processes,
         sse_keepalive_s=settings.sse_keepalive_s or 0.0,
         response_lifetime_s=settings.response_lifetime_s,

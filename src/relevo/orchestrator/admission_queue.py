@@ -32,6 +32,10 @@ class AdmissionMetrics(Protocol):
 
     def deadline_missed(self, model: str, when: str) -> None: ...
 
+    def left_line(self, model: str, class_name: str, waited_s: float) -> None:
+        """For a worker."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class AdmissionQueue:
@@ -85,7 +89,9 @@ class AdmissionQueue:
                 return
             waited_s = (self.clock.now_ns() - ticket.entered_at_ns) / 1e9
             in_flight = self.requests[ticket.request_id]
-            in_flight.route_notes.append(f"line {CLASSES[ticket.is_batch]}: {waited_s * 1e3:.0f} ms")
+            class_name = CLASSES[ticket.is_batch]
+            in_flight.route_notes.append(f"line {class_name}: {waited_s * 1e3:.0f} ms")
+            self.metrics.left_line(self.model_name, class_name, waited_s)
             self.decide(Decision.SEND, ticket.request_id)
             self.let_in(in_flight)
 

@@ -127,3 +127,4 @@ class RequestRecord:
     outcome: str  # "finished", "failed" or "aborted"
     facts: PrefillFacts | None = None  # None: ended before its prompt was computed
     trace_id: str = ""  # hexadecimal, of a trace that is recorded; empty: none is
+    tenant: str = ""  # any text; empty: clients without an API key

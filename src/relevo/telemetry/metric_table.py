@@ -26,6 +26,7 @@ class Origin(StrEnum):
     REQUESTS = "requests"  # the gateway, as requests, handoffs and responses end
     LEDGER = "ledger"  # the gateway, as ledger rows are written
     WORKERS = "workers"  # reports of the workers, as of the scrape
+    TENANTS = "tenants"  # the gateway, as requests end; only if asked to tell tenants apart
     GATEWAYS = "gateways"  # the gateway that is asked, where several share a port
 
 
@@ -66,6 +67,9 @@ TRANSFER_BUCKETS_BYTES = tuple(float(1 << exponent) for exponent in range(16, 36
 
 # a commit without fsync takes less than a millisecond, one that waits for a busy disk or another process much more
 COMMIT_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# prometheus-fastapi-instrumentator's are among them; an answer lasts as long as its stream
+HTTP_BUCKETS_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+CLASSES = ("interactive", "batch")
 OUTCOMES = ("finished", "aborted", "failed")
 
 MISSED_WHEN = ("waiting", "running")
@@ -97,6 +101,13 @@ def _count(name: str, help_text: str, labels: tuple[str, ...] = _REQUEST, label_
         labels=labels,
         help=help_text,
         label_values=label_values,
+    )
+
+
+def _tenant_count(name: str, help_text: str, outcomes: tuple[str, ...] = ()) -> Metric:
+    labels = (*_MODEL, "tenant", *(("outcome",) if outcomes else ()))
+    return Metric(
+        name=name, kind=Kind.COUNTER, origin=Origin.TENANTS, labels=labels, help=help_text, label_values=outcomes
     )
 
 
@@ -184,6 +195,21 @@ TABLE: tuple[Metric, ...] = (
         "relevo:gateway_request_faults_total",
         "Requests that ended because Relevo's own code raised while the gateway handled them; its log says where.",
         labels=_MODEL,
+    ),
+    Metric(
+        name="relevo:line_wait_seconds",
+        kind=Kind.HISTOGRAM,
+        origin=Origin.REQUESTS,
+        labels=(*_MODEL, "class"),
+        help="Wait in the gateway's line of requests that were then sent to a worker.",
+        buckets=TTFT_BUCKETS_S,
+        label_values=CLASSES,
+    ),
+    _of_requests(
+        "http_request_duration_seconds",
+        HTTP_BUCKETS_S,
+        "HTTP requests: head read to answer written, streams to their end; handler is the route's path.",
+        labels=("handler", "method"),
     ),
     _count("http_requests_total", "HTTP responses; status is the class of the code.", ("handler", "method", "status")),
     Metric(
@@ -289,6 +315,10 @@ TABLE: tuple[Metric, ...] = (
         help="0 while API keys cannot be read, also because the database's file was removed or replaced; then no "
         "request is taken.",
     ),
+    _tenant_count("relevo:tenant_requests_total", "Ended requests by tenant and outcome.", OUTCOMES),
+    _tenant_count("relevo:tenant_prompt_tokens_total", "Prompt tokens of ended requests, cached ones included."),
+    _tenant_count("relevo:tenant_cached_tokens_total", "Of these, those found in a cache."),
+    _tenant_count("relevo:tenant_output_tokens_total", "Output tokens of ended requests."),
     _worker_gauge("vllm:num_requests_running", "Continuations that decode."),
     _worker_gauge(
         "vllm:num_requests_waiting",

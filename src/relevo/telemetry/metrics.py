@@ -18,6 +18,7 @@ from relevo.telemetry.latency import RequestRecord
 from relevo.telemetry.log import num_not_written
 from relevo.telemetry.merged_series import SeriesFamily, merged, scraped
 from relevo.telemetry.metric_table import TABLE, Kind, Metric, Origin
+from relevo.telemetry.tenant_counters import TenantCounters
 from relevo.telemetry.text_format import PLAIN, TextFormat
 from relevo.telemetry.worker_series import GATEWAY, StatusView, WorkerSeries
 
@@ -26,9 +27,10 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class GatewayMetrics:
-    """`model_names` label the zeros that are there before the first request; see `render` for what workers report."""
+    """`model_names` label the zeros that are there before the first request; see `render` for what workers report.
+    `by_tenant`: tell tenants apart, by name."""
 
-    def __init__(self, model_names: Sequence[str]) -> None:
+    def __init__(self, model_names: Sequence[str], *, by_tenant: bool = False) -> None:
         self._registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -36,6 +38,7 @@ class GatewayMetrics:
         for metric in TABLE:
             if metric.origin in (Origin.REQUESTS, Origin.LEDGER):
                 self._register(metric, model_names)
+        self._tenants = TenantCounters(self._registry) if by_tenant else None
         self._num_told_lines: dict[str, int] = {}  # of the log, by reason why they were not written
         self._workers = WorkerSeries()
         self._registry.register(self._workers)
@@ -56,6 +59,8 @@ class GatewayMetrics:
         self._observe("vllm:request_params_n", labels, record.n)
         self._observe("vllm:request_params_max_tokens", labels, record.max_tokens)
         self._count_prompt(record, labels, exemplar)
+        if self._tenants is not None:
+            self._tenants.request_finished(record)
         if record.finish_reason in _COMPLETED:
             self._observe_completed(record, labels, exemplar)
 
@@ -66,6 +71,10 @@ class GatewayMetrics:
     def deadline_missed(self, model: str, when: str) -> None:
         """A request ended because its client's time was over. `when`: one of metric_table.MISSED_WHEN."""
         self._counters["relevo:deadline_misses_total"].labels(model_name=model, when=when).inc()
+
+    def left_line(self, model: str, class_name: str, waited_s: float) -> None:
+        """`class_name`: one of metric_table.CLASSES."""
+        self._observe("relevo:line_wait_seconds", {"model_name": model, "class": class_name}, waited_s)
 
     def request_fault(self, model: str) -> None:
         """A request ended because code of this gateway raised while it was handled."""
@@ -111,6 +120,10 @@ class GatewayMetrics:
         """`handler`: the route's pattern, not the path that the client sent. `status`: the code, e.g. 200."""
         method = method if method in _METHODS else "OTHER"
         self._counters["http_requests_total"].labels(handler=handler, method=method, status=f"{status // 100}xx").inc()
+
+    def http_took(self, handler: str, method: str, took_s: float) -> None:
+        method = method if method in _METHODS else "OTHER"
+        self._observe("http_request_duration_seconds", {"handler": handler, "method": method}, took_s)
 
     def connections_open(self, num_open: int) -> None:
         self._gauges["relevo:http_connections"].set(num_open)
@@ -226,10 +239,15 @@ def metrics_markdown() -> str:
         "",
         "With `--gateways N` a scrape shows all of them, whichever it reaches: what a gateway measured has the label",
         "`gateway` besides, what workers report is there once. A gateway that was restarted counts from zero.",
+        "",
+        "Utilisation is a rate over a limit, both of one worker: `relevo:worker_product_ops_total` over what its cores",
+        "can multiply, which bounds prefill, and `relevo:worker_read_bytes_total` over the memory that they can read,",
+        "which bounds decode. The limits are measured in a moment at the start: low, where the cores were busy.",
     ]
     titles = {
         Origin.REQUESTS: "Measured by the gateway, when a request, handoff or response ends",
         Origin.LEDGER: "Measured by the gateway, when rows of the usage ledger are written",
+        Origin.TENANTS: "Measured by the gateway, when a request ends, with `--metrics-by-tenant`",
         Origin.WORKERS: "Reported by the workers",
         Origin.GATEWAYS: "With several gateways on one port",
     }

@@ -210,6 +210,7 @@ class PromptRun:
             finish_reason=self._recorded_finish_reason(self._end.outcome),
             outcome=self._end.outcome,
             facts=self._facts,
+            tenant=self.request.terms.tenant,
         )
         self._metrics.request_finished(record)
 

@@ -124,7 +124,9 @@ class Gateway:
             response = self._unexpected(exchange, error_format)
         if response is not None:
             await response(scope, receive, exchange.send)
-        self.context.metrics.http_response(handler_name, scope["method"], exchange.status or STATUS_CLIENT_GONE)
+        metrics, method = self.context.metrics, scope["method"]
+        metrics.http_response(handler_name, method, exchange.status or STATUS_CLIENT_GONE)
+        metrics.http_took(handler_name, method, (self.context.clock.now_ns() - accepted_at_ns) / 1e9)
 
     def _caller(self, request: Request, path: str) -> Caller:
         """Raises Unauthorized; ServerStopping, for what is not asked by probes."""

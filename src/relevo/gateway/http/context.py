@@ -35,6 +35,10 @@ class RequestMetrics(Protocol):
 
     def http_response(self, handler: str, method: str, status: int) -> None: ...
 
+    def http_took(self, handler: str, method: str, took_s: float) -> None:
+        """Of one response, to its last byte."""
+        ...
+
     def render(self, statuses: Mapping[str, EngineStatus], text: TextFormat) -> tuple[bytes, str]:
         """The body of /metrics and its content type. `statuses`: of each model, by its name."""
         ...
