@@ -43,6 +43,7 @@ from relevo.gateway.text.tokenizer import Tokenizer
 from relevo.gateway.text.tokenizer_info import tokenizer_info
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
+from relevo.orchestrator.insight import Insight
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
 from relevo.policy.admission.admission import Admission, AdmissionLimits
@@ -161,6 +162,7 @@ class ModelBackend:
     connections: Connections
     placement: Placement
     dispatcher: Dispatcher
+    insight: Insight
 
 
 def build_backend(config: ServedModelConfig, metrics: GatewayMetrics, report: Report) -> ModelBackend:
@@ -171,12 +173,14 @@ def build_backend(config: ServedModelConfig, metrics: GatewayMetrics, report: Re
     placement = Placement(
         membership, build_chooser(config), config.block_size, random.Random(), build_room_limits(config)
     )
-    dispatcher = build_dispatcher(config, membership, placement, metrics, report)
+    insight = Insight()
+    dispatcher = build_dispatcher(config, membership, placement, metrics, report, insight)
     return ModelBackend(
         config=config,
         connections=Connections(membership, WorkerConnection.open),
         placement=placement,
         dispatcher=dispatcher,
+        insight=insight,
     )
 
 
@@ -186,6 +190,7 @@ def build_dispatcher(
     placement: Placement,
     metrics: GatewayMetrics,
     report: Report,
+    insight: Insight,
 ) -> Dispatcher:
     def kill(worker: WorkerRef, reason: str) -> None:
         report(Status(kind="kill", worker_id=worker.worker_id, epoch=worker.epoch, message=reason))
@@ -211,6 +216,8 @@ def build_dispatcher(
         timers=LoopTimers(clock),
         kill=kill,
         hash_prompt=partial(prompt_hashes, block_size=config.block_size),
+        decide=insight.decisions,
+        insight=insight,
     )
 
 
@@ -307,6 +314,7 @@ def _served_model(backend: ModelBackend) -> ServedModel:
         return ServedModel(
             names=config.served_model_names,
             generator=backend.dispatcher,
+            insight=backend.insight,
             tokenizer=tokenizer,
             chat_template=templates,
             make_parser=dialect.make_parser,

@@ -27,6 +27,7 @@ class Decision(StrEnum):
     END = "end"  # g [cause, code, num_tokens]
     FENCE = "fence"  # g [worker, epoch, reason]: a worker has to be ended
     READY = "ready"  # g [worker, epoch]: it gets traffic
+    LEAVE = "leave"  # g [worker, epoch]: it finishes what it has and takes nothing new
     LOST = "lost"  # g [worker, epoch]: it is gone
     ACCEPT = "accept"  # w [kind]: queued, of which kind
     REJECT = "reject"  # w [code]

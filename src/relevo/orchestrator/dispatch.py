@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 from relevo.core.decisions import Decide, Decision, unlogged
@@ -23,6 +24,7 @@ from relevo.core.request import EngineRequest
 from relevo.orchestrator.admission_queue import AdmissionMetrics, AdmissionQueue
 from relevo.orchestrator.handoff_meter import HandoffMeter, HandoffMetrics
 from relevo.orchestrator.in_flight import InFlightRequest
+from relevo.orchestrator.insight import Insight, RunningRequest
 from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.ports import EngineStatus, OutputSink
@@ -63,10 +65,11 @@ class Dispatcher:
         hash_prompt: Callable[[EngineRequest], Sequence[BlockHash]],
         batch_limits: HandoffLimits | None = None,
         decide: Decide = unlogged,
+        insight: Insight | None = None,
     ) -> None:
         """`kill(worker, reason)` asks for the end of a worker's process. `hash_prompt`: the blocks of a prompt that may
         be found in caches. `batch_limits`: of batch requests; None: the same as for all. `decide` is told what was
-        decided."""
+        decided, `insight` what happened."""
         self._membership = membership
         self._placement = placement
         self._limits = {False: limits, True: batch_limits or limits}  # by: is it a batch request
@@ -80,9 +83,12 @@ class Dispatcher:
         self._decide = decide
         self._may_have_room = True  # what a message brought may let a request in that waits
         self._requests: dict[RequestId, InFlightRequest] = {}
-        self._meter = HandoffMeter(metrics, placement, clock, model_name)
+        self._insight = insight or Insight()
+        self._insight.running, self._insight.tenants = self.running, admission.tenants
+        self._insight.decisions.tenant_of = self.tenant_of
+        self._meter = HandoffMeter(metrics, placement, clock, model_name, self._insight)
         self._messages = WorkerMessages(membership, self._meter)
-        self._routing = Routing(placement, self._meter, clock, decide)
+        self._routing = Routing(placement, self._meter, clock, decide, self._insight)
         self._queue = AdmissionQueue(
             requests=self._requests,
             admission=admission,
@@ -134,6 +140,26 @@ class Dispatcher:
             workers=self._membership.statuses(),
             lines=self._queue.statuses(),
         )
+
+    def running(self, most: int) -> list[RunningRequest]:
+        """The oldest of those that have not ended."""
+        running = (each for each in self._requests.values() if not each.handoff.has_ended)
+        return [
+            RunningRequest(
+                request_id=in_flight.request_id,
+                tenant=in_flight.request.terms.tenant,
+                phase=in_flight.handoff.phase,
+                arrived_at_ns=in_flight.request.arrived_at_ns,
+                num_prompt_tokens=in_flight.handoff.num_prompt_tokens,
+                num_output_tokens=in_flight.num_output_tokens,
+            )
+            for in_flight in islice(running, most)
+        ]
+
+    def tenant_of(self, request_id: RequestId) -> str:
+        """Of a request that is in flight."""
+        in_flight = self._requests.get(request_id)
+        return in_flight.request.terms.tenant if in_flight is not None else ""
 
     @property
     def num_in_flight(self) -> int:
@@ -192,6 +218,9 @@ class Dispatcher:
                 self._advance(in_flight, NO_ROUTE)
         self._pump()
 
+    def on_worker_leaving(self, worker: WorkerRef) -> None:
+        self._decide(Decision.LEAVE, worker=worker.worker_id, epoch=worker.epoch)
+
     def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
         self._end_worker(worker, reason)
 
@@ -208,6 +237,7 @@ class Dispatcher:
         try:
             if self._placement.gave_tokens(output.request_id, len(output.tokens)):
                 self._may_have_room = True
+            self._insight.gave(in_flight.last_output, worker, output, now_ns)
             in_flight.sink.on_output(output)
         except Exception as fault:
             self._break_off(in_flight, fault)
@@ -253,7 +283,10 @@ class Dispatcher:
         asked: tuple[effects.Effect, ...] = ()
         fault: Exception | None = None
         try:
-            in_flight.handoff, asked = machine.advance(before, event, self._clock.now_ns())
+            now_ns = self._clock.now_ns()
+            in_flight.handoff, asked = machine.advance(before, event, now_ns)
+            if isinstance(event, events.Tokens) and asked and isinstance(asked[0], effects.Emit):
+                self._insight.gave(in_flight.last_output, event.worker, event.output, now_ns)
             makes_room = self._placement.observe(in_flight, event)
             self._may_have_room = self._may_have_room or makes_room or in_flight.handoff.has_ended
             self._meter.heard(in_flight, event)

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from relevo.core.handoff import KVPath
+from relevo.core.ids import WorkerRef
 from relevo.core.outcome import Outcome
 from relevo.core.ports import Clock
 from relevo.orchestrator.in_flight import InFlightRequest
+from relevo.orchestrator.insight import Insight
 from relevo.orchestrator.placement import Placement
 from relevo.policy.handoff import events
 
@@ -27,18 +29,19 @@ class HandoffMeter:
     placement: Placement
     clock: Clock
     model_name: str
+    insight: Insight
 
     def routed(self, in_flight: InFlightRequest, *, is_split: bool) -> None:
         times = in_flight.handoff_times
         times.is_uncounted = times.is_unmeasured = is_split
         times.first_token_at_ns = None
 
-    def prefill_chosen(self, in_flight: InFlightRequest, path: KVPath | None) -> None:
+    def prefill_chosen(self, in_flight: InFlightRequest, worker: WorkerRef | None, path: KVPath | None) -> None:
         """`path`: to the decode worker; None: that computes the prompt, too."""
         if path is None:
             self._computed_locally(in_flight)
         else:
-            in_flight.handoff_times.link = path.link
+            in_flight.handoff_times.link, in_flight.handoff_times.prefill = path.link, worker
 
     def _computed_locally(self, in_flight: InFlightRequest) -> None:
         self.metrics.handoff_finished(self.model_name, "local", 0.0, 0, 0.0)
@@ -61,6 +64,10 @@ class HandoffMeter:
         self.metrics.handoff_finished(
             self.model_name, "completed", handoff_s, handoff.transferred_bytes, handoff.transfer_s
         )
+        if times.prefill is not None and handoff.decode is not None:
+            self.insight.handed_over(
+                times.prefill, handoff.decode.worker, handoff.num_prompt_tokens, handoff.transferred_bytes
+            )
         times.is_uncounted = False
 
     def ended(self, in_flight: InFlightRequest, outcome: Outcome) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relevo.core.handoff import Link
-from relevo.core.ids import BlockHash, RequestId
+from relevo.core.ids import BlockHash, RequestId, WorkerRef
 from relevo.core.outcome import RequestEnd
 from relevo.core.ports import Timer, Timers
 from relevo.core.request import EngineRequest
+from relevo.orchestrator.insight import LastOutput
 from relevo.orchestrator.ports import OutputSink
 from relevo.policy.handoff.effects import Route
 from relevo.policy.handoff.events import Event
@@ -29,6 +30,7 @@ class HandoffTimes:
     is_unmeasured: bool = False  # its cost to the client is not yet known
     first_token_at_ns: int | None = None  # of the prefill worker
     link: Link = Link.MEMORY  # over which its blocks go
+    prefill: WorkerRef | None = None  # that computes the prompt for another one
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class InFlightRequest:
     events: deque[Event] = field(default_factory=deque)
     route_notes: list[str] = field(default_factory=list)
     handoff_times: HandoffTimes = field(default_factory=HandoffTimes)
+    last_output: LastOutput = field(default_factory=LastOutput)
     _timer: Timer | None = None
     _timer_at_ns: int = 0
 

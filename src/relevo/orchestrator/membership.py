@@ -45,6 +45,10 @@ class MessageSink(Protocol):
         """Said once more of one that is then removed."""
         ...
 
+    def on_worker_leaving(self, worker: WorkerRef) -> None:
+        """It finishes what it has, as it was asked to, and takes nothing new."""
+        ...
+
     def on_worker_silent(self, worker: WorkerRef, reason: str) -> None:
         """It must be ended; `on_worker_gone` follows when it is."""
         ...
@@ -289,6 +293,7 @@ class Membership:
             case wire.Leaving():
                 log.info("%s (epoch %d) is leaving", member.worker_id, member.ref.epoch)
                 member.is_leaving, member.is_ready, member.why_not_ready = True, False, "draining"
+                self._sink.on_worker_leaving(member.ref)
                 return
             case wire.Fenced():
                 owner = self._members.get(message.worker_id)

@@ -15,6 +15,7 @@ from relevo.core.outcome import RequestEnd
 from relevo.core.ports import Clock
 from relevo.orchestrator.handoff_meter import HandoffMeter
 from relevo.orchestrator.in_flight import InFlightRequest
+from relevo.orchestrator.insight import Insight
 from relevo.orchestrator.placement import Placement
 from relevo.policy.handoff import effects, events
 
@@ -32,6 +33,7 @@ class Routing:
     meter: HandoffMeter
     clock: Clock
     decide: Decide
+    insight: Insight
 
     def route(self, in_flight: InFlightRequest, route: effects.Route) -> events.Routed | events.NoRoute | None:
         """None: it is parked. The same effect is to be carried out again when a worker is ready, and NO_ROUTE told when
@@ -57,6 +59,9 @@ class Routing:
             reason=choice.reason,
         )
         self.meter.routed(in_flight, is_split=is_split)
+        self.insight.routed(in_flight.request, choice.worker, choice.num_uncached_tokens, self.clock.now_ns())
+        if not is_split:
+            self.insight.asked(choice.worker, choice.num_uncached_tokens)
         return events.Routed(choice.worker, is_split)
 
     def choose_prefill(self, in_flight: InFlightRequest, effect: effects.ChoosePrefill) -> events.PrefillChosen:
@@ -71,7 +76,8 @@ class Routing:
             num_uncached_tokens=choice.num_uncached_tokens,
             reason=choice.reason,
         )
-        self.meter.prefill_chosen(in_flight, choice.path)
+        self.meter.prefill_chosen(in_flight, choice.worker, choice.path)
+        self.insight.asked(worker, choice.num_uncached_tokens)
         return events.PrefillChosen(choice.worker)
 
     def _note(self, in_flight: InFlightRequest, what: str, worker: WorkerRef, reason: str) -> None:

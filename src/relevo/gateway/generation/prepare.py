@@ -140,6 +140,7 @@ class _Runs:
             generator=served.generator,
             clock=call.context.clock,
             metrics=call.context.metrics,
+            latency=served.insight.latency,
             model=self._model,
             is_streamed=spec.is_streamed,
             on_first_output=_explainer(call, session.source),

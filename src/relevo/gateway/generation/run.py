@@ -23,6 +23,7 @@ from relevo.gateway.text.parts import Delta
 from relevo.orchestrator.ports import RequestStarter, StartedRequest
 from relevo.policy.billing.bill import Work
 from relevo.telemetry.latency import RequestRecord, RequestTimes
+from relevo.telemetry.live_latency import LiveLatency
 
 
 class RunListener(Protocol):
@@ -50,6 +51,7 @@ class PromptRun:
         generator: RequestStarter,
         clock: Clock,
         metrics: RequestMetrics,
+        latency: LiveLatency,
         model: str,
         is_streamed: bool = False,
         on_first_output: Callable[[str], None] | None = None,
@@ -60,6 +62,7 @@ class PromptRun:
         self._generator = generator
         self._clock = clock
         self._metrics = metrics
+        self._latency = latency
         self._model = model
         self._is_streamed = is_streamed
         self._on_first_output = on_first_output
@@ -177,7 +180,14 @@ class PromptRun:
         """Note that tokens of this choice were written to the client (or kept, when the answer is not streamed)."""
         self._num_stamped_tokens += num_tokens
         if index % len(self._choices) == 0:
+            if not num_tokens:
+                return
             now_ns = self._clock.now_ns()
+            if self._token_at_ns:
+                self._latency.wrote(now_ns - self._token_at_ns[-1], num_tokens)
+            else:
+                ttft_ns = now_ns - self.request.arrived_at_ns
+                self._latency.wrote_first(ttft_ns, num_tokens, self.num_prompt_tokens, self.num_cached_tokens)
             for _ in range(num_tokens):
                 self._token_at_ns.append(now_ns)
 
@@ -213,6 +223,7 @@ class PromptRun:
             tenant=self.request.terms.tenant,
         )
         self._metrics.request_finished(record)
+        self._latency.ended(record)
 
     def _recorded_finish_reason(self, outcome: Outcome) -> str:
         if outcome is Outcome.FINISHED:

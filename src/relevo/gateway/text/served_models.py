@@ -16,6 +16,7 @@ from relevo.core.errors import InvalidRequest, ModelNotFound
 from relevo.core.ids import TokenId
 from relevo.gateway.dialects.formats import ReasoningFormat, ToolFormat
 from relevo.gateway.text.output_parser import ParserFactory, plain_text
+from relevo.orchestrator.insight import Insight
 from relevo.orchestrator.ports import TokenGenerator
 
 
@@ -104,6 +105,7 @@ class ServedModel:
     tokenizer_info: Mapping[str, Any] = field(default_factory=dict)  # what its files say, as /tokenizer_info tells it
     # Why the model's workers cannot hold an output to a grammar; empty: they can. Called from worker threads.
     grammar_refusal: Callable[[str], str] = lambda grammar: ""
+    insight: Insight = field(default_factory=Insight)  # what is remembered for those who watch
     model_hash: str = ""  # goes into `system_fingerprint`
 
     @property

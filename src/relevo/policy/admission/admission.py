@@ -32,7 +32,16 @@ from relevo.policy.admission.draw_price import output_token_price
 from relevo.policy.admission.room import RoomView
 from relevo.policy.admission.wait_forecast import WaitForecast
 from relevo.policy.admission.waiting_line import Level, Ticket, WaitingLine
-from relevo.policy.admission.words import LIMITS, AdmissionLimits, Admitted, Displaced, Overdue, Rejected, refusal_of
+from relevo.policy.admission.words import (
+    LIMITS,
+    AdmissionLimits,
+    Admitted,
+    Displaced,
+    Overdue,
+    Rejected,
+    TenantCount,
+    refusal_of,
+)
 
 __all__ = ["LIMITS", "Admission", "AdmissionLimits", "Admitted", "Displaced", "Overdue", "Rejected"]
 
@@ -109,6 +118,21 @@ class Admission:
         """Seconds that the longest waiting request of the class has been in line; 0 if none is."""
         oldest = next((ticket for ticket in self._line if ticket.is_batch == is_batch), None)
         return (now_ns - oldest.entered_at_ns) / 1e9 if oldest is not None else 0.0
+
+    def tenants(self) -> list[TenantCount]:
+        """What each tenant has here, waiting or running."""
+        found: dict[str, TenantCount] = {}
+        for entry in self._entries.values():
+            tenant, is_batch = entry.ticket.tenant, entry.ticket.is_batch
+            count = found.get(tenant)
+            if count is None:
+                count = found[tenant] = TenantCount(tenant)
+            if entry.sent_at_ns is not None:
+                count.num_sent += 1
+            else:
+                count.num_waiting += 1
+                count.num_waiting_batch += is_batch
+        return list(found.values())
 
     # ---- coming in ---------------------------------------------------------------------------------------------------
 

@@ -52,6 +52,16 @@ class Overdue:
     was_waiting: bool
 
 
+@dataclass(slots=True)
+class TenantCount:
+    """Requests of one tenant."""
+
+    tenant: str
+    num_waiting: int = 0  # in line
+    num_waiting_batch: int = 0  # of these
+    num_sent: int = 0  # to workers, not over yet
+
+
 LIMITS = (
     *("max_running", "max_queued_requests", "max_queued_tokens", "max_queued_batch_requests", "displaced"),
     *("max_ttft", "standing_line", "client_ttft", "client_tpot", "client_timeout", "line_timeout"),
