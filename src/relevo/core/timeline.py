@@ -41,16 +41,20 @@ class Leg:
     prefill: WorkerRef | None = None  # who computes the prompt, once that is chosen
     prefill_reason: str = ""
     prefill_load: WorkerLoad | None = None
+    asked_counters: StepCounters | None = None  # of the worker that computes the prompt, as known when it was asked
+    prompt_counters: StepCounters | None = None  # the same, with the first output
     link: Link | None = None  # over which the blocks go; None: they stay
     first_output_at_ns: int | None = None
     facts: PrefillFacts | None = None  # of the worker that computed the prompt in this leg
     handed_over_at_ns: int | None = None  # all blocks are sealed on the decode worker
     decode_started_at_ns: int | None = None  # the baton was sent
+    started_counters: StepCounters | None = None  # of the decode worker, as known then
     decode_output_at_ns: int | None = None  # first output of the decode worker, where another computed the prompt
     first_counters: StepCounters | None = None  # of the decode worker, with its first output in this leg
     last_counters: StepCounters | None = None  # the same, with its latest
     transferred_bytes: int = 0
     transfer_s: float = 0.0  # bytes under way
+    last_output_at_ns: int | None = None  # its last sign, where it failed
     ended_at_ns: int | None = None
     failure: str = ""  # why another leg had to follow
 

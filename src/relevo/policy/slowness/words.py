@@ -60,6 +60,13 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCounts:
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int  # of all continuations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     cause: SlowCause
     sentence: str  # names the phase, its time, and what was beside it; other tenants only as numbers
