@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from relevo.core.baton import PrefillFacts
 from relevo.core.handoff import Link
 from relevo.core.outcome import COMPLETE, Cause, RequestEnd
 from relevo.core.timeline import Leg, Preemption, Timeline
+from relevo.gateway.requests.report import explanation_json, explanation_of
 from relevo.policy.slowness.explain import explain
 from relevo.policy.slowness.words import Explanation, PhaseName
 
@@ -228,3 +230,12 @@ def test_phases_of_any_marks_sum(timeline: Timeline, end: RequestEnd | None, num
     assert explanation == explain(
         timeline, num_prompt_tokens=num_prompt, num_cached_tokens=7, num_output_tokens=num_output, end=end
     )
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_timeline())
+def test_an_explanation_is_the_same_once_it_was_json(timeline: Timeline) -> None:
+    """Red when a field is added to one side only."""
+    explanation = explain(timeline, num_prompt_tokens=9, num_cached_tokens=7, num_output_tokens=8, end=COMPLETE)
+    back = explanation_of(json.loads(json.dumps(explanation_json(explanation))))
+    assert explanation_json(back) == explanation_json(explanation)

@@ -44,7 +44,7 @@ def _lay_unanswered(line: SpanLine, leg: Leg, ends_ns: int, prompt_id: str, is_l
         return
     if leg.is_split:
         line.until(PhaseName.ROOM, _before(leg.granted_at_ns, ends_ns), decode_id, _room_facts(leg), is_lost)
-    load = leg.prefill_load if leg.prefill is not None else leg.decode_load
+    load = leg.prefill_load if leg.prefill_load is not None else leg.decode_load
     has_queue = load is not None and (load.num_waiting > 0 or load.num_waiting_prefill_tokens > 0)
     if has_queue:
         line.until(PhaseName.QUEUE, ends_ns, prompt_id, queue_facts(leg), is_lost)
