@@ -21,6 +21,7 @@ from relevo.core.ids import WorkerId
 from relevo.core.model import TokenizerFiles
 from relevo.core.outcome import COMPLETE, RequestEnd
 from relevo.core.request import EngineRequest, FinishReason
+from relevo.core.timeline import Timeline
 from relevo.gateway.http.app import create_app
 from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.http.route import RouteTable
@@ -133,6 +134,7 @@ class Playing:
     sink: OutputSink
     task: asyncio.Task[None] | None = None
     is_over: bool = False
+    timeline: Timeline = field(default_factory=lambda: Timeline(accepted_at_ns=0))
 
     async def play(self, request: EngineRequest, steps: Sequence[Step]) -> None:
         first_facts: PrefillFacts | None = facts(len(request.prompt_token_ids), self.generator.num_cached)

@@ -50,7 +50,7 @@ RESERVATION = Reservation(
 LAYOUT = KVLayout("hash", "bfloat16", 16, (KVGroup.full(range(2), 1, 8),), tensor_parallel_size=2)
 LOAD = WorkerLoad(num_running=1, num_free_blocks=5, costs=StepCosts(base_s=0.5, per_token_s=0.25, per_kv_token_s=0.125))
 COUNTERS = StepCounters(num_steps=9, transferred_bytes=2**40, transfer_s=1.5, busy_s=0.25, product_ops=1e21)
-FACTS = PrefillFacts(worker_id=WID, num_prompt_tokens=3, num_cached_tokens=2, queue_s=0.5, prefill_s=0.25)
+FACTS = PrefillFacts(worker_id=WID, num_prompt_tokens=3, num_cached_tokens=2, queue_s=0.5, prefill_s=0.25, num_chunks=2)
 TOKEN = SampledToken(5, -0.5, ((5, -0.5), (6, -1.5)))
 OUTPUT = TokenOutput(RID, 1, (TOKEN, SampledToken(6)), FinishReason.LENGTH, FACTS)
 
@@ -80,6 +80,7 @@ SAMPLES = (
     wire.StepOutputs((OUTPUT,), LOAD, COUNTERS),
     wire.RequestFailed(RID, "step_failed", "why"),
     wire.Dropped(RID),
+    wire.Preempted((RID,)),
     wire.Fenced(WID, 3, 2),
     wire.Orphans((RID,)),
     wire.LoadReport(LOAD, COUNTERS),

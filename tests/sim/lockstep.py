@@ -24,6 +24,7 @@ from relevo.core.ids import WorkerId
 from relevo.core.outcome import RequestEnd
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest
+from relevo.core.timeline import Timeline
 from relevo.engine.fake_runner import FakeRunner
 from relevo.kv.arena import Arena
 from relevo.kv.transport_set import TransportSet
@@ -152,6 +153,10 @@ class LiveRequest:
         self.tokens: list[int] = []
         self._started: StartedRequest
         self._do(lambda: setattr(self, "_started", gateway.dispatcher.start(request, self)))
+
+    @property
+    def timeline(self) -> Timeline:
+        return self._started.timeline
 
     @property
     def route(self) -> str:

@@ -40,6 +40,7 @@ class PrefillFacts:
     num_cached_tokens: int  # prompt tokens that no worker had to compute; a transfer is never counted as a hit
     queue_s: float  # accepted by that worker -> first scheduled
     prefill_s: float  # first scheduled -> first token sampled
+    num_chunks: int = 1  # steps that computed some of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,6 +158,8 @@ class EngineLoop:
         self._transfers.drop_withdrawn()
         plan = self.scheduler.plan(now_ns)
         preempted = self.scheduler.take_preempted()
+        if preempted:
+            self._outgoing.tell_preempted(preempted)
         if plan is None:
             self._publish()
         elif self.decide is not unlogged:

@@ -7,7 +7,7 @@ nothing else, and does not know in what order or why.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -59,6 +59,14 @@ class Outgoing:
         except Exception as error:
             self._end(request_id, error, asker)
         self.carry_out()
+
+    def tell_preempted(self, request_ids: Sequence[RequestId]) -> None:
+        """To the gateways whose requests gave their blocks up, before the step that needed these is computed."""
+        of_gateway: dict[PeerId, list[RequestId]] = {}
+        for request_id in request_ids:
+            of_gateway.setdefault(self.core.scheduler.requests[request_id].owner, []).append(request_id)
+        for gateway, preempted in of_gateway.items():
+            self.links.send(gateway, wire.Preempted(tuple(preempted)))
 
     def _end(self, request_id: RequestId, error: Exception, asker: PeerId | None) -> None:
         code, reason = failure_of(error)

@@ -61,6 +61,8 @@ class AdmissionQueue:
             num_prompt_tokens=num_prompt_tokens,
             num_cached_tokens=num_cached_tokens,
         )
+        in_flight.timeline.prepared_at_ns = now_ns
+        in_flight.timeline.num_ahead = self.admission.num_in_line(is_batch=in_flight.request.terms.is_batch)
         verdict = self.admission.enter(in_flight.request, num_cached_tokens, outlook, now_ns)
         if isinstance(verdict, Rejected):
             self._turn_away(in_flight, verdict.end)

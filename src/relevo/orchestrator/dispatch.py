@@ -25,6 +25,7 @@ from relevo.orchestrator.admission_queue import AdmissionMetrics, AdmissionQueue
 from relevo.orchestrator.handoff_meter import HandoffMeter, HandoffMetrics
 from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.insight import Insight, RunningRequest
+from relevo.orchestrator.marks import Marks, told
 from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.ports import EngineStatus, OutputSink
@@ -88,7 +89,8 @@ class Dispatcher:
         self._insight.decisions.tenant_of = self.tenant_of
         self._meter = HandoffMeter(metrics, placement, clock, model_name, self._insight)
         self._messages = WorkerMessages(membership, self._meter)
-        self._routing = Routing(placement, self._meter, clock, decide, self._insight)
+        self._marks = Marks(membership, clock)
+        self._routing = Routing(placement, self._meter, self._marks, clock, decide, self._insight)
         self._queue = AdmissionQueue(
             requests=self._requests,
             admission=admission,
@@ -189,12 +191,16 @@ class Dispatcher:
                     in_flight = self._requests.get(output.request_id)
                     if in_flight is not None and output.prompt_scores is not None:
                         self._tell_scores(in_flight, output)
-                    elif in_flight is not None and not self._pass_on(in_flight, worker, output, now_ns):
+                    elif in_flight is not None and not self._pass_on(in_flight, worker, output, message, now_ns):
                         self._advance(in_flight, events.Tokens(worker, output))
             case wire.Reserved():
                 self._tell(message.reservation.request_id, event_of(worker, message))
             case wire.Sealed() | wire.PrefillDone() | wire.Dropped() | wire.RequestFailed() | wire.Refused():
                 self._tell(message.request_id, event_of(worker, message))
+            case wire.Preempted():
+                for request_id in message.request_ids:
+                    if (preempted := self._requests.get(request_id)) is not None:
+                        self._marks.preempted(preempted, worker)
             case wire.CacheEvents() | wire.CacheSnapshot():
                 self._placement.take_cache_report(worker, message)
 
@@ -228,12 +234,20 @@ class Dispatcher:
         """Another gateway over the same workers told something: there may be room now."""
         self._pump()
 
-    def _pass_on(self, in_flight: InFlightRequest, worker: WorkerRef, output: TokenOutput, now_ns: int) -> bool:
+    def _pass_on(
+        self,
+        in_flight: InFlightRequest,
+        worker: WorkerRef,
+        output: TokenOutput,
+        message: wire.StepOutputs,
+        now_ns: int,
+    ) -> bool:
         """What nearly every token needs, and no more. False: it is an event like any other."""
         if in_flight.handoff_times.is_unmeasured or not in_flight.is_started or in_flight.is_driven:
             return False
         if not machine.take_routine_tokens(in_flight.handoff, worker, output, now_ns):
             return False
+        told(in_flight, message, now_ns)
         try:
             if self._placement.gave_tokens(output.request_id, len(output.tokens)):
                 self._may_have_room = True
@@ -287,6 +301,7 @@ class Dispatcher:
             in_flight.handoff, asked = machine.advance(before, event, now_ns)
             if isinstance(event, events.Tokens) and asked and isinstance(asked[0], effects.Emit):
                 self._insight.gave(in_flight.last_output, event.worker, event.output, now_ns)
+            self._marks.heard(in_flight, before, event, asked, now_ns)
             makes_room = self._placement.observe(in_flight, event)
             self._may_have_room = self._may_have_room or makes_room or in_flight.handoff.has_ended
             self._meter.heard(in_flight, event)
@@ -331,6 +346,7 @@ class Dispatcher:
             case effects.ChoosePrefill():
                 return self._routing.choose_prefill(in_flight, effect)
             case _:
+                self._marks.sending(in_flight, effect)
                 return self._messages.send(in_flight, effect)
         return None
 
@@ -378,6 +394,7 @@ class Dispatcher:
         """The client has its end; workers may have yet to let go."""
         in_flight.unpark()
         self._queue.leave(in_flight)
+        self._marks.ended(in_flight)
         self._meter.ended(in_flight, end.outcome)
         self._decide(
             Decision.END,

@@ -15,6 +15,7 @@ from relevo.core.ids import BlockHash, RequestId, WorkerRef
 from relevo.core.outcome import RequestEnd
 from relevo.core.ports import Timer, Timers
 from relevo.core.request import EngineRequest
+from relevo.core.timeline import Leg, Timeline
 from relevo.orchestrator.insight import LastOutput
 from relevo.orchestrator.ports import OutputSink
 from relevo.policy.handoff.effects import Route
@@ -52,8 +53,15 @@ class InFlightRequest:
     route_notes: list[str] = field(default_factory=list)
     handoff_times: HandoffTimes = field(default_factory=HandoffTimes)
     last_output: LastOutput = field(default_factory=LastOutput)
+    timeline: Timeline = field(init=False)  # written by `orchestrator.marks`
+    worst_gap_ns: int = 0  # between two of its outputs, up to now
+    leg: Leg | None = None  # of its timeline, the last
+    is_preempted: bool = False  # a continuation has lost its blocks, and no output has come since
     _timer: Timer | None = None
     _timer_at_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.timeline = Timeline(accepted_at_ns=self.request.arrived_at_ns)
 
     @property
     def request_id(self) -> RequestId:

@@ -7,6 +7,7 @@ Owns the ledger, the index and the measured cost of a handoff. Every choice is `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from random import Random
 
 from relevo.core.handoff import ALL_ABILITIES, NO_SITE, Link
@@ -77,6 +78,7 @@ class Placement:
         views, ask = self._views(), self._ask(in_flight)
         choice = self._chooser.choose_decode(views, ask, self._handoff.handoff_s, exclude, self._rng)
         if choice is not None:
+            choice = self._with_lost_hits(choice, in_flight, ask)
             is_batch = request.terms.is_batch
             self._ledger.charge_decode(request_id, choice.worker, ask.num_tokens, is_batch=is_batch)
             self._ledger.ask(request_id, choice.worker, choice.num_uncached_tokens)
@@ -89,6 +91,13 @@ class Placement:
                 self._tenant_use.computes(request_id, choice.worker, choice.num_uncached_tokens)
             self._chose("decode", request_id, choice.use)
         return choice
+
+    def _with_lost_hits(self, choice: Choice, in_flight: InFlightRequest, ask: Ask) -> Choice:
+        """Before the request promises blocks of its own."""
+        num_anywhere = max(ask.hit_tokens.values(), default=0) // self._block_size
+        num_here = choice.num_hit_tokens // self._block_size
+        lost = self._index.lost.of(in_flight.prompt_hashes, num_here, num_anywhere, self._block_size)
+        return replace(choice, lost=lost) if lost.num_tokens else choice
 
     def may_wait(self) -> bool:
         """For a request that no ready worker may take: will there be others?"""

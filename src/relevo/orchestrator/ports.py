@@ -13,6 +13,7 @@ from relevo.core.events import UNKNOWN_LIMITS, StepCounters, TokenOutput, Worker
 from relevo.core.kv import KVLayout
 from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest
+from relevo.core.timeline import Timeline
 from relevo.wire.messages import Hello, ToGateway, ToWorker
 
 
@@ -71,6 +72,11 @@ class StartedRequest(Protocol):
         """The client needs nothing more: it has all it asked for (`COMPLETE`: a stop string), it is gone, its time is
         over. Every worker lets go. Without effect after `on_end`; otherwise `on_end` follows within the call, or just
         after it where the call comes from `on_output`."""
+        ...
+
+    @property
+    def timeline(self) -> Timeline:
+        """What happened to it so far; it goes on being written until the request has ended."""
         ...
 
     @property

@@ -16,6 +16,7 @@ from relevo.core.ports import Clock
 from relevo.orchestrator.handoff_meter import HandoffMeter
 from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.insight import Insight
+from relevo.orchestrator.marks import Marks
 from relevo.orchestrator.placement import Placement
 from relevo.policy.handoff import effects, events
 
@@ -31,6 +32,7 @@ MAX_PARKED_S = 60.0  # without a limit of its own for waiting; arbitrary
 class Routing:
     placement: Placement
     meter: HandoffMeter
+    marks: Marks
     clock: Clock
     decide: Decide
     insight: Insight
@@ -62,6 +64,7 @@ class Routing:
         self.insight.routed(in_flight.request, choice.worker, choice.num_uncached_tokens, self.clock.now_ns())
         if not is_split:
             self.insight.asked(choice.worker, choice.num_uncached_tokens)
+        self.marks.routed(in_flight, choice, is_split=is_split)
         return events.Routed(choice.worker, is_split)
 
     def choose_prefill(self, in_flight: InFlightRequest, effect: effects.ChoosePrefill) -> events.PrefillChosen:
@@ -78,6 +81,7 @@ class Routing:
         )
         self.meter.prefill_chosen(in_flight, choice.worker, choice.path)
         self.insight.asked(worker, choice.num_uncached_tokens)
+        self.marks.prefill_chosen(in_flight, decode, effect.num_uncached_tokens, choice)
         return events.PrefillChosen(choice.worker)
 
     def _note(self, in_flight: InFlightRequest, what: str, worker: WorkerRef, reason: str) -> None:

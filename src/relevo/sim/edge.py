@@ -14,6 +14,7 @@ from relevo.core import errors
 from relevo.core.events import TokenOutput
 from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest
+from relevo.core.timeline import Timeline
 from relevo.orchestrator.ports import OutputSink, StartedRequest
 from relevo.policy.routing.region_choice import RegionAttempts, RegionChoice
 from relevo.sim.kernel import NS_PER_S, Kernel
@@ -66,6 +67,15 @@ class _EdgeRequest:
         if self._there is not None:
             self._there.send(lambda: self._end_in_region(end))
         self._finish(end)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of the region that was asked last; without one, of nothing but its arrival."""
+        return (
+            self._started.timeline
+            if self._started is not None
+            else Timeline(accepted_at_ns=self._request.arrived_at_ns)
+        )
 
     @property
     def route(self) -> str:

@@ -15,6 +15,7 @@ from relevo.core.errors import InternalError, WorkerLost
 from relevo.core.ids import BlockHash, WorkerId, WorkerRef
 from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest
+from relevo.core.timeline import Timeline
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.gossip import Gossip, GossipSource
 from relevo.orchestrator.in_flight import InFlightRequest
@@ -159,6 +160,10 @@ class _Started:
 
     gateway: SimGateway
     in_flight: InFlightRequest
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.in_flight.timeline
 
     @property
     def route(self) -> str:

@@ -28,7 +28,7 @@ from relevo.core.ids import BlockHash, RequestId, WorkerId
 from relevo.core.kv import KVLayout, Reservation
 from relevo.core.request import EngineRequest
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -194,6 +194,13 @@ class Dropped(Message, frozen=True, tag=True):
     request_id: RequestId
 
 
+class Preempted(Message, frozen=True, tag=True):
+    """Continuations of these requests gave their blocks to others and compute again what was in them: a request is
+    named once for each. Nothing follows from it."""
+
+    request_ids: tuple[RequestId, ...]
+
+
 class Fenced(Message, frozen=True, tag=True):
     worker_id: WorkerId
     epoch: int
@@ -263,6 +270,7 @@ ToGateway = (
     | StepOutputs
     | RequestFailed
     | Dropped
+    | Preempted
     | Fenced
     | Orphans
     | LoadReport

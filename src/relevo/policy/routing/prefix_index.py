@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from relevo.core.ids import BlockHash, RequestId, WorkerRef
+from relevo.core.timeline import HitsLost
+from relevo.policy.routing.lost_blocks import LostBlocks
 
 
 @dataclass(slots=True)
@@ -41,6 +43,7 @@ class PrefixIndex:
         self._told: dict[WorkerRef, _Told] = {}
         self._holders: dict[BlockHash, dict[WorkerRef, int]] = {}  # number of reasons to believe it
         self._expected: dict[RequestId, dict[str, _Expectation]] = {}
+        self.lost = LostBlocks()  # what was told and is not any more
 
     # ---- what workers tell -------------------------------------------------------------------------------------------
 
@@ -58,7 +61,7 @@ class PrefixIndex:
         if sequence == told.sequence + 1:
             told.sequence = sequence
             self._store(worker, told, stored)
-            self._evict(worker, told, evicted)
+            self._evict(worker, told, evicted, HitsLost.EVICTED)
         return True
 
     def restore(self, worker: WorkerRef, sequence: int, hashes: Iterable[BlockHash]) -> None:
@@ -67,7 +70,7 @@ class PrefixIndex:
         if told.sequence is not None and sequence < told.sequence:
             return
         now = set(hashes)
-        self._evict(worker, told, told.hashes - now)
+        self._evict(worker, told, told.hashes - now, HitsLost.EVICTED)
         self._store(worker, told, now)
         told.sequence = sequence
 
@@ -75,7 +78,7 @@ class PrefixIndex:
         """The worker is gone, with its cache and with what was expected there."""
         told = self._told.pop(worker, None)
         if told is not None:
-            self._evict(worker, told, tuple(told.hashes))
+            self._evict(worker, told, tuple(told.hashes), HitsLost.WORKER_LOST)
         for roles in self._expected.values():
             for role in [role for role, expectation in roles.items() if expectation.worker == worker]:
                 self._drop(roles.pop(role))
@@ -84,13 +87,15 @@ class PrefixIndex:
         for key in hashes:
             if key not in told.hashes:
                 told.hashes.add(key)
+                self.lost.found(key)
                 self._add(key, worker)
 
-    def _evict(self, worker: WorkerRef, told: _Told, hashes: Iterable[BlockHash]) -> None:
-        for key in hashes:
-            if key in told.hashes:
-                told.hashes.discard(key)
-                self._remove(key, worker)
+    def _evict(self, worker: WorkerRef, told: _Told, hashes: Iterable[BlockHash], reason: HitsLost) -> None:
+        known = [key for key in hashes if key in told.hashes]
+        for key in known:
+            told.hashes.discard(key)
+            self._remove(key, worker)
+        self.lost.lose(known, reason)
 
     # ---- what requests promise ---------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from relevo.core.events import WorkerLoad
 from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite, Link
 from relevo.core.ids import WorkerRef
 from relevo.policy.routing.kv_path import kv_path
+from relevo.policy.routing.lost_blocks import NOTHING_LOST, LostHits
 from relevo.policy.routing.router import NO_USE, Candidate, Pick, Router, RouterLimits, RoutingPolicy, Use
 from relevo.policy.routing.tenant_use import Held, Sent
 
@@ -111,6 +112,8 @@ class Choice:
     num_uncached_tokens: int  # on that worker
     reason: str
     use: Use = NO_USE  # for `WorkerChooser.heard` of other gateways
+    num_hit_tokens: int = 0  # on that worker, as far as is known
+    lost: LostHits = NOTHING_LOST  # the caller's to know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +166,8 @@ class WorkerChooser:
         pick = self._decode.pick(candidates, ask.num_tokens, ask.session, rng)
         view = by_ref[pick.candidate.key]
         split = view.role != "unified" and bool(_prefillers(view, able))
-        return Choice(view.ref, split, ask.num_uncached(view.ref), pick.reason, pick.use)
+        num_hit_tokens = ask.hit_tokens.get(view.ref, 0)
+        return Choice(view.ref, split, ask.num_uncached(view.ref), pick.reason, pick.use, num_hit_tokens)
 
     def heard(self, kind: str, use: Use) -> None:
         """Another gateway over the same workers chose so. `kind`: "decode" or "prefill"."""

@@ -57,4 +57,5 @@ def prefill_facts(state: worker_requests.WorkerRequest, worker_id: WorkerId, now
         num_cached_tokens=state.num_cached_tokens,
         queue_s=(first_ns - state.accepted_at_ns) / NS_PER_S,
         prefill_s=(now_ns - first_ns) / NS_PER_S,
+        num_chunks=state.num_chunks,
     )

@@ -110,6 +110,7 @@ class StepPlanner:
             num_tokens = chunk_tokens(sequence.num_computed, sequence.num_remaining, most, self._config.block_size)
             if sequence.parent.first_scheduled_at_ns is None:
                 sequence.parent.first_scheduled_at_ns = now_ns
+            sequence.parent.num_chunks += sequence.parent.owes_facts
             if sequence.more:
                 self._tables.slide(sequence)
             if sequence.is_scored:

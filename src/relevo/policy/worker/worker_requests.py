@@ -34,6 +34,7 @@ class WorkerRequest:
     owner: PeerId = NO_PEER  # the gateway that asked, once the request is accepted
     remote: RemotePrefill | None = None  # the prompt is computed for another worker
     first_scheduled_at_ns: int | None = None
+    num_chunks: int = 0  # steps that computed some of it before its first token
     num_cached_tokens: int = 0
     sequences: list[Sequence] = field(default_factory=list)  # running, waiting or held for a transfer
     num_prompt_tokens: int = field(init=False)
