@@ -398,6 +398,7 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe line that is logged."
     )
+    quiet: bool = Field(False, description="Show no progress at the terminal while the server starts.")
 
     # fake engine (model `fake`): for tests of everything around an engine
     script: str | None = Field(
@@ -433,7 +434,7 @@ OF_THE_SERVER = frozenset(
             "ssl_cert_reqs",
         ),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
-        *("log_level", "start_timeout_s", "require_keys"),
+        *("log_level", "quiet", "start_timeout_s", "require_keys"),
     )
 )  # the same for every model; what is in neither set is each model's, and a default for all where it is a flag
 

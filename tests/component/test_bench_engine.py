@@ -20,6 +20,7 @@ from relevo.cli.bench import app
 from relevo.core.errors import StartError
 from relevo.core.plan import StepClocks
 from relevo.settings import Settings
+from relevo.telemetry.progress import SILENT
 
 WORK = ModelWork(
     weight_bytes=1000, products_per_token=50, head_products=30, attention_products=4, kv_bytes_per_token=10
@@ -70,7 +71,7 @@ def test_what_does_not_fit_is_said(engine: EngineUnderTest) -> None:
         time_decode(engine, 60, 1000, 4, random.Random(0))
     report = EngineReport()
     plan = replace(OPTIONS, prompt_lens=[20, 10**6], contexts=[17, 100_000])
-    measure_engine(engine, plan, report, lambda message: None)
+    measure_engine(engine, plan, report, SILENT)
     assert [row.prompt_len for row in report.prefill] == [20]
     assert [(row.batch_size, row.context) for row in report.decode] == [(1, 17), (3, 17)]
     assert sum("no prefill of 1000000" in note for note in report.notes) == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_openai_server import FakeOpenAI, served
+from told_progress import Told
 
 from relevo.bench.handoff.run import HandoffCost, HandoffOptions, measure_handoffs
 from relevo.bench.interference.phase import PhaseOptions, PhaseResult, gaps_within
@@ -14,6 +15,7 @@ from relevo.bench.interference.run import InterferenceOptions, compare_topologie
 from relevo.bench.records import ClientRecord
 from relevo.client.prometheus_text import metric_deltas, metric_sums
 from relevo.core.errors import SettingsError, StartError
+from relevo.telemetry.progress import SILENT
 
 PHASE = PhaseOptions(
     num_streams=2,
@@ -48,12 +50,14 @@ def options(tmp_path: Path, urls: dict[str, str], **changes: object) -> Interfer
 async def test_variants_take_turns_and_meet_the_same_prompts(tmp_path: Path) -> None:
     """Red when a variant gets other arrivals or prompts than the next one, or the rate is measured on the wrong one."""
     split, unified = FakeOpenAI(token_delay_s=0.002), FakeOpenAI(token_delay_s=0.002)
-    lines: list[str] = []
+    told = Told()
     report = InterferenceReport()
     async with served(split) as split_url, served(unified) as unified_url:
         plan = options(tmp_path, {"unified-64": unified_url, "1p1d": split_url}, num_rate_prompts=4)
-        await compare_topologies(plan, report, lines.append)
-    assert [line.split(": ")[1] for line in lines if line.startswith("round")] == ["1p1d", "unified-64"] * 2
+        await compare_topologies(plan, report, told)
+    begun = [what for what, _, _ in told.stretches if what.startswith("round") and "starting" not in what]
+    assert [what.split(": ")[1] for what in begun] == ["1p1d", "unified-64"] * 2
+    assert ("what prefill sustains", 5, 5) in told.stretches
     assert report.arrival_rate_per_s == pytest.approx(0.5 * report.sustained_prompts_per_s)
     long_prompts = [
         [body["prompt"] for body in fake.bodies if body["max_tokens"] == PHASE.prompt_output_len]
@@ -84,7 +88,7 @@ async def test_streams_that_fail_end_the_measurement(tmp_path: Path) -> None:
     async with served(fake) as url:
         plan = options(tmp_path, {"1p1d": url}, rate_per_s=5.0)
         with pytest.raises(StartError, match="decoding stream failed: http_400"):
-            await compare_topologies(plan, InterferenceReport(), lambda line: None)
+            await compare_topologies(plan, InterferenceReport(), SILENT)
 
 
 def test_started_servers_differ_in_topology_and_chunk_only(tmp_path: Path) -> None:
@@ -170,7 +174,7 @@ async def test_handoff_costs_are_the_difference_of_two_scrapes() -> None:
         plan = HandoffOptions(
             url=url, model=None, api_key=None, prompt_lens=(8, 20), num_repeats=2, max_tokens=3, seed=0
         )
-        await measure_handoffs(plan, costs, lambda line: None)
+        await measure_handoffs(plan, costs, SILENT)
     handed, local = costs
     assert [len(body["prompt"]) for body in fake.bodies] == [8, 8, 20, 20]
     assert (handed.num_completed, handed.num_handoffs, handed.transferred_bytes) == (2, 2, 20.0)

@@ -20,6 +20,7 @@ from relevo.bench.serve.run import LoadTest, ServeOptions, TraceOptions
 from relevo.client.sse import SSEParser
 from relevo.core.errors import ModelNotFound, SettingsError, StartError, Unauthorized
 from relevo.telemetry.latency import Slo
+from relevo.telemetry.progress import SILENT
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.lengths import FixedLength, UniformLengths
 from relevo.workload.traces.formats import TraceFormat
@@ -49,7 +50,7 @@ OPTIONS = ServeOptions(
 async def load(fake: FakeOpenAI, **changes: object) -> LoadTest:
     async with served(fake) as url:
         test = LoadTest(replace(OPTIONS, url=url, **changes))  # type: ignore[arg-type]
-        await test.run(lambda message: None)
+        await test.run(SILENT)
     return test
 
 
@@ -232,7 +233,7 @@ async def test_an_interrupted_load_keeps_what_it_has() -> None:
     fake = FakeOpenAI()
     async with served(fake) as url:
         test = LoadTest(replace(OPTIONS, url=url, num_requests=4))
-        await test.run(lambda message: None)
+        await test.run(SILENT)
         fake.enough.clear()
         fake.hold_until_in_flight, fake.hang = 3, True
         async with OpenAIClient(url) as client:

@@ -12,6 +12,7 @@ from relevo.bench.overload.run import OverloadOptions, OverloadTest, resident_by
 from relevo.bench.records import ClientRecord
 from relevo.core.errors import SettingsError
 from relevo.telemetry.latency import Slo
+from relevo.telemetry.progress import SILENT
 from relevo.workload.lengths import FixedLength
 
 S = 1_000_000_000
@@ -100,7 +101,7 @@ async def test_each_load_is_sent_and_reported() -> None:
     fake = FakeOpenAI(statuses=[429, 503])
     async with served(fake) as url:
         test = OverloadTest(options(url, tell_slo=True))
-        await test.run(lambda _: None)
+        await test.run(SILENT)
     reports = [each.report(test.options.slo) for each in test.phases]
     assert [report.multiple for report in reports] == [1.0, 3.0]
     assert sum(each.error in REJECTIONS for each in test.phases[0].at_rest) == 2
@@ -113,14 +114,14 @@ async def test_each_load_is_sent_and_reported() -> None:
 async def test_the_capacity_is_measured_when_it_is_not_given() -> None:
     async with served(FakeOpenAI()) as url:
         test = OverloadTest(options(url, capacity_per_s=None, capacity_clients=2, capacity_s=0.1, multiples=(0.1,)))
-        await test.run(lambda _: None)
+        await test.run(SILENT)
     assert test.capacity_per_s > 0.0
 
 
 async def test_wishes_without_sense_are_refused_before_anything_is_sent() -> None:
     for changes in ({"multiples": ()}, {"multiples": (0.0,)}, {"slo": Slo()}):
         with pytest.raises(SettingsError):
-            await OverloadTest(options("http://127.0.0.1:1", **changes)).run(lambda _: None)
+            await OverloadTest(options("http://127.0.0.1:1", **changes)).run(SILENT)
 
 
 def test_memory_of_processes_that_are_gone_is_left_out() -> None:

@@ -22,6 +22,7 @@ from relevo.bench.peers.scenarios import COLD_START, Metric, Scenario, ScenarioK
 from relevo.bench.records import ClientRecord
 from relevo.cli.bench import app
 from relevo.core.errors import SettingsError, StartError
+from relevo.telemetry.progress import SILENT
 
 FAST = Metric("tokens/s", lower_is_better=False)
 SLOW = Metric("ms", lower_is_better=True)
@@ -47,7 +48,7 @@ def options(tmp_path: Path, ours: Target, peers: Sequence[Target], **changes: An
 
 async def compare(plan: PeersOptions) -> PeersReport:
     report = PeersReport()
-    await compare_peers(plan, report, lambda message: None)
+    await compare_peers(plan, report, SILENT)
     return report
 
 

@@ -25,6 +25,7 @@ from relevo.build.bench_quality import CORPUS, make_forward, tokens_of
 from relevo.cli.bench import app
 from relevo.core.errors import SettingsError
 from relevo.settings import Settings
+from relevo.telemetry.progress import SILENT
 
 
 def logits_of(*rows: list[float]) -> np.ndarray:
@@ -74,9 +75,7 @@ def test_each_window_goes_through_the_reference_and_every_engine() -> None:
 
     report = QualityReport(reference="itself", context=8, near_tie=0.05)
     windows = cut_windows(rng.integers(0, 50, 40).tolist(), 8, None)
-    compare_forwards(
-        windows, bigram, [("same", bigram), ("half", lambda w, p: bigram(w, p) / 2)], report, lambda m: None
-    )
+    compare_forwards(windows, bigram, [("same", bigram), ("half", lambda w, p: bigram(w, p) / 2)], report, SILENT)
     same, half = report.scores
     assert same.num_tokens == half.num_tokens == 5 * 3
     assert (same.mean_kl, same.num_disagreements) == (0.0, 0)

@@ -14,25 +14,27 @@ from relevo.build.configs import WorkerConfig
 from relevo.build.machine_limits import NativeLimits, native_limits
 from relevo.build.model_work import model_work, operand
 from relevo.build.serve import plan_serving
-from relevo.build.worker import build_fake, build_model, scheduler_config
+from relevo.build.worker import Report, build_fake, build_model, scheduler_config
 from relevo.core.kv import KVLayout
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.policy.worker.scheduler import Scheduler
 from relevo.settings import Settings
+from relevo.telemetry.progress import SILENT, Progress
+from relevo.wire.status import Status
 
 KV_FILL = b"\x2e"  # a small finite number in every dtype of a cache; fresh pages would all read one page of zeroes
 _FILL_BYTES = 16 << 20
 
 
 @contextlib.contextmanager
-def engine_under_test(settings: Settings, num_kv_tokens: int) -> Iterator[EngineUnderTest]:
+def engine_under_test(settings: Settings, num_kv_tokens: int, progress: Progress = SILENT) -> Iterator[EngineUnderTest]:
     """Load a worker's engine, warm, with room for `num_kv_tokens` tokens. Raises StartError."""
     blocks = -(-num_kv_tokens // settings.block_size)
     asked = settings.model_copy(update={"topology": "unified", "num_kv_blocks": blocks, "enable_prefix_caching": False})
     config = plan_serving(asked).workers[0]
     with _pinned(config.cores):
         is_fake = config.model == "fake"
-        built = build_fake(config) if is_fake else build_model(config, lambda status: None)
+        built = build_fake(config) if is_fake else build_model(config, told(progress))
         runner, arena = built.runner, built.arena
         if not is_fake:
             fill(arena.buffer)
@@ -44,6 +46,17 @@ def engine_under_test(settings: Settings, num_kv_tokens: int) -> Iterator[Engine
             new_scheduler=lambda: Scheduler(scheduling),
             limits=limits,
         )
+
+
+def told(progress: Progress) -> Report:
+    """What a worker tells its supervisor of its start, told to a person."""
+
+    def report(status: Status) -> None:
+        if status.kind == "progress":
+            progress.rename(status.message)
+            progress.reach(status.num_done, status.num_total)
+
+    return report
 
 
 def fill(memory: memoryview) -> None:

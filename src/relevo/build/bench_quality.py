@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
 from relevo.settings import Settings
+from relevo.telemetry.progress import SILENT, Progress
 from relevo.vocabulary.model_vocabulary import backend_of
 
 CORPUS = Path(__file__).parents[1] / "bench" / "quality" / "varied.txt"
@@ -40,21 +41,22 @@ def tokens_of(settings: Settings, text: Path) -> tuple[list[TokenId], TokenId | 
     return list(tokenizer.encode(content, add_special_tokens=False).ids), begin
 
 
-def make_forward(settings: Settings, context: int) -> tuple[str, Forward]:
+def make_forward(settings: Settings, context: int, progress: Progress = SILENT) -> tuple[str, Forward]:
     """What it is, and a function from a window of at most `context` tokens to logits. Raises StartError."""
     blocks = -(-context // settings.block_size)
     config = plan_serving(settings.model_copy(update={"topology": "unified", "num_kv_blocks": blocks})).workers[0]
-    return _name(config), PagedForward(config)
+    progress.begin(f"loading {_name(config)}", unit="bytes")
+    return _name(config), PagedForward(config, progress.reach)
 
 
 class PagedForward:
     """One window at a time in its own cache of one row, in chunks of the worker's longest step."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, progress: Callable[[int, int], None]) -> None:
         files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
         layout = kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size)
         ops = make_ops(config)
-        self._model = load_model(config, files, ops)
+        self._model = load_model(config, files, ops, progress)
         self._block_size, self._chunk_size = config.block_size, config.max_num_batched_tokens
         self._block_ids = list(range(config.num_blocks))
         self._memory = bytearray(config.num_blocks * layout.bytes_per_block)

@@ -43,6 +43,8 @@ log = logging.getLogger("relevo.engine")
 
 _CALIBRATION = ((1, 1), (1, 256), (16, 16), (32, 256))  # (tokens, context), about a tenth of a second on one core
 
+READING = "reading and packing weights"  # tensor by tensor, each packed before the next one is read
+
 Report = Callable[[Status], None]
 
 
@@ -78,6 +80,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
         grammars=grammars,
         work=built.work,
     )
+    report(Status(kind="progress", message="vocabulary of grammars"))
     wait([grammars.load()])  # it holds the interpreter lock for longer than a step takes
     phases.done("vocabulary of grammars")
     server.on_connect = loop.hello
@@ -148,8 +151,9 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     from relevo.engine.sampler import Sampler
 
     def progress(num_bytes_done: int, num_bytes_total: int) -> None:
-        report(Status(kind="progress", num_done=num_bytes_done, num_total=num_bytes_total))
+        report(Status(kind="progress", message=READING, num_done=num_bytes_done, num_total=num_bytes_total))
 
+    report(Status(kind="progress", message="opening the model"))
     files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
     arena = _arena(config, kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size))
     phases.done("engine imports, model file's head, arena")
@@ -163,7 +167,9 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     masks = GrammarMasks(grammars, files.config.vocab_size, len(config.cores))
     sampler = Sampler(files.config.vocab_size, model.ops.row_math)
     runner = LocalRunner(model, arena, sampler, _own_block_ids(config), masks)
+    report(Status(kind="progress", message="warming up"))
     runner.warm_up()
+    report(Status(kind="progress", message="measuring steps"))
     costs = StepCostModel()
     for num_tokens, num_kv_tokens, step_s in runner.measure(_CALIBRATION):
         costs.observe(num_tokens, num_kv_tokens, step_s)

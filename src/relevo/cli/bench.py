@@ -22,7 +22,7 @@ from relevo.bench.records import Endpoint
 from relevo.bench.serve.report import latency_samples, report_load
 from relevo.bench.serve.run import LoadTest, ServeOptions, TraceOptions
 from relevo.bench.tables import load_tables
-from relevo.bench.transport.run import TransportKind, measure_transport, parse_bytes, transport_table
+from relevo.bench.transport.run import TransportCost, TransportKind, measure_transport, parse_bytes, transport_table
 from relevo.cli.bench_engine import engine
 from relevo.cli.bench_gateway import gateway
 from relevo.cli.bench_overload import overload
@@ -41,12 +41,14 @@ from relevo.cli.bench_terminal import (
     named_url,
     note,
     out,
-    progress,
     run,
+    run_here,
     write_json,
 )
+from relevo.cli.quiet import Quiet
 from relevo.telemetry.latency import Slo
 from relevo.telemetry.latency_plot import plot_latencies, require_matplotlib
+from relevo.telemetry.progress import Progress
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.traces.formats import TraceFormat
 
@@ -92,6 +94,7 @@ def serve(
     num_warmup: Annotated[int, typer.Option(min=0, help="Unmeasured requests before the load.")] = 2,
     request_timeout_s: Annotated[float | None, typer.Option(help="Count a longer request as an error.")] = None,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
     plot: Annotated[Path | None, typer.Option(help="Draw latency distributions into this PNG.")] = None,
 ) -> None:
     """Load test URL, open loop (--request-rate, or a trace with times) or closed loop (--concurrency)."""
@@ -129,7 +132,7 @@ def serve(
     )
     environment = describe_environment()
     test = LoadTest(options)
-    interrupted = run(test.run(progress))
+    interrupted = run(test.run)
     report = report_load(test.records, _slo(slo_ttft_ms, slo_itl_ms))
     out.print(load_tables(report))
     if not test.exact_lengths:
@@ -166,6 +169,7 @@ def interference(
     log_dir: Annotated[Path | None, typer.Option(help="Server logs. Default: a temporary folder.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compare unified serving with disaggregation: decoding streams while long prompts arrive, on the same cores."""
     options = InterferenceOptions(
@@ -193,7 +197,7 @@ def interference(
     )
     environment = describe_environment()
     report = InterferenceReport()
-    interrupted = run(compare_topologies(options, report, progress))
+    interrupted = run(lambda progress: compare_topologies(options, report, progress))
     out.print(interference_tables(report))
     write_json(json_out, environment, {"report": report.to_json()})
     finish(interrupted)
@@ -209,6 +213,7 @@ def handoff(
     api_key: ApiKey = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
 ) -> None:
     """TTFT and the handoff's share of it on an idle running server, from its own metrics."""
     options = HandoffOptions(
@@ -222,7 +227,7 @@ def handoff(
     )
     environment = describe_environment()
     costs: list[HandoffCost] = []
-    interrupted = run(measure_handoffs(options, costs, progress))
+    interrupted = run(lambda progress: measure_handoffs(options, costs, progress))
     out.print(handoff_table(costs))
     if costs and not any(cost.num_handoffs for cost in costs):
         note("the server counted no handoff: it is unified, or it kept these prompts local")
@@ -236,13 +241,22 @@ def transport(
     size: Annotated[str, typer.Option("--bytes", help="Bytes to hand over: 45MB, 64MiB.")] = "45MB",
     num_repeats: Annotated[int, typer.Option(min=1)] = 10,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
 ) -> None:
     """How fast KV blocks change workers over each transport, without a model."""
     environment = describe_environment()
-    kinds = transport or list(TransportKind)
-    costs = friendly(lambda: [measure_transport(kind, parse_bytes(size), num_repeats) for kind in kinds])
+    costs: list[TransportCost] = []
+
+    def measure(progress: Progress) -> None:
+        num_bytes = parse_bytes(size)
+        for kind in transport or list(TransportKind):
+            cost = measure_transport(kind, num_bytes, num_repeats, progress=progress)
+            costs.append(cost)  # an interrupted run keeps those before
+
+    interrupted = run_here(measure)
     out.print(transport_table(costs))
     write_json(json_out, environment, {"transports": [cost.to_json() for cost in costs]})
+    finish(interrupted)
 
 
 def _slo(ttft_ms: float | None, itl_ms: float | None) -> Slo | None:

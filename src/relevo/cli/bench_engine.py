@@ -9,8 +9,10 @@ import typer
 from relevo.bench.engine.report import engine_tables
 from relevo.bench.engine.run import EngineOptions, EngineReport, measure_engine
 from relevo.bench.environment import describe_environment
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, integers, note, out, progress, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, run_here, write_json
 from relevo.cli.options import make_settings
+from relevo.cli.quiet import Quiet
+from relevo.telemetry.progress import Progress
 
 
 def engine(
@@ -29,6 +31,7 @@ def engine(
     held: Annotated[bool, typer.Option("--held", help="Hold every row of decodes to a grammar.")] = False,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
 ) -> None:
     """A worker's engine in this process: rates, where a step goes, and which share of this machine's limits that is."""
     from relevo.build.bench_engine import engine_under_test
@@ -55,17 +58,13 @@ def engine(
     environment = describe_environment()
     report = EngineReport()
 
-    def measure() -> None:
+    def measure(progress: Progress) -> None:
         settings = make_settings({name: value for name, value in given.items() if value is not None})
-        progress("loading")
-        with engine_under_test(settings, options.num_kv_tokens) as under_test:
+        progress.begin("loading", unit="bytes")
+        with engine_under_test(settings, options.num_kv_tokens, progress) as under_test:
             measure_engine(under_test, options, report, progress)
 
-    interrupted = False
-    try:
-        friendly(measure)
-    except KeyboardInterrupt:
-        interrupted = True
+    interrupted = run_here(measure)
     out.print(engine_tables(report))
     for sentence in report.notes:
         note(sentence)

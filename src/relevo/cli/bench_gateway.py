@@ -10,7 +10,8 @@ import typer
 
 from relevo.bench.environment import describe_environment
 from relevo.bench.gateway.run import GatewayCostOptions, PathCost, gateway_cost_table, measure_gateway_cost
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, out, progress, run, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, out, run, write_json
+from relevo.cli.quiet import Quiet
 
 
 def gateway(
@@ -27,6 +28,7 @@ def gateway(
     log_dir: Annotated[Path | None, typer.Option(help="Server logs. Default: a temporary folder.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
 ) -> None:
     """Latency and CPU per token that the gateway adds to a worker, and that proxies add to the gateway."""
     proxies = dict(map(_named_command, proxy or ()))
@@ -42,7 +44,7 @@ def gateway(
             seed=seed,
         )
         costs: list[PathCost] = []
-        interrupted = run(measure_gateway_cost(options, costs, progress))
+        interrupted = run(lambda progress: measure_gateway_cost(options, costs, progress))
         out.print(gateway_cost_table(costs))
         write_json(json_out, describe_environment(), {"ways": [cost.to_json() for cost in costs]})
     finish(interrupted, failed=any(cost.num_failed for cost in costs))

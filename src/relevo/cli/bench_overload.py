@@ -11,7 +11,8 @@ from relevo.bench.overload.report import overload_table
 from relevo.bench.overload.run import OverloadOptions, OverloadTest
 from relevo.bench.records import Endpoint
 from relevo.bench.serve.report import LATE_GENERATOR_S
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, integers, note, out, progress, run, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, integers, note, out, run, write_json
+from relevo.cli.quiet import Quiet
 from relevo.core.errors import SettingsError
 from relevo.telemetry.latency import Slo
 from relevo.workload.lengths import Lengths, parse_lengths
@@ -38,6 +39,7 @@ def overload(
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as Bearer token.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
 ) -> None:
     """Goodput, rejections and recovery of URL under multiples of its capacity, open loop."""
     options = OverloadOptions(
@@ -60,7 +62,7 @@ def overload(
     )
     environment = describe_environment()
     test = OverloadTest(options)
-    interrupted = run(test.run(progress))
+    interrupted = run(test.run)
     reports = [phase.report(options.slo) for phase in test.phases]
     out.print(overload_table(reports))
     if any(report.lateness_p99_s > LATE_GENERATOR_S for report in reports):

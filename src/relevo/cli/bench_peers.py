@@ -14,7 +14,8 @@ import typer
 from relevo.bench.environment import describe_environment
 from relevo.bench.peers.report import OURS, VARIANT, PeersReport, peers_table
 from relevo.bench.peers.run import PeersOptions, Target, compare_peers
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, progress, run, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, run, write_json
+from relevo.cli.quiet import Quiet
 from relevo.wire.child_process import python_command
 
 Lengths = Annotated[str, typer.Option(help="Tokens, comma separated.")]
@@ -51,6 +52,7 @@ def peers(
     log_dir: Annotated[Path | None, typer.Option(help="Server logs. Default: a temporary folder.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
 ) -> None:
     """The same prompts to Relevo and to other servers, in turns, on the same cores; installs nothing.
 
@@ -88,7 +90,7 @@ def peers(
     )
     environment = describe_environment()
     report = PeersReport()
-    interrupted = run(compare_peers(options, report, progress))
+    interrupted = run(lambda progress: compare_peers(options, report, progress))
     out.print(peers_table(report))
     for sentence in report.notes():
         note(sentence)

@@ -9,8 +9,10 @@ import typer
 
 from relevo.bench.environment import describe_environment
 from relevo.bench.quality.run import QualityReport, compare_forwards, cut_windows, quality_tables
-from relevo.cli.bench_terminal import JsonOut, finish, friendly, out, progress, write_json
+from relevo.cli.bench_terminal import JsonOut, finish, out, run_here, write_json
 from relevo.cli.options import make_settings
+from relevo.cli.quiet import Quiet
+from relevo.telemetry.progress import Progress
 
 _FIELDS = {
     "backend": "backend",
@@ -37,6 +39,7 @@ def quality(
     near_tie: Annotated[float, typer.Option(min=0.0, help="Logits between best and second best.")] = 0.05,
     cores: Annotated[str | None, typer.Option(help="CPU cores to compute on, such as 0,1.")] = None,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
 ) -> None:
     """KL divergence, perplexity and greedy agreement against a float32 forward of the same (dequantised) weights."""
     from relevo.build.bench_quality import CORPUS, make_forward, tokens_of
@@ -47,19 +50,15 @@ def quality(
     exact = {"backend": reference, "dtype": "float32", "kv_cache_dtype": "float32"}
     report = QualityReport(reference=f"{reference} float32", context=context, near_tie=near_tie)
 
-    def compare() -> None:
+    def compare(progress: Progress) -> None:
         token_ids, begin = tokens_of(_settings(base), text or CORPUS)
         windows = cut_windows(token_ids, context, begin)[:max_windows]
-        progress(f"{len(token_ids)} tokens, {len(windows)} windows; loading")
-        _, expected = make_forward(_settings(base | exact), context)
-        engines = [make_forward(_settings(base | fields), context) for fields in variants]
+        progress.say(f"{len(token_ids)} tokens, {len(windows)} windows")
+        _, expected = make_forward(_settings(base | exact), context, progress)
+        engines = [make_forward(_settings(base | fields), context, progress) for fields in variants]
         compare_forwards(windows, expected, engines, report, progress)
 
-    interrupted = False
-    try:
-        friendly(compare)
-    except KeyboardInterrupt:
-        interrupted = True
+    interrupted = run_here(compare)
     out.print(quality_tables(report))
     write_json(json_out, environment, {"report": report.to_json()})
     finish(interrupted)

@@ -11,7 +11,8 @@ import typer
 from relevo.bench.environment import describe_environment
 from relevo.bench.record.run import RecordOptions
 from relevo.bench.record.run import record as run_record
-from relevo.cli.bench_terminal import Seed, finish, friendly, integers, lengths, note, progress, run
+from relevo.cli.bench_terminal import Seed, finish, friendly, integers, lengths, note, run
+from relevo.cli.quiet import Quiet
 
 
 def record(
@@ -26,6 +27,7 @@ def record(
     input_len: Annotated[str, typer.Option(help="Prompt tokens: 512, 128-768 or lognormal:600,2.0.")] = "128-768",
     output_len: Annotated[str, typer.Option(help="Output tokens, written the same way.")] = "32-96",
     seed: Seed = 0,
+    quiet: Quiet = False,
 ) -> None:
     """Load test own servers and keep what a simulation of the same runs needs: rung 6 of the error ladder."""
     options = RecordOptions(
@@ -42,7 +44,8 @@ def record(
         seed=seed,
     )
     friendly(options.check)
-    interrupted = run(run_record(options, describe_environment(), progress))
+    environment = describe_environment()
+    interrupted = run(lambda progress: run_record(options, environment, progress))
     if not interrupted:
         note(f"compare: python -m relevo.sim.ladder {shlex.quote(str(folder))} --rung 6")
     finish(interrupted)

@@ -14,10 +14,12 @@ import typer
 from relevo.bench.environment import describe_environment
 from relevo.bench.sessions.report import SessionsReport, plot_sessions, sessions_table
 from relevo.bench.sessions.run import WITH_HEADER, SessionsOptions, compare_variants
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, out, progress, run, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, out, run, write_json
+from relevo.cli.quiet import Quiet
 from relevo.core.errors import SettingsError
 from relevo.policy.routing.router import RoutingPolicy
 from relevo.telemetry.latency_plot import require_matplotlib
+from relevo.telemetry.progress import Progress
 from relevo.workload.lengths import Lengths, parse_lengths
 from relevo.workload.sessions import Session, SessionShape, make_sessions, read_sessions
 
@@ -51,6 +53,7 @@ def sessions(
     log_dir: Annotated[Path | None, typer.Option(help="Server logs. Default: a temporary folder.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the comparison into this PNG.")] = None,
 ) -> None:
     """Multi-turn sessions under several routing policies, in turns: hit ratio, TTFT, load per worker."""
@@ -88,10 +91,15 @@ def sessions(
     )
     num_turns = sum(len(session.turns) for session in replayed)
     num_tokens = sum(session.num_input_tokens for session in replayed)
-    progress(f"{len(replayed)} sessions, {num_turns} turns, {num_tokens:,} input tokens, {concurrency} at a time")
     environment = describe_environment()
     report = SessionsReport()
-    interrupted = run(compare_variants(options, replayed, report, progress))
+
+    async def compare(progress: Progress) -> None:
+        words = f"{len(replayed)} sessions, {num_turns} turns, {num_tokens:,} input tokens"
+        progress.say(f"{words}, {concurrency} at a time")
+        await compare_variants(options, replayed, report, progress)
+
+    interrupted = run(compare)
     out.print(sessions_table(report))
     workload = {"sessions": len(replayed), "turns": num_turns, "input_tokens": num_tokens, "concurrency": concurrency}
     write_json(json_out, environment, {"workload": workload, "report": report.to_json()})

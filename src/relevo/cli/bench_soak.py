@@ -15,7 +15,8 @@ from relevo.bench.soak.report import SoakResult
 from relevo.bench.soak.run import SoakOptions
 from relevo.bench.soak.run import soak as run_soak
 from relevo.bench.soak.traffic import TrafficOptions
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, note, out, progress, run, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, note, out, run, write_json
+from relevo.cli.quiet import Quiet
 
 NUM_SHOWN = 5  # of what is wrong
 
@@ -37,6 +38,7 @@ def soak(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer to a question.")] = 48,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    quiet: Quiet = False,
 ) -> None:
     """Mixed load, aborts and kills for a long time: wrong answers, lost requests, ledger rows, memory growth."""
     with tempfile.TemporaryDirectory(prefix="relevo-bench-") as folder:
@@ -51,7 +53,7 @@ def soak(
             seed=seed,
         )
         result = SoakResult()
-        interrupted = run(run_soak(options, result, progress))
+        interrupted = run(lambda progress: run_soak(options, result, progress))
     out.print(_requests_table(result))
     out.print(_memory_table(result, max_slope_mb_per_h))
     wrong = [*result.wrong, *result.unaccounted, *([result.leftovers] if result.leftovers else [])]

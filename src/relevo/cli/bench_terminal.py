@@ -1,11 +1,12 @@
-"""What the bench commands share at the terminal: consoles, notes, one sentence for a mistake, JSON, exit statuses."""
+"""What bench commands share at the terminal: consoles, progress, notes, a sentence for a mistake, JSON, statuses."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from relevo.build.event_loop import run_until_complete
 from relevo.core.errors import RelevoError
+from relevo.telemetry.progress import Progress, shown, ticking
 from relevo.workload.lengths import Lengths, parse_lengths
 
 T = TypeVar("T")
@@ -25,23 +27,48 @@ out = Console(width=None if sys.stdout.isatty() else 160)  # a file or pipe has 
 err = Console(stderr=True)
 
 Seed = Annotated[int, typer.Option(help="Same seed, same prompts, lengths and arrivals.")]
+
+
 JsonOut = Annotated[Path | None, typer.Option("--json", help="Write every record and the environment to this file.")]
 
 
-def run(work: Coroutine[Any, Any, None]) -> bool:
+def run(work: Callable[[Progress], Coroutine[Any, Any, None]]) -> bool:
     """Run to the end; True if Ctrl-C or SIGTERM ended it early. Either way servers that it started are ended."""
+
+    async def told(progress: Progress) -> None:
+        async with ticking(progress):
+            await work(progress)
+
+    return run_here(lambda progress: run_until_complete(told(progress)))
+
+
+def run_here(work: Callable[[Progress], None]) -> bool:
+    """As `run`, for work that waits for nothing."""
+
+    def told() -> None:
+        with shown() as progress:
+            work(progress)
+
+    try:
+        with _signals():
+            friendly(told)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM is Ctrl-C, and Ctrl-C is always heard."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     before_int = signal.getsignal(signal.SIGINT)
     if before_int is signal.SIG_IGN:  # as a shell leaves it for what runs in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        friendly(lambda: run_until_complete(work))
-    except KeyboardInterrupt:
-        return True
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, before_int)
-    return False
 
 
 def friendly(work: Callable[[], T]) -> T:
@@ -65,10 +92,6 @@ def _first_message(group: BaseException) -> str:
 def fail(message: str) -> NoReturn:
     err.print(f"relevo bench: {message}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(EXIT_OPERATOR_ERROR)
-
-
-def progress(message: str) -> None:
-    err.print(message, markup=False, highlight=False, style="dim")
 
 
 def note(message: str) -> None:

@@ -33,7 +33,9 @@ from relevo.check.report import (
 )
 from relevo.check.run import CheckOptions, CheckRun
 from relevo.check.words import Result, Status
+from relevo.cli.quiet import Quiet
 from relevo.core.errors import RelevoError
+from relevo.telemetry.progress import Progress, shown, ticking
 
 EXIT_OPERATOR_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -73,6 +75,7 @@ def check(
     strict: Annotated[bool, typer.Option(help="Fail for advice (SHOULD) too.")] = False,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write every result to this file.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit XML report to this file.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Hold any OpenAI-compatible server against the API, and its processes against kill -9, SIGSTOP and aborts."""
     try:
@@ -134,18 +137,22 @@ def _run(run: CheckRun) -> tuple[list[Result], str, int]:
     """
     results: list[Result] = []
 
-    async def collect() -> None:
+    async def collect(progress: Progress) -> None:
         task = asyncio.current_task()
         assert task is not None, "a coroutine of asyncio.run is a task"
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        async for result in run.results():
-            results.append(result)
-            told = f": {result.got[:200]}" if result.status in (Status.FAILED, Status.ADVICE) else ""
-            line = f"{result.check.id}: {result.status}, {result.duration_s:.1f} s{told}"
-            _err.print(line, markup=False, highlight=False, style="" if told else "dim")
+        progress.begin(f"checking {run.options.url}", len(run.checks), "checks")
+        async with ticking(progress):
+            async for result in run.results():
+                results.append(result)
+                progress.advance()
+                if result.status in (Status.FAILED, Status.ADVICE):
+                    told = f"{result.status}, {result.duration_s:.1f} s: {result.got[:200]}"
+                    progress.say(f"{result.check.id}: {told}")
 
     try:
-        asyncio.run(collect())
+        with shown() as progress:
+            asyncio.run(collect(progress))
     except KeyboardInterrupt:
         return results, "Ctrl-C", EXIT_INTERRUPTED
     except asyncio.CancelledError:

@@ -17,12 +17,14 @@ import msgspec
 from relevo.build.about_model import about_model
 from relevo.build.configs import GatewayConfig, WorkerConfig
 from relevo.core.errors import StartError
+from relevo.telemetry.progress import be_quiet
 from relevo.wire.child_process import scarcity
 from relevo.wire.leash import end_with_parent
 from relevo.wire.status import EXIT_START_ERROR, Status
 
 
 def main() -> None:
+    be_quiet()  # what is under way here, the supervisor shows
     gc.disable()  # until the process serves: what a start makes is no garbage, and looking through it is a tenth of it
     kind = sys.argv[1]
     end_with_parent(int(sys.argv[2]))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
-from typing import TYPE_CHECKING
 
 from relevo import __version__
 from relevo.build.plan import ServePlan
@@ -18,17 +16,16 @@ from relevo.core.errors import StartError
 from relevo.core.urls import server_url
 from relevo.environment import read_environment
 from relevo.settings import Settings
-from relevo.supervisor import StartFailed
+from relevo.supervisor import StartFailed, Supervisor
 from relevo.telemetry.log import configure, say
+from relevo.telemetry.progress import SILENT, Progress, be_quiet, progress_here, ticking
 from relevo.wire.status import Status
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 
 def serve(settings: Settings) -> None:
     """Serve a model over an OpenAI-compatible API, prefill and decode on separate workers."""
     configure(settings.log_level, "relevo")
+    be_quiet(settings.quiet)
     phases = StartPhases()
     for note in read_environment(os.environ, Settings.model_fields).notes:
         logging.getLogger("relevo").warning("environment: %s", note)
@@ -44,7 +41,7 @@ def serve(settings: Settings) -> None:
     with serving(settings, plan, listener, view.on_status) as supervisor:
         view.show_plan()
         try:
-            asyncio.run(supervisor.run())
+            asyncio.run(_run(supervisor, view.start()))
         except StartFailed as failure:
             raise StartError(str(failure)) from failure
         finally:
@@ -52,20 +49,34 @@ def serve(settings: Settings) -> None:
             listener.close()
 
 
+async def _run(supervisor: Supervisor, progress: Progress) -> None:
+    async with ticking(progress):
+        await supervisor.run()
+
+
 command = with_settings_flags(serve)
 
 
 class StartView:
-    """What a person sees while the server starts: the choices and why, loading, and then one URL."""
+    """What a person sees while the server starts: the choices and why, what each process does, and then one URL."""
 
     def __init__(self, plan: ServePlan, url: str, phases: StartPhases, num_gateways: int) -> None:
         self._plan = plan
         self._url = url
         self._phases = phases
-        self._progress: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
+        self._progress: Progress = SILENT
         self._has_been_ready = False
         self._unready = {f"gateway-{i}" for i in range(num_gateways)} if num_gateways > 1 else {"gateway"}
+        workers = [worker.worker_id for model in plan.models for worker in model.workers]
+        self._phases_of = dict.fromkeys((*workers, *sorted(self._unready)), "starting")  # of processes not yet ready
+        self._num_processes = len(self._phases_of)
+        self._bytes: dict[str, tuple[int, int]] = {}  # of weights, done and in all, by worker
+
+    def start(self) -> Progress:
+        """The plan was shown; from here on something is under way."""
+        self._progress = progress_here()
+        self._progress.begin("starting", unit="bytes")
+        return self._progress
 
     def show_plan(self) -> None:
         self._print(f"relevo {__version__}")
@@ -85,9 +96,9 @@ class StartView:
             self._print(f"  {note}")
 
     def on_status(self, name: str, status: Status) -> None:
-        if status.kind == "progress" and not self._has_been_ready and sys.stderr.isatty():
+        if status.kind in ("progress", "ready") and not self._has_been_ready:
             self._show_progress(name, status)
-        elif status.kind == "note":
+        if status.kind == "note":
             self._print(f"{name}: {status.message}")
         elif status.kind == "ready" and name in self._unready:
             self._unready.discard(name)
@@ -100,30 +111,27 @@ class StartView:
             self._print(f"ready: {self._url}/v1  (Ctrl-C stops)")
 
     def _show_progress(self, name: str, status: Status) -> None:
-        if self._progress is None:
-            self._progress = _started_progress()
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=status.num_total)
-        self._progress.update(self._tasks[name], completed=status.num_done)
+        if status.kind == "ready":
+            self._phases_of.pop(name, None)
+        else:
+            self._phases_of[name] = status.message
+        if status.num_total:
+            self._bytes[name] = (status.num_done, status.num_total)
+        self._progress.rename(self._under_way())
+        num_done, num_total = (sum(numbers) for numbers in zip((0, 0), *self._bytes.values(), strict=True))
+        self._progress.reach(num_done, num_total if num_done < num_total else 0)
+
+    def _under_way(self) -> str:
+        """`1 of 3 ready; warming up: prefill-0, decode-0`."""
+        names: dict[str, list[str]] = {}
+        for name, phase in self._phases_of.items():
+            names.setdefault(phase, []).append(name)
+        parts = [f"{phase}: {', '.join(of_phase)}" for phase, of_phase in names.items()]
+        return "; ".join([f"{self._num_processes - len(self._phases_of)} of {self._num_processes} ready", *parts])
 
     def _print(self, line: str) -> None:
-        if self._progress is not None:
-            self._progress.console.print(line, markup=False, highlight=False)  # above the bars
-        else:
-            say(line)
+        """In order with the log, whose lines take the place of the progress line."""
+        say(line)
 
     def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-
-
-def _started_progress() -> Progress:
-    """Imported when a terminal has something to show: the children do not wait for it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    progress.start()
-    return progress
+        self._progress.done()

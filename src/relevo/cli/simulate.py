@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from relevo.build.simulate import SimulateOptions, Simulation
 from relevo.build.simulated_machines import ModelOptions
-from relevo.cli.bench_terminal import err, note, out
+from relevo.cli.bench_terminal import note, out
+from relevo.cli.quiet import Quiet
 from relevo.core.errors import SettingsError
 from relevo.sim.fleet import Machine, parse_fleet
 from relevo.sim.report import ReportOptions
 from relevo.sim.report_tables import report_tables, workload_table
 from relevo.telemetry.latency import Slo
 from relevo.telemetry.latency_plot import plot_latencies, require_matplotlib
+from relevo.telemetry.progress import Progress, shown
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.lengths import FixedLength, Lengths, parse_lengths
 from relevo.workload.sessions import SessionShape
@@ -101,6 +101,7 @@ def simulate(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the reports to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw latency distributions into this PNG.")] = None,
     decision_log: Annotated[Path | None, typer.Option(help="Write who decided what, and why, line by line.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Replay a trace, or made-up load, on simulated workers: the real router, admission, schedulers and caches."""
     if plot is not None:
@@ -168,11 +169,13 @@ def simulate(
 
 
 def _run(options: SimulateOptions, json_out: Path | None, plot: Path | None) -> None:
-    simulation = Simulation(options)
+    with shown() as progress:
+        progress.begin(f"reading {options.trace}" if options.trace else "making up requests")
+        simulation = Simulation(options)
     out.print(workload_table(simulation.facts))
     started_s = time.monotonic()
-    with _progress() as progress:
-        simulation.run(progress, keep_samples=plot is not None)
+    with shown() as progress:
+        simulation.run(_requests_ended(progress), keep_samples=plot is not None)
     simulated_s = sum(report.duration_s for report in simulation.reports)
     note(f"{simulated_s:,.0f} s were simulated in {time.monotonic() - started_s:,.1f} s")
     out.print(report_tables(simulation.reports))
@@ -190,19 +193,18 @@ def _run(options: SimulateOptions, json_out: Path | None, plot: Path | None) -> 
         plot_latencies(simulation.samples, plot, simulation.facts.source)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr: requests that have ended."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        tasks = {}
+def _requests_ended(progress: Progress) -> Callable[[str, int, int], None]:
+    """Of one configuration after the other."""
+    under_way = ""
 
-        def tell(label: str, num_ended: int, num_requests: int) -> None:
-            if label not in tasks:
-                tasks[label] = bar.add_task(label, total=num_requests)
-            bar.update(tasks[label], completed=num_ended)
+    def tell(label: str, num_ended: int, num_requests: int) -> None:
+        nonlocal under_way
+        if label != under_way:
+            under_way = label
+            progress.begin(label, num_requests, "requests")
+        progress.reach(num_ended, num_requests)
 
-        yield tell
+    return tell
 
 
 def _made_up(

@@ -17,9 +17,11 @@ from typing import TextIO
 
 from relevo.policy.http.log_limit import LogLimit
 from relevo.telemetry.log_sink import LineSink
+from relevo.telemetry.progress import is_line_terminal
 
 _COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRITICAL: "\x1b[31;1m"}
 _RESET = "\x1b[0m"
+_OVER_PROGRESS = "\r\x1b[K"  # at a terminal a line takes the place of a progress line, which is drawn again below it
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
     ord("\n"): "\\n",
@@ -36,16 +38,18 @@ REASONS = ("repeated", "unread")  # why a line was not written
 _num_not_written = dict.fromkeys(REASONS, 0)
 _counting = threading.Lock()
 _sink: LineSink | None = None  # of stderr, once `configure` was called
+_line_start = ""  # of stderr
 
 
 class LineFormatter(logging.Formatter):
     """One line per record, `extra=` fields as key=value. A traceback follows, indented: no line of it looks like a
     record."""
 
-    def __init__(self, process_name: str, *, is_coloured: bool) -> None:
+    def __init__(self, process_name: str, *, is_coloured: bool, line_start: str = "") -> None:
         super().__init__(datefmt="%H:%M:%S")
         self._process_name = process_name
         self._is_coloured = is_coloured
+        self._line_start = line_start
 
     def format(self, record: logging.LogRecord) -> str:
         time = self.formatTime(record, self.datefmt)
@@ -58,6 +62,7 @@ class LineFormatter(logging.Formatter):
         line = f"{time} {record.levelname.lower()} {self._process_name} {text.translate(_ESCAPES)}"
         if self._is_coloured and record.levelno in _COLOURS:
             line = f"{_COLOURS[record.levelno]}{line}{_RESET}"
+        line = f"{self._line_start}{line}"
         return f"{line}\n{self._traceback(record)}" if record.exc_info else line
 
     def _traceback(self, record: logging.LogRecord) -> str:
@@ -105,16 +110,21 @@ def configure(level: str, process_name: str, stream: TextIO | None = None) -> No
 
     Replaces what an earlier call set. Libraries speak from WARNING up, whatever `level` says.
     """
-    global _sink
+    global _sink, _line_start
     threshold = logging.getLevelNamesMapping()[level.upper()]
     handler: logging.Handler
     if stream is not None:
         handler = logging.StreamHandler(stream)
     else:
         _sink = LineSink(sys.stderr.fileno(), lambda number: _dropped_line(formatter, number))
+        _line_start = _OVER_PROGRESS if is_line_terminal(sys.stderr) else ""
         handler = _QueueingHandler(_sink)
         _log_uncaught()
-    formatter = LineFormatter(process_name, is_coloured=(stream or sys.stderr).isatty())
+    formatter = LineFormatter(
+        process_name,
+        is_coloured=(stream or sys.stderr).isatty(),
+        line_start=_line_start if stream is None else "",
+    )
     handler.setFormatter(formatter)
     handler.addFilter(_Limiter())
     root = logging.getLogger()
@@ -126,7 +136,7 @@ def configure(level: str, process_name: str, stream: TextIO | None = None) -> No
 def say(line: str) -> None:
     """One line for people, as it is, in order with the log and as little held up by its reader."""
     if _sink is not None:
-        _sink.put(line)
+        _sink.put(f"{_line_start}{line}")
     else:
         sys.stderr.write(f"{line}\n")
 

@@ -7,7 +7,7 @@ set as large as what a step must read, the peak multiply rate of the operands in
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -17,6 +17,7 @@ from relevo.bench.engine.steps import TimedStep, time_decode, time_prefill
 from relevo.bench.engine.words import EngineFacts, EngineUnderTest
 from relevo.core.errors import StartError
 from relevo.core.plan import StepClocks
+from relevo.telemetry.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,11 @@ class EngineOptions:
     num_steps: int  # measured decode steps per batch and context
     seed: int
     is_held: bool = False  # decodes follow a grammar, see `held`
+
+    @property
+    def num_parts(self) -> int:
+        """Prompts, and batches of decodes: what progress counts."""
+        return len(self.prompt_lens) * self.repeats + len(self.contexts) * len(self.batch_sizes)
 
     @property
     def num_kv_tokens(self) -> int:
@@ -121,31 +127,35 @@ class EngineReport:
         return {"facts": facts, "prefill": prefill, "decode": decode, "notes": self.notes}
 
 
-def measure_engine(
-    engine: EngineUnderTest, options: EngineOptions, report: EngineReport, progress: Callable[[str], None]
-) -> None:
-    """Append rows to `report` one by one, so that an interrupted run holds what had happened."""
+def measure_engine(engine: EngineUnderTest, options: EngineOptions, report: EngineReport, progress: Progress) -> None:
+    """Append rows to `report` one by one, so that an interrupted run holds what had happened. Nothing is told while a
+    step is timed."""
     report.facts = engine.facts
     _note_what_is_missing(engine, report)
     rng = random.Random(f"engine:{options.seed}")
-    time_prefill(engine, min(options.prompt_lens), rng)  # warm-up
+    progress.begin("warming up", options.num_parts, "parts")
+    time_prefill(engine, min(options.prompt_lens), rng)
     for prompt_len in options.prompt_lens:
         if prompt_len + 1 > engine.facts.max_model_len:
             report.notes.append(f"no prefill of {prompt_len}: the model takes {engine.facts.max_model_len} tokens")
             continue
-        progress(f"prefill of {prompt_len} tokens, {options.repeats} times")
-        runs = [time_prefill(engine, prompt_len, rng) for _ in range(options.repeats)]
+        runs = []
+        for repeat in range(options.repeats):
+            progress.rename(f"prefill of {prompt_len} tokens, {repeat + 1} of {options.repeats}")
+            runs.append(time_prefill(engine, prompt_len, rng))
+            progress.advance()
         report.prefill.append(prefill_row(engine, prompt_len, runs))
     grammar = held_grammar() if options.is_held else None
     for context in options.contexts:
         for batch_size in options.batch_sizes:
-            progress(f"decode of {batch_size} at context {context}, {options.num_steps} steps")
+            progress.rename(f"decode of {batch_size} at context {context}, {options.num_steps} steps")
             try:
                 steps = time_decode(engine, batch_size, context, options.num_steps, rng, grammar)
             except StartError as error:
                 report.notes.append(f"no decode of {batch_size} at context {context}: {error.message}")
             else:
                 report.decode.append(decode_row(engine, batch_size, context, steps))
+            progress.advance()
 
 
 def prefill_row(engine: EngineUnderTest, prompt_len: int, runs: Sequence[Sequence[TimedStep]]) -> PrefillRow:

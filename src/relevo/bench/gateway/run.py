@@ -30,6 +30,7 @@ from relevo.core.errors import SettingsError, StartError
 from relevo.core.ids import RequestId
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.telemetry.latency import summarise
+from relevo.telemetry.progress import Progress
 from relevo.wire import messages as wire
 from relevo.wire.child_process import python_command
 from relevo.wire.client import WorkerConnection
@@ -105,12 +106,11 @@ def _quantiles_ms(seconds: list[float]) -> dict[str, float]:
     return {"p50": 1e3 * summary.p50, "p99": 1e3 * summary.p99}
 
 
-async def measure_gateway_cost(
-    options: GatewayCostOptions, costs: list[PathCost], progress: Callable[[str], None]
-) -> None:
+async def measure_gateway_cost(options: GatewayCostOptions, costs: list[PathCost], progress: Progress) -> None:
     """Every way in turn, `rounds` times; `costs` is filled as it goes."""
     options.check()
     async with AsyncExitStack() as stack:
+        progress.begin("starting the server and what stands before it")
         gateway = await stack.enter_async_context(_server("gateway", _gateway_command, options))
         urls = {GATEWAY: gateway.url}
         pids = {GATEWAY: _gateway_pids(gateway)}
@@ -121,18 +121,20 @@ async def measure_gateway_cost(
         address = await _worker_address(gateway.url)
         costs.extend(PathCost(name) for name in (DIRECT, *urls))
         for name, url in urls.items():
-            progress(f"warm up: {name}")
+            progress.begin(f"warming up: {name}")
             await _over_http(url, replace(options, num_streams=_NUM_WARM_UP, output_len=2), options.seed - 1)
+        progress.begin("", options.rounds * len(costs), "turns")
         for round_number in range(options.rounds):
             for cost in costs:
-                progress(f"round {round_number + 1} of {options.rounds}: {cost.name}")
+                progress.rename(f"round {round_number + 1} of {options.rounds}: {cost.name}")
                 seed = options.seed + round_number
                 if cost.name == DIRECT:
                     cost.take(await _direct(address, options, seed), None)
-                    continue
-                before_s = _cpu_s(pids[cost.name])
-                records = await _over_http(urls[cost.name], options, seed)
-                cost.take(records, _cpu_s(pids[cost.name]) - before_s)
+                else:
+                    before_s = _cpu_s(pids[cost.name])
+                    records = await _over_http(urls[cost.name], options, seed)
+                    cost.take(records, _cpu_s(pids[cost.name]) - before_s)
+                progress.advance()
 
 
 _EDGE_COMMAND = " ".join(

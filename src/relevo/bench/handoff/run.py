@@ -7,7 +7,7 @@ client's mean TTFT; a server that did not hand off (unified, or prompts kept loc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, Outcome, PlannedRequest
 from relevo.client.prometheus_text import metric_deltas, metric_sums
 from relevo.telemetry.latency import Summary, milliseconds, summarise
+from relevo.telemetry.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class HandoffCost:
         return asdict(self)
 
 
-async def measure_handoffs(options: HandoffOptions, costs: list[HandoffCost], progress: Callable[[str], None]) -> None:
+async def measure_handoffs(options: HandoffOptions, costs: list[HandoffCost], progress: Progress) -> None:
     """Append to `costs`, length by length. Raises StartError, Unauthorized or ModelNotFound before the first prompt."""
     extra = {"ignore_eos": True, "temperature": 0.0}
     async with OpenAIClient(options.url, api_key=options.api_key) as client:
@@ -59,9 +60,11 @@ async def measure_handoffs(options: HandoffOptions, costs: list[HandoffCost], pr
 
         async def send(planned: PlannedRequest, record: ClientRecord) -> None:
             await client.stream(planned, record, model=model, endpoint=Endpoint.COMPLETIONS, extra=extra)
+            progress.advance()
 
+        progress.begin("", len(options.prompt_lens) * options.num_repeats, "prompts")
         for prompt_len in options.prompt_lens:
-            progress(f"{options.num_repeats} prompts of {prompt_len} tokens")
+            progress.rename(f"prompts of {prompt_len} tokens")
             records: list[ClientRecord] = []
             before = metric_sums(await client.metrics_text())
             for _ in range(options.num_repeats):

@@ -17,6 +17,7 @@ from relevo.bench.load import run_closed_loop, run_open_loop
 from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, Outcome, PlannedRequest
 from relevo.core.errors import StartError
+from relevo.telemetry.progress import SILENT, Progress
 
 SETTLE_CHUNKS = 3  # outputs of every stream before the clock starts; arbitrary
 SETTLE_TIMEOUT_S = 120.0  # for that; arbitrary, generous for a cold CPU server
@@ -77,18 +78,25 @@ async def open_loop_phase(url: str, options: PhaseOptions, arrivals_s: Sequence[
     return _phase_result(streams, arrived, baseline_ns, window_ns)
 
 
-async def sustained_prompts_per_s(url: str, options: PhaseOptions, num_prompts: int) -> float:
+async def sustained_prompts_per_s(
+    url: str, options: PhaseOptions, num_prompts: int, progress: Progress = SILENT
+) -> float:
     """Prompts of `prompt_len` tokens prefilled per second: back to back, one output token each, no streams."""
     async with _Target(url, options.seed + 1) as target:
         records: list[ClientRecord] = []
         planned = [await target.plan(options.prompt_len, 1) for _ in range(num_prompts + 1)]
-        await run_open_loop(planned[:1], target.send, [])  # warm-up
+
+        async def send(planned: PlannedRequest, record: ClientRecord) -> None:
+            await target.send(planned, record)
+            progress.advance()
+
+        await run_open_loop(planned[:1], send, [])  # warm-up
 
         async def each() -> Any:
             for one in planned[1:]:
                 yield one
 
-        await run_closed_loop(each(), target.send, records, concurrency=RATE_CONCURRENCY)
+        await run_closed_loop(each(), send, records, concurrency=RATE_CONCURRENCY)
     ended_ns = [record.finished_at_ns for record in records if record.finished_at_ns is not None]
     if len(ended_ns) < num_prompts:
         failed = next(record for record in records if record.outcome is not Outcome.COMPLETED)

@@ -8,7 +8,7 @@ a time. The seed of a round is shared by all variants, so that they meet identic
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from relevo.bench.interference.report import InterferenceReport, Variant, Varian
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
 from relevo.core.errors import SettingsError
 from relevo.core.urls import normalise_url
+from relevo.telemetry.progress import Progress
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets, arrivals_until
 
 
@@ -77,9 +78,7 @@ def plan_variants(options: InterferenceOptions) -> list[Variant]:
     return [split, *unified]
 
 
-async def compare_topologies(
-    options: InterferenceOptions, report: InterferenceReport, progress: Callable[[str], None]
-) -> None:
+async def compare_topologies(options: InterferenceOptions, report: InterferenceReport, progress: Progress) -> None:
     """Run the experiment; `report` is complete for everything that has ended, also when this is cancelled."""
     options.check()
     variants = plan_variants(options)
@@ -88,17 +87,21 @@ async def compare_topologies(
     for round_number in range(options.rounds):
         phase = replace(options.phase, seed=options.phase.seed + 2 * round_number)
         for result in report.results:
-            progress(f"round {round_number + 1} of {options.rounds}: {result.variant.name}")
+            name = f"round {round_number + 1} of {options.rounds}: {result.variant.name}"
+            progress.begin(f"{name}, starting")
             async with _running(result.variant, options) as url:
                 if not report.arrival_rate_per_s:
-                    rate = await sustained_prompts_per_s(url, phase, options.num_rate_prompts)
+                    progress.begin("what prefill sustains", options.num_rate_prompts + 1, "prompts")
+                    rate = await sustained_prompts_per_s(url, phase, options.num_rate_prompts, progress)
                     report.sustained_prompts_per_s = rate
                     report.arrival_rate_per_s = options.load * rate
-                    progress(f"prefill sustains {rate:.3f} prompts/s; arrivals at {report.arrival_rate_per_s:.3f}/s")
+                    arrivals = f"arrivals at {report.arrival_rate_per_s:.3f}/s"
+                    progress.say(f"prefill sustains {rate:.3f} prompts/s; {arrivals}")
                 arrivals_s = arrivals_until(
                     arrival_offsets(ArrivalKind.POISSON, report.arrival_rate_per_s, random.Random(phase.seed)),
                     phase.duration_s,
                 )
+                progress.begin_for(name, phase.baseline_s + phase.duration_s)
                 result.phases.append(await open_loop_phase(url, phase, arrivals_s))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,11 @@ from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, PlannedRequest
 from relevo.core.errors import SettingsError, StartError
 from relevo.telemetry.latency import Slo
+from relevo.telemetry.progress import Progress
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets, arrivals_until
 from relevo.workload.lengths import Lengths
 
 RECOVERY_LOAD = 0.8  # of the capacity, after the overload: what a server in good order does with ease
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +73,13 @@ class OverloadTest:
         async with OpenAIClient(options.url, api_key=options.api_key) as client:
             self.model = await client.pick_model(options.model)
             prompts = await PromptSource.open(client, self.model, options.endpoint, seed=options.seed)
-            send = self._sender(client)
+            send = self._sender(client, progress)
             self.capacity_per_s = options.capacity_per_s or await self._measure_capacity(prompts, send, progress)
-            progress(f"capacity: {self.capacity_per_s:.2f} requests per second")
+            progress.say(f"capacity: {self.capacity_per_s:.2f} requests per second")
             for multiple in options.multiples:
                 await self._overload(multiple, prompts, send, progress)
 
-    def _sender(self, client: OpenAIClient) -> Send:
+    def _sender(self, client: OpenAIClient, progress: Progress) -> Send:
         options = self.options
         extra: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
         slo_s = options.slo.ttft_s
@@ -90,12 +89,13 @@ class OverloadTest:
             await client.stream(
                 planned, record, model=self.model, endpoint=options.endpoint, extra=extra, headers=headers
             )
+            progress.advance()
 
         return send
 
     async def _measure_capacity(self, prompts: PromptSource, send: Send, progress: Progress) -> float:
         options = self.options
-        progress(f"measuring the capacity with {options.capacity_clients} clients for {options.capacity_s:g} s")
+        progress.begin_for(f"capacity, with {options.capacity_clients} clients", options.capacity_s)
         rng = random.Random(f"capacity:{options.seed}")
 
         async def endless() -> AsyncIterator[PlannedRequest]:
@@ -120,10 +120,16 @@ class OverloadTest:
         due = self._arrivals(multiple, options.duration_s, rng)
         every_s = 1.0 / (RECOVERY_LOAD * self.capacity_per_s)
         later = [(i * every_s, self._lengths(rng)) for i in range(max(1, round(options.recovery_s / every_s)))]
-        progress(f"making {len(due) + 2 * len(later)} prompts")
-        planned = [await self._plan(prompts, self._lengths(rng), due_at_s) for due_at_s in due]
-        planned += [await self._plan(prompts, lengths, options.duration_s + at_s) for at_s, lengths in later]
-        at_rest = [await self._plan(prompts, lengths, at_s) for at_s, lengths in later]
+        progress.begin("making prompts", len(due) + 2 * len(later), "prompts")
+
+        async def plan(lengths: tuple[int, int], due_at_s: float) -> PlannedRequest:
+            made = await self._plan(prompts, lengths, due_at_s)
+            progress.advance()
+            return made
+
+        planned = [await plan(self._lengths(rng), due_at_s) for due_at_s in due]
+        planned += [await plan(lengths, options.duration_s + at_s) for at_s, lengths in later]
+        at_rest = [await plan(lengths, at_s) for at_s, lengths in later]
         phase = OverloadPhase(
             multiple=multiple,
             offered_per_s=multiple * self.capacity_per_s,
@@ -132,9 +138,9 @@ class OverloadTest:
             rss_before_bytes=resident_bytes(options.pids),
         )
         self.phases.append(phase)
-        progress(f"{RECOVERY_LOAD:g} times the capacity at rest for {options.recovery_s:g} s")
+        progress.begin(f"{RECOVERY_LOAD:g} times the capacity at rest", len(at_rest), "requests")
         await run_open_loop(at_rest, send, phase.at_rest)
-        progress(f"{multiple:g} times the capacity for {options.duration_s:g} s, then {options.recovery_s:g} s of less")
+        progress.begin(f"{multiple:g} times the capacity, then less", len(planned), "requests")
         phase.start_ns = time.monotonic_ns()
         await run_open_loop(planned, send, phase.records)
         phase.rss_after_bytes = resident_bytes(options.pids)

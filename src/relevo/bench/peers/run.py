@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from relevo.bench.peers.scenarios import (
 )
 from relevo.bench.server_process import ServerProcess, free_port
 from relevo.core.errors import RelevoError, SettingsError, StartError
+from relevo.telemetry.progress import Progress
 
 FINE_POLL_S = 0.01  # between looks at a starting server: the cold start is known this exactly
 FIRST_PROMPT = PeerPrompt(text="one two three four", token_ids=())
@@ -110,22 +111,24 @@ class _RoundPrompts:
     measured: Prompts
 
 
-async def compare_peers(options: PeersOptions, report: PeersReport, progress: Callable[[str], None]) -> None:
+async def compare_peers(options: PeersOptions, report: PeersReport, progress: Progress) -> None:
     """Run the comparison; `report` is complete for everything that has ended, also when this is cancelled."""
     options.check()
     scenarios = options.scenarios()
     report.metrics += [COLD_START, *(metric for scenario in scenarios for metric in scenario.metrics)]
     report.results += [TargetResult(name=target.name) for target in (options.ours, *options.peers)]
     options.log_dir.mkdir(parents=True, exist_ok=True)
+    targets = (options.ours, *options.peers)
+    progress.begin("", options.rounds * len(targets) * len(scenarios) * options.repeats, "runs")
     for number in range(options.rounds):
         prompts: _RoundPrompts | None = None
-        for target in (options.ours, *options.peers):
-            progress(f"round {number + 1} of {options.rounds}: {target.name}")
+        for target in targets:
+            progress.rename(f"round {number + 1} of {options.rounds}: {target.name}")
             result = report.result(target.name)
             try:
                 async with _serving(target, options, result) as (client, model):
                     prompts = prompts or await _make_prompts(client, model, options, number)
-                    await _measure(client, model, target, prompts, result)
+                    await _measure(client, model, target, prompts, result, progress)
             except RelevoError as error:
                 if target is options.ours:
                     raise
@@ -186,7 +189,12 @@ async def _make_prompts(client: OpenAIClient, model: str, options: PeersOptions,
 
 
 async def _measure(
-    client: OpenAIClient, model: str, target: Target, prompts: _RoundPrompts, result: TargetResult
+    client: OpenAIClient,
+    model: str,
+    target: Target,
+    prompts: _RoundPrompts,
+    result: TargetResult,
+    progress: Progress,
 ) -> None:
     """One server's turn. Raises StartError if it cannot be asked at all; runs that fail are reported one by one."""
     dialect = await probe_dialect(client, model, prompts.probe, target.extra)
@@ -195,6 +203,7 @@ async def _measure(
     for scenario, runs in prompts.measured.items():
         for run_prompts in runs:
             run = await run_scenario(client, dialect, scenario, run_prompts)
+            progress.advance()
             result.num_cached_tokens += run.num_cached_tokens
             if run.fault is None:
                 result.add(scenario.metrics, run.values)

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from relevo.core.errors import SettingsError
 from relevo.core.ids import TokenId
+from relevo.telemetry.progress import Progress
 
 Logits = npt.NDArray[np.float32]
 Forward = Callable[[Sequence[TokenId], Sequence[int]], Logits]  # window, positions -> logits after them [n, V]
@@ -154,19 +155,20 @@ def compare_forwards(
     reference: Forward,
     engines: Sequence[tuple[str, Forward]],
     report: QualityReport,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> None:
     """Window by window, so that no more than one window's logits are held. `report` grows with each."""
     report.scores += [Score(name=name) for name, _ in engines]
     positions = scored_positions(report.context)
+    progress.begin("comparing", len(windows), "windows")
     for number, window in enumerate(windows):
-        progress(f"window {number + 1} of {len(windows)}")
         expected = np.array(reference(window, positions))  # the backend may reuse its memory
         report.num_close_choices += int((top_margins(expected) < report.near_tie).sum())
         targets = [window[position + 1] for position in positions]
         for score, (_, forward) in zip(report.scores, engines, strict=True):
             found = forward(window, positions)
             score.add(number, positions, expected, found, targets, report.near_tie)
+        progress.advance()
 
 
 def quality_tables(report: QualityReport) -> RenderableType:

@@ -10,7 +10,7 @@ scraped: step costs as the workers have fitted them by then, pools and step budg
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,12 @@ from relevo.bench.serve.report import report_load
 from relevo.bench.serve.run import LoadTest, ServeOptions
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
 from relevo.core.errors import SettingsError, StartError
+from relevo.telemetry.progress import SILENT, Progress
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.lengths import Lengths
 
 MAX_RUNNING = 64  # `--max-num-seqs`, which no metric tells
 _RAMP = 0.25  # of the closed loop is left out: its clients begin together. Arbitrary
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ async def record(options: RecordOptions, environment: dict[str, Any], progress: 
         folder.mkdir(parents=True)
         port = free_port()
         flags = ("--topology", topology, "--max-num-seqs", str(MAX_RUNNING), *options.serve_flags)
-        progress(f"{topology}: starting")
+        progress.begin(f"{topology}: starting")
         async with ServerProcess(serve_command(options.model, port, flags), port, folder / "server.log") as server:
             await _Recording(options, topology, folder, server.url, environment, progress).run()
 
@@ -81,15 +80,16 @@ class _Recording:
         await self._run("quiet", concurrency=1)
         clients = await self._run("capacity", concurrency=self.options.num_clients)
         capacity = steady_rate(clients, self.options.calibration_s)
-        self.progress(f"{self.topology}: sustains {capacity:.3f} requests/s")
+        self.progress.say(f"{self.topology}: sustains {capacity:.3f} requests/s")
         self._write("server.json", await self._facts(capacity))
         for percent in self.options.load_percents:
             await self._run(f"load-{percent}", rate=capacity * percent / 100)
 
     async def _run(self, name: str, *, concurrency: int | None = None, rate: float | None = None) -> list[ClientRecord]:
-        self.progress(f"{self.topology}: {name}")
-        test = LoadTest(self._load(name, concurrency, rate))
-        await test.run(lambda message: None)
+        load = self._load(name, concurrency, rate)
+        self.progress.begin_for(f"{self.topology}: {name}", load.duration_s or 0.0)
+        test = LoadTest(load)
+        await test.run(SILENT)
         report = report_load(test.records)
         if report.num_completed == 0:
             raise StartError(f"no request of the run {name} was answered; see {self.folder / 'server.log'}")

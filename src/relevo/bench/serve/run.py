@@ -1,6 +1,6 @@
 """`relevo bench serve`: one load test against one URL. Plans the requests, makes the prompts, drives the load.
 
-Knows no terminal: progress goes to a callback, results to `LoadTest.records`, which are complete at any moment, so
+Knows no terminal: progress goes to a port, results to `LoadTest.records`, which are complete at any moment, so
 that an interrupted test can still be reported.
 """
 
@@ -20,6 +20,7 @@ from relevo.bench.prompt_source import PromptSource
 from relevo.bench.records import ClientRecord, Endpoint, PlannedRequest
 from relevo.bench.serve.report import LoadReport
 from relevo.core.errors import SettingsError, StartError
+from relevo.telemetry.progress import Progress
 from relevo.workload.arrivals import ArrivalKind, arrival_offsets
 from relevo.workload.lengths import Lengths
 from relevo.workload.requests import WorkloadRequest
@@ -28,8 +29,6 @@ from relevo.workload.traces.files import ReadOptions, read_trace_file
 from relevo.workload.traces.formats import TraceFormat
 
 PROMPTS_AHEAD = 4  # closed loop: prompts made ahead per client; arbitrary
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +91,18 @@ class LoadTest:
             self.model = await client.pick_model(options.model)
             prompts = await PromptSource.open(client, self.model, options.endpoint, seed=options.seed)
             self.exact_lengths = prompts.exact
-            send = _sender(client, self.model, options)
+            send = _sender(client, self.model, options, progress)
             await _warm_up(options, prompts, send, progress)
             if options.concurrency is None:
-                progress(f"making {len(lengths)} prompts")
-                planned = await _make_all(lengths, prompts)
-                progress(f"sending {len(planned)} requests, open loop")
+                planned = await _make_all(lengths, prompts, progress)
+                progress.begin("sending, open loop", len(planned), "requests")
                 await run_open_loop(planned, send, self.records)
                 return
-            progress(f"sending with {options.concurrency} clients, closed loop")
+            loading = f"sending with {options.concurrency} clients, closed loop"
+            if lengths:
+                progress.begin(loading, len(lengths), "requests")
+            else:
+                progress.begin_for(loading, options.duration_s or 0.0)
             wanted = iter(lengths) if lengths else _wanted(options)
             async with asyncio.TaskGroup() as tasks:
                 queue: asyncio.Queue[PlannedRequest | None] = asyncio.Queue(PROMPTS_AHEAD * options.concurrency)
@@ -192,7 +194,7 @@ def _bounded(options: ServeOptions, wanted: Iterator[Wanted]) -> Iterator[Wanted
 
 
 def _sender(
-    client: OpenAIClient, model: str, options: ServeOptions
+    client: OpenAIClient, model: str, options: ServeOptions, progress: Progress
 ) -> Callable[[PlannedRequest, ClientRecord], Coroutine[Any, Any, None]]:
     extra: dict[str, Any] = {"temperature": options.temperature}
     if options.ignore_eos:
@@ -200,6 +202,7 @@ def _sender(
 
     async def send(planned: PlannedRequest, record: ClientRecord) -> None:
         await client.stream(planned, record, model=model, endpoint=options.endpoint, extra=extra)
+        progress.advance()
 
     return send
 
@@ -211,8 +214,13 @@ async def _make(wanted: Wanted, prompts: PromptSource) -> PlannedRequest:
     )
 
 
-async def _make_all(wanted: list[Wanted], prompts: PromptSource) -> list[PlannedRequest]:
-    return [await _make(request, prompts) for request in wanted]
+async def _make_all(wanted: list[Wanted], prompts: PromptSource, progress: Progress) -> list[PlannedRequest]:
+    progress.begin("making prompts", len(wanted), "prompts")
+    made = []
+    for request in wanted:
+        made.append(await _make(request, prompts))
+        progress.advance()
+    return made
 
 
 async def _fill(queue: asyncio.Queue[PlannedRequest | None], wanted: Iterator[Wanted], prompts: PromptSource) -> None:
@@ -235,7 +243,7 @@ async def _warm_up(
     """Requests that are not measured; a server that fails all of them is not worth a load test."""
     if options.num_warmup_requests == 0:
         return
-    progress(f"warming up with {options.num_warmup_requests} requests")
+    progress.begin("warming up", options.num_warmup_requests, "requests")
     rng = random.Random(f"warm-up:{options.seed}")
     records: list[ClientRecord] = []
     for _ in range(options.num_warmup_requests):

@@ -8,7 +8,7 @@ prompts. Prefill tokens per worker come from the server's own counters.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,13 +19,12 @@ from relevo.bench.server_process import ServerProcess, free_port, serve_command
 from relevo.bench.sessions.report import SessionsReport, VariantRun
 from relevo.client.prometheus_text import samples
 from relevo.core.errors import SettingsError, StartError
+from relevo.telemetry.progress import Progress
 from relevo.workload.sessions import Session, Turn, to_token_ids
 
 AFFINITY_HEADER = "x-session-affinity"
 PREFILL_COUNTER = "relevo:prefill_tokens_total"
 WITH_HEADER = "+header"
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +46,16 @@ async def compare_variants(
     options: SessionsOptions, sessions: Sequence[Session], report: SessionsReport, progress: Progress
 ) -> None:
     """Fill `report`, round by round, variant by variant. Raises StartError and SettingsError."""
+    num_turns = sum(len(session.turns) for session in sessions)
+    progress.begin("", options.rounds * len(options.variants) * num_turns, "turns")
     for round_index in range(options.rounds):
         for variant in options.variants:
-            progress(f"round {round_index + 1}: {variant}")
+            progress.rename(f"round {round_index + 1} of {options.rounds}: {variant}")
             if options.url is not None:
-                run = await _replay(options, variant, options.url, sessions)
+                run = await _replay(options, variant, options.url, sessions, progress)
             else:
                 async with _server(options, variant, round_index) as server:
-                    run = await _replay(options, variant, server.url, sessions)
+                    run = await _replay(options, variant, server.url, sessions, progress)
             report.runs.append(run)
 
 
@@ -65,13 +66,15 @@ def _server(options: SessionsOptions, variant: str, round_index: int) -> ServerP
     return ServerProcess(serve_command(options.model, port, flags), port, log_path)
 
 
-async def _replay(options: SessionsOptions, variant: str, url: str, sessions: Sequence[Session]) -> VariantRun:
+async def _replay(
+    options: SessionsOptions, variant: str, url: str, sessions: Sequence[Session], progress: Progress
+) -> VariantRun:
     async with OpenAIClient(url, api_key=options.api_key) as client:
         model = await client.pick_model(None)
         source = await PromptSource.open(client, model, Endpoint.COMPLETIONS, seed=0)
         if source.token_ids is None:
             raise StartError(f"{url} has no /tokenize, which tells the token ids that prompts are made of")
-        replay = _Replay(options, client, model, source.token_ids, variant.endswith(WITH_HEADER))
+        replay = _Replay(options, client, model, source.token_ids, variant.endswith(WITH_HEADER), progress)
         before = await _prefill_tokens(client)
         waiting = list(reversed(sessions))
         try:
@@ -91,6 +94,7 @@ class _Replay:
     model: str
     vocabulary: Sequence[int]
     names_sessions: bool
+    progress: Progress
     records: list[ClientRecord] = field(default_factory=list)
 
     async def sessions_in_turn(self, waiting: list[Session]) -> None:
@@ -118,6 +122,7 @@ class _Replay:
             extra={"temperature": 0, "ignore_eos": True},
             headers={AFFINITY_HEADER: session.session_id} if self.names_sessions else {},
         )
+        self.progress.advance()
         if record.error in ("connect", "http_401", "http_404"):
             raise SettingsError(f"{self.client.url} does not answer: {record.error} {record.error_detail}")
 

@@ -15,7 +15,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from relevo.bench.soak.report import SoakResult, compare_with_ledger
 from relevo.bench.soak.traffic import REQUEST_TIMEOUT_S, SoakTraffic, TrafficOptions
 from relevo.client.prometheus_text import samples
 from relevo.client.server import OpenAIServer
+from relevo.telemetry.progress import Progress
 
 SAMPLE_INTERVAL_S = 2.0  # arbitrary
 IDLE_TIMEOUT_S = 60.0  # after the last request nothing may be in flight for longer
@@ -54,14 +55,14 @@ class _Disturbances:
     started_at_s: float
     ends_at_s: float
 
-    async def kill_workers(self, say: Callable[[str], None]) -> None:
+    async def kill_workers(self, progress: Progress) -> None:
         while self.options.kill_every_s:
             await asyncio.sleep(self.options.kill_every_s)
             workers = await self._workers()
             if time.monotonic() < self.ends_at_s and workers:
                 name = self.rng.choice(killable(workers))
                 self.result.kills.append((time.monotonic() - self.started_at_s, name))
-                say(f"{self.result.kills[-1][0]:.0f} s: kill -9 of {name}")
+                progress.say(f"{self.result.kills[-1][0]:.0f} s: kill -9 of {name}")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(workers[name], signal.SIGKILL)
 
@@ -89,7 +90,7 @@ class _Disturbances:
         return {worker["worker_id"]: worker["pid"] for worker in ready.get("workers", ()) if worker["pid"]}
 
 
-async def soak(options: SoakOptions, result: SoakResult, say: Callable[[str], None]) -> None:
+async def soak(options: SoakOptions, result: SoakResult, progress: Progress) -> None:
     """Run it and fill `result`. Raises StartError if the server cannot be started."""
     port = free_port()
     flags = ("--data-dir", str(options.folder), *options.serve_flags)
@@ -100,14 +101,16 @@ async def soak(options: SoakOptions, result: SoakResult, say: Callable[[str], No
         environment={"RELEVO_DATABASE_URL": "", "RELEVO_EXPOSE_PROCESSES": "true"},
     )
     client = OpenAIServer(server.url, request_timeout_s=REQUEST_TIMEOUT_S, reuse_connections=False)
+    progress.begin("starting")
     async with server, client:
+        progress.begin("noting answers")
         rng = random.Random(options.seed)
         traffic = SoakTraffic(options.traffic, client, result, rng)
         await traffic.note_answers()
         now_s = time.monotonic()
         disturb = _Disturbances(options, server, client, result, rng, now_s, now_s + options.duration_s)
-        say(f"answers noted; {options.traffic.num_clients} clients for {options.duration_s:.0f} s")
-        aside = [asyncio.create_task(disturb.kill_workers(say)), asyncio.create_task(disturb.watch_memory())]
+        progress.begin_for(f"{options.traffic.num_clients} clients", options.duration_s)
+        aside = [asyncio.create_task(disturb.kill_workers(progress)), asyncio.create_task(disturb.watch_memory())]
         try:
             await traffic.run(disturb.ends_at_s)
         finally:

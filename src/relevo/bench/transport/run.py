@@ -36,6 +36,7 @@ from relevo.kv.transports.registry import TRANSPORTS
 from relevo.kv.transports.shm import ShmTransport
 from relevo.kv.transports.tcp import TcpTransport
 from relevo.telemetry.latency import Summary, summarise
+from relevo.telemetry.progress import SILENT, Progress
 
 LAYOUT = KVLayout(
     model_hash="bench",
@@ -82,7 +83,11 @@ def parse_bytes(text: str) -> int:
 
 
 def measure_transport(
-    kind: TransportKind, num_bytes: int, num_repeats: int, layout: KVLayout = LAYOUT
+    kind: TransportKind,
+    num_bytes: int,
+    num_repeats: int,
+    layout: KVLayout = LAYOUT,
+    progress: Progress = SILENT,
 ) -> TransportCost:
     """Hand over `num_bytes` (rounded up to whole blocks) `num_repeats` times, after one unmeasured warm-up.
 
@@ -90,7 +95,8 @@ def measure_transport(
     """
     num_blocks = -(-num_bytes // layout.bytes_per_block)
     measure = _measure_shm if kind is TransportKind.SHM else _measure_tcp
-    samples = measure(layout, num_blocks, num_repeats + 1)[1:]
+    progress.begin(f"handing over by {kind}", num_repeats + 1, "times")
+    samples = measure(layout, num_blocks, num_repeats + 1, progress)[1:]
     return TransportCost(
         transport=kind.value,
         num_bytes=num_blocks * layout.bytes_per_block,
@@ -118,7 +124,7 @@ def transport_table(costs: Sequence[TransportCost]) -> Table:
     return table
 
 
-def _measure_shm(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tuple[float, float]]:
+def _measure_shm(layout: KVLayout, num_blocks: int, num_repeats: int, progress: Progress) -> list[tuple[float, float]]:
     arena = Arena.create(layout, num_blocks, shared=True)
     senders_view = Arena.attach(arena.fd, layout, num_blocks)
     _fill(senders_view)
@@ -134,6 +140,7 @@ def _measure_shm(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tu
             write_s = _timed_write(sender, woken, reservation, receiver.address(), layout)
             samples.append((time.perf_counter() - started_s, write_s))
             receiver.release(reservation)
+            progress.advance()
         _check_equal(zlib.crc32(arena.buffer), expected)
     finally:
         sender.close()
@@ -143,7 +150,7 @@ def _measure_shm(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tu
     return samples
 
 
-def _measure_tcp(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tuple[float, float]]:
+def _measure_tcp(layout: KVLayout, num_blocks: int, num_repeats: int, progress: Progress) -> list[tuple[float, float]]:
     secret = secrets.token_bytes(32)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -168,6 +175,7 @@ def _measure_tcp(layout: KVLayout, num_blocks: int, num_repeats: int) -> list[tu
             samples.append((time.perf_counter() - started_s, write_s))
             ours.send(("release", reservation))
             _check_equal(ours.recv(), expected)
+            progress.advance()
     except EOFError as error:
         raise HandoffFailed("the receiving process ended during the measurement") from error
     finally:

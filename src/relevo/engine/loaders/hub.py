@@ -1,7 +1,7 @@
 """A model id on the Hugging Face hub: from the local cache, or downloaded into it.
 
 Owns what is fetched (weights as safetensors, JSON, templates) and what an operator is told when it cannot be. The cache
-and its place (HF_HOME, HF_HUB_OFFLINE) are huggingface_hub's own.
+and its place (HF_HOME, HF_HUB_OFFLINE) are huggingface_hub's own, and so are the bars of a download, at a terminal.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relevo.core.errors import HubUnavailable, ModelFileError
+from relevo.telemetry.progress import is_shown
 
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model"]
 _TRUE = ("1", "ON", "YES", "TRUE")
@@ -25,12 +26,15 @@ def hub_folder(
     try:
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+        from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
     except ImportError as error:
         raise HubUnavailable(
             f"{model_id} is a hub id and huggingface_hub is not installed; pip install huggingface-hub, "
             "or give the path of a model"
         ) from error
     cache_dir = download_dir or constants.HF_HUB_CACHE
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:  # the operator said nothing of them
+        (enable_progress_bars if is_shown() else disable_progress_bars)()
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE
     try:
         folder = snapshot_download(

