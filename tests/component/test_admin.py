@@ -15,8 +15,8 @@ from metered_gateway import NOW_MS, metered
 from scripted_gateway import rig, status_of
 
 from relevo.build.operator_key import FILE_NAME, operator_key, read_operator_key
-from relevo.cli.drain import DrainFailed, _own_key
 from relevo.cli.http import is_loopback, is_own_listener
+from relevo.cli.own_key import NotOwnServer, own_key
 from relevo.core.errors import StartError
 from relevo.gateway.http.auth import ApiKeys
 from relevo.gateway.metering.key_ring import KeyRing
@@ -100,13 +100,13 @@ def test_the_key_of_this_machine_stays_on_it(tmp_path: Path) -> None:
     key = operator_key(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert _own_key(f"http://127.0.0.1:{port}", str(tmp_path)) == key
-        assert _own_key(f"http://[::1]:{port}", str(tmp_path)) == key
-        assert _own_key(f"http://localhost:{port}", str(tmp_path / "none")) is None
-    with pytest.raises(DrainFailed, match=r"not this user's.*--api-key"):
-        _own_key(f"http://127.0.0.1:{port}", str(tmp_path))  # who comes there next is not known
+        assert own_key(f"http://127.0.0.1:{port}", str(tmp_path)) == key
+        assert own_key(f"http://[::1]:{port}", str(tmp_path)) == key
+        assert own_key(f"http://localhost:{port}", str(tmp_path / "none")) is None
+    with pytest.raises(NotOwnServer, match=r"not this user's.*--api-key"):
+        own_key(f"http://127.0.0.1:{port}", str(tmp_path))  # who comes there next is not known
     for elsewhere in ("http://10.0.0.1:8000", "http://localhost.example.com", "http://example.com", "nonsense"):
-        assert _own_key(elsewhere, str(tmp_path)) is None
+        assert own_key(elsewhere, str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from relevo.build.ledger import database_location
-from relevo.build.operator_key import read_operator_key
 from relevo.cli.database import DataDir
-from relevo.cli.http import fetch, is_loopback, is_own_listener
-from relevo.core.errors import RelevoError, SettingsError, StartError
+from relevo.cli.http import fetch
+from relevo.cli.own_key import own_key
+from relevo.core.errors import RelevoError, SettingsError
 from relevo.core.urls import normalise_url
 
 _POLL_S = 0.1
@@ -55,25 +53,10 @@ def drain(
     unknown = [worker_id for worker_id in chosen if worker_id not in known]
     if unknown:
         raise SettingsError(f"{url} has no worker {unknown[0]}; it has {', '.join(known)}")
-    key = api_key.split(",")[0].strip() if api_key else _own_key(url, data_dir)
+    key = api_key.split(",")[0].strip() if api_key else own_key(url, data_dir)
     for worker_id in chosen:
         took_s = _replace(url, worker_id, key, timeout_s)
         typer.echo(f"{worker_id} drained and back after {took_s:.1f} s")
-
-
-def _own_key(url: str, data_dir: str | None) -> str | None:
-    """That of this user's server on this machine. It is not sent to any other: another user may have taken the port."""
-    if not is_loopback(url):
-        return None
-    if not is_own_listener(url):
-        raise DrainFailed(
-            f"what listens at {url} is not this user's, so the operator's own key is not sent there; give an admin key "
-            "with --api-key if it is meant"
-        )
-    try:
-        return read_operator_key(Path(database_location(data_dir, None)).parent)
-    except StartError:
-        return None  # the server says what it wants
 
 
 def _replace(url: str, worker_id: str, key: str | None, timeout_s: float) -> float:

@@ -21,6 +21,7 @@ _COMMANDS = {
     "edge": ("relevo.cli.edge", "edge"),
     "doctor": ("relevo.cli.doctor", "doctor"),
     "drain": ("relevo.cli.drain", "drain"),
+    "why": ("relevo.cli.why", "why"),
     "dashboards": ("relevo.cli.dashboards", "dashboards"),
     "version": ("relevo.cli.version", "version"),
     "usage": ("relevo.cli.usage", "usage"),
