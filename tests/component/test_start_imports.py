@@ -20,6 +20,8 @@ _NEVER = (
     "huggingface_hub",
     "gguf",
     "pydantic_settings",
+    "opentelemetry",
+    "grpc",
     "relevo.bench",
     "relevo.check",
 )

@@ -28,6 +28,7 @@ from relevo.build.http_server import build_limiter, build_site
 from relevo.build.metering import Metering, build_metering
 from relevo.build.serve_http import serve_until_stopped
 from relevo.build.start_phases import StartPhases
+from relevo.build.tracing import Tracing, build_tracing, check_tracing
 from relevo.build.vocabulary import tokenizer_files
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
@@ -84,7 +85,9 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     backends = [build_backend(model, metrics, report) for model in config.models]
     metering = build_metering(config, metrics, MonotonicClock())
     phases.done("dispatchers and ledger")
+    tracing = _tracing(config, metrics)
     context = build_context(config, [_served_model(backend) for backend in backends], metrics, metering)
+    context = replace(context, traces=tracing.traces if tracing is not None else None)
     gossip = None
     if config.peers:
         others = _others(config, backends, context, metrics, metering)
@@ -134,10 +137,22 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
         ending = threading.Timer(EXIT_S, os._exit, (EXIT_BROKEN if broken else 0,))  # if a read of the database hangs
         ending.daemon = True
         ending.start()
+        if tracing is not None:
+            tracing.close()
 
     run_until_complete(serve())
     if broken:
         sys.exit(EXIT_BROKEN)
+
+
+def _tracing(config: GatewayConfig, metrics: GatewayMetrics) -> Tracing | None:
+    """None unless the environment asks for it. Raises SettingsError."""
+    asked = check_tracing(os.environ)
+    if asked is None:
+        return None
+    tracing = build_tracing(asked, "relevo", config.gateway_id)
+    metrics.count_dropped_traces(tracing.traces.num_dropped)
+    return tracing
 
 
 async def _all_ready(connections: Sequence[Connections]) -> None:

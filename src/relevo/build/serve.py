@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import msgspec
 
@@ -22,6 +23,7 @@ from relevo.build.models_file import AskedModel, asked_models
 from relevo.build.plan import ServePlan, resolve
 from relevo.build.resolve import ModelAsk, ModelPlan
 from relevo.build.runtime_folder import runtime_folder
+from relevo.build.tracing import check_tracing
 from relevo.core.errors import SettingsError
 from relevo.core.urls import authority, bare_host
 from relevo.kv.arena_file import create_arena_file
@@ -40,7 +42,13 @@ def plan_serving(settings: Settings) -> ServePlan:
         if model.ask.settings.model != "fake":
             with about_model(model.ask.section):
                 check_installed(model.workers[0].backend)
-    return with_metering(plan, settings)
+    return with_metering(_with_tracing(plan), settings)
+
+
+def _with_tracing(plan: ServePlan) -> ServePlan:
+    """Says where traces go, if the environment asks for them. Raises SettingsError."""
+    asked = check_tracing(os.environ)
+    return plan if asked is None else replace(plan, notes=(*plan.notes, f"traces go to {asked.shown}"))
 
 
 def _with_head(asked: AskedModel) -> ModelAsk:

@@ -28,8 +28,15 @@ class LimitedLog:
     _limit: LogLimit = field(default_factory=lambda: LogLimit(1, 1 / LINE_INTERVAL_S))
 
     def warning(self, kind: str, message: str) -> None:
+        self._write(logging.WARNING, kind, message, with_traceback=False)
+
+    def failure(self, kind: str, message: str) -> None:
+        """With the traceback of the exception that is being handled."""
+        self._write(logging.ERROR, kind, message, with_traceback=True)
+
+    def _write(self, level: int, kind: str, message: str, *, with_traceback: bool) -> None:
         with self._lock:
             num_left_out = self._limit.admit(kind, self.now_ns())
         if num_left_out is not None:
             more = f" ({num_left_out} more since the last such line)" if num_left_out else ""
-            self.logger.warning("%s%s", message, more, stacklevel=2)
+            self.logger.log(level, "%s%s", message, more, stacklevel=3, exc_info=with_traceback)

@@ -262,6 +262,15 @@ TABLE: tuple[Metric, ...] = (
         label_values=("repeated", "unread"),
     ),
     Metric(
+        name="relevo:traces_dropped_total",
+        kind=Kind.COUNTER,
+        origin=Origin.REQUESTS,
+        labels=("reason",),
+        help="Requests whose trace was to be recorded and is lost: too many waited (queue_full), or the collector did "
+        "not take it in time (not_taken). 0 where no traces are made.",
+        label_values=("queue_full", "not_taken"),
+    ),
+    Metric(
         name="relevo:ledger_rows_total",
         kind=Kind.COUNTER,
         origin=Origin.LEDGER,

@@ -9,7 +9,7 @@ requests are of completed ones only (stop or length), so that aborts and failure
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -39,7 +39,8 @@ class GatewayMetrics:
             if metric.origin in (Origin.REQUESTS, Origin.LEDGER):
                 self._register(metric, model_names)
         self._tenants = TenantCounters(self._registry) if by_tenant else None
-        self._num_told_lines: dict[str, int] = {}  # of the log, by reason why they were not written
+        self._num_told: dict[tuple[str, str], int] = {}  # of what others count, by metric and reason
+        self._num_dropped_traces: Callable[[], Mapping[str, int]] = dict
         self._workers = WorkerSeries()
         self._registry.register(self._workers)
         self._gauges["relevo:ledger_up"].set(1)
@@ -138,10 +139,17 @@ class GatewayMetrics:
 
     def _observe_now(self, statuses: Mapping[str, StatusView]) -> None:
         self._workers.observe(statuses)
-        for reason, number in num_not_written().items():
-            counter = self._counters["relevo:log_lines_not_written_total"].labels(reason=reason)
-            counter.inc(number - self._num_told_lines.get(reason, 0))
-            self._num_told_lines[reason] = number
+        self._take_counts("relevo:log_lines_not_written_total", num_not_written())
+        self._take_counts("relevo:traces_dropped_total", self._num_dropped_traces())
+
+    def count_dropped_traces(self, num_dropped: Callable[[], Mapping[str, int]]) -> None:
+        """`num_dropped`: so far, by reason; asked at each scrape."""
+        self._num_dropped_traces = num_dropped
+
+    def _take_counts(self, name: str, numbers: Mapping[str, int]) -> None:
+        for reason, number in numbers.items():
+            self._counters[name].labels(reason=reason).inc(number - self._num_told.get((name, reason), 0))
+            self._num_told[name, reason] = number
 
     def render(self, statuses: Mapping[str, StatusView], text: TextFormat = PLAIN) -> tuple[bytes, str]:
         """The body of /metrics and its content type. `statuses`: by model name."""

@@ -1,8 +1,8 @@
 """The ASGI application: from a connection to a handler, and from what it raised to a response.
 
-Owns the order authenticate → find the route → handle → count, the x-request-id header and the last resort for
-unexpected exceptions. Which APIs there are and how each words an error is the routes' to know. Written against ASGI
-itself: framework middleware would hide that a client has gone.
+Owns the order authenticate → find the route → handle → count, where the request's trace begins and ends, the
+x-request-id header and the last resort for unexpected exceptions. Which APIs there are and how each words an error is
+the routes' to know. Written against ASGI itself: framework middleware would hide that a client has gone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from relevo.gateway.http.auth import Caller
 from relevo.gateway.http.call import Call, FieldWarnings
 from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.http.errors import ErrorFormat, error_response
-from relevo.gateway.http.route import RouteTable
+from relevo.gateway.http.route import Route, RouteTable
 from relevo.gateway.http.sse import ClientGone
 from relevo.gateway.text.start_turns import StartTurns
+from relevo.policy.tracing.trace_context import response_headers
+from relevo.policy.tracing.words import CallTrace
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ _CLEAN_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
 STATUS_CLIENT_GONE = 499  # only counted: its client is not there to read it
 EXPOSED_HEADERS = (
     *("x-request-id", "retry-after", "retry-after-ms"),
+    *("server-timing", "traceresponse"),
     *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
 )
 UNKNOWN_HANDLER = "unknown"  # the metrics label of every path without a route
@@ -59,6 +62,7 @@ class Exchange:
     request_id: str
     status: int | None = None
     reply_headers: dict[str, str] = field(default_factory=dict)
+    trace: CallTrace | None = None  # None: no traces are made, or none of this
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -69,6 +73,12 @@ class Exchange:
             names = {name for name, _ in given}
             message = {**message, "headers": [*given, *(each for each in encoded if each[0] not in names)]}
         await self.send_on(message)
+
+    def failed_with(self, code: str, *, is_ours: bool = False) -> None:
+        """For its trace; what an answer has noted of its own end stays."""
+        if self.trace is not None:
+            self.trace.error = self.trace.error or code
+            self.trace.has_failed = self.trace.has_failed or is_ours
 
 
 @dataclass(slots=True)
@@ -90,8 +100,15 @@ class Gateway:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_at_ns = self.context.clock.now_ns()
         request = Request(scope, receive)
-        path = _path_below_root(scope)
         exchange = Exchange(send, _request_id(request))
+        try:
+            await self._answer(request, receive, exchange, accepted_at_ns)
+        finally:
+            if exchange.trace is not None:
+                self._end_trace(exchange, exchange.trace)
+
+    async def _answer(self, request: Request, receive: Receive, exchange: Exchange, accepted_at_ns: int) -> None:
+        scope, path = request.scope, _path_below_root(request.scope)
         handler_name, error_format = UNKNOWN_HANDLER, self.routes.error_format(path)
         try:
             if self.context.api_keys.is_open:
@@ -100,6 +117,7 @@ class Gateway:
             route, rest = self.routes.find(scope["method"], path, request.headers)
             error_format = route.error_format
             handler_name = route.path
+            self._begin_trace(route, request, exchange, accepted_at_ns)
             call = Call(
                 context=self.context,
                 request=request,
@@ -112,21 +130,39 @@ class Gateway:
                 start_turns=self._start_turns,
                 error_format=route.error_format,
                 path_rest=rest,
+                trace=exchange.trace,
             )
             response = await route.handler(call)
         except ClientGone:
             exchange.status = STATUS_CLIENT_GONE
+            exchange.failed_with("client_gone")
             response = None
         except RelevoError as error:
+            exchange.failed_with(error.code)
             response = error_response(error_format, error, exchange.request_id)
         except Exception:
             logger.exception("unexpected failure request_id=%s path=%s", exchange.request_id, path)
+            exchange.failed_with(RelevoError.code, is_ours=True)
             response = self._unexpected(exchange, error_format)
         if response is not None:
             await response(scope, receive, exchange.send)
         metrics, method = self.context.metrics, scope["method"]
         metrics.http_response(handler_name, method, exchange.status or STATUS_CLIENT_GONE)
         metrics.http_took(handler_name, method, (self.context.clock.now_ns() - accepted_at_ns) / 1e9)
+
+    def _begin_trace(self, route: Route, request: Request, exchange: Exchange, accepted_at_ns: int) -> None:
+        """Not of probes, nor of requests that were refused before they came to a handler: anyone can send those."""
+        traces = self.context.traces
+        if traces is not None and not route.is_open:
+            exchange.trace = traces.begin(request.headers.raw, request.method, route.path, accepted_at_ns)
+            exchange.reply_headers.update(response_headers(exchange.trace.own))
+
+    def _end_trace(self, exchange: Exchange, trace: CallTrace) -> None:
+        trace.ends_ns = self.context.clock.now_ns()
+        trace.status = exchange.status or STATUS_CLIENT_GONE
+        trace.has_failed = trace.has_failed or trace.status >= 500
+        assert self.context.traces is not None, "one has begun"
+        self.context.traces.end(trace)
 
     def _caller(self, request: Request, path: str) -> Caller:
         """Raises Unauthorized; ServerStopping, for what is not asked by probes."""

@@ -18,6 +18,7 @@ from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.http.errors import ErrorFormat
 from relevo.gateway.text.served_models import ServedModel
 from relevo.gateway.text.start_turns import StartTurns
+from relevo.policy.tracing.words import CallTrace
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Call:
     field_warnings: FieldWarnings
     start_turns: StartTurns  # of all calls of this gateway
     error_format: ErrorFormat  # of its path
+    trace: CallTrace | None = None  # what is noted of it; None: nothing is
     path_rest: str = ""  # what followed a route that takes the rest of the path
 
     @property

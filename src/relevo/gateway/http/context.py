@@ -7,7 +7,7 @@ share.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from relevo.gateway.metering.usage_query import NoUsage, UsageSource
 from relevo.gateway.text.served_models import ServedModels
 from relevo.gateway.text.text_work import TextWork
 from relevo.orchestrator.ports import EngineStatus
+from relevo.policy.tracing.words import CallTrace
 from relevo.telemetry.latency import RequestRecord
 from relevo.telemetry.merged_series import SeriesFamily
 from relevo.telemetry.text_format import TextFormat
@@ -52,6 +53,14 @@ class RequestMetrics(Protocol):
     ) -> tuple[bytes, str]:
         """The same for several gateways, of which this one is `asked`."""
         ...
+
+
+class RequestTraces(Protocol):
+    """Where requests are told of to a collector; `gateway.tracing.open_traces` has them."""
+
+    def begin(self, headers: Iterable[tuple[bytes, bytes]], method: str, route: str, now_ns: int) -> CallTrace: ...
+
+    def end(self, call: CallTrace) -> None: ...
 
 
 class OtherGateways(Protocol):
@@ -98,3 +107,4 @@ class GatewayContext:
     max_tokenize_bytes: int = 2**20  # of the bodies of /tokenize and /detokenize, whose texts have no other bound
     stopping: Stopping = field(default_factory=Stopping)
     site: Site = field(default_factory=Site)
+    traces: RequestTraces | None = None  # None: none are made

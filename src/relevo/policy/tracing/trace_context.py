@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+RESPONSE_HEADER, TIMING_HEADER = "traceresponse", "server-timing"
 MAX_PARENT_CHARS = 256  # arbitrary, of versions to come: this one's has 55
 MAX_STATE_CHARS = 512  # the fewest that have to be passed on; more is dropped
 MAX_STATE_MEMBERS = 32  # required
@@ -38,6 +39,11 @@ class TraceContext(NamedTuple):
         """As in `traceparent`, and as in `traceresponse`."""
         flags = (_SAMPLED if self.is_sampled else 0) | (_RANDOM if self.is_random else 0)
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{flags:02x}"
+
+
+def response_headers(own: TraceContext) -> dict[str, str]:
+    """Where a client is told its trace id: in the header that tools know, and as the draft has it."""
+    return {RESPONSE_HEADER: own.told, TIMING_HEADER: f'trace;desc="{own.told}"'}
 
 
 def context_in(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext | None:
