@@ -64,7 +64,7 @@ def test_the_wheel_carries_the_package_and_nothing_else(wheel: Path) -> None:
     source = ROOT / "src"
     there = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     assert packed == {name for name in there if "__pycache__" not in name and "egg-info" not in name}
-    assert {"relevo/py.typed", "relevo/bench/quality/varied.txt", "relevo/cli/main.py"} <= packed
+    assert {"relevo/py.typed", "relevo/bench/quality/varied.txt", "relevo/gateway/console/page/index.html"} <= packed
 
 
 def test_the_wheel_tells_its_licence_and_its_command(wheel: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from relevo.gateway.anthropic.routes import ANTHROPIC_ROUTES
+from relevo.gateway.console.page_routes import PAGE_ROUTES
 from relevo.gateway.console.routes import CONSOLE_ROUTES
 from relevo.gateway.http.route import RouteTable
 from relevo.gateway.openai.errors import OPENAI_ERRORS
@@ -17,6 +18,7 @@ ROUTES = (
     *ANTHROPIC_ROUTES,
     *OPERATION_ROUTES,
     *CONSOLE_ROUTES,
+    *PAGE_ROUTES,
 )
 
 

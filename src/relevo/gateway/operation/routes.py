@@ -15,11 +15,6 @@ from relevo.gateway.operation.usage import show_usage
 from relevo.telemetry.text_format import format_for
 
 
-async def root(call: Call) -> Response:
-    """Clients probe it before they start."""
-    return json_response({"name": "relevo", "version": __version__, "models": list(call.context.models.names)})
-
-
 async def version(call: Call) -> Response:
     return json_response({"version": __version__})
 
@@ -42,5 +37,4 @@ OPERATION_ROUTES = (
     Route("GET", "/ready", ready, OPENAI_ERRORS, is_open=True, query=("model",), statuses=(200, 503), errors=(404,)),
     Route("GET", "/version", version, OPENAI_ERRORS, is_open=True),
     Route("GET", "/metrics", metrics, OPENAI_ERRORS, is_open=True, media_type="text/plain", errors=(401,)),
-    Route("GET", "/", root, OPENAI_ERRORS, is_open=True),
 )

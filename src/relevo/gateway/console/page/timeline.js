@@ -1,0 +1,62 @@
+// One request's timeline, as the server explains it: its own sentence, its advice, its phases. Judges nothing.
+
+import {el, setVariable} from "./dom.js";
+import {bytes, count, duration, isKnown} from "./numbers.js";
+import {shortened, visible} from "./text.js";
+
+const LEAST_WIDTH = 0.3;  // percent of the whole, so that a short phase is seen
+
+/** The inside of the article for what `GET /v1/requests/{id}` told. */
+export function drawTimeline(article, told) {
+  const spanS = Math.max(told.e2e_s ?? 0, ...told.phases.map((phase) => phase.begins_s + phase.took_s), 1e-9);
+  article.replaceChildren(
+    el("h2", {id: "told-title", tabindex: "-1"}, "Request ", el("bdi", {text: shortened(told.request_id, 60), title: visible(told.request_id)})),
+    el("p", {className: "sentence", text: visible(told.sentence)}),
+    told.advice ? el("p", {className: "advice"}, el("strong", {text: "What would help: "}), visible(told.advice)) : "",
+    figures(told),
+    el("div", {className: "scroll", tabindex: "0", role: "group", "aria-label": "Table of phases"}, phases(told, spanS)),
+  );
+}
+
+function figures(told) {
+  const known = [
+    ["Cause", told.cause && visible(told.cause).replaceAll("_", " ")], ["TTFT", isKnown(told.ttft_s) && duration(told.ttft_s)],
+    ["E2E", duration(told.e2e_s)], ["Worst gap", isKnown(told.worst_gap_s) && duration(told.worst_gap_s)],
+    ["Prompt", isKnown(told.num_prompt_tokens) && `${count(told.num_prompt_tokens)} tokens`],
+    ["Output", isKnown(told.num_output_tokens) && `${count(told.num_output_tokens)} tokens`],
+    ["Model", told.model && shortened(told.model, 60)], ["State", told.is_running && "still running"],
+  ].filter(([, value]) => value);
+  return el("dl", {className: "facts-line"}, ...known.flatMap(([name, value]) => [el("dt", {text: name}), el("dd", {}, el("bdi", {text: value}))]));
+}
+
+function phases(told, spanS) {
+  const table = el("table", {className: "numbers phases"},
+    el("caption", {text: "Its phases, in order. Bars begin where the phase did."}),
+    el("thead", {}, el("tr", {}, ...["Phase", "Where", "Took", "Timeline", "Beside it"].map((name) =>
+      el("th", {scope: "col", text: name, className: name === "Took" ? "n" : null})))),
+    el("tbody", {}, ...told.phases.map((phase) => row(phase, spanS))));
+  if (!told.phases.length) table.tBodies[0].append(el("tr", {className: "none"}, el("td", {colspan: 5, text: "No phase was kept."})));
+  return table;
+}
+
+function row(phase, spanS) {
+  const bar = el("i", {className: phase.is_before_first_token ? "before" : "after"});
+  setVariable(bar, "--from", `${((100 * phase.begins_s) / spanS).toFixed(2)}%`);
+  setVariable(bar, "--wide", `${Math.max(LEAST_WIDTH, (100 * phase.took_s) / spanS).toFixed(2)}%`);
+  return el("tr", {},
+    el("th", {scope: "row", text: visible(phase.name).replaceAll("_", " ")}),
+    el("td", {className: "name"}, el("bdi", {text: phase.worker_id ? shortened(phase.worker_id, 40) : "gateway"})),
+    el("td", {className: "n", text: duration(phase.took_s)}),
+    el("td", {className: "lane"}, el("span", {className: "span", "aria-hidden": "true"}, bar)),
+    el("td", {className: "facts", text: Object.entries(phase.facts ?? {}).map(factWords).join(", ")}));
+}
+
+/** `num_cached_tokens` 32 is "32 cached tokens"; units are in the names. */
+function factWords([name, value]) {
+  const words = visible(name);
+  if (words.startsWith("num_")) return `${isKnown(value) ? count(value) : visible(value)} ${words.slice(4).replaceAll("_", " ")}`;
+  const plain = words.replace(/_(s|bytes|fraction)$/, "").replaceAll("_", " ");
+  if (words.endsWith("_s") && isKnown(value)) return `${plain} ${duration(value)}`;
+  if (words.endsWith("_bytes") && isKnown(value)) return `${bytes(value)} ${plain}`;
+  return `${plain} ${isKnown(value) ? Number(value.toPrecision(3)) : shortened(value, 80)}`;
+}
