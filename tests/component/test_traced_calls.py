@@ -9,6 +9,7 @@ import pytest
 from scripted_gateway import MODEL, Rig, rig, says
 
 from relevo.core.errors import WorkerLost
+from relevo.core.outcome import COMPLETE
 from relevo.gateway.http.auth import ApiKeys
 from relevo.gateway.tracing.open_traces import OpenTraces
 from relevo.policy.tracing.trace_context import TraceContext
@@ -54,6 +55,42 @@ async def test_a_clients_trace_is_continued_as_it_wants(flags: str, is_recorded:
     assert len(ended) == is_recorded
     if is_recorded:
         assert (ended[0].parent_id, ended[0].own.state) == (int(SPAN, 16), "a=1")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_what_was_asked_and_what_came_of_it_is_noted(is_streamed: bool) -> None:
+    gateway, ended = traced(says("hello"), num_cached=2)
+    await gateway.chat(stream=is_streamed, max_tokens=50)
+    await gateway.complete(prompt=["one", "two", "three"], stream=is_streamed)
+    chat, text = ended
+    assert chat.generation is not None and text.generation is not None
+    assert (chat.generation.operation, text.generation.operation) == ("chat", "text_completion")
+    assert (chat.generation.model, chat.generation.is_streamed, chat.generation.max_tokens) == (MODEL, is_streamed, 50)
+    assert chat.generation.response_id.startswith("chatcmpl-")
+    (prompt,) = chat.prompts
+    assert (prompt.num_cached_tokens, prompt.num_output_tokens, prompt.finish_reasons) == (2, 6, ("stop",))
+    assert prompt.end is COMPLETE
+    assert [each.num_prompt_tokens for each in text.prompts] == [3, 3, 5]
+    assert gateway.metrics.records[0].trace_id == chat.recorded_id != ""
+
+
+async def test_a_conversation_is_told_only_if_its_client_names_it_and_not_by_its_name() -> None:
+    gateway, ended = traced(says("hello"))
+    await gateway.chat()
+    await gateway.post("/v1/chat/completions", CHAT, **{"x-session-id": "my-s3ssion"})
+    await gateway.post("/v1/chat/completions", CHAT, **{"x-session-id": "my-s3ssion"})
+    unnamed, first, second = (call.generation.conversation for call in ended if call.generation is not None)
+    assert unnamed == ""
+    assert first == second and len(first) == 32
+    assert "s3ssion" not in repr(ended)
+
+
+async def test_of_a_trace_that_is_not_recorded_nothing_is_noted() -> None:
+    gateway, ended = traced(says("hello"), sampler=lambda parent, trace_id, name: False)
+    answer = await gateway.chat()
+    assert answer.headers["traceresponse"].endswith("-02")
+    assert ended == []
+    assert gateway.metrics.records[0].trace_id == ""
 
 
 async def test_an_invalid_parent_begins_a_trace_of_its_own() -> None:

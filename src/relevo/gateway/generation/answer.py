@@ -23,6 +23,7 @@ from relevo.gateway.http.sse import ClientGone, run_while_connected
 from relevo.gateway.http.stopping import Answering, CutOff, cut_error
 from relevo.gateway.metering.meter import UsageEntry
 from relevo.gateway.text.parts import Delta
+from relevo.policy.tracing.words import CallTrace, Generation
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,9 @@ async def answer(
         reply = (
             StreamedReply(call, writer, max_silence_s) if prepared.is_streamed else WholeReply(call, prepared, writer)
         )
-        running = RunningAnswer(call.request_id, prepared, reply, entry, answering, keep)
+        running = RunningAnswer(call.request_id, prepared, reply, entry, answering, keep, call.trace)
+        if call.trace is not None:
+            call.trace.generation = _generation(prepared, writer.response_id)
         end = _STOPPED  # if this call is cancelled
         try:
             await run_while_connected(call.request.receive, running.run(), answering)
@@ -74,6 +77,19 @@ async def answer(
     return reply.response
 
 
+def _generation(prepared: Prepared, response_id: str) -> Generation:
+    sampling = prepared.runs[0].request.sampling
+    return Generation(
+        operation="chat" if prepared.is_conversation else "text_completion",
+        model=prepared.model,
+        response_id=response_id,
+        is_streamed=prepared.is_streamed,
+        num_choices=sampling.n,
+        max_tokens=sampling.max_tokens,
+        conversation=prepared.session,
+    )
+
+
 class RunningAnswer:
     """Implements generation.run.RunListener."""
 
@@ -85,6 +101,7 @@ class RunningAnswer:
         entry: UsageEntry,
         answering: Answering,
         keep: Keep | None = None,
+        trace: CallTrace | None = None,
     ) -> None:
         self._request_id = request_id  # of the HTTP request, for the log
         self._runs = prepared.runs
@@ -92,6 +109,7 @@ class RunningAnswer:
         self._entry = entry
         self._answering = answering
         self._keep = keep
+        self._trace = trace
         self._num_unfinished = prepared.num_choices
         self._error: Exception | None = None  # the first; it ends all prompts
         self._has_ended = False
@@ -121,6 +139,8 @@ class RunningAnswer:
             self._entry.close(end)
             for run in self._runs:
                 run.record()
+            if self._trace is not None:
+                self._trace.ended_with(end, (told for run in self._runs if (told := run.traced()) is not None))
 
     def on_delta(self, run: PromptRun, delta: Delta) -> None:
         if self._error is not None:

@@ -30,7 +30,7 @@ from relevo.gateway.text.call_ids import num_calls
 from relevo.gateway.text.output_parser import ParserInput, plain_text
 from relevo.gateway.text.served_models import ServedModel
 from relevo.gateway.text.stop_strings import StopStringMatcher, StopStrings
-from relevo.policy.routing.affinity import Affinity, affinity_of
+from relevo.policy.routing.affinity import FROM_CONTENT, Affinity, affinity_of
 
 log = logging.getLogger("relevo.gateway")
 
@@ -51,6 +51,8 @@ class Prepared:
     is_streamed: bool
     tells_tokens: bool
     service_tier: str | None = None  # that it is served by; None: it named none
+    is_conversation: bool = False  # not the text of a prompt that is gone on with
+    session: str = ""  # a hash of what its client calls the conversation; empty: it does not call it anything
 
     def usage(self) -> Usage:
         """Up to now."""
@@ -77,6 +79,8 @@ def prepare(call: Call, served: ServedModel, model: str, spec: GenerationSpec) -
         is_streamed=spec.is_streamed,
         tells_tokens=spec.tells_tokens,
         service_tier=runs.service_tier,
+        is_conversation=any(isinstance(prompt, ChatPrompt) for prompt in spec.prompts),
+        session=runs.named_session,
     )
 
 
@@ -99,6 +103,7 @@ class _Runs:
         self._terms: ServiceTerms = service_terms(headers, spec.service_tier, call.tenant)
         priority = priority_of(headers, spec.priority, call.caller.best_priority)
         self._priority = priority + BATCH_PRIORITY if self._terms.is_batch else priority
+        self.named_session = ""  # of the last one made
         self._stops = StopStrings(spec.stop_strings) if spec.stop_strings else None
         self._options = ChoiceOptions(
             include_stop_string=spec.include_stop_string,
@@ -116,6 +121,7 @@ class _Runs:
         call, served, spec = self._call, self._served, self._spec
         num_prompt_tokens = len(prompt.token_ids)
         session = self._session(asked, prompt)
+        self.named_session = session.key.hex() if session.source != FROM_CONTENT else ""
         log.debug("%s: session %s, by %s", call.request_id, session.key.hex()[:8], session.source)
         request = EngineRequest(
             request_id=RequestId(uuid.uuid4().hex),  # never the client's: it must be unique
@@ -145,6 +151,7 @@ class _Runs:
             is_streamed=spec.is_streamed,
             on_first_output=_explainer(call, session.source),
             scoring=self._scoring(prompt),
+            trace_id=call.trace.recorded_id if call.trace is not None else "",
         )
 
     def _grammar(self, asked: ChatPrompt | PlainPrompt, prompt: Prompt) -> str | None:

@@ -22,6 +22,7 @@ from relevo.gateway.http.context import RequestMetrics
 from relevo.gateway.text.parts import Delta
 from relevo.orchestrator.ports import RequestStarter, StartedRequest
 from relevo.policy.billing.bill import Work
+from relevo.policy.tracing.words import PromptTrace
 from relevo.telemetry.latency import RequestRecord, RequestTimes
 from relevo.telemetry.live_latency import LiveLatency
 
@@ -56,7 +57,9 @@ class PromptRun:
         is_streamed: bool = False,
         on_first_output: Callable[[str], None] | None = None,
         scoring: PromptScoring | None = None,
+        trace_id: str = "",
     ) -> None:
+        """`trace_id`: of a trace that is recorded; empty: none is."""
         self.request = request
         self._choices = choices
         self._generator = generator
@@ -66,6 +69,7 @@ class PromptRun:
         self._model = model
         self._is_streamed = is_streamed
         self._on_first_output = on_first_output
+        self._trace_id = trace_id
         self._scoring = scoring  # None: nothing is to be told of the prompt
         self._listener: RunListener | None = None  # until it has started
         self._started: StartedRequest | None = None
@@ -221,9 +225,24 @@ class PromptRun:
             outcome=self._end.outcome,
             facts=self._facts,
             tenant=self.request.terms.tenant,
+            trace_id=self._trace_id,
         )
         self._metrics.request_finished(record)
         self._latency.ended(record)
+
+    def traced(self) -> PromptTrace | None:
+        """Once it has ended; None if it was never started."""
+        if self._started is None or self._end is None:
+            return None
+        return PromptTrace(
+            request_id=self.request.request_id,
+            timeline=self._started.timeline,
+            end=self._end,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            finish_reasons=tuple(choice.finish_reason or "" for choice in self._choices),
+        )
 
     def _recorded_finish_reason(self, outcome: Outcome) -> str:
         if outcome is Outcome.FINISHED:

@@ -25,6 +25,7 @@ KEY_BYTES = 16
 MAX_KEY_CHARS = 255  # arbitrary; more of a client's key than this is not looked at
 MAX_NESTING = 100  # arbitrary; levels of objects and lists in a message or tool, far from the interpreter's stack
 MAX_PROMPT_HEAD = 1024  # characters or token ids of a completion prompt, which grows: only its head is stable
+FROM_CONTENT = "content"  # the source of a key that no name of a client's gave
 BILLING_PREFIX = "x-anthropic-billing-header:"
 
 _HEADERS_FIRST = ("x-session-affinity", "x-session-id")
@@ -51,7 +52,7 @@ _SYSTEM_ROLES = ("system", "developer")
 @dataclass(frozen=True, slots=True)
 class Affinity:
     key: bytes  # 16 bytes; equal for requests that should meet the same KV cache
-    source: str  # the header or field it came from, or "content"
+    source: str  # the header or field it came from, or FROM_CONTENT
 
 
 def affinity_of(
@@ -69,7 +70,7 @@ def affinity_of(
     for source, value in _named(headers, body, extra_headers):
         if isinstance(value, str) and (text := value.strip()):
             return Affinity(_digest(tenant, "session", text[:MAX_KEY_CHARS]), source)
-    return Affinity(_digest(tenant, "content", model, *_beginning(body)), "content")
+    return Affinity(_digest(tenant, "content", model, *_beginning(body)), FROM_CONTENT)
 
 
 def without_markers(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -5,12 +5,12 @@ A span is OpenTelemetry's, but nothing of its SDK is known here: `gateway.tracin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from relevo.core.ids import WorkerRef
-from relevo.core.outcome import RequestEnd
+from relevo.core.outcome import Cause, Outcome, RequestEnd
 from relevo.core.timeline import Timeline
 from relevo.policy.tracing.trace_context import TraceContext
 
@@ -77,3 +77,15 @@ class CallTrace:
     has_failed: bool = False  # on our account
     generation: Generation | None = None
     prompts: list[PromptTrace] = field(default_factory=list)
+
+    @property
+    def recorded_id(self) -> str:
+        """The trace id in hexadecimal digits, if it is recorded; else empty."""
+        return f"{self.own.trace_id:032x}" if self.own.is_sampled else ""
+
+    def ended_with(self, end: RequestEnd, prompts: Iterable[PromptTrace]) -> None:
+        """Its answer, whatever becomes of the connection."""
+        if end.cause is not Cause.COMPLETE:
+            self.error, self.has_failed = end.code or str(end.cause), end.outcome is Outcome.FAILED
+        if self.own.is_sampled:
+            self.prompts = list(prompts)
