@@ -80,6 +80,8 @@ def test_a_request_of_one_worker_has_its_marks_in_order() -> None:
     assert gap.before is not None and (gap.before.num_steps, gap.after.num_steps) == (11, 15)
     assert gap.load is not None and gap.load.num_running == 15
     assert leg.first_counters is not None and leg.first_counters.num_steps == 10
+    assert leg.asked_counters is not None and leg.asked_counters.num_steps == 0, "as known when it was asked"
+    assert leg.prompt_counters is not None and leg.prompt_counters.num_steps == 10
     assert leg.last_counters is not None and leg.last_counters.num_steps == 16
 
 
@@ -95,6 +97,7 @@ def test_a_handoff_is_marked_on_both_sides() -> None:
     first_ns = pass_s(world, 1)
     says(prefill, 1, 100, facts=FACTS)
     done_ns = pass_s(world, 1)
+    decode.say(wire.LoadReport(WorkerLoad(), StepCounters(num_steps=5)))
     prefill.say(wire.PrefillDone(R, 10, 4096, 0.25))
     decode_ns = pass_s(world, 1)
     says(decode, 2, 7)
@@ -103,6 +106,8 @@ def test_a_handoff_is_marked_on_both_sides() -> None:
     assert (leg.handed_over_at_ns, leg.decode_started_at_ns, leg.decode_output_at_ns) == (done_ns, done_ns, decode_ns)
     assert (leg.decode, leg.prefill, leg.is_split) == (ref("d"), ref("p"), True)
     assert (leg.transferred_bytes, leg.transfer_s) == (4096, 0.25)
+    assert leg.prompt_counters is not None and leg.prompt_counters.num_steps == 100
+    assert leg.started_counters is not None and leg.started_counters.num_steps == 5
     assert leg.first_counters is not None and leg.first_counters.num_steps == 7
     gap = timeline.worst_gap
     assert gap is not None and gap.worker == ref("d") and gap.before is None
@@ -114,11 +119,13 @@ def test_a_lost_worker_ends_a_leg_and_the_next_one_says_that_it_goes_on() -> Non
     client, timeline = ask(world)
     first = links[timeline.legs[0].decode.worker_id]
     says(first, 1, 1, facts=FACTS)
+    sign_ns = world.kernel.now_ns()
     lost_ns = pass_s(world, 2)
     first.end()
     world.run()
     one, two = timeline.legs
     assert one.ended_at_ns == lost_ns == two.routed_at_ns and "went away" in one.failure
+    assert one.last_output_at_ns == sign_ns and two.last_output_at_ns is None
     assert two.is_resumed and not one.is_resumed and two.decode != one.decode
     back_ns = pass_s(world, 1)
     says(links[two.decode.worker_id], 2, 50)

@@ -57,7 +57,7 @@ class Marks:
             decode_load=self._load(choice.worker),
         )
         if not is_split:
-            leg.prefill = choice.worker
+            leg.prefill, leg.asked_counters = choice.worker, self._counters(choice.worker)
         self._begin(in_flight, leg)
 
     def prefill_chosen(
@@ -66,6 +66,7 @@ class Marks:
         """`num_uncached_tokens`: on the decode worker. Cached tokens of the other worker are not lost."""
         leg, worker = self._open_leg(in_flight, decode, KEPT_ROOM), choice.worker or decode
         leg.prefill, leg.prefill_reason, leg.prefill_load = worker, choice.reason, self._load(worker)
+        leg.asked_counters = self._counters(worker)
         leg.link = choice.path.link if choice.path is not None else None
         num_found = num_uncached_tokens - choice.num_uncached_tokens
         leg.num_lost_hit_tokens = max(0, leg.num_lost_hit_tokens - max(0, num_found))
@@ -75,7 +76,8 @@ class Marks:
     def sending(self, in_flight: InFlightRequest, effect: effects.Effect) -> None:
         """The two that begin or go on with something on the decode worker."""
         if isinstance(effect, effects.SendStartDecode):
-            self._open_leg(in_flight, effect.worker, "").decode_started_at_ns = self.clock.now_ns()
+            leg = self._open_leg(in_flight, effect.worker, "")
+            leg.decode_started_at_ns, leg.started_counters = self.clock.now_ns(), self._counters(effect.worker)
         elif isinstance(effect, effects.SendSubmit) and effect.use_reservation:
             leg = self._open_leg(in_flight, effect.worker, KEPT_ROOM)
             leg.prefill = leg.prefill or effect.worker
@@ -104,6 +106,8 @@ class Marks:
                 legs = in_flight.timeline.legs
                 if legs and legs[-1].ended_at_ns is None and _is_left(before, after, event):
                     legs[-1].ended_at_ns, legs[-1].failure = now_ns, _why(before, after, event)
+                    if legs[-1].first_output_at_ns is not None:
+                        legs[-1].last_output_at_ns = in_flight.timeline.last_output_at_ns
 
     def preempted(self, in_flight: InFlightRequest, worker: WorkerRef) -> None:
         timeline = in_flight.timeline
@@ -133,6 +137,7 @@ class Marks:
             leg.facts = leg.facts or event.output.facts
         if leg.first_output_at_ns is None:
             leg.first_output_at_ns = now_ns
+            leg.prompt_counters = member.counters if member is not None else None
         elif leg.decode_output_at_ns is None and leg.decode_started_at_ns is not None and is_decoder:
             leg.decode_output_at_ns = now_ns
 
@@ -172,6 +177,10 @@ class Marks:
     def _load(self, worker: WorkerRef) -> WorkerLoad | None:
         member = self.membership.get(worker)
         return member.load if member is not None else None
+
+    def _counters(self, worker: WorkerRef) -> StepCounters | None:
+        member = self.membership.get(worker)
+        return member.counters if member is not None else None
 
 
 def told(in_flight: InFlightRequest, step: wire.StepOutputs, now_ns: int) -> None:
