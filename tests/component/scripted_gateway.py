@@ -31,6 +31,7 @@ from relevo.gateway.text.detokenizer import IncrementalDetokenizer
 from relevo.gateway.text.served_models import ServedModel, ServedModels
 from relevo.gateway.text.tokenizer import Tokenizer
 from relevo.orchestrator.ports import EngineStatus, OutputSink, WorkerStatus
+from relevo.telemetry.metrics import GatewayMetrics
 from relevo.telemetry.text_format import TextFormat
 
 MODEL = "tiny"
@@ -218,6 +219,12 @@ class RecordingMetrics:
 
     def request_finished(self, record: Any) -> None:
         self.records.append(record)
+
+    def worker_totals(self, statuses: Mapping[str, EngineStatus]) -> dict[tuple[str, str], dict[str, float]]:
+        return GatewayMetrics([MODEL]).worker_totals(statuses)  # type: ignore[return-value]
+
+    def counts(self, name: str) -> list[tuple[Mapping[str, str], float]]:
+        return []
 
     def http_response(self, handler: str, method: str, status: int) -> None:
         self.responses.append((handler, method, status))

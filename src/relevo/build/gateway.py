@@ -32,6 +32,8 @@ from relevo.build.tracing import Tracing, build_tracing, check_tracing
 from relevo.build.vocabulary import tokenizer_files
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
+from relevo.gateway.console.reading import report_for_others
+from relevo.gateway.console.watch import keep_watching
 from relevo.gateway.http.app import create_app
 from relevo.gateway.http.byte_account import ByteAccount
 from relevo.gateway.http.context import GatewayContext
@@ -105,6 +107,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
         connections = [backend.connections for backend in backends]
         tasks = [asyncio.create_task(each.run()) for each in connections]
         tasks.append(asyncio.create_task(_report_ready(connections, report)))
+        tasks.append(asyncio.create_task(keep_watching(context.watch, context.models, context.metrics)))
         if gossip is not None:
             if config.epoch > 1:  # the others serve meanwhile
                 await _all_ready(connections)
@@ -251,6 +254,7 @@ def _others(
         models,
         metrics=lambda: metrics.scrape({served.name: served.generator.status() for served in context.models}),
         readiness=lambda: readiness(context),
+        state=partial(report_for_others, context),
         meter=metering.meter,
     )
 
@@ -290,6 +294,7 @@ def build_context(
         models=ServedModels(models),
         metrics=metrics,
         clock=MonotonicClock(),
+        gateway_id=config.gateway_id,
         api_keys=metering.key_ring,
         meter=metering.meter,
         usage=metering.refresh,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig
 from relevo.build.event_loop import LoopTimers
 from relevo.core.ports import Clock
+from relevo.gateway.console.reading import STATE, STATE_WITH_HISTORY
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.meter import Meter
 from relevo.orchestrator.dispatch import Dispatcher
@@ -38,6 +40,9 @@ class Others:
         answers = await self.sockets.ask(_METRICS)
         return {name: _decoded(body, tuple[SeriesFamily, ...]) for name, body in answers.items()}
 
+    async def states(self, question: str) -> dict[str, bytes | None]:
+        return await self.sockets.ask(question)
+
     async def readiness(self) -> dict[str, dict[str, Any] | None]:
         answers = await self.sockets.ask(_READINESS)
         return {name: _decoded(body, dict[str, Any]) for name, body in answers.items()}
@@ -48,9 +53,10 @@ def build_others(
     models: Mapping[str, tuple[Placement, Dispatcher]],
     metrics: Callable[[], Sequence[SeriesFamily]],
     readiness: Callable[[], dict[str, Any]],
+    state: Callable[[str], bytes],
     meter: Meter,
 ) -> Others:
-    """`metrics`, `readiness`: what this gateway says of itself."""
+    """`metrics`, `readiness`, `state`: what this gateway says of itself."""
     clock = MonotonicClock()
     gossip = Gossip(
         sources={
@@ -64,7 +70,11 @@ def build_others(
         gossip=gossip,
         path=config.gossip_path,
         peers=[Peer(peer.gateway_id, peer.path) for peer in config.peers],
-        answers={_METRICS: lambda: _encode(tuple(metrics())), _READINESS: lambda: _encode(readiness())},
+        answers={
+            _METRICS: lambda: _encode(tuple(metrics())),
+            _READINESS: lambda: _encode(readiness()),
+            **{question: partial(state, question) for question in (STATE, STATE_WITH_HISTORY)},
+        },
     )
     share_accounts(gossip, meter.accounts, meter.clock)
     for placement, _ in models.values():

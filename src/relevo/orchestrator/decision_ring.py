@@ -21,10 +21,9 @@ from relevo.core.ids import RequestId
 MAX_ROUTES = 200  # arbitrary: some hundred, so that a page can show them
 MAX_OTHERS = 200
 
-_ROUTES = frozenset((Decision.ROUTE, Decision.PREFILL))
-_OTHERS = frozenset(
-    (Decision.REFUSE, Decision.WAIT, Decision.FENCE, Decision.READY, Decision.LOST, Decision.LEAVE),
-)
+# compared one by one: an enum's hash is computed in Python
+_ROUTE, _PREFILL = Decision.ROUTE, Decision.PREFILL
+_ARRIVE, _QUEUE, _SEND, _END = Decision.ARRIVE, Decision.QUEUE, Decision.SEND, Decision.END
 
 
 class NotedDecision(NamedTuple):
@@ -47,12 +46,9 @@ class DecisionRing:
     _others: deque[NotedDecision] = field(default_factory=lambda: deque(maxlen=MAX_OTHERS))
 
     def __call__(self, decision: Decision, subject: str = "", **facts: Fact) -> None:
-        if decision in _ROUTES:
-            kept = self._routes
-        elif decision in _OTHERS:
-            kept = self._others
-        else:
+        if decision is _ARRIVE or decision is _QUEUE or decision is _SEND or decision is _END:
             return
+        kept = self._routes if decision is _ROUTE or decision is _PREFILL else self._others
         self.num_noted += 1
         tenant = self.tenant_of(RequestId(subject)) if subject else ""
         kept.append(NotedDecision(self.num_noted, self.now_ns(), decision, subject, tenant, facts))

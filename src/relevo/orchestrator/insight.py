@@ -37,11 +37,21 @@ class Carried:
 
 
 @dataclass(slots=True)
+class WorkerOutputs:
+    """What one incarnation of a worker gave since this gateway first heard of it."""
+
+    worker: WorkerRef
+    num_requests: int = 0
+    num_tokens: int = 0
+    gaps: LatencyHistogram = field(default_factory=LatencyHistogram)  # of the interval that is under way
+
+
+@dataclass(slots=True)
 class LastOutput:
     """Of one request, of its first continuation."""
 
     at_ns: int = 0
-    worker: WorkerRef | None = None
+    source: WorkerOutputs | None = None
 
 
 @dataclass(slots=True)
@@ -74,9 +84,8 @@ class Insight:
     decisions: DecisionRing = field(default_factory=DecisionRing)
     latency: LiveLatency = field(default_factory=LiveLatency)  # as clients have it
     prompts: dict[WorkerId, Carried] = field(default_factory=dict)  # to be computed there
-    outputs: dict[WorkerId, Carried] = field(default_factory=dict)
+    outputs: dict[WorkerRef, WorkerOutputs] = field(default_factory=dict)
     handoffs: dict[tuple[WorkerId, WorkerId], Carried] = field(default_factory=dict)  # from, to
-    gaps: dict[WorkerId, LatencyHistogram] = field(default_factory=dict)  # of the interval that is under way
     sessions: OrderedDict[bytes, SeenSession] = field(default_factory=OrderedDict)  # used last comes last
     tenants: Callable[[], Sequence[TenantCount]] = lambda: ()
     running: Callable[[int], Sequence[RunningRequest]] = lambda most: ()
@@ -109,35 +118,50 @@ class Insight:
 
     def gave(self, last: LastOutput, worker: WorkerRef, output: TokenOutput, now_ns: int) -> None:
         """An output came. `last`: the request's own; a gap is that worker's which gave the output before it, too."""
-        carried = self.outputs.get(worker.worker_id)
-        if carried is None:
-            carried = self.outputs[worker.worker_id] = Carried()
-            self.gaps.setdefault(worker.worker_id, LatencyHistogram())
+        source = last.source
         num_tokens = len(output.tokens)
-        carried.num_tokens += num_tokens
-        if output.sample_index or not num_tokens:
-            return
-        if last.worker is None:
-            carried.num_requests += 1
-        elif last.worker == worker:
-            self.gaps[worker.worker_id].add(now_ns - last.at_ns)
+        if source is not None and source.worker is worker:
+            source.num_tokens += num_tokens
+            if output.sample_index or not num_tokens:
+                return
+            source.gaps.add(now_ns - last.at_ns)
+        else:
+            source = self._outputs_of(worker)
+            source.num_tokens += num_tokens
+            if output.sample_index or not num_tokens:
+                return
+            if source is last.source:
+                source.gaps.add(now_ns - last.at_ns)
+            else:
+                source.num_requests += 1
+                last.source = source
+        last.at_ns = now_ns
         if num_tokens > 1:
-            self.gaps[worker.worker_id].add(0, num_tokens - 1)
-        last.worker, last.at_ns = worker, now_ns
+            source.gaps.add(0, num_tokens - 1)
+
+    def _outputs_of(self, worker: WorkerRef) -> WorkerOutputs:
+        outputs = self.outputs.get(worker)
+        if outputs is None:
+            outputs = self.outputs[worker] = WorkerOutputs(worker)
+        return outputs
 
     def handed_over(self, source: WorkerRef, target: WorkerRef, num_tokens: int, num_bytes: int) -> None:
         carried = self.handoffs.setdefault((source.worker_id, target.worker_id), Carried())
         carried.add(num_tokens, num_bytes)
 
-    def keep_only(self, worker_ids: frozenset[WorkerId]) -> None:
-        """The others are not members any more."""
-        for by_worker in (self.prompts, self.outputs, self.gaps):
-            for worker_id in by_worker.keys() - worker_ids:
-                del by_worker[worker_id]
+    def keep_only(self, workers: frozenset[WorkerRef]) -> None:
+        """The others are not members any more, or former incarnations."""
+        worker_ids = frozenset(worker.worker_id for worker in workers)
+        for worker in self.outputs.keys() - workers:
+            del self.outputs[worker]
+        for worker_id in self.prompts.keys() - worker_ids:
+            del self.prompts[worker_id]
         for pair in [pair for pair in self.handoffs if not worker_ids.issuperset(pair)]:
             del self.handoffs[pair]
 
     def take_gaps(self) -> dict[WorkerId, LatencyHistogram]:
         """All since the last call; counting begins anew."""
-        taken, self.gaps = self.gaps, {worker_id: LatencyHistogram() for worker_id in self.gaps}
+        taken = {worker.worker_id: outputs.gaps for worker, outputs in self.outputs.items()}
+        for outputs in self.outputs.values():
+            outputs.gaps = LatencyHistogram()
         return taken

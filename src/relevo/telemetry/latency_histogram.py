@@ -6,8 +6,10 @@ that of both. Integers only, so that counting costs little. Does not know what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 _PART_BITS = 6  # of a power of two: 64 buckets each
 _LEADING_BITS = _PART_BITS + 1  # as many as tell these apart; smaller values have a bucket each
@@ -39,29 +41,21 @@ class LatencyHistogram:
 
     def percentiles_s(self, quantiles: Iterable[float]) -> list[float | None]:
         """Seconds, interpolated as in `telemetry.latency.percentile`; None without samples. Each 0 <= q <= 1."""
-        ordered = sorted(self.counts.items())
-        num_samples = sum(num for _, num in ordered)
-        if not num_samples:
+        if not self.counts:
             return [None for _ in quantiles]
-        return [_percentile_s(ordered, num_samples, q) for q in quantiles]
+        buckets = sorted(self.counts)
+        upto = list(accumulate(self.counts[index] for index in buckets))
+        return [_percentile_s(buckets, upto, q) for q in quantiles]
 
 
-def _percentile_s(ordered: list[tuple[int, int]], num_samples: int, q: float) -> float:
+def _percentile_s(buckets: Sequence[int], upto: Sequence[int], q: float) -> float:
+    """`upto`: samples up to each bucket, its own included."""
+    num_samples = upto[-1]
     position = q * (num_samples - 1)
     below = int(position)
     above = min(below + 1, num_samples - 1)
-    low, high = _at_rank(ordered, below), _at_rank(ordered, above)
+    low, high = (_middle_ns(buckets[bisect_right(upto, rank)]) for rank in (below, above))
     return (low + (high - low) * (position - below)) / 1e9
-
-
-def _at_rank(ordered: list[tuple[int, int]], rank: int) -> float:
-    """Nanoseconds: the middle of the bucket in which the sample of this rank is."""
-    num_before = 0
-    for index, num in ordered:
-        num_before += num
-        if rank < num_before:
-            return _middle_ns(index)
-    raise AssertionError("a rank is below the number of samples")
 
 
 def _middle_ns(index: int) -> float:

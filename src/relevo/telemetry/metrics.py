@@ -137,6 +137,21 @@ class GatewayMetrics:
         """`waited_for`: one of metric_table.CONNECTION_WAITS."""
         self._counters["relevo:http_connections_timed_out_total"].labels(waited_for=waited_for).inc()
 
+    def worker_totals(self, statuses: Mapping[str, StatusView]) -> dict[tuple[str, str], Mapping[str, float]]:
+        """Counters of each worker over all its incarnations, as a scrape at this instant would show them; by model
+        and worker id."""
+        self._workers.observe(statuses)
+        return {
+            (model_name, worker.worker_id): self._workers.totals(model_name, worker.worker_id)
+            for model_name, status in statuses.items()
+            for worker in status.workers
+        }
+
+    def counts(self, name: str) -> list[tuple[Mapping[str, str], float]]:
+        """The values of one counter that requests move, with the labels of each."""
+        families = self._counters[name].collect()
+        return [(each.labels, each.value) for family in families for each in family.samples if each.name == name]
+
     def _observe_now(self, statuses: Mapping[str, StatusView]) -> None:
         self._workers.observe(statuses)
         self._take_counts("relevo:log_lines_not_written_total", num_not_written())

@@ -109,6 +109,12 @@ class WorkerSeries(Collector):
                 incarnations = self._incarnations.setdefault((model_name, worker.worker_id), _Incarnations())
                 incarnations.observe(worker.epoch, worker.counters)
 
+    def totals(self, model_name: str, worker_id: str) -> Mapping[str, float]:
+        """By the names of `core.events.StepCounters`, and `num_restarts`: what /metrics says of a worker that was
+        observed."""
+        incarnations = self._incarnations[model_name, worker_id]
+        return {**incarnations.totals(), "num_restarts": max(incarnations.epoch - 1, 0)}
+
     def collect(self) -> Iterable[_Family]:
         if not self._statuses:
             return

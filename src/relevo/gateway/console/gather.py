@@ -1,81 +1,109 @@
-"""Reads the state of this gateway: its workers as they report, its lines, its requests. Waits for nothing."""
+"""Reads the state of this gateway alone: its workers as they report, its lines, its requests. Waits for nothing.
+
+Owns the reading; what of it adds up with that of other gateways is in the `Report` beside it, and `merge` makes one
+state of all. Everything is in it: `views` takes out what a viewer may not see.
+"""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
+
+from msgspec import Struct
 
 from relevo import __version__
+from relevo.gateway.console.intervals import NUM_KEPT, Interval
 from relevo.gateway.console.state import (
-    Blocks,
     ClassLine,
-    Costs,
+    Decision,
+    Flow,
     Gateway,
     Model,
     ModelTotals,
-    Percentiles,
     Requests,
+    RequestSummary,
     RoleCount,
     Server,
+    Session,
     State,
+    TenantLine,
     Viewer,
-    Worker,
-    WorkerRates,
-    WorkerTotals,
 )
+from relevo.gateway.console.watch import FlowCounts, Observed, Watch
+from relevo.gateway.console.worker_state import worker_state
 from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.operation.readiness import readiness
 from relevo.gateway.text.served_models import ServedModel
-from relevo.orchestrator.ports import EngineStatus, WorkerStatus
+from relevo.orchestrator.ports import EngineStatus
 from relevo.policy.host.topology import Topology
 
+MAX_IN_FLIGHT = 200  # arbitrary: of the oldest requests that run, at each gateway and model
+MAX_SESSIONS = 100  # arbitrary: of the latest
+EVERYTHING = Viewer(sees_all=True, is_admin=True)
 
-def gather(context: GatewayContext, viewer: Viewer) -> State:
-    statuses = [(served, served.generator.status()) for served in context.models]
-    server = _server(context)
-    num_in_flight = sum(status.num_in_flight for _, status in statuses)
-    return State(
-        at_unix_s=time.time(),
-        viewer=viewer,
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What one gateway knows, with what adds up. `intervals`: by model."""
+
+    state: State
+    intervals: dict[str, tuple[Interval, ...]]
+    open_number: int  # of the interval that is under way
+
+
+def gather(context: GatewayContext, watch: Watch, *, num_intervals: int = NUM_KEPT) -> Report:
+    """With that many closed intervals of each model at most."""
+    observed = watch.observe(context.models, context.metrics)
+    gateway_id = context.gateway_id
+    server = _server(context, observed, gateway_id)
+    models = list(context.models)
+    num_in_flight = sum(status.num_in_flight for status in observed.statuses.values())
+    own = Gateway(
+        gateway_id=gateway_id,
+        answers=True,
+        is_ready=server.is_ready,
+        is_draining=server.is_draining,
+        uptime_s=server.uptime_s,
+        num_in_flight=num_in_flight,
+    )
+    state = State(
+        at_unix_s=observed.at_s,
+        viewer=EVERYTHING,
         server=server,
-        gateways=(
-            Gateway(
-                gateway_id=server.gateway_id,
-                answers=True,
-                is_ready=server.is_ready,
-                is_draining=server.is_draining,
-                uptime_s=server.uptime_s,
-                num_in_flight=num_in_flight,
-            ),
+        gateways=(own,),
+        models=tuple(_model(context, served, observed.statuses[served.name]) for served in models),
+        workers=tuple(
+            worker_state(name, worker, observed, None)
+            for name, status in observed.statuses.items()
+            for worker in status.workers
         ),
-        models=tuple(_model(served, status) for served, status in statuses),
-        workers=tuple(_worker(served.name, worker) for served, status in statuses for worker in status.workers),
-        flows=(),
+        flows=_flows(observed, gateway_id),
         latency=(),
         history=None,
-        lines=tuple(
-            ClassLine(
-                model=served.name,
-                class_name=line.name,
-                num_waiting=line.num_waiting,
-                oldest_wait_s=line.oldest_wait_s,
-            )
-            for served, status in statuses
-            for line in status.lines
-        ),
-        tenants=(),
+        lines=tuple(_lines(observed)),
+        tenants=tuple(_tenants(models)),
         budgets=(),
-        decisions=(),
-        requests=Requests(num_in_flight=num_in_flight, in_flight=(), slowest=()),
-        sessions=(),
+        decisions=tuple(decisions_since(models, watch, gateway_id, {})),
+        requests=Requests(
+            num_in_flight=num_in_flight, in_flight=tuple(_in_flight(models, watch, observed, gateway_id)), slowest=()
+        ),
+        sessions=tuple(_sessions(models, watch)),
+    )
+    first = observed.open_number - num_intervals
+    return Report(
+        state=state,
+        intervals={
+            name: tuple(each for each in intervals if each.number >= first)
+            for name, intervals in observed.intervals.items()
+        },
+        open_number=observed.open_number,
     )
 
 
-def _server(context: GatewayContext) -> Server:
+def _server(context: GatewayContext, observed: Observed, gateway_id: str) -> Server:
     return Server(
         version=__version__,
-        gateway_id=context.others.gateway_id if context.others is not None else "",
+        gateway_id=gateway_id,
         started_at_unix_s=context.started_at_unix_s,
-        uptime_s=max(0.0, time.time() - context.started_at_unix_s),
+        uptime_s=max(0.0, observed.at_s - context.started_at_unix_s),
         is_restarted=context.is_restarted,
         is_draining=context.stopping.is_draining,
         is_ready=readiness(context)["ready"],
@@ -83,7 +111,7 @@ def _server(context: GatewayContext) -> Server:
     )
 
 
-def _model(served: ServedModel, status: EngineStatus) -> Model:
+def _model(context: GatewayContext, served: ServedModel, status: EngineStatus) -> Model:
     roles: dict[str, tuple[int, int]] = {}
     for worker in status.workers:
         num_workers, num_ready = roles.get(worker.role, (0, 0))
@@ -103,46 +131,147 @@ def _model(served: ServedModel, status: EngineStatus) -> Model:
         max_model_len=served.max_model_len,
         num_queued=status.num_queued,
         num_in_flight=status.num_in_flight,
-        totals=ModelTotals(),
+        totals=_totals(context, served),
     )
 
 
-def _worker(model: str, worker: WorkerStatus) -> Worker:
-    load, counters, costs = worker.load, worker.counters, worker.load.costs
-    return Worker(
-        worker_id=worker.worker_id,
-        model=model,
-        role=worker.role,
-        is_ready=worker.ready,
-        why_not_ready=worker.why_not_ready,
-        epoch=worker.epoch,
-        num_running=load.num_running,
-        num_waiting=load.num_waiting,
-        num_reserved=load.num_reserved,
-        num_waiting_prefill_tokens=load.num_waiting_prefill_tokens,
-        num_decode_kv_tokens=load.num_decode_kv_tokens,
-        max_running=None,
-        step_budget_tokens=counters.step_budget_tokens,
-        blocks=Blocks(
-            num_total=load.num_total_blocks,
-            num_held=load.num_held_blocks,
-            num_reusable=load.num_reusable_blocks,
-            num_free=load.num_free_blocks,
-            num_quarantined=load.num_quarantined_blocks,
-        ),
-        totals=WorkerTotals(
-            num_steps=counters.num_steps,
-            num_prefill_tokens=counters.num_prefill_tokens,
-            num_generation_tokens=counters.num_generation_tokens,
-            num_preemptions=counters.num_preemptions,
-            num_prefix_queries=counters.num_prefix_queries,
-            num_prefix_hits=counters.num_prefix_hits,
-            transferred_bytes=counters.transferred_bytes,
-            transfer_s=counters.transfer_s,
-            num_request_faults=counters.num_request_faults,
-            num_restarts=max(0, worker.epoch - 1),
-        ),
-        rates=WorkerRates(window_s=0.0),
-        costs=Costs(base_s=costs.base_s, per_token_s=costs.per_token_s, per_kv_token_s=costs.per_kv_token_s),
-        itl=Percentiles(),
+def _totals(context: GatewayContext, served: ServedModel) -> ModelTotals:
+    """Requests are counted under the name that their client used."""
+
+    def by(counter: str, label: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for labels, value in context.metrics.counts(counter):
+            if value and labels["model_name"] in served.names:
+                found[labels[label]] = found.get(labels[label], 0) + int(value)
+        return found
+
+    return ModelTotals(
+        num_requests=by("vllm:request_success_total", "finished_reason"),
+        num_refusals=by("vllm:admission_rejections_total", "reason"),
+        num_handoffs=by("relevo:handoffs_total", "outcome"),
+        num_prompt_tokens=sum(by("vllm:prompt_tokens_total", "engine").values()),
+        num_cached_tokens=sum(by("vllm:prompt_tokens_cached_total", "engine").values()),
     )
+
+
+def _flows(observed: Observed, gateway_id: str) -> tuple[Flow, ...]:
+    recent = observed.recent
+    if recent is None or observed.at_s <= recent.at_s:
+        return ()
+    window_s = observed.at_s - recent.at_s
+    flows = []
+    for key, counts in observed.sample.flows.items():
+        kind, model, source, target = key
+        requests, tokens, num_bytes = _since(counts, recent.flows.get(key, (0, 0, 0)))
+        if requests or tokens:
+            flows.append(
+                Flow(
+                    kind=kind,
+                    model=model,
+                    source=source or gateway_id,
+                    target=target or gateway_id,
+                    requests_per_s=requests / window_s,
+                    tokens_per_s=tokens / window_s,
+                    bytes_per_s=num_bytes / window_s if kind == "handoff" else None,
+                )
+            )
+    return tuple(flows)
+
+
+def _since(now: FlowCounts, before: FlowCounts) -> FlowCounts:
+    """Another incarnation counts from zero."""
+    if any(new < old for new, old in zip(now, before, strict=True)):
+        return now
+    requests, tokens, num_bytes = (new - old for new, old in zip(now, before, strict=True))
+    return requests, tokens, num_bytes
+
+
+def _lines(observed: Observed) -> list[ClassLine]:
+    return [
+        ClassLine(model=name, class_name=line.name, num_waiting=line.num_waiting, oldest_wait_s=line.oldest_wait_s)
+        for name, status in observed.statuses.items()
+        for line in status.lines
+    ]
+
+
+def _tenants(models: Sequence[ServedModel]) -> list[TenantLine]:
+    return [
+        TenantLine(
+            model=served.name,
+            tenant=count.tenant,
+            number=0,
+            is_own=False,
+            num_waiting=count.num_waiting,
+            num_waiting_batch=count.num_waiting_batch,
+            num_sent=count.num_sent,
+        )
+        for served in models
+        for count in served.insight.tenants()
+    ]
+
+
+def decisions_since(
+    models: Sequence[ServedModel], watch: Watch, gateway_id: str, numbers: dict[str, int]
+) -> list[Decision]:
+    """Those after the number that each model had then; in the order in which they were made."""
+    found = [
+        Decision(
+            number=noted.number,
+            gateway_id=gateway_id,
+            at_unix_s=watch.unix_of_ns(noted.at_ns),
+            model=served.name,
+            kind=noted.decision.value,
+            reason=str(noted.facts.get("reason", "")),
+            worker_id=str(noted.facts.get("worker", "")),
+            request_id=noted.request_id,
+            tenant=noted.tenant,
+            facts={name: value for name, value in noted.facts.items() if name not in ("reason", "worker")},
+        )
+        for served in models
+        for noted in served.insight.decisions.since(numbers.get(served.name, 0))
+    ]
+    return sorted(found, key=lambda decision: decision.at_unix_s)
+
+
+def _in_flight(
+    models: Sequence[ServedModel], watch: Watch, observed: Observed, gateway_id: str
+) -> list[RequestSummary]:
+    found = []
+    for served in models:
+        for running in served.insight.running(MAX_IN_FLIGHT):
+            started_at_unix_s = watch.unix_of_ns(running.arrived_at_ns)
+            found.append(
+                RequestSummary(
+                    request_id=running.request_id,
+                    gateway_id=gateway_id,
+                    model=served.name,
+                    tenant=running.tenant,
+                    started_at_unix_s=started_at_unix_s,
+                    phase=running.phase,
+                    num_prompt_tokens=running.num_prompt_tokens,
+                    num_output_tokens=running.num_output_tokens,
+                    ttft_s=None,
+                    e2e_s=max(0.0, observed.at_s - started_at_unix_s),
+                )
+            )
+    return found
+
+
+def _sessions(models: Sequence[ServedModel], watch: Watch) -> list[Session]:
+    found = []
+    for served in models:
+        latest = list(served.insight.sessions.items())[-MAX_SESSIONS:]
+        found += [
+            Session(
+                session=session.hex()[:16],
+                model=served.name,
+                tenant=seen.tenant,
+                home_worker_id=seen.worker_id,
+                num_prompt_tokens=seen.num_prompt_tokens,
+                num_cached_tokens=seen.num_cached_tokens,
+                num_requests=seen.num_requests,
+                last_seen_unix_s=watch.unix_of_ns(seen.last_seen_at_ns),
+            )
+            for session, seen in latest
+        ]
+    return found

@@ -29,7 +29,7 @@ class Viewer(Struct, frozen=True, kw_only=True):
 
 class Server(Struct, frozen=True, kw_only=True):
     version: str
-    gateway_id: str  # that answered; empty: it is the only one
+    gateway_id: str  # that answered
     started_at_unix_s: int
     uptime_s: float  # of this gateway
     is_restarted: bool  # in place of a gateway that ended
@@ -98,6 +98,9 @@ class WorkerTotals(Struct, frozen=True, kw_only=True):
     num_prefix_hits: int = 0  # of these, found
     transferred_bytes: int = 0  # KV handed over
     transfer_s: float = 0.0
+    busy_s: float = 0.0  # in steps
+    product_ops: float = 0.0  # of products and attention; a multiply-add is two
+    read_bytes: float = 0.0  # of memory, at least
     num_request_faults: int = 0
     num_restarts: int = 0
 
@@ -142,9 +145,11 @@ class Worker(Struct, frozen=True, kw_only=True):
     rates: WorkerRates
     costs: Costs
     itl: Percentiles  # gaps between outputs that came from it in the last minute; a handoff is none of them
-    busy_fraction: float | None = None  # of the last seconds
-    limit: str | None = None  # what it runs into first: "products", "bandwidth"
-    limit_fraction: float | None = None  # how much of that it uses
+    busy_fraction: float | None = None  # of the last seconds, in steps
+    product_fraction: float | None = None  # of the products that its cores can do at most
+    read_fraction: float | None = None  # of the memory bandwidth that its cores have at most
+    limit: str | None = None  # its own limit: "products" where it prefills, "bandwidth" where it decodes
+    limit_fraction: float | None = None  # the one of the two that is meant; of a unified worker the larger one
 
 
 class Flow(Struct, frozen=True, kw_only=True):
@@ -152,7 +157,7 @@ class Flow(Struct, frozen=True, kw_only=True):
 
     kind: str  # "prompt": gateway to worker; "output": worker to gateway; "handoff": worker to worker
     model: str
-    source: str  # gateway id (empty: the only one) or worker id
+    source: str  # gateway id or worker id
     target: str
     requests_per_s: float
     tokens_per_s: float  # prompts: to be computed there; handoffs: whose KV is handed over
@@ -243,6 +248,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     reason: str
     worker_id: str = ""
     request_id: str = ""  # empty: about none, or not the viewer's to know
+    tenant: str = ""  # of that request; empty likewise
     facts: dict[str, str | float | bool] = {}
 
 
@@ -282,12 +288,10 @@ class Session(Struct, frozen=True, kw_only=True):
     last_seen_unix_s: float
 
 
-class State(Struct, frozen=True, kw_only=True):
-    """`GET /v1/state` has all of it. In a stream that is so of the first event; later ones leave `history` out (null)
-    where it has not changed since the event before, and have in `decisions` only what is new."""
+class SharedState(Struct, frozen=True, kw_only=True):
+    """What all viewers see alike."""
 
-    at_unix_s: float
-    viewer: Viewer
+    at_unix_s: float  # of the server; its own clock tells how old this is
     server: Server
     gateways: tuple[Gateway, ...]  # the only one too
     models: tuple[Model, ...]
@@ -296,10 +300,17 @@ class State(Struct, frozen=True, kw_only=True):
     latency: tuple[Latency, ...]  # all models together first
     history: History | None
     lines: tuple[ClassLine, ...]
+    plan: None = None  # a planner's decisions have their place here
+    nodes: tuple[None, ...] = ()  # and machines
+
+
+class State(SharedState, frozen=True, kw_only=True):
+    """`GET /v1/state` has all of it. In a stream that is so of the first event; later ones leave `history` out (null)
+    where it has not changed since the event before, and have in `decisions` only what is new."""
+
+    viewer: Viewer
     tenants: tuple[TenantLine, ...]
     budgets: tuple[Budget, ...]
     decisions: tuple[Decision, ...]  # oldest first
     requests: Requests
     sessions: tuple[Session, ...]
-    plan: None = None  # a planner's decisions have their place here
-    nodes: tuple[None, ...] = ()  # and machines

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from relevo.core.ports import Clock
 from relevo.gateway.answers.memory import MemoryAnswers
 from relevo.gateway.answers.store import AnswerStore
+from relevo.gateway.console.watch import Watch
 from relevo.gateway.http.auth import ApiKeys, Authenticator
 from relevo.gateway.http.byte_account import ByteAccount
 from relevo.gateway.http.site import Site
@@ -38,6 +39,14 @@ class RequestMetrics(Protocol):
 
     def http_took(self, handler: str, method: str, took_s: float) -> None:
         """Of one response, to its last byte."""
+        ...
+
+    def worker_totals(self, statuses: Mapping[str, EngineStatus]) -> Mapping[tuple[str, str], Mapping[str, float]]:
+        """Counters of each worker over all its incarnations, by model and worker id."""
+        ...
+
+    def counts(self, name: str) -> Sequence[tuple[Mapping[str, str], float]]:
+        """The values of one counter of requests, with the labels of each."""
         ...
 
     def render(self, statuses: Mapping[str, EngineStatus], text: TextFormat) -> tuple[bytes, str]:
@@ -79,6 +88,10 @@ class OtherGateways(Protocol):
         """What /ready says of each alone; None: no answer in time."""
         ...
 
+    async def states(self, question: str) -> dict[str, bytes | None]:
+        """What each says of its state, as `gateway.console.reading` reads it; None: no answer in time."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayContext:
@@ -100,6 +113,7 @@ class GatewayContext:
     started_at_unix_s: int = 0  # `created` of the models listed
     is_restarted: bool = False  # in place of a gateway that ended; what it serves had started before
     affinity_headers: tuple[str, ...] = ()  # more headers that name a session
+    gateway_id: str = "gateway"
     others: OtherGateways | None = None  # None: it is the only one
     text_work: TextWork = field(default_factory=TextWork)
     body_memory: ByteAccount = field(default_factory=lambda: ByteAccount(128 * 2**20))  # request bodies being read
@@ -108,3 +122,4 @@ class GatewayContext:
     stopping: Stopping = field(default_factory=Stopping)
     site: Site = field(default_factory=Site)
     traces: RequestTraces | None = None  # None: none are made
+    watch: Watch = field(default_factory=Watch)  # what is kept for those who look at the state

@@ -41,6 +41,12 @@ def _refuses(data: bytes) -> bool:
     return False
 
 
+def writes_now(scope: Scope) -> Callable[[bytes], bool]:
+    """What writes more of a response's body at once; False: only `send` can take it, because it has to wait."""
+    write_now: Callable[[bytes], bool] = scope.get("extensions", {}).get(WRITE_NOW, _refuses)
+    return write_now
+
+
 class EventStream:
     """One stream. Bytes leave in the order in which they are put: at once where the connection takes them, else with
     `pump`, which one task awaits. Of what a slow client has not taken, so much waits and no more.
@@ -51,7 +57,7 @@ class EventStream:
 
     def __init__(self, scope: Scope, send: Send, keepalive_s: float | None = None, keepalive: bytes = b"") -> None:
         self._send = send
-        self._write_now: Callable[[bytes], bool] = scope.get("extensions", {}).get(WRITE_NOW, _refuses)
+        self._write_now = writes_now(scope)
         self._keepalive_s, self._keepalive = keepalive_s, keepalive
         self._was_quiet = True  # since the keep-alive looked last
         self._beat: asyncio.TimerHandle | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from relevo.core.errors import ServerStopping
@@ -37,16 +37,30 @@ class Stopping:
         self._num_calls = 0
         self._answers: dict[int, Answering] = {}
         self._changed = asyncio.Event()
+        self._on_drain: dict[Callable[[], None], None] = {}
 
     def drain(self) -> None:
         """From now on requests are refused; those that run go on."""
         self.is_draining = True
         self._changed.set()
+        self._tell()
+
+    def when_draining(self, callback: Callable[[], None]) -> None:
+        """Called once no new request is taken; at once if that is so. The same callback is called once."""
+        self._on_drain[callback] = None
+        if self.is_draining:
+            self._tell()
+
+    def _tell(self) -> None:
+        for callback in tuple(self._on_drain):
+            callback()
+        self._on_drain.clear()
 
     def cut(self) -> None:
         """Every answer that runs ends now, with its last event."""
         self.is_draining = self.is_cut = True
         self._changed.set()
+        self._tell()
         for answering in self._answers.values():
             if not answering.cut.done():
                 answering.cut.set_result(None)
