@@ -63,7 +63,7 @@ def _totals(totals: Totals) -> WorkerTotals:
         num_prefix_queries=int(totals["num_prefix_queries"]),
         num_prefix_hits=int(totals["num_prefix_hits"]),
         transferred_bytes=int(totals["transferred_bytes"]),
-        transfer_s=totals["transfer_s"],
+        transfer_s=float(totals["transfer_s"]),
         busy_s=totals["busy_s"],
         product_ops=totals["product_ops"],
         read_bytes=totals["read_bytes"],
