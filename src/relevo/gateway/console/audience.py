@@ -98,7 +98,7 @@ class Audience:
     max_streams: int = MAX_STREAMS
     is_closed: bool = False  # no stream begins any more
     _listeners: set[Listener] = field(default_factory=set)
-    _latest: Frames | None = None  # while somebody listens
+    _latest: Frames | None = None  # while there is a stream
     _task: asyncio.Task[None] | None = None
     _number: int = 0
     _history: History | None = None

@@ -1,8 +1,8 @@
 """Who sees what: all of it, or one tenant's own and of the others numbers.
 
 With API keys an admin's sees everything. Any other sees its tenant by name, and its own budget, sessions and requests;
-other tenants are numbers, and what was decided about their requests has no id. Where there are no keys, everything is
-everyone's. Pure: a viewer is told, whoever is asking was identified before.
+other tenants are numbers, and what was decided about their requests has no id. Where there are no keys,
+all of it is for all. Pure: the caller was identified before.
 """
 
 from __future__ import annotations
