@@ -57,7 +57,7 @@ class Machines:
         options = self.options
         if options.model is None and options.step_costs is None:
             raise SettingsError("nothing says how long a step takes: give --model and --device, or --step-costs FILE")
-        self.shape = None if options.model is None else _read_shape(options.model)
+        self.shape = None if options.model is None else read_shape(options.model)
         if self.shape is not None and not self._grows and options.kv_bytes_per_token is None:
             raise SettingsError(
                 f"{self.shape.name} keeps a window or a state in every layer, which pools of blocks do not tell; give"
@@ -177,7 +177,7 @@ def _spread(machine: Machine) -> Parallelism:
     return Parallelism(tensor=machine.tp, attention_data=machine.dp, expert=machine.ep, pipeline=machine.pp)
 
 
-def _read_shape(model: str) -> ModelShape:
+def read_shape(model: str) -> ModelShape:
     path = Path(model)
     if path.is_file():
         return read_model_shape(path)

@@ -28,6 +28,7 @@ _COMMANDS = {
     "keys": ("relevo.cli.keys", "app"),
     "bench": ("relevo.cli.bench", "app"),
     "simulate": ("relevo.cli.simulate", "simulate"),
+    "plan": ("relevo.cli.plan", "plan"),
 }
 
 

@@ -6,7 +6,7 @@ one worker which sees all of it, the bound for what routing and scheduling can r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -32,20 +32,28 @@ class Reuse:
 def measure_reuse(requests: Sequence[WorkloadRequest], block_size: int, capacity_tokens: int | None) -> Reuse:
     """Look every request up, in order, in a least-recently-used cache of `capacity_tokens`."""
     num_blocks = sum(len(request.hash_ids) for request in requests)
+    hits = list(hit_blocks(requests, block_size, capacity_tokens))
+    found = [number for number in hits if number is not None]
+    return Reuse(capacity_tokens, num_blocks, sum(found), len(hits) - len(found))
+
+
+def hit_blocks(
+    requests: Sequence[WorkloadRequest], block_size: int, capacity_tokens: int | None
+) -> Iterator[int | None]:
+    """Blocks that each request finds; None: it does not fit into the cache at all."""
+    num_blocks = sum(len(request.hash_ids) for request in requests)
     pool = BlockPool(0, num_blocks if capacity_tokens is None else capacity_tokens // block_size)
-    num_hits = num_too_long = 0
     for request in requests:
         hashes = block_hashes(request.hash_ids)
         acquired = pool.acquire(hashes, len(hashes), 0)
         if acquired is None:
-            num_too_long += 1
+            yield None
             continue
         block_ids, hits = acquired
-        num_hits += hits
+        yield hits
         for block_id, key in zip(block_ids[hits:], hashes[hits:], strict=True):
             pool.register(block_id, key)
         pool.release(block_ids)
-    return Reuse(capacity_tokens, num_blocks, num_hits, num_too_long)
 
 
 def reuse_curve(

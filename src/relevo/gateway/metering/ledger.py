@@ -127,6 +127,31 @@ def usage_sums(connection: Connection, group_by: Sequence[GroupBy], where: Usage
     return [_together(group, groups[group]) for group in sorted(groups)]
 
 
+@dataclass(frozen=True, slots=True)
+class RequestLengths:
+    """Of one admitted request: when it came, and how long it was. No text and no name."""
+
+    started_at_ms: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
+def request_lengths(connection: Connection, where: UsageFilter, model: str | None = None) -> list[RequestLengths]:
+    """In the order of their coming; unbilled tokens were computed too and count. Raises DatabaseError."""
+    condition, parameters = _condition(where)
+    if model is not None:
+        condition = f"{condition} AND model = :model" if condition else " WHERE model = :model"
+        parameters = {**parameters, "model": model}
+    rows = connection.read(
+        "SELECT started_at_ms, prompt_tokens + unbilled_prompt_tokens, cached_tokens,"
+        f" completion_tokens + unbilled_completion_tokens FROM usage_ledger{condition}"
+        " ORDER BY started_at_ms, request_id",
+        parameters,
+    )
+    return [RequestLengths(*(_integer(value) for value in row)) for row in rows]
+
+
 def total_of(sums: Sequence[UsageSum]) -> UsageSum:
     return _together((), sums)
 

@@ -43,12 +43,20 @@ class ReadCost:
 
 
 class DeviceWork:
-    """`work(step)` of the busiest device. `kv_value_bytes`: 2 for bfloat16, 1 for fp8."""
+    """`work(step)` of the busiest device. `kv_value_bytes`: 2 for bfloat16, 1 for fp8. `whole_prompts`: a chunk is
+    computed on one attention rank, so that few of them leave ranks idle; otherwise they are spread evenly."""
 
     def __init__(
-        self, shape: ModelShape, device: Device, parallelism: Parallelism, kv_value_bytes: float = 2.0
+        self,
+        shape: ModelShape,
+        device: Device,
+        parallelism: Parallelism,
+        kv_value_bytes: float = 2.0,
+        *,
+        whole_prompts: bool = False,
     ) -> None:
         self.shape, self.device, self.parallelism = shape, device, parallelism
+        self._whole_prompts = whole_prompts
         self.reads = _read_costs(shape, device, parallelism, kv_value_bytes)
         self._read_s = 1.0 / device.read_bytes_per_s
         self._set_dense_costs()
@@ -75,7 +83,7 @@ class DeviceWork:
 
     def fixed_work(self, step: StepShape) -> StepWork:
         """All but what decode rows read of their KV."""
-        share = 1.0 / self.parallelism.attention_data
+        share = self._prefill_share(step.num_prefill_rows)
         num_rows = self.num_local_rows(step.num_decode_rows) + step.num_prefill_rows * share
         num_tokens = self.num_local_rows(step.num_decode_rows) + step.num_prefill_tokens * share
         products_s = num_tokens * self._token_product_s + num_rows * self._head_product_s
@@ -93,6 +101,13 @@ class DeviceWork:
             num_collectives=self._num_collectives,
             num_rows=num_rows,
         )
+
+    def _prefill_share(self, num_chunks: int) -> float:
+        """Of a step's prompt tokens, on the rank with most of them."""
+        num_ranks = self.parallelism.attention_data
+        if not self._whole_prompts or num_ranks == 1 or not num_chunks:
+            return 1.0 / num_ranks
+        return ceil(num_chunks / num_ranks) / num_chunks
 
     def _set_dense_costs(self) -> None:
         """What is the same for every token: attention projections, plain MLPs, shared experts, the output layer."""

@@ -1,0 +1,126 @@
+"""Composes the load of `relevo plan`: a trace, the ledger's lengths, or made-up sessions, and what it asks for."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from relevo.build.plan_options import PlanOptions
+from relevo.core.errors import SettingsError, StartError
+from relevo.gateway.metering.database import Connection, DatabaseError
+from relevo.gateway.metering.ledger import MS_PER_DAY, RequestLengths, UsageFilter, request_lengths
+from relevo.policy.scaling.demand import Demand
+from relevo.sim.planned_load import Piece, demand_of, opened, piece_of
+from relevo.sim.workload_facts import WorkloadFacts, workload_facts
+from relevo.workload.generated import generate
+from relevo.workload.requests import Workload, WorkloadRequest
+from relevo.workload.timing import Timing, time_workload
+from relevo.workload.traces.files import read_trace_file
+
+MADE_UP_BLOCK_SIZE = (
+    64  # tokens of a hash id; coarser than engines' blocks, so that long sessions stay small. Arbitrary
+)
+PLAIN_BLOCK_SIZE = 16
+_MS_PER_HOUR = 3_600_000
+_NUM_MADE_UP = 2000  # at least; arbitrary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLoad:
+    facts: WorkloadFacts
+    demand: Demand
+    piece: Piece
+    block_size: int
+
+
+def plan_load(options: PlanOptions, connection: Connection | None, now_ms: int) -> PlanLoad:
+    """`connection`: to the ledger, if it is asked. Raises SettingsError, StartError."""
+    source, workload, rate = _workload(options, connection, now_ms)
+    requests = opened(_short(workload.requests, options.max_request_tokens), options.targets)
+    if len(requests) < 2:
+        raise SettingsError(f"{source}: {len(requests)} requests are too few to plan for")
+    if options.made_up is not None:  # from where as many sessions run as always will, to where the first are missing
+        requests = requests[len(requests) // 4 : 3 * len(requests) // 4]
+    timed = Workload(requests=requests, notes=workload.notes)
+    facts = workload_facts(source, timed)
+    return PlanLoad(
+        facts=facts,
+        demand=demand_of(requests, options.rate_per_s or rate),
+        piece=piece_of(requests, options.num_simulated, options.num_simulated),
+        block_size=facts.hash_block_size or PLAIN_BLOCK_SIZE,
+    )
+
+
+def _workload(options: PlanOptions, connection: Connection | None, now_ms: int) -> tuple[str, Workload, float | None]:
+    """What it is called, its requests with times, and its rate if that is not the one of the times."""
+    if options.trace is not None:
+        timing = Timing(rate_per_s=options.rate_per_s, seed=options.seed)
+        return options.trace.name, _timed(read_trace_file(options.trace, options.reading), timing, options.trace), None
+    if options.made_up is not None:
+        made_up = options.made_up
+        rng = random.Random(f"workload:{options.seed}")
+        number = max(_NUM_MADE_UP, 8 * options.num_simulated, 40 * made_up.turns)
+        rows = list(islice(generate(made_up.sessions, rng, MADE_UP_BLOCK_SIZE), number))
+        rate = options.rate_per_s or made_up.requests_per_s
+        timed = time_workload(
+            Workload(requests=rows, notes=(made_up.sentence,)),
+            Timing(rate_per_s=rate / made_up.turns, seed=options.seed),
+        )
+        return "made up", timed, rate
+    assert connection is not None and options.ledger_days is not None
+    return _from_ledger(options, connection, now_ms)
+
+
+def _timed(workload: Workload, timing: Timing, path: object) -> Workload:
+    try:
+        return time_workload(workload, timing)
+    except ValueError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+def _short(requests: Sequence[WorkloadRequest], most: int | None) -> list[WorkloadRequest]:
+    return [r for r in requests if most is None or r.num_prompt_tokens + r.num_output_tokens <= most]
+
+
+def _from_ledger(options: PlanOptions, connection: Connection, now_ms: int) -> tuple[str, Workload, None]:
+    """The busiest hour of the last days: lengths and times, never text."""
+    days = options.ledger_days or 0
+    where = UsageFilter(since_ms=now_ms - days * MS_PER_DAY)
+    try:
+        rows = request_lengths(connection, where, options.ledger_model)
+    except DatabaseError as error:
+        raise StartError(f"the usage ledger cannot be read: {error}") from error
+    rows = [row for row in rows if row.num_prompt_tokens > 0]
+    if not rows:
+        of_model = f" of {options.ledger_model}" if options.ledger_model else ""
+        raise SettingsError(f"the ledger has no request{of_model} of the last {days} days; give more, or a --trace")
+    hour, busiest = _busiest_hour(rows)
+    cached = sum(row.num_cached_tokens for row in busiest) / sum(row.num_prompt_tokens for row in busiest)
+    first_ms = busiest[0].started_at_ms
+    requests = [
+        WorkloadRequest(
+            row=index,
+            num_prompt_tokens=row.num_prompt_tokens,
+            num_output_tokens=max(1, row.num_output_tokens),
+            arrived_at_s=(row.started_at_ms - first_ms) / 1e3,
+        )
+        for index, row in enumerate(busiest)
+    ]
+    notes = (
+        f"the busiest hour of {len(rows):,} requests in {days} days, {hour} hours ago",
+        f"{cached:.0%} of its prompt tokens were cached; the ledger keeps no hash chains, so this plan counts on none",
+    )
+    return "ledger", Workload(requests=requests, notes=notes), None
+
+
+def _busiest_hour(rows: Sequence[RequestLengths]) -> tuple[int, list[RequestLengths]]:
+    """By tokens; and how many hours before the last request it was."""
+    last_ms = rows[-1].started_at_ms
+    tokens: Counter[int] = Counter()
+    for row in rows:
+        tokens[(last_ms - row.started_at_ms) // _MS_PER_HOUR] += row.num_prompt_tokens + row.num_output_tokens
+    hour = min(tokens, key=lambda ago: (-tokens[ago], ago))
+    return hour, [row for row in rows if (last_ms - row.started_at_ms) // _MS_PER_HOUR == hour]

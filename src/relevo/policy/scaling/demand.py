@@ -1,0 +1,82 @@
+"""What a load asks for: how often requests come, how long they are, and what caches of each size would spare them.
+
+Hits come from the hash chains of a workload and the size of a cache, never from a ratio that was given. Pure; who reads
+traces and counts hits hands the numbers in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request of many. `cached[i]`: of its prompt, in a cache of `Demand.cache_sizes[i]` tokens."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    cached: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    requests_per_s: float
+    samples: tuple[Sample, ...]  # that stand for all requests
+    longest_tokens: int  # prompt and answer
+    cache_sizes: tuple[int, ...] = (0,)  # tokens, ascending from 0
+    burstiness: float = 1.0  # variance of arrivals over their mean, in windows of seconds; 1: Poisson
+
+    def at(self, load: float) -> Demand:
+        """The same requests, so many times as often."""
+        return replace(self, requests_per_s=self.requests_per_s * load)
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        return fmean(sample.num_prompt_tokens for sample in self.samples)
+
+    @property
+    def mean_output_tokens(self) -> float:
+        return fmean(sample.num_output_tokens for sample in self.samples)
+
+    @property
+    def decode_context(self) -> float:
+        """Tokens that a row sees while it decodes: long answers stay longer, so they count for more."""
+        total = sum(s.num_output_tokens for s in self.samples)
+        return sum((s.num_prompt_tokens + s.num_output_tokens / 2) * s.num_output_tokens for s in self.samples) / total
+
+    def cache_index(self, num_tokens: float) -> int:
+        """Of the largest size that is not above: hits are rather told too low."""
+        return max(0, bisect_right(self.cache_sizes, num_tokens) - 1)
+
+    def hit_fraction(self, index: int) -> float:
+        """Of prompt tokens, in a cache of that size."""
+        total = sum(sample.num_prompt_tokens for sample in self.samples)
+        return sum(sample.cached[index] for sample in self.samples) / total
+
+
+def strata(sizes: Sequence[float], most: int) -> list[int]:
+    """Positions of at most so many sizes that stand for all of them: one from the middle of each equal part of their
+    order, so that long ones are neither missed nor counted twice."""
+    order = sorted(range(len(sizes)), key=lambda position: sizes[position])
+    number = min(most, len(order))
+    return [order[int((i + 0.5) * len(order) / number)] for i in range(number)]
+
+
+def dispersion(times_s: Sequence[float], window_s: float) -> float:
+    """Variance over mean of the number of arrivals in windows of that length; at least 1."""
+    if len(times_s) < 2:
+        return 1.0
+    first, last = min(times_s), max(times_s)
+    num_windows = int((last - first) / window_s)
+    if num_windows < 8:  # arbitrary: fewer say nothing
+        return 1.0
+    counts = [0] * num_windows
+    for at_s in times_s:
+        window = int((at_s - first) / window_s)
+        if window < num_windows:
+            counts[window] += 1
+    mean = fmean(counts)
+    return max(1.0, sum((count - mean) ** 2 for count in counts) / num_windows / mean) if mean else 1.0
