@@ -34,7 +34,7 @@ Progress = Callable[[str, int], None]  # what is simulated, and how many have be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """One candidate as it is told. `with_peak` and `with_death`: None where nobody looked."""
+    """One candidate as it is told. `with_peak` and `with_death`: None of those that were not asked about."""
 
     candidate: Candidate
     report: SimReport
@@ -115,7 +115,7 @@ class Planner:
         )
 
     def _constants(self, device: str) -> EngineConstants:
-        """Of the engine on the device, or general ones where nobody measured them, which `validity` says."""
+        """Of the engine on the device, or general ones where it was not measured, which `validity` says."""
         engine = self.options.engine
         return DEFAULT_CONSTANTS if engine is None else KNOWN.get((engine, device), DEFAULT_CONSTANTS)
 

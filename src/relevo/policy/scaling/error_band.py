@@ -1,4 +1,4 @@
-"""How far a plan's numbers can be off, and where nobody has measured it: there nothing is promised.
+"""How far a plan's numbers can be off, and where it was never measured: there nothing is promised.
 
 Bands are errors of predictions of servers that were left out of every fit (docs/simulation.md, rungs 1 and 8). What is
 measured is a range of engines, devices, layouts and lengths; a candidate outside it is told as an estimate only.

@@ -151,7 +151,7 @@ class Screen:
         )
 
     def best_ttft_s(self, kind: WorkerKind, demand: Demand) -> float:
-        """The 90th percentile with nobody else there, whatever the number of workers."""
+        """The 90th percentile on idle machines, whatever their number."""
         costs = self._prompt_costs(kind, len(demand.cache_sizes) - 1, demand, 0, alone=True)
         return self.times.front_end_s(kind) + response_quantile(Wait(0.0, 0.0, 0.0), [s for s, _ in costs], _NINETY)
 

@@ -59,7 +59,7 @@ class Infeasible:
         parts = []
         if self.ttft_p90_s > self.targets.ttft_s:
             parts.append(
-                f"TTFT p90 of {self.targets.ttft_s:g} s: with nobody else there it is {self.ttft_p90_s:.2f} s at best"
+                f"TTFT p90 of {self.targets.ttft_s:g} s: on idle machines it is {self.ttft_p90_s:.2f} s at best"
                 f" ({self.ttft_by})"
             )
         if self.itl_s > self.targets.itl_s:
