@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def names(explanation: Explanation) -> list[str]:
 def test_a_split_request_goes_through_all_of_its_phases() -> None:
     explanation = told(ordinary())
     check_sums(explanation)
-    before = ["prepare", "line", "room", "prefill", "messages", "first_write"]
+    before = ["prepare", "line", "room", "messages", "prefill", "first_write"]
     assert names(explanation) == [*before, "handoff", "decode", "settle"]
     took = {phase.name.value: phase.took_s for phase in explanation.phases}
     assert took["prefill"] == pytest.approx(0.2)
@@ -62,13 +63,24 @@ def test_a_prompt_that_the_decode_worker_computes_has_no_handoff() -> None:
     local = leg(0.003, granted_s=0.004, prefill=DECODE, first_output_s=0.3, facts=facts(0.05, 0.2))
     explanation = told(ordinary(legs=[local], first_written_at_ns=ns(0.301)))
     check_sums(explanation)
-    assert names(explanation)[2:] == ["room", "queue", "prefill", "messages", "first_write", "decode", "settle"]
+    assert names(explanation)[2:] == ["room", "messages", "queue", "prefill", "first_write", "decode", "settle"]
 
 
 def test_a_whole_request_waits_in_the_queue_of_its_worker() -> None:
     explanation = told(ordinary(legs=[whole_leg(0.003, first_output_s=0.22, facts=facts(0.1, 0.1))]))
     check_sums(explanation)
-    assert names(explanation)[2:5] == ["queue", "prefill", "messages"]
+    assert names(explanation)[2:5] == ["messages", "queue", "prefill"]
+
+
+def test_a_worker_that_did_not_hear_of_it_for_a_step_had_it_in_its_queue() -> None:
+    """Red when what passes before a busy worker reads its messages is taken for the messages' own time."""
+    made = whole_leg(0.003, first_output_s=0.8, facts=facts(0.1, 0.2))
+    made.asked_counters, made.prompt_counters = replace(counters(5), busy_s=3.0), replace(counters(9), busy_s=3.7)
+    timeline = ordinary(legs=[made], first_written_at_ns=ns(0.81))
+    assert names(told(timeline))[2:4] == ["queue", "prefill"]
+    check_sums(told(timeline))
+    made.prompt_counters = replace(counters(9), busy_s=3.3)
+    assert names(told(timeline))[2:5] == ["messages", "queue", "prefill"]
 
 
 def test_a_leg_that_fails_before_the_first_token_is_followed_by_recovery() -> None:
@@ -76,7 +88,7 @@ def test_a_leg_that_fails_before_the_first_token_is_followed_by_recovery() -> No
     second = leg(0.15, decode=OTHER, granted_s=0.16, first_output_s=0.5, decode_output_s=0.52, facts=facts())
     explanation = told(ordinary(legs=[lost, second], first_written_at_ns=ns(0.501)))
     check_sums(explanation)
-    assert names(explanation)[2:8] == ["room", "prefill", "recover", "room", "prefill", "messages"]
+    assert names(explanation)[2:8] == ["room", "prefill", "recover", "room", "messages", "prefill"]
 
 
 def test_a_leg_that_is_resumed_computes_again_after_the_first_token() -> None:
@@ -93,7 +105,7 @@ def test_a_leg_that_is_resumed_computes_again_after_the_first_token() -> None:
     second = whole_leg(1.0, decode=OTHER, is_resumed=True, first_output_s=1.2, facts=facts(0.05, 0.1))
     explanation = told(ordinary(legs=[first, second]))
     check_sums(explanation)
-    assert names(explanation)[-7:] == ["decode", "recover", "queue", "prefill", "messages", "decode", "settle"]
+    assert names(explanation)[-7:] == ["decode", "recover", "messages", "queue", "prefill", "decode", "settle"]
     recover = next(phase for phase in explanation.phases if phase.name is PhaseName.RECOVER)
     assert recover.took_s == pytest.approx(0.4), "from its last sign to the next worker"
     assert not recover.is_before_first_token
@@ -118,7 +130,7 @@ def test_tokens_that_the_client_did_not_read_are_a_phase_behind_the_last_one() -
 def test_a_client_that_does_not_read_the_first_token_delays_it_itself() -> None:
     explanation = told(ordinary(blocked_first_s=0.5, first_written_at_ns=ns(0.721)))
     check_sums(explanation)
-    assert names(explanation)[4:8] == ["messages", "first_write", "client", "decode"]
+    assert names(explanation)[4:8] == ["prefill", "first_write", "client", "decode"]
 
 
 def test_a_client_that_left_ends_its_request_in_the_middle_of_something() -> None:
@@ -145,7 +157,7 @@ def test_a_request_of_one_token_has_no_handoff_to_wait_for() -> None:
     one = ordinary(legs=[made], last_output_at_ns=ns(0.22), last_written_at_ns=ns(0.221), ended_at_ns=ns(0.3))
     explanation = told(one, num_output_tokens=1)
     check_sums(explanation)
-    assert names(explanation)[-3:] == ["messages", "first_write", "settle"]
+    assert names(explanation)[-3:] == ["prefill", "first_write", "settle"]
 
 
 def test_a_request_that_runs_is_told_as_far_as_it_is() -> None:

@@ -1,7 +1,7 @@
 """The phases of one leg: one attempt at a request, from where it was routed to where it failed or the request ended.
 
 What the gateway saw gives the borders; what only the worker saw (its queue, its chunks) came as durations, and is laid
-between them: what is left over was messages. Clocks of two processes are never subtracted from each other.
+between them: what is left over was on the way. Clocks of two processes are never subtracted from each other.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from relevo.core.handoff import Link
 from relevo.core.timeline import Leg
 from relevo.policy.slowness.spans import Facts, SpanLine
 from relevo.policy.slowness.words import PhaseName
+
+_BUSY_FRACTION = 0.5  # of the time in which it did not answer
 
 
 def lay_leg(line: SpanLine, leg: Leg, next_routed_ns: int | None, last_ns: int) -> None:
@@ -57,10 +59,23 @@ def _lay_prompt(line: SpanLine, leg: Leg, output_ns: int, worker_id: str) -> Non
     if leg.facts is None:
         line.until(PhaseName.PREFILL, output_ns, worker_id, prefill_facts(leg), is_lost)
         return
-    queue_ns, prefill_ns = _fitted(leg.facts, max(output_ns - line.cursor_ns, 0))
+    span_ns = max(output_ns - line.cursor_ns, 0)
+    queue_ns, prefill_ns = _fitted(leg.facts, span_ns)
+    unheard_ns = span_ns - queue_ns - prefill_ns
+    if _was_busy(leg, leg.facts, unheard_ns / 1e9):
+        queue_ns += unheard_ns
+    else:
+        line.until(PhaseName.MESSAGES, line.cursor_ns + unheard_ns, worker_id, {}, is_lost)
     line.until(PhaseName.QUEUE, line.cursor_ns + queue_ns, worker_id, queue_facts(leg), is_lost)
-    line.until(PhaseName.PREFILL, line.cursor_ns + prefill_ns, worker_id, prefill_facts(leg), is_lost)
-    line.until(PhaseName.MESSAGES, output_ns, worker_id, {}, is_lost)
+    line.until(PhaseName.PREFILL, output_ns, worker_id, prefill_facts(leg), is_lost)
+
+
+def _was_busy(leg: Leg, facts: PrefillFacts, unheard_s: float) -> bool:
+    """It had steps to compute before it heard of the request: messages are heard between steps."""
+    if leg.asked_counters is None or leg.prompt_counters is None:
+        return False
+    busy_s = leg.prompt_counters.busy_s - leg.asked_counters.busy_s
+    return busy_s - facts.queue_s - facts.prefill_s >= _BUSY_FRACTION * unheard_s
 
 
 def _fitted(facts: PrefillFacts, span_ns: int) -> tuple[int, int]:
@@ -98,6 +113,9 @@ def queue_facts(leg: Leg) -> Facts:
         "num_running": load.num_running,
         "num_waiting_prefill_tokens": load.num_waiting_prefill_tokens,
     }
+    others = neighbour_prompt_tokens(leg)
+    if others:
+        facts["num_neighbour_prompt_tokens"] = others
     return facts if leg.is_split else facts | _room_facts(leg)
 
 
@@ -107,6 +125,7 @@ def prefill_facts(leg: Leg) -> Facts:
         facts |= {
             "num_prompt_tokens": leg.facts.num_prompt_tokens,
             "num_cached_tokens": leg.facts.num_cached_tokens,
+            "num_chunks": leg.facts.num_chunks,
         }
     if leg.num_lost_hit_tokens:
         facts["num_lost_hit_tokens"] = leg.num_lost_hit_tokens

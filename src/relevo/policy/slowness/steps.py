@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relevo.core.events import UNKNOWN_COSTS, StepCosts, WorkerLoad
 from relevo.core.handoff import Link
@@ -17,9 +17,8 @@ from relevo.policy.slowness.words import PhaseName, RequestCounts, SlowCause
 
 _OUTLIER = 3.0  # so many times its typical gap is one that is felt; arbitrary
 _IN_DECODE_FRACTION = 0.9  # of a gap, for it to be one between two steps
-_EXCESS_FRACTION = 0.5  # of a prompt's time that its own tokens do not account for; costs are fitted, so not less
-_UNEXPLAINED_FRACTION = 0.5  # of an answer's time
-_ASSUMED_CHUNK_TOKENS = 512
+_TOLD_FRACTION = 0.25  # of what is not its own: then what was beside it accounts for it
+_UNEXPLAINED_FRACTION = 0.5  # of a prompt's or an answer's time; costs are fitted, so not less
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +42,33 @@ class Steps:
 
     def _prompt(self, leg: Leg) -> Iterator[Candidate]:
         """Its chunks took longer than they would have alone."""
-        costs, load = _prompt_costs(leg)
+        costs, load = _prompt_costs(leg), _asked_load(leg)
         if leg.facts is None or leg.is_resumed or leg.first_output_at_ns is None or costs == UNKNOWN_COSTS:
             return
         took_s = self._overlap_s((PhaseName.PREFILL,), leg.routed_at_ns, leg.first_output_at_ns)
         num_computed = max(leg.facts.num_prompt_tokens - leg.facts.num_cached_tokens, 1)
-        num_chunks = -(-num_computed // _ASSUMED_CHUNK_TOKENS)
         context = leg.facts.num_cached_tokens + num_computed / 2
-        excess_s = took_s - num_chunks * costs.step_s(0, context) - costs.per_token_s * num_computed
-        if excess_s < _EXCESS_FRACTION * took_s:
-            return
+        excess_s = took_s - _chunks_s(costs, leg.facts.num_chunks, num_computed, context)
         worker_id = (leg.prefill or leg.decode).worker_id
         num_others = neighbour_prompt_tokens(leg)
         num_running = load.num_running if load is not None else 0
         beside_s = costs.per_token_s * num_others - leg.facts.queue_s
-        crowd_s = num_chunks * costs.per_token_s * num_running
-        if beside_s >= _EXCESS_FRACTION / 2 * excess_s:
+        crowd_s = leg.facts.num_chunks * costs.per_token_s * num_running
+        if beside_s >= _TOLD_FRACTION * excess_s:
             cause, why = (
                 SlowCause.LONG_NEIGHBOUR,
                 f"{count(num_others, 'prompt token')} of others were computed beside it",
             )
-        elif crowd_s >= _EXCESS_FRACTION / 2 * excess_s:
+        elif crowd_s >= _TOLD_FRACTION * excess_s:
             cause, why = SlowCause.CROWDED_STEPS, f"{count(num_running, 'stream')} ran beside it"
-        else:
+        elif (
+            took_s - _chunks_s(_first_costs(load, costs), leg.facts.num_chunks, num_computed, context)
+            >= (_UNEXPLAINED_FRACTION * took_s)
+            and excess_s >= _UNEXPLAINED_FRACTION * took_s
+        ):
             cause, why = SlowCause.SLOW_STEPS, f"its {count(num_computed, 'token')} should not take {worker_id} so long"
+        else:
+            return
         text = f"{seconds(excess_s)} more than its prompt takes alone on {worker_id}: {why}"
         yield Candidate(cause=cause, part=SlowPart.FIRST_TOKEN, avoidable_s=excess_s, telling=text, detail="prompt")
 
@@ -90,7 +92,7 @@ class Steps:
         taken_s = self._overlap_s(phase, sealed_ns, until_ns)
         work = work_between(leg.started_counters, leg.first_counters, leg.decode_load)
         if work is not None and work.num_steps > 0:
-            shares = self._shares(taken_s, work, _decode_costs(leg), 0.0)
+            shares = self._shares(taken_s, work, leg, 0.0)
             for cause, share_s, why in _told(shares, work):
                 text = f"{seconds(share_s)} until {leg.decode.worker_id} took it up: {why}"
                 yield Candidate(cause=cause, part=SlowPart.ANSWER, avoidable_s=share_s, telling=text)
@@ -113,13 +115,13 @@ class Steps:
         """Everything that its steps took from the first to the last output of the leg."""
         own_again = len(self.timeline.preemptions) * (self.counts.num_prompt_tokens + self.counts.num_output_tokens)
         work = work_between(leg.first_counters, leg.last_counters, self._load(leg), own_again)
-        costs = _decode_costs(leg)
+        costs = _latest(leg.decode_load, leg.last_load)
         begins_ns = leg.decode_output_at_ns if leg.decode_output_at_ns is not None else leg.first_output_at_ns
         if work is None or work.num_steps == 0 or begins_ns is None or costs == UNKNOWN_COSTS:
             return
         ends_ns = leg.ended_at_ns if leg.ended_at_ns is not None else self.end_at_ns
         took_s = self._overlap_s((PhaseName.DECODE, PhaseName.FIRST_WRITE), begins_ns, ends_ns)
-        for cause, share_s, why in _told(self._shares(took_s, work, costs, 0.0), work):
+        for cause, share_s, why in _told(self._shares(took_s, work, leg, 0.0), work):
             if cause is not SlowCause.SLOW_STEPS or share_s >= _UNEXPLAINED_FRACTION * took_s:
                 text = f"{seconds(share_s)} beside others on {leg.decode.worker_id}: {why}"
                 if cause is SlowCause.SLOW_STEPS:
@@ -140,9 +142,7 @@ class Steps:
         work = work_between(gap.before, gap.after, gap.load)
         if work is None or leg is None:
             return
-        load = gap.load or leg.decode_load
-        costs = load.costs if load is not None and load.costs != UNKNOWN_COSTS else _decode_costs(leg)
-        for cause, share_s, why in _told(self._shares(gap.gap_s, work, costs, typical_s), work):
+        for cause, share_s, why in _told(self._shares(gap.gap_s, work, leg, typical_s), work):
             yield Candidate(
                 cause=cause, part=SlowPart.GAP, avoidable_s=share_s, telling=f"on {gap.worker.worker_id} {why}"
             )
@@ -154,7 +154,14 @@ class Steps:
 
     # ---- shared ------------------------------------------------------------------------------------------------------
 
-    def _shares(self, took_s: float, work: StepWork, costs: StepCosts, typical_s: float) -> StepShares:
+    def _shares(self, took_s: float, work: StepWork, leg: Leg, typical_s: float) -> StepShares:
+        """By the latest costs; what they leave unexplained, the earlier ones must leave too."""
+        latest = _latest(leg.decode_load, self._load(leg), leg.last_load)
+        shares = self._shares_by(latest, took_s, work, typical_s)
+        before = self._shares_by(_first_costs(leg.decode_load, latest), took_s, work, typical_s)
+        return replace(shares, unexplained_s=min(shares.unexplained_s, before.unexplained_s))
+
+    def _shares_by(self, costs: StepCosts, took_s: float, work: StepWork, typical_s: float) -> StepShares:
         num_own_kv_tokens = self.counts.num_prompt_tokens + self.counts.num_output_tokens // 2
         return shares_of(
             took_s,
@@ -188,10 +195,26 @@ def _told(shares: StepShares, work: StepWork) -> Iterator[tuple[SlowCause, float
         yield SlowCause.SLOW_STEPS, shares.unexplained_s, f"{steps} with nothing in them that takes so long"
 
 
-def _decode_costs(leg: Leg) -> StepCosts:
-    return leg.decode_load.costs if leg.decode_load is not None else UNKNOWN_COSTS
+def _chunks_s(costs: StepCosts, num_chunks: int, num_tokens: int, num_context_tokens: float) -> float:
+    return num_chunks * costs.step_s(0, num_context_tokens) + costs.per_token_s * num_tokens
 
 
-def _prompt_costs(leg: Leg) -> tuple[StepCosts, WorkerLoad | None]:
-    load = leg.prefill_load if leg.prefill is not None and leg.prefill != leg.decode else leg.decode_load
-    return (load.costs, load) if load is not None else (UNKNOWN_COSTS, None)
+def _asked_load(leg: Leg) -> WorkerLoad | None:
+    """Of the worker that computes the prompt, when it was asked."""
+    is_split = leg.prefill is not None and leg.prefill != leg.decode
+    return leg.prefill_load if is_split else leg.decode_load
+
+
+def _prompt_costs(leg: Leg) -> StepCosts:
+    """As they were known once it was computed: a worker learns them from what it does."""
+    return _latest(_asked_load(leg), leg.prompt_load)
+
+
+def _latest(*loads: WorkerLoad | None) -> StepCosts:
+    known = [load.costs for load in loads if load is not None and load.costs != UNKNOWN_COSTS]
+    return known[-1] if known else UNKNOWN_COSTS
+
+
+def _first_costs(load: WorkerLoad | None, costs: StepCosts) -> StepCosts:
+    """As they were known before, or `costs`."""
+    return load.costs if load is not None and load.costs != UNKNOWN_COSTS else costs

@@ -76,7 +76,10 @@ def _in_queue(queue: Sequence[Span]) -> Iterator[Candidate]:
     facts, beside = spans[0].facts, ""
     num_tokens = int(facts.get("num_waiting_prefill_tokens", 0))
     num_waiting, num_running = int(facts.get("num_waiting", 0)), int(facts.get("num_running", 0))
-    if num_tokens or num_waiting:
+    num_others = int(facts.get("num_neighbour_prompt_tokens", 0))
+    if num_others > num_tokens:
+        beside = f", which computed {count(num_others, 'prompt token')} of others meanwhile"
+    elif num_tokens or num_waiting:
         beside = f": {count(num_waiting, 'request')} waited there, {count(num_tokens, 'prompt token')} were ahead"
     elif num_running:
         beside = f": {count(num_running, 'stream')} ran there"
