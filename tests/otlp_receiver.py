@@ -188,14 +188,14 @@ def grpc_collector() -> Iterator[Collector]:
 
     collector = Collector()
 
-    class Service(service.TraceServiceServicer):  # type: ignore[misc]
+    class Service(service.TraceServiceServicer):
         def Export(self, request: ExportTraceServiceRequest, context: Any) -> ExportTraceServiceResponse:
             collector.asked()
             collector.take(request, dict(context.invocation_metadata()))
             return ExportTraceServiceResponse()
 
     server = grpc.server(ThreadPoolExecutor(2))
-    service.add_TraceServiceServicer_to_server(Service(), server)
+    service.add_TraceServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
     collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

@@ -43,10 +43,12 @@ _GATEWAY = """
 import relevo.cli.child
 import relevo.build.gateway
 from relevo.build.ledger import open_database
+from relevo.build.tracing import check_tracing
 from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
 from relevo.gateway.text.chat_template import ModelTemplates
 from relevo.gateway.text.tokenizer import Tokenizer
 open_database("memory")
+assert check_tracing({"OTEL_SERVICE_NAME": "no address, no traces"}) is None
 files = load_tokenizer_files()
 assert ModelTemplates.from_files(files) and Tokenizer(files).encode("hello")
 """

@@ -56,8 +56,7 @@ def edge(**regions: str) -> Iterator[str]:
     )
     assert process.stderr is not None
     try:
-        found = re.search(r"ready: (http://\S+)/v1", process.stderr.readline())
-        assert found
+        found = next(filter(None, (re.search(r"ready: (http://\S+)/v1", line) for line in process.stderr)))
         wait_for_regions(found.group(1), set(regions) - {"gone"})
         yield found.group(1)
     finally:

@@ -13,7 +13,7 @@ from relevo.core.outcome import COMPLETE, Cause, RequestEnd
 from relevo.core.timeline import Preemption, Timeline
 from relevo.policy.tracing.request_spans import MAX_FAILURE_CHARS, MAX_PROMPTS, spans_of
 from relevo.policy.tracing.trace_context import TraceContext
-from relevo.policy.tracing.words import CallTrace, Generation, PlannedSpan, PromptTrace, SpanKind
+from relevo.policy.tracing.words import AttemptTrace, CallTrace, Generation, PlannedSpan, PromptTrace, SpanKind
 
 OWN = TraceContext(trace_id=7, span_id=8, is_sampled=True)
 
@@ -227,3 +227,31 @@ def test_spans_are_well_nested_whatever_the_marks(
     spans = spans_of(call_of(*prompts, ends_ns=ns(data.draw(st.floats(-0.1, 2.0)))))
     assert is_well_nested(spans)
     assert len([span for span in spans if span.name == "leg"]) == num_legs * num_prompts
+
+
+def test_an_edge_tells_of_every_region_that_it_asked() -> None:
+    """Red when a region that was passed over does not show, or the span that the next process continues has another id
+    than it was told."""
+    asked = [
+        AttemptTrace(
+            region="east", context=OWN._replace(span_id=9), begins_ns=ns(0.1), ends_ns=ns(0.2), failure="refused"
+        ),
+        AttemptTrace(
+            region="west",
+            context=OWN._replace(span_id=10),
+            begins_ns=ns(0.2),
+            ends_ns=ns(0.3),
+            status=429,
+            failure="busy",
+        ),
+        AttemptTrace(region="north", context=OWN._replace(span_id=11), begins_ns=ns(0.3), status=200),
+    ]
+    spans = spans_of(call_of(generation=None, attempts=asked))
+    assert is_well_nested(spans)
+    assert [(span.own_id, span.kind, span.failure) for span in spans[1:]] == [
+        (9, SpanKind.CLIENT, "refused"),
+        (10, SpanKind.CLIENT, "busy"),
+        (11, SpanKind.CLIENT, None),
+    ]
+    assert [span.attributes.get("error.type") for span in spans[1:]] == ["region_failed", "429", None]
+    assert spans[3].ends_ns == spans[0].ends_ns

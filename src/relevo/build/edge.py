@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit
 from relevo.build.configs import HttpConfig
 from relevo.build.event_loop import run_until_complete
 from relevo.build.http_server import build_limiter, build_site
+from relevo.build.tracing import build_tracing, check_tracing
 from relevo.core.errors import SettingsError
 from relevo.core.urls import check_server_url, with_plain_zone
 from relevo.gateway.edge.app import edge_app
@@ -51,6 +53,11 @@ async def _run(regions: Mapping[str, str], listener: socket.socket, http: HttpCo
     metrics = EdgeMetrics()
     routes = route_table()
     site = build_site(http, listener.fileno())
-    async with edge_app(known, choice, metrics, MAX_BODY_BYTES, routes, site) as app:
+    asked = check_tracing(os.environ)
+    tracing = build_tracing(asked, "relevo-edge", socket.gethostname()) if asked is not None else None
+    traces = tracing.traces if tracing is not None else None
+    async with edge_app(known, choice, metrics, MAX_BODY_BYTES, routes, site, traces) as app:
         limiter = build_limiter(http, app, routes.error_format, metrics)
-        await HttpServer(limiter, shutdown_timeout_s=30.0, date_header=False).serve(sockets=[listener])
+        at_end = tracing.close if tracing is not None else None
+        server = HttpServer(limiter, shutdown_timeout_s=30.0, date_header=False, at_end=at_end)
+        await server.serve(sockets=[listener])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from relevo.build.configs import HttpConfig
 from relevo.build.edge import parse_regions, run_edge
 from relevo.build.serve import bound_address, open_listener
+from relevo.build.tracing import check_tracing
 from relevo.core.urls import server_url
 from relevo.telemetry.log import configure, say
 
@@ -30,6 +32,9 @@ def edge(
     """
     regions = parse_regions(region or [])
     configure(log_level, "edge")
+    traces = check_tracing(os.environ)
     listener = open_listener(host, port)
+    if traces is not None:
+        say(f"traces go to {traces.shown}")
     say(f"edge before {', '.join(regions)}, ready: {server_url(*bound_address(listener))}/v1")
     run_edge(regions, listener, HttpConfig(allowed_hosts=tuple(allowed_hosts or ())))

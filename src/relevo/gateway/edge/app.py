@@ -28,6 +28,7 @@ from yarl import URL
 from relevo.core.errors import NoWorker, RelevoError, RequestError, WorkerLost
 from relevo.core.ids import RequestId
 from relevo.gateway.edge.metrics import EdgeMetrics
+from relevo.gateway.edge.passing_on import to_client, to_region
 from relevo.gateway.edge.regions import Regions
 from relevo.gateway.http.auth import presented_key
 from relevo.gateway.http.body import check_num_items, json_text, read_body
@@ -37,8 +38,11 @@ from relevo.gateway.http.route import RouteTable
 from relevo.gateway.http.site import Site
 from relevo.gateway.http.sse import ClientGone, run_while_connected
 from relevo.gateway.text.text_work import INLINE_BYTES
+from relevo.gateway.tracing.open_traces import OpenTraces
 from relevo.policy.routing.affinity import affinity_of
 from relevo.policy.routing.region_choice import BYTES_PER_TOKEN, RegionAttempts, RegionChoice
+from relevo.policy.tracing.trace_context import response_headers
+from relevo.policy.tracing.words import AttemptTrace, CallTrace
 from relevo.telemetry.text_format import format_for
 
 log = logging.getLogger("relevo.edge")
@@ -60,6 +64,7 @@ class Forwarded:
     body: bytes
     session: bytes
     num_tokens: int  # estimated
+    trace: CallTrace | None = None  # None: none is made of it
 
 
 BODY_MEMORY_BYTES = 256 * 2**20  # arbitrary; of all requests that are being forwarded
@@ -73,6 +78,7 @@ class Attempt:
     path: str
     answer: aiohttp.ClientResponse
     first_chunk: bytes
+    trace: AttemptTrace | None = None
 
 
 class RegionFailed(Exception):
@@ -90,6 +96,7 @@ class Edge:
     site: Site = field(default_factory=Site)
     rng: random.Random = field(default_factory=random.Random)
     body_memory: ByteAccount = field(default_factory=lambda: ByteAccount(BODY_MEMORY_BYTES))
+    traces: OpenTraces | None = None  # None: none are made
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -99,15 +106,41 @@ class Edge:
         if response is not None:
             await response(scope, receive, send)
             return
+        trace = self._begun(request)
         try:
             if presented_key(request.headers) is None:
                 self.site.check(request.method, request.headers)
-            await self._forward(request, receive, send)
+            await self._forward(request, receive, send, trace)
         except ClientGone:
-            self.metrics.ended("client_gone")
+            self._ended(trace, 499, "client_gone")
         except RelevoError as error:
-            self.metrics.ended(error.code)
-            await error_response(self.routes.error_format(scope["path"]), error)(scope, receive, send)
+            response = error_response(self.routes.error_format(scope["path"]), error)
+            if trace is not None:
+                response.headers.update(response_headers(trace.own))
+            self._ended(trace, response.status_code, error.code)
+            await response(scope, receive, send)
+        finally:
+            if trace is not None and self.traces is not None:
+                trace.ends_ns = trace.ends_ns or time.monotonic_ns()
+                self.traces.end(trace)
+
+    def _begun(self, request: Request) -> CallTrace | None:
+        """Of paths that a region answers, and that are no probes."""
+        if self.traces is None:
+            return None
+        try:
+            route, _ = self.routes.find(request.method, request.scope["path"], request.headers)
+        except RelevoError:
+            return None
+        if route.is_open:
+            return None
+        return self.traces.begin(request.headers.raw, request.method, route.path, time.monotonic_ns())
+
+    def _ended(self, trace: CallTrace | None, status: int, reason: str) -> None:
+        """Without a whole answer."""
+        self.metrics.ended(reason)
+        if trace is not None:
+            trace.status, trace.error, trace.has_failed = trace.status or status, reason, status >= 500
 
     # ---- what the edge says itself -----------------------------------------------------------------------------------
 
@@ -119,6 +152,8 @@ class Edge:
                 body = {"ready": is_ready, "regions": regions}
                 return Response(orjson.dumps(body), 200 if is_ready else 503, media_type="application/json")
             case "/metrics":
+                if self.traces is not None:
+                    self.metrics.traces_dropped(self.traces.num_dropped())
                 body_bytes, content_type = self.metrics.render(
                     {r.name: (r.is_up, self.choice.num_open(r.name)) for r in self.regions.all},
                     format_for(request.headers.get("accept", "")),
@@ -131,10 +166,10 @@ class Edge:
 
     # ---- forwarding --------------------------------------------------------------------------------------------------
 
-    async def _forward(self, request: Request, receive: Receive, send: Send) -> None:
+    async def _forward(self, request: Request, receive: Receive, send: Send, trace: CallTrace | None) -> None:
         body = await read_body(request, self.max_body_bytes, self.body_memory)
         try:
-            forwarded = await self._forwarded(request, body)
+            forwarded = await self._forwarded(request, body, trace)
             try:
                 await run_while_connected(receive, self._serve(forwarded, send))
             finally:
@@ -142,7 +177,7 @@ class Edge:
         finally:
             self.body_memory.give_back(len(body))
 
-    async def _forwarded(self, request: Request, body: bytes) -> Forwarded:
+    async def _forwarded(self, request: Request, body: bytes, trace: CallTrace | None) -> Forwarded:
         raw_path, query = request.scope["raw_path"].decode("ascii"), request.scope["query_string"].decode("latin-1")
         has_session = self.routes.is_generation(request.scope["path"])
         session = await _session_off_loop(request.headers, body) if has_session else b""
@@ -158,12 +193,13 @@ class Edge:
             body=body,
             session=session,
             num_tokens=max(1, len(body) // BYTES_PER_TOKEN),
+            trace=trace,
         )
 
     async def _serve(self, forwarded: Forwarded, send: Send) -> None:
         attempt = await self._first_answer(forwarded)
         try:
-            await self._pass_on(attempt, send)
+            await self._pass_on(attempt, forwarded.trace, send)
         finally:
             attempt.answer.close()
 
@@ -185,6 +221,7 @@ class Edge:
                 busy.answer.close()
             if attempts.accepts(attempt.answer.status, time.monotonic() - started_s):
                 return attempt
+            _left(attempt.trace, f"busy: {attempt.answer.status}")
             busy = attempt
             self.metrics.retried("busy")
         if busy is not None:
@@ -195,11 +232,16 @@ class Edge:
     async def _ask(self, name: str, forwarded: Forwarded) -> Attempt:
         """Until the first byte of the body. Raises RegionFailed."""
         region = self.regions[name]
-        asking = asyncio.create_task(self._open(region.url, forwarded))
+        trace, headers = None, forwarded.headers
+        if forwarded.trace is not None and self.traces is not None:
+            trace = self.traces.attempt(forwarded.trace, name, time.monotonic_ns())
+            headers = to_region(headers, trace.context)
+        asking = asyncio.create_task(self._open(region.url, forwarded, headers))
         down = asyncio.create_task(region.went_down.wait())
         try:
             await asyncio.wait((asking, down), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
+                _left(trace, region.why_down)
                 raise RegionFailed(region.why_down)
             answer, first_chunk = await asking
         except asyncio.CancelledError:
@@ -209,19 +251,24 @@ class Edge:
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, aiohttp.ClientConnectorError):
                 self.regions.lost(name, f"{type(error).__name__}: {error}")
+            _left(trace, f"{type(error).__name__}: {error}")
             raise RegionFailed(f"{type(error).__name__}: {error}") from error
         finally:
             for task in (asking, down):
                 task.cancel()
             await asyncio.gather(asking, down, return_exceptions=True)
-        return Attempt(name, forwarded.path_and_query.partition("?")[0], answer, first_chunk)
+        if trace is not None:
+            trace.status = answer.status
+        return Attempt(name, forwarded.path_and_query.partition("?")[0], answer, first_chunk, trace)
 
-    async def _open(self, url: str, forwarded: Forwarded) -> tuple[aiohttp.ClientResponse, bytes]:
+    async def _open(
+        self, url: str, forwarded: Forwarded, headers: list[tuple[str, str]]
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
         answer = await self.client.request(
             forwarded.method,
             URL(url + forwarded.path_and_query, encoded=True),  # as it came: a path is not mended on the way
             data=forwarded.body if forwarded.body or forwarded.method == "POST" else None,
-            headers=forwarded.headers,
+            headers=headers,
             allow_redirects=False,
         )
         try:
@@ -230,10 +277,13 @@ class Edge:
             answer.close()
             raise
 
-    async def _pass_on(self, attempt: Attempt, send: Send) -> None:
+    async def _pass_on(self, attempt: Attempt, trace: CallTrace | None, send: Send) -> None:
         answer = attempt.answer
         headers = [(name.lower(), value) for name, value in answer.raw_headers if name.lower() not in _HOP_BY_HOP]
         headers.append((REGION_HEADER.encode(), attempt.region.encode()))
+        if trace is not None:
+            trace.status, trace.has_failed = answer.status, answer.status >= 500
+            headers = to_client(headers, trace.own)
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         try:
             if attempt.first_chunk:
@@ -241,8 +291,13 @@ class Edge:
                 async for chunk in answer.content.iter_any():
                     await send(_chunk(chunk))
         except (aiohttp.ClientError, OSError) as error:
+            if trace is not None:
+                trace.error, trace.has_failed = "region_lost", True
+            _left(attempt.trace, f"died within its answer: {type(error).__name__}")
             await self._break_off(attempt, error, send)
             return
+        if trace is not None:
+            trace.ends_ns = time.monotonic_ns()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         self.metrics.answered(attempt.region, answer.status)
 
@@ -256,6 +311,11 @@ class Edge:
         event = self.routes.error_format(attempt.path).stream_event(lost, "")
         await send(_chunk(b"\n\n" + event))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _left(attempt: AttemptTrace | None, why: str) -> None:
+    if attempt is not None:
+        attempt.ends_ns, attempt.failure = time.monotonic_ns(), why
 
 
 def _chunk(data: bytes) -> Message:
@@ -289,6 +349,7 @@ async def edge_app(
     max_body_bytes: int,
     routes: RouteTable,
     site: Site,
+    traces: OpenTraces | None = None,
 ) -> AsyncIterator[Edge]:
     """The application, with probes running and connections open."""
     timeout = aiohttp.ClientTimeout(total=None, connect=2.0, sock_connect=2.0)
@@ -296,7 +357,7 @@ async def edge_app(
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as client:
         probing = asyncio.create_task(regions.probe(client))
         try:
-            yield Edge(regions, choice, metrics, client, max_body_bytes, routes, site)
+            yield Edge(regions, choice, metrics, client, max_body_bytes, routes, site, traces=traces)
         finally:
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)

@@ -35,6 +35,18 @@ class EdgeMetrics:
             "relevo:edge_requests_in_flight", "Requests open in a region.", ("region",), registry=self._registry
         )
 
+        self._lost_traces = Counter(
+            "relevo:traces_dropped", "Requests whose trace was to be recorded and is lost.", ("reason",),
+            registry=self._registry,
+        )  # fmt: skip
+        self._num_lost_traces: dict[str, int] = {}
+
+    def traces_dropped(self, numbers: Mapping[str, int]) -> None:
+        """So far, by reason."""
+        for reason, number in numbers.items():
+            self._lost_traces.labels(reason).inc(number - self._num_lost_traces.get(reason, 0))
+            self._num_lost_traces[reason] = number
+
     def answered(self, region: str, status: int) -> None:
         self._answers.labels(region, str(status)).inc()
 

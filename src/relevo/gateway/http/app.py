@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.middleware.cors import CORSMiddleware
@@ -63,6 +65,7 @@ class Exchange:
     status: int | None = None
     reply_headers: dict[str, str] = field(default_factory=dict)
     trace: CallTrace | None = None  # None: no traces are made, or none of this
+    now_ns: Callable[[], int] = time.monotonic_ns
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -72,6 +75,8 @@ class Exchange:
             given = list(message.get("headers", ()))
             names = {name for name, _ in given}
             message = {**message, "headers": [*given, *(each for each in encoded if each[0] not in names)]}
+        elif self.trace is not None and not message.get("more_body"):
+            self.trace.ends_ns = self.now_ns()  # once it is handed over, a client may have it before this goes on
         await self.send_on(message)
 
     def failed_with(self, code: str, *, is_ours: bool = False) -> None:
@@ -100,7 +105,7 @@ class Gateway:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         accepted_at_ns = self.context.clock.now_ns()
         request = Request(scope, receive)
-        exchange = Exchange(send, _request_id(request))
+        exchange = Exchange(send, _request_id(request), now_ns=self.context.clock.now_ns)
         try:
             await self._answer(request, receive, exchange, accepted_at_ns)
         finally:
@@ -158,7 +163,7 @@ class Gateway:
             exchange.reply_headers.update(response_headers(exchange.trace.own))
 
     def _end_trace(self, exchange: Exchange, trace: CallTrace) -> None:
-        trace.ends_ns = self.context.clock.now_ns()
+        trace.ends_ns = trace.ends_ns or self.context.clock.now_ns()
         trace.status = exchange.status or STATUS_CLIENT_GONE
         trace.has_failed = trace.has_failed or trace.status >= 500
         assert self.context.traces is not None, "one has begun"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
 
 import uvicorn
 
@@ -17,7 +18,8 @@ from relevo.gateway.http.tls import TlsContext, no_tls
 
 
 class HttpServer(uvicorn.Server):
-    """`handles_signals`: SIGTERM and SIGINT end it, after which uvicorn raises them again; otherwise `should_exit`."""
+    """`handles_signals`: SIGTERM and SIGINT end it, after which uvicorn raises them again; otherwise `should_exit`.
+    `at_end`: called once all connections are closed, and before a signal is raised again."""
 
     def __init__(
         self,
@@ -27,6 +29,7 @@ class HttpServer(uvicorn.Server):
         date_header: bool = True,
         handles_signals: bool = True,
         tls: TlsContext = no_tls,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -46,6 +49,7 @@ class HttpServer(uvicorn.Server):
         self.limiter = limiter
         self.tls = tls
         self._handles_signals = handles_signals
+        self._at_end = at_end
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return super().capture_signals() if self._handles_signals else contextlib.nullcontext()
@@ -60,6 +64,11 @@ class HttpServer(uvicorn.Server):
         for listener in listeners:
             listener.start()
         self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._at_end is not None:
+            self._at_end()
 
     async def on_tick(self, counter: int) -> bool:
         should_exit = await super().on_tick(counter)

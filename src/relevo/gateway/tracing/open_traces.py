@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from relevo.policy.tracing.trace_context import TraceContext, context_in
-from relevo.policy.tracing.words import CallTrace
+from relevo.policy.tracing.words import AttemptTrace, CallTrace
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -53,6 +53,12 @@ class OpenTraces:
     def end(self, call: CallTrace) -> None:
         if call.own.is_sampled:
             self.put(call)
+
+    def attempt(self, call: CallTrace, region: str, now_ns: int) -> AttemptTrace:
+        """A region is asked now, as a child of the call."""
+        made = AttemptTrace(region=region, context=call.own._replace(span_id=self._id(64)), begins_ns=now_ns)
+        call.attempts.append(made)
+        return made
 
     def _id(self, num_bits: int) -> int:
         while not (drawn := self._random.getrandbits(num_bits)):

@@ -1,4 +1,5 @@
-"""The spans of an HTTP request that has ended: its own, one per prompt where there are several, per leg and per phase.
+"""The spans of an HTTP request that has ended: its own, one per prompt where there are several, per leg and per phase;
+at an edge one per region that was asked.
 
 Owns their names and attributes, and that every one lies within its parent. Phases are those that `relevo why` tells
 (`policy.slowness`); one that a worker spent is the worker's. Pure. Nothing of a text, a key or a tenant is known here.
@@ -16,7 +17,7 @@ from relevo.core.ids import WorkerRef
 from relevo.core.timeline import Leg
 from relevo.policy.slowness.explain import explain
 from relevo.policy.slowness.words import Explanation, Phase, PhaseName
-from relevo.policy.tracing.words import Attribute, CallTrace, PlannedSpan, PromptTrace, SpanKind
+from relevo.policy.tracing.words import AttemptTrace, Attribute, CallTrace, PlannedSpan, PromptTrace, SpanKind
 
 MAX_PROMPTS = 16  # arbitrary: of more prompts in one request only the sums are told
 MAX_FAILURE_CHARS = 200  # arbitrary
@@ -53,6 +54,8 @@ def spans_of(call: CallTrace) -> list[PlannedSpan]:
     for number, each in enumerate(told):
         parent = 0 if len(call.prompts) == 1 else _add_prompt(spans, number, each)
         _add_legs(spans, parent, each)
+    for attempt in call.attempts:
+        _add_attempt(spans, call, attempt)
     return spans
 
 
@@ -75,6 +78,25 @@ def _add(spans: list[PlannedSpan], parent: int, span: PlannedSpan) -> int:
     span.ends_ns = min(max(span.ends_ns, span.begins_ns), around.ends_ns)
     spans.append(span)
     return len(spans) - 1
+
+
+def _add_attempt(spans: list[PlannedSpan], call: CallTrace, attempt: AttemptTrace) -> None:
+    attributes: dict[str, Attribute] = {"http.request.method": call.method, "relevo.region": attempt.region}
+    if attempt.status:
+        attributes["http.response.status_code"] = attempt.status
+    if attempt.failure is not None:
+        attributes["error.type"] = str(attempt.status) if attempt.status >= 400 else "region_failed"
+    span = PlannedSpan(
+        name=call.method,
+        kind=SpanKind.CLIENT,
+        begins_ns=attempt.begins_ns,
+        ends_ns=attempt.ends_ns or call.ends_ns,
+        parent=0,
+        attributes=attributes,
+        failure=None if attempt.failure is None else attempt.failure[:MAX_FAILURE_CHARS],
+        own_id=attempt.context.span_id,
+    )
+    _add(spans, 0, span)
 
 
 def _add_prompt(spans: list[PlannedSpan], number: int, told: _Told) -> int:

@@ -63,6 +63,18 @@ class Generation:
 
 
 @dataclass(slots=True, kw_only=True)
+class AttemptTrace:
+    """Of an edge: a region was asked."""
+
+    region: str
+    context: TraceContext  # that the region was told
+    begins_ns: int
+    ends_ns: int = 0  # 0: when the call ended
+    status: int = 0  # 0: it did not answer
+    failure: str | None = None  # why another one was asked, or the answer broke off
+
+
+@dataclass(slots=True, kw_only=True)
 class CallTrace:
     """An HTTP request, from its head to the end of its answer."""
 
@@ -77,6 +89,7 @@ class CallTrace:
     has_failed: bool = False  # on our account
     generation: Generation | None = None
     prompts: list[PromptTrace] = field(default_factory=list)
+    attempts: list[AttemptTrace] = field(default_factory=list)  # of an edge, which knows no prompts
 
     @property
     def recorded_id(self) -> str:
