@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from relevo.core.baton import PrefillFacts
-from relevo.core.events import StepCounters, WorkerLoad
+from relevo.core.events import StepCosts, StepCounters, WorkerLoad
 from relevo.core.handoff import Link
 from relevo.core.ids import WorkerRef
 
@@ -43,7 +43,7 @@ class Leg:
     prefill_load: WorkerLoad | None = None
     asked_counters: StepCounters | None = None  # of the worker that computes the prompt, as known when it was asked
     prompt_counters: StepCounters | None = None  # the same, with the first output
-    prompt_load: WorkerLoad | None = None  # told with them
+    prompt_costs: StepCosts | None = None  # of its steps, told with them: a worker learns them from what it does
     link: Link | None = None  # over which the blocks go; None: they stay
     first_output_at_ns: int | None = None
     facts: PrefillFacts | None = None  # of the worker that computed the prompt in this leg
@@ -53,7 +53,7 @@ class Leg:
     decode_output_at_ns: int | None = None  # first output of the decode worker, where another computed the prompt
     first_counters: StepCounters | None = None  # of the decode worker, with its first output in this leg
     last_counters: StepCounters | None = None  # the same, with its latest
-    last_load: WorkerLoad | None = None  # told with them
+    last_costs: StepCosts | None = None  # told with them
     transferred_bytes: int = 0
     transfer_s: float = 0.0  # bytes under way
     last_output_at_ns: int | None = None  # its last sign, where it failed

@@ -132,13 +132,13 @@ class Marks:
             _note_gap(in_flight, event.worker, leg.last_counters if is_decoder else None, member, now_ns)
             if is_decoder:
                 leg.first_counters = leg.first_counters or member.counters
-                leg.last_counters, leg.last_load = member.counters, member.load
+                leg.last_counters, leg.last_costs = member.counters, member.load.costs
         if event.output.facts is not None:
             leg.facts = leg.facts or event.output.facts
         if leg.first_output_at_ns is None:
             leg.first_output_at_ns = now_ns
             if member is not None:
-                leg.prompt_counters, leg.prompt_load = member.counters, member.load
+                leg.prompt_counters, leg.prompt_costs = member.counters, member.load.costs
         elif leg.decode_output_at_ns is None and leg.decode_started_at_ns is not None and is_decoder:
             leg.decode_output_at_ns = now_ns
 
@@ -189,7 +189,7 @@ def told(in_flight: InFlightRequest, step: wire.StepOutputs, now_ns: int) -> Non
     leg = in_flight.leg
     if leg is not None:
         _note_gap(in_flight, leg.decode, leg.last_counters, step, now_ns)
-        leg.last_counters, leg.last_load = step.counters, step.load
+        leg.last_counters, leg.last_costs = step.counters, step.load.costs
 
 
 def _note_gap(

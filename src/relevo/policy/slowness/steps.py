@@ -115,7 +115,7 @@ class Steps:
         """Everything that its steps took from the first to the last output of the leg."""
         own_again = len(self.timeline.preemptions) * (self.counts.num_prompt_tokens + self.counts.num_output_tokens)
         work = work_between(leg.first_counters, leg.last_counters, self._load(leg), own_again)
-        costs = _latest(leg.decode_load, leg.last_load)
+        costs = _latest(_costs_of(leg.decode_load), leg.last_costs)
         begins_ns = leg.decode_output_at_ns if leg.decode_output_at_ns is not None else leg.first_output_at_ns
         if work is None or work.num_steps == 0 or begins_ns is None or costs == UNKNOWN_COSTS:
             return
@@ -156,7 +156,7 @@ class Steps:
 
     def _shares(self, took_s: float, work: StepWork, leg: Leg, typical_s: float) -> StepShares:
         """By the latest costs; what they leave unexplained, the earlier ones must leave too."""
-        latest = _latest(leg.decode_load, self._load(leg), leg.last_load)
+        latest = _latest(_costs_of(leg.decode_load), _costs_of(self._load(leg)), leg.last_costs)
         shares = self._shares_by(latest, took_s, work, typical_s)
         before = self._shares_by(_first_costs(leg.decode_load, latest), took_s, work, typical_s)
         return replace(shares, unexplained_s=min(shares.unexplained_s, before.unexplained_s))
@@ -207,11 +207,15 @@ def _asked_load(leg: Leg) -> WorkerLoad | None:
 
 def _prompt_costs(leg: Leg) -> StepCosts:
     """As they were known once it was computed: a worker learns them from what it does."""
-    return _latest(_asked_load(leg), leg.prompt_load)
+    return _latest(_costs_of(_asked_load(leg)), leg.prompt_costs)
 
 
-def _latest(*loads: WorkerLoad | None) -> StepCosts:
-    known = [load.costs for load in loads if load is not None and load.costs != UNKNOWN_COSTS]
+def _costs_of(load: WorkerLoad | None) -> StepCosts | None:
+    return load.costs if load is not None else None
+
+
+def _latest(*told: StepCosts | None) -> StepCosts:
+    known = [costs for costs in told if costs is not None and costs != UNKNOWN_COSTS]
     return known[-1] if known else UNKNOWN_COSTS
 
 
