@@ -317,6 +317,12 @@ void bind_program(nb::module_& module) {
       .def_prop_ro("path", [](const Engine& self) { return path_name(self.choice.path); })
       .def_prop_ro("reason", [](const Engine& self) { return self.choice.reason; })
       .def_prop_ro("num_threads", [](const Engine& self) { return self.pool.size(); })
+      .def("use_cores", [](Engine& self, const std::vector<int>& cores) {
+             nb::gil_scoped_release released;
+             Turn turn(self);
+             self.pool.use(cores);
+           },
+           "cores"_a, "Compute on one thread per core from now on; the caller's is the first.")
       .def_prop_ro("weight_bytes", [](const Engine& self) { return self.region.used_bytes(); })
       .def("matrix", &make_matrix, nb::keep_alive<0, 1>(), "parts"_a, "k"_a,
            "Pack parts (stored, packed, uint8 [rows, bytes of a row]), stacked along their rows.")

@@ -219,6 +219,11 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::size() const { return state_->size(); }
 
+void ThreadPool::use(const std::vector<int>& cores) {
+  ThreadPool next(cores);
+  std::swap(state_, next.state_);  // the old team ends with `next`
+}
+
 void ThreadPool::run(void (*body)(void* context, int thread), void* context) {
   if (state_->size() == 1) {
     call_body(body, context, 0);

@@ -18,6 +18,10 @@ class ThreadPool {
 
   int size() const;
 
+  // Another team from now on, one thread per core as above. Not while a body runs. Throws as the constructor does; then
+  // the team is what it was.
+  void use(const std::vector<int>& cores);
+
   // Calls body(context, thread) on every thread, thread in [0, size()); returns when all have returned.
   void run(void (*body)(void* context, int thread), void* context);
 

@@ -48,10 +48,16 @@ void Area::reserve(size_t bytes) {
 }
 
 Program::Program(Engine& engine) : engine_(engine), seconds_by_kind_(std::variant_size_v<Operation>) {
-  for (int thread = 0; thread < engine.pool.size(); ++thread) {
+  make_room_for_threads();
+}
+
+void Program::make_room_for_threads() {
+  if (own_prepared_.size() >= static_cast<size_t>(engine_.pool.size())) return;
+  for (int thread = static_cast<int>(own_prepared_.size()); thread < engine_.pool.size(); ++thread) {
     own_prepared_.push_back(std::make_unique<Area>());
     own_transformed_.push_back(std::make_unique<Area>());
   }
+  row_capacity_ = 0;
 }
 
 int Program::add_buffer(int64_t width) {

@@ -188,6 +188,8 @@ class Program {
   void check_cache(const KVCache& cache, const AttentionStep& step) const;
   void check_tokens(const KVCache& cache, const StepInputs& inputs) const;
   void make_room(int64_t num_tokens);
+  // The team may have grown since the last step; what was sized for fewer threads is sized again by make_room.
+  void make_room_for_threads();
   void place_angles(const StepInputs& inputs);
   float* column(View view) const { return buffers_[static_cast<size_t>(view.buffer)].area->floats() + view.offset; }
   int64_t stride(View view) const { return buffers_[static_cast<size_t>(view.buffer)].width; }

@@ -310,6 +310,7 @@ class Walker {
 double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSummaries& summaries) {
   check_cache(cache, inputs.attention);
   check_tokens(cache, inputs);
+  make_room_for_threads();
   make_room(inputs.attention.num_tokens);
   place_angles(inputs);
   clear_fresh_tails(cache, inputs.attention);

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
 from typing import NamedTuple
@@ -69,6 +70,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
             role=config.role,
             model_name=config.model,
             limits=built.limits,
+            cores=tuple(config.cores),
         ),
         scheduler=Scheduler(scheduler_config(config, runner.layout, costs.costs, runner.vocab_size)),
         runner=runner,
@@ -77,9 +79,11 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
         costs=costs,
         clock=MonotonicClock(),
         drain_timeout_s=config.drain_timeout_s,
+        compute_on=built.compute_on,
         grammars=grammars,
         work=built.work,
     )
+    costs.computes_on(len(config.cores))
     report(Status(kind="progress", message="vocabulary of grammars"))
     wait([grammars.load()])  # it holds the interpreter lock for longer than a step takes
     phases.done("vocabulary of grammars")
@@ -109,6 +113,7 @@ class Built(NamedTuple):
     arena: Arena
     costs: StepCostModel
     grammars: Grammars
+    compute_on: Callable[[Sequence[int]], bool]
     work: ModelWork
     limits: WorkerLimits
 
@@ -138,7 +143,7 @@ def build_fake(config: WorkerConfig) -> Built:
         script=unpacked(config.script) if config.script else None,
         grammar_masks=GrammarMasks(grammars, FAKE_MODEL.vocab_size),
     )
-    return Built(runner, arena, measured, grammars, *fake_work(costs))
+    return Built(runner, arena, measured, grammars, lambda cores: False, *fake_work(costs))
 
 
 def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None = None) -> Built:
@@ -177,7 +182,21 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     work = model_work(files, config, arena.layout)
     limits = limits_at_start(config, work, operand(files, config))
     phases.done("limits of its cores")
-    return Built(runner, arena, costs, grammars, work, limits)
+
+    def compute_on(cores: Sequence[int]) -> bool:
+        pin_threads(cores)
+        return runner.use_cores(cores)
+
+    return Built(runner, arena, costs, grammars, compute_on, work, limits)
+
+
+def pin_threads(cores: Sequence[int]) -> None:
+    """All threads that this process has; those of a pool that pins its own are pinned by it afterwards."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _grammars(config: WorkerConfig, vocab_size: int) -> Grammars:
@@ -226,6 +245,7 @@ def scheduler_config(config: WorkerConfig, layout: KVLayout, costs: StepCosts, v
         vocab_size=vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
         tenant_weights=config.tenant_weights,
+        itl_target_s=config.itl_target_s,
         more_groups=table_rules(layout),
     )
 

@@ -11,6 +11,7 @@ from relevo.core.ids import RequestId
 from relevo.core.kv import Reservation
 from relevo.core.prompt_scores import PromptScores
 from relevo.core.request import FinishReason
+from relevo.core.role import RoleChange
 
 
 class TokenOutput(NamedTuple):
@@ -69,6 +70,7 @@ class WorkerLoad:
     num_quarantined_blocks: int = 0
     num_total_blocks: int = 0
     costs: StepCosts = UNKNOWN_COSTS
+    role: RoleChange | None = None  # the last that it was given; None: it has the role that it began with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

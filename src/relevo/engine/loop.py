@@ -12,13 +12,15 @@ driver, such as the simulator, calls the four itself and lets what a step takes 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relevo.core.baton import SampledToken
-from relevo.core.decisions import Decide, unlogged
+from relevo.core.decisions import Decide, Decision, unlogged
 from relevo.core.ids import PeerId
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.ports import Clock, ModelRunner
+from relevo.core.role import RoleChange
 from relevo.engine.cache_feed import CacheFeed
 from relevo.engine.decided import tell_accepted, tell_ends, tell_plan, with_evictions
 from relevo.engine.grammar_gate import Denied, GrammarGate, Passed
@@ -52,6 +54,7 @@ class EngineLoop:
     clock: Clock
     drain_timeout_s: float = 30.0  # how long a drain waits for what runs
     decide: Decide = unlogged
+    compute_on: Callable[[Sequence[int]], bool] = lambda cores: False  # from the next step; False: it has no cores
     grammars: Grammars = field(default_factory=no_grammars)  # also what the runner holds outputs to
     work: ModelWork | None = None  # of a step; None: not known
     core: WorkerCore = field(init=False)
@@ -130,6 +133,8 @@ class EngineLoop:
                 self.links.send(peer, wire.Fenced(worker_id, message.epoch, message.nonce))
             case wire.Drain():
                 self.drain()
+            case wire.SetRole(change=change):
+                self._take_role(change)
             case wire.FollowCache():
                 self._cache_feed.follow(peer)
             case wire.Ping():
@@ -156,7 +161,7 @@ class EngineLoop:
         self.core.grant_room(now_ns)
         self._outgoing.carry_out()
         self._transfers.drop_withdrawn()
-        plan = self.scheduler.plan(now_ns)
+        plan = self.scheduler.plan(now_ns, self.costs.costs)
         preempted = self.scheduler.take_preempted()
         if preempted:
             self._outgoing.tell_preempted(preempted)
@@ -165,6 +170,16 @@ class EngineLoop:
         elif self.decide is not unlogged:
             tell_plan(self.decide, plan, self.scheduler.planned_requests, preempted)
         return plan
+
+    def _take_role(self, change: RoleChange) -> None:
+        """What runs here goes on, in steps of the new role."""
+        if not self.scheduler.take_role(change):
+            return
+        if change.cores and self.compute_on(change.cores):
+            self.costs.computes_on(len(change.cores))
+        self.decide(Decision.ROLE, role=str(change.role), num_cores=len(change.cores))
+        cores = ",".join(map(str, change.cores)) or "as before"
+        log.info("role %s from the next step on; cores %s", change.role, cores)
 
     def _ask(self, peer: PeerId, message: Asked, now_ns: int) -> None:
         request_id = request_of(message)

@@ -19,12 +19,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 from relevo.core.errors import WorkerLost
 from relevo.core.events import UNKNOWN_LIMITS, StepCounters, WorkerLoad
 from relevo.core.handoff import KVPath
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
+from relevo.core.role import Role, RoleChange, parse_role
 from relevo.orchestrator.ports import WorkerLink, WorkerStatus
 from relevo.policy.admission.room import may_make_room
 from relevo.policy.http.liveness import INTERVAL_S, Liveness
@@ -75,15 +77,26 @@ class Member:
     is_leaving: bool = False  # finishes what it has, takes nothing new
     is_removed: bool = False  # is forgotten once its link has ended
     may_have_room: bool = True  # its last report shows less work than the one before
+    wanted: RoleChange | None = None  # the last role that it was given, which a new incarnation gets, too
     ref: WorkerRef = field(init=False)  # the present or last incarnation
 
     def __post_init__(self) -> None:
         self.ref = WorkerRef(self.worker_id, self.hello.epoch if self.hello is not None else 0)
 
     @property
+    def role_now(self) -> Role:
+        """It was given another one than it began with, or not."""
+        return self.load.role.role if self.load.role is not None else _role_named(self.role)
+
+    @property
     def is_gone(self) -> bool:
         """It was there, and its process has ended since."""
         return self.hello is not None and self.link is None
+
+
+@lru_cache
+def _role_named(name: str) -> Role:
+    return parse_role(name)
 
 
 class Membership:
@@ -166,11 +179,20 @@ class Membership:
         member = self._members.get(worker_id)
         return member is not None and member.is_ready and self.send(member.ref, wire.Drain())
 
+    def set_role(self, worker_id: WorkerId, change: RoleChange) -> bool:
+        """It takes effect with the worker's next step, and is given to every later incarnation. False: the worker is
+        not there."""
+        member = self._members.get(worker_id)
+        if member is None or member.link is None:
+            return False
+        member.wanted = change
+        return self.send(member.ref, wire.SetRole(change))
+
     def statuses(self) -> tuple[WorkerStatus, ...]:
         return tuple(
             WorkerStatus(
                 worker_id=member.worker_id,
-                role=member.role,
+                role=str(member.role_now),
                 ready=member.is_ready,
                 epoch=member.ref.epoch,
                 pid=member.hello.pid if member.hello is not None else 0,
@@ -207,6 +229,8 @@ class Membership:
         member.why_not_ready = "waiting for the other workers to let go of its former blocks"
         member.orphans = set()
         log.info("%s joined (epoch %d, pid %d, %s)", worker_id, hello.epoch, hello.pid, hello.role)
+        if member.wanted is not None:
+            self.send(member.ref, wire.SetRole(member.wanted))
         for other in self._others(member):
             self.send(member.ref, wire.Fence(other.worker_id, other.ref.epoch, other.fence_nonce))
         self._fence(member, hello.orphans)
@@ -310,7 +334,14 @@ class Membership:
             case wire.StepOutputs() | wire.LoadReport():
                 member.may_have_room = may_make_room(member.load, message.load)
                 member.load, member.counters = message.load, message.counters
+                if message.load.role is not None:
+                    self._note_role(member, message.load.role)
         self._sink.on_message(member.ref, message)
+
+    def _note_role(self, member: Member, told: RoleChange) -> None:
+        """Another gateway may have given it."""
+        if member.wanted is None or member.wanted.version < told.version:
+            member.wanted = told
 
     def _all_fenced(self, member: Member) -> None:
         """If so, what was left in its quarantine goes back, and it gets traffic."""

@@ -220,7 +220,7 @@ class Placement:
             return known[0]
         view = WorkerView(
             ref=ref,
-            role=member.role,
+            role=member.role_now,
             ready=member.is_ready,
             load=member.load,
             kv_site=hello.kv_site if hello is not None else NO_SITE,

@@ -27,6 +27,7 @@ from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite
 from relevo.core.ids import BlockHash, RequestId, WorkerId
 from relevo.core.kv import KVLayout, Reservation
 from relevo.core.request import EngineRequest
+from relevo.core.role import RoleChange
 
 PROTOCOL_VERSION = 4
 
@@ -111,6 +112,12 @@ class Drain(Message, frozen=True, tag=True):
     """Finish what runs, for as long as the worker's drain time, then exit with status 0. Answered with Leaving."""
 
 
+class SetRole(Message, frozen=True, tag=True):
+    """From the next step on. The worker's next load report says so; without effect if it was told a version as high."""
+
+    change: RoleChange
+
+
 class FollowCache(Message, frozen=True, tag=True):
     """Answered with CacheSnapshot; CacheEvents follow. Sent again when events are missing."""
 
@@ -140,7 +147,11 @@ class Hello(Message, frozen=True, tag=True):
     load: WorkerLoad
     abilities: frozenset[Ability] = ALL_ABILITIES  # without one of them it is sent Submit only
     orphans: tuple[RequestId, ...] = ()  # see Orphans
+<<<<<<< HEAD
     limits: WorkerLimits = UNKNOWN_LIMITS
+=======
+    cores: tuple[int, ...] = ()  # that it was started on
+>>>>>>> bab864c (A worker's role is a number that changes between two steps)
 
 
 class Reserved(Message, frozen=True, tag=True):
@@ -258,6 +269,7 @@ ToWorker = (
     | Release
     | Fence
     | Drain
+    | SetRole
     | FollowCache
     | Ping
 )

@@ -127,6 +127,11 @@ class Ops(Protocol):
     kv_in_host_memory: bool  # False: the cache lies on a device, and a transport over host memory cannot move it
     row_math: RowMath  # for the logits of its programs
 
+    def use_cores(self, cores: Sequence[int]) -> bool:
+        """Compute on one thread per core from the next call on; the caller's is the first. Results keep their bits.
+        False: this backend does not compute on cores."""
+        ...
+
     def weight(self, parts: Sequence[HostTensor]) -> Buffer:
         """A weight as operations take it; parts are stacked along their first dimension. May keep the parts' memory."""
         ...

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 
 from relevo.core.events import WorkerLoad
 from relevo.policy.routing.worker_choice import (
-    DECODE_ROLES,
-    PREFILL_ROLES,
     Ask,
     WorkerView,
+    decode_rank,
     preferred,
+    prefill_rank,
     prefill_s,
     with_costs,
 )
@@ -74,7 +74,7 @@ def has_room(views: Sequence[WorkerView], ask: Ask, limits: RoomLimits, *, is_ba
     """May the request be sent now? Some worker must have room to compute its prompt, and some to decode a continuation
     of it."""
     ready = [view for view in views if view.ready]
-    prefill, decode = preferred(ready, PREFILL_ROLES), preferred(ready, DECODE_ROLES)
+    prefill, decode = preferred(ready, prefill_rank), preferred(ready, decode_rank)
     if not is_batch and ask.num_unstarted == 0 and any(view.load.num_waiting < limits.max_running for view in decode):
         return True
     on_the_way = sum(view.in_flight_asked_tokens for view in ready if view not in prefill)  # to some prefill worker
@@ -88,7 +88,7 @@ def outlook(views: Sequence[WorkerView], ask: Ask, handoff_s: float, limits: Roo
     ready = with_costs([view for view in views if view.ready])
     if not ready:
         return RoomView(is_anyone_ready=False)
-    prefill, decode = preferred(ready, PREFILL_ROLES), preferred(ready, DECODE_ROLES)
+    prefill, decode = preferred(ready, prefill_rank), preferred(ready, decode_rank)
     num_uncached = min(ask.num_uncached(view.ref) for view in ready)
     best = min(prefill, key=lambda view: view.prefill_queue_s)
     rates = [1.0 / view.load.costs.per_token_s for view in prefill if view.load.costs.per_token_s > 0.0]

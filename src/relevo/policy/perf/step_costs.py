@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from relevo.core.events import StepCosts
+from relevo.core.events import UNKNOWN_COSTS, StepCosts
 from relevo.core.handoff import Link
 from relevo.policy.perf.linear import solve
 
@@ -37,37 +37,53 @@ class _Moments:
         self.xy = [keep * m + v for m, v in zip(self.xy, x, strict=True)]
 
 
+@dataclass(slots=True)
+class _Learned:
+    """On one number of cores."""
+
+    classes: dict[int, _Moments] = field(default_factory=dict)
+    num_samples: int = 0
+    num_fitted: int = 0
+    costs: StepCosts = UNKNOWN_COSTS
+
+
 class StepCostModel:
     """Online estimate of `StepCosts`. All zero before the first sample."""
 
     def __init__(self) -> None:
-        self._classes: dict[int, _Moments] = {}
-        self._num_samples = 0
-        self._num_fitted = 0
-        self._costs = StepCosts(base_s=0.0, per_token_s=0.0, per_kv_token_s=0.0)
+        self._learned: dict[int, _Learned] = {}
+        self._now = self._learned.setdefault(0, _Learned())
+
+    def computes_on(self, num_cores: int) -> None:
+        """What is observed from now on is of so many cores, and so is what is told; what was known of other numbers is
+        kept for them. Where nothing is known yet, what was known last is told until something is."""
+        told = self.costs
+        self._now = self._learned.setdefault(num_cores, _Learned(costs=told))
 
     def observe(self, num_tokens: int, num_kv_tokens: int, step_s: float) -> None:
         """One step: tokens computed, context tokens read, wall seconds. Steps without duration are ignored."""
         if step_s <= 0.0 or num_tokens < 1:
             return
-        moments = self._classes.get(num_tokens.bit_length())
+        now = self._now
+        moments = now.classes.get(num_tokens.bit_length())
         if moments is None:
-            moments = self._classes[num_tokens.bit_length()] = _Moments()
+            moments = now.classes[num_tokens.bit_length()] = _Moments()
         x = (1.0 / step_s, num_tokens / _SCALE[1] / step_s, num_kv_tokens / _SCALE[2] / step_s)
         moments.add(x, _FADING)
-        self._num_samples += 1
+        now.num_samples += 1
 
     @property
     def costs(self) -> StepCosts:
-        num_new = self._num_samples - self._num_fitted
-        if num_new >= _REFIT_EVERY or (num_new and self._num_samples <= 4 * _REFIT_EVERY):
-            self._costs = self._fit()
-            self._num_fitted = self._num_samples
-        return self._costs
+        now = self._now
+        num_new = now.num_samples - now.num_fitted
+        if num_new >= _REFIT_EVERY or (num_new and now.num_samples <= 4 * _REFIT_EVERY):
+            now.costs = self._fit()
+            now.num_fitted = now.num_samples
+        return now.costs
 
     def _fit(self) -> StepCosts:
         xx, xy = [0.0] * 6, [0.0] * 3
-        for moments in self._classes.values():
+        for moments in self._now.classes.values():
             xx = [t + m for t, m in zip(xx, moments.xx, strict=True)]
             xy = [t + m for t, m in zip(xy, moments.xy, strict=True)]
         ridge = _RIDGE * (xx[0] + xx[3] + xx[5])

@@ -20,13 +20,14 @@ A role is a preference. Does not know connections. Source: docs/architecture.md,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from relevo.core.events import WorkerLoad
 from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite, Link
 from relevo.core.ids import WorkerRef
+from relevo.core.role import Role
 from relevo.policy.routing.kv_path import kv_path
 from relevo.policy.routing.lost_blocks import NOTHING_LOST, LostHits
 from relevo.policy.routing.router import NO_USE, Candidate, Pick, Router, RouterLimits, RoutingPolicy, Use
@@ -34,9 +35,7 @@ from relevo.policy.routing.tenant_use import Held, Sent
 
 _DECODE_STEPS = 32  # arbitrary: so many steps of decoding weigh as much as the way to the first token
 
-DECODE_ROLES = (("decode", "unified"), ("prefill",))  # best first
 HandoffSeconds = Mapping[Link, float]  # what a handoff adds to a request, by how far its blocks go
-PREFILL_ROLES = (("prefill",), ("unified",), ("decode",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class WorkerView:
     """What is known of a worker when a choice is made: its last report, and what was sent there since."""
 
     ref: WorkerRef
-    role: str  # "prefill", "decode" or "unified"
+    role: Role
     ready: bool
     load: WorkerLoad
     kv_site: KVSite  # see policy.routing.kv_path
@@ -147,7 +146,7 @@ class WorkerChooser:
         """The worker that decodes; None if none is ready."""
         excluded, views = frozenset(exclude), with_costs(views)
         able = [view for view in views if view.ready and view.ref not in excluded]
-        by_ref = {view.ref: view for view in preferred(able, DECODE_ROLES)}
+        by_ref = {view.ref: view for view in preferred(able, decode_rank)}
         if not by_ref:
             return None
         own_s = {view.ref: _prefill_ttft_s(view, ask.num_uncached(view.ref)) for view in able}
@@ -165,7 +164,7 @@ class WorkerChooser:
         ]
         pick = self._decode.pick(candidates, ask.num_tokens, ask.session, rng)
         view = by_ref[pick.candidate.key]
-        split = view.role != "unified" and bool(_prefillers(view, able))
+        split = view.role.hands_over and bool(_prefillers(view, able))
         num_hit_tokens = ask.hit_tokens.get(view.ref, 0)
         return Choice(view.ref, split, ask.num_uncached(view.ref), pick.reason, pick.use, num_hit_tokens)
 
@@ -278,16 +277,15 @@ def _prefillers(decode_view: WorkerView, views: Sequence[WorkerView]) -> dict[Wo
     if Ability.RESERVE not in decode_view.abilities:
         return {}
     receiver = decode_view.kv_site
-    for roles in PREFILL_ROLES:
-        paths: dict[WorkerRef, KVPath] = {}
-        for view in views:
-            if view.role in roles and Ability.PREFILL in view.abilities and view.ref != decode_view.ref:
-                path = kv_path(view.kv_site, receiver)
-                if path is not None:
-                    paths[view.ref] = path
-        if paths:
-            return paths
-    return {}
+    paths: dict[WorkerRef, KVPath] = {}
+    others = []
+    for view in views:
+        if Ability.PREFILL in view.abilities and view.ref != decode_view.ref:
+            path = kv_path(view.kv_site, receiver)
+            if path is not None:
+                paths[view.ref] = path
+                others.append(view)
+    return {view.ref: paths[view.ref] for view in preferred(others, prefill_rank)}
 
 
 def _way_to_first_token_s(
@@ -301,7 +299,7 @@ def _way_to_first_token_s(
     `own_s`: of each worker, if it computes what it does not hold itself."""
     num_uncached = ask.num_uncached(view.ref)
     local_s = _local_ttft_s(view, num_uncached)
-    paths = _prefillers(view, able) if view.role != "unified" else {}
+    paths = _prefillers(view, able) if view.role.hands_over else {}
     others = [other for other in able if other.ref in paths]
     if not others:
         return local_s
@@ -318,7 +316,7 @@ def _decode_s(view: WorkerView, ask: Ask) -> float:
     """Some steps with the request in them, and the prompts that are computed there between them."""
     load = view.load
     step_s = load.costs.step_s(view.num_streams + 1, view.num_decode_kv_tokens + ask.num_tokens)
-    return view.prefill_queue_s + _DECODE_STEPS * step_s
+    return view.prefill_queue_s + _DECODE_STEPS * step_s / view.role.decode_fraction
 
 
 def prefill_s(view: WorkerView, num_uncached_tokens: int) -> float:
@@ -337,10 +335,19 @@ def _local_ttft_s(view: WorkerView, num_uncached_tokens: int) -> float:
     return view.prefill_queue_s + view.load.costs.step_s(num_tokens, num_kv_tokens)
 
 
-def preferred(views: list[WorkerView], roles: tuple[tuple[str, ...], ...]) -> list[WorkerView]:
+def decode_rank(role: Role) -> int:
+    """Of the worker that is to decode; the least one is best."""
+    return 0 if role.decodes else 2 if role.is_standby else 1
+
+
+def prefill_rank(role: Role) -> int:
+    """Of the worker that is to compute prompts for others; the least one is best."""
+    if not role.computes_prompts:
+        return 3 if role.is_standby else 2
+    return 0 if role.hands_over else 1
+
+
+def preferred(views: Sequence[WorkerView], rank: Callable[[Role], int]) -> list[WorkerView]:
     """Those of the best role that there is."""
-    for group in roles:
-        found = [view for view in views if view.role in group]
-        if found:
-            return found
-    return []
+    best = min((rank(view.role) for view in views), default=0)
+    return [view for view in views if rank(view.role) == best]

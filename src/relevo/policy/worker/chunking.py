@@ -46,6 +46,16 @@ def prefill_budget(
     return min(block_size, room) if num_steps_without_prefill >= STARVATION_STEPS - 1 else 0
 
 
+def tokens_within(costs: StepCosts, target_s: float, num_decodes: int, num_kv_tokens: int, block_size: int) -> int:
+    """Prompt tokens by which a step that also decodes stays below `target_s`; at least a block, so that none starves.
+
+    A power of two of blocks, so that noise in the measurement hardly ever changes it. Without costs: a block.
+    """
+    left_s = target_s - costs.step_s(num_decodes, num_kv_tokens)
+    num_tokens = int(left_s / costs.per_token_s) if costs.per_token_s > 0.0 and left_s > 0.0 else 0
+    return block_size << max(0, (num_tokens // block_size).bit_length() - 1)
+
+
 def chunk_tokens(start: int, num_remaining: int, budget: int, block_size: int) -> int:
     """Size of the next chunk of a prompt whose first `start` tokens are computed.
 

@@ -14,6 +14,7 @@ from relevo.core.baton import SampleState
 from relevo.core.ids import TokenId, WorkerId
 from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
+from relevo.core.role import Role
 from relevo.policy.worker.content import TOKENS, TokenContent
 from relevo.policy.worker.group_tables import TableRule
 
@@ -35,6 +36,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # of shares; 1 for every other tenant
     content: TokenContent = TOKENS
+    itl_target_s: float = 0.0  # prompts beside decodes take what keeps a step below it, by measured costs; 0: no target
     more_groups: tuple[TableRule, ...] = ()  # KV groups after the first, which keeps every token
 
     @property
@@ -48,6 +50,15 @@ class SchedulerConfig:
         """Blocks of all groups that a sequence of so many tokens takes when it starts."""
         more = sum(rule.most(num_tokens, self.max_batched_tokens) for rule in self.more_groups)
         return num_blocks_for(num_tokens, self.block_size) + more
+
+
+def role_prefill_tokens(role: Role, config: SchedulerConfig) -> int:
+    """Prompt tokens that a step of this role may compute beside decodes. A share is one of the step; who has the whole
+    of one of the two has what the operator set."""
+    if not (role.prefill and role.decode and role.hands_over):
+        return config.max_prefill_tokens
+    share = int(config.max_batched_tokens * role.prefill_fraction) // config.block_size * config.block_size
+    return min(config.max_prefill_tokens, max(config.block_size, share))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.ids import RequestId
 from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
+from relevo.core.role import RoleChange
 from relevo.policy.worker import intake
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.block_tables import BlockTables
@@ -310,7 +311,7 @@ class RequestQueues:
             return False
         return bool(self.running) or any(sequence.parent.kind is not WorkKind.AWAIT_KV for sequence in self.waiting)
 
-    def load(self, costs: StepCosts) -> WorkerLoad:
+    def load(self, costs: StepCosts, role: RoleChange | None = None) -> WorkerLoad:
         num_decoding = num_kv_tokens = num_prefill_tokens = 0
         for sequence in self.running:
             if sequence.is_decoding:
@@ -334,6 +335,7 @@ class RequestQueues:
             num_quarantined_blocks=self._pool.num_quarantined,
             num_total_blocks=self._pool.num_blocks,
             costs=costs,
+            role=role,
         )
 
     def _count_lookup(self, state: WorkerRequest, num_hit_tokens: int) -> None:

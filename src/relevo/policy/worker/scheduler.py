@@ -36,11 +36,12 @@ from relevo.core.ids import PeerId, RequestId
 from relevo.core.kv import Reservation
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.request import EngineRequest
+from relevo.core.role import RoleChange
 from relevo.policy.worker import intake
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.block_tables import BlockTables
 from relevo.policy.worker.fair_turns import Flow, flow_of, in_turn
-from relevo.policy.worker.intake import Rejected, SchedulerConfig
+from relevo.policy.worker.intake import Rejected, SchedulerConfig, role_prefill_tokens
 from relevo.policy.worker.quiet_steps import may_end, num_quiet_steps, take_quiet_steps
 from relevo.policy.worker.remote_prefill import ComputedPrefix, RemotePrefill
 from relevo.policy.worker.request_queues import RequestQueues, copied
@@ -65,6 +66,7 @@ class Scheduler:
         self._planner = StepPlanner(config, self._queues, self._tables)
         self._step: list[Sequence] | None = None  # of the plan that is being executed
         self._num_steps = 0
+        self.role: RoleChange | None = None  # the last that it was given
         self.set_role(config.max_prefill_tokens, config.max_running)
 
     # ---- what is asked of this worker --------------------------------------------------------------------------------
@@ -242,6 +244,14 @@ class Scheduler:
         self.reservations.release(request_id)
         self._queues.changed()
 
+    def take_role(self, change: RoleChange) -> bool:
+        """From the next step on; what runs or waits here goes on. False: it was told this, or something later."""
+        if self.role is not None and self.role.version >= change.version:
+            return False
+        self.role = change
+        self.set_role(role_prefill_tokens(change.role, self.config), self.config.max_running)
+        return True
+
     def set_role(self, max_prefill_tokens: int, max_running: int) -> None:
         """Both take effect with the next step; what runs already goes on.
 
@@ -253,11 +263,13 @@ class Scheduler:
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 
-    def plan(self, now_ns: int) -> StepPlan | None:
-        """The next step; None: nothing can be computed now. Must be followed by `commit`."""
+    def plan(self, now_ns: int, costs: StepCosts = UNKNOWN_COSTS) -> StepPlan | None:
+        """The next step; None: nothing can be computed now. Must be followed by `commit`. `costs`: of steps, for the
+        target of the time between tokens."""
         assert self._step is None, "the last plan was not committed"
         self._queues.may_plan = False
         plan = StepPlan(step_id=self._num_steps + 1)
+        self._planner.costs = costs
         step = self._planner.fill(plan, now_ns)
         if not step:
             return None
@@ -374,7 +386,7 @@ class Scheduler:
 
     def load(self, costs: StepCosts = UNKNOWN_COSTS) -> WorkerLoad:
         """The state between steps; what steps cost is the driver's to know."""
-        return self._queues.load(costs)
+        return self._queues.load(costs, self.role)
 
     @property
     def num_preemptions(self) -> int:

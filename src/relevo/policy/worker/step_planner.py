@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
+from relevo.core.events import UNKNOWN_COSTS
 from relevo.core.plan import StepPlan
 from relevo.policy.worker.block_tables import BlockTables
-from relevo.policy.worker.chunking import MAX_SCORED_TOKENS, chunk_tokens, prefill_budget
+from relevo.policy.worker.chunking import MAX_SCORED_TOKENS, chunk_tokens, prefill_budget, tokens_within
 from relevo.policy.worker.fair_turns import Flow, Served, flow_of, gives_back, rank_of
 from relevo.policy.worker.intake import SchedulerConfig
 from relevo.policy.worker.plan_writer import PlanWriter
@@ -24,6 +25,7 @@ from relevo.policy.worker.worker_requests import Sequence, WorkKind
 class StepPlanner:
     def __init__(self, config: SchedulerConfig, queues: RequestQueues, tables: BlockTables) -> None:
         self.max_prefill_tokens = config.max_prefill_tokens
+        self.costs = UNKNOWN_COSTS  # what steps cost, as far as that is known
         self._config = config
         self._queues = queues
         self._tables = tables
@@ -54,10 +56,17 @@ class StepPlanner:
             num_steps_without_prefill=self._num_steps_without_prefill,
             block_size=self._config.block_size,
         )
+        if num_decodes and budget > 0 and self._config.itl_target_s > 0.0:
+            budget = min(budget, self._within_target(decoding, num_decodes))
         if budget > 0 and (computing or self._queues.waiting):
             self._add_prefills(plan, step, computing, budget, now_ns)
         self._num_steps_without_prefill = 0 if len(step) > num_decodes else self._num_steps_without_prefill + 1
         return step
+
+    def _within_target(self, decoding: list[Sequence], num_decodes: int) -> int:
+        num_kv_tokens = sum([sequence.num_computed for sequence in decoding])
+        config = self._config
+        return tokens_within(self.costs, config.itl_target_s, num_decodes, num_kv_tokens, config.block_size)
 
     def skip(self, num_steps: int) -> None:
         """So many steps were taken in which no sequence waited and none computed a prompt."""

@@ -79,6 +79,10 @@ class NativeOps:
         num_bytes: int = self._engine.weight_bytes
         return num_bytes
 
+    def use_cores(self, cores: Sequence[int]) -> bool:
+        self._engine.use_cores(list(cores))
+        return True
+
     def weight(self, parts: Sequence[HostTensor]) -> Any:
         """Packed at once, on all threads; the parts' memory is not kept."""
         if len(parts[0].shape) == 1:

@@ -35,6 +35,12 @@ class TorchOps:
         self._device = torch.device(device)
         self.kv_in_host_memory = self._device.type == "cpu"
 
+    def use_cores(self, cores: Sequence[int]) -> bool:
+        """torch's threads are not pinned: they run where the process may."""
+        if self.kv_in_host_memory:
+            torch.set_num_threads(len(cores))
+        return self.kv_in_host_memory
+
     def weight(self, parts: Sequence[HostTensor]) -> torch.Tensor:
         tensors = [_as_torch(part) for part in parts]
         if len(tensors) == 1:
