@@ -338,6 +338,12 @@ class Settings(BaseModel):
     max_prefill_tokens: int | None = Field(
         None, ge=1, description="Most prefill tokens in a step that also decodes. Default: the token budget."
     )
+    slo_itl_p90: Seconds | None = Field(
+        None,
+        gt=0,
+        description="Time between tokens to aim at: prompts that share steps with running streams are cut so that a "
+        "step stays below it, by measured costs. Default: only max_prefill_tokens bounds them.",
+    )
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prefixes.")
 
     # routing

@@ -135,6 +135,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             tenant_weights=_tenant_weights(settings.tenant_weight),
             max_num_batched_tokens=budget,
             max_prefill_tokens=min(settings.max_prefill_tokens or budget, budget),
+            itl_target_s=settings.slo_itl_p90 or 0.0,
             max_step_s=settings.max_step_s if settings.max_num_batched_tokens is None else 0.0,
             enable_prefix_caching=settings.enable_prefix_caching,
             drain_lease_s=settings.drain_lease_s,

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from relevo.build.clock import MonotonicClock
@@ -194,9 +195,9 @@ def pin_threads(cores: Sequence[int]) -> None:
     """All threads that this process has; those of a pool that pins its own are pinned by it afterwards."""
     if not hasattr(os, "sched_setaffinity"):
         return
-    for thread in os.listdir("/proc/self/task"):
+    for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.sched_setaffinity(int(thread), cores)
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _grammars(config: WorkerConfig, vocab_size: int) -> Grammars:

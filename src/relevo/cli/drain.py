@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
+from relevo.cli.admin import AdminKey, Gateway, NotDone, admin_key, ask, workers_of
 from relevo.cli.database import DataDir
-from relevo.cli.http import fetch
-from relevo.cli.own_key import own_key
-from relevo.core.errors import RelevoError, SettingsError
+from relevo.core.errors import SettingsError
 from relevo.core.urls import normalise_url
 
 _POLL_S = 0.1
-
-
-class DrainFailed(RelevoError):
-    """The worker did not leave, or did not come back."""
 
 
 def drain(
     workers: Annotated[list[str] | None, typer.Argument(help="Worker ids as /ready names them, e.g. decode-0.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every worker, one after the other.")] = False,
     model: Annotated[str | None, typer.Option(help="Every worker of that model, one after the other.")] = None,
-    url: Annotated[str, typer.Option(help="The gateway.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="RELEVO_ADMIN_KEY",
-            help="An admin key of the server. Default, for a server on this machine: its operator-key file.",
-        ),
-    ] = None,
+    url: Gateway = "http://127.0.0.1:8000",
+    api_key: AdminKey = None,
     data_dir: DataDir = None,
     timeout_s: Annotated[float, typer.Option(help="How long to wait for each worker to be back.")] = 120.0,
 ) -> None:
@@ -43,7 +30,7 @@ def drain(
     operator's own, which the server keeps in its data folder.
     """
     url = normalise_url(url, "--url")
-    known = {worker["worker_id"]: worker for worker in _workers(url)}
+    known = {worker["worker_id"]: worker for worker in workers_of(url)}
     chosen = [name for name in known if every or known[name]["model"] == model] or list(workers or [])
     if model is not None and not any(worker["model"] == model for worker in known.values()):
         models = ", ".join(dict.fromkeys(worker["model"] for worker in known.values()))
@@ -53,7 +40,7 @@ def drain(
     unknown = [worker_id for worker_id in chosen if worker_id not in known]
     if unknown:
         raise SettingsError(f"{url} has no worker {unknown[0]}; it has {', '.join(known)}")
-    key = api_key.split(",")[0].strip() if api_key else own_key(url, data_dir)
+    key = admin_key(url, api_key, data_dir)
     for worker_id in chosen:
         took_s = _replace(url, worker_id, key, timeout_s)
         typer.echo(f"{worker_id} drained and back after {took_s:.1f} s")
@@ -63,46 +50,16 @@ def _replace(url: str, worker_id: str, key: str | None, timeout_s: float) -> flo
     started_s = time.monotonic()
     before = _worker(url, worker_id)
     if not before["ready"]:
-        raise DrainFailed(f"{worker_id} is not ready; wait until it is")
-    _ask(url, worker_id, key)
+        raise NotDone(f"{worker_id} is not ready; wait until it is")
+    ask(url, "drain", worker_id, key)
     while True:
         now = _worker(url, worker_id)
         if now["ready"] and now["epoch"] > before["epoch"]:
             return time.monotonic() - started_s
         if time.monotonic() - started_s > timeout_s:
-            raise DrainFailed(f"{worker_id} is not back after {timeout_s:.0f} s; see the log of the server")
+            raise NotDone(f"{worker_id} is not back after {timeout_s:.0f} s; see the log of the server")
         time.sleep(_POLL_S)
 
 
 def _worker(url: str, worker_id: str) -> dict[str, Any]:
-    return next(worker for worker in _workers(url) if worker["worker_id"] == worker_id)
-
-
-def _ask(url: str, worker_id: str, key: str | None) -> None:
-    """Raises DrainFailed in the gateway's words."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        status, body = fetch(f"{url}/admin/drain/{quote(worker_id)}", method="POST", headers=headers)
-    except (OSError, ValueError) as error:
-        raise DrainFailed(f"{url} does not answer ({error})") from error
-    if status == 202:
-        return
-    try:
-        message = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"status {status}"
-    if status in (401, 403):
-        message += " Give it with --api-key or RELEVO_ADMIN_KEY, or name the server's folder with --data-dir."
-    raise DrainFailed(f"{worker_id} was not drained: {message}")
-
-
-def _workers(url: str) -> list[dict[str, Any]]:
-    try:
-        _, body = fetch(f"{url}/ready")  # one that is not ready lists its workers too
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"no gateway answers at {url} ({error}); give its address with --url") from error
-    try:
-        workers: list[dict[str, Any]] = json.loads(body)["workers"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise SettingsError(f"{url} is not a Relevo gateway; give its address with --url") from error
-    return workers
+    return next(worker for worker in workers_of(url) if worker["worker_id"] == worker_id)

@@ -51,9 +51,11 @@ def is_own_listener(url: str, tables: Sequence[str] = _TCP_TABLES) -> bool:
     return bool(users) and users <= {0, os.geteuid()}
 
 
-def fetch(url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+def fetch(
+    url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, data: bytes | None = None
+) -> tuple[int, bytes]:
     """Status and body, of errors too. HTTP_PROXY and NO_PROXY count for other machines. Raises OSError, ValueError."""
-    request = urllib.request.Request(url, method=method, headers=dict(headers or {}))
+    request = urllib.request.Request(url, data, dict(headers or {}), method=method)
     handlers = [urllib.request.ProxyHandler({})] if is_loopback(url) else []
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=_TIMEOUT_S) as answer:

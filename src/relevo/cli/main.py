@@ -20,6 +20,7 @@ _COMMANDS = {
     "check": ("relevo.cli.check", "check"),
     "edge": ("relevo.cli.edge", "edge"),
     "doctor": ("relevo.cli.doctor", "doctor"),
+    "role": ("relevo.cli.role", "role"),
     "drain": ("relevo.cli.drain", "drain"),
     "why": ("relevo.cli.why", "why"),
     "dashboards": ("relevo.cli.dashboards", "dashboards"),

@@ -29,7 +29,7 @@ class Decision(StrEnum):
     READY = "ready"  # g [worker, epoch]: it gets traffic
     LEAVE = "leave"  # g [worker, epoch]: it finishes what it has and takes nothing new
     LOST = "lost"  # g [worker, epoch]: it is gone
-    ROLE = "role"  # w [role, num_cores]: it computes in this role from now on
+    ROLE = "role"  # g [worker, before, role, reason]: it is told; w [role, num_cores]: it computes in it from now on
     ACCEPT = "accept"  # w [kind]: queued, of which kind
     REJECT = "reject"  # w [code]
     GRANT = "grant"  # w [num_blocks, num_hit_tokens]: room for a request that is computed elsewhere

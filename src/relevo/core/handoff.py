@@ -30,6 +30,7 @@ class Ability(StrEnum):
 
     RESERVE = "reserve"  # grants room for a prompt that another worker computes, and decodes from there
     PREFILL = "prefill"  # computes a prompt into the room that another worker has granted
+    ROLE = "role"  # changes its role while it runs
 
 
 ALL_ABILITIES = frozenset(Ability)

@@ -18,11 +18,8 @@ class WorkerIdentity:
     pid: int
     role: str
     model_name: str
-<<<<<<< HEAD
     limits: WorkerLimits = UNKNOWN_LIMITS
-=======
     cores: tuple[int, ...] = ()  # that it was started on
->>>>>>> bab864c (A worker's role is a number that changes between two steps)
 
     def hello(
         self, runner: ModelRunner, kv_site: KVSite, load: WorkerLoad, orphans: tuple[RequestId, ...]
@@ -40,9 +37,6 @@ class WorkerIdentity:
             kv_site=kv_site,
             load=load,
             orphans=orphans,
-<<<<<<< HEAD
             limits=self.limits,
-=======
             cores=self.cores,
->>>>>>> bab864c (A worker's role is a number that changes between two steps)
         )

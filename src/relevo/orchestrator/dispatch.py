@@ -9,7 +9,7 @@ loop does; messages are handled as they arrive, in order. What raises over one r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Protocol
@@ -21,6 +21,7 @@ from relevo.core.ids import BlockHash, RequestId, WorkerId, WorkerRef
 from relevo.core.outcome import RequestEnd
 from relevo.core.ports import Clock, Timers
 from relevo.core.request import EngineRequest
+from relevo.core.role import Role
 from relevo.orchestrator.admission_queue import AdmissionMetrics, AdmissionQueue
 from relevo.orchestrator.handoff_meter import HandoffMeter, HandoffMetrics
 from relevo.orchestrator.in_flight import InFlightRequest
@@ -29,6 +30,7 @@ from relevo.orchestrator.marks import Marks, told
 from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.ports import EngineStatus, OutputSink
+from relevo.orchestrator.roles import Roles
 from relevo.orchestrator.routing import NO_ROUTE, Routing
 from relevo.orchestrator.worker_messages import WorkerMessages, event_of
 from relevo.policy.admission.admission import Admission
@@ -102,6 +104,7 @@ class Dispatcher:
             turn_away=lambda in_flight, end: self._advance(in_flight, events.EndRequested(end)),
             decide=decide,
         )
+        self._roles = Roles(membership, decide)
         membership.report_to(self)
 
     # ---- TokenGenerator ----------------------------------------------------------------------------------------------
@@ -128,6 +131,10 @@ class Dispatcher:
 
     def drain(self, worker_id: str) -> bool:
         return self._membership.drain(WorkerId(worker_id))
+
+    def set_roles(self, roles: Mapping[str, Role], reason: str) -> None:
+        """See `orchestrator.ports.TokenGenerator`."""
+        self._roles.change({WorkerId(worker_id): role for worker_id, role in roles.items()}, reason)
 
     def status(self) -> EngineStatus:
         members = self._membership.members

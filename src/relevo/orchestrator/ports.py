@@ -6,6 +6,7 @@ waits: a gateway drives them from its event loop, a simulated world from its que
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from relevo.core.events import UNKNOWN_LIMITS, StepCounters, TokenOutput, Worker
 from relevo.core.kv import KVLayout
 from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest
+from relevo.core.role import Role
 from relevo.core.timeline import Timeline
 from relevo.wire.messages import Hello, ToGateway, ToWorker
 
@@ -101,6 +103,11 @@ class TokenGenerator(RequestStarter, Protocol):
 
     def drain(self, worker_id: str) -> bool:
         """Ask a worker to finish what it runs and leave. False: it is not ready, nothing was asked."""
+        ...
+
+    def set_roles(self, roles: Mapping[str, Role], reason: str) -> None:
+        """Give workers other roles, all at once. Raises NoWorker if one is not there, InvalidRequest for what cannot
+        be."""
         ...
 
 

@@ -147,11 +147,8 @@ class Hello(Message, frozen=True, tag=True):
     load: WorkerLoad
     abilities: frozenset[Ability] = ALL_ABILITIES  # without one of them it is sent Submit only
     orphans: tuple[RequestId, ...] = ()  # see Orphans
-<<<<<<< HEAD
     limits: WorkerLimits = UNKNOWN_LIMITS
-=======
     cores: tuple[int, ...] = ()  # that it was started on
->>>>>>> bab864c (A worker's role is a number that changes between two steps)
 
 
 class Reserved(Message, frozen=True, tag=True):

@@ -11,6 +11,7 @@ from relevo.gateway.http.route import Route
 from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.gateway.operation.admin import drain_worker
 from relevo.gateway.operation.readiness import health, ready
+from relevo.gateway.operation.roles import RoleFields, set_role
 from relevo.gateway.operation.usage import show_usage
 from relevo.telemetry.text_format import format_for
 
@@ -33,6 +34,7 @@ async def metrics(call: Call) -> Response:
 OPERATION_ROUTES = (
     Route("GET", "/v1/usage", show_usage, OPENAI_ERRORS, query=("since", "until", "group_by", "key")),
     Route("POST", "/admin/drain/*", drain_worker, OPENAI_ERRORS, statuses=(202,)),
+    Route("POST", "/admin/role/*", set_role, OPENAI_ERRORS, request=RoleFields, statuses=(202,)),
     Route("GET", "/health", health, OPENAI_ERRORS, is_open=True, query=("model",), statuses=(200, 503), errors=(404,)),
     Route("GET", "/ready", ready, OPENAI_ERRORS, is_open=True, query=("model",), statuses=(200, 503), errors=(404,)),
     Route("GET", "/version", version, OPENAI_ERRORS, is_open=True),
