@@ -17,7 +17,7 @@ from awaited_outputs import generate
 from relevo.build.clock import MonotonicClock
 from relevo.build.event_loop import LoopTimers
 from relevo.core.errors import WorkerLost
-from relevo.core.events import StepCosts
+from relevo.core.events import UNKNOWN_COSTS, StepCosts
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.plan import StepPlan
 from relevo.core.ports import Clock, KVTransport
@@ -82,8 +82,8 @@ class InProcessConnection:
 class HeldScheduler(Scheduler):
     is_held = False  # True: messages are handled, nothing is computed
 
-    def plan(self, now_ns: int) -> StepPlan | None:
-        return None if self.is_held else super().plan(now_ns)
+    def plan(self, now_ns: int, costs: StepCosts = UNKNOWN_COSTS) -> StepPlan | None:
+        return None if self.is_held else super().plan(now_ns, costs)
 
 
 @dataclass

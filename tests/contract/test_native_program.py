@@ -244,3 +244,24 @@ def test_conversion_rounds_to_nearest(stored: str, packed: str) -> None:
             .values
         )
         np.testing.assert_array_equal(out, expected[:, first : first + 2])
+
+
+def test_a_step_has_the_same_bits_after_the_team_has_changed() -> None:
+    """Between two steps of one program, to more threads and to fewer. Red when memory per thread is not there for a
+    thread that joined, or when the number of threads shows in a sum."""
+    ops = NativeOps("float32", cores=(0,))
+    weights = Weights(ops)
+    program, inputs = ops.program(layers(weights, 2), None), step(7, 1, 16)
+    found = []
+    for cores in ((0,), (0, 1, 0), (1,), (0, 1)):
+        assert ops.use_cores(cores)
+        found.append(program.run(inputs, cache(ops, 2), [0, 7, 23]).values.copy())
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+def test_a_core_that_is_not_there_leaves_the_team_as_it_was() -> None:
+    ops = NativeOps("float32", cores=(0, 1))
+    with pytest.raises(ValueError, match="cannot be pinned"):
+        ops.use_cores((0, 1023))
+    assert ops.program(layers(Weights(ops), 1), None).run(step(3), cache(ops), [2]).values.shape == (1, VOCAB)

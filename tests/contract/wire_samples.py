@@ -8,6 +8,7 @@ from relevo.core.handoff import Ability, KVEndpoint, KVPath, KVSite, Link, Reach
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.request import EngineRequest, FinishReason, SamplingParams
+from relevo.core.role import UNIFIED, Role, RoleChange
 from relevo.wire import messages as wire
 
 RID, WID = RequestId("réquest-1"), WorkerId("d0")
@@ -48,7 +49,12 @@ RESERVATION = Reservation(
     num_hit_tokens=16,
 )
 LAYOUT = KVLayout("hash", "bfloat16", 16, (KVGroup.full(range(2), 1, 8),), tensor_parallel_size=2)
-LOAD = WorkerLoad(num_running=1, num_free_blocks=5, costs=StepCosts(base_s=0.5, per_token_s=0.25, per_kv_token_s=0.125))
+LOAD = WorkerLoad(
+    num_running=1,
+    num_free_blocks=5,
+    costs=StepCosts(base_s=0.5, per_token_s=0.25, per_kv_token_s=0.125),
+    role=RoleChange(UNIFIED, 3),
+)
 COUNTERS = StepCounters(num_steps=9, transferred_bytes=2**40, transfer_s=1.5, busy_s=0.25, product_ops=1e21)
 FACTS = PrefillFacts(worker_id=WID, num_prompt_tokens=3, num_cached_tokens=2, queue_s=0.5, prefill_s=0.25, num_chunks=2)
 TOKEN = SampledToken(5, -0.5, ((5, -0.5), (6, -1.5)))
@@ -70,6 +76,7 @@ SAMPLES = (
     wire.Release(RID),
     wire.Fence(WID, 3, 2),
     wire.Drain(),
+    wire.SetRole(RoleChange(Role(3, 1), 2**40, (0, 5))),
     wire.FollowCache(),
     wire.Ping(2**63),
     HELLO,

@@ -57,6 +57,19 @@ void stress(int size, int num_runs, int num_rounds) {
   }
 }
 
+// A team that is replaced between runs, grown and shrunk: as good as one that was made so.
+void replace(int num_teams) {
+  ThreadPool pool({-1});
+  for (int team = 0; team < num_teams; ++team) {
+    const int size = 1 + team % 4;
+    pool.use(std::vector<int>(size, -1));
+    require(pool.size() == size, "size of the new team");
+    Rounds rounds{&pool, 3, std::vector<int>(size), {}, std::vector<int>(37)};
+    pool.run(write_then_read, &rounds);
+    for (int times : rounds.taken) require(times == 1, "a piece was taken twice or not at all by the new team");
+  }
+}
+
 struct ThreadFacts {
   char state;
   long long ran_ns, switches;
@@ -165,6 +178,7 @@ int main(int argc, char** argv) {
   if (part == "stress") {
     for (int size = 1; size <= 5; ++size) stress(size, 60, 20);
     for (int times = 0; times < 50; ++times) stress(2, 0, 0);
+    replace(200);
   } else if (part == "idle") {
     idle();
   } else if (part == "pinned") {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.handoff import NO_SITE
 from relevo.core.ids import WorkerId, WorkerRef
+from relevo.core.role import parse_role
 from relevo.policy.admission.room import RoomLimits, RoomView, has_room, may_make_room, outlook
 from relevo.policy.routing.tenant_use import Held, Sent
 from relevo.policy.routing.worker_choice import Ask, WorkerView
@@ -26,7 +27,7 @@ def view(name: str, role: str, **of: int) -> WorkerView:
     load_names, view_names = WorkerLoad.__dataclass_fields__, WorkerView.__dataclass_fields__
     return WorkerView(
         ref=WorkerRef(WorkerId(name), 1),
-        role=role,
+        role=parse_role(role),
         ready=True,
         kv_site=NO_SITE,
         load=WorkerLoad(costs=COSTS, **(BLOCKS | {key: value for key, value in of.items() if key in load_names})),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.handoff import Ability, KVEndpoint, KVSite, Link, Reach
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
+from relevo.core.role import DECODE, parse_role
 from relevo.policy.routing.charges import ChargeLedger
 from relevo.policy.routing.router import NO_USE, RoutingPolicy
 from relevo.policy.routing.worker_choice import Ask, PrefillChoice, WorkerChooser, WorkerView
@@ -35,7 +36,7 @@ def view(
 ) -> WorkerView:
     return WorkerView(
         ref=WorkerRef(WorkerId(name), 1),
-        role=role,
+        role=parse_role(role),
         ready=ready,
         load=WorkerLoad(costs=COSTS, **load),
         kv_site=SHARED if shares else apart_site(name),
@@ -245,7 +246,7 @@ def test_prefill_goes_to_the_shorter_queue() -> None:
 
 
 def test_before_costs_are_measured_the_role_decides() -> None:
-    unmeasured = WorkerView(ref=D.ref, role="decode", ready=True, load=WorkerLoad(), kv_site=SHARED)
+    unmeasured = WorkerView(ref=D.ref, role=DECODE, ready=True, load=WorkerLoad(), kv_site=SHARED)
     assert prefill(unmeasured, [replace(P, load=WorkerLoad())], 1, 1.0) == "p"
 
 
