@@ -22,6 +22,7 @@ from relevo.core.model import TokenizerFiles
 from relevo.core.outcome import COMPLETE, RequestEnd
 from relevo.core.request import EngineRequest, FinishReason
 from relevo.core.timeline import Timeline
+from relevo.core.role import Role
 from relevo.gateway.http.app import create_app
 from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.http.route import RouteTable
@@ -99,6 +100,7 @@ class ScriptedGenerator:
     engine_status: EngineStatus = field(default_factory=lambda: status_of(ready=True))
     requests: list[EngineRequest] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
+    roles_given: list[tuple[dict[str, Role], str]] = field(default_factory=list)  # and why
     num_open: int = 0
     num_closed_early: int = 0
     num_to_hang: int = 1  # `hanging` is set once so many requests hang
@@ -125,6 +127,9 @@ class ScriptedGenerator:
         is_ready = any(worker.worker_id == worker_id and worker.ready for worker in self.engine_status.workers)
         self.drained += [worker_id] * is_ready
         return is_ready
+
+    def set_roles(self, roles: Mapping[str, Role], reason: str) -> None:
+        self.roles_given.append((dict(roles), reason))
 
 
 @dataclass(eq=False)

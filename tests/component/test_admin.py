@@ -18,6 +18,7 @@ from relevo.build.operator_key import FILE_NAME, operator_key, read_operator_key
 from relevo.cli.http import is_loopback, is_own_listener
 from relevo.cli.own_key import NotOwnServer, own_key
 from relevo.core.errors import StartError
+from relevo.core.role import Role
 from relevo.gateway.http.auth import ApiKeys
 from relevo.gateway.metering.key_ring import KeyRing
 
@@ -58,6 +59,35 @@ async def test_what_cannot_be_drained_is_said() -> None:
     r.generator.engine_status = status_of(ready=False)
     busy = await r.post(DRAIN, {}, authorization="Bearer op")
     assert busy.status_code == 503 and "retry-after" in busy.headers
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(None, 401), ("sk-tenant", 403), ("op", 202)], ids=["nobody", "a tenant", "the operator"]
+)
+async def test_only_an_admin_key_gives_roles(sent: str | None, status: int) -> None:
+    r = rig(api_keys=ring("op", keys=("sk-tenant",)))
+    headers = {} if sent is None else {"authorization": f"Bearer {sent}"}
+    answer = await r.post("/admin/role/w0", {"role": "3:1", "reason": "  why\n not "}, **headers)
+    assert answer.status_code == status, answer.text
+    assert r.generator.roles_given == ([({"w0": Role(3, 1)}, "why not")] if status == 202 else [])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("w0", {"role": "decoder"}, 400, "unified"),
+        ("w0", {"role": "101:1"}, 400, "100"),
+        ("w0", {"role": 3}, 400, "role"),
+        ("w0", {}, 400, "role"),
+        ("w0", {"role": "decode", "reason": "x" * 501}, 400, "reason"),
+        ("w9", {"role": "decode"}, 404, "w9"),
+    ],
+)
+async def test_a_role_that_is_none_is_refused(path: str, body: dict[str, object], status: int, said: str) -> None:
+    r = rig(api_keys=ring("op"))
+    answer = await r.post(f"/admin/role/{path}", body, authorization="Bearer op")
+    assert answer.status_code == status and said in answer.text
+    assert not r.generator.roles_given
 
 
 async def test_an_admin_key_closes_nothing_for_others_and_may_ask_too() -> None:

@@ -178,8 +178,7 @@ class EngineLoop:
         if change.cores and self.compute_on(change.cores):
             self.costs.computes_on(len(change.cores))
         self.decide(Decision.ROLE, role=str(change.role), num_cores=len(change.cores))
-        cores = ",".join(map(str, change.cores)) or "as before"
-        log.info("role %s from the next step on; cores %s", change.role, cores)
+        log.debug("role %s from the next step on", change.role)
 
     def _ask(self, peer: PeerId, message: Asked, now_ns: int) -> None:
         request_id = request_of(message)

@@ -43,7 +43,8 @@ class Roles:
                 self._tell(member, change, reason if worker_id in wanted else "its machine's cores are shared out anew")
 
     def _tell(self, member: Member, change: RoleChange, reason: str) -> None:
-        log.info("%s: role %s -> %s: %s", member.worker_id, member.role_now, change.role, reason)
+        cores = ",".join(map(str, change.cores)) or "as before"
+        log.info("%s: role %s -> %s, cores %s: %s", member.worker_id, member.role_now, change.role, cores, reason)
         self.decide(
             Decision.ROLE, worker=member.worker_id, before=str(member.role_now), role=str(change.role), reason=reason
         )
