@@ -52,7 +52,7 @@ class Role(NamedTuple):
 
 
 class RoleChange(NamedTuple):
-    """What a worker is told. Of two changes the one with the larger version counts, whoever tells it last."""
+    """A role that a worker is given. Of two changes the one with the larger version counts, whichever comes last."""
 
     role: Role
     version: int  # at least 1
