@@ -21,8 +21,8 @@ from relevo.core.ids import WorkerId
 from relevo.core.model import TokenizerFiles
 from relevo.core.outcome import COMPLETE, RequestEnd
 from relevo.core.request import EngineRequest, FinishReason
-from relevo.core.timeline import Timeline
 from relevo.core.role import Role
+from relevo.core.timeline import Timeline
 from relevo.gateway.http.app import create_app
 from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.http.route import RouteTable
