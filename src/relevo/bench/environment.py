@@ -1,4 +1,4 @@
-"""What a measurement must say about where it was made: command line, versions, machine."""
+"""What a measurement must say about where it was made: command line (without keys), versions, machine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from relevo.bench.html.secrets import redacted_command
+
 PACKAGES = ("relevo", "relevo-native", "torch", "numpy", "aiohttp", "uvicorn")
 
 
 def describe_environment() -> dict[str, Any]:
     """Facts of this process and box as JSON; what cannot be found is left out."""
     return {
-        "command": sys.argv,
+        "command": redacted_command(sys.argv),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "os": _os_name(),
+        "kernel": platform.release(),
         "cpu_model": cpu_model(),
         "num_cpus": os.cpu_count(),
         "num_usable_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "memory_bytes": _memory_bytes(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "versions": {name: found for name in PACKAGES if (found := _version(name)) is not None},
     }
@@ -36,6 +42,20 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
 
 
 def _version(package: str) -> str | None:

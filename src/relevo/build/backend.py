@@ -55,6 +55,18 @@ def make_ops(config: WorkerConfig) -> Ops:
     return ops
 
 
+def instruction_path() -> str:
+    """Of the CPU kernels, here; empty where they are not installed or cannot run."""
+    if importlib.util.find_spec("relevo_native") is None:
+        return ""
+    from relevo_native import _native
+
+    try:
+        return str(_native.choose_path(os.environ.get(CPU_PATH_VARIABLE, ""))[0])
+    except ValueError:
+        return ""
+
+
 def describe_cpu() -> str:
     """Which instruction path runs here, why, and what else could; one line each. Raises StartError."""
     check_installed("native")

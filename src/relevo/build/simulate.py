@@ -18,12 +18,13 @@ from relevo.core.errors import SettingsError
 from relevo.sim.config import NetworkSpec, RegionSpec, ServingSpec, WorldConfig
 from relevo.sim.fleet import Fleet
 from relevo.sim.network import LinkTraits
+from relevo.sim.pictures import RequestColumns
 from relevo.sim.report import ReportOptions, SimReport, report_world
 from relevo.sim.results import WorldResult
 from relevo.sim.samples import latency_samples
 from relevo.sim.workload_facts import WorkloadFacts, workload_facts
 from relevo.sim.world import World
-from relevo.telemetry.latency_plot import Samples
+from relevo.telemetry.distribution import Samples
 from relevo.workload.generated import generate
 from relevo.workload.requests import Workload
 from relevo.workload.sessions import SessionShape
@@ -62,7 +63,7 @@ class SimulateOptions:
 
 @dataclass(slots=True)
 class Simulation:
-    """A run of the command. `reports`, `machines` and `samples` grow by one per configuration."""
+    """A run of the command. `reports`, `machines`, `samples` and `requests` grow by one per configuration."""
 
     options: SimulateOptions
     workload: Workload = field(init=False)
@@ -70,6 +71,7 @@ class Simulation:
     machines: list[dict[str, Any]] = field(default_factory=list)  # of each configuration, for the record
     reports: list[SimReport] = field(default_factory=list)
     samples: dict[str, dict[str, Samples]] = field(default_factory=dict)
+    requests: dict[str, RequestColumns] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_fleets(self.options.fleets)
@@ -94,6 +96,7 @@ class Simulation:
             self.machines.append(_machines_json(fleet, config))
             if keep_samples:
                 self.samples[fleet.label] = latency_samples(result.requests).samples
+                self.requests[fleet.label] = RequestColumns.of(result.requests)
 
     def to_json(self) -> dict[str, Any]:
         """The same options give the same bytes: nothing here is measured on this machine."""

@@ -14,14 +14,18 @@ from typing import Annotated
 import typer
 
 from relevo.bench.environment import describe_environment
+from relevo.bench.handoff.pictures import handoff_page
 from relevo.bench.handoff.run import HandoffCost, HandoffOptions, handoff_table, measure_handoffs
 from relevo.bench.interference.phase import PhaseOptions
+from relevo.bench.interference.pictures import interference_page
 from relevo.bench.interference.report import InterferenceReport, interference_tables
 from relevo.bench.interference.run import InterferenceOptions, compare_topologies
 from relevo.bench.records import Endpoint
-from relevo.bench.serve.report import latency_samples, report_load
+from relevo.bench.serve.pictures import load_page
+from relevo.bench.serve.report import report_load
 from relevo.bench.serve.run import LoadTest, ServeOptions, TraceOptions
 from relevo.bench.tables import load_tables
+from relevo.bench.transport.pictures import transport_page
 from relevo.bench.transport.run import TransportCost, TransportKind, measure_transport, parse_bytes, transport_table
 from relevo.cli.bench_engine import engine
 from relevo.cli.bench_gateway import gateway
@@ -35,7 +39,6 @@ from relevo.cli.bench_terminal import (
     JsonOut,
     Seed,
     finish,
-    friendly,
     integers,
     lengths,
     named_url,
@@ -44,10 +47,11 @@ from relevo.cli.bench_terminal import (
     run,
     run_here,
     write_json,
+    write_page,
 )
 from relevo.cli.quiet import Quiet
+from relevo.cli.report_file import ReportOut
 from relevo.telemetry.latency import Slo
-from relevo.telemetry.latency_plot import plot_latencies, require_matplotlib
 from relevo.telemetry.progress import Progress
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.traces.formats import TraceFormat
@@ -94,12 +98,10 @@ def serve(
     num_warmup: Annotated[int, typer.Option(min=0, help="Unmeasured requests before the load.")] = 2,
     request_timeout_s: Annotated[float | None, typer.Option(help="Count a longer request as an error.")] = None,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw latency distributions into this PNG.")] = None,
 ) -> None:
     """Load test URL, open loop (--request-rate, or a trace with times) or closed loop (--concurrency)."""
-    if plot is not None:
-        friendly(require_matplotlib)
     ends = num_requests is not None or duration_s is not None or trace is not None
     closed = request_rate is None and trace is None
     options = ServeOptions(
@@ -140,10 +142,9 @@ def serve(
     if report.generator_was_late:
         late_ms = report.lateness_p99_s * 1e3
         note(f"requests left up to {late_ms:.0f} ms late (p99): this machine is too busy to test from")
-    write_json(json_out, environment, test.to_json(report))
-    if plot is not None:
-        title = f"{test.model} at {url}"
-        friendly(lambda: plot_latencies({url: latency_samples(test.records)}, plot, title))
+    body = test.to_json(report)
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: load_page(test.model, url, report, test.records), environment, body, interrupted)
     finish(interrupted, failed=report.num_requests > 0 and report.num_completed == 0)
 
 
@@ -169,6 +170,7 @@ def interference(
     log_dir: Annotated[Path | None, typer.Option(help="Server logs. Default: a temporary folder.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare unified serving with disaggregation: decoding streams while long prompts arrive, on the same cores."""
@@ -199,7 +201,9 @@ def interference(
     report = InterferenceReport()
     interrupted = run(lambda progress: compare_topologies(options, report, progress))
     out.print(interference_tables(report))
-    write_json(json_out, environment, {"report": report.to_json()})
+    body = {"report": report.to_json()}
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: interference_page(report), environment, body, interrupted)
     finish(interrupted)
 
 
@@ -213,6 +217,7 @@ def handoff(
     api_key: ApiKey = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """TTFT and the handoff's share of it on an idle running server, from its own metrics."""
@@ -231,7 +236,9 @@ def handoff(
     out.print(handoff_table(costs))
     if costs and not any(cost.num_handoffs for cost in costs):
         note("the server counted no handoff: it is unified, or it kept these prompts local")
-    write_json(json_out, environment, {"handoffs": [cost.to_json() for cost in costs]})
+    body = {"handoffs": [cost.to_json() for cost in costs]}
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: handoff_page(url, costs), environment, body, interrupted)
     finish(interrupted)
 
 
@@ -241,6 +248,7 @@ def transport(
     size: Annotated[str, typer.Option("--bytes", help="Bytes to hand over: 45MB, 64MiB.")] = "45MB",
     num_repeats: Annotated[int, typer.Option(min=1)] = 10,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """How fast KV blocks change workers over each transport, without a model."""
@@ -255,7 +263,9 @@ def transport(
 
     interrupted = run_here(measure)
     out.print(transport_table(costs))
-    write_json(json_out, environment, {"transports": [cost.to_json() for cost in costs]})
+    body = {"transports": [cost.to_json() for cost in costs]}
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: transport_page(costs), environment, body, interrupted)
     finish(interrupted)
 
 

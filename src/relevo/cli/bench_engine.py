@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
+from relevo.bench.engine.pictures import engine_page
 from relevo.bench.engine.report import engine_tables
 from relevo.bench.engine.run import EngineOptions, EngineReport, measure_engine
 from relevo.bench.environment import describe_environment
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, run_here, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, run_here, write_json, write_page
 from relevo.cli.options import make_settings
 from relevo.cli.quiet import Quiet
+from relevo.cli.report_file import ReportOut
 from relevo.telemetry.progress import Progress
 
 
@@ -31,6 +33,7 @@ def engine(
     held: Annotated[bool, typer.Option("--held", help="Hold every row of decodes to a grammar.")] = False,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """A worker's engine in this process: rates, where a step goes, and which share of this machine's limits that is."""
@@ -68,5 +71,7 @@ def engine(
     out.print(engine_tables(report))
     for sentence in report.notes:
         note(sentence)
-    write_json(json_out, environment, {"report": report.to_json()})
+    body = {"report": report.to_json()}
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: engine_page(report), environment, body, interrupted)
     finish(interrupted)

@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from relevo.bench.environment import describe_environment
+from relevo.bench.gateway.pictures import gateway_page
 from relevo.bench.gateway.run import GatewayCostOptions, PathCost, gateway_cost_table, measure_gateway_cost
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, out, run, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, out, run, write_json, write_page
 from relevo.cli.quiet import Quiet
+from relevo.cli.report_file import ReportOut
 
 
 def gateway(
@@ -28,9 +30,11 @@ def gateway(
     log_dir: Annotated[Path | None, typer.Option(help="Server logs. Default: a temporary folder.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """Latency and CPU per token that the gateway adds to a worker, and that proxies add to the gateway."""
+    environment = describe_environment()
     proxies = dict(map(_named_command, proxy or ()))
     with tempfile.TemporaryDirectory(prefix="relevo-bench-") as folder:
         options = GatewayCostOptions(
@@ -46,7 +50,9 @@ def gateway(
         costs: list[PathCost] = []
         interrupted = run(lambda progress: measure_gateway_cost(options, costs, progress))
         out.print(gateway_cost_table(costs))
-        write_json(json_out, describe_environment(), {"ways": [cost.to_json() for cost in costs]})
+    body = {"ways": [cost.to_json() for cost in costs]}
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: gateway_page(costs), environment, body, interrupted)
     finish(interrupted, failed=any(cost.num_failed for cost in costs))
 
 

@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from relevo.bench.environment import describe_environment
+from relevo.bench.overload.pictures import overload_page
 from relevo.bench.overload.report import overload_table
 from relevo.bench.overload.run import OverloadOptions, OverloadTest
 from relevo.bench.records import Endpoint
 from relevo.bench.serve.report import LATE_GENERATOR_S
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, integers, note, out, run, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, integers, note, out, run, write_json, write_page
 from relevo.cli.quiet import Quiet
+from relevo.cli.report_file import ReportOut
 from relevo.core.errors import SettingsError
 from relevo.telemetry.latency import Slo
 from relevo.workload.lengths import Lengths, parse_lengths
@@ -39,6 +41,7 @@ def overload(
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as Bearer token.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """Goodput, rejections and recovery of URL under multiples of its capacity, open loop."""
@@ -76,6 +79,7 @@ def overload(
         "phases": [[record.to_json(phase.start_ns) for record in phase.records] for phase in test.phases],
     }
     write_json(json_out, environment, body)
+    write_page(report_out, lambda: overload_page(test.model, url, test.phases, reports), environment, body, interrupted)
     finish(interrupted, failed=bool(reports) and not any(report.num_completed for report in reports))
 
 

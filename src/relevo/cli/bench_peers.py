@@ -12,10 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from relevo.bench.environment import describe_environment
+from relevo.bench.peers.pictures import peers_page
 from relevo.bench.peers.report import OURS, VARIANT, PeersReport, peers_table
 from relevo.bench.peers.run import PeersOptions, Target, compare_peers
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, run, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, run, write_json, write_page
 from relevo.cli.quiet import Quiet
+from relevo.cli.report_file import ReportOut
 from relevo.wire.child_process import python_command
 
 Lengths = Annotated[str, typer.Option(help="Tokens, comma separated.")]
@@ -52,6 +54,7 @@ def peers(
     log_dir: Annotated[Path | None, typer.Option(help="Server logs. Default: a temporary folder.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """The same prompts to Relevo and to other servers, in turns, on the same cores; installs nothing.
@@ -94,7 +97,9 @@ def peers(
     out.print(peers_table(report))
     for sentence in report.notes():
         note(sentence)
-    write_json(json_out, environment, {"report": report.to_json()})
+    body = {"report": report.to_json()}
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: peers_page(report), environment, body, interrupted)
     finish(interrupted, failed=report.has_faults)
 
 

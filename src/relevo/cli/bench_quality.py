@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from relevo.bench.environment import describe_environment
+from relevo.bench.quality.pictures import quality_page
 from relevo.bench.quality.run import QualityReport, compare_forwards, cut_windows, quality_tables
-from relevo.cli.bench_terminal import JsonOut, finish, out, run_here, write_json
+from relevo.cli.bench_terminal import JsonOut, finish, out, run_here, write_json, write_page
 from relevo.cli.options import make_settings
 from relevo.cli.quiet import Quiet
+from relevo.cli.report_file import ReportOut
 from relevo.telemetry.progress import Progress
 
 _FIELDS = {
@@ -39,6 +41,7 @@ def quality(
     near_tie: Annotated[float, typer.Option(min=0.0, help="Logits between best and second best.")] = 0.05,
     cores: Annotated[str | None, typer.Option(help="CPU cores to compute on, such as 0,1.")] = None,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """KL divergence, perplexity and greedy agreement against a float32 forward of the same (dequantised) weights."""
@@ -60,7 +63,9 @@ def quality(
 
     interrupted = run_here(compare)
     out.print(quality_tables(report))
-    write_json(json_out, environment, {"report": report.to_json()})
+    body = {"report": report.to_json()}
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: quality_page(report), environment, body, interrupted)
     finish(interrupted)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from relevo.bench.environment import describe_environment
+from relevo.bench.record.pictures import RecordedRun, record_page
 from relevo.bench.record.run import RecordOptions
 from relevo.bench.record.run import record as run_record
-from relevo.cli.bench_terminal import Seed, finish, friendly, integers, lengths, note, run
+from relevo.cli.bench_terminal import Seed, finish, friendly, integers, lengths, note, run, write_page
 from relevo.cli.quiet import Quiet
+from relevo.cli.report_file import ReportOut
 
 
 def record(
@@ -27,6 +30,7 @@ def record(
     input_len: Annotated[str, typer.Option(help="Prompt tokens: 512, 128-768 or lognormal:600,2.0.")] = "128-768",
     output_len: Annotated[str, typer.Option(help="Output tokens, written the same way.")] = "32-96",
     seed: Seed = 0,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """Load test own servers and keep what a simulation of the same runs needs: rung 6 of the error ladder."""
@@ -45,7 +49,10 @@ def record(
     )
     friendly(options.check)
     environment = describe_environment()
-    interrupted = run(lambda progress: run_record(options, environment, progress))
+    runs: list[RecordedRun] = []
+    interrupted = run(lambda progress: run_record(options, environment, runs, progress))
+    body = {"runs": [asdict(each) for each in runs]}
+    write_page(report_out, lambda: record_page(runs, str(folder)), environment, body, interrupted)
     if not interrupted:
         note(f"compare: python -m relevo.sim.ladder {shlex.quote(str(folder))} --rung 6")
     finish(interrupted)

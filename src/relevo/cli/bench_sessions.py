@@ -1,4 +1,4 @@
-"""`relevo bench sessions`: parses argv, replays, prints the table, writes JSON and a picture."""
+"""`relevo bench sessions`: parses argv, replays, prints the table, writes JSON and a report."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Annotated
 import typer
 
 from relevo.bench.environment import describe_environment
-from relevo.bench.sessions.report import SessionsReport, plot_sessions, sessions_table
+from relevo.bench.sessions.pictures import sessions_page
+from relevo.bench.sessions.report import SessionsReport, sessions_table
 from relevo.bench.sessions.run import WITH_HEADER, SessionsOptions, compare_variants
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, out, run, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, out, run, write_json, write_page
 from relevo.cli.quiet import Quiet
+from relevo.cli.report_file import ReportOut
 from relevo.core.errors import SettingsError
 from relevo.policy.routing.router import RoutingPolicy
-from relevo.telemetry.latency_plot import require_matplotlib
 from relevo.telemetry.progress import Progress
 from relevo.workload.lengths import Lengths, parse_lengths
 from relevo.workload.sessions import Session, SessionShape, make_sessions, read_sessions
@@ -53,12 +54,10 @@ def sessions(
     log_dir: Annotated[Path | None, typer.Option(help="Server logs. Default: a temporary folder.")] = None,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the comparison into this PNG.")] = None,
 ) -> None:
     """Multi-turn sessions under several routing policies, in turns: hit ratio, TTFT, load per worker."""
-    if plot is not None:
-        friendly(require_matplotlib)
     shape = friendly(
         lambda: SessionShape(
             num_turns=_lengths(turns),
@@ -91,20 +90,20 @@ def sessions(
     )
     num_turns = sum(len(session.turns) for session in replayed)
     num_tokens = sum(session.num_input_tokens for session in replayed)
+    words = f"{len(replayed)} sessions, {num_turns} turns, {num_tokens:,} input tokens, {concurrency} at a time"
     environment = describe_environment()
     report = SessionsReport()
 
     async def compare(progress: Progress) -> None:
-        words = f"{len(replayed)} sessions, {num_turns} turns, {num_tokens:,} input tokens"
-        progress.say(f"{words}, {concurrency} at a time")
+        progress.say(words)
         await compare_variants(options, replayed, report, progress)
 
     interrupted = run(compare)
     out.print(sessions_table(report))
     workload = {"sessions": len(replayed), "turns": num_turns, "input_tokens": num_tokens, "concurrency": concurrency}
-    write_json(json_out, environment, {"workload": workload, "report": report.to_json()})
-    if plot is not None:
-        plot_sessions(report, plot, f"{len(replayed)} sessions, {num_turns} turns, {concurrency} at a time")
+    body = {"workload": workload, "report": report.to_json()}
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: sessions_page(report, words), environment, body, interrupted)
     finish(interrupted, failed=not any(s.num_completed for s in report.summaries()))
 
 

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.table import Table
 
 from relevo.bench.environment import describe_environment
+from relevo.bench.soak.pictures import soak_page
 from relevo.bench.soak.report import SoakResult
 from relevo.bench.soak.run import SoakOptions
 from relevo.bench.soak.run import soak as run_soak
 from relevo.bench.soak.traffic import TrafficOptions
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, note, out, run, write_json
+from relevo.cli.bench_terminal import JsonOut, Seed, finish, note, out, run, write_json, write_page
 from relevo.cli.quiet import Quiet
+from relevo.cli.report_file import ReportOut
 
 NUM_SHOWN = 5  # of what is wrong
 
@@ -38,9 +41,11 @@ def soak(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer to a question.")] = 48,
     seed: Seed = 0,
     json_out: JsonOut = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """Mixed load, aborts and kills for a long time: wrong answers, lost requests, ledger rows, memory growth."""
+    environment = describe_environment()
     with tempfile.TemporaryDirectory(prefix="relevo-bench-") as folder:
         options = SoakOptions(
             model=model,
@@ -54,13 +59,16 @@ def soak(
         )
         result = SoakResult()
         interrupted = run(lambda progress: run_soak(options, result, progress))
-    out.print(_requests_table(result))
-    out.print(_memory_table(result, max_slope_mb_per_h))
+    tables = Group(_requests_table(result), _memory_table(result, max_slope_mb_per_h))
+    out.print(tables)
     wrong = [*result.wrong, *result.unaccounted, *([result.leftovers] if result.leftovers else [])]
     for line in wrong[:NUM_SHOWN]:
         note(line[:400])
-    grown = [track for track in result.memory.tracks.values() if (track.slope_mb_per_h or 0.0) > max_slope_mb_per_h]
-    write_json(json_out, describe_environment(), _to_json(result))
+    tracks = result.memory.tracks.values()
+    grown = [f"{each.name} ({each.pid})" for each in tracks if (each.slope_mb_per_h or 0.0) > max_slope_mb_per_h]
+    body = _to_json(result)
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: soak_page(result, tables, wrong, grown), environment, body, interrupted)
     finish(interrupted, failed=bool(wrong or grown))
 
 

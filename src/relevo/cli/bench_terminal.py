@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -13,7 +13,9 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 
+from relevo.bench.html.page import Report
 from relevo.build.event_loop import run_until_complete
+from relevo.cli.report_file import write_report
 from relevo.core.errors import RelevoError
 from relevo.telemetry.progress import Progress, shown, ticking
 from relevo.workload.lengths import Lengths, parse_lengths
@@ -114,6 +116,19 @@ def write_json(path: Path | None, environment: dict[str, Any], body: dict[str, A
     except OSError as error:
         fail(f"cannot write {path}: {error}")
     note(f"wrote {path}")
+
+
+def write_page(
+    path: Path | None,
+    make: Callable[[], Report],
+    environment: Mapping[str, Any],
+    body: Mapping[str, Any],
+    interrupted: bool = False,
+) -> None:
+    """The report that was asked for, if one was."""
+    partial = "it was interrupted, and covers what had happened until then" if interrupted else ""
+    if friendly(lambda: write_report(path, make, environment, body, partial=partial)):
+        note(f"wrote {path}")
 
 
 def integers(text: str, option: str) -> list[int]:

@@ -13,16 +13,19 @@ from typing import Annotated, Any
 
 import typer
 
+from relevo.bench.environment import describe_environment
+from relevo.bench.html.page import Report
 from relevo.build.simulate import SimulateOptions, Simulation
 from relevo.build.simulated_machines import ModelOptions
 from relevo.cli.bench_terminal import note, out
 from relevo.cli.quiet import Quiet
+from relevo.cli.report_file import ReportOut, write_report
 from relevo.core.errors import SettingsError
 from relevo.sim.fleet import Machine, parse_fleet
+from relevo.sim.pictures import simulation_page
 from relevo.sim.report import ReportOptions
 from relevo.sim.report_tables import report_tables, workload_table
 from relevo.telemetry.latency import Slo
-from relevo.telemetry.latency_plot import plot_latencies, require_matplotlib
 from relevo.telemetry.progress import Progress, shown
 from relevo.workload.arrivals import ArrivalKind
 from relevo.workload.lengths import FixedLength, Lengths, parse_lengths
@@ -99,13 +102,11 @@ def simulate(
     jumps: Annotated[bool, typer.Option(help="Take quiet stretches at once; changes no result.")] = True,
     seed: Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Of every draw.")] = 0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the reports to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw latency distributions into this PNG.")] = None,
     decision_log: Annotated[Path | None, typer.Option(help="Write who decided what, and why, line by line.")] = None,
+    report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
     """Replay a trace, or made-up load, on simulated workers: the real router, admission, schedulers and caches."""
-    if plot is not None:
-        require_matplotlib()
     usual = Machine(
         device=device,
         tp=tp,
@@ -165,17 +166,23 @@ def simulate(
         report=ReportOptions(slo=_slo(slo_ttft_ms, slo_itl_ms, slo_tpot_ms), warm_up_s=warm_up_s, drain_s=drain_s),
         decision_log=decision_log,
     )
-    _run(options, json_out, plot)
+    _run(options, json_out, report_out)
 
 
-def _run(options: SimulateOptions, json_out: Path | None, plot: Path | None) -> None:
+def _run(options: SimulateOptions, json_out: Path | None, report_out: Path | None) -> None:
+    environment = describe_environment()
     with shown() as progress:
         progress.begin(f"reading {options.trace}" if options.trace else "making up requests")
         simulation = Simulation(options)
     out.print(workload_table(simulation.facts))
     started_s = time.monotonic()
     with shown() as progress:
-        simulation.run(_requests_ended(progress), keep_samples=plot is not None)
+        try:
+            simulation.run(_requests_ended(progress), keep_samples=report_out is not None)
+        except KeyboardInterrupt:
+            progress.done()
+            _write_report(simulation, report_out, environment, interrupted=True)
+            raise
     simulated_s = sum(report.duration_s for report in simulation.reports)
     note(f"{simulated_s:,.0f} s were simulated in {time.monotonic() - started_s:,.1f} s")
     out.print(report_tables(simulation.reports))
@@ -189,8 +196,23 @@ def _run(options: SimulateOptions, json_out: Path | None, plot: Path | None) -> 
             json_out.write_text(json.dumps(simulation.to_json(), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise SettingsError(f"cannot write --json {json_out}: {error.strerror}") from error
-    if plot is not None:
-        plot_latencies(simulation.samples, plot, simulation.facts.source)
+    _write_report(simulation, report_out, environment)
+
+
+def _write_report(
+    simulation: Simulation, path: Path | None, environment: dict[str, Any], *, interrupted: bool = False
+) -> None:
+    """The only thing here that tells of this machine and of today."""
+
+    def make() -> Report:
+        return simulation_page(simulation.facts, simulation.reports, simulation.samples, simulation.requests)
+
+    num_done, labels = len(simulation.reports), [fleet.label for fleet in simulation.options.fleets]
+    partial = f"it was interrupted; not simulated to the end: {', '.join(labels[num_done:])}" if interrupted else ""
+    requests = {label: columns.to_json() for label, columns in simulation.requests.items()}
+    body = {**simulation.to_json(), "requests": requests}
+    if write_report(path, make, environment, body, partial=partial):
+        note(f"wrote {path}")
 
 
 def _requests_ended(progress: Progress) -> Callable[[str, int, int], None]:

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relevo.sim.results import RequestOutcome, RequestResult
-from relevo.telemetry.distribution import Distribution, distribution
+from relevo.telemetry.distribution import Distribution, Samples, distribution
 from relevo.telemetry.latency import LATENCY_LABELS
-from relevo.telemetry.latency_plot import Samples
 
 Integers = npt.NDArray[np.int64]
 _NS_PER_S = 1e9

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,13 @@ MIN_SAMPLES_BEYOND = 10  # arbitrary, and common: 1,000 samples for the 99th per
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 Values = Sequence[float] | npt.NDArray[np.float64]
 Weights = Sequence[int] | npt.NDArray[np.int64]
+
+
+class Samples(NamedTuple):
+    """Of one kind of latency, in seconds; `weights`: how often each of them counts, None: once."""
+
+    values_s: Values
+    weights: Weights | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from relevo.bench.client import OpenAIClient
+from relevo.bench.record.pictures import RecordedRun
 from relevo.bench.records import ClientRecord, Endpoint
 from relevo.bench.serve.report import report_load
 from relevo.bench.serve.run import LoadTest, ServeOptions
@@ -52,8 +53,10 @@ class RecordOptions:
                 raise SettingsError(f"{self.folder / topology} is there already; record into another folder")
 
 
-async def record(options: RecordOptions, environment: dict[str, Any], progress: Progress) -> None:
-    """All topologies, one after the other. What has ended is on disk, also when this is cancelled."""
+async def record(
+    options: RecordOptions, environment: dict[str, Any], runs: list[RecordedRun], progress: Progress
+) -> None:
+    """All topologies, one after the other. What has ended is on disk and in `runs`, also when this is cancelled."""
     options.check()
     for topology in options.topologies:
         folder = options.folder / topology
@@ -62,7 +65,7 @@ async def record(options: RecordOptions, environment: dict[str, Any], progress: 
         flags = ("--topology", topology, "--max-num-seqs", str(MAX_RUNNING), *options.serve_flags)
         progress.begin(f"{topology}: starting")
         async with ServerProcess(serve_command(options.model, port, flags), port, folder / "server.log") as server:
-            await _Recording(options, topology, folder, server.url, environment, progress).run()
+            await _Recording(options, topology, folder, server.url, environment, runs, progress).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class _Recording:
     folder: Path
     url: str
     environment: dict[str, Any]
+    runs: list[RecordedRun]
     progress: Progress
 
     async def run(self) -> None:
@@ -93,6 +97,7 @@ class _Recording:
         report = report_load(test.records)
         if report.num_completed == 0:
             raise StartError(f"no request of the run {name} was answered; see {self.folder / 'server.log'}")
+        self.runs.append(RecordedRun(topology=self.topology, name=name, offered_per_s=rate, report=report))
         self._write(f"{name}.json", {"environment": self.environment, **test.to_json(report)})
         async with OpenAIClient(self.url) as client:
             (self.folder / f"{name}.prom").write_text(await client.metrics_text(), encoding="utf-8")

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from relevo.bench.records import ClientRecord, Outcome
+from relevo.telemetry.distribution import Samples
 from relevo.telemetry.latency import Slo, Summary, percentile, summarise
-from relevo.telemetry.latency_plot import Samples
 
 LATE_GENERATOR_S = 0.01  # p99 lateness above which the load generator is called too slow; arbitrary
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from relevo.bench.records import ClientRecord, Outcome
 from relevo.telemetry.latency import Summary, milliseconds, summarise
-from relevo.telemetry.latency_plot import require_matplotlib
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,46 +107,13 @@ def sessions_table(report: SessionsReport) -> Table:
     return table
 
 
-def plot_sessions(report: SessionsReport, path: Path, title: str) -> None:
-    """Hit ratio, TTFT and prefill tokens per worker, side by side, as a picture."""
-    require_matplotlib()
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (hits, ttft, work) = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    summaries = report.summaries()
-    names = [s.variant for s in summaries]
-    hits.barh(names, [100 * s.hit_fraction for s in summaries])
-    hits.set_xlabel("cached input tokens, %")
-    for run in report.runs:
-        values_ms = sorted(1e3 * value for value in _ttfts(run.records))
-        if values_ms:
-            ttft.ecdf(values_ms, label=run.variant)
-    ttft.set_xlabel("TTFT, ms")
-    ttft.set_xscale("log")
-    ttft.legend(fontsize="small")
-    workers = sorted({worker for s in summaries for worker in s.prefill_tokens})
-    left = [0.0] * len(names)
-    for worker in workers:
-        shares = [s.prefill_tokens.get(worker, 0.0) for s in summaries]
-        work.barh(names, shares, left=left, label=worker)
-        left = [start + share for start, share in zip(left, shares, strict=True)]
-    work.set_xlabel("prompt tokens computed")
-    work.legend(fontsize="small")
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 def _summary(variant: str, runs: Sequence[VariantRun]) -> VariantSummary:
     done = [r for run in runs for r in run.records if r.outcome is Outcome.COMPLETED]
     prefill: dict[str, float] = {}
     for run in runs:
         for worker, tokens in run.prefill_tokens.items():
             prefill[worker] = prefill.get(worker, 0.0) + tokens
-    ttfts = _ttfts(done)
+    ttfts = ttfts_s(done)
     return VariantSummary(
         variant=variant,
         num_completed=len(done),
@@ -160,7 +125,7 @@ def _summary(variant: str, runs: Sequence[VariantRun]) -> VariantSummary:
     )
 
 
-def _ttfts(records: Sequence[ClientRecord]) -> list[float]:
+def ttfts_s(records: Sequence[ClientRecord]) -> list[float]:
     return [value for r in records if r.outcome is Outcome.COMPLETED and (value := r.times.ttft_s) is not None]
 
 
