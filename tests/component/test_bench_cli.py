@@ -9,6 +9,7 @@ import pytest
 from fake_openai_server import FakeOpenAI, served_in_thread
 from typer.testing import CliRunner, Result
 
+from relevo.bench.html.file import read_data
 from relevo.bench.transport.run import TransportKind, measure_transport, parse_bytes
 from relevo.cli.bench import app
 from relevo.core.errors import SettingsError
@@ -57,22 +58,31 @@ def test_serve_without_a_rate_is_one_waiting_client() -> None:
     assert len(fake.bodies) == 6
 
 
-def test_serve_draws_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "latency.png"
-    with served_in_thread(FakeOpenAI()) as url:
-        result = bench("serve", url, *SMALL, "--plot", str(picture))
+def test_serve_writes_a_page_with_its_data_and_without_its_key(tmp_path: Path) -> None:
+    """Red when the key reaches the page: typed, or repeated by the server in an error."""
+    out, key = tmp_path / "load.html", "sk-right-123"
+    limits = ["--slo-ttft-ms", "60000"]
+    with served_in_thread(FakeOpenAI(api_key=key)) as url:
+        result = bench("serve", url, *SMALL, *limits, "--api-key", key, "--report", str(out))
     assert result.exit_code == 0, result.output
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    page, data = out.read_text(), json.loads(read_data(out))
+    assert f"Load test of fake-model at {url}" in page and "5 of 5 requests were completed" in page
+    for words in ("TTFT over time", "Requests in flight", "TTFT (client)", "--slo-ttft-ms", "python", "kernel"):
+        assert words in page
+    assert len(data["requests"]) == 5 and data["partial"] is None and "Partial" not in page
+    assert key not in page and key not in json.dumps(data)
+    assert "<td>***</td>" in page
+    assert [path.name for path in tmp_path.iterdir()] == ["load.html"]
 
 
-def test_a_missing_matplotlib_is_told_before_the_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+def test_a_report_that_cannot_be_written_is_refused_before_the_load(tmp_path: Path) -> None:
+    """Red when an hour of measuring ends with a folder that is not there."""
     fake = FakeOpenAI()
     with served_in_thread(fake) as url:
-        result = bench("serve", url, *SMALL, "--plot", str(tmp_path / "x.png"))
-    assert "relevo[bench]" in refused(result)
+        for path in (tmp_path / "none" / "x.html", tmp_path, Path("/dev/null"), tmp_path / ("x" * 300)):
+            assert "cannot write" in refused(bench("serve", url, *SMALL, "--report", str(path)))
     assert fake.bodies == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_mistakes_are_one_sentence() -> None:
@@ -102,7 +112,7 @@ def test_a_load_of_failures_alone_ends_with_status_one() -> None:
     assert "http_500: 5" in result.output
 
 
-def test_ctrl_c_reports_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_reports_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The interrupt comes with the fourth request; the three before it are in the report."""
     from relevo.bench.serve import run as serve_module
 
@@ -118,11 +128,14 @@ def test_ctrl_c_reports_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
         await real(first_three(), send, records, **limits)  # type: ignore[arg-type]
 
     monkeypatch.setattr(serve_module, "run_closed_loop", interrupted)
+    out = tmp_path / "x.html"
     with served_in_thread(FakeOpenAI()) as url:
-        result = bench("serve", url, *SMALL)
+        result = bench("serve", url, *SMALL, "--report", str(out))
     assert result.exit_code == 130
     assert "3 / 0 / 0" in result.output
     assert "interrupted" in result.output
+    assert "Partial: it was interrupted" in out.read_text() and "3 of 3 requests were completed" in out.read_text()
+    assert len(json.loads(read_data(out))["requests"]) == 3
 
 
 def test_handoff_and_interference_write_json(tmp_path: Path) -> None:

@@ -49,13 +49,12 @@ def test_every_variant_gets_the_same_prompts_and_a_session_is_sent_in_order() ->
 def test_recorded_sessions_are_replayed(tmp_path: Path) -> None:
     row = {"session_id": "a", "timestamp": 0, "input": "x" * 40, "output": "y" * 8}
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"input": "x" * 40 + "z" * 8}) + "\n")
-    fake, picture = FakeOpenAI(metrics=[EMPTY]), tmp_path / "sessions.png"
-    pytest.importorskip("matplotlib")
+    fake, picture = FakeOpenAI(metrics=[EMPTY]), tmp_path / "sessions.html"
     with served_in_thread(fake) as url:
-        result = bench("fake", "--url", url, "--variants", "ttft", "--trace", str(tmp_path), "--plot", str(picture))
+        result = bench("fake", "--url", url, "--variants", "ttft", "--trace", str(tmp_path), "--report", str(picture))
     assert result.exit_code == 0, result.output
     assert [len(body["prompt"]) for body in fake.bodies] == [10, 12]
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "Sessions by routing variant: 1 sessions, 2 turns" in picture.read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from relevo.bench.html.file import read_data
 from relevo.cli.simulate import simulate as command
 from relevo.core.errors import RelevoError
 
@@ -278,13 +280,40 @@ def test_roles_may_differ(tmp_path: Path, model: list[str], trace: list[str]) ->
     assert prefill["kv_blocks"] > 1000
 
 
-def test_pictures_have_a_curve_per_configuration(tmp_path: Path, model: list[str], trace: list[str]) -> None:
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "latencies.png"
+def test_a_page_has_a_curve_per_configuration_and_every_request(
+    tmp_path: Path, model: list[str], trace: list[str]
+) -> None:
+    out = tmp_path / "sim.html"
     options = ["--num-requests", "5", "--topology", "1p1d", "--topology", "1u"]
-    assert simulate(*trace, *model, *options, "--plot", str(picture)).exit_code == 0
-    assert picture.read_bytes()[:4] == b"\x89PNG"
-    assert "give a path that ends in .png" in refused(*trace, *model, *options, "--plot", str(tmp_path / "x.docx"))
+    plain, told = simulate(*trace, *model, *options), simulate(*trace, *model, *options, "--report", str(out))
+    assert told.exit_code == 0, told.output
+    assert told.stdout == plain.stdout, "the report changes nothing of what is printed"
+    page, data = out.read_text(), json.loads(read_data(out))
+    assert "Simulation of trace.jsonl on 1p1d, 1u" in page and "TTFT over time, 1u" in page
+    assert "Use of the workers" in page and "Partial" not in page
+    assert [len(columns["ttft_s"]) for columns in data["requests"].values()] == [5, 5]
+    assert [each["label"] for each in data["configurations"]] == ["1p1d", "1u"]
+
+
+def test_an_interrupted_simulation_keeps_the_configurations_that_ended(
+    tmp_path: Path, model: list[str], trace: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the second of three. Red when the first is lost, or the page does not say what is missing."""
+    from relevo.build import simulate as built
+
+    real = built._run_world
+
+    def run_world(world: Any, label: str, *others: Any) -> Any:
+        if label == "1u":
+            raise KeyboardInterrupt
+        return real(world, label, *others)
+
+    monkeypatch.setattr(built, "_run_world", run_world)
+    out = tmp_path / "sim.html"
+    topologies = ["--topology", "1p1d", "--topology", "1u", "--topology", "2u"]
+    assert simulate(*trace, *model, *topologies, "--num-requests", "5", "--report", str(out)).exit_code == 130
+    assert "Partial: it was interrupted; not simulated to the end: 1u, 2u" in out.read_text()
+    assert [each["label"] for each in json.loads(read_data(out))["configurations"]] == ["1p1d"]
 
 
 def test_a_world_that_is_stopped_leaves_requests_unfinished(tmp_path: Path, model: list[str], trace: list[str]) -> None:

@@ -22,7 +22,7 @@ from relevo.sim.pictures import RequestColumns
 from relevo.sim.report import ReportOptions, SimReport, report_world
 from relevo.sim.results import WorldResult
 from relevo.sim.samples import latency_samples
-from relevo.sim.workload_facts import WorkloadFacts, workload_facts
+from relevo.sim.workload_facts import MADE_UP, WorkloadFacts, workload_facts
 from relevo.sim.world import World
 from relevo.telemetry.distribution import Samples
 from relevo.workload.generated import generate
@@ -76,7 +76,7 @@ class Simulation:
     def __post_init__(self) -> None:
         _check_fleets(self.options.fleets)
         self.workload = make_workload(self.options)
-        self.facts = workload_facts(self.options.trace.name if self.options.trace else "made up", self.workload)
+        self.facts = workload_facts(self.options.trace.name if self.options.trace else MADE_UP, self.workload)
 
     def run(self, progress: Progress, *, keep_samples: bool = False) -> None:
         """All configurations, one after the other. What cannot run is refused before the first begins."""

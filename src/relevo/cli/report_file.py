@@ -14,7 +14,6 @@ from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import orjson
 import typer
 
@@ -34,10 +33,14 @@ from relevo.core.errors import SettingsError
 
 _TAGS = re.compile(r"(<[^>]*>)")
 _LABELLED = "aria-label="  # of tags that repeat names
-_GIVEN = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+_GIVEN = ("COMMANDLINE", "ENVIRONMENT")  # where a value came from, as click calls it
+
+_command: typer.Context | None = None  # that was asked for a report; a process runs one
 
 
-def _asked(path: Path | None) -> Path | None:
+def _asked(context: typer.Context, path: Path | None) -> Path | None:
+    global _command
+    _command = context
     if path is not None:
         try:
             need_writable(path)
@@ -72,7 +75,7 @@ def write_report(
         facts["instruction_path"] = found
     data = _json({"environment": facts, "partial": partial or None, **body}, secrets)
     origin = Origin(
-        command=shell_line(redacted_command([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        command=shell_line(redacted_command(["relevo", *sys.argv[1:]])),
         at=str(environment["started_at"]),
         facts=_facts(facts),
         settings=_settings(),
@@ -97,15 +100,14 @@ def _without(html: str, secrets: list[str]) -> str:
 
 def _settings() -> list[tuple[str, str]]:
     """Of the command that runs: what was given, on its line or in the environment."""
-    context = click.get_current_context(silent=True)
-    if context is None:
+    if _command is None:
         return []
     rows = []
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if context.get_parameter_source(name) in _GIVEN:
-            flag = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else name.upper()
-            rows.append((flag, REDACTED if is_secret_name(flag) else _words(context.params.get(name))))
+    for parameter in _command.command.params:
+        name, source = parameter.name or "", _command.get_parameter_source(parameter.name or "")
+        if source is not None and source.name in _GIVEN:
+            flag = max(parameter.opts, key=len) if parameter.param_type_name == "option" else name.upper()
+            rows.append((flag, REDACTED if is_secret_name(flag) else _words(_command.params.get(name))))
     return rows
 
 

@@ -13,7 +13,7 @@ from relevo.bench.html.page import Report
 from relevo.sim.report import SimReport
 from relevo.sim.report_tables import report_tables, workload_table
 from relevo.sim.results import RequestResult
-from relevo.sim.workload_facts import WorkloadFacts
+from relevo.sim.workload_facts import MADE_UP, WorkloadFacts
 from relevo.telemetry.distribution import Samples
 
 _NS_PER_S = 1e9
@@ -58,8 +58,9 @@ def simulation_page(
     requests: Mapping[str, RequestColumns],
 ) -> Report:
     """`samples` and `requests`: by the label of a configuration."""
+    source = "made-up load" if facts.source == MADE_UP else facts.source
     return Report(
-        title=f"Simulation of {facts.source} on {', '.join(report.label for report in reports) or 'nothing yet'}",
+        title=f"Simulation of {source} on {', '.join(report.label for report in reports) or 'nothing yet'}",
         sentence=_sentence(reports),
         tables=Group(workload_table(facts), report_tables(reports)),
         figures=[
@@ -79,7 +80,7 @@ def _sentence(reports: Sequence[SimReport]) -> str:
     for report in reports:
         p90 = report.latencies["ttft_s"].value("p90")
         ttft = f", TTFT p90 {1e3 * p90:,.0f} ms" if p90 is not None else ""
-        goodput = f", {report.goodput.met_fraction:.0%} within the limits" if report.goodput else ""
+        goodput = f", {report.goodput.met_fraction:.1%} within the limits" if report.goodput else ""
         told.append(f"{report.label} finishes {report.requests_per_s:,.2f} requests a second{ttft}{goodput}")
     return f"{'; '.join(told)}."
 

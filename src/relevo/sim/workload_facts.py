@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from relevo.sim.reuse import offered_fraction
 from relevo.workload.requests import Workload
 
+MADE_UP = "made up"  # the source of what is no trace
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:

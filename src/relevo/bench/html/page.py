@@ -15,7 +15,7 @@ from rich.console import RenderableType
 
 from relevo.bench.html.figures import Figure
 from relevo.bench.html.style import STYLE
-from relevo.bench.html.svg import drawn, legend, swatch
+from relevo.bench.html.svg import drawn, legend
 from relevo.bench.html.tables import tables_html
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -66,7 +66,9 @@ def page(report: Report, origin: Origin, data: bytes, *, partial: str = "") -> s
 <main>
 {_plots(report.figures)}
 <h2>Figures</h2>
+<div class="tables">
 {tables_html(report.tables)}
+</div>
 {f"<ul>{notes}</ul>" if notes else ""}
 <h2>How it was made</h2>
 <pre>{escape(origin.command)}</pre>
@@ -87,7 +89,7 @@ def _plots(figures: Sequence[Figure]) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    entries = "".join(f"<li>{swatch(index)}{escape(name)}</li>" for index, name in legend(figure))
+    entries = "".join(f"<li>{sample}{escape(name)}</li>" for sample, name in legend(figure))
     told = f'<ul class="legend">{entries}</ul>' if entries else ""
     note = f'<p class="note">{escape(figure.note)}</p>' if figure.note else ""
     return f"<figure><figcaption>{escape(figure.title)}</figcaption>{told}{drawn(figure)}{note}</figure>\n"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_MOST_TICKS = 6  # arbitrary: what fits beside each other on a telephone
+_MOST_TICKS = 7  # arbitrary: what fits beside each other on a telephone
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _FEW_DECADES = 2.5  # below that the values between powers of ten are written, too
 
@@ -43,7 +43,7 @@ def linear_scale(values: Iterable[float], from_px: float, to_px: float, *, from_
         low, high = min(0.0, low), max(0.0, high)
     if low == high:
         low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
-    step = _round_step((high - low) / (_MOST_TICKS - 1))
+    step = _round_step((high - low) / _MOST_TICKS)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(_exact(number * step) for number in range(first, last + 1))
     return Scale(ticks[0], ticks[-1], from_px, to_px, ticks)
@@ -100,7 +100,7 @@ def _between(first: float, last: float) -> list[float]:
     powers = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
     found = [_exact(part * 10.0**power) for power in powers for part in parts]
     inside = [value for value in found if first * (1 - 1e-9) <= value <= last * (1 + 1e-9)]
-    every = -(-len(inside) // (_MOST_TICKS + 1))
+    every = -(-len(inside) // _MOST_TICKS)
     return inside[::every]
 
 

@@ -28,7 +28,7 @@ h2{{font-size:1.15rem;margin:36px 0 12px;padding-top:12px;border-top:1px solid v
 .when{{color:var(--dim);margin:0}}
 .partial{{background:var(--warn);border:1px solid var(--c4);border-radius:6px;padding:10px 14px;margin:14px 0;
  font-weight:600}}
-.plots{{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr));gap:16px;align-items:start}}
+.plots{{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr));gap:16px}}
 figure{{margin:0;padding:14px;background:var(--card);border:1px solid var(--line);border-radius:8px;
  break-inside:avoid;min-width:0}}
 figcaption{{font-weight:600;margin-bottom:6px;overflow-wrap:anywhere}}
@@ -39,6 +39,7 @@ figcaption{{font-weight:600;margin-bottom:6px;overflow-wrap:anywhere}}
 svg.figure{{display:block;width:100%;height:auto;font:12px system-ui,"DejaVu Sans",sans-serif}}
 svg text{{fill:var(--ink)}}
 svg .tick,svg .label{{fill:var(--dim)}}
+svg .name,svg .value{{paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}}
 svg .value{{font-weight:600;font-variant-numeric:tabular-nums}}
 .grid{{stroke:var(--line);stroke-width:1}}
 .moment{{stroke:var(--c1);stroke-width:1;stroke-dasharray:3 3}}
@@ -48,7 +49,9 @@ svg .value{{font-weight:600;font-variant-numeric:tabular-nums}}
 .end{{stroke-width:2}}
 .cloud{{opacity:.45}}
 {"".join(f".c{i}{{stroke:var(--c{i})}}.c{i}.dot,.c{i}.bar{{fill:var(--c{i});stroke:none}}" for i in range(len(_LIGHT)))}
-.wide{{overflow-x:auto;margin:0 0 18px}}
+.tables{{display:flex;flex-wrap:wrap;gap:0 48px;align-items:flex-start}}
+.tables p{{flex-basis:100%;margin:0 0 12px}}
+.wide{{overflow-x:auto;margin:0 0 18px;max-width:100%}}
 table{{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}}
 caption{{text-align:left;font-weight:600;padding:6px 0;min-width:280px}}
 th,td{{padding:4px 12px 4px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top;
@@ -56,6 +59,7 @@ th,td{{padding:4px 12px 4px 0;border-bottom:1px solid var(--line);text-align:lef
 tbody th{{font-weight:500}}
 thead th{{color:var(--dim);font-weight:600;white-space:normal;vertical-align:bottom}}
 .right{{text-align:right}}
+.facts{{margin-bottom:14px}}
 .facts th{{color:var(--dim);white-space:nowrap;padding-right:18px}}
 .facts td{{white-space:normal;overflow-wrap:anywhere}}
 pre{{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:10px 14px;white-space:pre-wrap;

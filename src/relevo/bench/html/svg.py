@@ -30,20 +30,25 @@ def drawn(figure: Figure) -> str:
     return _ranges(figure) if isinstance(figure, Ranges) else _bars(figure)
 
 
-def legend(figure: Figure) -> list[tuple[int, str]]:
-    """Number and name of what has to be told apart; empty where there is one thing only."""
-    names: Sequence[str] = ()
+def legend(figure: Figure) -> list[tuple[str, str]]:
+    """What has to be told apart, as a sample and a name; empty where there is one thing only."""
+    found: list[tuple[str, str]] = []
     if isinstance(figure, Plot):
-        names = [curve.name for curve in figure.curves]
+        found = [(_curve_sample(index, curve.look), curve.name) for index, curve in enumerate(figure.curves)]
     elif isinstance(figure, Bars):
-        names = _parts(figure)
-    return list(enumerate(names)) if len(names) > 1 else []
+        box = '<rect class="{} bar" x="8" y="0" width="10" height="10"/>'
+        found = [(_sample(box.format(_colour(index))), name) for index, name in enumerate(_parts(figure))]
+    return found if len(found) > 1 else []
 
 
-def swatch(index: int) -> str:
-    """What a curve or a part looks like, for a legend."""
-    line = f'<line class="{_colour(index)} curve" {_dash(index)}x1="1" y1="5" x2="25" y2="5"/>'
-    return f'<svg class="swatch" width="26" height="10" viewBox="0 0 26 10" aria-hidden="true">{line}</svg>'
+def _curve_sample(index: int, look: Look) -> str:
+    if look is Look.DOTS:
+        return _sample(f'<circle class="{_colour(index)} dot" cx="13" cy="5" r="3"/>')
+    return _sample(f'<line class="{_colour(index)} curve" {_dash(index)}x1="1" y1="5" x2="25" y2="5"/>')
+
+
+def _sample(shape: str) -> str:
+    return f'<svg class="swatch" width="26" height="10" viewBox="0 0 26 10" aria-hidden="true">{shape}</svg>'
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
