@@ -104,6 +104,7 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
         now_ms=never_back(unix_ms),
         metrics=metrics,
         why_ended=key_ring.why_ended,
+        key_records=lambda: key_ring.records,
     )
     return Metering(
         key_ring=key_ring,

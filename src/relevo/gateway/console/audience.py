@@ -47,6 +47,10 @@ class Frames:
         self._shared: dict[bool, bytes] = {}
         self._events: dict[tuple[Kind, bool], bytes] = {}
 
+    @property
+    def num_encoded(self) -> int:
+        return len(self._events)
+
     def event(self, kind: Kind, *, is_whole: bool) -> bytes:
         found = self._events.get((kind, is_whole))
         if found is None:
@@ -96,9 +100,10 @@ class Audience:
     """For one event loop."""
 
     max_streams: int = MAX_STREAMS
+    pause: Callable[[float], Awaitable[object]] = asyncio.sleep
     is_closed: bool = False  # no stream begins any more
-    _listeners: set[Listener] = field(default_factory=set)
-    _latest: Frames | None = None  # while there is a stream
+    listeners: set[Listener] = field(default_factory=set)
+    latest: Frames | None = None  # while there is a stream
     _task: asyncio.Task[None] | None = None
     _number: int = 0
     _history: History | None = None
@@ -106,32 +111,32 @@ class Audience:
 
     @property
     def num_streams(self) -> int:
-        return len(self._listeners)
+        return len(self.listeners)
 
     @property
     def is_full(self) -> bool:
-        return len(self._listeners) >= self.max_streams
+        return len(self.listeners) >= self.max_streams
 
     def join(self, listener: Listener, read: ReadState) -> None:
         """It gets the first event at once, or as soon as there is one. `leave` must follow."""
-        self._listeners.add(listener)
+        self.listeners.add(listener)
         if self._task is None:
-            self._latest = None
+            self.latest = None
             self._task = asyncio.create_task(self._run(read), name="state")
-        elif self._latest is not None:
-            listener.offer(self._latest)
+        elif self.latest is not None:
+            listener.offer(self.latest)
 
     def leave(self, listener: Listener) -> None:
         """Idempotent. With the last one the work ends."""
-        self._listeners.discard(listener)
-        if not self._listeners and self._task is not None:
+        self.listeners.discard(listener)
+        if not self.listeners and self._task is not None:
             self._task.cancel()
-            self._task = self._latest = None
+            self._task = self.latest = None
 
     def close(self) -> None:
         """The server stops: every stream ends at once, so that its end waits for none."""
         self.is_closed = True
-        for listener in tuple(self._listeners):
+        for listener in tuple(self.listeners):
             listener.end()
 
     async def _run(self, read: ReadState) -> None:
@@ -139,19 +144,19 @@ class Audience:
         try:
             while True:
                 began_s = loop.time()
-                self._latest = await self._frames(read)
-                for listener in tuple(self._listeners):
-                    listener.offer(self._latest)
-                await asyncio.sleep(max(0.0, began_s + PERIOD_S - loop.time()))
+                self.latest = await self._frames(read)
+                for listener in tuple(self.listeners):
+                    listener.offer(self.latest)
+                await self.pause(max(0.0, began_s + PERIOD_S - loop.time()))
         except Exception:
             log.exception("the state cannot be told; its streams end")
-            self._task = self._latest = None
-            for listener in tuple(self._listeners):
+            self._task = self.latest = None
+            for listener in tuple(self.listeners):
                 listener.end()
 
     async def _frames(self, read: ReadState) -> Frames:
         self._number += 1
-        history = self._history if self._latest is not None else None
+        history = self._history if self.latest is not None else None
         began = history.at_unix_s[-1] // history.interval_s + 1 if history is not None else -1
         state = await read(history_after=began)
         if state.history is not None:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from relevo import __version__
 from relevo.gateway.console.intervals import NUM_KEPT, Interval
 from relevo.gateway.console.state import (
+    Budget,
     ClassLine,
     Decision,
     Flow,
@@ -31,9 +32,11 @@ from relevo.gateway.console.state import (
 from relevo.gateway.console.watch import FlowCounts, Observed, Watch
 from relevo.gateway.console.worker_state import worker_state
 from relevo.gateway.http.context import GatewayContext
+from relevo.gateway.metering.key_use import KeyUse
 from relevo.gateway.operation.readiness import readiness
 from relevo.gateway.text.served_models import ServedModel
 from relevo.orchestrator.ports import EngineStatus
+from relevo.policy.billing.pricing import plain
 from relevo.policy.host.topology import Topology
 
 MAX_IN_FLIGHT = 200  # arbitrary: of the oldest requests that run, at each gateway and model
@@ -80,7 +83,7 @@ def gather(context: GatewayContext, watch: Watch, *, num_intervals: int = NUM_KE
         history=None,
         lines=tuple(_lines(observed)),
         tenants=tuple(_tenants(models)),
-        budgets=(),
+        budgets=tuple(_budget(use) for use in context.meter.key_uses()),
         decisions=tuple(decisions_since(models, watch, gateway_id, {})),
         requests=Requests(
             num_in_flight=num_in_flight, in_flight=tuple(_in_flight(models, watch, observed, gateway_id)), slowest=()
@@ -231,6 +234,21 @@ def decisions_since(
         for noted in served.insight.decisions.since(numbers.get(served.name, 0))
     ]
     return sorted(found, key=lambda decision: decision.at_unix_s)
+
+
+def _budget(use: KeyUse) -> Budget:
+    return Budget(
+        key_id=use.key_id,
+        key_prefix=use.prefix,
+        name=use.name,
+        tenant=use.tenant,
+        spent=None if use.spent is None else plain(use.spent),
+        budget=None if use.budget is None else plain(use.budget),
+        period=use.period,
+        spent_fraction=float(use.spent / use.budget) if use.spent is not None and use.budget else None,
+        tokens_per_minute=use.tokens_per_minute,
+        remaining_tokens=use.remaining_tokens,
+    )
 
 
 def _in_flight(

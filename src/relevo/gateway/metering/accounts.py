@@ -149,6 +149,11 @@ class Accounts:
         kept = self._by_key.get(key_id)
         return None if kept is None else kept.account.rate(now_ns)
 
+    def spent(self, key_id: str, now_ms: int) -> Decimal | None:
+        """In the present period, with what runs; None: the key has no limits."""
+        kept = self._by_key.get(key_id)
+        return None if kept is None else kept.account.used(now_ms / 1000)
+
     def questions(self, now_ms: int, oldest_pending_ms: int | None, *, only_new: bool) -> list[SpentQuestion]:
         """What to ask the ledger. `only_new`: only for keys it was never asked about."""
         until_ms = min(now_ms - SETTLED_AFTER_MS, now_ms if oldest_pending_ms is None else oldest_pending_ms)

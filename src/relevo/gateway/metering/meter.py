@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Protocol
@@ -22,6 +22,8 @@ from relevo.core.outcome import Cause, RequestEnd
 from relevo.core.ports import Clock
 from relevo.gateway.http.auth import Caller
 from relevo.gateway.metering.accounts import Accounts
+from relevo.gateway.metering.key_use import KeyUse, key_uses
+from relevo.gateway.metering.keys import KeyRecord
 from relevo.gateway.metering.ledger import LedgerRow
 from relevo.gateway.metering.writer import LedgerWriter
 from relevo.policy.admission.key_limits import Charge, Refused
@@ -68,6 +70,10 @@ class UsageMeter(Protocol):
         """Why no request would be taken; empty if one would."""
         ...
 
+    def key_uses(self) -> Sequence[KeyUse]:
+        """Of API keys with limits, as they are now."""
+        ...
+
     def open(
         self,
         caller: Caller,
@@ -103,6 +109,7 @@ class Meter:
     now_ms: Callable[[], int]
     metrics: MeterMetrics
     why_ended: Callable[[Caller], str] = lambda caller: ""  # why a key may not be used any more; empty: it may
+    key_records: Callable[[], Iterable[KeyRecord]] = lambda: ()  # of all API keys
     commit_timeout_s: float = COMMIT_TIMEOUT_S
     keys_failure: str = ""  # why API keys cannot be read; empty if they can
     all_closed: asyncio.Event = field(default_factory=_set_event)  # no entry is open
@@ -139,6 +146,9 @@ class Meter:
         self._num_open += 1
         self.all_closed.clear()
         return OpenUsageEntry(self, caller, model, response_id, runs, price, charge, now_ms)
+
+    def key_uses(self) -> Sequence[KeyUse]:
+        return key_uses(self.accounts, self.key_records(), self.clock.now_ns(), self.now_ms())
 
     async def hurry(self) -> None:
         """The process ends soon: answers wait for the journal instead of the database."""
@@ -264,6 +274,9 @@ class NoMeter:
     """No key is limited and nothing is written."""
 
     failure = ""
+
+    def key_uses(self) -> Sequence[KeyUse]:
+        return ()
 
     def open(
         self,

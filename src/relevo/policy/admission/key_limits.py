@@ -138,6 +138,11 @@ class KeyAccount:
         """Spent, and reserved for what runs."""
         return exact_sum((self._spent, self._reserved, *self._elsewhere.values()))
 
+    def used(self, now_unix_s: float) -> Decimal:
+        """`committed`, of the period that is now."""
+        self._roll(now_unix_s)
+        return self.committed
+
     @property
     def running(self) -> Decimal:
         """Reserved for what runs here."""
