@@ -34,6 +34,10 @@ harness: $(VENV)/.dev  ## coding agents, installed outside of .venv, against a s
 sdks: $(VENV)/.dev  ## client libraries, installed outside of .venv, against a scripted server (SDKS="ai_sdk")
 	PYTHONPATH=tests/e2e $(BIN)/python tests/harness/sdks.py $(SDKS)
 
+.PHONY: traces
+traces: $(VENV)/.dev  ## OpenTelemetry's own instrumentation of a client, installed outside of .venv, against a server
+	PYTHONPATH=tests:tests/e2e $(BIN)/python tests/harness/traces.py
+
 conformance: $(VENV)/.dev  ## suites that others wrote, installed outside of .venv (one needs a Python 3.12 or newer on the path)
 	PYTHONPATH=tests/e2e:tests/harness $(BIN)/python tests/harness/conformance.py $(CONFORMANCE)
 
