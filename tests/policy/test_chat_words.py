@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from relevo.chat.answer import AnswerFacts
 from relevo.chat.conversation import Conversation
 from relevo.chat.lines import HELP, Command, CommandName, LineJoiner, Message, Unknown, understand
-from relevo.chat.screen import filled, visible
+from relevo.chat.screen import filled
+from relevo.client.visible_text import visible
 from relevo.core.errors import SettingsError
 
 

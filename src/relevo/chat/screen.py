@@ -1,33 +1,8 @@
-"""Text as a terminal may have it: without control characters, in lines that fit, dim where colours are wanted. Pure.
-
-What a model or a server says is a stranger's text: an escape sequence in it could rename the window, hide what follows
-or answer in the person's stead.
-"""
+"""Text in lines that fit, dim where colours are wanted. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-_CONTROL_PICTURES = 0x2400
-_BIDIRECTIONAL = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # overrides and isolates: they reorder what follows
-_SHOWN: dict[int, str | None] = {
-    **{code: chr(_CONTROL_PICTURES + code) for code in range(0x20)},
-    0x7F: "\u2421",
-    **dict.fromkeys((*range(0x80, 0xA0), *_BIDIRECTIONAL), "\ufffd"),
-    **dict.fromkeys(range(0xD800, 0xE000), "\ufffd"),  # halves of surrogate pairs: no encoding has them
-    ord("\n"): "\n",
-    ord("\t"): "\t",
-    ord("\r"): None,
-}
-
-
-def visible(text: str) -> str:
-    """Control characters become pictures of themselves; line breaks and tabs stay."""
-    return text.translate(_SHOWN)
-
-
-def one_line(text: str) -> str:
-    return " ".join(visible(text).split())
 
 
 def filled(parts: list[str], width: int, between: str = " · ") -> str:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from relevo.chat.answer import AnswerFacts, Piece
 from relevo.chat.conversation import SETTABLE, Conversation
 from relevo.chat.lines import HELP, Command, CommandName, LineJoiner, Unknown, understand
-from relevo.chat.screen import Style, filled, one_line, visible
+from relevo.chat.screen import Style, filled
+from relevo.client.visible_text import one_line, visible
 from relevo.core.errors import RelevoError
 
 PROMPT, PROMPT_MORE = ">>> ", "... "

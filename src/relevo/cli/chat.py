@@ -18,10 +18,11 @@ import typer
 
 from relevo.chat.answer import AnswerFacts, AnswerFailed, Piece, answer
 from relevo.chat.conversation import Conversation
-from relevo.chat.screen import Style, one_line, visible
+from relevo.chat.screen import Style
 from relevo.chat.talk import Talk
 from relevo.cli.chat_input import LineReader, piped_text
 from relevo.client.server import OpenAIServer, Unreachable
+from relevo.client.visible_text import one_line, visible
 from relevo.core.errors import RelevoError, SettingsError
 
 DEFAULT_URL = "http://127.0.0.1:8000"

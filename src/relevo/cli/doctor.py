@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import typer
 
 from relevo.build.doctor import look
-from relevo.chat.screen import one_line
 from relevo.cli.options import make_settings
 from relevo.client.server import OpenAIServer
+from relevo.client.visible_text import one_line
 from relevo.core.errors import RelevoError, SettingsError
 from relevo.policy.host.doctor import Finding, Status, findings
 from relevo.policy.host.machine_facts import ServerFacts

@@ -21,6 +21,7 @@ _COMMANDS = {
     "edge": ("relevo.cli.edge", "edge"),
     "doctor": ("relevo.cli.doctor", "doctor"),
     "role": ("relevo.cli.role", "role"),
+    "top": ("relevo.cli.top", "top"),
     "drain": ("relevo.cli.drain", "drain"),
     "why": ("relevo.cli.why", "why"),
     "dashboards": ("relevo.cli.dashboards", "dashboards"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relevo.chat.screen import one_line
+from relevo.client.visible_text import one_line
 from relevo.policy.slowness.amounts import count, seconds, size
 from relevo.policy.slowness.words import Explanation, Phase, PhaseName, SlowCause
 

@@ -17,11 +17,11 @@ from urllib.parse import quote, urlencode
 import typer
 
 from relevo.build.metering import unix_ms
-from relevo.chat.screen import one_line
 from relevo.cli.database import DataDir
 from relevo.cli.http import fetch
 from relevo.cli.own_key import NotOwnServer, own_key
 from relevo.cli.timeline_screen import SUMMARY_HEADING, Look, summary_lines, timeline_lines
+from relevo.client.visible_text import one_line
 from relevo.core.errors import RelevoError, SettingsError
 from relevo.core.urls import normalise_url
 from relevo.gateway.metering.usage_query import parse_moment
@@ -161,7 +161,7 @@ def _print_one(request: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         _print_json(request)
         return
-    for line in timeline_lines(request, _explained(request), _look()):
+    for line in timeline_lines(request, explained(request), _look()):
         typer.echo(line)
 
 
@@ -175,25 +175,25 @@ def _print_slowest(answer: Mapping[str, Any], *, as_json: bool) -> None:
     look = _look()
     typer.echo(look.painted(SUMMARY_HEADING, "2"))
     for number, request in enumerate(answer["data"], start=1):
-        for line in summary_lines(number, request, _explained(request), look):
+        for line in summary_lines(number, request, explained(request), look):
             typer.echo(line)
 
 
 def _print_difference(first: Mapping[str, Any], second: Mapping[str, Any], *, as_json: bool) -> None:
-    sentence = difference_of(_explained(first), _explained(second))
+    sentence = difference_of(explained(first), explained(second))
     if as_json:
         _print_json({"sentence": sentence, "a": first, "b": second})
         return
     look = _look()
     for name, request in (("A", first), ("B", second)):
         typer.echo(look.painted(f"{name}:", "1"))
-        for line in timeline_lines(request, _explained(request), look):
+        for line in timeline_lines(request, explained(request), look):
             typer.echo(line)
         typer.echo()
     typer.echo(sentence)
 
 
-def _explained(request: Any) -> Explanation:
+def explained(request: Any) -> Explanation:
     try:
         return explanation_of(request)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -81,7 +81,7 @@ class OpenAIServer(HttpClient):
 
     async def tokenize(self, body: Mapping[str, Any]) -> list[int] | None:
         """Token ids of `{"model", "prompt"}` or `{"model", "messages"}`; None if the server has no /tokenize."""
-        status, told = await self._probe(self.request("POST", "/tokenize", orjson.dumps(body)))
+        status, told = await self.answer(self.request("POST", "/tokenize", orjson.dumps(body)))
         tokens = told.get("tokens") if status == 200 and isinstance(told, dict) else None
         is_list = isinstance(tokens, list) and all(isinstance(token, int) for token in tokens)
         return tokens if is_list else None
@@ -114,9 +114,10 @@ class OpenAIServer(HttpClient):
 
     async def get_json(self, path: str) -> tuple[int, Any]:
         """Status and body, None if that is not JSON. Raises Unreachable."""
-        return await self._probe(self.request("GET", path))
+        return await self.answer(self.request("GET", path))
 
-    async def _probe(self, request: Request) -> tuple[int, Any]:
+    async def answer(self, request: Request) -> tuple[int, Any]:
+        """Status and body, None if that is not JSON. Raises Unreachable."""
         status, raw = await self._whole(request)
         try:
             return status, orjson.loads(raw)

@@ -1,0 +1,1 @@
+"""`relevo top`: a running server on a terminal, live."""
