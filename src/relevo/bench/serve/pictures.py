@@ -12,6 +12,7 @@ from relevo.bench.tables import load_tables
 from relevo.telemetry.latency import milliseconds
 
 _NUM_PARTS = 60  # of the time, for rates; arbitrary
+_MOST_CHANGES = 1000  # that are drawn; arbitrary
 
 
 def load_page(model: str, url: str, report: LoadReport, records: Sequence[ClientRecord]) -> Report:
@@ -81,8 +82,8 @@ def in_flight(records: Sequence[ClientRecord], start_ns: int) -> list[tuple[floa
     for at_ns, by in sorted(moments):
         number += by
         points.append(((at_ns - start_ns) / 1e9, float(number)))
-    every = max(1, len(points) // 1000)
-    return [*points[::every], points[-1]]
+    every = max(1, len(points) // _MOST_CHANGES)
+    return points if every == 1 else [*points[::every], points[-1]]
 
 
 def output_rate(records: Sequence[ClientRecord], start_ns: int) -> list[tuple[float, float]]:
