@@ -9,8 +9,10 @@ import typer
 
 from relevo.cli.admin import AdminKey, Gateway, NotDone, admin_key, ask, workers_of
 from relevo.cli.database import DataDir
+from relevo.cli.quiet import Quiet
 from relevo.core.errors import SettingsError
 from relevo.core.urls import normalise_url
+from relevo.telemetry.progress import Progress, shown
 
 _POLL_S = 0.1
 
@@ -23,6 +25,7 @@ def drain(
     api_key: AdminKey = None,
     data_dir: DataDir = None,
     timeout_s: Annotated[float, typer.Option(help="How long to wait for each worker to be back.")] = 120.0,
+    quiet: Quiet = False,
 ) -> None:
     """Take workers out of rotation, let them finish or hand on what they run, and wait until they are back.
 
@@ -42,11 +45,13 @@ def drain(
         raise SettingsError(f"{url} has no worker {unknown[0]}; it has {', '.join(known)}")
     key = admin_key(url, api_key, data_dir)
     for worker_id in chosen:
-        took_s = _replace(url, worker_id, key, timeout_s)
+        with shown() as progress:
+            progress.begin(f"waiting until {worker_id} has left and is back")
+            took_s = _replace(url, worker_id, key, timeout_s, progress)
         typer.echo(f"{worker_id} drained and back after {took_s:.1f} s")
 
 
-def _replace(url: str, worker_id: str, key: str | None, timeout_s: float) -> float:
+def _replace(url: str, worker_id: str, key: str | None, timeout_s: float, progress: Progress) -> float:
     started_s = time.monotonic()
     before = _worker(url, worker_id)
     if not before["ready"]:
@@ -58,6 +63,7 @@ def _replace(url: str, worker_id: str, key: str | None, timeout_s: float) -> flo
             return time.monotonic() - started_s
         if time.monotonic() - started_s > timeout_s:
             raise NotDone(f"{worker_id} is not back after {timeout_s:.0f} s; see the log of the server")
+        progress.look()
         time.sleep(_POLL_S)
 
 

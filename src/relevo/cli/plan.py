@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from relevo.build.capacity_plan import Planner
-from relevo.build.capacity_plan import Progress as Tell
 from relevo.build.metering import unix_ms
 from relevo.build.plan_json import plan_json
 from relevo.build.plan_options import PlanOptions, parse_rate, parse_seconds, parse_workload
 from relevo.build.plan_tables import command_text, plan_table, refused_sentences, sentences, stage_table
-from relevo.cli.bench_terminal import err, note, out
+from relevo.cli.bench_terminal import note, out
 from relevo.cli.database import DatabaseUrl, DataDir, connect
+from relevo.cli.quiet import Quiet
 from relevo.core.errors import SettingsError
 from relevo.policy.scaling.candidates import Assumptions
 from relevo.policy.scaling.inventory import parse_inventory
 from relevo.policy.scaling.screen import Targets
 from relevo.policy.scaling.search import Infeasible
 from relevo.sim.report_tables import workload_table
+from relevo.telemetry.progress import shown
 from relevo.workload.traces.files import ReadOptions
 from relevo.workload.traces.formats import TraceFormat
 
@@ -71,6 +69,7 @@ def plan(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the plan to this file.")] = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
+    quiet: Quiet = False,
 ) -> None:
     """How many GPUs of what, split how: the cheapest plan that keeps a latency promise, and why not the others."""
     if sum(source is not None for source in (trace, ledger, workload)) != 1:
@@ -110,8 +109,9 @@ def plan(
 def _run(planner: Planner, json_out: Path | None) -> None:
     out.print(workload_table(planner.load.facts))
     logging.getLogger("relevo").setLevel(logging.ERROR)  # workers die here on purpose
-    with _progress() as tell:
-        made = planner.plan(tell)
+    with shown() as progress:
+        progress.begin("searching")
+        made = planner.plan(lambda label, count: progress.rename(f"simulating {label} ({count} done)"))
     if json_out is not None:
         _write(json_out, plan_json(made, planner))
     if isinstance(made.found, Infeasible):
@@ -132,12 +132,3 @@ def _write(path: Path, body: dict[str, Any]) -> None:
         path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"cannot write --json {path}: {error.strerror}") from error
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """On stderr, if that is a terminal: which candidate is simulated."""
-    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("searching", total=None)
-        yield lambda label, count: bar.update(task, description=f"simulating {label} ({count} done)")

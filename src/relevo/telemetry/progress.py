@@ -134,8 +134,9 @@ class TerminalLine:
             self._draw()
 
     def rename(self, what: str) -> None:
-        self._what = what
-        self.look()
+        if what != self._what:  # at once: what goes on may not come to look for a while
+            self._what = what
+            self._draw()
 
     def advance(self, amount: float = 1) -> None:
         self._done += amount
