@@ -194,11 +194,12 @@ def test_ctrl_c_at_a_terminal_leaves_it_as_it_was() -> None:
     killer = threading.Timer(60.0, process.kill)  # of a command that does not end
     killer.start()
     try:
-        output = b""
+        output, is_told = b"", False
         for piece in pieces(ours):
-            if b"times" in piece and b"times" not in output:
-                process.send_signal(signal.SIGINT)
             output += piece
+            if not is_told and b"times" in output:
+                process.send_signal(signal.SIGINT)
+                is_told = True
         assert process.wait() == 130
     finally:
         killer.cancel()
