@@ -54,6 +54,15 @@ schemas: $(VENV)/.dev  ## hold random answers to the public schemas of packages 
 bench: $(VENV)/.dev  ## the comparison of prefill/decode split and unified serving
 	$(BIN)/relevo bench interference --json bench-results/interference.json
 
+# Folder with profiles/, model_configs/ and traces/, see docs/simulation.md
+DATA ?= ../shared/data
+.PHONY: plan-error plan-search
+plan-error: $(VENV)/.dev  ## how far off a plan is of measured servers, by load (DATA=..., about a minute)
+	$(BIN)/python -m relevo.sim.ladder $(DATA) --rung 8
+
+plan-search: $(VENV)/.dev  ## the planner's split of a production hour against every other one, simulated (DATA beside the checkout)
+	$(BIN)/python -m pytest -q -s -m slow tests/sim/test_plan_search_on_a_trace.py
+
 docs: $(VENV)/.dev  ## write the generated pages
 	$(BIN)/python -m relevo.cli.docs docs
 

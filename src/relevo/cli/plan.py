@@ -21,6 +21,7 @@ from relevo.cli.bench_terminal import note, out
 from relevo.cli.database import DatabaseUrl, DataDir, connect
 from relevo.cli.quiet import Quiet
 from relevo.core.errors import SettingsError
+from relevo.policy.perf.reshard import PAGE_TOKENS, USUAL_PAGE_TOKENS
 from relevo.policy.scaling.candidates import Assumptions
 from relevo.policy.scaling.inventory import parse_inventory
 from relevo.policy.scaling.screen import Targets
@@ -88,6 +89,7 @@ def plan(
             num_drafted=draft_tokens,
             cpu_cache_bytes=cpu_cache_gb * 1e9,
             link_bytes_per_s=None if link_gb_s is None else link_gb_s * 1e9,
+            page_tokens=PAGE_TOKENS.get(engine or "", USUAL_PAGE_TOKENS),
             kv_value_bytes=kv_value_bytes,
             utilization=memory_utilization,
         ),

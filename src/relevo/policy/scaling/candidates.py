@@ -15,6 +15,7 @@ from relevo.policy.perf.devices import Device
 from relevo.policy.perf.memory_plan import MemoryLimits, MemoryPlan, memory_plan
 from relevo.policy.perf.model_shape import ModelShape
 from relevo.policy.perf.parallelism import Parallelism
+from relevo.policy.perf.reshard import USUAL_PAGE_TOKENS
 from relevo.policy.scaling.inventory import Holding
 
 GIB = 2**30
@@ -42,6 +43,7 @@ class Assumptions:
     num_drafted: int = 0  # tokens that a step verifies for a row besides
     cpu_cache_bytes: float = 0.0  # of a worker, for the KV of prompts
     cpu_link_bytes_per_s: float = 50e9  # from there. PCIe 5 x16, as measured copies reach it
+    page_tokens: int = USUAL_PAGE_TOKENS  # of the engine's KV cache: how small the pieces of a handoff are
     link_bytes_per_s: float | None = None  # KV out of a worker; None: its devices' network
     kv_value_bytes: float = 2.0
     utilization: float = 0.9  # of a device's memory

@@ -39,10 +39,19 @@ class ErrorBand:
 
 
 UNFITTED = ErrorBand(rung=1, what="default constants, no engine named", tpot=(0.152, 0.48))
-SPLIT_UNSEEN = ErrorBand(
+UNIFIED = ErrorBand(
+    rung=8,
+    what="servers of a model that was in no fit",
+    tpot=(0.132, 0.370),
+    throughput=(0.137, 0.418),
+    ttft=(0.350, 0.837),
+)
+SPLIT = ErrorBand(
     rung=8,
     what="disaggregated servers, fitted to aggregated ones",
-    tpot=(0.132, 0.36),
+    tpot=(0.150, 0.420),
+    throughput=(0.162, 0.468),
+    ttft=(0.515, 0.936),
 )
 
 
@@ -77,4 +86,5 @@ def validity(candidate: Candidate, demand: Demand, engine: str | None, highest_l
         )
     if highest_load > HIGHEST_LOAD_MEASURED:
         outside.append(f"a stage is {highest_load:.0%} full, and TTFT near saturation is not predicted")
-    return Validity(band=UNFITTED if engine is None else SPLIT_UNSEEN, outside=tuple(dict.fromkeys(outside)))
+    measured = SPLIT if candidate.is_split else UNIFIED
+    return Validity(band=UNFITTED if engine is None else measured, outside=tuple(dict.fromkeys(outside)))

@@ -8,10 +8,11 @@ numbers that are told of a plan are the simulator's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, sqrt
 from statistics import fmean
 
+from relevo.policy.perf.reshard import reshard_s
 from relevo.policy.perf.step_time import StepShape, StepTimeModel, decode_shape
 from relevo.policy.scaling.candidates import Candidate, Role, Stage, WorkerKind
 from relevo.policy.scaling.demand import Demand
@@ -74,6 +75,13 @@ class Screen:
             return Outlook(ttft_p90_s=only.ttft_p90_s, itl_p90_s=only.itl_p90_s, stages=(only,))
         prefill, decode = candidate.stages
         first, second = self.prefill(prefill, demand), self.decode(decode, demand)
+        cutting = self._cutting_load(prefill, decode, demand)
+        if cutting > _MOST_LINK_LOAD:
+            limit = (
+                f"cutting KV of {prefill.kind.spread} for {decode.kind.spread} keeps each prefill worker busy for"
+                f" {cutting:.0%} of the time"
+            )
+            first = replace(first, load=max(first.load, cutting), limit=first.limit or limit)
         return Outlook(ttft_p90_s=first.ttft_p90_s, itl_p90_s=second.itl_p90_s, stages=(first, second))
 
     def load_limit(self, candidate: Candidate, demand: Demand, targets: Targets, most: float = 8.0) -> float:
@@ -188,6 +196,13 @@ class Screen:
                 found.append((in_steps + load_s * cached, busy))
             self._prompts[key] = found
         return found
+
+    def _cutting_load(self, prefill: Stage, decode: Stage, demand: Demand) -> float:
+        """Of the prefill workers, where the decode workers cut heads into another number of parts."""
+        spreads = prefill.kind.parallelism, decode.kind.parallelism
+        page = self.times.assumed.page_tokens
+        each_s = reshard_s(self.times.shape, *spreads, demand.mean_prompt_tokens, page)
+        return demand.requests_per_s * each_s / prefill.num_workers
 
     def _link_load(self, stage: Stage, demand: Demand) -> float:
         """Of the ports of a stage that hands KV over or gets it."""

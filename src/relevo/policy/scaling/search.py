@@ -170,7 +170,7 @@ def _sized(
         for prefill in _cheap(smallest[Role.PREFILL])
         for decode in _cheap(smallest[Role.DECODE])
     ]
-    return unified + split
+    return unified + [pair for pair in split if not screen.outlook(pair, demand).misses(targets)]
 
 
 def _cheap(stages: Sequence[Stage]) -> list[Stage]:

@@ -19,7 +19,7 @@ _FIRST = FitOptions(prior_weight=0.5)
 # Of later steps of the chain: rows of a class that agree outweigh what is known from elsewhere from about thirty on.
 # Chosen on these rows, as were the launches per layer; no constant of a held-out class was.
 _NARROWER = FitOptions(prior_weight=30.0)
-_FIVE_SEEN = FitOptions(prior_weight=0.1)
+FIVE_SEEN = FitOptions(prior_weight=0.1)
 NUM_SEEN, NUM_DRAWS = 5, 5
 
 
@@ -62,12 +62,17 @@ def constants_without(
 ) -> list[tuple[list[LabelledSteps], EngineConstants]]:
     """The held-out rows by engine and device, each group with the constants that the others give it."""
     others = [row for row in rows if key(row) != held_out]
-    base = fit_constants([row.steps for row in others], DEFAULT_CONSTANTS, _FIRST)
+    base = pooled_constants(others)
     groups: defaultdict[tuple[str, str], list[LabelledSteps]] = defaultdict(list)
     for row in rows:
         if key(row) == held_out:
             groups[row.engine, row.device].append(row)
     return [(group, _narrowed(others, engine, device, base)) for (engine, device), group in groups.items()]
+
+
+def pooled_constants(rows: Sequence[LabelledSteps]) -> EngineConstants:
+    """Of all engines and devices together."""
+    return fit_constants([row.steps for row in rows], DEFAULT_CONSTANTS, _FIRST)
 
 
 def _narrowed(rows: Sequence[LabelledSteps], engine: str, device: str, base: EngineConstants) -> EngineConstants:
@@ -81,7 +86,7 @@ def _narrowed(rows: Sequence[LabelledSteps], engine: str, device: str, base: Eng
 
 def fitted_constants(rows: Sequence[LabelledSteps]) -> dict[ClassName, EngineConstants]:
     """Of every engine on every device, from all rows: for predictions of what was not measured."""
-    base = fit_constants([row.steps for row in rows], DEFAULT_CONSTANTS, _FIRST)
+    base = pooled_constants(rows)
     names = sorted({(row.engine, row.device) for row in rows})
     return {(engine, device): _narrowed(rows, engine, device, base) for engine, device in names}
 
@@ -108,7 +113,7 @@ def seen_errors(rows: Sequence[LabelledSteps], seed: int = 0) -> tuple[dict[str,
 
 def _five_seen(members: Sequence[LabelledSteps], prior: EngineConstants, rng: random.Random) -> list[float]:
     seen = set(rng.sample(range(len(members)), NUM_SEEN))
-    constants = fit_constants([members[i].steps for i in sorted(seen)], prior, _FIVE_SEEN)
+    constants = fit_constants([members[i].steps for i in sorted(seen)], prior, FIVE_SEEN)
     return [row.steps.error(constants) for i, row in enumerate(members) if i not in seen]
 
 

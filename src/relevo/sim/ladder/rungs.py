@@ -11,6 +11,7 @@ from relevo.sim.ladder.distserve_rung import distserve_rung
 from relevo.sim.ladder.errors import RungReport
 from relevo.sim.ladder.live_rung import live_rung
 from relevo.sim.ladder.mooncake_rung import mooncake_rung
+from relevo.sim.ladder.plan_rung import plan_rung
 from relevo.sim.ladder.splitwise_rung import splitwise_rung
 from relevo.sim.ladder.tpot_rung import tpot_rung
 from relevo.sim.ladder.vllm_rung import vllm_rung
@@ -23,6 +24,7 @@ RUNGS: Mapping[int, Callable[[Path], RungReport]] = {
     5: mooncake_rung,
     6: live_rung,
     7: agents_rung,
+    8: plan_rung,
 }
 _RECORDED_HERE = {6}  # of a folder of their own
 

@@ -55,16 +55,17 @@ _FP4_EXPERTS = WeightFormats(
 
 @dataclass(slots=True)
 class SiliconServers:
-    """Reads each config once, from a folder of Hugging Face configs."""
+    """Reads each config once, from a folder of Hugging Face configs. `whole_prompts`: as of `DeviceWork`."""
 
     configs: Path
+    whole_prompts: bool = False
     _work: dict[tuple[str, str, str, str, Parallelism], DeviceWork] = field(default_factory=dict)
 
     def steps(self, row: SiliconRow) -> LabelledSteps:
         """What its decoding workers did, on average. Which requests decode at a time follows from default constants,
         so that no measured time has a part in it."""
-        work = self._device_work(row, row.parallelism)
-        steady = steady_steps(self._loop(row, work), RooflineModel(work))
+        work = self.device_work(row, row.parallelism)
+        steady = steady_steps(self.loop(row, work), RooflineModel(work))
         shares = [(1.0 - steady.mixed_fraction, work.work(steady.decode))]
         if steady.mixed_fraction:
             shares.append((steady.mixed_fraction, work.work(steady.mixed)))
@@ -81,16 +82,17 @@ class SiliconServers:
 
     def prompt_s(self, row: SiliconRow, constants: EngineConstants) -> float:
         """One prompt of its length alone, in one step."""
-        model = RooflineModel(self._device_work(row, row.parallelism), constants)
+        model = RooflineModel(self.device_work(row, row.parallelism), constants)
         return model.step_s(StepShape().with_chunk(row.num_input_tokens, 0))
 
-    def _loop(self, row: SiliconRow, work: DeviceWork) -> ClosedLoop:
+    def loop(self, row: SiliconRow, work: DeviceWork) -> ClosedLoop:
         limits = MemoryLimits(kv_value_bytes=kv_value_bytes(row), utilization=_UTILIZATION)
         plan = memory_plan(work.shape, work.device, row.parallelism, limits)
         prompts_per_s = float("inf")
         if row.prefill:
-            prefill = RooflineModel(self._device_work(row, row.prefill.parallelism))
-            prompt_s = prefill.step_s(StepShape().with_chunk(row.num_input_tokens, 0))
+            prefill = RooflineModel(self.device_work(row, row.prefill.parallelism))
+            width = row.prefill.parallelism.attention_data if self.whole_prompts else 1
+            prompt_s = prefill.step_s(chunks(StepShape(), row.num_input_tokens, 0, width))
             num_at_once = row.prefill.num_workers * row.prefill.parallelism.attention_data
             prompts_per_s = num_at_once / prompt_s / row.num_workers
         return ClosedLoop(
@@ -103,13 +105,22 @@ class SiliconServers:
             max_requests_per_s=prompts_per_s,
         )
 
-    def _device_work(self, row: SiliconRow, parallelism: Parallelism) -> DeviceWork:
+    def device_work(self, row: SiliconRow, parallelism: Parallelism) -> DeviceWork:
         key = (row.model, row.precision, row.engine, row.device, parallelism)
         if key not in self._work:
             path = config_path(self.configs, _CONFIGS.get(row.model, row.model))
             shape = read_model_shape(path, stored_formats(row))
-            self._work[key] = DeviceWork(shape, device(row.device), parallelism, kv_value_bytes(row))
+            self._work[key] = DeviceWork(
+                shape, device(row.device), parallelism, kv_value_bytes(row), whole_prompts=self.whole_prompts
+            )
         return self._work[key]
+
+
+def chunks(step: StepShape, num_tokens: int, num_context: int, number: int) -> StepShape:
+    """And so many chunks alike."""
+    for _ in range(number):
+        step = step.with_chunk(num_tokens, num_context)
+    return step
 
 
 def stored_formats(row: SiliconRow) -> WeightFormats:
