@@ -38,6 +38,7 @@ from relevo.gateway.http.app import create_app
 from relevo.gateway.http.byte_account import ByteAccount
 from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.operation.readiness import readiness
+from relevo.gateway.requests.routes import request_report, slowest_reports
 from relevo.gateway.routes import route_table
 from relevo.gateway.text.chat_template import ModelTemplates
 from relevo.gateway.text.detokenizer import IncrementalDetokenizer
@@ -246,7 +247,7 @@ def _others(
     metrics: GatewayMetrics,
     metering: Metering,
 ) -> Others:
-    from relevo.build.gossip import build_others  # one gateway alone has no other to tell
+    from relevo.build.gossip import RequestSearch, build_others  # one gateway alone has no other to tell
 
     models = {backend.config.served_model_names[0]: (backend.placement, backend.dispatcher) for backend in backends}
     return build_others(
@@ -255,6 +256,10 @@ def _others(
         metrics=lambda: metrics.scrape({served.name: served.generator.status() for served in context.models}),
         readiness=lambda: readiness(context),
         state=partial(report_for_others, context),
+        requests=RequestSearch(
+            find=lambda name, tenant, is_admin: request_report(context, name, tenant, is_admin=is_admin),
+            slowest=partial(slowest_reports, context),
+        ),
         meter=metering.meter,
     )
 

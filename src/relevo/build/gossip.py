@@ -17,6 +17,7 @@ from relevo.core.ports import Clock
 from relevo.gateway.console.reading import STATE, STATE_WITH_HISTORY
 from relevo.gateway.metering.accounts import Accounts
 from relevo.gateway.metering.meter import Meter
+from relevo.gateway.requests.query import SlowestQuery
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.gossip import Gossip, GossipSource
 from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
@@ -25,7 +26,7 @@ from relevo.policy.billing.pricing import plain
 from relevo.telemetry.merged_series import SeriesFamily
 from relevo.wire.gossip import Ended, Spending
 
-_METRICS, _READINESS = "metrics", "readiness"
+_METRICS, _READINESS, _REQUEST, _SLOWEST = "metrics", "readiness", "request", "slowest"
 _encode = msgspec.msgpack.encode
 
 
@@ -47,6 +48,22 @@ class Others:
         answers = await self.sockets.ask(_READINESS)
         return {name: _decoded(body, dict[str, Any]) for name, body in answers.items()}
 
+    async def request_report(self, name: str, tenant: str, *, is_admin: bool) -> dict[str, dict[str, Any] | None]:
+        answers = await self.sockets.search(_REQUEST, _json((name, tenant, is_admin)))
+        return {gateway_id: _decoded(body, dict[str, Any] | None) for gateway_id, body in answers.items()}
+
+    async def slowest_requests(self, query: SlowestQuery) -> dict[str, list[dict[str, Any]] | None]:
+        answers = await self.sockets.search(_SLOWEST, _json(query))
+        return {gateway_id: _decoded(body, list[dict[str, Any]]) for gateway_id, body in answers.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSearch:
+    """In what this gateway keeps of its requests."""
+
+    find: Callable[[str, str, bool], dict[str, Any] | None]  # name, tenant, is it for an admin
+    slowest: Callable[[SlowestQuery], list[dict[str, Any]]]
+
 
 def build_others(
     config: GatewayConfig,
@@ -54,9 +71,10 @@ def build_others(
     metrics: Callable[[], Sequence[SeriesFamily]],
     readiness: Callable[[], dict[str, Any]],
     state: Callable[[str], bytes],
+    requests: RequestSearch,
     meter: Meter,
 ) -> Others:
-    """`metrics`, `readiness`, `state`: what this gateway says of itself."""
+    """`metrics`, `readiness`, `state`, `requests`: what this gateway says of itself."""
     clock = MonotonicClock()
     gossip = Gossip(
         sources={
@@ -74,6 +92,10 @@ def build_others(
             _METRICS: lambda: _encode(tuple(metrics())),
             _READINESS: lambda: _encode(readiness()),
             **{question: partial(state, question) for question in (STATE, STATE_WITH_HISTORY)},
+        },
+        searches={
+            _REQUEST: lambda asked: _encode(requests.find(*msgspec.json.decode(asked, type=tuple[str, str, bool]))),
+            _SLOWEST: lambda asked: _encode(requests.slowest(msgspec.json.decode(asked, type=SlowestQuery))),
         },
     )
     share_accounts(gossip, meter.accounts, meter.clock)
@@ -98,6 +120,10 @@ def share_accounts(gossip: Gossip, accounts: Accounts, clock: Clock) -> None:
     accounts.on_taken = gossip.taken
     accounts.on_running = lambda key_id, cost: gossip.spends(key_id, plain(cost))
     accounts.on_spent = lambda key_id, ended_at_ms, cost: gossip.spent(Ended(key_id, ended_at_ms, plain(cost)))
+
+
+def _json(asked: Any) -> str:
+    return msgspec.json.encode(asked).decode()
 
 
 def _decoded(body: bytes | None, kind: Any) -> Any:

@@ -10,6 +10,7 @@ from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.gateway.openai.routes import OPENAI_ROUTES
 from relevo.gateway.openapi.routes import document_routes
 from relevo.gateway.operation.routes import OPERATION_ROUTES
+from relevo.gateway.requests.routes import REQUEST_ROUTES
 from relevo.gateway.responses.routes import RESPONSES_ROUTES
 
 ROUTES = (
@@ -19,6 +20,7 @@ ROUTES = (
     *OPERATION_ROUTES,
     *CONSOLE_ROUTES,
     *PAGE_ROUTES,
+    *REQUEST_ROUTES,
 )
 
 

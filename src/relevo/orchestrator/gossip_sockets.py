@@ -51,6 +51,7 @@ class GossipSockets:
     path: str
     peers: Sequence[Peer]
     answers: Mapping[str, Callable[[], bytes]]
+    searches: Mapping[str, Callable[[str], bytes]] = field(default_factory=dict)  # the same, for what is asked more
     _connections: set[asyncio.StreamWriter] = field(default_factory=set)
     _followers: set[asyncio.StreamWriter] = field(default_factory=set)
     _limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log))
@@ -71,6 +72,10 @@ class GossipSockets:
         listener = listen_unix(self.path)
         listener.setblocking(False)
         return listener
+
+    async def search(self, name: str, asked: str) -> dict[str, bytes | None]:
+        """The same of one of the `searches`."""
+        return await self.ask(f"{name}\n{asked}")
 
     async def ask(self, about: str) -> dict[str, bytes | None]:
         """What each other gateway answers, by its id; None: it does not answer within `ANSWER_S`."""
@@ -112,9 +117,9 @@ class GossipSockets:
                     if await reader.read(1):  # it has nothing more to say: this is its end
                         raise ProtocolError("a follower said more than that it follows")
                 case wire.Ask(about=about):
-                    answer = self.answers.get(about)
-                    if answer is not None:
-                        writer.write(encode_frame(wire.Answer(answer())))
+                    body = self._answer(about)
+                    if body is not None:
+                        writer.write(encode_frame(wire.Answer(body)))
                         await writer.drain()
         except ProtocolError as error:
             self._limited_log.warning("protocol", f"a connection was refused: {error.message}")
@@ -126,6 +131,14 @@ class GossipSockets:
             self._connections.discard(writer)
             self._followers.discard(writer)
             writer.close()
+
+    def _answer(self, about: str) -> bytes | None:
+        answer = self.answers.get(about)
+        if answer is not None:
+            return answer()
+        name, _, asked = about.partition("\n")
+        search = self.searches.get(name)
+        return search(asked) if search is not None else None
 
     def _may_stay(self, writer: asyncio.StreamWriter) -> bool:
         """Gateways run as one user, and each connects to each other one with a follower and its questions."""

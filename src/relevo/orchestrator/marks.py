@@ -81,6 +81,7 @@ class Marks:
         elif isinstance(effect, effects.SendSubmit) and effect.use_reservation:
             leg = self._open_leg(in_flight, effect.worker, KEPT_ROOM)
             leg.prefill = leg.prefill or effect.worker
+            leg.asked_counters = leg.asked_counters or self._counters(effect.worker)
 
     def heard(
         self,

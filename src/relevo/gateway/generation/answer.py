@@ -46,6 +46,15 @@ async def answer(
 
     Raises RelevoError if nothing was sent yet; ClientGone.
     """
+    if call.live is not None:
+        call.live.began(
+            prepared.model,
+            writer.response_id,
+            prepared.runs,
+            prepared.num_choices,
+            is_streamed=prepared.is_streamed,
+        )
+        call.context.requests.began(call.live)
     with call.context.stopping.answer() as answering:
         entry = call.context.meter.open(
             call.caller, prepared.model, writer.response_id, prepared.runs, call.reply_headers

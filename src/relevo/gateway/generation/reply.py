@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Protocol
 
 from starlette.responses import Response
@@ -115,6 +114,7 @@ class StreamedReply:
         self._kept = KeptAnswer(call.context.answer_memory, call.tenant)  # of prompts, until they are shown
         self._is_open = False  # not the stream's `started`: a keep-alive starts it, too
         self._last = b""  # the end of the last choice
+        self._last_run: PromptRun | None = None  # whose choice that is
 
     @property
     def has_begun(self) -> bool:
@@ -126,13 +126,17 @@ class StreamedReply:
             self._stream.open(self._writer.begin())
         data = self._writer.delta(delta)
         if is_last:
-            self._last = self._writer.finish_choice(delta)
+            self._last, self._last_run = self._writer.finish_choice(delta), run
         elif delta.finish_reason is not None:
             data += self._writer.finish_choice(delta)
         if data and self._stream.put(data):
             run.stamp(delta.index, len(delta.tokens))
         else:
-            self._stream.when_sent(partial(run.stamp, delta.index, len(delta.tokens)))
+            put_ns = self._stream.unread_ns
+            self._stream.when_sent(lambda: self._left(run, delta.index, len(delta.tokens), put_ns))
+
+    def _left(self, run: PromptRun, index: int, num_tokens: int, put_ns: int) -> None:
+        run.stamp_late(index, num_tokens, put_ns, self._stream.unread_ns)
 
     def make_room(self, num_bytes: int) -> None:
         self._kept.grow(num_bytes)
@@ -147,7 +151,10 @@ class StreamedReply:
         last = self._last + self._writer.end()
         if keep is not None:
             await keep()
+        put_ns = self._stream.unread_ns
         await self._stream.finish(last)
+        if self._last_run is not None:
+            self._left(self._last_run, 0, 0, put_ns)
 
     async def break_off(self, error: RelevoError) -> None:
         await self._stream.finish(self._writer.error(error))

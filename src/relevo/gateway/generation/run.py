@@ -16,6 +16,7 @@ from relevo.core.outcome import COMPLETE, Outcome, RequestEnd
 from relevo.core.ports import Clock
 from relevo.core.prompt_scores import PromptScores
 from relevo.core.request import EngineRequest, FinishReason
+from relevo.core.timeline import Timeline
 from relevo.gateway.generation.choice import Choice
 from relevo.gateway.generation.prompt_scores import PromptScoring
 from relevo.gateway.http.context import RequestMetrics
@@ -81,6 +82,18 @@ class PromptRun:
         self._num_output_tokens = 0
         self._num_tokens_of = [0] * len(choices)  # of each continuation
         self._facts: PrefillFacts | None = None
+        self._timeline = Timeline(accepted_at_ns=request.arrived_at_ns)  # until it has started
+        self._unread_ns = 0  # as its stream counts, up to where that was taken into the timeline
+
+    @property
+    def timeline(self) -> Timeline:
+        """What happened to it so far, on both sides of the orchestrator."""
+        return self._timeline
+
+    @property
+    def ended(self) -> RequestEnd | None:
+        """How; None: it runs, or never did."""
+        return self._end
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -105,6 +118,7 @@ class PromptRun:
         """Outputs may come before this returns."""
         self._listener = listener
         self._started = self._generator.start(self.request, self)
+        self._timeline = self._started.timeline
         if self._end is not None:
             self._started.end(self._end)
 
@@ -183,17 +197,31 @@ class PromptRun:
     def stamp(self, index: int, num_tokens: int) -> None:
         """Note that tokens of this choice were written to the client (or kept, when the answer is not streamed)."""
         self._num_stamped_tokens += num_tokens
+        if not num_tokens:
+            return
+        now_ns = self._clock.now_ns()
+        self._timeline.last_written_at_ns = now_ns
         if index % len(self._choices) == 0:
-            if not num_tokens:
-                return
-            now_ns = self._clock.now_ns()
             if self._token_at_ns:
                 self._latency.wrote(now_ns - self._token_at_ns[-1], num_tokens)
             else:
+                self._timeline.first_written_at_ns = now_ns
                 ttft_ns = now_ns - self.request.arrived_at_ns
                 self._latency.wrote_first(ttft_ns, num_tokens, self.num_prompt_tokens, self.num_cached_tokens)
             for _ in range(num_tokens):
                 self._token_at_ns.append(now_ns)
+
+    def stamp_late(self, index: int, num_tokens: int, put_ns: int, unread_ns: int) -> None:
+        """The same of tokens that had to wait: their stream had waited for its client for `put_ns` in all when they
+        came, and for `unread_ns` when they left. What outputs waited together counts once."""
+        waited_s = max(0, unread_ns - max(put_ns, self._unread_ns)) / 1e9
+        self._unread_ns = max(self._unread_ns, unread_ns)
+        self._timeline.blocked_s += waited_s
+        if not self._token_at_ns:
+            self._timeline.blocked_first_s += waited_s
+        elif waited_s and not num_tokens:  # the end of its stream waited
+            self._timeline.last_written_at_ns = self._clock.now_ns()
+        self.stamp(index, num_tokens)
 
     def work(self) -> Work | None:
         """What was done up to now, for the bill; None if it was never let in."""
@@ -208,13 +236,14 @@ class PromptRun:
         )
 
     def record(self) -> None:
-        """Hand the record of this request to the metrics, if it was let in."""
+        """It is over for its client. Hand the record of this request to the metrics, if it was let in."""
+        now_ns = self._timeline.ended_at_ns = self._clock.now_ns()
         if self._end is None or self.work() is None:
             return
         record = RequestRecord(
             request_id=self.request.request_id,
             model=self._model,
-            times=RequestTimes(self.request.arrived_at_ns, self._token_at_ns, self._clock.now_ns()),
+            times=RequestTimes(self.request.arrived_at_ns, self._token_at_ns, now_ns),
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_output_tokens=self.num_output_tokens,

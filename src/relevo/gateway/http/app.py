@@ -26,6 +26,7 @@ from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.http.errors import ErrorFormat, error_response
 from relevo.gateway.http.route import Route, RouteTable
 from relevo.gateway.http.sse import ClientGone
+from relevo.gateway.requests.kept import LiveRequest
 from relevo.gateway.text.start_turns import StartTurns
 from relevo.policy.tracing.trace_context import response_headers
 from relevo.policy.tracing.words import CallTrace
@@ -65,6 +66,7 @@ class Exchange:
     status: int | None = None
     reply_headers: dict[str, str] = field(default_factory=dict)
     trace: CallTrace | None = None  # None: no traces are made, or none of this
+    live: LiveRequest | None = None  # what is kept of it; None: it is none for a model
     now_ns: Callable[[], int] = time.monotonic_ns
 
     async def send(self, message: Message) -> None:
@@ -80,7 +82,9 @@ class Exchange:
         await self.send_on(message)
 
     def failed_with(self, code: str, *, is_ours: bool = False) -> None:
-        """For its trace; what an answer has noted of its own end stays."""
+        """For what is kept and its trace; what an answer has noted of its own end stays."""
+        if self.live is not None:
+            self.live.code = code
         if self.trace is not None:
             self.trace.error = self.trace.error or code
             self.trace.has_failed = self.trace.has_failed or is_ours
@@ -109,6 +113,9 @@ class Gateway:
         try:
             await self._answer(request, receive, exchange, accepted_at_ns)
         finally:
+            if exchange.live is not None:
+                status = exchange.status or STATUS_CLIENT_GONE
+                self.context.requests.close(exchange.live, status, self.context.clock.now_ns())
             if exchange.trace is not None:
                 self._end_trace(exchange, exchange.trace)
 
@@ -123,6 +130,8 @@ class Gateway:
             error_format = route.error_format
             handler_name = route.path
             self._begin_trace(route, request, exchange, accepted_at_ns)
+            if route.is_generation:
+                exchange.live = self._opened(exchange.request_id, route.path, caller, accepted_at_ns)
             call = Call(
                 context=self.context,
                 request=request,
@@ -136,6 +145,7 @@ class Gateway:
                 error_format=route.error_format,
                 path_rest=rest,
                 trace=exchange.trace,
+                live=exchange.live,
             )
             response = await route.handler(call)
         except ClientGone:
@@ -168,6 +178,18 @@ class Gateway:
         trace.has_failed = trace.has_failed or trace.status >= 500
         assert self.context.traces is not None, "one has begun"
         self.context.traces.end(trace)
+
+    def _opened(self, request_id: str, path: str, caller: Caller, accepted_at_ns: int) -> LiveRequest:
+        live = LiveRequest(
+            x_request_id=request_id,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            path=path,
+            accepted_at_ns=accepted_at_ns,
+            arrived_at_unix_ms=time.time_ns() // 1_000_000,
+        )
+        self.context.requests.open(live)
+        return live
 
     def _caller(self, request: Request, path: str) -> Caller:
         """Raises Unauthorized; ServerStopping, for what is not asked by probes."""

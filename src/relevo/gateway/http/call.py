@@ -16,6 +16,7 @@ from relevo.gateway.http.auth import Caller
 from relevo.gateway.http.body import check_encoding, check_media_type, check_schema, parse_object, read_body
 from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.http.errors import ErrorFormat
+from relevo.gateway.requests.kept import LiveRequest
 from relevo.gateway.text.served_models import ServedModel
 from relevo.gateway.text.start_turns import StartTurns
 from relevo.policy.tracing.words import CallTrace
@@ -53,6 +54,7 @@ class Call:
     start_turns: StartTurns  # of all calls of this gateway
     error_format: ErrorFormat  # of its path
     trace: CallTrace | None = None  # what is noted of it; None: nothing is
+    live: LiveRequest | None = None  # what is kept of it; None: it is none for a model
     path_rest: str = ""  # what followed a route that takes the rest of the path
 
     @property

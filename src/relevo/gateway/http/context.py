@@ -21,6 +21,8 @@ from relevo.gateway.http.site import Site
 from relevo.gateway.http.stopping import Stopping
 from relevo.gateway.metering.meter import NoMeter, UsageMeter
 from relevo.gateway.metering.usage_query import NoUsage, UsageSource
+from relevo.gateway.requests.history import RequestHistory
+from relevo.gateway.requests.query import SlowestQuery
 from relevo.gateway.text.served_models import ServedModels
 from relevo.gateway.text.text_work import TextWork
 from relevo.orchestrator.ports import EngineStatus
@@ -90,6 +92,13 @@ class OtherGateways(Protocol):
 
     async def states(self, question: str) -> dict[str, bytes | None]:
         """What each says of its state, as `gateway.console.reading` reads it; None: no answer in time."""
+
+    async def request_report(self, name: str, tenant: str, *, is_admin: bool) -> dict[str, dict[str, Any] | None]:
+        """What each has of a request; None: nothing, or no answer in time."""
+        ...
+
+    async def slowest_requests(self, query: SlowestQuery) -> dict[str, list[dict[str, Any]] | None]:
+        """What each has; None: no answer in time."""
         ...
 
 
@@ -114,6 +123,7 @@ class GatewayContext:
     is_restarted: bool = False  # in place of a gateway that ended; what it serves had started before
     affinity_headers: tuple[str, ...] = ()  # more headers that name a session
     gateway_id: str = "gateway"
+    requests: RequestHistory = field(default_factory=RequestHistory)  # those that run, and the last ones
     others: OtherGateways | None = None  # None: it is the only one
     text_work: TextWork = field(default_factory=TextWork)
     body_memory: ByteAccount = field(default_factory=lambda: ByteAccount(128 * 2**20))  # request bodies being read

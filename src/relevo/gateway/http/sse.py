@@ -8,6 +8,7 @@ specification 2.4.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ WRITE_NOW = "relevo.write_now"  # of a scope: `Callable[[bytes], bool]`, see `cy
 KEEPALIVE_COMMENT = b": keep-alive\n\n"
 WRITE_BYTES = 64 * 1024  # arbitrary: about so much of what waits is written at once, and then for the client to take
 MAX_UNREAD_BYTES = 16 * 2**20  # arbitrary: of one stream; more than a plain one of 60,000 tokens has in all
+UNREAD_NS = 1_000_000  # arbitrary: a write that takes longer waited for its client
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -67,7 +69,15 @@ class EventStream:
         self._is_direct = False  # the head is out and nothing is unsent
         self._pumping: asyncio.Future[None] | None = None  # `pump` waits for something to do
         self._must_end = False
+        self._unread_ns = 0  # for so long the connection took nothing, in all
+        self._sending_since_ns: int | None = None
         self.started = False
+
+    @property
+    def unread_ns(self) -> int:
+        """How long this stream has waited for its client to read, up to now: while the connection takes no bytes."""
+        since_ns = self._sending_since_ns
+        return self._unread_ns + (time.monotonic_ns() - since_ns if since_ns is not None else 0)
 
     def open(self, pieces: Iterator[bytes]) -> None:
         """They leave before everything that is put, each when the one before is gone."""
@@ -157,6 +167,15 @@ class EventStream:
             callback()
 
     async def _write(self, data: bytes, *, more_body: bool = True) -> None:
+        self._sending_since_ns = time.monotonic_ns()
+        try:
+            await self._pass_on(data, more_body=more_body)
+        finally:
+            took_ns = time.monotonic_ns() - self._sending_since_ns
+            self._sending_since_ns = None
+            self._unread_ns += took_ns if took_ns >= UNREAD_NS else 0
+
+    async def _pass_on(self, data: bytes, *, more_body: bool) -> None:
         if not self.started:
             self.started = True
             headers = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]

@@ -1,0 +1,139 @@
+"""The requests of this gateway: those that run, and a bounded ring of those that ended lately.
+
+Owns how many are kept, and which is found by which name. A client chooses its x-request-id, so a name means something
+within its tenant only, and there the newest request. Does not know HTTP, nor why a request was slow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import nlargest
+
+from relevo.gateway.requests.kept import KeptRequest, LiveRequest
+
+MAX_REQUESTS = 10_000
+MAX_BYTES = 64 * 2**20
+
+
+class SlowBy(StrEnum):
+    """What a request can be slow by."""
+
+    TTFT = "ttft"
+    E2E = "e2e"
+    GAP = "gap"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFilter:
+    """None: of all."""
+
+    tenant: str | None
+    models: frozenset[str] | None = None  # names that the client may have used
+    since_unix_ms: int | None = None  # ended by then, or running
+
+
+@dataclass(slots=True)
+class RequestHistory:
+    max_requests: int = MAX_REQUESTS
+    max_bytes: int = MAX_BYTES
+    on_kept: Callable[[KeptRequest], None] = lambda kept: None
+    num_bytes: int = 0
+    _live: dict[int, LiveRequest] = field(default_factory=dict)  # by the object's id
+    _ended: deque[KeptRequest] = field(default_factory=deque)  # oldest first
+    _named: dict[str, dict[str, LiveRequest | KeptRequest]] = field(default_factory=dict)  # by tenant, by any name
+
+    def open(self, live: LiveRequest) -> None:
+        self._live[id(live)] = live
+        self._name(live, live.ids)
+
+    def close(self, live: LiveRequest, status: int, now_ns: int) -> None:
+        """It has ended; `status` is what its client was answered. Once."""
+        del self._live[id(live)]
+        kept = live.as_kept(status, now_ns)
+        names = [name for name in live.ids if self._unname(live, name)]  # not those that a newer one has
+        if self.max_requests:
+            self._ended.append(kept)
+            self.num_bytes += kept.num_bytes
+            self._name(kept, names)
+            while len(self._ended) > self.max_requests or self.num_bytes > self.max_bytes:
+                self._forget_oldest()
+        self.on_kept(kept)
+
+    def began(self, live: LiveRequest) -> None:
+        """It has more names now."""
+        self._name(live, live.ids[1:])
+
+    def find(self, name: str, tenant: str, now_ns: int, *, is_admin: bool = False) -> KeptRequest | None:
+        """The newest of that tenant that is called so; for an admin who has none, one of another tenant."""
+        for each in (tenant, *self._named) if is_admin else (tenant,):
+            found = self._named.get(each, {}).get(name)
+            if found is not None:
+                return found if isinstance(found, KeptRequest) else found.as_kept(None, now_ns)
+        return None
+
+    def slowest(self, by: SlowBy, num_most: int, where: RequestFilter, now_ns: int) -> list[KeptRequest]:
+        """Slowest first; running ones as slow as they are by now."""
+        found = nlargest(num_most, self._times(by, where, now_ns), key=lambda each: each[0])
+        return [each if isinstance(each, KeptRequest) else each.as_kept(None, now_ns) for _, each in found]
+
+    @property
+    def num_ended(self) -> int:
+        return len(self._ended)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def _times(
+        self, by: SlowBy, where: RequestFilter, now_ns: int
+    ) -> Iterator[tuple[float, LiveRequest | KeptRequest]]:
+        since_ms = where.since_unix_ms
+        for kept in reversed(self._ended):
+            if since_ms is not None and kept.arrived_at_unix_ms + kept.e2e_s * 1e3 < since_ms:
+                continue
+            slow_s = kept.ttft_s if by is SlowBy.TTFT else kept.e2e_s if by is SlowBy.E2E else kept.gap_s
+            if slow_s is not None and _fits(kept, where):
+                yield slow_s, kept
+        for live in self._live.values():
+            live_s = _so_far_s(live, by, now_ns)
+            if live_s is not None and _fits(live, where):
+                yield live_s, live
+
+    def _forget_oldest(self) -> None:
+        oldest = self._ended.popleft()
+        self.num_bytes -= oldest.num_bytes
+        for name in oldest.ids:
+            self._unname(oldest, name)
+
+    def _name(self, one: LiveRequest | KeptRequest, names: Iterable[str]) -> None:
+        of_tenant = self._named.setdefault(one.tenant, {})
+        for name in names:
+            if name:
+                of_tenant[name] = one
+
+    def _unname(self, one: LiveRequest | KeptRequest, name: str) -> bool:
+        """False: that is another's name."""
+        of_tenant = self._named.get(one.tenant)
+        if of_tenant is None or of_tenant.get(name) is not one:
+            return False
+        del of_tenant[name]
+        if not of_tenant:
+            del self._named[one.tenant]
+        return True
+
+
+def _fits(one: LiveRequest | KeptRequest, where: RequestFilter) -> bool:
+    return (where.tenant is None or one.tenant == where.tenant) and (where.models is None or one.model in where.models)
+
+
+def _so_far_s(live: LiveRequest, by: SlowBy, now_ns: int) -> float | None:
+    timelines = [run.timeline for run in live.runs]
+    if by is SlowBy.GAP:
+        return max([each.worst_gap.gap_s for each in timelines if each.worst_gap is not None], default=None)
+    if by is SlowBy.TTFT:
+        first = [each.first_written_at_ns for each in timelines if each.first_written_at_ns is not None]
+        now_ns = min(first, default=now_ns)
+    return (now_ns - live.accepted_at_ns) / 1e9
