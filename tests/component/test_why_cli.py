@@ -53,7 +53,14 @@ QUICK = replace(
     e2e_s=1.0,
     worst_gap_s=None,
 )
-FACTS = {"model": "m", "state": "finished", "num_prompt_tokens": 9, "num_cached_tokens": 4, "num_output_tokens": 3}
+FACTS = {
+    "model": "m",
+    "state": "ended",
+    "outcome": "finished",
+    "num_prompt_tokens": 9,
+    "num_cached_tokens": 4,
+    "num_output_tokens": 3,
+}
 REQUESTS = {
     "slow-1": {"id": "slow-1", **FACTS, **explanation_json(IN_LINE)},
     "quick/ä?": {"id": "quick/ä?", **FACTS, **explanation_json(QUICK)},

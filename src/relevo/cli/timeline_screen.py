@@ -91,14 +91,18 @@ def _named(request: Mapping[str, Any]) -> str:
 
 def _heading(request: Mapping[str, Any]) -> str:
     parts = [_named(request)]
-    parts += [one_line(str(request[name])) for name in ("model", "state", "outcome") if request.get(name)]
+    outcome = request.get("outcome") or request.get("state")
+    parts += [one_line(str(told)) for told in (request.get("model"), outcome, request.get("code")) if told]
+    prompts = request.get("prompts")
+    if isinstance(prompts, list) and len(prompts) > 1:
+        parts.append(f"the slowest of {count(len(prompts), 'prompt')}")
     prompt, cached = request.get("num_prompt_tokens"), request.get("num_cached_tokens")
     if isinstance(prompt, int):
         parts.append(count(prompt, "prompt token") + (f" ({cached:,} cached)" if isinstance(cached, int) else ""))
     output = request.get("num_output_tokens")
     if isinstance(output, int):
         parts.append(count(output, "output token"))
-    return ", ".join(dict.fromkeys(parts))
+    return ", ".join(parts)
 
 
 def _row(phase: Phase, explanation: Explanation, look: Look) -> Iterator[str]:

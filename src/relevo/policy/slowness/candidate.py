@@ -8,7 +8,7 @@ from enum import StrEnum
 from relevo.policy.slowness.words import SlowCause
 
 MIN_AVOIDABLE_S = 0.05  # less is not felt; arbitrary
-MIN_FRACTION = 0.2  # of what it was a part of; arbitrary
+MIN_FRACTION = 0.15  # of what it was a part of; arbitrary
 MIN_OF_ALL_FRACTION, LONG_S = 0.05, 0.5  # of the whole request, unless it is long in itself; arbitrary
 
 
