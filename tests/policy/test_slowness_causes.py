@@ -73,6 +73,29 @@ def test_room() -> None:
     assert told(near).cause is not SlowCause.ROOM, "a full worker that let it in at once"
 
 
+def test_a_slot_is_room_too() -> None:
+    slow = later(ordinary(), 2.0, after_s=0.0035)
+    slow.legs[0].decode_load = replace(BUSY, num_free_blocks=600)
+    expect(told(slow), SlowCause.ROOM, "2.00 s waiting for a slot on decode-0: 12 streams ran")
+    assert "--max-num-seqs" in told(slow).advice
+
+
+def test_a_whole_request_that_waits_while_others_only_decode_waits_for_room() -> None:
+    made = whole_leg(0.003, first_output_s=2.3, facts=facts(2.0, 0.2), decode_load=replace(BUSY, num_free_blocks=200))
+    made.asked_counters, made.prompt_counters, made.prompt_costs = counters(10, 0, 10), counters(210, 450, 900), COSTS
+    slow = later(ordinary(), 2.08, after_s=0.2)
+    slow.legs = [made]
+    expect(told(slow), SlowCause.ROOM, "2.00 s waiting for blocks on decode-0")
+    made.prompt_counters = counters(210, 4000, 900)
+    expect(told(slow), SlowCause.WORKER_QUEUE, "2.00 s queued at decode-0")
+
+
+def test_a_handoff_in_shared_memory_is_no_link() -> None:
+    slow = later(ordinary(), 2.0, after_s=0.2205)
+    slow.first_written_at_ns, slow.legs[0].transferred_bytes = ns(0.2205), 4096
+    expect(told(slow), SlowCause.GATEWAY, "until decode-0 could be told to go on")
+
+
 def test_a_whole_request_that_waits_where_no_blocks_are_free_waits_for_room() -> None:
     made = whole_leg(0.003, first_output_s=2.3, facts=facts(2.0, 0.2), decode_load=BUSY)
     slow = later(ordinary(), 2.08, after_s=0.2)
@@ -199,7 +222,9 @@ def test_the_prompt_of_a_neighbour_between_two_tokens() -> None:
     expect(told(slow), SlowCause.LONG_NEIGHBOUR, "1,600 prompt tokens of others")
     slow.worst_gap = gap(0.5, 1.31, counters(1030, 0, 1030), counters(1031, 10, 1031))
     slow.legs[0].last_counters = counters(1099, 10, 1099)
-    expect(told(slow), SlowCause.SLOW_STEPS, "The longest gap between two tokens was 0.81 s: on decode-0 1 step with")
+    expect(
+        told(slow), SlowCause.SLOW_STEPS, "The longest gap between two tokens was 0.81 s: on decode-0 nothing in 1 step"
+    )
 
 
 def test_many_chunks_of_a_neighbour_count_together_though_each_is_short() -> None:
@@ -261,7 +286,7 @@ def test_the_largest_of_several_wins() -> None:
 
 def test_every_flag_and_command_that_advice_names_exists() -> None:
     """Red when a setting is renamed and the advice still names the old one."""
-    details = ("", *(lost.value for lost in HitsLost), "prompt", "settle", "messages")
+    details = ("", *(lost.value for lost in HitsLost), "prompt", "settle", "messages", "slot")
     texts = " ".join(advice_for(cause, detail) for cause in SlowCause for detail in details)
     known = set(re.findall(r"`(--[\w-]+)`", (ROOT / "docs" / "settings.md").read_text()))
     named = set(re.findall(r"--[\w-]+", texts))

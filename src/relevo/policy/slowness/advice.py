@@ -14,7 +14,7 @@ _ADVICE = {
     SlowCause.NOTHING: "",
     SlowCause.OWN_PROMPT: "Static text first, and x-session-affinity, let the next request find it cached; otherwise "
     "a shorter prompt, or more cores for the worker (--cores).",
-    SlowCause.OWN_OUTPUT: "It took what so many tokens take here: a smaller max_tokens, or a faster machine.",
+    SlowCause.OWN_OUTPUT: "A smaller max_tokens, or a faster machine: so many tokens take so long here.",
     SlowCause.LINE: "The workers were full: more workers (--topology), more streams on each (--max-num-seqs) while "
     "memory lasts, or a better place in line: x-relevo-priority, --tenant-weight.",
     SlowCause.ROOM: f"Decode workers need {_MORE_KV}, or there have to be more of them (--topology).",
@@ -45,6 +45,8 @@ _ADVICE = {
 }
 
 _IN_DETAIL = {
+    (SlowCause.ROOM, "slot"): "All slots of the worker were taken: more streams at once (--max-num-seqs) while memory "
+    "lasts, or more workers that decode (--topology).",
     (SlowCause.MOVED_PREFIX, HitsLost.WORKER_LOST.value): "Caches end with their worker: the server's log says why it "
     "ended, and the next turn finds this one's.",
     (SlowCause.LONG_NEIGHBOUR, "prompt"): "More workers that compute prompts (--topology), so that fewer share a step.",

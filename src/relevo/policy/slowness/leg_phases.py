@@ -13,6 +13,8 @@ from relevo.policy.slowness.spans import Facts, SpanLine
 from relevo.policy.slowness.words import PhaseName
 
 _BUSY_FRACTION = 0.5  # of the time in which it did not answer
+_LONG_QUEUE_S = 0.1  # longer than steps are; arbitrary
+_FEW_PROMPTS_FRACTION = 0.25  # of the time in a queue; arbitrary
 
 
 def lay_leg(line: SpanLine, leg: Leg, next_routed_ns: int | None, last_ns: int) -> None:
@@ -66,7 +68,8 @@ def _lay_prompt(line: SpanLine, leg: Leg, output_ns: int, worker_id: str) -> Non
         queue_ns += unheard_ns
     else:
         line.until(PhaseName.MESSAGES, line.cursor_ns + unheard_ns, worker_id, {}, is_lost)
-    line.until(PhaseName.QUEUE, line.cursor_ns + queue_ns, worker_id, queue_facts(leg), is_lost)
+    name = PhaseName.ROOM if _waited_for_room(leg, leg.facts.queue_s) else PhaseName.QUEUE
+    line.until(name, line.cursor_ns + queue_ns, worker_id, queue_facts(leg), is_lost)
     line.until(PhaseName.PREFILL, output_ns, worker_id, prefill_facts(leg), is_lost)
 
 
@@ -76,6 +79,15 @@ def _was_busy(leg: Leg, facts: PrefillFacts, unheard_s: float) -> bool:
         return False
     busy_s = leg.prompt_counters.busy_s - leg.asked_counters.busy_s
     return busy_s - facts.queue_s - facts.prefill_s >= _BUSY_FRACTION * unheard_s
+
+
+def _waited_for_room(leg: Leg, queue_s: float) -> bool:
+    """Of a whole request: its worker decoded others meanwhile, and computed hardly any prompt that was before it."""
+    load, costs = leg.decode_load, leg.prompt_costs
+    if leg.is_split or load is None or load.num_running == 0 or leg.prompt_counters is None or costs is None:
+        return False
+    others_s = costs.per_token_s * neighbour_prompt_tokens(leg)
+    return queue_s >= _LONG_QUEUE_S and others_s < _FEW_PROMPTS_FRACTION * queue_s
 
 
 def _fitted(facts: PrefillFacts, span_ns: int) -> tuple[int, int]:

@@ -82,7 +82,7 @@ class Steps:
         sealed_ns = until_ns if sealed_ns is None else sealed_ns
         phase = (PhaseName.HANDOFF,)
         moving_s = self._overlap_s(phase, leg.first_output_at_ns, sealed_ns)
-        if leg.link in (Link.BOX, Link.NETWORK) or leg.transferred_bytes:
+        if leg.link in (Link.BOX, Link.NETWORK):
             yield self._slow_link(leg, moving_s)
         elif moving_s > 0:
             text = f"{seconds(moving_s)} until {leg.decode.worker_id} could be told to go on"
@@ -192,7 +192,7 @@ def _told(shares: StepShares, work: StepWork) -> Iterator[tuple[SlowCause, float
         rows = count(max(work.rows_per_step - 1, 0), "other stream")
         yield SlowCause.CROWDED_STEPS, shares.crowd_s, f"{rows} in a step, of {steps}"
     if shares.unexplained_s > 0:
-        yield SlowCause.SLOW_STEPS, shares.unexplained_s, f"{steps} with nothing in them that takes so long"
+        yield SlowCause.SLOW_STEPS, shares.unexplained_s, f"nothing in {steps} takes so long"
 
 
 def _chunks_s(costs: StepCosts, num_chunks: int, num_tokens: int, num_context_tokens: float) -> float:

@@ -11,6 +11,7 @@ from relevo.policy.slowness.spans import Span
 from relevo.policy.slowness.words import PhaseName, SlowCause
 
 _SCARCE_FRACTION = 0.05  # of a worker's blocks: with less free, a whole request waits for blocks; arbitrary
+_AMPLE_FRACTION = 0.5  # with so many free it is not blocks that are waited for; arbitrary
 _GATEWAY = (PhaseName.PREPARE, PhaseName.MESSAGES, PhaseName.FIRST_WRITE, PhaseName.SETTLE)
 
 
@@ -53,14 +54,16 @@ def _for_room(room: Sequence[Span], queue: Sequence[Span]) -> Iterator[Candidate
     if not spans:
         return
     facts = spans[0].facts
-    beside = ""
+    what, beside, detail = "room", "", ""
     if "num_free_blocks" in facts:
+        free, total = int(facts["num_free_blocks"]), int(facts["num_total_blocks"])
+        what, detail = ("a slot", "slot") if free >= _AMPLE_FRACTION * total else ("blocks", "")
         beside = (
             f": {count(int(facts['num_running']), 'stream')} ran there, {count(int(facts['num_waiting']), 'request')} "
-            f"waited, {int(facts['num_free_blocks']):,} of {count(int(facts['num_total_blocks']), 'block')} free"
+            f"waited, {free:,} of {count(total, 'block')} free"
         )
-    text = f"{seconds(took_s(spans))} waiting for blocks on {spans[0].worker_id}{beside}"
-    yield _first(SlowCause.ROOM, spans, text)
+    text = f"{seconds(took_s(spans))} waiting for {what} on {spans[0].worker_id}{beside}"
+    yield _candidate(SlowCause.ROOM, spans, text, SlowPart.FIRST_TOKEN, detail)
 
 
 def _is_out_of_blocks(span: Span) -> bool:
