@@ -73,6 +73,14 @@ dashboards: $(VENV)/.dev  ## write the Grafana dashboards that are packaged
 dashboards-check: $(VENV)/.dev  ## every rule and every panel's query against a real Prometheus (apt-get install prometheus)
 	$(BIN)/python -m pytest -v -rs tests/component/test_alert_rules.py tests/component/test_dashboards.py tests/e2e/test_dashboard_queries.py
 
+# Node's packages, in the versions of tests/console/package-lock.json, beside .venv.
+CONSOLE_CHECK := build/console-check
+.PHONY: console-check
+console-check: $(VENV)/.dev  ## the console in Chromium: values, reconnecting, keyboard, axe-core (apt-get install chromium nodejs npm)
+	mkdir -p $(CONSOLE_CHECK) && cp tests/console/package.json tests/console/package-lock.json $(CONSOLE_CHECK)
+	cd $(CONSOLE_CHECK) && npm ci --no-audit --no-fund --loglevel=error
+	$(BIN)/python -m pytest -v -rs -s tests/e2e/test_console_in_chromium.py
+
 # Tools of its own, beside .venv: what they need would not go with it.
 SCHEMATHESIS := build/schemathesis
 SCHEMATHESIS_PORT ?= 8741

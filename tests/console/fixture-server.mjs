@@ -2,13 +2,12 @@
 
 import http from "node:http";
 
-/** `told`: what to answer by path; a state at "/v1/state/stream" is sent once a second. Returns {url, close, asked}. */
+/** `told`: what to answer by path; a state at "/v1/state/stream" is sent once a second. */
 export async function fixtureServer(gatewayUrl, told) {
-  const asked = [];
+  const streams = new Set();
   const server = http.createServer((request, response) => {
-    asked.push({method: request.method, path: request.url, headers: request.headers});
-    const path = decodeURIComponent(request.url.split("?")[0]);
-    if (path === "/v1/state/stream") return stream(response, told[path]);
+    const path = decoded(request.url.split("?")[0]);
+    if (path === "/v1/state/stream") return stream(response, told[path], streams);
     if (path in told) {
       response.writeHead(200, {"content-type": "application/json"});
       return response.end(JSON.stringify(told[path]));
@@ -17,7 +16,7 @@ export async function fixtureServer(gatewayUrl, told) {
   });
   await new Promise((ready) => server.listen(0, "127.0.0.1", ready));
   return {
-    url: `http://127.0.0.1:${server.address().port}`, asked,
+    url: `http://127.0.0.1:${server.address().port}`, numStreams: () => streams.size,
     close: () => new Promise((closed) => {
       server.close(closed);
       server.closeAllConnections();
@@ -25,12 +24,16 @@ export async function fixtureServer(gatewayUrl, told) {
   };
 }
 
-function stream(response, state) {
+function stream(response, state, streams) {
+  streams.add(response);
   response.writeHead(200, {"content-type": "text/event-stream"});
   const send = () => response.write(`data: ${JSON.stringify(state)}\n\n`);
   send();
   const timer = setInterval(send, 1000);
-  response.on("close", () => clearInterval(timer));
+  response.on("close", () => {
+    clearInterval(timer);
+    streams.delete(response);
+  });
 }
 
 function forward(gatewayUrl, request, response) {
@@ -40,4 +43,12 @@ function forward(gatewayUrl, request, response) {
   });
   onward.on("error", () => response.destroy());
   request.pipe(onward);
+}
+
+function decoded(path) {
+  try {
+    return decodeURIComponent(path);
+  } catch {
+    return path;
+  }
 }

@@ -10,7 +10,7 @@ export function worker(id, role, more = {}) {
     max_running: 64, step_budget_tokens: 512, blocks,
     totals: {num_steps: 8100, num_prefill_tokens: 91000, num_generation_tokens: 40210, num_preemptions: 0, num_prefix_queries: 120000,
       num_prefix_hits: 51000, transferred_bytes: 3.1e9, transfer_s: 1.2, num_request_faults: 0, num_restarts: 0},
-    rates: {window_s: 10, steps_per_s: 60, prefill_tokens_per_s: role === "prefill" ? 1450 : 0,
+    rates: {window_s: 10, steps_per_s: role === "prefill" ? 6 : 55, prefill_tokens_per_s: role === "prefill" ? 1450 : 0,
       generation_tokens_per_s: role === "prefill" ? 3 : 212, transferred_bytes_per_s: 2e7, hit_fraction: 0.42},
     costs: {base_s: 0.008, per_token_s: 0.0004, per_kv_token_s: 2e-7}, itl: percentiles(0.013), busy_fraction: 0.63,
     limit: role === "prefill" ? "products" : "bandwidth", limit_fraction: 0.58, ...more,
@@ -45,11 +45,12 @@ export function state() {
       totals: {num_requests: {stop: 1800, length: 211}, num_refusals: {queue: 3}, num_handoffs: {completed: 1700}, num_prompt_tokens: 910000, num_cached_tokens: 402000}}],
     workers: [
       worker("prefill-0", "prefill"), worker("prefill-1", "prefill", {busy_fraction: 0.58}), worker("decode-0", "decode"),
-      worker("decode-1", "decode", {costs: {base_s: 0.026, per_token_s: 0.0011, per_kv_token_s: 6e-7}, itl: percentiles(0.041), busy_fraction: 0.97,
+      worker("decode-1", "decode", {rates: {window_s: 10, steps_per_s: 27, prefill_tokens_per_s: 0, generation_tokens_per_s: 104, transferred_bytes_per_s: 0,
+        hit_fraction: 0.4}, costs: {base_s: 0.026, per_token_s: 0.0011, per_kv_token_s: 6e-7}, itl: percentiles(0.041), busy_fraction: 0.97,
         num_waiting: 3, blocks: {num_total: 2048, num_held: 1500, num_reusable: 400, num_free: 148, num_quarantined: 0}}),
     ],
     flows: [flow("prompt", "", "prefill-0", 1450), flow("prompt", "", "prefill-1", 1100), flow("handoff", "prefill-0", "decode-0", 1450),
-      flow("handoff", "prefill-1", "decode-1", 800), flow("handoff", "prefill-1", "decode-0", 300), flow("output", "decode-0", "", 212), flow("output", "decode-1", "", 140)],
+      flow("handoff", "prefill-1", "decode-1", 800), flow("handoff", "prefill-1", "decode-0", 300), flow("output", "decode-0", "", 212), flow("output", "decode-1", "", 104)],
     latency: ["", "smollm2"].map((model) => ({model, ttft: percentiles(0.14), itl: percentiles(0.014), e2e: percentiles(3.4), requests_per_s: 2.1,
       output_tokens_per_s: 388, hit_fraction: 0.44})),
     history: history(), lines: [{model: "smollm2", class_name: "interactive", num_waiting: 2, oldest_wait_s: 0.31}, {model: "smollm2", class_name: "batch", num_waiting: 0, oldest_wait_s: 0}],
@@ -64,11 +65,25 @@ export function state() {
   };
 }
 
+/** What `GET /v1/requests/req-7` tells. */
+export function explained() {
+  const phase = (name, begins, took, worker, facts = {}) => ({name, begins_s: begins, took_s: took, worker_id: worker, before_first_token: begins < 0.4, facts});
+  return {
+    id: "req-7", model: "smollm2", state: "ended", outcome: "stop", cause: "crowded_steps", num_prompt_tokens: 812, num_cached_tokens: 320,
+    num_output_tokens: 211, ttft_s: 0.404, e2e_s: 9.16, worst_gap_s: 0.31, advice: "Another decode worker, or fewer streams at once.",
+    sentence: "It took 9.2 s, of which 6.1 s are steps on decode-1 that 14 streams shared.",
+    phases: [phase("prepare", 0, 0.004, null), phase("line", 0.004, 0.1, null, {num_ahead: 3}),
+      phase("prefill", 0.104, 0.3, "prefill-0", {num_prompt_tokens: 812, num_cached_tokens: 320}),
+      phase("handoff", 0.41, 0.05, "decode-1", {link: "memory", transferred_bytes: 4.5e7}), phase("decode", 0.46, 8.7, "decode-1", {num_steps: 210})],
+  };
+}
+
 /** Many workers of many names. */
 export function large(num = 120) {
   const found = state();
   found.workers = Array.from({length: num}, (_, index) => worker(`worker-${index}`, index % 2 ? "prefill" : "decode"));
-  found.workers.push(worker("worker-slow", "decode", {costs: {base_s: 0.04, per_token_s: 0.002, per_kv_token_s: 1e-6}}));
+  found.workers.push(worker("worker-slow", "decode", {rates: {window_s: 10, steps_per_s: 14, prefill_tokens_per_s: 0, generation_tokens_per_s: 54, transferred_bytes_per_s: 0,
+    hit_fraction: 0.4}, costs: {base_s: 0.04, per_token_s: 0.002, per_kv_token_s: 1e-6}}));
   found.flows = found.workers.map((each) => (each.role === "prefill" ? flow("prompt", "", each.worker_id, 100) : flow("output", each.worker_id, "", 90)));
   return found;
 }

@@ -3,7 +3,7 @@
 import {byId, el, setText} from "./dom.js";
 import {clock, count} from "./numbers.js";
 import {drawRequestLink, Rows} from "./table.js";
-import {visible} from "./text.js";
+import {shortened} from "./text.js";
 
 const MAX_SHOWN = 200;
 
@@ -38,7 +38,7 @@ export class Decisions {
     for (const {kind} of this.all) {
       if (this.kinds.has(kind)) continue;
       this.kinds.add(kind);
-      byId("decision-kind").append(el("option", {value: kind, text: visible(kind)}));
+      byId("decision-kind").append(el("option", {value: kind, text: shortened(kind, 40)}));
     }
   }
 

@@ -85,7 +85,7 @@ export class Feed {
   take(state, isFirst) {
     const before = isFirst ? null : this.state;
     state.history ??= before?.history ?? null;
-    state.decisions = [...(before?.decisions ?? []), ...state.decisions].slice(-MAX_DECISIONS);
+    state.decisions = joined(before?.decisions ?? [], state.decisions);
     this.state = state;
     const wasLostForS = this.lostAtMs ? (Date.now() - this.lostAtMs) / 1000 : 0;
     this.lostAtMs = 0;
@@ -93,4 +93,11 @@ export class Feed {
     this.onLink({kind: "live", wasLostForS});
     this.onState(state);
   }
+}
+
+/** A viewer that missed some events is told all again. */
+function joined(known, told) {
+  const keyOf = (each) => `${each.gateway_id} ${each.number} ${each.at_unix_s}`;
+  const seen = new Set(known.map(keyOf));
+  return [...known, ...told.filter((each) => !seen.has(keyOf(each)))].slice(-MAX_DECISIONS);
 }

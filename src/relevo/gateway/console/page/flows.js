@@ -44,9 +44,11 @@ const pace = (tokensPerS) => (tokensPerS > 1000 ? 0.8 : tokensPerS > 50 ? 1.6 : 
 /** Of prompts or outputs: per worker a branch, from worker to worker the lane with what goes further. */
 function lanes(flows, boxes, kind, from) {
   const perWorker = new Map();
+  let unseen = 0;  // of workers without a card: told with the first lane
   for (const flow of flows.filter((each) => each.kind === kind)) {
     const key = `${flow.model}\u0000${kind === "prompt" ? flow.target : flow.source}`;
     if (boxes.has(key)) perWorker.set(key, (perWorker.get(key) ?? 0) + flow.tokens_per_s);
+    else unseen += flow.tokens_per_s;
   }
   const byLane = new Map();
   for (const [key, tokensPerS] of perWorker) {
@@ -56,10 +58,11 @@ function lanes(flows, boxes, kind, from) {
     if (!byLane.has(x)) byLane.set(x, []);
     byLane.get(x).push({key, card, tokensPerS});
   }
-  return [...byLane].flatMap(([x, stops]) => lane(kind, x, from, stops.sort((a, b) => a.card.middle - b.card.middle)));
+  return [...byLane].flatMap(([x, stops], index) =>
+    lane(kind, x, from, stops.sort((a, b) => a.card.middle - b.card.middle), index ? 0 : unseen));
 }
 
-function lane(kind, x, from, stops) {
+function lane(kind, x, from, stops, unseen) {
   const drawn = [];
   let y = from, rest = stops.reduce((sum, stop) => sum + stop.tokensPerS, 0);
   const isDown = kind === "prompt";
@@ -68,7 +71,7 @@ function lane(kind, x, from, stops) {
     const bend = isDown ? x + BEND : x - BEND;
     const end = card.middle;
     const path = isDown ? `M${x} ${y}V${end - BEND}` : `M${x} ${end - BEND}V${y}`;
-    const label = {at: [isDown ? x + 6 : x - 6, from + 15], anchor: isDown ? "start" : "end", isLabelled: index === 0};
+    const label = {at: [isDown ? x + 6 : x - 6, from + 15], anchor: isDown ? "start" : "end", isLabelled: index === 0, told: rest + unseen};
     drawn.push({key: `${kind} lane ${key}`, kind, d: path, tokensPerS: rest, ...label});
     const branch = isDown ? `M${x} ${end - BEND}Q${x} ${end} ${bend} ${end}H${edge}` : `M${edge} ${end}H${bend}Q${x} ${end} ${x} ${end - BEND}`;
     drawn.push({key: `${kind} ${key}`, kind, d: branch, tokensPerS, at: [0, 0], anchor: "start", isLabelled: false});

@@ -136,7 +136,7 @@ export class LineChart {
 
   words(index) {
     if (!this.atS.length) return "nothing yet";
-    const told = this.series.map(({name}, of) => `${name} ${this.format(index === null ? lastKnown(this.values[of]) : this.values[of][index])}`);
+    const told = this.series.map(({name}, of) => `${this.series.length > 1 ? `${name} ` : ""}${this.format(index === null ? lastKnown(this.values[of]) : this.values[of][index])}`);
     return `${index === null ? "last" : clock(this.atS[index])}: ${told.join(" \u00b7 ")}`;
   }
 

@@ -3,7 +3,7 @@
 import {byId, el, setAttribute, setText, svg, sync} from "./dom.js";
 import {drawSparkline} from "./line-chart.js";
 import {age, bytes, count, duration, percent, rate, UNKNOWN} from "./numbers.js";
-import {compared, keyOf} from "./peers.js";
+import {keyOf, Peers} from "./peers.js";
 import {Rows, share} from "./table.js";
 import {shortened, visible} from "./text.js";
 import {Topology} from "./topology.js";
@@ -15,6 +15,7 @@ export class Overview {
   constructor(drain) {
     this.topology = new Topology(byId("topology"));
     this.verdicts = new Map();
+    this.peers = new Peers();
     this.mayDrain = false;
     const verdict = (worker) => this.verdicts.get(keyOf(worker));
     const of = (show) => ({kind: "n", show});
@@ -51,7 +52,7 @@ export class Overview {
 
   show(state, chosen) {
     const workers = state.workers.filter((worker) => chosen.has(worker.model));
-    this.verdicts = compared(workers);
+    this.verdicts = this.peers.compare(workers);
     this.mayDrain = state.viewer.is_admin;
     byId("workers").dataset.admin = state.viewer.is_admin ? "yes" : "no";
     this.drawVerdict(state, workers);

@@ -10,9 +10,9 @@ const LEAST_WIDTH = 0.3;  // percent of the whole, so that a short phase is seen
 export function drawTimeline(article, told) {
   const spanS = Math.max(told.e2e_s ?? 0, ...told.phases.map((phase) => phase.begins_s + phase.took_s), 1e-9);
   article.replaceChildren(
-    el("h2", {id: "told-title", tabindex: "-1"}, "Request ", el("bdi", {text: shortened(told.request_id, 60), title: visible(told.request_id)})),
+    el("h2", {id: "told-title", tabindex: "-1"}, "Request ", el("bdi", {text: shortened(told.id, 60), title: visible(told.id)})),
     el("p", {className: "sentence", text: visible(told.sentence)}),
-    told.advice ? el("p", {className: "advice"}, el("strong", {text: "What would help: "}), visible(told.advice)) : "",
+    told.advice ? el("p", {className: "advice"}, el("strong", {text: "What helps: "}), visible(told.advice)) : "",
     figures(told),
     el("div", {className: "scroll", tabindex: "0", role: "group", "aria-label": "Table of phases"}, phases(told, spanS)),
   );
@@ -20,13 +20,18 @@ export function drawTimeline(article, told) {
 
 function figures(told) {
   const known = [
-    ["Cause", told.cause && visible(told.cause).replaceAll("_", " ")], ["TTFT", isKnown(told.ttft_s) && duration(told.ttft_s)],
+    ["Cause", told.cause && shortened(told.cause, 60).replaceAll("_", " ")], ["TTFT", isKnown(told.ttft_s) && duration(told.ttft_s)],
     ["E2E", duration(told.e2e_s)], ["Worst gap", isKnown(told.worst_gap_s) && duration(told.worst_gap_s)],
-    ["Prompt", isKnown(told.num_prompt_tokens) && `${count(told.num_prompt_tokens)} tokens`],
+    ["Prompt", isKnown(told.num_prompt_tokens) && promptWords(told)],
     ["Output", isKnown(told.num_output_tokens) && `${count(told.num_output_tokens)} tokens`],
-    ["Model", told.model && shortened(told.model, 60)], ["State", told.is_running && "still running"],
+    ["Model", told.model && shortened(told.model, 60)], ["State", [told.state, told.outcome].filter(Boolean).map((word) => shortened(word, 40)).join(", ")],
   ].filter(([, value]) => value);
   return el("dl", {className: "facts-line"}, ...known.flatMap(([name, value]) => [el("dt", {text: name}), el("dd", {}, el("bdi", {text: value}))]));
+}
+
+function promptWords(told) {
+  const cached = isKnown(told.num_cached_tokens) ? `, ${count(told.num_cached_tokens)} cached` : "";
+  return `${count(told.num_prompt_tokens)} tokens${cached}`;
 }
 
 function phases(told, spanS) {
@@ -40,21 +45,21 @@ function phases(told, spanS) {
 }
 
 function row(phase, spanS) {
-  const bar = el("i", {className: phase.is_before_first_token ? "before" : "after"});
+  const bar = el("i", {className: phase.before_first_token ? "before" : "after"});
   setVariable(bar, "--from", `${((100 * phase.begins_s) / spanS).toFixed(2)}%`);
   setVariable(bar, "--wide", `${Math.max(LEAST_WIDTH, (100 * phase.took_s) / spanS).toFixed(2)}%`);
   return el("tr", {},
-    el("th", {scope: "row", text: visible(phase.name).replaceAll("_", " ")}),
+    el("th", {scope: "row", text: shortened(phase.name, 40).replaceAll("_", " ")}),
     el("td", {className: "name"}, el("bdi", {text: phase.worker_id ? shortened(phase.worker_id, 40) : "gateway"})),
     el("td", {className: "n", text: duration(phase.took_s)}),
     el("td", {className: "lane"}, el("span", {className: "span", "aria-hidden": "true"}, bar)),
-    el("td", {className: "facts", text: Object.entries(phase.facts ?? {}).map(factWords).join(", ")}));
+    el("td", {className: "facts", text: Object.entries(phase.facts ?? {}).filter(([, value]) => value !== 0).map(factWords).join(", ")}));
 }
 
 /** `num_cached_tokens` 32 is "32 cached tokens"; units are in the names. */
 function factWords([name, value]) {
-  const words = visible(name);
-  if (words.startsWith("num_")) return `${isKnown(value) ? count(value) : visible(value)} ${words.slice(4).replaceAll("_", " ")}`;
+  const words = shortened(name, 40);
+  if (words.startsWith("num_")) return `${isKnown(value) ? count(value) : shortened(value, 40)} ${words.slice(4).replaceAll("_", " ")}`;
   const plain = words.replace(/_(s|bytes|fraction)$/, "").replaceAll("_", " ");
   if (words.endsWith("_s") && isKnown(value)) return `${plain} ${duration(value)}`;
   if (words.endsWith("_bytes") && isKnown(value)) return `${bytes(value)} ${plain}`;

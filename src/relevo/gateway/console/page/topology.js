@@ -85,8 +85,8 @@ function fillWorker(card, worker, verdict) {
   setText(head.children[1], flag(verdict));
   setAttribute(card, "data-level", verdict.level);
   const [step, itl, line, busy, limit, kv, queue] = measures.children;
-  pace(step, verdict.step, verdict.mostStepS);
-  pace(itl, verdict.gap, verdict.mostGapS);
+  pace(step, verdict.step, verdict.mostStepS, verdict.level);
+  pace(itl, verdict.gap, verdict.mostGapS, verdict.level);
   const isPrefill = worker.role === "prefill";
   itl.hidden = isPrefill;
   line.hidden = !isPrefill;
@@ -106,8 +106,9 @@ function flag(verdict) {
   return verdict.ratio ? `${MARKS[verdict.level]} ${times(verdict.ratio)}` : MARKS[verdict.level];
 }
 
-/** Its own as a bar of the largest in its pool, its peers' median as a mark on it. */
-function pace(node, measure, most) {
+/** Its own, marked where it stands out, as a bar of the largest in its pool, its peers' median as a mark on it. */
+function pace(node, measure, most, level) {
+  setAttribute(node, "data-level", measure.standsOut ? level : null);
   bar(node, [{name: "fill", fraction: most ? measure.own / most : null}], duration(measure.own));
   node.children[1].classList.toggle("marked", Boolean(measure.peers && most));
   if (measure.peers && most) setVariable(node.children[1], "--mark", `${(100 * clamp(measure.peers / most)).toFixed(1)}%`);
