@@ -1,4 +1,4 @@
-"""The console in a real Chromium before a real server: `make console-check`. Each scenario is a program in tests/console.
+"""The console in Chromium before a real server: `make console-check`. Each scenario is a program in tests/console.
 
 Red when a value is not that of /metrics, when a killed gateway goes unsaid or the page does not come back, when a view
 needs a pointer, when axe-core finds something serious, and when a name becomes more than text.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def play(scenario: str, *arguments: str) -> None:
         text=True,
         timeout=500,
     )
-    print(done.stdout)
+    sys.stdout.write(done.stdout)
     assert done.returncode == 0, f"{scenario}: {done.stdout}{done.stderr}"
 
 
