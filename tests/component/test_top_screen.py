@@ -94,7 +94,7 @@ async def test_everything_that_matters_is_on_a_screen_of_that_size(size: tuple[i
     async with screen(size=size) as rig:
         assert all(len(line) == size[0] for line in rig.lines)
         assert len(rig.lines) == size[1]
-        for words in ("qwen2.5-coder-0.5b 2p2d", "TTFT p50 182 p90 364 p99 728", "776 tok/s", "workers 4/4"):
+        for words in ("qwen2.5-coder-0.5b 2p2d", "TTFT ms p50 182 p90 364 p99 728", "776 tok/s", "workers 4/4"):
             assert words in rig.text
         assert "in flight 31   hits 58%   line 1 interactive (0s), 3 batch (12s)" in rig.text
         assert rig.line("times as slow").startswith("! decode-1 is 2.4 times as slow as decode-0")
@@ -325,7 +325,7 @@ async def test_an_idle_server_says_that_there_is_nothing() -> None:
     async with screen(empty, size=(80, 40)) as rig:
         for words in ("no workers", "no requests in the last", "no sessions", "nothing was decided"):
             assert words in rig.text
-        assert "TTFT p50 - p90 - p99 -" in rig.text
+        assert "TTFT ms p50 - p90 - p99 -" in rig.text
 
 
 async def test_a_screen_that_is_made_smaller_is_laid_out_anew() -> None:

@@ -97,6 +97,14 @@ def _limit(worker: Worker) -> Cell:
     return Cell(f"{percent(worker.limit_fraction)} {name}")
 
 
+def _why_not_ready(worker: Worker) -> str:
+    """Empty: it is."""
+    if worker.is_ready:
+        return ""
+    running = f" ({worker.num_running} decode there)" if worker.num_running else ""
+    return (one_line(worker.why_not_ready) or "not ready") + running
+
+
 def worker_shape(slow: dict[str, float]) -> Shape[Worker]:
     """`slow`: factors by key, as `findings.slow_factors` has them."""
 
@@ -144,14 +152,16 @@ def worker_shape(slow: dict[str, float]) -> Shape[Worker]:
         columns,
         words=lambda w: f"{w.worker_id} {w.role} {w.model}",
         key=lambda w: w.key,
-        note=lambda w: "" if w.is_ready else one_line(w.why_not_ready) or "not ready",
+        note=_why_not_ready,
     )
 
 
 def _request_state(request: Request) -> Cell:
     if not request.is_over:
         return Cell(f"▶ {one_line(request.phase)}", "green")
-    return Cell(one_line(request.cause).replace("_", " ") or "ended", "" if request.cause != "nothing" else "dim")
+    if request.cause == "nothing":
+        return Cell("as it should", "dim")
+    return Cell(one_line(request.cause).replace("_", " ") or "ended")
 
 
 REQUESTS: Shape[Request] = Shape(

@@ -64,8 +64,8 @@ def _identity(state: State, shown: Shown, width: int) -> Line:
 def _latencies(state: State) -> list[Line]:
     latency = state.over_all
     return [
-        _percentiles("TTFT", latency.ttft),
-        [*_percentiles("ITL", latency.itl), Part(" ms", "dim")],
+        _percentiles("TTFT ms", latency.ttft),
+        _percentiles("ITL ms", latency.itl),
         _figure("", f"{count(latency.output_tokens_per_s)} tok/s"),
         _figure("", f"{count(latency.requests_per_s)} req/s"),
     ]
