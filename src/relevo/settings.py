@@ -297,6 +297,19 @@ class Settings(BaseModel):
         None,
         description="PostgreSQL instead of the file: postgresql://user:password@host/name. `memory`: nothing is kept.",
     )
+    kept_requests: int = Field(
+        10_000,
+        ge=0,
+        le=1_000_000,
+        description="Requests whose phases each gateway keeps for GET /v1/requests: the last ones, some 2 KB each.",
+    )
+    ledger_timelines: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="Ended requests whose phases are kept in the usage database too, of all gateways: the last ones, "
+        "some 3 KB each. 0: none; they are gone with their gateway.",
+    )
     ledger_fsync: bool = Field(
         False,
         description="Rows in the ledger file survive a power cut too, not only kill -9; commits wait for the disk.",
@@ -439,6 +452,7 @@ OF_THE_SERVER = frozenset(
             "ssl_ca_certs",
             "ssl_cert_reqs",
         ),
+        *("kept_requests", "ledger_timelines"),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
         *("log_level", "quiet", "start_timeout_s", "require_keys"),
     )

@@ -113,7 +113,7 @@ class ScriptedGenerator:
         self.requests.append(request)
         self.num_open += 1
         steps = list(self.script(request) if callable(self.script) else self.script)
-        playing = Playing(self, sink)
+        playing = Playing(self, sink, Timeline(accepted_at_ns=request.arrived_at_ns))
         if steps and isinstance(steps[0], Exception):  # it is not let in
             playing.fail(steps[0])
         else:
@@ -138,9 +138,9 @@ class Playing:
 
     generator: ScriptedGenerator
     sink: OutputSink
+    timeline: Timeline
     task: asyncio.Task[None] | None = None
     is_over: bool = False
-    timeline: Timeline = field(default_factory=lambda: Timeline(accepted_at_ns=0))
 
     async def play(self, request: EngineRequest, steps: Sequence[Step]) -> None:
         first_facts: PrefillFacts | None = facts(len(request.prompt_token_ids), self.generator.num_cached)

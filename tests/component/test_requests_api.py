@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from in_process_stack import InProcessStack, in_process_stack, until
 from scripted_gateway import (
@@ -26,6 +29,11 @@ from scripted_gateway import (
 from relevo.build.clock import MonotonicClock
 from relevo.core.errors import Overloaded
 from relevo.gateway.http.auth import Caller
+from relevo.gateway.metering.database import SqliteDatabase
+from relevo.gateway.metering.schema import prepare
+from relevo.gateway.requests.history import RequestHistory
+from relevo.gateway.requests.report import report_of as report_of_kept
+from relevo.gateway.requests.store import DatabaseReports
 from relevo.gateway.text.served_models import ServedModels
 
 SPLIT = {"prefill-0": "prefill", "decode-0": "decode"}
@@ -255,7 +263,7 @@ async def test_other_gateways_are_asked_and_lists_are_merged() -> None:
     """Red when only the gateway that is asked tells, or the other one is not told whose requests they may be."""
     theirs = [{"id": "slow", "e2e_s": 1e9, "ttft_s": None, "worst_gap_s": None}, {"id": "fast", "e2e_s": -1.0}]
     others = OtherGateway(theirs)
-    one = rig(says("ab"), others=others, api_keys=TenantKeys())
+    one = rig(says("ab"), others=others, gateway_id="gateway-0", api_keys=TenantKeys())
     await one.post("/v1/completions", {"model": MODEL, "prompt": "x"}, **bearer("acme"))
     listed = (await one.get("/v1/requests", **bearer("acme"))).json()
     assert [each.get("gateway_id") for each in listed["data"]] == [None, "gateway-0", None]
@@ -264,3 +272,71 @@ async def test_other_gateways_are_asked_and_lists_are_merged() -> None:
     assert others.asked[-1] == ("slow", "acme", False)
     others.found = None
     assert (await one.get("/v1/requests", **bearer("acme"))).json()["gateways_without_answer"] == ["gateway-1"]
+
+
+class HandClock:
+    """Stands until a test moves it."""
+
+    def __init__(self) -> None:
+        self.at_ns = 10**9
+
+    def now_ns(self) -> int:
+        return self.at_ns
+
+
+@pytest.mark.parametrize("num_taken", [1, 2, 4], ids=["before the first token", "between two", "before the end"])
+async def test_outputs_that_wait_for_a_client_that_does_not_read_are_told(num_taken: int) -> None:
+    """Red when the time in which the connection takes nothing is the gateway's, counts twice for two outputs that wait
+    together, or is forgotten at the end of the stream. The client takes so many messages, and then none for a while."""
+    clock, reads, blocked, sent = HandClock(), asyncio.Event(), asyncio.Event(), list[Any]()
+    history = RequestHistory()
+    one = rig(says("abc"), clock=clock, requests=history)
+
+    async def send(message: Any) -> None:
+        if len(sent) == num_taken:
+            blocked.set()
+            await reads.wait()
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        if not asked:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": asked.pop(), "more_body": False}
+
+    asked = [orjson.dumps({"model": MODEL, "prompt": "x", "stream": True, "max_tokens": 9})]
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"slow")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+    call = asyncio.create_task(one.app(scope, receive, send))  # type: ignore[arg-type]
+    await blocked.wait()
+    await one.generator.idle.wait()  # all outputs are there
+    clock.at_ns += 3 * 10**9
+    reads.set()
+    await call
+    report = (await one.get("/v1/requests/slow")).json()
+    assert report["e2e_s"] == 3.0 and report["state"] == "ended"
+    assert report["ttft_s"] == (3.0 if num_taken == 1 else 0.0)
+    kept = history.find("slow", "", 0)
+    assert kept is not None
+    (timeline,) = kept.timelines
+    assert timeline.blocked_s == 3.0
+    assert timeline.blocked_first_s == (3.0 if num_taken == 1 else 0.0)
+    assert timeline.last_written_at_ns == clock.at_ns
+
+
+async def test_what_the_database_keeps_is_found_after_a_start(tmp_path: Path) -> None:
+    """Red when a report goes with its gateway although the database was to keep it, or is shown to another tenant."""
+    database = SqliteDatabase(tmp_path / "relevo.db")
+    writing = database.connect()
+    prepare(writing)
+    store = DatabaseReports(writing, database.connect(), 100, partial(report_of_kept, gateway_id="gateway"))
+    before = rig(says("ab"), api_keys=TenantKeys(), requests=RequestHistory(on_kept=store.keep), reports=store)
+    body = {"model": MODEL, "prompt": "x"}
+    response = await before.post("/v1/completions", body, **bearer("acme"), **{"x-request-id": "mine"})
+    assert response.status_code == 200
+    told = (await before.get("/v1/requests/mine", **bearer("acme"))).json()
+    store.close(10.0)
+    after = rig(api_keys=TenantKeys(), reports=store)
+    assert (await after.get("/v1/requests/mine", **bearer("acme"))).json() == told
+    assert (await after.get("/v1/requests/mine", **bearer("admin"))).json() == told
+    foreign = await after.get("/v1/requests/mine", **bearer("other"))
+    assert foreign.status_code == 404 and "the last 100 of all" in foreign.text

@@ -63,7 +63,7 @@ def _connection(request: pytest.FixtureRequest, tmp_path: Path) -> Connection:
     if request.param == "alchemy":
         return SqlAlchemyDatabase(f"sqlite:///{tmp_path / 'alchemy.db'}?timeout=60").connect()
     connection = SqlAlchemyDatabase(request.getfixturevalue("postgres_url")).connect()
-    tables = ("usage_ledger", "api_keys", "relevo_facts", "kept_answers")
+    tables = ("usage_ledger", "api_keys", "relevo_facts", "kept_answers", "request_reports")
     connection.write([(f"DROP TABLE IF EXISTS {table}", ()) for table in tables])
     return connection
 

@@ -159,6 +159,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     database: str = "memory"  # or a URL, or the path of an SQLite file; filled in by build.metering, like the prices
     ledger_fsync: bool = False
+    kept_requests: int = 10_000  # by each gateway; 0: none
+    ledger_timelines: int = 0  # in the database; 0: none
     require_keys: bool = False  # also where there are none
     journal_dir: str = ""  # for rows that the database does not take; empty: nothing is kept
     prices: dict[str, PriceConfig] = {}  # by served name; none: everything is free

@@ -38,7 +38,9 @@ from relevo.gateway.http.app import create_app
 from relevo.gateway.http.byte_account import ByteAccount
 from relevo.gateway.http.context import GatewayContext
 from relevo.gateway.operation.readiness import readiness
+from relevo.gateway.requests.history import BYTES_PER_REQUEST, RequestHistory
 from relevo.gateway.requests.routes import request_report, slowest_reports
+from relevo.gateway.requests.store import NoReports
 from relevo.gateway.routes import route_table
 from relevo.gateway.text.chat_template import ModelTemplates
 from relevo.gateway.text.detokenizer import IncrementalDetokenizer
@@ -303,6 +305,8 @@ def build_context(
         api_keys=metering.key_ring,
         meter=metering.meter,
         usage=metering.refresh,
+        requests=_request_history(config, metering),
+        reports=metering.reports or NoReports(),
         answers=metering.answers,
         sealing_key=bytes.fromhex(config.sealing_key) or secrets.token_bytes(32),
         metrics_require_key=config.metrics_require_key,
@@ -317,6 +321,12 @@ def build_context(
         site=build_site(config.http, config.listen_fd),
         affinity_headers=config.affinity_headers,
     )
+
+
+def _request_history(config: GatewayConfig, metering: Metering) -> RequestHistory:
+    if metering.reports is None:
+        return RequestHistory(config.kept_requests, BYTES_PER_REQUEST * config.kept_requests)
+    return RequestHistory(config.kept_requests, BYTES_PER_REQUEST * config.kept_requests, metering.reports.keep)
 
 
 def _served_model(backend: ModelBackend) -> ServedModel:

@@ -69,6 +69,11 @@ def open_prepared(location: str) -> Connection:
 def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
     """The plan with prices read and the database tried. Raises StartError, SettingsError."""
     location = database_location(settings.data_dir, settings.database_url)
+    if location == "memory" and settings.ledger_timelines:
+        raise SettingsError(
+            f"--ledger-timelines {settings.ledger_timelines} keeps requests in the usage database, and "
+            "--database-url memory keeps nothing; leave one of them away"
+        )
     notes = check_keys(location, settings)
     journal_dir = "" if location == "memory" else str(_data_folder(settings.data_dir) / JOURNAL_FOLDER)
     if journal_dir:

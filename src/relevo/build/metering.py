@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import astuple, dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 from relevo.build.configs import GatewayConfig
@@ -28,11 +29,14 @@ from relevo.gateway.metering.meter import Meter
 from relevo.gateway.metering.refresh import MeteringRefresh
 from relevo.gateway.metering.schema import prepare
 from relevo.gateway.metering.writer import LedgerWriter
+from relevo.gateway.requests.report import report_of
+from relevo.gateway.requests.store import DatabaseReports
 from relevo.policy.billing.pricing import FREE, ModelPrice
 from relevo.telemetry.metrics import GatewayMetrics
 
 LAST_TABS_S = 0.5  # for requests that were cut off to hand their rows over; arbitrary
 CLOSE_S = 2.0  # for the database to take the rows that wait when the gateway ends; arbitrary, then the journal has them
+CLOSE_REPORTS_S = 1.0  # for the last reports of requests; arbitrary, what is late is left
 CLOSE_CONNECTION_S = 0.5  # for a database to let go of a connection; arbitrary
 
 
@@ -45,6 +49,7 @@ class Metering:
     refresh: MeteringRefresh
     writer: LedgerWriter
     answers: AnswerStore
+    reports: DatabaseReports | None  # None: none are kept
     connections: tuple[Connection, ...]
 
     @contextlib.asynccontextmanager
@@ -67,6 +72,8 @@ class Metering:
                 async with asyncio.timeout(LAST_TABS_S):
                     await self.meter.all_closed.wait()  # of requests that were cut off
             await self.writer.close(CLOSE_S)
+            if self.reports is not None:
+                await asyncio.to_thread(self.reports.close, CLOSE_REPORTS_S)
             if not self.writer.is_stuck:
                 closing = threading.Thread(target=self._close_connections, daemon=True)
                 closing.start()
@@ -82,6 +89,7 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
     try:
         database = open_database(config.database, fsync=config.ledger_fsync)
         writing, reading, keeping = database.connect(), database.connect(), database.connect()
+        telling = (database.connect(), database.connect()) if config.ledger_timelines else ()
         prepare(writing)
         journal = marker = None
         if config.journal_dir:
@@ -112,7 +120,8 @@ def build_metering(config: GatewayConfig, metrics: GatewayMetrics, clock: Clock)
         refresh=MeteringRefresh(reading, key_ring, meter, marker),
         writer=writer,
         answers=_answers(config, keeping),
-        connections=(writing, reading, keeping),
+        reports=_reports(config, telling),
+        connections=(writing, reading, keeping, *telling),
     )
 
 
@@ -121,6 +130,13 @@ def _answers(config: GatewayConfig, connection: Connection) -> AnswerStore:
     if config.database == "memory":
         return MemoryAnswers(config.response_lifetime_s)
     return DatabaseAnswers(connection, config.response_lifetime_s)
+
+
+def _reports(config: GatewayConfig, connections: Sequence[Connection]) -> DatabaseReports | None:
+    if not connections:
+        return None
+    writing, reading = connections
+    return DatabaseReports(writing, reading, config.ledger_timelines, partial(report_of, gateway_id=config.gateway_id))
 
 
 def unix_ms() -> int:

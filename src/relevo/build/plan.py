@@ -187,6 +187,8 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
         metrics_by_tenant=settings.metrics_by_tenant,
         expose_processes=settings.expose_processes,
         sse_keepalive_s=settings.sse_keepalive_s or 0.0,
+        kept_requests=settings.kept_requests,
+        ledger_timelines=settings.ledger_timelines,
         response_lifetime_s=settings.response_lifetime_s,
         max_body_bytes=settings.max_body_bytes or 8 * 2**20,
         max_body_memory_bytes=max(

@@ -110,7 +110,9 @@ class StreamedReply:
     def __init__(self, call: Call, writer: ReplyWriter, max_silence_s: float | None) -> None:
         self._writer = writer
         asked = [each for each in (call.context.sse_keepalive_s, max_silence_s) if each is not None]
-        self._stream = EventStream(call.request.scope, call.send, min(asked, default=None), writer.keepalive)
+        self._stream = EventStream(
+            call.request.scope, call.send, min(asked, default=None), writer.keepalive, call.context.clock.now_ns
+        )
         self._kept = KeptAnswer(call.context.answer_memory, call.tenant)  # of prompts, until they are shown
         self._is_open = False  # not the stream's `started`: a keep-alive starts it, too
         self._last = b""  # the end of the last choice

@@ -23,6 +23,7 @@ from relevo.gateway.metering.meter import NoMeter, UsageMeter
 from relevo.gateway.metering.usage_query import NoUsage, UsageSource
 from relevo.gateway.requests.history import RequestHistory
 from relevo.gateway.requests.query import SlowestQuery
+from relevo.gateway.requests.store import NoReports, ReportStore
 from relevo.gateway.text.served_models import ServedModels
 from relevo.gateway.text.text_work import TextWork
 from relevo.orchestrator.ports import EngineStatus
@@ -124,6 +125,7 @@ class GatewayContext:
     affinity_headers: tuple[str, ...] = ()  # more headers that name a session
     gateway_id: str = "gateway"
     requests: RequestHistory = field(default_factory=RequestHistory)  # those that run, and the last ones
+    reports: ReportStore = field(default_factory=NoReports)  # of requests that ended, where they outlive the process
     others: OtherGateways | None = None  # None: it is the only one
     text_work: TextWork = field(default_factory=TextWork)
     body_memory: ByteAccount = field(default_factory=lambda: ByteAccount(128 * 2**20))  # request bodies being read

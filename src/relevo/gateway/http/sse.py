@@ -57,8 +57,16 @@ class EventStream:
     long a silence: then `keepalive` does, and a later error is an event.
     """
 
-    def __init__(self, scope: Scope, send: Send, keepalive_s: float | None = None, keepalive: bytes = b"") -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        send: Send,
+        keepalive_s: float | None = None,
+        keepalive: bytes = b"",
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._send = send
+        self._now_ns = now_ns
         self._write_now = writes_now(scope)
         self._keepalive_s, self._keepalive = keepalive_s, keepalive
         self._was_quiet = True  # since the keep-alive looked last
@@ -77,7 +85,7 @@ class EventStream:
     def unread_ns(self) -> int:
         """How long this stream has waited for its client to read, up to now: while the connection takes no bytes."""
         since_ns = self._sending_since_ns
-        return self._unread_ns + (time.monotonic_ns() - since_ns if since_ns is not None else 0)
+        return self._unread_ns + (self._now_ns() - since_ns if since_ns is not None else 0)
 
     def open(self, pieces: Iterator[bytes]) -> None:
         """They leave before everything that is put, each when the one before is gone."""
@@ -167,11 +175,11 @@ class EventStream:
             callback()
 
     async def _write(self, data: bytes, *, more_body: bool = True) -> None:
-        self._sending_since_ns = time.monotonic_ns()
+        self._sending_since_ns = self._now_ns()
         try:
             await self._pass_on(data, more_body=more_body)
         finally:
-            took_ns = time.monotonic_ns() - self._sending_since_ns
+            took_ns = self._now_ns() - self._sending_since_ns
             self._sending_since_ns = None
             self._unread_ns += took_ns if took_ns >= UNREAD_NS else 0
 

@@ -1,10 +1,11 @@
-"""Tables of metering and of kept answers: made when a database is opened first, brought up to date when it is older."""
+"""Tables of metering, kept answers and reports of requests: made when a database is opened first, brought up to date
+when it is older."""
 
 from __future__ import annotations
 
 from relevo.gateway.metering.database import Connection, DatabaseError, Statement
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # one row per admitted request; amounts of currency are text, exact
 _USAGE = """
@@ -58,6 +59,24 @@ _MAKE_ANSWERS: tuple[Statement, ...] = (
     (_ANSWERS, ()),
     ("CREATE INDEX IF NOT EXISTS kept_answers_by_end ON kept_answers (expires_at_ms, num_chars, answer_id)", ()),
 )
+# reports of ended requests, where they are asked for: `gateway.requests.store`
+_REPORTS = """
+CREATE TABLE IF NOT EXISTS request_reports (
+    report_id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    x_request_id TEXT NOT NULL,
+    response_id TEXT NOT NULL,
+    engine_request_id TEXT NOT NULL,
+    ended_at_ms BIGINT NOT NULL,
+    body TEXT NOT NULL
+)"""
+_MAKE_REPORTS: tuple[Statement, ...] = (
+    (_REPORTS, ()),
+    ("CREATE INDEX IF NOT EXISTS request_reports_by_time ON request_reports (ended_at_ms)", ()),
+    ("CREATE INDEX IF NOT EXISTS request_reports_by_name ON request_reports (x_request_id)", ()),
+    ("CREATE INDEX IF NOT EXISTS request_reports_by_response ON request_reports (response_id)", ()),
+    ("CREATE INDEX IF NOT EXISTS request_reports_by_engine ON request_reports (engine_request_id)", ()),
+)
 _FACTS = "CREATE TABLE IF NOT EXISTS relevo_facts (name TEXT PRIMARY KEY, value BIGINT NOT NULL)"
 _CREATE: tuple[Statement, ...] = (
     (_USAGE, ()),
@@ -65,6 +84,7 @@ _CREATE: tuple[Statement, ...] = (
     ("CREATE INDEX IF NOT EXISTS usage_ledger_by_time ON usage_ledger (ended_at_ms)", ()),
     (_KEYS, ()),
     *_MAKE_ANSWERS,
+    *_MAKE_REPORTS,
     (_FACTS, ()),
     (
         "INSERT INTO relevo_facts (name, value) VALUES (:name, :value) ON CONFLICT (name) DO NOTHING",
@@ -76,6 +96,7 @@ _UPGRADES: dict[int, tuple[Statement, ...]] = {
     1: (("ALTER TABLE api_keys ADD COLUMN best_priority BIGINT NOT NULL DEFAULT 0", ()),),
     2: (("ALTER TABLE usage_ledger ADD COLUMN cause TEXT NOT NULL DEFAULT ''", ()),),
     3: _MAKE_ANSWERS,
+    4: _MAKE_REPORTS,
 }
 
 

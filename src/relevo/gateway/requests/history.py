@@ -15,7 +15,7 @@ from heapq import nlargest
 from relevo.gateway.requests.kept import KeptRequest, LiveRequest
 
 MAX_REQUESTS = 10_000
-MAX_BYTES = 64 * 2**20
+BYTES_PER_REQUEST = 8_192  # arbitrary: four times what one of one prompt takes
 
 
 class SlowBy(StrEnum):
@@ -38,7 +38,7 @@ class RequestFilter:
 @dataclass(slots=True)
 class RequestHistory:
     max_requests: int = MAX_REQUESTS
-    max_bytes: int = MAX_BYTES
+    max_bytes: int = MAX_REQUESTS * BYTES_PER_REQUEST
     on_kept: Callable[[KeptRequest], None] = lambda kept: None
     num_bytes: int = 0
     _live: dict[int, LiveRequest] = field(default_factory=dict)  # by the object's id

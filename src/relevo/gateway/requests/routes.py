@@ -37,6 +37,8 @@ async def show_request(call: Call) -> Response:
         if report is None and context.others is not None:
             answers = await context.others.request_report(name, call.tenant, is_admin=is_admin)
             report = next((each for each in answers.values() if each is not None), None)
+        if report is None:
+            report = await context.reports.find(name, call.tenant, is_admin=is_admin)
     if report is None:
         raise NotFound(_not_here(context, name))
     return json_response(report)
@@ -60,13 +62,13 @@ async def show_requests(call: Call) -> Response:
 def request_report(context: GatewayContext, name: str, tenant: str, *, is_admin: bool) -> dict[str, Any] | None:
     """What this gateway keeps of it."""
     kept = context.requests.find(name, tenant, context.clock.now_ns(), is_admin=is_admin)
-    return report_of(kept, _gateway_id(context)) if kept is not None else None
+    return report_of(kept, context.gateway_id) if kept is not None else None
 
 
 def slowest_reports(context: GatewayContext, query: SlowestQuery) -> list[dict[str, Any]]:
     """Of this gateway."""
     found = context.requests.slowest(query.by, query.num_most, query.filter, context.clock.now_ns())
-    return [report_of(kept, _gateway_id(context)) for kept in found]
+    return [report_of(kept, context.gateway_id) for kept in found]
 
 
 def _slow_s(report: dict[str, Any], by: SlowBy) -> float:
@@ -75,15 +77,14 @@ def _slow_s(report: dict[str, Any], by: SlowBy) -> float:
     return float(value if value is not None else report["e2e_s"])
 
 
-def _gateway_id(context: GatewayContext) -> str:
-    return context.others.gateway_id if context.others is not None else ""
-
-
 def _not_here(context: GatewayContext, name: str) -> str:
-    return (
+    said = (
         f"There is no request {name[:MAX_ID_CHARS]!r} here. Each gateway keeps its own last "
-        f"{context.requests.max_requests:,} requests, and loses them when its process ends."
+        f"{context.requests.max_requests:,} requests and loses them when its process ends; "
     )
+    if context.reports.max_reports:
+        return said + f"the database has the last {context.reports.max_reports:,} of all."
+    return said + "--ledger-timelines keeps them in the database of the usage ledger, too."
 
 
 REQUEST_ROUTES = (
