@@ -36,6 +36,7 @@ class WorkerSpec:
     max_batched_tokens: int = 8192  # of one step
     max_prefill_tokens: int = 2048  # of one step while decodes run
     max_running: int = 256
+    itl_target_s: float = 0.0  # see policy.worker.intake.SchedulerConfig
     num_devices: int = 1
 
 

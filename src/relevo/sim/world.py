@@ -226,6 +226,7 @@ class World:
             max_batched_tokens=spec.max_batched_tokens,
             max_prefill_tokens=spec.max_prefill_tokens,
             max_running=spec.max_running,
+            itl_target_s=spec.itl_target_s,
             max_model_len=serving.max_model_len,
             enable_prefix_caching=serving.enable_prefix_caching,
             tenant_weights=serving.tenant_weights,

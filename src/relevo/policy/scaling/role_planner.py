@@ -1,0 +1,242 @@
+"""Decides when the workers of a model should share their work in another way, and whether that was a good idea.
+
+A pure core: `question` says what to find out about which demand, a driver asks the simulator, `decide` says what to do
+with the answers. It acts on what comes in, not on what comes out; it holds when something is not known; it changes only
+for a clear and lasting gain, not more often than the cool-down allows; it looks back at each change, and takes it back
+if what came of it is worse than what was. A change by hand is adopted. Knows no clock, no simulator, no messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
+from relevo.policy.scaling.modes import Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerLimits:
+    """All arbitrary but for what the operator sets."""
+
+    tick_s: float = 5.0
+    min_requests: int = 20  # in the window, for lengths to mean anything
+    gain: float = 0.05  # of attainment, that a change must promise; or of time, see `ModeOutlook.better_by`
+    num_ticks_of_gain: int = 2  # in a row
+    cool_down_s: float = 30.0  # after a change
+    settle_s: float = 20.0  # after a change, until it is judged
+    hand_hold_s: float = 300.0  # after a change by hand
+    block_s: float = 600.0  # after a change that was taken back
+    num_ticks_ahead: int = 6  # that a forecast looks
+    season_ticks: int = 17_280  # a day
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was observed when a tick began. `unknown`: why it cannot be relied on; empty: it can."""
+
+    now_s: float
+    mode: Mode
+    unknown: str = ""
+    num_requests: int = 0  # that came in the window
+    demand: Demand | None = None  # of the window; None without requests
+    attained: float | None = None  # part of those that ended in the window that met both targets
+    num_judged: int = 0  # that ended in the window
+    since_s: float = 0.0  # when the window begins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeOutlook:
+    """What the simulator says of a mode under the demand that is expected. Times are None if nothing was answered."""
+
+    attained: float  # part of requests that meet both targets
+    ttft_p90_s: float | None
+    itl_p90_s: float | None
+    floor_ttft_s: float = 0.0  # of a median prompt that meets no other request
+
+    def better_by(self, other: ModeOutlook) -> float:
+        """Gain over another one: in attainment, or, where both attain about as much, in the time to the first token and
+        between tokens, of which a quarter counts as much as all of attainment's hundredth."""
+        gain = self.attained - other.attained
+        if abs(gain) >= 0.01:
+            return gain
+        return gain + 0.2 * (self._slowness_of(other) - 1.0)
+
+    def _slowness_of(self, other: ModeOutlook) -> float:
+        """How many times as long the other takes: the mean of both times."""
+        pairs = ((self.ttft_p90_s, other.ttft_p90_s), (self.itl_p90_s, other.itl_p90_s))
+        ratios = [theirs / mine for mine, theirs in pairs if mine and theirs]
+        return sum(ratios) / len(ratios) if ratios else 1.0
+
+
+class PlanVerdict(StrEnum):
+    HOLD = "hold"
+    UNKNOWN = "unknown"  # something is not known, so nothing is done
+    CHANGE = "change"
+    UNDO = "undo"
+    ADOPT = "adopt"  # it was changed by hand
+    INFEASIBLE = "infeasible"  # no mode meets the targets, nor could it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDecision:
+    verdict: PlanVerdict
+    reason: str  # one line
+    mode: Mode  # from now on
+    expected: ModeOutlook | None = None
+    outlooks: Mapping[str, ModeOutlook] = field(default_factory=dict)  # by mode
+    forecast: str = ""  # that was believed
+    rate_per_s: float | None = None  # that was expected
+
+
+@dataclass(slots=True)
+class _Change:
+    at_s: float
+    before: Mode
+    attained_before: float | None
+    rate_before_per_s: float
+    expected: ModeOutlook
+    is_judged: bool = False
+
+
+class RolePlanner:
+    def __init__(self, limits: PlannerLimits, ttft_s: float, itl_s: float) -> None:
+        """Targets, in seconds: of the time to the first token, and between tokens."""
+        self._limits = limits
+        self._ttft_s, self._itl_s = ttft_s, itl_s
+        self._rate = Chosen(
+            (Constant(), Kalman(), Seasonal(limits.season_ticks)), num_ticks_ahead=limits.num_ticks_ahead
+        )
+        self._mode: Mode | None = None  # that it set, or found
+        self._change: _Change | None = None  # the last
+        self._held_until_s = 0.0
+        self._blocked: dict[Mode, float] = {}  # until when
+        self._favourite: tuple[Mode, int] | None = None  # and in how many ticks in a row
+        self.num_changes = 0
+        self.num_unknown_ticks = 0
+
+    def question(self, seen: Seen) -> Demand | PlanDecision:
+        """What is to be found out of each mode, or what is decided without."""
+        limits = self._limits
+        if self._mode is None:
+            self._mode = seen.mode
+        if seen.unknown:
+            self.num_unknown_ticks += 1
+            return self._hold(seen, f"not known: {seen.unknown}", PlanVerdict.UNKNOWN)
+        self._rate.add(seen.demand.requests_per_s if seen.demand is not None else 0.0)
+        if seen.mode != self._mode:
+            was, self._mode, self._change, self._favourite = self._mode, seen.mode, None, None
+            self._held_until_s = seen.now_s + limits.hand_hold_s
+            reason = f"{was} was changed to {seen.mode} by hand, which holds for {limits.hand_hold_s:.0f} s"
+            return self._hold(seen, reason, PlanVerdict.ADOPT)
+        if undo := self._look_back(seen):
+            return undo
+        if seen.now_s < self._held_until_s:
+            return self._hold(seen, f"{self._held_until_s - seen.now_s:.0f} s until the next change")
+        if seen.demand is None or seen.num_requests < limits.min_requests:
+            self._favourite = None
+            return self._hold(seen, f"{seen.num_requests} requests in the window, {limits.min_requests} are needed")
+        return self._expected(seen.demand)
+
+    def decide(self, seen: Seen, outlooks: Mapping[Mode, ModeOutlook]) -> PlanDecision:
+        """`outlooks`: of every mode, the present one among them, under the demand of `question`."""
+        present = outlooks[seen.mode]
+        allowed = {m: o for m, o in outlooks.items() if m == seen.mode or self._blocked.get(m, 0.0) <= seen.now_s}
+        best = max(allowed, key=lambda mode: allowed[mode].better_by(present))
+        gain = allowed[best].better_by(present)
+        told = self._told(seen, outlooks)
+        if best == seen.mode or gain < self._limits.gain:
+            self._favourite = None
+            floor_s = min(outlook.floor_ttft_s for outlook in outlooks.values())
+            if floor_s > self._ttft_s:
+                reason = (
+                    f"a median prompt alone takes {floor_s:.2f} s on these workers, the target is {self._ttft_s:g} s"
+                )
+                return self._hold(seen, reason, PlanVerdict.INFEASIBLE, told)
+            return self._hold(seen, f"{seen.mode} {_words(present)}; {_next_best(seen.mode, outlooks)}", told=told)
+        count = self._favourite[1] + 1 if self._favourite is not None and self._favourite[0] == best else 1
+        self._favourite = (best, count)
+        why = f"{best} {_words(outlooks[best])}, {seen.mode} {_words(present)}"
+        if count < self._limits.num_ticks_of_gain:
+            return self._hold(seen, f"{why}; once more to be sure", told=told)
+        rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
+        return self._act(seen, best, _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best]), why, told)
+
+    def _expected(self, demand: Demand) -> Demand:
+        """Not less than now: what is said to go away is believed when it has gone."""
+        rate = max(self._rate.rate_per_s(), demand.requests_per_s)
+        return demand.at(rate / demand.requests_per_s) if demand.requests_per_s > 0.0 else demand
+
+    def _act(
+        self, seen: Seen, mode: Mode, change: _Change | None, why: str, told: Mapping[str, ModeOutlook]
+    ) -> PlanDecision:
+        self._mode, self._change, self._favourite = mode, change, None
+        self._held_until_s = seen.now_s + self._limits.cool_down_s
+        self.num_changes += 1
+        verdict = PlanVerdict.CHANGE if change is not None else PlanVerdict.UNDO
+        expected = change.expected if change is not None else None
+        return PlanDecision(
+            verdict=verdict,
+            reason=why,
+            mode=mode,
+            expected=expected,
+            outlooks=told,
+            forecast=self._rate.name,
+            rate_per_s=self._rate.rate_per_s(),
+        )
+
+    def _look_back(self, seen: Seen) -> PlanDecision | None:
+        """What came of the last change, once enough has been seen since; it is taken back if that is worse than what
+        was, under no more load."""
+        change, limits = self._change, self._limits
+        if change is None or change.is_judged or seen.since_s < change.at_s:
+            return None
+        if seen.now_s - change.at_s < limits.settle_s or seen.num_judged < limits.min_requests or seen.attained is None:
+            return None
+        change.is_judged = True
+        rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
+        if change.attained_before is None or rate > 1.25 * change.rate_before_per_s:
+            return None
+        if seen.attained >= change.attained_before - limits.gain:
+            return None
+        self._blocked[seen.mode] = seen.now_s + limits.block_s
+        reason = (
+            f"since the change to {seen.mode} {seen.attained:.0%} meet the targets, {change.attained_before:.0%} did "
+            f"before, {change.expected.attained:.0%} were expected; not again for {limits.block_s:.0f} s"
+        )
+        return self._act(seen, change.before, None, reason, {})
+
+    def _hold(
+        self,
+        seen: Seen,
+        reason: str,
+        verdict: PlanVerdict = PlanVerdict.HOLD,
+        told: Mapping[str, ModeOutlook] | None = None,
+    ) -> PlanDecision:
+        return PlanDecision(
+            verdict=verdict,
+            reason=reason,
+            mode=seen.mode,
+            outlooks=told or {},
+            forecast=self._rate.name,
+            rate_per_s=self._rate.rate_per_s(),
+        )
+
+    def _told(self, seen: Seen, outlooks: Mapping[Mode, ModeOutlook]) -> dict[str, ModeOutlook]:
+        return {mode.name: outlook for mode, outlook in outlooks.items()}
+
+
+def _words(outlook: ModeOutlook) -> str:
+    ttft = "-" if outlook.ttft_p90_s is None else f"{outlook.ttft_p90_s:.2f} s"
+    itl = "-" if outlook.itl_p90_s is None else f"{outlook.itl_p90_s * 1e3:.0f} ms"
+    return f"is to meet the targets for {outlook.attained:.0%} (TTFT p90 {ttft}, ITL p90 {itl})"
+
+
+def _next_best(present: Mode, outlooks: Mapping[Mode, ModeOutlook]) -> str:
+    others = [mode for mode in outlooks if mode != present]
+    if not others:
+        return "there is no other mode"
+    best = max(others, key=lambda mode: outlooks[mode].better_by(outlooks[present]))
+    return f"next best: {best} {_words(outlooks[best])}"

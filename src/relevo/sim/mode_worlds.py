@@ -1,0 +1,135 @@
+"""What a mode would make of a demand: the workers that are there, in its roles, as a simulated world.
+
+Step times are those that workers have learned about themselves. Prompts are as long as what is to be computed of them:
+what is cached at present is taken for cached in every mode. Decides nothing: modes are `policy.scaling.modes`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from relevo.core.events import StepCosts
+from relevo.core.ids import WorkerId
+from relevo.core.kv import KVGroup, KVLayout
+from relevo.core.role import Role
+from relevo.policy.host.core_roles import cores_by_role
+from relevo.policy.perf.step_time import FittedStepTimes
+from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.role_planner import ModeOutlook
+from relevo.sim.config import NetworkSpec, RegionSpec, ServingSpec, WorkerSpec, WorldConfig
+from relevo.sim.report import ReportOptions, report_world
+from relevo.sim.world import World
+from relevo.telemetry.latency import Slo
+from relevo.workload.requests import Workload, WorkloadRequest
+
+_WARM_FRACTION = 0.2  # of the requests, that only fill the workers. Arbitrary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """Of one worker, as it is now."""
+
+    worker_id: WorkerId
+    box: str
+    cores: tuple[int, ...]  # that it was started on; none: unknown
+    costs: Mapping[int, StepCosts]  # learned, by the number of cores that they were learned on; 0: unknown number
+    num_blocks: int
+    block_size: int
+    max_batched_tokens: int
+    max_prefill_tokens: int
+    max_running: int
+    itl_target_s: float = 0.0
+
+    def costs_on(self, num_cores: int) -> StepCosts:
+        """Learned, or those of the nearest number, as if all work grew with cores: wrong at worst once, until they
+        have been learned."""
+        known = self.costs.get(num_cores)
+        if known is not None or not self.costs:
+            return known or StepCosts(base_s=0.0, per_token_s=0.0, per_kv_token_s=0.0)
+        nearest = min(self.costs, key=lambda number: (abs(number - num_cores), number))
+        costs, ratio = self.costs[nearest], nearest / num_cores if nearest and num_cores else 1.0
+        return StepCosts(
+            base_s=costs.base_s * ratio,
+            per_token_s=costs.per_token_s * ratio,
+            per_kv_token_s=costs.per_kv_token_s * ratio,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeWorlds:
+    workers: Sequence[WorkerFacts]
+    max_model_len: int
+    slo: Slo
+    num_requests: int = 240  # of one run. Arbitrary: about a second of computing
+    seed: int = 0
+
+    def outlook(self, mode: Mode, demand: Demand) -> ModeOutlook:
+        roles = dict(mode.roles)
+        cores = self._cores(roles)
+        specs = tuple(self._worker(facts, roles[facts.worker_id], cores) for facts in self.workers)
+        block_size = self.workers[0].block_size
+        layout = KVLayout("planned", "float16", block_size, (KVGroup.full(range(1), 1, 64),))
+        config = WorldConfig(
+            regions=(RegionSpec(workers=specs),),
+            serving=ServingSpec(layout=layout, max_model_len=self.max_model_len, enable_prefix_caching=False),
+            network=NetworkSpec(shares_memory=True),
+            seed=self.seed,
+        )
+        workload = self._workload(demand)
+        warm_up_s = workload.requests[int(_WARM_FRACTION * len(workload.requests))].arrived_at_s or 0.0
+        report = report_world(
+            mode.name, World(config, workload).run(), ReportOptions(slo=self.slo, warm_up_s=warm_up_s)
+        )
+        told = report.steady_latencies
+        goodput = report.goodput
+        return ModeOutlook(
+            attained=(goodput.steady_met_fraction if goodput is not None else None) or 0.0,
+            ttft_p90_s=told["ttft_s"].value("p90"),
+            itl_p90_s=told["itl_s"].value("p90"),
+            floor_ttft_s=self._floor_s(roles, cores, demand),
+        )
+
+    def _cores(self, roles: Mapping[WorkerId, Role]) -> dict[WorkerId, int]:
+        boxes: dict[str, dict[WorkerId, tuple[int, ...]]] = {}
+        for facts in self.workers:
+            boxes.setdefault(facts.box, {})[facts.worker_id] = facts.cores
+        counts = {facts.worker_id: len(facts.cores) for facts in self.workers}
+        for started_on in boxes.values():
+            counts |= {worker_id: len(own) for worker_id, own in cores_by_role(started_on, roles).items()}
+        return counts
+
+    def _worker(self, facts: WorkerFacts, role: Role, cores: Mapping[WorkerId, int]) -> WorkerSpec:
+        return WorkerSpec(
+            worker_id=facts.worker_id,
+            role=str(role),
+            times=FittedStepTimes(facts.costs_on(cores[facts.worker_id])),
+            num_blocks=facts.num_blocks,
+            box=facts.box,
+            max_batched_tokens=facts.max_batched_tokens,
+            max_prefill_tokens=facts.max_prefill_tokens,
+            max_running=facts.max_running,
+            itl_target_s=facts.itl_target_s,
+        )
+
+    def _workload(self, demand: Demand) -> Workload:
+        rng, at_s = Random(self.seed), 0.0
+        requests = []
+        for row in range(self.num_requests):
+            sample = demand.samples[rng.randrange(len(demand.samples))]
+            num_prompt = max(1, sample.num_prompt_tokens - sample.cached[0])
+            num_output = max(1, min(sample.num_output_tokens, self.max_model_len - num_prompt))
+            requests.append(
+                WorkloadRequest(row=row, num_prompt_tokens=num_prompt, num_output_tokens=num_output, arrived_at_s=at_s)
+            )
+            at_s += rng.expovariate(demand.requests_per_s)
+        return Workload(requests=requests)
+
+    def _floor_s(self, roles: Mapping[WorkerId, Role], cores: Mapping[WorkerId, int], demand: Demand) -> float:
+        """Of the median prompt, alone on the best worker that computes prompts in this mode."""
+        uncached = sorted(max(1, sample.num_prompt_tokens - sample.cached[0]) for sample in demand.samples)
+        median = uncached[len(uncached) // 2]
+        able = [facts for facts in self.workers if roles[facts.worker_id].computes_prompts] or self.workers
+        return min(facts.costs_on(cores[facts.worker_id]).step_s(median, median) for facts in able)
