@@ -18,7 +18,7 @@ from relevo.core.role import DECODE, PREFILL, STANDBY, UNIFIED
 from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.modes import Mode, mode_named, modes_of
-from relevo.policy.scaling.role_planner import ModeOutlook, PlanDecision, PlannerLimits, RolePlanner, Seen, PlanVerdict
+from relevo.policy.scaling.role_planner import ModeOutlook, PlanDecision, PlannerLimits, PlanVerdict, RolePlanner, Seen
 
 MODES = modes_of({"box": [WorkerId("prefill-0"), WorkerId("decode-0")]})
 UNIFIED_MODE, SPLIT, HYBRID_MODE = MODES
