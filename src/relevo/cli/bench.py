@@ -27,6 +27,7 @@ from relevo.bench.serve.run import LoadTest, ServeOptions, TraceOptions
 from relevo.bench.tables import load_tables
 from relevo.bench.transport.pictures import transport_page
 from relevo.bench.transport.run import TransportCost, TransportKind, measure_transport, parse_bytes, transport_table
+from relevo.cli.bench_console import console
 from relevo.cli.bench_engine import engine
 from relevo.cli.bench_gateway import gateway
 from relevo.cli.bench_overload import overload
@@ -59,6 +60,7 @@ from relevo.workload.traces.formats import TraceFormat
 app = typer.Typer(name="bench", help="Measure: load tests, interference, handoff and transport costs, peers.")
 app.command()(engine)
 app.command()(gateway)
+app.command()(console)
 app.command()(overload)
 app.command()(peers)
 app.command()(quality)

@@ -10,7 +10,6 @@ that are not counted before the first round.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import shlex
 import time
@@ -24,6 +23,7 @@ from rich.table import Table
 
 from relevo.bench.client import OpenAIClient
 from relevo.bench.load import run_open_loop
+from relevo.bench.process_time import cpu_s, gateway_pids, process_tree
 from relevo.bench.records import ClientRecord, Endpoint, Outcome, PlannedRequest
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
 from relevo.core.errors import SettingsError, StartError
@@ -113,11 +113,11 @@ async def measure_gateway_cost(options: GatewayCostOptions, costs: list[PathCost
         progress.begin("starting the server and what stands before it")
         gateway = await stack.enter_async_context(_server("gateway", _gateway_command, options))
         urls = {GATEWAY: gateway.url}
-        pids = {GATEWAY: _gateway_pids(gateway)}
+        pids = {GATEWAY: gateway_pids(gateway.pid)}
         commands = {EDGE: _EDGE_COMMAND, **options.proxies}
         for name, command in commands.items():
             proxy = await stack.enter_async_context(_server(name, _proxy_command(command, gateway.url), options))
-            urls[name], pids[name] = proxy.url, _tree(proxy)
+            urls[name], pids[name] = proxy.url, process_tree(proxy.pid)
         address = await _worker_address(gateway.url)
         costs.extend(PathCost(name) for name in (DIRECT, *urls))
         for name, url in urls.items():
@@ -131,9 +131,9 @@ async def measure_gateway_cost(options: GatewayCostOptions, costs: list[PathCost
                 if cost.name == DIRECT:
                     cost.take(await _direct(address, options, seed), None)
                 else:
-                    before_s = _cpu_s(pids[cost.name])
+                    before_s = cpu_s(pids[cost.name])
                     records = await _over_http(urls[cost.name], options, seed)
-                    cost.take(records, _cpu_s(pids[cost.name]) - before_s)
+                    cost.take(records, cpu_s(pids[cost.name]) - before_s)
                 progress.advance()
 
 
@@ -240,38 +240,6 @@ async def _worker_address(url: str) -> str:
     if not workers[0].get("address"):
         raise StartError(f"{url}/ready does not tell its worker's address")
     return str(workers[0]["address"])
-
-
-# ---- processor time --------------------------------------------------------------------------------------------------
-
-
-def _tree(server: ServerProcess) -> list[int]:
-    return [server.pid, *_children(server.pid)] if server.pid is not None else []
-
-
-def _gateway_pids(server: ServerProcess) -> list[int]:
-    """The gateway alone, without the supervisor and the worker beside it."""
-    pids = [pid for pid in _tree(server) if b"\0gateway\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    if not pids:
-        raise StartError("the gateway's process was not found under the server's")
-    return pids
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in tasks.read_text().split():
-            found += [int(child), *_children(int(child))]
-    return found
-
-
-def _cpu_s(pids: list[int]) -> float:
-    """User and system time of these processes so far."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def added_ms(cost: PathCost, base: PathCost) -> dict[str, float]:
