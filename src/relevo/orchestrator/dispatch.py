@@ -161,6 +161,7 @@ class Dispatcher:
                 arrived_at_ns=in_flight.request.arrived_at_ns,
                 num_prompt_tokens=in_flight.handoff.num_prompt_tokens,
                 num_output_tokens=in_flight.num_output_tokens,
+                first_written_at_ns=in_flight.timeline.first_written_at_ns,
             )
             for in_flight in islice(running, most)
         ]

@@ -74,6 +74,7 @@ class RunningRequest:
     arrived_at_ns: int
     num_prompt_tokens: int
     num_output_tokens: int
+    first_written_at_ns: int | None = None  # None: its client has no token so far
 
 
 @dataclass(slots=True)

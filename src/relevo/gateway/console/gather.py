@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from relevo import __version__
 from relevo.gateway.console.intervals import NUM_KEPT, Interval
+from relevo.gateway.console.running import in_flight
 from relevo.gateway.console.state import (
     Budget,
     ClassLine,
@@ -21,7 +22,6 @@ from relevo.gateway.console.state import (
     Model,
     ModelTotals,
     Requests,
-    RequestSummary,
     RoleCount,
     Server,
     Session,
@@ -39,7 +39,6 @@ from relevo.orchestrator.ports import EngineStatus
 from relevo.policy.billing.pricing import plain
 from relevo.policy.host.topology import Topology
 
-MAX_IN_FLIGHT = 200  # arbitrary: of the oldest requests that run, at each gateway and model
 MAX_SESSIONS = 100  # arbitrary: of the latest
 EVERYTHING = Viewer(sees_all=True, is_admin=True)
 
@@ -86,7 +85,9 @@ def gather(context: GatewayContext, watch: Watch, *, num_intervals: int = NUM_KE
         budgets=tuple(_budget(use) for use in context.meter.key_uses()),
         decisions=tuple(decisions_since(models, watch, gateway_id, {})),
         requests=Requests(
-            num_in_flight=num_in_flight, in_flight=tuple(_in_flight(models, watch, observed, gateway_id)), slowest=()
+            num_in_flight=num_in_flight,
+            in_flight=tuple(in_flight(models, watch, observed.at_s, gateway_id)),
+            slowest=watch.slowest.read(context.requests, context.clock.now_ns(), observed.at_s, gateway_id),
         ),
         sessions=tuple(_sessions(models, watch)),
     )
@@ -119,23 +120,29 @@ def _model(context: GatewayContext, served: ServedModel, status: EngineStatus) -
     for worker in status.workers:
         num_workers, num_ready = roles.get(worker.role, (0, 0))
         roles[worker.role] = (num_workers + 1, num_ready + worker.ready)
-    topology = Topology(
-        num_prefill=roles.get("prefill", (0, 0))[0],
-        num_decode=roles.get("decode", (0, 0))[0],
-        num_unified=roles.get("unified", (0, 0))[0],
-    )
     return Model(
         name=served.name,
         names=served.names,
         is_ready=status.ready,
         reason="" if status.ready else status.reason or "no worker is ready",
-        topology=str(topology),
+        topology=_topology({role: num_workers for role, (num_workers, _) in roles.items()}),
         roles={role: RoleCount(num_workers=all_, num_ready=ready) for role, (all_, ready) in roles.items()},
         max_model_len=served.max_model_len,
         num_queued=status.num_queued,
         num_in_flight=status.num_in_flight,
         totals=_totals(context, served),
     )
+
+
+def _topology(num_by_role: dict[str, int]) -> str:
+    """As --topology says it, as long as workers have the roles that it can say."""
+    if num_by_role.keys() <= {"prefill", "decode", "unified"}:
+        num_prefill, num_decode = num_by_role.get("prefill", 0), num_by_role.get("decode", 0)
+        if not num_prefill and not num_decode:
+            return "unified"
+        if num_prefill and num_decode and "unified" not in num_by_role:
+            return str(Topology(num_prefill=num_prefill, num_decode=num_decode))
+    return " + ".join(f"{num} {role}" for role, num in sorted(num_by_role.items()))
 
 
 def _totals(context: GatewayContext, served: ServedModel) -> ModelTotals:
@@ -249,30 +256,6 @@ def _budget(use: KeyUse) -> Budget:
         tokens_per_minute=use.tokens_per_minute,
         remaining_tokens=use.remaining_tokens,
     )
-
-
-def _in_flight(
-    models: Sequence[ServedModel], watch: Watch, observed: Observed, gateway_id: str
-) -> list[RequestSummary]:
-    found = []
-    for served in models:
-        for running in served.insight.running(MAX_IN_FLIGHT):
-            started_at_unix_s = watch.unix_of_ns(running.arrived_at_ns)
-            found.append(
-                RequestSummary(
-                    request_id=running.request_id,
-                    gateway_id=gateway_id,
-                    model=served.name,
-                    tenant=running.tenant,
-                    started_at_unix_s=started_at_unix_s,
-                    phase=running.phase,
-                    num_prompt_tokens=running.num_prompt_tokens,
-                    num_output_tokens=running.num_output_tokens,
-                    ttft_s=None,
-                    e2e_s=max(0.0, observed.at_s - started_at_unix_s),
-                )
-            )
-    return found
 
 
 def _sessions(models: Sequence[ServedModel], watch: Watch) -> list[Session]:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from relevo.gateway.console.gather import MAX_IN_FLIGHT, MAX_SESSIONS, Report
+from relevo.gateway.console.gather import MAX_SESSIONS, Report
 from relevo.gateway.console.intervals import INTERVAL_S, NUM_KEPT, NUM_LAST_MINUTE, Interval, added_up
+from relevo.gateway.console.running import MAX_IN_FLIGHT
 from relevo.gateway.console.state import (
     ClassLine,
     Gateway,
