@@ -67,6 +67,7 @@ def test_serve_writes_a_page_with_its_data_and_without_its_key(tmp_path: Path) -
     assert result.exit_code == 0, result.output
     page, data = out.read_text(), json.loads(read_data(out))
     assert f"Load test of fake-model at {url}" in page and "5 of 5 requests were completed" in page
+    assert "60000 ms, the objective" in page
     for words in ("TTFT over time", "Requests in flight", "TTFT (client)", "--slo-ttft-ms", "python", "kernel"):
         assert words in page
     assert len(data["requests"]) == 5 and data["partial"] is None and "Partial" not in page

@@ -75,7 +75,8 @@ def test_a_log_scale_holds_its_values_and_names_some(values: list[float]) -> Non
 
 def test_ticks_are_round_and_short() -> None:
     assert linear_scale([0, 25.7], 0, 1).ticks == (0, 5, 10, 15, 20, 25, 30)
-    assert log_scale([3, 4000], 0, 1).ticks == (10, 100, 1000)
+    assert log_scale([3, 4000], 0, 1).ticks == (3, 10, 30, 100, 300, 1000, 3000)
+    assert log_scale([1e-3, 1e6], 0, 1).ticks == (1e-3, 0.1, 10, 1000, 1e5)
     assert log_scale([3, 30], 0, 1).ticks == (2, 5, 10, 20, 50)
     assert [tick_text(v) for v in (0, 0.05, 0.0002, 20, 2500, 15_000, 3e6)] == [
         "0", "0.05", "0.0002", "20", "2500", "15k", "3M",

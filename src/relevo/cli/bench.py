@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from relevo.bench.interference.report import InterferenceReport, interference_ta
 from relevo.bench.interference.run import InterferenceOptions, compare_topologies
 from relevo.bench.records import Endpoint
 from relevo.bench.serve.pictures import load_page
-from relevo.bench.serve.report import report_load
+from relevo.bench.serve.report import LoadReport, report_load
 from relevo.bench.serve.run import LoadTest, ServeOptions, TraceOptions
 from relevo.bench.tables import load_tables
 from relevo.bench.transport.pictures import transport_page
@@ -137,16 +138,17 @@ def serve(
     environment = describe_environment()
     test = LoadTest(options)
     interrupted = run(test.run)
-    report = report_load(test.records, _slo(slo_ttft_ms, slo_itl_ms))
+    slo = _slo(slo_ttft_ms, slo_itl_ms)
+    report = report_load(test.records, slo)
     out.print(load_tables(report))
-    if not test.exact_lengths:
-        note("the server has no /tokenize: prompt lengths are about one token a word; see the server's own counts")
-    if report.generator_was_late:
-        late_ms = report.lateness_p99_s * 1e3
-        note(f"requests left up to {late_ms:.0f} ms late (p99): this machine is too busy to test from")
+    notes = list(_doubts(test, report))
+    for sentence in notes:
+        note(sentence)
     body = test.to_json(report)
     write_json(json_out, environment, body)
-    write_page(report_out, lambda: load_page(test.model, url, report, test.records), environment, body, interrupted)
+    write_page(
+        report_out, lambda: load_page(test.model, url, report, test.records, slo), environment, body, interrupted, notes
+    )
     finish(interrupted, failed=report.num_requests > 0 and report.num_completed == 0)
 
 
@@ -236,11 +238,13 @@ def handoff(
     costs: list[HandoffCost] = []
     interrupted = run(lambda progress: measure_handoffs(options, costs, progress))
     out.print(handoff_table(costs))
+    notes = []
     if costs and not any(cost.num_handoffs for cost in costs):
-        note("the server counted no handoff: it is unified, or it kept these prompts local")
+        notes.append("the server counted no handoff: it is unified, or it kept these prompts local")
+        note(notes[0])
     body = {"handoffs": [cost.to_json() for cost in costs]}
     write_json(json_out, environment, body)
-    write_page(report_out, lambda: handoff_page(url, costs), environment, body, interrupted)
+    write_page(report_out, lambda: handoff_page(url, costs), environment, body, interrupted, notes)
     finish(interrupted)
 
 
@@ -269,6 +273,15 @@ def transport(
     write_json(json_out, environment, body)
     write_page(report_out, lambda: transport_page(costs), environment, body, interrupted)
     finish(interrupted)
+
+
+def _doubts(test: LoadTest, report: LoadReport) -> Iterator[str]:
+    """About what was measured."""
+    if not test.exact_lengths:
+        yield "the server has no /tokenize: prompt lengths are about one token a word; see the server's own counts"
+    if report.generator_was_late:
+        late_ms = report.lateness_p99_s * 1e3
+        yield f"requests left up to {late_ms:.0f} ms late (p99): this machine is too busy to test from"
 
 
 def _slo(ttft_ms: float | None, itl_ms: float | None) -> Slo | None:

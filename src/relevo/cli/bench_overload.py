@@ -68,9 +68,11 @@ def overload(
     interrupted = run(test.run)
     reports = [phase.report(options.slo) for phase in test.phases]
     out.print(overload_table(reports))
+    notes: list[str] = []
     if any(report.lateness_p99_s > LATE_GENERATOR_S for report in reports):
         late_ms = max(report.lateness_p99_s for report in reports) * 1e3
-        note(f"requests left up to {late_ms:.0f} ms late (p99): this machine is too busy to test from")
+        notes.append(f"requests left up to {late_ms:.0f} ms late (p99): this machine is too busy to test from")
+        note(notes[0])
     body = {
         "model": test.model,
         "capacity_per_s": test.capacity_per_s,
@@ -79,7 +81,14 @@ def overload(
         "phases": [[record.to_json(phase.start_ns) for record in phase.records] for phase in test.phases],
     }
     write_json(json_out, environment, body)
-    write_page(report_out, lambda: overload_page(test.model, url, test.phases, reports), environment, body, interrupted)
+    write_page(
+        report_out,
+        lambda: overload_page(test.model, url, test.phases, reports),
+        environment,
+        body,
+        interrupted,
+        notes,
+    )
     finish(interrupted, failed=bool(reports) and not any(report.num_completed for report in reports))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -124,10 +125,16 @@ def write_page(
     environment: Mapping[str, Any],
     body: Mapping[str, Any],
     interrupted: bool = False,
+    notes: Sequence[str] = (),
 ) -> None:
-    """The report that was asked for, if one was."""
+    """The report that was asked for, if one was. `notes`: what a reader has to know besides, as it was printed."""
+
+    def with_notes() -> Report:
+        made = make()
+        return replace(made, notes=[*made.notes, *notes])
+
     partial = "it was interrupted, and covers what had happened until then" if interrupted else ""
-    if friendly(lambda: write_report(path, make, environment, body, partial=partial)):
+    if friendly(lambda: write_report(path, with_notes, environment, body, partial=partial)):
         note(f"wrote {path}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -91,11 +91,21 @@ class Bars:
 Figure = Plot | Ranges | Bars
 
 
-def latency_curves(runs: Mapping[str, Mapping[str, Samples]]) -> list[Plot]:
+def latency_curves(
+    runs: Mapping[str, Mapping[str, Samples]], limits_s: Mapping[str, float | None] | None = None
+) -> list[Plot]:
     """Cumulative distributions: a plot per kind of latency, a curve per run. `runs`: by name, then by the keys of
-    `LATENCY_LABELS`; a kind that no run has is left out."""
+    `LATENCY_LABELS`; a kind that no run has is left out. `limits_s`: of an objective, by the same keys."""
     kinds = [key for key in LATENCY_LABELS if any(len(samples[key].values_s) for samples in runs.values())]
-    return [cumulative(LATENCY_LABELS[key], {name: samples[key] for name, samples in runs.items()}) for key in kinds]
+    plots = []
+    for key in kinds:
+        plot = cumulative(LATENCY_LABELS[key], {name: samples[key] for name, samples in runs.items()})
+        limit_s = (limits_s or {}).get(key)
+        if limit_s and plot.curves:
+            limit = f"{limit_s * 1e3:g} ms, the objective"
+            plot = replace(plot, moments=[(limit_s * 1e3, limit)], note=f"The dashed line: {limit}.")
+        plots.append(plot)
+    return plots
 
 
 def cumulative(title: str, samples: Mapping[str, Samples]) -> Plot:

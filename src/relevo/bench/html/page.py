@@ -65,7 +65,7 @@ def page(report: Report, origin: Origin, data: bytes, *, partial: str = "") -> s
 {warning}</header>
 <main>
 {_plots(report.figures)}
-<h2>Figures</h2>
+<h2>Numbers</h2>
 <div class="tables">
 {tables_html(report.tables)}
 </div>

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 _MOST_TICKS = 7  # arbitrary: what fits beside each other on a telephone
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
-_FEW_DECADES = 2.5  # below that the values between powers of ten are written, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +94,15 @@ def _round_above(value: float) -> float:
 
 
 def _between(first: float, last: float) -> list[float]:
-    """Powers of ten, and over few decades 2 and 5 times them; every second or third one where there are many."""
-    parts = (1, 2, 5) if math.log10(last / first) <= _FEW_DECADES else (1,)
+    """Powers of ten and what lies between them, as far as there is room; every second or third one if there is none."""
     powers = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
-    found = [_exact(part * 10.0**power) for power in powers for part in parts]
-    inside = [value for value in found if first * (1 - 1e-9) <= value <= last * (1 + 1e-9)]
-    every = -(-len(inside) // _MOST_TICKS)
-    return inside[::every]
+    inside: list[float] = []
+    for parts in ((1, 2, 5), (1, 3), (1,)):
+        found = [_exact(part * 10.0**power) for power in powers for part in parts]
+        inside = [value for value in found if first * (1 - 1e-9) <= value <= last * (1 + 1e-9)]
+        if len(inside) <= _MOST_TICKS:
+            return inside
+    return inside[:: -(-len(inside) // _MOST_TICKS)]
 
 
 def _exact(value: float) -> float:

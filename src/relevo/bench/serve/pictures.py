@@ -9,18 +9,21 @@ from relevo.bench.html.page import Report
 from relevo.bench.records import ClientRecord, Outcome
 from relevo.bench.serve.report import LoadReport, latency_samples
 from relevo.bench.tables import load_tables
-from relevo.telemetry.latency import milliseconds
+from relevo.telemetry.latency import Slo, milliseconds
 
 _NUM_PARTS = 60  # of the time, for rates; arbitrary
 _MOST_CHANGES = 1000  # that are drawn; arbitrary
 
 
-def load_page(model: str, url: str, report: LoadReport, records: Sequence[ClientRecord]) -> Report:
+def load_page(
+    model: str, url: str, report: LoadReport, records: Sequence[ClientRecord], slo: Slo | None = None
+) -> Report:
+    limits_s = {} if slo is None else {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}
     return Report(
         title=f"Load test of {model or 'no model yet'} at {url}",
         sentence=load_sentence(report),
         tables=load_tables(report),
-        figures=[*latency_curves({model: latency_samples(records)}), *course(records)],
+        figures=[*latency_curves({model: latency_samples(records)}, limits_s), *course(records)],
     )
 
 
