@@ -9,9 +9,12 @@ import importlib.util
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
+from relevo import __version__
 from relevo.build.backend import CPU_PATH_VARIABLE
 from relevo.build.configs import WorkerConfig
+from relevo.build.known_limits import best_known, cache_folder
 from relevo.core.events import UNKNOWN_LIMITS, WorkerLimits
 from relevo.policy.perf.model_work import ModelWork
 
@@ -71,15 +74,23 @@ def limits_at_start(config: WorkerConfig, work: ModelWork, operand: str) -> Work
         return UNKNOWN_LIMITS
     path = os.environ.get(CPU_PATH_VARIABLE, "")
     limits = NativeLimits(path, config.cores, _START_READ_REPEATS, _START_MULTIPLY_REPEATS)
+    num_bytes = min(work.weight_bytes, _START_READ_BYTES)
+    kind = f"{len(config.cores)} cores, {limits.path}, {operand}, {num_bytes} bytes, relevo {__version__}"
     try:
-        operations_per_s = limits.operations_per_s(operand)
-        read_bytes_per_s = limits.read_bytes_per_s(min(work.weight_bytes, _START_READ_BYTES))
+        known = best_known(
+            cache_folder(),
+            kind,
+            lambda: WorkerLimits(
+                product_ops_per_s=limits.operations_per_s(operand), read_bytes_per_s=limits.read_bytes_per_s(num_bytes)
+            ),
+        )
     except (MemoryError, OSError, RuntimeError, ValueError) as error:
         log.warning("the limits of this worker's cores are not known, nor its utilisation: %s", error)
         return UNKNOWN_LIMITS
-    if operand in ("int4", "int8") and config.activation_dtype == "int16":
-        operations_per_s /= 2  # an instruction takes half as many inputs of 16 bits as of 8
-    return WorkerLimits(product_ops_per_s=operations_per_s, read_bytes_per_s=read_bytes_per_s)
+    if operand in ("int4", "int8") and config.activation_dtype == "int16" and known.product_ops_per_s:
+        # an instruction takes half as many inputs of 16 bits as of 8
+        return replace(known, product_ops_per_s=known.product_ops_per_s / 2)
+    return known
 
 
 def _can_measure(config: WorkerConfig) -> bool:

@@ -370,14 +370,14 @@ TABLE: tuple[Metric, ...] = (
     ),
     _worker_gauge(
         "relevo:worker_product_limit_ops_per_second",
-        "Operations per second that the worker's cores can do at most, measured at its start; missing where it is not "
-        "known.",
+        "Operations per second that the worker's cores can do at most, the best that starts here measured; missing "
+        "where that is not known.",
         _OWN,
     ),
     _worker_gauge(
         "relevo:worker_read_limit_bytes_per_second",
-        "Bytes per second of memory that the worker's cores can read at most, measured at its start; missing where it "
-        "is not known.",
+        "Bytes per second of memory that the worker's cores can read at most, the best that starts here measured; "
+        "missing where that is not known.",
         _OWN,
     ),
     _worker_gauge(

@@ -265,7 +265,8 @@ def metrics_markdown() -> str:
         "",
         "Utilisation is a rate over a limit, both of one worker: `relevo:worker_product_ops_total` over what its cores",
         "can multiply, which bounds prefill, and `relevo:worker_read_bytes_total` over the memory that they can read,",
-        "which bounds decode. The limits are measured in a moment at the start: low, where the cores were busy.",
+        "which bounds decode. The limits are measured in a moment at each of the first five starts on a machine; the",
+        "best counts, and is kept in machine-limits.json of the user's cache folder (`$XDG_CACHE_HOME/relevo`).",
     ]
     titles = {
         Origin.REQUESTS: "Measured by the gateway, when a request, handoff or response ends",

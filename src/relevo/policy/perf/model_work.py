@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relevo.core.plan import StepPlan
-from relevo.policy.perf.step_time import StepShape, step_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,22 +23,30 @@ class ModelWork:
 
     def plan_operations(self, plan: StepPlan) -> float:
         """Of one step. Logits are drawn from the last token of a row, or wanted for all of a prompt that is scored."""
+        num_decodes = plan.num_decodes
+        num_pairs: float = sum(plan.starts[:num_decodes]) + num_decodes
+        for start, length in zip(plan.starts[num_decodes:], plan.lengths[num_decodes:], strict=True):
+            num_pairs += _pairs(length, start)
         num_scored = sum([plan.lengths[place] for place in plan.scored])
         num_drawn = len(plan.num_draws) - plan.num_draws.count(0)
-        return self._operations(step_shape(plan), num_drawn + num_scored)
+        return self._operations(plan.num_tokens, num_pairs, num_drawn + num_scored)
 
     def decode_bytes(self, num_kv_tokens: int) -> int:
         """Read by one step whose rows see `num_kv_tokens` tokens in all."""
         return self.weight_bytes + num_kv_tokens * self.kv_bytes_per_token
 
     def decode_operations(self, num_rows: int, num_kv_tokens: int) -> float:
-        return self._operations(StepShape(num_rows, num_kv_tokens), num_rows)
+        return self._operations(num_rows, num_kv_tokens, num_rows)
 
     def prefill_operations(self, prompt_len: int) -> float:
         """Of a whole prompt: every token sees itself and those before it; one row of logits."""
-        return self._operations(StepShape().with_chunk(prompt_len, 0), 1)
+        return self._operations(prompt_len, _pairs(prompt_len, 0), 1)
 
-    def _operations(self, step: StepShape, num_logit_rows: int) -> float:
-        num_pairs = step.num_decode_kv_tokens + step.num_prefill_pairs
-        with_weights = step.num_tokens * self.products_per_token + num_logit_rows * self.head_products
+    def _operations(self, num_tokens: int, num_pairs: float, num_logit_rows: int) -> float:
+        with_weights = num_tokens * self.products_per_token + num_logit_rows * self.head_products
         return 2 * (with_weights + num_pairs * self.attention_products)
+
+
+def _pairs(num_tokens: int, num_context: int) -> float:
+    """Of a token of a chunk and a token that it sees: those before the chunk, those before it there, and itself."""
+    return num_tokens * (num_context + (num_tokens + 1) / 2)
