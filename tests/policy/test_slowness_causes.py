@@ -25,7 +25,7 @@ from told_timelines import (
 
 from relevo.core.events import WorkerLoad
 from relevo.core.handoff import Link
-from relevo.core.outcome import Cause, RequestEnd
+from relevo.core.outcome import COMPLETE, Cause, RequestEnd
 from relevo.core.timeline import HitsLost, Preemption, Timeline
 from relevo.policy.slowness.advice import advice_for
 from relevo.policy.slowness.difference import diff
@@ -189,6 +189,22 @@ def test_preemption() -> None:
     expect(told(slow), SlowCause.OWN_OUTPUT)
 
 
+def test_a_continuation_that_was_preempted_beside_others_is_computed_again_in_their_steps() -> None:
+    """Red when its own tokens are taken for a neighbour's."""
+    slow = later(ordinary(num_preemptions=1), 0.3, after_s=0.5)
+    slow.worst_gap = gap(0.5, 0.81, counters(1030, 0, 1030), counters(1031, 425, 1031))
+    slow.preemptions = [Preemption(at_ns=ns(0.49), worker=DECODE, resumed_at_ns=ns(0.495))]
+    explanation = explain(
+        slow, num_prompt_tokens=400, num_cached_tokens=0, num_output_tokens=100, num_samples=4, end=COMPLETE
+    )
+    expect(explanation, SlowCause.PREEMPTION, "425 tokens of its own were computed again")
+    slow.preemptions, slow.num_preemptions = [], 0
+    explanation = explain(
+        slow, num_prompt_tokens=400, num_cached_tokens=0, num_output_tokens=100, num_samples=4, end=COMPLETE
+    )
+    expect(explanation, SlowCause.LONG_NEIGHBOUR, "425 prompt tokens of others")
+
+
 def test_a_worker_that_is_lost_while_it_decodes() -> None:
     slow = later(ordinary(), 2.0, after_s=0.6)
     slow.legs[0].last_output_at_ns, slow.legs[0].ended_at_ns = ns(0.6), ns(0.7)
@@ -235,6 +251,7 @@ def test_many_chunks_of_a_neighbour_count_together_though_each_is_short() -> Non
     slow.worst_gap = gap(0.5, 0.56, counters(1030, 100, 1030), counters(1031, 200, 1031))
     expect(told(slow), SlowCause.LONG_NEIGHBOUR, "beside others on decode-0: 4,000 prompt tokens of others")
     slow.preemptions = [Preemption(at_ns=ns(0.3), worker=DECODE, resumed_at_ns=ns(0.31))] * 8
+    slow.num_preemptions = 8
     assert told(slow).cause is not SlowCause.LONG_NEIGHBOUR, "they may be its own, computed again"
 
 

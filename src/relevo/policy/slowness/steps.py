@@ -113,7 +113,7 @@ class Steps:
 
     def _answer(self, leg: Leg) -> Iterator[Candidate]:
         """Everything that its steps took from the first to the last output of the leg."""
-        own_again = len(self.timeline.preemptions) * (self.counts.num_prompt_tokens + self.counts.num_output_tokens)
+        own_again = self.timeline.num_preemptions * self._sample_tokens
         work = work_between(leg.first_counters, leg.last_counters, self._load(leg), own_again)
         costs = _latest(_costs_of(leg.decode_load), leg.last_costs)
         begins_ns = leg.decode_output_at_ns if leg.decode_output_at_ns is not None else leg.first_output_at_ns
@@ -142,10 +142,27 @@ class Steps:
         work = work_between(gap.before, gap.after, gap.load)
         if work is None or leg is None:
             return
+        num_own_again = self._num_own_again(gap.to_ns, work)
+        if num_own_again:
+            again_s = self._shares(gap.gap_s, work, leg, typical_s).neighbour_s * num_own_again / work.num_prompt_tokens
+            text = f"on {gap.worker.worker_id} {count(num_own_again, 'token')} of its own were computed again"
+            yield Candidate(cause=SlowCause.PREEMPTION, part=SlowPart.GAP, avoidable_s=again_s, telling=text)
+            return
         for cause, share_s, why in _told(self._shares(gap.gap_s, work, leg, typical_s), work):
             yield Candidate(
                 cause=cause, part=SlowPart.GAP, avoidable_s=share_s, telling=f"on {gap.worker.worker_id} {why}"
             )
+
+    def _num_own_again(self, at_ns: int, work: StepWork) -> int:
+        """Of the prompt tokens in a gap: of a continuation that was preempted while others of the request went on."""
+        if self.num_samples == 1 or not any(each.at_ns <= at_ns for each in self.timeline.preemptions):
+            return 0
+        return min(self._sample_tokens, work.num_prompt_tokens)
+
+    @property
+    def _sample_tokens(self) -> int:
+        """What one continuation computes again, at most."""
+        return self.counts.num_prompt_tokens + self.counts.num_output_tokens // max(self.num_samples, 1)
 
     def _typical_gap_s(self, worst_s: float) -> float:
         decode_s = sum(span.took_ns for span in self.spans if span.name is PhaseName.DECODE) / 1e9
