@@ -30,7 +30,7 @@ from relevo.core.timeline import HitsLost, Preemption, Timeline
 from relevo.policy.slowness.advice import advice_for
 from relevo.policy.slowness.difference import diff
 from relevo.policy.slowness.explain import explain
-from relevo.policy.slowness.words import Explanation, SlowCause
+from relevo.policy.slowness.words import Explanation, PhaseName, SlowCause
 
 ROOT = Path(__file__).parents[2]
 GONE = RequestEnd(cause=Cause.CLIENT_GONE)
@@ -314,6 +314,23 @@ def test_every_flag_and_command_that_advice_names_exists() -> None:
     guides = " ".join(page.read_text() for page in (ROOT / "docs" / "guides").glob("*.md"))
     for header in set(re.findall(r"\bx-[\w-]+", texts)):
         assert header in guides
+
+
+def test_the_guide_tells_of_every_phase_and_every_cause() -> None:
+    """Red when a word is added or renamed, and not in docs/guides/slow-requests.md."""
+    guide = (ROOT / "docs" / "guides" / "slow-requests.md").read_text()
+    causes = set(re.findall(r"`(\w+)`", guide.partition("## Causes")[2].partition("\n## ")[0]))
+    assert {cause.value for cause in SlowCause} <= causes
+    phases = re.findall(r"^\| ([a-z ]+) \|", guide.partition("## Phases")[2].partition("\n## ")[0], re.MULTILINE)
+    assert set(_GUIDE_ORDER) == set(PhaseName)
+    assert [name.replace(" ", "_") for name in phases] == ["phase", *(name.value for name in _GUIDE_ORDER)]
+
+
+_GUIDE_ORDER = (
+    *(PhaseName.PREPARE, PhaseName.LINE, PhaseName.ROUTE, PhaseName.ROOM, PhaseName.MESSAGES, PhaseName.QUEUE),
+    *(PhaseName.PREFILL, PhaseName.FIRST_WRITE, PhaseName.RECOVER, PhaseName.HANDOFF, PhaseName.DECODE),
+    *(PhaseName.PREEMPTED, PhaseName.CLIENT, PhaseName.SETTLE),
+)
 
 
 def test_advice_says_something_about_each_cause() -> None:

@@ -56,11 +56,11 @@ class Look:
 
 
 def timeline_lines(request: Mapping[str, Any], explanation: Explanation, look: Look) -> Iterator[str]:
-    yield from _wrapped(_heading(request), look, _DIM)
+    yield from wrapped(_heading(request), look, _DIM)
     yield ""
-    yield from _wrapped(explanation.sentence, look, _BOLD)
+    yield from wrapped(explanation.sentence, look, _BOLD)
     if explanation.advice:
-        yield from _wrapped(f"What helps: {explanation.advice}", look)
+        yield from wrapped(f"What helps: {explanation.advice}", look)
     yield ""
     was_before = True
     for phase in explanation.phases:
@@ -78,7 +78,7 @@ def summary_lines(number: int, request: Mapping[str, Any], explanation: Explanat
     times = [seconds(explanation.e2e_s)]
     times += ["-" if value_s is None else seconds(value_s) for value_s in (explanation.ttft_s, explanation.worst_gap_s)]
     yield f"{number:>3} {''.join(f'{time:>9}' for time in times)}   {look.painted(_named(request), _BOLD)}"
-    yield from _wrapped(explanation.sentence, look, indent=6)
+    yield from wrapped(explanation.sentence, look, indent=6)
 
 
 SUMMARY_HEADING = f"{'#':>3} {'total':>9}{'1st token':>11}{'gap':>7}   request"
@@ -114,7 +114,7 @@ def _row(phase: Phase, explanation: Explanation, look: Look) -> Iterator[str]:
     yield f"{' ' * _MARGIN}{look.painted(label, _HOT) if is_hot else label}  {bar}  {worker}".rstrip()
     facts = ", ".join(_facts(phase.facts))
     if facts:
-        yield from _wrapped(facts, look, _DIM, indent=_MARGIN + _NAME_WIDTH + _TOOK_WIDTH + 2)
+        yield from wrapped(facts, look, _DIM, indent=_MARGIN + _NAME_WIDTH + _TOOK_WIDTH + 2)
 
 
 def _bar(phase: Phase, e2e_s: float, look: Look) -> str:
@@ -135,7 +135,7 @@ def _axis(e2e_s: float, look: Look) -> str:
     return look.painted(f"{left}{'0 s':<{look.bar_width - 12}}{seconds(e2e_s):>12}", _DIM)
 
 
-def _wrapped(text: str, look: Look, colour: str = "", indent: int = 0) -> Sequence[str]:
+def wrapped(text: str, look: Look, colour: str = "", indent: int = 0) -> Sequence[str]:
     margin = " " * indent
     lines = textwrap.wrap(
         one_line(text), look.width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False

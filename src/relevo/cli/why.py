@@ -20,7 +20,7 @@ from relevo.build.metering import unix_ms
 from relevo.cli.database import DataDir
 from relevo.cli.http import fetch
 from relevo.cli.own_key import NotOwnServer, own_key
-from relevo.cli.timeline_screen import SUMMARY_HEADING, Look, summary_lines, timeline_lines
+from relevo.cli.timeline_screen import SUMMARY_HEADING, Look, summary_lines, timeline_lines, wrapped
 from relevo.client.visible_text import one_line
 from relevo.core.errors import RelevoError, SettingsError
 from relevo.core.urls import normalise_url
@@ -190,7 +190,8 @@ def _print_difference(first: Mapping[str, Any], second: Mapping[str, Any], *, as
         for line in timeline_lines(request, explained(request), look):
             typer.echo(line)
         typer.echo()
-    typer.echo(sentence)
+    for line in wrapped(sentence, look):
+        typer.echo(line)
 
 
 def explained(request: Any) -> Explanation:

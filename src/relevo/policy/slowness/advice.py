@@ -15,8 +15,8 @@ _ADVICE = {
     SlowCause.OWN_PROMPT: "Static text first, and x-session-affinity, let the next request find it cached; otherwise "
     "a shorter prompt, or more cores for the worker (--cores).",
     SlowCause.OWN_OUTPUT: "A smaller max_tokens, or a faster machine: so many tokens take so long here.",
-    SlowCause.LINE: "The workers were full: more workers (--topology), more streams on each (--max-num-seqs) while "
-    "memory lasts, or a better place in line: x-relevo-priority, --tenant-weight.",
+    SlowCause.LINE: "The workers were full: more of them (--topology), more streams on each (--max-num-seqs) if slots "
+    "were short and memory lasts, or a better place in line: x-relevo-priority, --tenant-weight.",
     SlowCause.ROOM: f"Decode workers need {_MORE_KV}, or there have to be more of them (--topology).",
     SlowCause.NO_WORKER: "GET /ready says which worker is missing and why; with two of each role (--topology 2p2d) one "
     "may restart unnoticed.",

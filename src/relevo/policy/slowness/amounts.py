@@ -4,6 +4,8 @@ from __future__ import annotations
 
 
 def seconds(value_s: float) -> str:
+    if value_s == 0:
+        return "0 s"
     if value_s < 0.0995:
         return f"{value_s * 1e3:.1f} ms" if value_s < 0.00995 else f"{value_s * 1e3:.0f} ms"
     return f"{value_s:.2f} s" if value_s < 99.95 else f"{value_s:,.0f} s"
