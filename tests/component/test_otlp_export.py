@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import pytest
+from scripted_gateway import MODEL, rig, says
 
 from otlp_receiver import Collector, check_nesting, grpc_collector, http_collector, refusing_address
 from relevo.build.tracing import CLOSE_S, Tracing, build_tracing, check_tracing
@@ -17,6 +18,7 @@ from relevo.core.errors import SettingsError
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.outcome import COMPLETE
 from relevo.core.timeline import Leg, Timeline
+from relevo.gateway.http.auth import ApiKeys
 from relevo.gateway.tracing import otlp
 from relevo.policy.tracing.words import CallTrace, Generation, PromptTrace
 
@@ -184,7 +186,8 @@ def test_a_collector_that_is_not_there_delays_no_end(
     ended.start()
     ended.join(CLOSE_S + 5.0)
     assert not ended.is_alive(), "it tries again for ten seconds"
-    assert any("3 requests did not reach" in line for line in collector_lines(caplog))
+    is_told = any("3 requests did not reach" in line for line in collector_lines(caplog))
+    assert is_told or made.traces.num_dropped()["not_taken"] == 3, "some exporters give up at once"
 
 
 def test_a_collector_that_hangs_delays_no_end(environ: Callable[..., None]) -> None:
@@ -198,6 +201,49 @@ def test_a_collector_that_hangs_delays_no_end(environ: Callable[..., None]) -> N
         ended.start()
         ended.join(CLOSE_S + 5.0)
         assert not ended.is_alive(), "it waits for an answer for ten seconds"
+
+
+async def test_a_collector_that_hangs_costs_requests_nothing(environ: Callable[..., None]) -> None:
+    """Red when an answer waits for the collector, or what is lost is not counted."""
+    with http_collector() as collector:
+        collector.holds = threading.Event()
+        environ(OTEL_EXPORTER_OTLP_ENDPOINT=collector.url, OTEL_BSP_MAX_QUEUE_SIZE="2")
+        made = tracing()
+        gateway = rig(says("hello"), traces=made.traces)
+        assert (await gateway.chat()).status_code == 200
+        collector.wait_asked()
+        statuses = [(await gateway.chat(stream=True)).status_code for _ in range(5)]
+        assert statuses == [200] * 5
+        assert made.traces.num_dropped() == {"queue_full": 3, "not_taken": 0}
+        collector.holds.set()
+        made.close()
+
+
+async def test_nothing_that_a_client_sends_is_in_a_span(environ: Callable[..., None]) -> None:
+    """Red when a text, a key, a session's name, a header, or the words of an error come in."""
+    with http_collector() as collector:
+        environ(OTEL_EXPORTER_OTLP_ENDPOINT=collector.url)
+        made = tracing()
+        gateway = rig(says("s3cret answer"), traces=made.traces, api_keys=ApiKeys.of(["s3cret-key"]))
+        headers = {
+            "authorization": "Bearer s3cret-key",
+            "x-session-id": "s3cret-session",
+            "user-agent": "s3cret-agent",
+            "baggage": "user=s3cret",
+        }
+        asked = {"model": MODEL, "messages": [{"role": "user", "content": "s3cret question"}], "user": "s3cret-user"}
+        path = "/v1/chat/completions?s3cret=query"
+        assert (await gateway.post(path, asked, **headers)).status_code == 200
+        assert (await gateway.post(path, asked | {"stop": ["s3cret"], "stream": True}, **headers)).status_code == 200
+        assert (await gateway.post(path, asked | {"model": "s3cret-model"}, **headers)).status_code == 404
+        assert (await gateway.get("/v1/responses/s3cret-response", **headers)).status_code == 404
+        traces = collector.traces(4)
+        made.close()
+    assert {span.name for spans in traces for span in spans if not span.parent_id} == {
+        "POST /v1/chat/completions",
+        "GET /v1/responses/*",
+    }
+    assert "s3cret" not in repr(traces)
 
 
 def test_what_is_not_installed_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

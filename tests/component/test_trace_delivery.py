@@ -100,7 +100,7 @@ def test_a_fault_loses_one_batch_and_is_told_once(caplog: pytest.LogCaptureFixtu
     delivery.put(1)
     assert delivery.close(WAIT_S) == 0
     assert delivery.num_dropped()["not_taken"] == 2
-    assert [record.getMessage() for record in caplog.records] == ["traces could not be sent"]
+    assert [record.getMessage() for record in caplog.records] == ["traces could not be sent: ValueError('broken')"]
 
     def broken(item: int) -> list[str]:
         if item == 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class Tracing:
         num_left = self._delivery.close(CLOSE_S)
         if num_left:
             log.warning("the traces of %d requests did not reach the collector before the end", num_left)
-            self._exporters.shutdown()
+            threading.Thread(target=self._exporters.shutdown, daemon=True).start()  # some wait for what is under way
 
 
 def build_tracing(asked: TracesAsked, service: str, instance_id: str) -> Tracing:

@@ -20,6 +20,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 DROPPED_WHY = ("queue_full", "not_taken")  # too many wait; the collector did not take them in time
+MAX_LINE_CHARS = 400  # arbitrary
 SPANS_PER_ITEM = 8  # arbitrary: how many an item is thought to become, before it is known
 
 
@@ -110,6 +111,6 @@ class Delivery(Generic[T, S]):
         most = self._limits.max_batch
         try:
             return all(self._export(spans[first : first + most]) for first in range(0, len(spans), most))
-        except Exception:
-            self._limited.failure("export", "traces could not be sent")
+        except Exception as error:  # so do some exporters where no collector is there
+            self._limited.warning("export", f"traces could not be sent: {error!r}"[:MAX_LINE_CHARS])
             return False
