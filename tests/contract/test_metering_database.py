@@ -18,7 +18,16 @@ from postgres_server import postgres, why_not
 from relevo.core.errors import InvalidRequest
 from relevo.gateway.metering.database import Connection, Database, DatabaseError, MemoryDatabase, SqliteDatabase
 from relevo.gateway.metering.keys import create_key, keys_revision, list_keys, revoke_key
-from relevo.gateway.metering.ledger import GroupBy, LedgerRow, UsageFilter, put_rows, total_of, usage_sums
+from relevo.gateway.metering.ledger import (
+    GroupBy,
+    LedgerRow,
+    RequestLengths,
+    UsageFilter,
+    put_rows,
+    request_lengths,
+    total_of,
+    usage_sums,
+)
 from relevo.gateway.metering.schema import SCHEMA_VERSION, prepare
 from relevo.gateway.metering.sql_alchemy import SqlAlchemyDatabase
 from relevo.policy.admission.key_limits import KeyLimits, Period
@@ -98,6 +107,21 @@ def test_writing_a_row_again_replaces_it(connection: Connection) -> None:
     put(connection, replace(ROW, outcome="failed", prompt_tokens=0, cached_tokens=0, completion_tokens=0))
     (found,) = usage_sums(connection, (GroupBy.OUTCOME,), UsageFilter())
     assert (found.group, found.num_requests, found.cost) == (("failed",), 1, 0)
+
+
+def test_lengths_are_told_in_the_order_of_coming_and_nothing_else(connection: Connection) -> None:
+    """Red when work that was not billed is no load, or a filter is lost between the databases."""
+    late = replace(ROW, request_id="r1", started_at_ms=MONDAY_MS - 1, model="other", unbilled_prompt_tokens=7)
+    early = replace(ROW, request_id="r2", started_at_ms=MONDAY_MS - 9, unbilled_completion_tokens=3)
+    put(connection, late, ROW, early)
+    told = request_lengths(connection, UsageFilter(since_ms=MONDAY_MS))
+    assert told == [
+        RequestLengths(MONDAY_MS - 9, 100, 64, 13),
+        RequestLengths(MONDAY_MS - 5, 100, 64, 10),
+        RequestLengths(MONDAY_MS - 1, 107, 64, 10),
+    ]
+    assert request_lengths(connection, UsageFilter(), "other") == told[2:]
+    assert request_lengths(connection, UsageFilter(since_ms=MONDAY_MS + 1), "m") == []
 
 
 def test_a_transaction_is_whole_or_not_there(connection: Connection) -> None:

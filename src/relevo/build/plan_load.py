@@ -20,9 +20,8 @@ from relevo.workload.requests import Workload, WorkloadRequest
 from relevo.workload.timing import Timing, time_workload
 from relevo.workload.traces.files import read_trace_file
 
-MADE_UP_BLOCK_SIZE = (
-    64  # tokens of a hash id; coarser than engines' blocks, so that long sessions stay small. Arbitrary
-)
+_MOST_BLOCKS = 64  # of a made-up prompt, about: coarser blocks than those of engines are quicker. Arbitrary
+_BLOCK_SIZES = (16, 32, 64, 128, 256, 512)
 PLAIN_BLOCK_SIZE = 16
 _MS_PER_HOUR = 3_600_000
 _NUM_MADE_UP = 2000  # at least; arbitrary
@@ -63,7 +62,7 @@ def _workload(options: PlanOptions, connection: Connection | None, now_ms: int) 
         made_up = options.made_up
         rng = random.Random(f"workload:{options.seed}")
         number = max(_NUM_MADE_UP, 8 * options.num_simulated, 40 * made_up.turns)
-        rows = list(islice(generate(made_up.sessions, rng, MADE_UP_BLOCK_SIZE), number))
+        rows = list(islice(generate(made_up.sessions, rng, _block_size(made_up.mean_prompt_tokens)), number))
         rate = options.rate_per_s or made_up.requests_per_s
         timed = time_workload(
             Workload(requests=rows, notes=(made_up.sentence,)),
@@ -72,6 +71,10 @@ def _workload(options: PlanOptions, connection: Connection | None, now_ms: int) 
         return "made up", timed, rate
     assert connection is not None and options.ledger_days is not None
     return _from_ledger(options, connection, now_ms)
+
+
+def _block_size(mean_prompt_tokens: float) -> int:
+    return next((size for size in _BLOCK_SIZES if size * _MOST_BLOCKS >= mean_prompt_tokens), _BLOCK_SIZES[-1])
 
 
 def _timed(workload: Workload, timing: Timing, path: object) -> Workload:
@@ -110,7 +113,7 @@ def _from_ledger(options: PlanOptions, connection: Connection, now_ms: int) -> t
         for index, row in enumerate(busiest)
     ]
     notes = (
-        f"the busiest hour of {len(rows):,} requests in {days} days, {hour} hours ago",
+        f"the busiest hour of {len(rows):,} requests in {days} days; it ended {hour} h before the last of them",
         f"{cached:.0%} of its prompt tokens were cached; the ledger keeps no hash chains, so this plan counts on none",
     )
     return "ledger", Workload(requests=requests, notes=notes), None

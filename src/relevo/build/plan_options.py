@@ -11,7 +11,7 @@ from relevo.core.errors import SettingsError
 from relevo.policy.scaling.candidates import Assumptions
 from relevo.policy.scaling.inventory import Holding
 from relevo.policy.scaling.screen import Targets
-from relevo.workload.lengths import LONGEST, FixedLength, Lengths, LognormalLengths, parse_lengths
+from relevo.workload.lengths import FixedLength, Lengths, LognormalLengths, parse_lengths
 from relevo.workload.sessions import SessionShape
 from relevo.workload.traces.files import ReadOptions
 
@@ -20,6 +20,7 @@ _SECONDS = re.compile(r"([\d.]+)\s*(ms|s)")
 _PER_S = {"s": 1.0, "min": 1 / 60, "h": 1 / 3600}
 _SPREAD = 1.6  # of made-up prompts around their mean: one sigma is a factor of it. Arbitrary
 _MOST_RATE_PER_S = 1e5
+_MOST_TOKENS = 2**21  # of a made-up prompt; more than any model takes. Arbitrary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class MadeUp:
 
     sessions: SessionShape
     requests_per_s: float
+    mean_prompt_tokens: float
     turns: int
     sentence: str
 
@@ -109,7 +111,7 @@ def _sessions(parts: list[str], num_input: float, num_output: float, reuse: floa
         f"made up: sessions of {num_turns} turns, {shared:,.0f} tokens of a shared beginning, {said:,.0f} more and"
         f" an answer of {num_output:,.0f} each turn, pauses of {gap_s:g} s"
     )
-    return MadeUp(sessions=shape, requests_per_s=rate, turns=num_turns, sentence=sentence)
+    return MadeUp(sessions=shape, requests_per_s=rate, mean_prompt_tokens=num_input, turns=num_turns, sentence=sentence)
 
 
 def _mean_tokens(part: str, name: str) -> float:
@@ -118,7 +120,7 @@ def _mean_tokens(part: str, name: str) -> float:
         mean = (_number(low) + _number(high)) / 2
     else:
         mean = _number(part)
-    if not 1.0 <= mean <= LONGEST:
+    if not 1.0 <= mean <= _MOST_TOKENS:
         raise SettingsError(f"--workload: {part[:40]!r} is no number of {name} tokens; write 4000 or 2000-6000")
     return mean
 

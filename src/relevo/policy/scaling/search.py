@@ -217,13 +217,19 @@ def _balanced(
     if prefill.device is not decode.device:
         counts = [(most[kind.device.name] // kind.num_devices) for kind in (prefill, decode)]
         return [Candidate((Stage(Role.PREFILL, prefill, counts[0]), Stage(Role.DECODE, decode, counts[1])))]
-    best: tuple[float, Candidate] | None = None
-    for num_prefill in range(1, most[prefill.device.name] // prefill.num_devices + 1):
-        num_decode = (most[prefill.device.name] - num_prefill * prefill.num_devices) // decode.num_devices
-        if num_decode < 1:
-            break
+    total, low = most[prefill.device.name], 1
+    high = (total - decode.num_devices) // prefill.num_devices
+
+    def at(num_prefill: int) -> tuple[float, float, Candidate]:
+        num_decode = (total - num_prefill * prefill.num_devices) // decode.num_devices
         split = Candidate((Stage(Role.PREFILL, prefill, num_prefill), Stage(Role.DECODE, decode, num_decode)))
-        load = max(stage.load for stage in screen.outlook(split, question.demand).stages)
-        if best is None or load < best[0]:
-            best = (load, split)
-    return [] if best is None else [best[1]]
+        first, second = screen.outlook(split, question.demand).stages
+        return first.load, second.load, split
+
+    if high < low:
+        return []
+    while low < high:  # more prefill workers leave fewer that decode: where the fuller stage changes
+        middle = (low + high) // 2
+        first, second, _ = at(middle)
+        low, high = (middle + 1, high) if first > second else (low, middle)
+    return [min((at(number) for number in {low, max(1, low - 1)}), key=lambda each: max(each[:2]))[2]]
