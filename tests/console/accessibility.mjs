@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import {AXE, inChromium, isLive, show, VIEWS} from "./browser.mjs";
 import {fixtureServer} from "./fixture-server.mjs";
-import {explained, state} from "./states.mjs";
+import {explained, slowest, state} from "./states.mjs";
 
 const url = process.argv[2];
 
@@ -15,7 +15,7 @@ async function look(page, where) {
 }
 
 await inChromium(async (open) => {
-  const full = await fixtureServer(url, {"/v1/state/stream": state(), "/v1/requests/req-7": explained()});
+  const full = await fixtureServer(url, {"/v1/state/stream": state(), "/v1/requests": slowest(), "/v1/requests/req-7": explained()});
   for (const colorScheme of ["light", "dark"]) {
     for (const [address, width] of [[full.url, 1440], [full.url, 390], [url, 1440]]) {
       const page = await open(`${address}/`, {colorScheme, bypassCSP: true, reducedMotion: "reduce", viewport: {width, height: 900}});

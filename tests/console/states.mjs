@@ -78,6 +78,12 @@ export function explained() {
   };
 }
 
+/** What `GET /v1/requests?slowest=10` tells. */
+export function slowest() {
+  const listed = (id, e2e) => ({...explained(), id, gateway_id: null, arrived_at_unix_s: 1796141300, e2e_s: e2e});
+  return {object: "list", by: "e2e", data: [listed("req-7", 9.16), listed("req-9", 5.1)]};
+}
+
 /** Many workers of many names. */
 export function large(num = 120) {
   const found = state();

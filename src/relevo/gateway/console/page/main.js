@@ -54,7 +54,7 @@ function lock(message) {
   feed.stop();
   feed.state = null;
   useKey("");
-  if (wasShown) location.reload();
+  if (wasShown) location.reload();  // so that nothing of the server stays in the page
   else login.show(message);
 }
 

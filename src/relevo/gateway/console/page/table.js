@@ -22,6 +22,12 @@ export class Rows {
       (item) => (item === null ? this.emptyRow() : this.row()), (row, item) => item !== null && this.fill(row, item));
   }
 
+  /** Nothing is there, and why. */
+  showNone(why) {
+    this.show([]);
+    setText(this.body.rows[0].cells[0], why);
+  }
+
   emptyRow() {
     return el("tr", {className: "none"}, el("td", {colspan: this.numColumns, text: this.empty}));
   }

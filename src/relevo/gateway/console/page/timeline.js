@@ -1,7 +1,8 @@
 // One request's timeline, as the server explains it: its own sentence, its advice, its phases. Judges nothing.
 
 import {el, setVariable} from "./dom.js";
-import {bytes, count, duration, isKnown} from "./numbers.js";
+import {factWords} from "./facts.js";
+import {count, duration, isKnown} from "./numbers.js";
 import {shortened, visible} from "./text.js";
 
 const LEAST_WIDTH = 0.3;  // percent of the whole, so that a short phase is seen
@@ -36,12 +37,17 @@ function promptWords(told) {
 
 function phases(told, spanS) {
   const table = el("table", {className: "numbers phases"},
-    el("caption", {text: "Its phases, in order. Bars begin where the phase did."}),
+    el("caption", {text: captionOf(told)}),
     el("thead", {}, el("tr", {}, ...["Phase", "Where", "Took", "Timeline", "Beside it"].map((name) =>
       el("th", {scope: "col", text: name, className: name === "Took" ? "n" : null})))),
     el("tbody", {}, ...told.phases.map((phase) => row(phase, spanS))));
   if (!told.phases.length) table.tBodies[0].append(el("tr", {className: "none"}, el("td", {colspan: 5, text: "No phase was kept."})));
   return table;
+}
+
+function captionOf({ttft_s: ttftS}) {
+  const change = isKnown(ttftS) ? ` The colour changes with the first token, after ${duration(ttftS)}.` : "";
+  return `Its phases, in order; a bar begins where its phase did.${change}`;
 }
 
 function row(phase, spanS) {
@@ -53,15 +59,5 @@ function row(phase, spanS) {
     el("td", {className: "name"}, el("bdi", {text: phase.worker_id ? shortened(phase.worker_id, 40) : "gateway"})),
     el("td", {className: "n", text: duration(phase.took_s)}),
     el("td", {className: "lane"}, el("span", {className: "span", "aria-hidden": "true"}, bar)),
-    el("td", {className: "facts", text: Object.entries(phase.facts ?? {}).filter(([, value]) => value !== 0).map(factWords).join(", ")}));
-}
-
-/** `num_cached_tokens` 32 is "32 cached tokens"; units are in the names. */
-function factWords([name, value]) {
-  const words = shortened(name, 40);
-  if (words.startsWith("num_")) return `${isKnown(value) ? count(value) : shortened(value, 40)} ${words.slice(4).replaceAll("_", " ")}`;
-  const plain = words.replace(/_(s|bytes|fraction)$/, "").replaceAll("_", " ");
-  if (words.endsWith("_s") && isKnown(value)) return `${plain} ${duration(value)}`;
-  if (words.endsWith("_bytes") && isKnown(value)) return `${bytes(value)} ${plain}`;
-  return `${plain} ${isKnown(value) ? Number(value.toPrecision(3)) : shortened(value, 80)}`;
+    el("td", {className: "facts", text: factWords(phase.facts)}));
 }
