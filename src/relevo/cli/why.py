@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
@@ -16,7 +17,6 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from relevo.build.metering import unix_ms
 from relevo.cli.database import DataDir
 from relevo.cli.http import fetch
 from relevo.cli.own_key import NotOwnServer, own_key
@@ -75,7 +75,7 @@ def why(
     if slowest is None and (since is not None or model is not None):
         raise SettingsError("--since and --model choose among the --slowest; give --slowest N too")
     if since is not None:
-        parse_moment(since, unix_ms(), "--since")
+        parse_moment(since, round(time.time() * 1000), "--since")
     server = _Server(normalise_url(url, "--url"), api_key, data_dir)
     if diff is not None:
         _print_difference(server.request(diff[0]), server.request(diff[1]), as_json=as_json)
