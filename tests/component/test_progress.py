@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import os
 import pty
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fake_openai_server import FakeOpenAI, served_in_thread
@@ -20,6 +22,9 @@ from told_progress import Told
 from typer.testing import CliRunner
 
 from relevo.cli.bench import app
+from relevo.core.errors import HubUnavailable
+from relevo.engine.loaders.hub import hub_folder
+from relevo.telemetry.log import LineFormatter
 from relevo.telemetry.progress import SILENT, TerminalLine, be_quiet, is_shown, progress_here, ticking
 
 ERASE = "\r\x1b[2K"
@@ -223,3 +228,28 @@ def pieces(fd: int) -> Iterator[bytes]:
         if not piece:
             return
         yield piece
+
+
+def test_downloads_draw_their_bars_at_a_terminal_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Red when the bars of a library reach a log file, or --quiet does not silence them."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    try:
+        with pytest.raises(HubUnavailable):
+            hub_folder("nobody/nothing", None, str(tmp_path))
+        assert are_progress_bars_disabled()
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        monkeypatch.setenv("TERM", "xterm")
+        with pytest.raises(HubUnavailable):
+            hub_folder("nobody/nothing", None, str(tmp_path))
+        assert not are_progress_bars_disabled()
+    finally:
+        enable_progress_bars()
+
+
+def test_a_log_line_takes_the_place_of_the_line() -> None:
+    """As a worker writes to the terminal of its supervisor. Red when it is written behind what stands there."""
+    formatter = LineFormatter("decode-0", is_coloured=True, line_start="\r\x1b[K")
+    line = formatter.format(logging.makeLogRecord({"msg": "started\x1b[2J", "levelno": 20, "levelname": "INFO"}))
+    assert re.fullmatch(r"\r\x1b\[K\d\d:\d\d:\d\d info decode-0 started\\x1b\[2J", line)
