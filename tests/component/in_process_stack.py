@@ -35,6 +35,7 @@ from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.gossip import Gossip, GossipSource
 from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
+from relevo.orchestrator.insight import Insight
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
 from relevo.policy.admission.admission import Admission, AdmissionLimits
@@ -134,6 +135,7 @@ class Gateway:
     membership: Membership
     placement: Placement
     dispatcher: Dispatcher
+    insight: Insight
     connections: Connections
     links: list[InProcessConnection]
     is_dead: list[bool]
@@ -196,6 +198,7 @@ class InProcessStack:
         membership = Membership(members)
         connections = Connections(membership, connect)
         placement = Placement(membership, WorkerChooser(), BLOCK_SIZE, Random(len(self.gateways)), self.room)
+        insight = Insight()
         dispatcher = Dispatcher(
             membership=membership,
             placement=placement,
@@ -208,9 +211,11 @@ class InProcessStack:
             timers=LoopTimers(self.clock),
             hash_prompt=partial(prompt_hashes, block_size=BLOCK_SIZE),
             kill=lambda worker, reason: None,
+            decide=insight.decisions,
+            insight=insight,
         )
         name = f"gateway-{len(self.gateways)}"
-        gateway = Gateway(name, membership, placement, dispatcher, connections, links, is_dead)
+        gateway = Gateway(name, membership, placement, dispatcher, insight, connections, links, is_dead)
         if self.gossip_folder:
             gateway.gossip = self._gossip(gateway)
             placement.tell(gateway.gossip.gossip.news)
