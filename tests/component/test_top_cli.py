@@ -102,11 +102,11 @@ def test_a_pipe_gets_every_row_once_as_text() -> None:
 
 
 def test_what_is_wrong_is_said_above_the_tables() -> None:
-    down = told.worker("decode-0", is_ready=False, why_not_ready="restarting")
+    down = told.worker("decode-0", is_ready=False, why_not_ready="draining", num_running=3)
     with server(told.state(workers=(down, told.worker("decode-1")))) as (url, _):
         lines = top(url)
-    assert lines[3] == "! decode-0: restarting"
-    assert "○ decode-0 dec  restarting" in lines
+    assert lines[3] == "! decode-0: draining"
+    assert "○ decode-0 dec  draining (3 decode there)" in lines
 
 
 def test_a_reader_that_has_enough_ends_it_quietly() -> None:

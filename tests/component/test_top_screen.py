@@ -250,6 +250,18 @@ async def test_the_cursor_stays_with_its_row_when_rows_move() -> None:
         assert "Drain decode-0?" in await rig.press("d")
 
 
+async def test_what_comes_above_the_first_row_is_seen_while_the_cursor_is_there() -> None:
+    """Red when the newest decisions are scrolled away because the cursor follows an old one."""
+    async with screen() as rig:
+        await rig.press("4")
+        for first in (5, 50):
+            await rig.tell(told.state(decisions=told.decisions(first) + told.decisions(first + 20)))
+            assert f"…atcmpl-{first + 23:08x}" in rig.lines[11]
+        await rig.press("down", "down")
+        await rig.tell(told.state(decisions=(*told.decisions(50), *told.decisions(70), *told.decisions(90))))
+        assert f"Why chatcmpl-{72:08x}" in await rig.press("w")
+
+
 async def test_a_server_that_is_gone_is_said_its_last_values_stay_and_it_comes_back() -> None:
     async with screen() as rig:
         await rig.tell(Lost("no server answers"))

@@ -27,7 +27,7 @@ _DECISION_TONES: dict[str, str] = {
     "leave": "yellow",
     "ready": "green",
 }
-_ROLES = {"prefill": "pre", "decode": "dec", "unified": "uni"}
+_ROLES = {"prefill": "pre", "decode": "dec", "unified": "uni", "hybrid": "hyb", "standby": "off"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,12 @@ def _request_state(request: Request) -> Cell:
     return Cell(one_line(request.cause).replace("_", " ") or "ended")
 
 
+def _reason(sentence: str) -> str:
+    """Without the time that is in another column, as far as it is told first."""
+    _, _, rest = sentence.partition(", of which ")
+    return one_line(rest or sentence)
+
+
 REQUESTS: Shape[Request] = Shape(
     "Requests",
     (
@@ -175,7 +181,7 @@ REQUESTS: Shape[Request] = Shape(
         Column("OUT", 5, lambda r: Cell(count(r.num_output_tokens)), lambda r: r.num_output_tokens, is_number=True),
         Column("TENANT", 14, lambda r: _name(r.tenant), lambda r: r.tenant, is_name=True, min_screen=120),
         Column("MODEL", 16, lambda r: _name(r.model), lambda r: r.model, is_name=True, min_screen=140),
-        Column("WHY", 0, lambda r: Cell(one_line(r.sentence))),
+        Column("WHY", 0, lambda r: Cell(_reason(r.sentence))),
     ),
     words=lambda r: f"{r.request_id} {r.phase} {r.cause} {r.tenant} {r.model} {r.sentence}",
     key=lambda r: r.key,
@@ -218,7 +224,10 @@ DECISIONS: Shape[Decision] = Shape(
     "Decisions",
     (
         Column(
-            "TIME", 8, lambda d: Cell(time.strftime("%H:%M:%S", time.localtime(d.at_unix_s))), lambda d: d.at_unix_s
+            "TIME",
+            8,
+            lambda d: Cell(time.strftime("%H:%M:%S", time.localtime(d.at_unix_s))),
+            lambda d: (d.at_unix_s, d.number),
         ),
         Column("WHAT", 8, lambda d: _name(d.kind, _DECISION_TONES.get(d.kind, "")), lambda d: d.kind, is_name=True),
         Column("WORKER", 12, lambda d: _name(d.worker_id), lambda d: d.worker_id, is_name=True),

@@ -129,6 +129,8 @@ def _told(body: bytes) -> str:
 def _reason(error: BaseException) -> str:
     if isinstance(error, CannotConnect):
         return "no server answers"
+    if isinstance(error, ConnectionError):
+        return "the connection broke off"
     if isinstance(error, TimeoutError):
         return "it says nothing"
     return one_line(str(error)) or type(error).__name__

@@ -52,8 +52,9 @@ class LiveTable(ScrollView, can_focus=True):
         return self.rows[self._cursor] if self._cursor < len(self.rows) else None
 
     def show(self, shape: Shape[Any], rows: Sequence[Any], empty: str) -> None:
-        """In place of those before; the cursor goes with its row, or stays where it is if that is gone."""
-        before = self.chosen
+        """In place of those before; the cursor goes with its row, or stays where it is if that is gone. On the first
+        row it stays there, so that what comes above is seen."""
+        before = self.chosen if self._cursor else None
         self.shape, self.rows, self.empty = shape, rows, empty
         if before is not None:
             key = shape.key(before)
