@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -140,7 +141,7 @@ def _value(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def http_collector() -> Iterator[Collector]:
+def http_collector(tls: ssl.SSLContext | None = None) -> Iterator[Collector]:
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):
@@ -170,8 +171,10 @@ def http_collector() -> Iterator[Collector]:
             pass
 
     server = Server(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    collector.url = f"http://127.0.0.1:{server.server_port}"
+    collector.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
     try:
         yield collector
     finally:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
+import trustme
 from scripted_gateway import MODEL, rig, says
 
 from otlp_receiver import Collector, check_nesting, grpc_collector, http_collector, refusing_address
@@ -129,6 +132,23 @@ def test_a_trace_arrives_whole(
     assert handoff.attributes["relevo.transferred_bytes"] == 4096
     assert {key.lower(): value for key, value in collector.headers[0].items()}["x-scope"] == "team-a"
     assert made.traces.num_dropped() == {"queue_full": 0, "not_taken": 0}
+
+
+def test_a_collector_behind_tls_is_known_by_its_certificate(
+    environ: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # these win, in the library under the exporter
+        monkeypatch.delenv(name, raising=False)
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with http_collector(context) as collector:
+        environ(OTEL_EXPORTER_OTLP_ENDPOINT=collector.url, OTEL_EXPORTER_OTLP_CERTIFICATE=str(tmp_path / "ca.pem"))
+        made = tracing()
+        made.traces.end(finish(made.traces.begin([], "POST", "/v1/completions", time.monotonic_ns())))
+        assert collector.traces(1)
+        made.close()
 
 
 def test_the_environment_names_the_service_and_the_sampler(environ: Callable[..., None]) -> None:

@@ -73,13 +73,18 @@ def test_a_request_on_two_workers_is_one_trace_over_both(server: Stack, collecto
     assert root.attributes["gen_ai.usage.input_tokens"] == 100
     assert root.attributes["gen_ai.usage.output_tokens"] == 40
     assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
+    first_s = root.attributes["gen_ai.response.time_to_first_chunk"]
+    assert 0 < first_s < (root.ends_ns - root.begins_ns) / 1e9
     assert (root.attributes["relevo.num_legs"], root.has_failed) == (1, False)
     owners = {span.name: (span.service, span.resource["service.instance.id"]) for span in spans}
     decode = named(spans, "leg").attributes["relevo.decode.worker"]
     assert owners["prefill"] == ("relevo-worker", "prefill-0")
     assert owners["handoff"] == owners["decode"] == owners["room"] == ("relevo-worker", decode)
     assert named(spans, "handoff").attributes["relevo.transferred_bytes"] > 0
-    assert {"prepare", "line", "settle"} <= set(owners)
+    assert {"prepare", "line", "first_write", "settle"} <= set(owners)
+    phases = [span for span in spans if span not in (root, named(spans, "leg"))]
+    total_ns = sum(span.ends_ns - span.begins_ns for span in phases)
+    assert total_ns > 0.98 * (root.ends_ns - root.begins_ns), "time that no phase has"
     leg = named(spans, "leg")
     assert {span.name for span in spans if span.parent_id == leg.span_id} >= {"room", "prefill", "handoff", "decode"}
     assert "my-session" not in repr(spans)

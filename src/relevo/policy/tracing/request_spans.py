@@ -205,6 +205,8 @@ def _call_attributes(call: CallTrace, told: Sequence[_Told]) -> dict[str, Attrib
             attributes["gen_ai.response.finish_reasons"] = reasons
     if len(prompts) == 1:
         attributes |= _told_of(told[0])
+        if asked is not None and asked.is_streamed and told[0].explanation.ttft_s is not None:
+            attributes["gen_ai.response.time_to_first_chunk"] = told[0].explanation.ttft_s
     return attributes
 
 
@@ -226,7 +228,7 @@ def _told_of(told: _Told) -> dict[str, Attribute]:
         "relevo.num_preemptions": timeline.num_preemptions,
     }
     if explanation.ttft_s is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = explanation.ttft_s
+        attributes["relevo.ttft_s"] = explanation.ttft_s
     if explanation.worst_gap_s is not None:
         attributes["relevo.worst_gap_s"] = explanation.worst_gap_s
     return attributes
