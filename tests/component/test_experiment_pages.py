@@ -37,9 +37,11 @@ from relevo.bench.soak.report import Asked, SoakResult
 from relevo.bench.tables import load_tables
 from relevo.bench.transport.pictures import transport_page
 from relevo.bench.transport.run import TransportCost
+from relevo.build.bench_requests import keeping_page, measure_keeping
 from relevo.sim.pictures import simulation_page
 from relevo.sim.workload_facts import WorkloadFacts
 from relevo.telemetry.latency import Slo, summarise
+from relevo.telemetry.progress import SILENT
 
 S = 1_000_000_000
 ORIGIN = Origin(command="relevo bench", at="now", facts=[], settings=[])
@@ -192,6 +194,10 @@ def transport() -> Report:
     return transport_page([cost])
 
 
+def requests() -> Report:
+    return keeping_page(measure_keeping(50, SILENT))
+
+
 def simulation() -> Report:
     facts = WorkloadFacts("made up", 0, 0, 0.0, 0.0, 0, None, None, 0.0, ())
     return simulation_page(facts, [], {}, {})
@@ -207,6 +213,7 @@ PAGES: dict[str, tuple[Callable[[], Report], list[str]]] = {
     "peers": (peers, ["relevo is better than the best peer in 1 of 1 figures", "one run failed", "lower is better"]),
     "quality": (quality, ["good is nearest to torch float32", "broken: its divergence is no finite number"]),
     "record": (record_runs, ["Requests a second with clients that wait: 1p1d 1.00", "load-30"]),
+    "requests": (requests, ["requests a second are kept", "marks of one streamed token"]),
     "sessions": (sessions, ["ttft found most of the prompts in a cache, 50.0 %", "prefill-1"]),
     "soak": (soak, ["1 requests over 1 kills", "gateway (7) grew too fast", "kill -9 of decode-0"]),
     "transport": (transport, ["10.0 MB of KV change workers in 20.00 ms by tcp"]),
@@ -235,6 +242,7 @@ def nothing() -> list[Report]:
         peers_page(PeersReport()),
         quality_page(QualityReport(reference="r", context=8, near_tie=0.05)),
         record_page([], "runs"),
+        keeping_page(None),
         sessions_page(SessionsReport(), ""),
         soak_page(SoakResult(), load_tables(report_load([])), [], []),
         transport_page([]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -62,7 +62,13 @@ class RequestSearch:
     """In what this gateway keeps of its requests."""
 
     find: Callable[[str, str, bool], dict[str, Any] | None]  # name, tenant, is it for an admin
-    slowest: Callable[[SlowestQuery], list[dict[str, Any]]]
+    slowest: Callable[[SlowestQuery], Awaitable[list[dict[str, Any]]]]
+
+    async def answer_find(self, asked: str) -> bytes:
+        return _encode(self.find(*msgspec.json.decode(asked, type=tuple[str, str, bool])))
+
+    async def answer_slowest(self, asked: str) -> bytes:
+        return _encode(await self.slowest(msgspec.json.decode(asked, type=SlowestQuery)))
 
 
 def build_others(
@@ -94,8 +100,8 @@ def build_others(
             **{question: partial(state, question) for question in (STATE, STATE_WITH_HISTORY)},
         },
         searches={
-            _REQUEST: lambda asked: _encode(requests.find(*msgspec.json.decode(asked, type=tuple[str, str, bool]))),
-            _SLOWEST: lambda asked: _encode(requests.slowest(msgspec.json.decode(asked, type=SlowestQuery))),
+            _REQUEST: requests.answer_find,
+            _SLOWEST: requests.answer_slowest,
         },
     )
     share_accounts(gossip, meter.accounts, meter.clock)

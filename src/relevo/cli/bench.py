@@ -35,6 +35,7 @@ from relevo.cli.bench_overload import overload
 from relevo.cli.bench_peers import peers
 from relevo.cli.bench_quality import quality
 from relevo.cli.bench_record import record
+from relevo.cli.bench_requests import requests
 from relevo.cli.bench_sessions import sessions
 from relevo.cli.bench_soak import soak
 from relevo.cli.bench_terminal import (
@@ -66,6 +67,7 @@ app.command()(overload)
 app.command()(peers)
 app.command()(quality)
 app.command()(record)
+app.command()(requests)
 app.command()(sessions)
 app.command()(soak)
 

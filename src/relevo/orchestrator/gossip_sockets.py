@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -51,7 +51,7 @@ class GossipSockets:
     path: str
     peers: Sequence[Peer]
     answers: Mapping[str, Callable[[], bytes]]
-    searches: Mapping[str, Callable[[str], bytes]] = field(default_factory=dict)  # the same, for what is asked more
+    searches: Mapping[str, Callable[[str], Awaitable[bytes]]] = field(default_factory=dict)  # for what says more
     _connections: set[asyncio.StreamWriter] = field(default_factory=set)
     _followers: set[asyncio.StreamWriter] = field(default_factory=set)
     _limited_log: LimitedLog = field(default_factory=lambda: LimitedLog(log))
@@ -117,7 +117,7 @@ class GossipSockets:
                     if await reader.read(1):  # it has nothing more to say: this is its end
                         raise ProtocolError("a follower said more than that it follows")
                 case wire.Ask(about=about):
-                    body = self._answer(about)
+                    body = await self._answer(about)
                     if body is not None:
                         writer.write(encode_frame(wire.Answer(body)))
                         await writer.drain()
@@ -132,13 +132,13 @@ class GossipSockets:
             self._followers.discard(writer)
             writer.close()
 
-    def _answer(self, about: str) -> bytes | None:
+    async def _answer(self, about: str) -> bytes | None:
         answer = self.answers.get(about)
         if answer is not None:
             return answer()
         name, _, asked = about.partition("\n")
         search = self.searches.get(name)
-        return search(asked) if search is not None else None
+        return await search(asked) if search is not None else None
 
     def _may_stay(self, writer: asyncio.StreamWriter) -> bool:
         """Gateways run as one user, and each connects to each other one with a follower and its questions."""

@@ -7,10 +7,12 @@ within its tenant only, and there the newest request. Does not know HTTP, nor wh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import nlargest
+from operator import attrgetter, itemgetter
+from typing import Any
 
 from relevo.gateway.requests.kept import KeptRequest, LiveRequest
 
@@ -24,6 +26,13 @@ class SlowBy(StrEnum):
     TTFT = "ttft"
     E2E = "e2e"
     GAP = "gap"
+
+
+_SLOW_S: dict[SlowBy, Callable[[KeptRequest], Any]] = {
+    SlowBy.TTFT: attrgetter("ttft_s"),
+    SlowBy.E2E: attrgetter("e2e_s"),
+    SlowBy.GAP: attrgetter("gap_s"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +85,24 @@ class RequestHistory:
 
     def slowest(self, by: SlowBy, num_most: int, where: RequestFilter, now_ns: int) -> list[KeptRequest]:
         """Slowest first; running ones as slow as they are by now."""
-        found = nlargest(num_most, self._times(by, where, now_ns), key=lambda each: each[0])
-        return [each if isinstance(each, KeptRequest) else each.as_kept(None, now_ns) for _, each in found]
+        slow_s, tenant, models = _SLOW_S[by], where.tenant, where.models
+        every: Iterable[KeptRequest] = self._ended
+        if tenant is not None:
+            every = [kept for kept in every if kept.tenant == tenant]
+        if models is not None:
+            every = [kept for kept in every if kept.model in models]
+        if where.since_unix_ms is not None:
+            since_ms = where.since_unix_ms
+            every = [kept for kept in every if kept.arrived_at_unix_ms + kept.e2e_s * 1e3 >= since_ms]
+        every = [kept for kept in every if slow_s(kept) is not None]
+        slowest = nlargest(num_most, every, key=slow_s)
+        times: list[tuple[float, KeptRequest | LiveRequest]] = [(slow_s(kept) or 0.0, kept) for kept in slowest]
+        for live in self._live.values():
+            live_s = _so_far_s(live, by, now_ns)
+            if live_s is not None and tenant in (None, live.tenant) and (models is None or live.model in models):
+                times.append((live_s, live))
+        times.sort(key=itemgetter(0), reverse=True)
+        return [each if isinstance(each, KeptRequest) else each.as_kept(None, now_ns) for _, each in times[:num_most]]
 
     @property
     def num_ended(self) -> int:
@@ -86,21 +111,6 @@ class RequestHistory:
     @property
     def num_live(self) -> int:
         return len(self._live)
-
-    def _times(
-        self, by: SlowBy, where: RequestFilter, now_ns: int
-    ) -> Iterator[tuple[float, LiveRequest | KeptRequest]]:
-        since_ms = where.since_unix_ms
-        for kept in reversed(self._ended):
-            if since_ms is not None and kept.arrived_at_unix_ms + kept.e2e_s * 1e3 < since_ms:
-                continue
-            slow_s = kept.ttft_s if by is SlowBy.TTFT else kept.e2e_s if by is SlowBy.E2E else kept.gap_s
-            if slow_s is not None and _fits(kept, where):
-                yield slow_s, kept
-        for live in self._live.values():
-            live_s = _so_far_s(live, by, now_ns)
-            if live_s is not None and _fits(live, where):
-                yield live_s, live
 
     def _forget_oldest(self) -> None:
         oldest = self._ended.popleft()
@@ -123,10 +133,6 @@ class RequestHistory:
         if not of_tenant:
             del self._named[one.tenant]
         return True
-
-
-def _fits(one: LiveRequest | KeptRequest, where: RequestFilter) -> bool:
-    return (where.tenant is None or one.tenant == where.tenant) and (where.models is None or one.model in where.models)
 
 
 def _so_far_s(live: LiveRequest, by: SlowBy, now_ns: int) -> float | None:
