@@ -232,7 +232,7 @@ def _run(number: int) -> _Run:
 
 def keeping_page(cost: KeepingCost | None) -> Report:
     if cost is None:
-        return Report(title=TITLE, sentence="Nothing was measured.", tables=[], figures=[])
+        return Report(title=TITLE, sentence="Nothing was measured.", tables=Table(title=TITLE), figures=[])
     rows = [
         Bar("into the ring", {"CPU": cost.us_per_request}),
         Bar("explained", {"CPU": cost.us_per_report}),
