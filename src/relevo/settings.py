@@ -351,6 +351,14 @@ class Settings(BaseModel):
     max_prefill_tokens: int | None = Field(
         None, ge=1, description="Most prefill tokens in a step that also decodes. Default: the token budget."
     )
+    planner: Literal["off", "dry-run", "on"] = Field(
+        "off",
+        description="on: who computes prompts and who decodes follows the traffic. dry-run: it is only said what would be "
+        "done, in the log and at /v1/plan.",
+    )
+    slo_ttft_p90: Seconds | None = Field(
+        None, gt=0, description="Time to the first token that the planner aims at. Default: 2 s."
+    )
     slo_itl_p90: Seconds | None = Field(
         None,
         gt=0,

@@ -116,6 +116,9 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     routing_policy: str = "ttft"
     affinity_load_factor: float = 1.25
     affinity_max_penalty_s: float = 0.5
+    planner: str = "off"  # or "dry-run" or "on"
+    slo_ttft_s: float = 0.0  # 0: none was set; so the next
+    slo_itl_s: float = 0.0
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from relevo.build.documents import read_text
 from relevo.build.event_loop import LoopTimers, run_until_complete
 from relevo.build.http_server import build_limiter, build_site
 from relevo.build.metering import Metering, build_metering
+from relevo.build.role_planner import planned
 from relevo.build.serve_http import serve_until_stopped
 from relevo.build.start_phases import StartPhases
 from relevo.build.tracing import Tracing, build_tracing, check_tracing
@@ -52,6 +53,7 @@ from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.insight import Insight
 from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.placement import Placement
+from relevo.planner.loop import RolePlanning
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.admission.room import RoomLimits
 from relevo.policy.handoff.state import HandoffLimits
@@ -91,8 +93,17 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     metering = build_metering(config, metrics, MonotonicClock())
     phases.done("dispatchers and ledger")
     tracing = _tracing(config, metrics)
-    context = build_context(config, [_served_model(backend) for backend in backends], metrics, metering)
-    context = replace(context, traces=tracing.traces if tracing is not None else None)
+    plannings = [planned(backend.config, backend.dispatcher) for backend in backends]
+    models = [_served_model(backend, planning) for backend, planning in zip(backends, plannings, strict=True)]
+    context = build_context(config, models, metrics, metering)
+    at_work = [planning for planning in plannings if planning is not None]
+    for planning in at_work:
+        metrics.on_request_finished(planning.window.finished)
+    context = replace(
+        context,
+        traces=tracing.traces if tracing is not None else None,
+        plans=tuple(planning.plan for planning in at_work),
+    )
     gossip = None
     if config.peers:
         others = _others(config, backends, context, metrics, metering)
@@ -110,6 +121,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
         connections = [backend.connections for backend in backends]
         tasks = [asyncio.create_task(each.run()) for each in connections]
         tasks.append(asyncio.create_task(_report_ready(connections, report)))
+        tasks += [asyncio.create_task(planning.run()) for planning in at_work]
         tasks.append(asyncio.create_task(keep_watching(context.watch, context.models, context.metrics)))
         if gossip is not None:
             if config.epoch > 1:  # the others serve meanwhile
@@ -123,6 +135,8 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
         finally:
             for task in tasks:
                 task.cancel()
+            for planning in at_work:
+                planning.close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     limiter = build_limiter(config.http, app, routes.error_format, metrics)
@@ -329,7 +343,7 @@ def _request_history(config: GatewayConfig, metering: Metering) -> RequestHistor
     return RequestHistory(config.kept_requests, BYTES_PER_REQUEST * config.kept_requests, metering.reports.keep)
 
 
-def _served_model(backend: ModelBackend) -> ServedModel:
+def _served_model(backend: ModelBackend, planning: RolePlanning | None) -> ServedModel:
     """Reads the model's tokenizer. Raises StartError."""
     config = backend.config
     with about_model(config.section):
@@ -348,7 +362,7 @@ def _served_model(backend: ModelBackend) -> ServedModel:
         dialect = dialect_of(config, files, templates, tokenizer)
         return ServedModel(
             names=config.served_model_names,
-            generator=backend.dispatcher,
+            generator=planning.window if planning is not None else backend.dispatcher,
             insight=backend.insight,
             tokenizer=tokenizer,
             chat_template=templates,

@@ -356,6 +356,9 @@ def _served(ask: ModelAsk, topology: Topology, max_model_len: int, budget: int) 
         routing_policy=settings.routing_policy,
         affinity_load_factor=settings.affinity_load_factor,
         affinity_max_penalty_s=settings.affinity_max_penalty_s,
+        planner=settings.planner,
+        slo_ttft_s=settings.slo_ttft_p90 or 0.0,
+        slo_itl_s=settings.slo_itl_p90 or 0.0,
     )
 
 

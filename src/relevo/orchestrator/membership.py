@@ -89,6 +89,12 @@ class Member:
         return self.load.role.role if self.load.role is not None else _role_named(self.role)
 
     @property
+    def cores_now(self) -> tuple[int, ...]:
+        """That it computes on; none: unknown."""
+        told = self.load.role.cores if self.load.role is not None else ()
+        return told or (self.hello.cores if self.hello is not None else ())
+
+    @property
     def is_gone(self) -> bool:
         """It was there, and its process has ended since."""
         return self.hello is not None and self.link is None
@@ -200,6 +206,9 @@ class Membership:
                 counters=member.counters,
                 layout=member.hello.layout if member.hello is not None else None,
                 address=member.address,
+                box_id=member.hello.kv_site.box_id if member.hello is not None else "",
+                started_on=member.hello.cores if member.hello is not None else (),
+                cores=member.cores_now,
                 why_not_ready="" if member.is_ready else member.why_not_ready,
                 limits=member.hello.limits if member.hello is not None else UNKNOWN_LIMITS,
             )

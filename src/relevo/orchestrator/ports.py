@@ -32,6 +32,9 @@ class WorkerStatus:
     counters: StepCounters
     layout: KVLayout | None = None
     address: str = ""  # where gateways reach it
+    box_id: str = ""  # of its machine
+    started_on: tuple[int, ...] = ()  # cores; none: unknown
+    cores: tuple[int, ...] = ()  # that it computes on now
     why_not_ready: str = ""  # empty: it is
     limits: WorkerLimits = UNKNOWN_LIMITS
 

@@ -39,7 +39,7 @@ class Roles:
         cores = self._cores(members, roles)
         for worker_id, member in members.items():
             change = RoleChange(roles[worker_id], version, cores.get(worker_id, ()))
-            if worker_id in wanted or (change.cores and change.cores != _cores_of(member)):
+            if worker_id in wanted or (change.cores and change.cores != member.cores_now):
                 self._tell(member, change, reason if worker_id in wanted else "its machine's cores are shared out anew")
 
     def _tell(self, member: Member, change: RoleChange, reason: str) -> None:
@@ -69,8 +69,3 @@ def _check(worker_id: WorkerId, member: Member | None) -> None:
         raise NoWorker(f"{worker_id} is not there; wait until it is.", retry_after_s=1.0)
     if Ability.ROLE not in member.hello.abilities:
         raise InvalidRequest(f"{worker_id} is an engine that keeps the role it was started with.", param="worker")
-
-
-def _cores_of(member: Member) -> tuple[int, ...]:
-    told = member.wanted.cores if member.wanted is not None else ()
-    return told or (member.hello.cores if member.hello is not None else ())

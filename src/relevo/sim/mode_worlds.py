@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from relevo.core.events import StepCosts
 from relevo.core.ids import WorkerId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.role import Role
@@ -19,6 +18,7 @@ from relevo.policy.perf.step_time import FittedStepTimes
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.role_planner import ModeOutlook
+from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.sim.config import NetworkSpec, RegionSpec, ServingSpec, WorkerSpec, WorldConfig
 from relevo.sim.report import ReportOptions, report_world
 from relevo.sim.world import World
@@ -26,36 +26,6 @@ from relevo.telemetry.latency import Slo
 from relevo.workload.requests import Workload, WorkloadRequest
 
 _WARM_FRACTION = 0.2  # of the requests, that only fill the workers. Arbitrary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFacts:
-    """Of one worker, as it is now."""
-
-    worker_id: WorkerId
-    box: str
-    cores: tuple[int, ...]  # that it was started on; none: unknown
-    costs: Mapping[int, StepCosts]  # learned, by the number of cores that they were learned on; 0: unknown number
-    num_blocks: int
-    block_size: int
-    max_batched_tokens: int
-    max_prefill_tokens: int
-    max_running: int
-    itl_target_s: float = 0.0
-
-    def costs_on(self, num_cores: int) -> StepCosts:
-        """Learned, or those of the nearest number, as if all work grew with cores: wrong at worst once, until they
-        have been learned."""
-        known = self.costs.get(num_cores)
-        if known is not None or not self.costs:
-            return known or StepCosts(base_s=0.0, per_token_s=0.0, per_kv_token_s=0.0)
-        nearest = min(self.costs, key=lambda number: (abs(number - num_cores), number))
-        costs, ratio = self.costs[nearest], nearest / num_cores if nearest and num_cores else 1.0
-        return StepCosts(
-            base_s=costs.base_s * ratio,
-            per_token_s=costs.per_token_s * ratio,
-            per_kv_token_s=costs.per_kv_token_s * ratio,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,13 +41,20 @@ class GatewayMetrics:
         self._tenants = TenantCounters(self._registry) if by_tenant else None
         self._num_told: dict[tuple[str, str], int] = {}  # of what others count, by metric and reason
         self._num_dropped_traces: Callable[[], Mapping[str, int]] = dict
+        self._listeners: list[Callable[[RequestRecord], None]] = []
         self._workers = WorkerSeries()
         self._registry.register(self._workers)
         self._gauges["relevo:ledger_up"].set(1)
         self._gauges["relevo:keys_up"].set(1)
 
+    def on_request_finished(self, listener: Callable[[RequestRecord], None]) -> None:
+        """It is told what `request_finished` is."""
+        self._listeners.append(listener)
+
     def request_finished(self, record: RequestRecord) -> None:
         """Count an admitted request that has ended, however it ended. Call once per request."""
+        for listener in self._listeners:
+            listener(record)
         labels = {"model_name": record.model, "engine": GATEWAY}
         self._counters["vllm:request_success_total"].labels(**labels, finished_reason=record.finish_reason).inc()
         exemplar = _exemplar(record)

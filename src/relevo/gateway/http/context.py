@@ -133,5 +133,6 @@ class GatewayContext:
     max_tokenize_bytes: int = 2**20  # of the bodies of /tokenize and /detokenize, whose texts have no other bound
     stopping: Stopping = field(default_factory=Stopping)
     site: Site = field(default_factory=Site)
+    plans: tuple[Callable[[], dict[str, Any]], ...] = ()  # what the planner of each model decided
     traces: RequestTraces | None = None  # None: none are made
     watch: Watch = field(default_factory=Watch)  # what is kept for those who look at the state

@@ -102,10 +102,11 @@ class _Change:
 
 
 class RolePlanner:
-    def __init__(self, limits: PlannerLimits, ttft_s: float, itl_s: float) -> None:
-        """Targets, in seconds: of the time to the first token, and between tokens."""
+    def __init__(self, limits: PlannerLimits, ttft_s: float, itl_s: float, *, acts: bool = True) -> None:
+        """Targets, in seconds: of the time to the first token, and between tokens. Not `acts`: what it decides is said
+        and not done, so it finds everything as it was."""
         self._limits = limits
-        self._ttft_s, self._itl_s = ttft_s, itl_s
+        self._ttft_s, self._itl_s, self._acts = ttft_s, itl_s, acts
         self._rate = Chosen(
             (Constant(), Kalman(), Seasonal(limits.season_ticks)), num_ticks_ahead=limits.num_ticks_ahead
         )
@@ -172,7 +173,9 @@ class RolePlanner:
     def _act(
         self, seen: Seen, mode: Mode, change: _Change | None, why: str, told: Mapping[str, ModeOutlook]
     ) -> PlanDecision:
-        self._mode, self._change, self._favourite = mode, change, None
+        self._favourite = None
+        if self._acts:
+            self._mode, self._change = mode, change
         self._held_until_s = seen.now_s + self._limits.cool_down_s
         self.num_changes += 1
         verdict = PlanVerdict.CHANGE if change is not None else PlanVerdict.UNDO

@@ -1,0 +1,130 @@
+"""Composition of a model's planner in its gateway: what it watches, and the process in which the simulator is asked.
+
+That process computes only when no other wants the cores, and ends with the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from relevo.build.clock import MonotonicClock
+from relevo.build.configs import ServedModelConfig
+from relevo.core.events import UNKNOWN_COSTS, StepCosts
+from relevo.core.ids import WorkerId
+from relevo.orchestrator.ports import TokenGenerator, WorkerStatus
+from relevo.planner.loop import RolePlanning
+from relevo.planner.window import DemandWindow
+from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.role_planner import ModeOutlook, PlannerLimits, RolePlanner
+from relevo.policy.scaling.worker_facts import WorkerFacts
+from relevo.telemetry.latency import Slo
+
+_LEAST_URGENT = 19
+_YOUNG_S = 20.0  # arbitrary: steps of a worker that has just started say little of what they will cost
+_DEFAULT_TTFT_S, _DEFAULT_ITL_S = 2.0, 0.1  # where the operator set no target. Arbitrary
+_SIMULATED_REQUESTS = 240
+
+
+def planned(config: ServedModelConfig, generator: TokenGenerator) -> RolePlanning | None:
+    """None unless it is asked for."""
+    if config.planner == "off":
+        return None
+    clock, limits = MonotonicClock(), PlannerLimits()
+    slo = Slo(ttft_s=config.slo_ttft_s or _DEFAULT_TTFT_S, itl_s=config.slo_itl_s or _DEFAULT_ITL_S)
+    assert slo.ttft_s is not None
+    assert slo.itl_s is not None
+    window, is_dry = DemandWindow(generator, clock, slo), config.planner == "dry-run"
+    simulator = SimulatorProcess(config, slo)
+    return RolePlanning(
+        model=config.served_model_names[0],
+        window=window,
+        planner=RolePlanner(limits, slo.ttft_s, slo.itl_s, acts=not is_dry),
+        limits=limits,
+        ask=simulator.ask,
+        close=simulator.close,
+        clock=clock,
+        unix_s=time.time,
+        is_dry=is_dry,
+        targets={"ttft_p90_s": slo.ttft_s, "itl_p90_s": slo.itl_s},
+    )
+
+
+@dataclass(slots=True)
+class SimulatorProcess:
+    config: ServedModelConfig
+    slo: Slo
+    _pool: ProcessPoolExecutor | None = None
+    _costs: dict[tuple[str, int], StepCosts] = field(default_factory=dict)  # by machine and number of cores
+    _first_seen_s: dict[tuple[str, int], float] = field(default_factory=dict)  # by worker and epoch
+
+    async def ask(
+        self, modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]
+    ) -> Mapping[Mode, ModeOutlook]:
+        self._learn(workers)
+        facts = tuple(self._facts(worker) for worker in workers)
+        if self._pool is None:
+            spawned = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(1, spawned, initializer=_give_way, initargs=(os.getpid(),))
+        loop = asyncio.get_running_loop()
+        question = (facts, self.config.max_model_len, self.slo, tuple(modes), demand)
+        return await loop.run_in_executor(self._pool, _simulate, *question)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            for process in list(self._pool._processes.values()):
+                process.kill()  # what it computes is of no use any more
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _learn(self, workers: Sequence[WorkerStatus]) -> None:
+        """Of workers that have served for a while."""
+        now_s = time.monotonic()
+        for worker in workers:
+            first_s = self._first_seen_s.setdefault((worker.worker_id, worker.epoch), now_s)
+            key = (worker.box_id, len(worker.cores))
+            is_young = now_s - first_s < _YOUNG_S
+            if worker.ready and worker.load.costs != UNKNOWN_COSTS and not (is_young and key in self._costs):
+                self._costs[key] = worker.load.costs
+
+    def _facts(self, worker: WorkerStatus) -> WorkerFacts:
+        budget = worker.counters.step_budget_tokens or self.config.dispatch_ahead_tokens
+        return WorkerFacts(
+            worker_id=WorkerId(worker.worker_id),
+            box=worker.box_id,
+            cores=worker.started_on,
+            costs={number: costs for (box, number), costs in self._costs.items() if box == worker.box_id},
+            num_blocks=worker.load.num_total_blocks,
+            block_size=self.config.block_size,
+            max_batched_tokens=budget,
+            max_prefill_tokens=budget,
+            max_running=self.config.max_num_seqs,
+            itl_target_s=self.config.slo_itl_s,
+        )
+
+
+def _give_way(parent: int) -> None:
+    """In the process that simulates, once."""
+    os.nice(_LEAST_URGENT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the gateway that is stopped
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _simulate(
+    facts: tuple[WorkerFacts, ...], max_model_len: int, slo: Slo, modes: tuple[Mode, ...], demand: Demand
+) -> dict[Mode, ModeOutlook]:
+    from relevo.sim.mode_worlds import ModeWorlds
+
+    worlds = ModeWorlds(workers=facts, max_model_len=max_model_len, slo=slo, num_requests=_SIMULATED_REQUESTS)
+    return {mode: worlds.outlook(mode, demand) for mode in modes}

@@ -1,0 +1,144 @@
+"""One model's planner in time: looks at the window and the workers, asks the simulator, acts, and keeps what it said.
+
+Owns the order of these calls and the last decisions, for the log, /metrics and /v1/plan. What is good is decided in
+`policy.scaling.role_planner`; the simulator is asked somewhere else than on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from relevo.core.errors import RelevoError
+from relevo.core.ids import WorkerId
+from relevo.core.ports import Clock
+from relevo.core.role import Role, parse_role
+from relevo.orchestrator.ports import WorkerStatus
+from relevo.planner.window import DemandWindow, Window
+from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.modes import Mode, mode_named, modes_of
+from relevo.policy.scaling.role_planner import (
+    ModeOutlook,
+    PlanDecision,
+    PlannerLimits,
+    PlanVerdict,
+    RolePlanner,
+    Seen,
+)
+
+log = logging.getLogger("relevo.planner")
+
+_KEPT = 100  # decisions, those that hold for the reason of the one before left out
+_ACTS = (PlanVerdict.CHANGE, PlanVerdict.UNDO)
+
+Ask = Callable[[Sequence[Mode], Demand, Sequence[WorkerStatus]], Awaitable[Mapping[Mode, ModeOutlook]]]
+
+
+@dataclass(slots=True, kw_only=True)
+class RolePlanning:
+    """`ask`: what each mode would make of a demand. `is_dry`: it says what it would do, and does nothing."""
+
+    model: str
+    window: DemandWindow
+    planner: RolePlanner
+    limits: PlannerLimits
+    ask: Ask
+    close: Callable[[], None]  # once nothing is asked any more
+    clock: Clock
+    unix_s: Callable[[], float]
+    is_dry: bool
+    targets: Mapping[str, float]  # as the operator set them, for the page
+    num_decisions: Counter[str] = field(default_factory=Counter)  # by verdict
+    _told: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _last: PlanDecision | None = None
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self.limits.tick_s)
+            try:
+                await self.tick()
+            except RelevoError as refused:  # a worker left between the look and the act
+                log.warning("nothing was changed: %s", refused.message)
+            except Exception:
+                log.exception("a tick of the planner failed; the roles stay as they are")
+
+    async def tick(self) -> PlanDecision:
+        """One decision, carried out."""
+        workers, window = self.window.status().workers, self.window.look()
+        modes = modes_of(_machines(workers))
+        seen = self._seen(workers, window, modes)
+        found = self.planner.question(seen)
+        if isinstance(found, Demand):
+            asked = modes if seen.mode in modes else (*modes, seen.mode)
+            found = self.planner.decide(seen, await self.ask(asked, found, workers))
+        if found.verdict in _ACTS and not self.is_dry:
+            before = dict(seen.mode.roles)
+            changed: dict[str, Role] = {name: role for name, role in found.mode.roles if before[name] != role}
+            self.window.set_roles(changed, found.reason)
+        self._tell(found, window)
+        return found
+
+    def _seen(self, workers: Sequence[WorkerStatus], window: Window, modes: Sequence[Mode]) -> Seen:
+        roles = {WorkerId(worker.worker_id): parse_role(worker.role) for worker in workers}
+        missing = [worker.worker_id for worker in workers if not worker.ready]
+        now_s = self.clock.now_ns() / 1e9
+        return Seen(
+            now_s=now_s,
+            mode=mode_named(modes, roles),
+            unknown=f"{', '.join(missing)} not ready" if missing else "",
+            num_requests=window.num_requests,
+            demand=window.demand,
+            attained=window.attained,
+            num_judged=window.num_judged,
+            since_s=now_s - window.span_s,
+        )
+
+    def _tell(self, decision: PlanDecision, window: Window) -> None:
+        self.num_decisions[decision.verdict.value] += 1
+        is_news = self._last is None or (decision.verdict, decision.mode) != (self._last.verdict, self._last.mode)
+        self._last = decision
+        if not (is_news or decision.verdict in _ACTS):
+            if self._told:
+                self._told[-1] = self._record(decision, window)
+            return
+        self._told.append(self._record(decision, window))
+        dry = "would " if self.is_dry and decision.verdict in _ACTS else ""
+        log.info("%s: %s%s, mode %s: %s", self.model, dry, decision.verdict, decision.mode, decision.reason)
+
+    def _record(self, decision: PlanDecision, window: Window) -> dict[str, Any]:
+        return {
+            "at_unix_s": round(self.unix_s(), 3),
+            "verdict": decision.verdict.value,
+            "mode": decision.mode.name,
+            "roles": {name: str(role) for name, role in decision.mode.roles},
+            "reason": decision.reason,
+            "expected": asdict(decision.expected) if decision.expected is not None else None,
+            "modes": {name: asdict(outlook) for name, outlook in decision.outlooks.items()},
+            "forecast": decision.forecast,
+            "expected_requests_per_s": decision.rate_per_s,
+            "num_requests": window.num_requests,
+            "attained": window.attained,
+        }
+
+    def plan(self) -> dict[str, Any]:
+        """For /v1/plan: the last decision, and those before it that brought something new."""
+        return {
+            "model": self.model,
+            "is_dry_run": self.is_dry,
+            "targets": dict(self.targets),
+            "tick_s": self.limits.tick_s,
+            "num_changes": self.planner.num_changes,
+            "num_decisions": dict(self.num_decisions),
+            "decisions": list(reversed(self._told)),
+        }
+
+
+def _machines(workers: Sequence[WorkerStatus]) -> dict[str, list[WorkerId]]:
+    machines: dict[str, list[WorkerId]] = {}
+    for worker in workers:
+        machines.setdefault(worker.box_id, []).append(WorkerId(worker.worker_id))
+    return machines
