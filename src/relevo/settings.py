@@ -353,8 +353,8 @@ class Settings(BaseModel):
     )
     planner: Literal["off", "dry-run", "on"] = Field(
         "off",
-        description="on: who computes prompts and who decodes follows the traffic. dry-run: it is only said what would be "
-        "done, in the log and at /v1/plan.",
+        description="on: who computes prompts and who decodes follows the traffic. dry-run: it is only said what "
+        "would be done, in the log and at /v1/plan.",
     )
     slo_ttft_p90: Seconds | None = Field(
         None, gt=0, description="Time to the first token that the planner aims at. Default: 2 s."

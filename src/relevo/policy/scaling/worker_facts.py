@@ -1,4 +1,4 @@
-"""What a planner knows of a worker that is there: its room, its budgets, and what its steps cost on how many cores. Pure."""
+"""What a planner knows of a worker that is there: its room, its budgets, what its steps cost on how many cores."""
 
 from __future__ import annotations
 

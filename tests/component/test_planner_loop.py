@@ -1,0 +1,128 @@
+"""The planner over real dispatchers and step loops: what it sees where requests come in, and that its roles arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from in_process_stack import in_process_stack, request_for, until
+from scripted_gateway import ScriptedGenerator, status_of
+
+from relevo.build.clock import MonotonicClock
+from relevo.core.events import TokenOutput
+from relevo.core.outcome import RequestEnd
+from relevo.orchestrator.ports import TokenGenerator, WorkerStatus
+from relevo.planner.loop import RolePlanning
+from relevo.planner.window import DemandWindow
+from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.role_planner import ModeOutlook, PlannerLimits, PlanVerdict, RolePlanner
+from relevo.telemetry.latency import RequestRecord, RequestTimes, Slo
+
+S = 1_000_000_000
+SLO = Slo(ttft_s=1.0, itl_s=0.05)
+
+
+class Hand:
+    """A clock."""
+
+    def __init__(self) -> None:
+        self.at_ns = 100 * S
+
+    def now_ns(self) -> int:
+        return self.at_ns
+
+
+class Deaf:
+    """An OutputSink that nobody reads."""
+
+    def on_output(self, output: TokenOutput) -> None: ...
+
+    def on_end(self, end: RequestEnd) -> None: ...
+
+
+def record(number: int, prompt: int, output: int, ttft_s: float, outcome: str = "finished") -> RequestRecord:
+    times = RequestTimes(0, [round(ttft_s * S) + i * S // 100 for i in range(output)], 10 * S)
+    return RequestRecord(
+        request_id=f"r{number}",  # type: ignore[arg-type]
+        model="m",
+        times=times,
+        num_prompt_tokens=prompt,
+        num_cached_tokens=prompt // 2,
+        num_output_tokens=output,
+        num_longest_output_tokens=output,
+        n=1,
+        max_tokens=output,
+        finish_reason="length",
+        outcome=outcome,
+    )
+
+
+async def test_demand_is_seen_where_it_comes_in_and_lengths_where_it_ends() -> None:
+    """Requests that wait count. Red when a request counts only once it was served, or for ever."""
+    clock = Hand()
+    window = DemandWindow(ScriptedGenerator([]), clock, SLO, span_s=60.0)
+    assert window.look().demand is None and window.look().num_requests == 0
+    clock.at_ns += 60 * S
+    for number in range(6):
+        window.start(request_for(number, [1] * (10 + number), 4), Deaf())
+    assert window.look().demand is None, "nothing is known of answers yet"
+    window.finished(record(0, 10, 8, 0.5))
+    window.finished(record(1, 11, 4, 2.0))
+    window.finished(record(2, 12, 4, 0.1, outcome="aborted"))
+    seen = window.look()
+    assert (seen.num_requests, seen.num_judged, seen.attained) == (6, 2, 0.5)
+    assert seen.demand is not None and abs(seen.demand.requests_per_s - 0.1) < 1e-9
+    by_prompt = {sample.num_prompt_tokens: sample for sample in seen.demand.samples}
+    assert by_prompt[10].num_output_tokens == 8 and by_prompt[15].num_output_tokens == 5, "carried on from those known"
+    clock.at_ns += 61 * S
+    assert window.look().num_requests == 0
+
+
+async def test_a_decision_reaches_the_workers_and_a_dry_run_does_not() -> None:
+    """Red when a planner that only says what it would do does it, or when its roles get lost on the way."""
+    for is_dry in (True, False):
+        async with in_process_stack({"prefill-0": "prefill", "decode-0": "decode"}, num_gateways=1) as stack:
+            dispatcher = stack.gateways[0].dispatcher
+            planning = planning_of(DemandWindow(dispatcher, MonotonicClock(), SLO), is_dry)
+            for number in range(20):
+                planning.window.start(request_for(number, [number] * 5, 2), Deaf())
+                planning.window.finished(record(number, 5, 2, 0.1))
+            first = await planning.tick()
+            second = await planning.tick()
+            assert (first.verdict, second.verdict) == (PlanVerdict.HOLD, PlanVerdict.CHANGE)
+            wanted = ["prefill", "decode"] if is_dry else ["standby", "unified"]
+            await until(partial(has_roles, dispatcher, wanted))
+            told = planning.plan()
+            assert told["is_dry_run"] is is_dry and told["decisions"][0]["verdict"] == "change"
+            assert set(told["decisions"][0]["modes"]) == {"unified", "1p1d", "hybrid"}
+
+
+async def test_workers_that_are_not_ready_are_nothing_to_plan_for() -> None:
+    window = DemandWindow(ScriptedGenerator([]), MonotonicClock(), SLO)
+    window._generator.engine_status = status_of(ready=False)  # type: ignore[attr-defined]
+    decision = await planning_of(window, is_dry=False).tick()
+    assert decision.verdict is PlanVerdict.UNKNOWN and "not ready" in decision.reason
+
+
+def has_roles(generator: TokenGenerator, wanted: list[str]) -> bool:
+    return [worker.role for worker in generator.status().workers] == wanted
+
+
+def planning_of(window: DemandWindow, is_dry: bool) -> RolePlanning:
+    async def ask(modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]) -> Mapping[Mode, ModeOutlook]:
+        attained = {"unified": 1.0, "1p1d": 0.5, "hybrid": 0.5}
+        return {mode: ModeOutlook(attained=attained[mode.name], ttft_p90_s=0.1, itl_p90_s=0.01) for mode in modes}
+
+    return RolePlanning(
+        model="fake",
+        window=window,
+        planner=RolePlanner(PlannerLimits(), 1.0, 0.05, acts=not is_dry),
+        limits=PlannerLimits(),
+        ask=ask,
+        close=lambda: None,
+        clock=MonotonicClock(),
+        unix_s=lambda: 1.0,
+        is_dry=is_dry,
+        targets={"ttft_p90_s": 1.0, "itl_p90_s": 0.05},
+    )
