@@ -107,6 +107,7 @@ async def test_everything_that_matters_is_on_a_screen_of_that_size(size: tuple[i
         for key in ("Drain", "Why", "Sort", "Filter", "Pause", "Help", "Quit"):
             assert key in rig.lines[-1]
         assert "long neighbour" in rig.text
+        assert "4.10 s in the gat" in rig.text, "the time that has a column of its own is not told twice"
 
 
 async def test_tables_that_have_no_room_are_one_key_away_and_all_are_there_on_a_tall_screen() -> None:

@@ -33,7 +33,7 @@ FAST, SLOW = (
     Costs(base_s=0.02, per_token_s=5e-4, per_kv_token_s=2e-7),
 )
 CAUSES = {
-    "line": "It waited 4.1 of 6.2 s in the gateway's line, behind 12 requests.",
+    "line": "The first token took 6.20 s, of which 4.10 s in the gateway's line: 12 requests were ahead.",
     "long_neighbour": "A prompt of 9,210 tokens of others shared its steps: the worst gap took 0.84 s.",
     "own_prompt": "Its prompt has 8,120 tokens, of which none was cached.",
     "preemption": "It lost its blocks to another request once and started over: 2.2 s.",

@@ -5,6 +5,7 @@ Pure. A column says what is in it, not where it is drawn. Names come from strang
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from relevo.top.state import Decision, Request, Session, State, Worker
 
 _Row = TypeVar("_Row")
 _BAR_WIDTH = 6
+_TIME_FIRST = re.compile(r"^The [a-z ]+ took [\d.,]+ [a-z]+, of which ")
 _ID_WIDTH = 16
 _KV_TONES = ((0.95, "red"), (0.85, "yellow"))  # as the alerts on vllm:kv_cache_usage_perc have it
 _DECISION_TONES: dict[str, str] = {
@@ -165,9 +167,8 @@ def _request_state(request: Request) -> Cell:
 
 
 def _reason(sentence: str) -> str:
-    """Without the time that is in another column, as far as it is told first."""
-    _, _, rest = sentence.partition(", of which ")
-    return one_line(rest or sentence)
+    """Without the time that is in another column, where that is told first."""
+    return one_line(_TIME_FIRST.sub("", sentence))
 
 
 REQUESTS: Shape[Request] = Shape(
