@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +15,25 @@ from state_streams import Seconds, StreamClient, until
 from relevo.core.decisions import Decision
 from relevo.gateway.console.audience import MAX_MISSED, Audience
 from relevo.gateway.console.watch import Watch
-from relevo.gateway.http.auth import ApiKeys
+from relevo.gateway.http.auth import ApiKeys, Caller
 from relevo.gateway.http.stopping import Stopping
 from relevo.gateway.text.served_models import ServedModels
 from relevo.orchestrator.insight import Insight
 from relevo.telemetry.metrics import GatewayMetrics
+
+
+@dataclass
+class ChangingKeys:
+    """Implements gateway.http.auth.Authenticator."""
+
+    keys: ApiKeys
+
+    @property
+    def is_open(self) -> bool:
+        return self.keys.is_open
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        return self.keys.identify(headers)
 
 
 @dataclass
@@ -34,8 +48,10 @@ class Watched:
     stopping: Stopping = field(default_factory=Stopping)
     app: ASGIApp = field(init=False)
     audience: Audience = field(init=False)
+    authenticator: ChangingKeys = field(init=False)
 
     def __post_init__(self) -> None:
+        self.authenticator = ChangingKeys(ApiKeys.of(self.keys))
         self.audience = Audience(max_streams=self.max_streams, pause=self.seconds.pause)
         watch = Watch(monotonic_s=lambda: self.now_s, unix_s=lambda: 1_800_000_000.0, audience=self.audience)
         models = ServedModels([served_model(ScriptedGenerator(), insight=self.insight)])
@@ -44,7 +60,7 @@ class Watched:
             GatewayMetrics([MODEL]),
             watch=watch,
             stopping=self.stopping,
-            api_keys=ApiKeys.of(self.keys),
+            api_keys=self.authenticator,
         )
 
     async def client(self, key: str = "", **parts: Any) -> StreamClient:
@@ -225,3 +241,20 @@ async def test_without_a_key_there_is_no_stream_where_there_are_keys() -> None:
     assert (await watched.client()).status == 401
     assert (await watched.client("another")).status == 401
     assert watched.audience.num_streams == 0
+
+
+async def test_a_stream_ends_with_the_key_it_was_opened_with() -> None:
+    """Red if a key that was revoked goes on watching, or a stranger after the server got its first key."""
+    watched = Watched(keys=("one", "two"))
+    first, second = await watched.client("one"), await watched.client("two")
+    async with gone_in_the_end(second):
+        watched.authenticator.keys = ApiKeys.of(["two"])
+        await watched.second()
+        await first.ended()
+        assert (len(first.states), len(second.states)) == (1, 2)
+    opened = Watched()
+    stranger = await opened.client()
+    opened.authenticator.keys = ApiKeys.of(["one"])
+    await opened.second()
+    await stranger.ended()
+    assert len(stranger.states) == 1

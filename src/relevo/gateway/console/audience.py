@@ -64,10 +64,12 @@ class Frames:
 
 @dataclass(slots=True, eq=False)
 class Listener:
-    """One stream. `write_now`: False where only waiting gets something through."""
+    """One stream. `write_now`: False where only waiting gets something through. `may_watch`: whether its key is still
+    one of this kind; asked before every event."""
 
     kind: Kind
     write_now: Callable[[bytes], bool]
+    may_watch: Callable[[], bool] = lambda: True
     news: asyncio.Event = field(default_factory=asyncio.Event)  # `waiting` is there, or it is over
     waiting: bytes | None = None  # to be sent by the one that owns the stream; then None
     is_over: bool = False
@@ -76,6 +78,9 @@ class Listener:
     _needs_whole: bool = True
 
     def offer(self, frames: Frames) -> None:
+        if not self.may_watch():
+            self.end()
+            return
         if self.waiting is not None:
             self._num_missed += 1
             self._needs_whole = True
@@ -157,8 +162,7 @@ class Audience:
     async def _frames(self, read: ReadState) -> Frames:
         self._number += 1
         history = self._history if self.latest is not None else None
-        began = history.at_unix_s[-1] // history.interval_s + 1 if history is not None else -1
-        state = await read(history_after=began)
+        state = await read(history_after=history.open_number if history is not None else -1)
         if state.history is not None:
             self._history = state.history
         return Frames(self._number, state, self._history, self._new_decisions(state))

@@ -22,17 +22,23 @@ def report_for_others(context: GatewayContext, question: str) -> bytes:
 
 
 async def read_state(context: GatewayContext, *, history_after: int = -1) -> State:
-    """`history` is there where an interval has ended since the one of that number was under way."""
+    """`history` is there where an interval has ended since the one of that number was under way. It is made once for
+    each interval."""
     watch = context.watch
-    with_history = watch.now_s() // INTERVAL_S > history_after
+    number = int(watch.now_s()) // INTERVAL_S
+    known = watch.history if watch.history is not None and watch.history.open_number == number else None
+    with_history = number > history_after and known is None
     others: dict[str, Report | None] = {}
     if context.others is not None:
         answers = await context.others.states(STATE_WITH_HISTORY if with_history else STATE)
         others = {name: None if body is None else _decoder.decode(body) for name, body in answers.items()}
     own = gather(context, watch)
     state = merged(own, others)
-    if not with_history:
+    if number <= history_after:
         return state
+    if not with_history:
+        return msgspec.structs.replace(state, history=known)
     reports = [own, *(report for report in others.values() if report is not None)]
     names = [served.name for served in context.models]
-    return msgspec.structs.replace(state, history=history(reports, names, own.open_number))
+    watch.history = history(reports, names, own.open_number)
+    return msgspec.structs.replace(state, history=watch.history)

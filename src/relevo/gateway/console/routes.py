@@ -7,10 +7,10 @@ from functools import partial
 
 from starlette.responses import Response
 
-from relevo.core.errors import ServerStopping
+from relevo.core.errors import ServerStopping, Unauthorized
 from relevo.gateway.console.audience import RETRY, Listener
 from relevo.gateway.console.reading import read_state
-from relevo.gateway.console.views import joined, kind_of, own_part, shared_part
+from relevo.gateway.console.views import Kind, joined, kind_of, own_part, shared_part
 from relevo.gateway.http.call import Call
 from relevo.gateway.http.errors import TooManyConnections
 from relevo.gateway.http.route import Route
@@ -39,7 +39,7 @@ async def stream_state(call: Call) -> Response | None:
             "/v1/state from time to time."
         )
     kind = kind_of(call.caller, is_open=call.context.api_keys.is_open)
-    listener = Listener(kind, writes_now(call.request.scope))
+    listener = Listener(kind, writes_now(call.request.scope), partial(_is_still, call, kind))
     call.context.stopping.when_draining(audience.close)
     headers = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
     await call.send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -56,6 +56,15 @@ async def stream_state(call: Call) -> Response | None:
         audience.leave(listener)
         gone.cancel()
     return None
+
+
+def _is_still(call: Call, kind: Kind) -> bool:
+    """Keys end, and a server gets its first one."""
+    keys = call.context.api_keys
+    try:
+        return kind_of(keys.identify(call.request.headers), is_open=keys.is_open) == kind
+    except Unauthorized:
+        return False
 
 
 async def _send_what_waits(call: Call, listener: Listener) -> None:

@@ -200,6 +200,11 @@ class History(Struct, frozen=True, kw_only=True):
     at_unix_s: list[int]  # where each interval begins
     models: tuple[ModelHistory, ...]  # all together first
 
+    @property
+    def open_number(self) -> int:
+        """Of the interval that was under way when this was made."""
+        return self.at_unix_s[-1] // self.interval_s + 1
+
 
 class ClassLine(Struct, frozen=True, kw_only=True):
     """What waits in the gateways, of one class."""
