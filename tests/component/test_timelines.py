@@ -144,7 +144,8 @@ def test_a_prefill_worker_that_fails_begins_a_leg_in_the_room_that_is_kept() -> 
     failed_ns = pass_s(world, 1)
     prefill.say(wire.RequestFailed(R, "step_failed", "it broke"))
     one, two = timeline.legs
-    assert one.failure == "it broke" and one.ended_at_ns == failed_ns and one.prefill == ref("p")
+    assert one.failure == "worker p failed over it: step_failed", "its own words may quote the request"
+    assert one.ended_at_ns == failed_ns and one.prefill == ref("p")
     assert (two.granted_at_ns, two.decode, two.prefill) == (failed_ns, ref("d"), ref("d"))
 
 

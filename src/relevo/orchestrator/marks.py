@@ -221,8 +221,11 @@ def _is_left(before: HandoffState, after: HandoffState, event: events.Event) -> 
 
 
 def _why(before: HandoffState, after: HandoffState, event: events.Event) -> str:
+    """Without what a worker says in words of its own: they may quote the request."""
     if isinstance(event, events.WorkerDied) and event.has_left:
         return f"worker {event.worker.worker_id} left"
+    if isinstance(event, events.Failed):
+        return f"worker {event.worker.worker_id} failed over it: {event.code}"
     if after.failure is not None and after.failure is not before.failure:
         return after.failure.reason
     return ""
