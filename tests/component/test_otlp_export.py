@@ -83,17 +83,16 @@ def finish(call: CallTrace) -> CallTrace:
     call.generation = Generation(
         operation="chat", model="tiny", response_id="chatcmpl-1", is_streamed=False, num_choices=1
     )
-    call.prompts.append(
-        PromptTrace(
-            request_id="r0",
-            timeline=timeline,
-            end=COMPLETE,
-            num_prompt_tokens=9,
-            num_cached_tokens=4,
-            num_output_tokens=5,
-            finish_reasons=("stop",),
-        )
+    prompt = PromptTrace(
+        request_id="r0",
+        timeline=timeline,
+        end=COMPLETE,
+        num_prompt_tokens=9,
+        num_cached_tokens=4,
+        num_output_tokens=5,
+        finish_reasons=("stop",),
     )
+    call.ended_with(COMPLETE, [prompt])
     call.ends_ns, call.status = at[6], 200
     return call
 

@@ -82,6 +82,20 @@ def test_a_silent_collector_costs_what_does_not_fit_and_that_is_counted() -> Non
     sink.goes_on.set()
 
 
+def test_heavy_items_take_more_of_the_room() -> None:
+    """Red when requests of many prompts are kept by the thousand."""
+    sink = Sink()
+    sink.goes_on.clear()
+    limits = BatchLimits(max_waiting=10, max_batch=3, delay_s=SOON)
+    delivery: Delivery[int, str] = Delivery(three, sink.export, limits, weight_of=lambda item: item)
+    delivery.put(1)
+    assert sink.is_asked.wait(WAIT_S)
+    assert [delivery.put(number) for number in (6, 6, 1)] == [True, True, False]
+    sink.goes_on.set()
+    assert delivery.close(WAIT_S) == 0
+    assert len(sink.batches) == 3
+
+
 def test_what_the_collector_does_not_take_is_counted_by_requests() -> None:
     sink = Sink(takes=False)
     delivery = delivery_of(sink, max_batch=6, delay_s=SOON)

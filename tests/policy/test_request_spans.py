@@ -11,9 +11,17 @@ from told_timelines import DECODE, OTHER, PREFILL, facts, leg, ns, ordinary, who
 
 from relevo.core.outcome import COMPLETE, Cause, RequestEnd
 from relevo.core.timeline import Preemption, Timeline
-from relevo.policy.tracing.request_spans import MAX_FAILURE_CHARS, MAX_PROMPTS, spans_of
+from relevo.policy.tracing.request_spans import MAX_FAILURE_CHARS, spans_of
 from relevo.policy.tracing.trace_context import TraceContext
-from relevo.policy.tracing.words import AttemptTrace, CallTrace, Generation, PlannedSpan, PromptTrace, SpanKind
+from relevo.policy.tracing.words import (
+    MAX_PROMPTS,
+    AttemptTrace,
+    CallTrace,
+    Generation,
+    PlannedSpan,
+    PromptTrace,
+    SpanKind,
+)
 
 OWN = TraceContext(trace_id=7, span_id=8, is_sampled=True)
 
@@ -40,15 +48,16 @@ def call_of(*prompts: PromptTrace, **parts: object) -> CallTrace:
         conversation="0f0f",
     )
     given_parts = {"status": 200, "generation": asked, "ends_ns": ns(1.252)} | parts
-    return CallTrace(
+    call = CallTrace(
         own=OWN,
         parent_id=0,
         method="POST",
         route="/v1/chat/completions",
         begins_ns=ns(0.0),
-        prompts=list(prompts),
         **given_parts,  # type: ignore[arg-type]
     )
+    call.ended_with(COMPLETE, prompts)
+    return call
 
 
 def named(spans: Sequence[PlannedSpan], name: str) -> PlannedSpan:

@@ -88,6 +88,6 @@ def build_tracing(asked: TracesAsked, service: str, instance_id: str) -> Tracing
         return maker.made(call.own, call.parent_id, spans_of(call), offset_ns)
 
     limits = BatchLimits(max_waiting=asked.max_waiting, max_batch=asked.max_batch, delay_s=asked.delay_s)
-    delivery = Delivery(made, exporters.export, limits, limited)
+    delivery = Delivery(made, exporters.export, limits, limited, lambda call: max(1, len(call.prompts)))
     traces = OpenTraces(EnvironmentSampler(), delivery.put, delivery.num_dropped, continues=asked.continues)
     return Tracing(traces, delivery, exporters)

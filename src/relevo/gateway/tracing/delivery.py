@@ -28,7 +28,7 @@ SPANS_PER_ITEM = 8  # arbitrary: how many an item is thought to become, before i
 class BatchLimits:
     """The defaults are OpenTelemetry's; see its OTEL_BSP_* variables."""
 
-    max_waiting: int = 2048  # items
+    max_waiting: int = 2048  # weights of items
     max_batch: int = 512  # spans
     delay_s: float = 5.0  # the longest that one waits for others
 
@@ -42,27 +42,33 @@ class Delivery(Generic[T, S]):
         export: Callable[[Sequence[S]], bool],
         limits: BatchLimits,
         limited: LimitedLog | None = None,
+        weight_of: Callable[[T], int] = lambda item: 1,
     ) -> None:
-        """`export` waits as long as it wants to; False: they are lost. Both are called on a thread of their own."""
+        """`weight_of`: how much room it takes of `max_waiting`. `export` waits as long as it wants to; False: they are
+        lost. All are called on the thread, `weight_of` on the other one too."""
         self._spans_of = spans_of
         self._export = export
         self._limits = limits
+        self._weight_of = weight_of
         self._limited = limited or LimitedLog(logging.getLogger("relevo.tracing"))
         self._waiting: deque[T] = deque()
         self._wake_at = max(1, min(limits.max_batch // SPANS_PER_ITEM, limits.max_waiting))
         self._is_wanted = threading.Event()
         self._is_closing = False
-        self._num_full = 0  # written by `put` alone
-        self._num_not_taken = 0  # written by the thread alone
+        self._num_full = 0  # written by `put` alone, as the next
+        self._weight_put = 0
+        self._weight_taken = 0  # written by the thread alone, as the next
+        self._num_not_taken = 0
         self._num_in_hand = 0  # taken out of the queue, not known to be delivered
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
     def put(self, item: T) -> bool:
         """False: it was dropped."""
-        if len(self._waiting) >= self._limits.max_waiting:
+        if self._weight_put - self._weight_taken >= self._limits.max_waiting:
             self._num_full += 1
             return False
+        self._weight_put += self._weight_of(item)
         self._waiting.append(item)
         if len(self._waiting) >= self._wake_at and not self._is_wanted.is_set():
             self._is_wanted.set()
@@ -94,6 +100,7 @@ class Delivery(Generic[T, S]):
             self._num_in_hand = 0
             while self._waiting and len(spans) < self._limits.max_batch:
                 item = self._waiting.popleft()
+                self._weight_taken += self._weight_of(item)
                 self._num_in_hand += 1
                 spans += self._made(item)
             if not self._all_taken(spans):

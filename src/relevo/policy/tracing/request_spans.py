@@ -19,7 +19,6 @@ from relevo.policy.slowness.explain import explain
 from relevo.policy.slowness.words import Explanation, Phase, PhaseName
 from relevo.policy.tracing.words import AttemptTrace, Attribute, CallTrace, PlannedSpan, PromptTrace, SpanKind
 
-MAX_PROMPTS = 16  # arbitrary: of more prompts in one request only the sums are told
 MAX_FAILURE_CHARS = 200  # arbitrary
 PROVIDER = "relevo"
 
@@ -39,7 +38,7 @@ class _Told:
 
 def spans_of(call: CallTrace) -> list[PlannedSpan]:
     """The first one is the call's; a parent comes before its children."""
-    told = [_Told(prompt, _explained(prompt)) for prompt in call.prompts[:MAX_PROMPTS]]
+    told = [_Told(prompt, _explained(prompt)) for prompt in call.prompts]
     spans = [
         PlannedSpan(
             name=f"{call.method} {call.route}",
@@ -52,7 +51,7 @@ def spans_of(call: CallTrace) -> list[PlannedSpan]:
         )
     ]
     for number, each in enumerate(told):
-        parent = 0 if len(call.prompts) == 1 else _add_prompt(spans, number, each)
+        parent = 0 if call.num_prompts == 1 else _add_prompt(spans, number, each)
         _add_legs(spans, parent, each)
     for attempt in call.attempts:
         _add_attempt(spans, call, attempt)
@@ -101,7 +100,7 @@ def _add_attempt(spans: list[PlannedSpan], call: CallTrace, attempt: AttemptTrac
 
 def _add_prompt(spans: list[PlannedSpan], number: int, told: _Told) -> int:
     timeline = told.prompt.timeline
-    attributes: dict[str, Attribute] = {"relevo.prompt": number, **_usage([told.prompt]), **_told_of(told)}
+    attributes: dict[str, Attribute] = {"relevo.prompt": number, **_usage(told.prompt), **_told_of(told)}
     reasons = [reason for reason in told.prompt.finish_reasons if reason]
     if reasons:
         attributes["gen_ai.response.finish_reasons"] = reasons
@@ -175,7 +174,6 @@ def _worker_of(phase: Phase, leg: Leg | None, prompt: PromptTrace) -> WorkerRef 
 
 
 def _call_attributes(call: CallTrace, told: Sequence[_Told]) -> dict[str, Attribute]:
-    prompts = call.prompts
     attributes: dict[str, Attribute] = {
         "http.request.method": call.method,
         "http.route": call.route,
@@ -193,28 +191,28 @@ def _call_attributes(call: CallTrace, told: Sequence[_Told]) -> dict[str, Attrib
             "gen_ai.request.choice.count": asked.num_choices,
             "gen_ai.response.id": asked.response_id,
             "gen_ai.response.model": asked.model,
-            "relevo.num_prompts": len(prompts),
-            **_usage(prompts),
+            "relevo.num_prompts": call.num_prompts,
+            **_usage(call),
         }
         if asked.max_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = asked.max_tokens
         if asked.conversation:
             attributes["gen_ai.conversation.id"] = asked.conversation
-        reasons = [reason for prompt in prompts[:MAX_PROMPTS] for reason in prompt.finish_reasons if reason]
+        reasons = [reason for prompt in call.prompts for reason in prompt.finish_reasons if reason]
         if reasons:
             attributes["gen_ai.response.finish_reasons"] = reasons
-    if len(prompts) == 1:
+    if call.num_prompts == 1:
         attributes |= _told_of(told[0])
         if asked is not None and asked.is_streamed and told[0].explanation.ttft_s is not None:
             attributes["gen_ai.response.time_to_first_chunk"] = told[0].explanation.ttft_s
     return attributes
 
 
-def _usage(prompts: Sequence[PromptTrace]) -> dict[str, Attribute]:
+def _usage(of: CallTrace | PromptTrace) -> dict[str, Attribute]:
     return {
-        "gen_ai.usage.input_tokens": sum(prompt.num_prompt_tokens for prompt in prompts),
-        "gen_ai.usage.output_tokens": sum(prompt.num_output_tokens for prompt in prompts),
-        "gen_ai.usage.cache_read.input_tokens": sum(prompt.num_cached_tokens for prompt in prompts),
+        "gen_ai.usage.input_tokens": of.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": of.num_output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": of.num_cached_tokens,
     }
 
 

@@ -14,6 +14,8 @@ from relevo.core.outcome import Cause, Outcome, RequestEnd
 from relevo.core.timeline import Timeline
 from relevo.policy.tracing.trace_context import TraceContext
 
+MAX_PROMPTS = 16  # arbitrary: of more prompts in one request only the sums are told
+
 Attribute = str | bool | int | float | Sequence[str]
 
 
@@ -88,7 +90,11 @@ class CallTrace:
     error: str = ""  # a code of core.errors, or a short name; empty: none
     has_failed: bool = False  # on our account
     generation: Generation | None = None
-    prompts: list[PromptTrace] = field(default_factory=list)
+    prompts: list[PromptTrace] = field(default_factory=list)  # the first ones
+    num_prompts: int = 0  # with those that are not kept, as the next three
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
     attempts: list[AttemptTrace] = field(default_factory=list)  # of an edge, which knows no prompts
 
     @property
@@ -100,5 +106,10 @@ class CallTrace:
         """Its answer, whatever becomes of the connection."""
         if end.cause is not Cause.COMPLETE:
             self.error, self.has_failed = end.code or str(end.cause), end.outcome is Outcome.FAILED
-        if self.own.is_sampled:
-            self.prompts = list(prompts)
+        for prompt in prompts if self.own.is_sampled else ():
+            if self.num_prompts < MAX_PROMPTS:
+                self.prompts.append(prompt)
+            self.num_prompts += 1
+            self.num_prompt_tokens += prompt.num_prompt_tokens
+            self.num_cached_tokens += prompt.num_cached_tokens
+            self.num_output_tokens += prompt.num_output_tokens
