@@ -60,5 +60,5 @@ function words(each) {
 }
 
 function factsOf({facts}) {
-  return Object.entries(facts).map(([name, value]) => `${name} ${typeof value === "number" && !Number.isInteger(value) ? value.toFixed(3) : value}`).join(", ");
+  return Object.entries(facts).map(([name, value]) => `${name.replace(/^num_/, "").replaceAll("_", " ")} ${typeof value === "number" && !Number.isInteger(value) ? value.toFixed(3) : value}`).join(", ");
 }

@@ -99,7 +99,7 @@ function crossings(flows, boxes, top) {
   const beside = known.findIndex(({from, to}) => to.left >= from.right);
   if (beside >= 0) {
     const {from, to} = known[beside];
-    Object.assign(drawn[beside], {at: [(from.right + to.left) / 2, top + 15], anchor: "middle", isLabelled: true,
+    Object.assign(drawn[beside], {at: [(from.right + to.left) / 2, top + 34], anchor: "middle", isLabelled: true,
       told: known.reduce((sum, {flow}) => sum + flow.tokens_per_s, 0)});
   }
   return drawn;
