@@ -157,7 +157,7 @@ class Planner:
             progress(candidate.layout, self.worlds.num_simulated)
             report = self.worlds.report(candidate)
             outlook = self.screen.outlook(candidate, self.load.demand)
-            dying = max(outlook.stages, key=lambda stage: stage.load).role if index == 0 else None
+            dying = _dearest_loss(candidate) if index == 0 else None
             row = PlanRow(
                 candidate=candidate,
                 report=report,
@@ -198,6 +198,11 @@ def _unsplit_for(best: Candidate, found: Found) -> Candidate | None:
     return Candidate((Stage(Role.UNIFIED, kind, number),)) if number >= 1 else None
 
 
+def _dearest_loss(candidate: Candidate) -> Role:
+    """Of the stage that loses the largest part of itself with one worker."""
+    return min(candidate.stages, key=lambda stage: stage.num_workers).role
+
+
 def _short_role(candidate: Candidate, report: SimReport, planner: Planner) -> Role:
     """Which stage a candidate that does not hold needs more of."""
     if not candidate.is_split:
@@ -215,7 +220,7 @@ def why_not(row: PlanRow, best: PlanRow, ttft_s: float, itl_s: float) -> str:
     told = row.report.steady_latencies
     first, gap = told["ttft_s"].value("p90"), told["itl_s"].value("p90")
     busiest = max(row.report.pools, key=lambda pool: pool.busy_fraction)
-    when = "" if not row.holds else f" with {LEAST_HEADROOM:.0%} more load"
+    when = "" if not row.holds else f" at {_MARGIN:.2f} times the load"
     if not row.keeps_margin:
         if not row.holds and (first is None or first > ttft_s):
             shown = "is not reached by a tenth of the requests" if first is None else f"is {first:.2f} s"

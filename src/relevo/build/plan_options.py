@@ -51,6 +51,7 @@ class PlanOptions:
     max_request_tokens: int | None = None
     engine: str | None = None
     num_simulated: int = 300  # requests of each simulation that count
+    num_warm: int = 300  # before them, that only warm the caches
     seed: int = 0
 
 

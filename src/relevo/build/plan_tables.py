@@ -9,6 +9,7 @@ from rich.table import Table
 from relevo.build.capacity_plan import PEAK, CapacityPlan, Planner, PlanRow
 from relevo.build.plan_json import commands, per_million, rows_that_fit
 from relevo.policy.scaling.search import LEAST_HEADROOM, Found
+from relevo.sim.planned_world import held
 from relevo.sim.report import SimReport
 
 _MANY_PROMISES = 10  # times a promised TTFT, that a simulation has to last. Arbitrary
@@ -21,13 +22,12 @@ def plan_table(plan: CapacityPlan, planner: Planner) -> Table:
     table.add_column("plan")
     headings = (
         *("devices", "goodput", "TTFT p50/p90/p99, s", "ITL p50/p90/p99, ms", "busy", "cached"),
-        *("per hour", "per 1M tokens (out)", "falls at"),
+        *("per hour", "per 1M tokens (out)", "falls at (screen)"),
     )
     for heading in headings:
         table.add_column(heading, justify="right")
-    table.add_column("why not", max_width=46)
     for row in plan.rows:
-        table.add_row(row.candidate.layout.replace(" + ", "\n"), *_cells(row, planner), row.why_not)
+        table.add_row(row.candidate.layout.replace(" + ", "\n"), *_cells(row, planner))
         table.add_section()
     return table
 
@@ -65,9 +65,9 @@ def sentences(plan: CapacityPlan, planner: Planner) -> Iterator[str]:
         )
     if plan.is_enough and not row.candidate.is_split:
         yield "do not split: a plan without prefill workers keeps the promises for less"
-    yield (
-        f"head-room: by the screen it falls at {row.load_limit:.2f} times the load; {LEAST_HEADROOM:.0%} was simulated"
-    )
+    for other in plan.rows[1:]:
+        yield f"why not {other.candidate.layout}: {other.why_not}"
+    yield _headroom(row, planner)
     if row.with_peak is not None:
         yield f"at {PEAK:g} times the load: {_promise(row.with_peak)}"
     start_s = planner.options.assumed.start_s
@@ -92,6 +92,16 @@ def sentences(plan: CapacityPlan, planner: Planner) -> Iterator[str]:
         yield validity.band.sentence
         if not validity.is_promised:
             yield "not promised, an estimate only: " + "; ".join(validity.outside)
+
+
+def _headroom(row: PlanRow, planner: Planner) -> str:
+    """At which load it falls, as far as simulations tell; the screen's guess beside it."""
+    kept, screen = 1.0 / (1.0 - LEAST_HEADROOM), f"the screen puts the edge at {row.load_limit:.2f}"
+    if not row.keeps_margin:
+        return f"head-room: falls below {kept:.2f} times the load, simulated; {screen}"
+    if row.with_peak is not None and held(row.with_peak, planner.options.targets):
+        return f"head-room: holds at {PEAK:g} times the load, simulated; {screen}"
+    return f"head-room: falls between {kept:.2f} and {PEAK:g} times the load, simulated; {screen}"
 
 
 def refused_sentences(found: Found) -> Iterator[str]:

@@ -66,6 +66,9 @@ def plan(
     kv_value_bytes: Annotated[float, typer.Option(min=0.25, max=8.0, help="Of the KV cache; 1: 8 bits.")] = 2.0,
     memory_utilization: Annotated[float, typer.Option(min=0.05, max=1.0, help="Of device memory.")] = 0.9,
     simulated_requests: Annotated[int, typer.Option(min=130, max=100_000, help="That count, per simulation.")] = 300,
+    warm_requests: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Before them, that only warm caches: as long as content is reused.")
+    ] = 300,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every draw.")] = 0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the plan to this file.")] = None,
     data_dir: DataDir = None,
@@ -102,6 +105,7 @@ def plan(
         max_request_tokens=max_request_tokens,
         engine=engine,
         num_simulated=simulated_requests,
+        num_warm=warm_requests,
         seed=seed,
     )
     connection = None if ledger is None else connect(data_dir, database_url)
