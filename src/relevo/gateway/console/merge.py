@@ -12,15 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from relevo.gateway.console.gather import MAX_SESSIONS, Report
-from relevo.gateway.console.intervals import INTERVAL_S, NUM_KEPT, NUM_LAST_MINUTE, Interval, added_up
+from relevo.gateway.console.intervals import INTERVAL_S, NUM_LAST_MINUTE, Interval, added_up
+from relevo.gateway.console.past import QUANTILES, hit_fraction
 from relevo.gateway.console.running import MAX_IN_FLIGHT
 from relevo.gateway.console.state import (
     ClassLine,
     Gateway,
-    History,
     Latency,
     Model,
-    ModelHistory,
     ModelTotals,
     Percentiles,
     Session,
@@ -31,13 +30,12 @@ from relevo.gateway.console.state import (
 )
 from relevo.telemetry.latency_histogram import LatencyHistogram
 
-QUANTILES = (0.5, 0.9, 0.99)
 MAX_DECISIONS = 400  # arbitrary
 _replace = msgspec.structs.replace
 
 
 def merged(own: Report, others: Mapping[str, Report | None]) -> State:
-    """`others`: by gateway; None: it did not answer. `history` is left out: see `history`."""
+    """`others`: by gateway; None: it did not answer. `history` is left out: see `past`."""
     answers = [own, *(report for report in others.values() if report is not None)]
     states = [report.state for report in answers]
     state = own.state
@@ -68,54 +66,6 @@ def merged(own: Report, others: Mapping[str, Report | None]) -> State:
     )
 
 
-def history(reports: Iterable[Report], model_names: Sequence[str], open_number: int) -> History:
-    """Of the last ten minutes, up to the interval that is under way."""
-    numbers = range(open_number - NUM_KEPT, open_number)
-    found: dict[str, dict[int, list[Interval]]] = {name: {} for name in ("", *model_names)}
-    for report in reports:
-        for name, intervals in report.intervals.items():
-            for interval in intervals:
-                if interval.number in numbers and name in found:
-                    found[name].setdefault(interval.number, []).append(interval)
-                    found[""].setdefault(interval.number, []).append(interval)
-    return History(
-        interval_s=INTERVAL_S,
-        at_unix_s=[number * INTERVAL_S for number in numbers],
-        models=tuple(
-            _model_history(name, [added_up(number, by_number.get(number, ())) for number in numbers])
-            for name, by_number in found.items()
-        ),
-    )
-
-
-def _model_history(name: str, intervals: Sequence[Interval]) -> ModelHistory:
-    ttft, itl = [_rounded(each.ttft) for each in intervals], [_rounded(each.itl) for each in intervals]
-    return ModelHistory(
-        model=name,
-        ttft_p50_s=[p50 for p50, _, _ in ttft],
-        ttft_p90_s=[p90 for _, p90, _ in ttft],
-        ttft_p99_s=[p99 for _, _, p99 in ttft],
-        itl_p50_s=[p50 for p50, _, _ in itl],
-        itl_p90_s=[p90 for _, p90, _ in itl],
-        itl_p99_s=[p99 for _, _, p99 in itl],
-        hit_fraction=[_hit_fraction(interval) for interval in intervals],
-        num_requests=[interval.num_requests for interval in intervals],
-        num_refusals=[interval.num_refusals for interval in intervals],
-        num_output_tokens=[interval.num_output_tokens for interval in intervals],
-        num_queued=[interval.num_queued for interval in intervals],
-    )
-
-
-def _rounded(counts: Mapping[int, int]) -> list[float | None]:
-    """Four digits: buckets are no finer, and a history is short on the wire."""
-    told = LatencyHistogram(dict(counts)).percentiles_s(QUANTILES)
-    return [None if value is None else float(f"{value:.4g}") for value in told]
-
-
-def _hit_fraction(interval: Interval) -> float | None:
-    return round(interval.num_cached_tokens / interval.num_prompt_tokens, 4) if interval.num_prompt_tokens else None
-
-
 def _percentiles(counts: Mapping[int, int]) -> Percentiles:
     histogram = LatencyHistogram(dict(counts))
     p50, p90, p99 = histogram.percentiles_s(QUANTILES)
@@ -141,7 +91,7 @@ def _latencies(by_model: Mapping[str, Interval], uptime_s: float, open_s: float)
             e2e=_percentiles(minute.e2e),
             requests_per_s=minute.num_requests / window_s,
             output_tokens_per_s=minute.num_output_tokens / window_s,
-            hit_fraction=_hit_fraction(minute),
+            hit_fraction=hit_fraction(minute),
         )
         for name, minute in together.items()
     )

@@ -6,7 +6,7 @@ import msgspec
 
 from relevo.gateway.console.gather import Report, gather
 from relevo.gateway.console.intervals import INTERVAL_S, NUM_KEPT, NUM_LAST_MINUTE
-from relevo.gateway.console.merge import history, merged
+from relevo.gateway.console.merge import merged
 from relevo.gateway.console.state import State
 from relevo.gateway.http.context import GatewayContext
 
@@ -26,7 +26,8 @@ async def read_state(context: GatewayContext, *, history_after: int = -1) -> Sta
     each interval."""
     watch = context.watch
     number = int(watch.now_s()) // INTERVAL_S
-    known = watch.history if watch.history is not None and watch.history.open_number == number else None
+    latest = watch.past.latest
+    known = latest if latest is not None and latest.open_number == number else None
     with_history = number > history_after and known is None
     others: dict[str, Report | None] = {}
     if context.others is not None:
@@ -40,5 +41,5 @@ async def read_state(context: GatewayContext, *, history_after: int = -1) -> Sta
         return msgspec.structs.replace(state, history=known)
     reports = [own, *(report for report in others.values() if report is not None)]
     names = [served.name for served in context.models]
-    watch.history = history(reports, names, own.open_number)
-    return msgspec.structs.replace(state, history=watch.history)
+    history = watch.past.history([report.intervals for report in reports], names, own.open_number)
+    return msgspec.structs.replace(state, history=history)

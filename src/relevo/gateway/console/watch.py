@@ -17,8 +17,8 @@ from typing import Protocol
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.gateway.console.audience import Audience
 from relevo.gateway.console.intervals import INTERVAL_S, Interval, IntervalRing, interval_of
+from relevo.gateway.console.past import Past
 from relevo.gateway.console.running import Slowest
-from relevo.gateway.console.state import History
 from relevo.gateway.text.served_models import ServedModel, ServedModels
 from relevo.orchestrator.insight import Insight
 from relevo.orchestrator.ports import EngineStatus
@@ -71,7 +71,7 @@ class Watch:
     unix_s: Callable[[], float] = time.time
     audience: Audience = field(default_factory=Audience)
     slowest: Slowest = field(default_factory=Slowest)
-    history: History | None = None  # as it was made last
+    past: Past = field(default_factory=Past)
     _samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_MAX_SAMPLES))
     _rings: dict[str, IntervalRing] = field(default_factory=dict)
     _num_refusals: dict[str, int] = field(default_factory=dict)  # by model, when the interval began
