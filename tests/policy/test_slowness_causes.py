@@ -281,6 +281,14 @@ def test_the_gateway() -> None:
     assert "--ledger-fsync" in told(slow).advice
 
 
+def test_text_that_is_held_back_is_not_the_gateways_time() -> None:
+    """Forty tokens of a call came before the first could be written."""
+    held = ordinary(first_written_at_ns=ns(0.64))
+    expect(told(held), SlowCause.NOTHING)
+    held.num_outputs = 2
+    expect(told(held), SlowCause.GATEWAY, "until the first token was written")
+
+
 # ---- nothing ---------------------------------------------------------------------------------------------------------
 
 

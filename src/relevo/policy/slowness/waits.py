@@ -25,7 +25,8 @@ def waits(spans: Sequence[Span], timeline: Timeline, border_ns: int) -> Iterator
         yield from _computed_again(span)
     yield from _preempted(of[PhaseName.PREEMPTED], timeline, border_ns)
     yield from _worker_lost(spans, timeline, border_ns)
-    yield from _in_gateway([span for span in spans if span.name in _GATEWAY and not span.is_lost], border_ns)
+    own = [span for span in spans if span.name in _GATEWAY and not span.is_lost and not _is_held(span, timeline)]
+    yield from _in_gateway(own, border_ns)
     yield from _slow_client(of[PhaseName.CLIENT], timeline, border_ns)
 
 
@@ -153,6 +154,14 @@ def _in_gateway(spans: Sequence[Span], border_ns: int) -> Iterator[Candidate]:
     }[longest.name]
     text = f"{seconds(took_s(spans))} in the gateway itself, {seconds(longest.took_ns / 1e9)} of it {doing}"
     yield _candidate(SlowCause.GATEWAY, spans, text, _part(spans, border_ns), longest.name.value)
+
+
+def _is_held(span: Span, timeline: Timeline) -> bool:
+    """More tokens came before the first was written: of a call or a stop string, which is not told in parts."""
+    if span.name is not PhaseName.FIRST_WRITE or timeline.num_outputs < 2 or timeline.last_output_at_ns is None:
+        return False
+    mean_gap_ns = (timeline.last_output_at_ns - span.begins_ns) / (timeline.num_outputs - 1)
+    return span.took_ns > mean_gap_ns
 
 
 def _slow_client(spans: Sequence[Span], timeline: Timeline, border_ns: int) -> Iterator[Candidate]:
