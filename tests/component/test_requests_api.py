@@ -340,3 +340,29 @@ async def test_what_the_database_keeps_is_found_after_a_start(tmp_path: Path) ->
     assert (await after.get("/v1/requests/mine", **bearer("admin"))).json() == told
     foreign = await after.get("/v1/requests/mine", **bearer("other"))
     assert foreign.status_code == 404 and "the last 100 of all" in foreign.text
+
+
+async def test_a_worker_that_is_lost_is_in_the_phases() -> None:
+    """Red when a leg is lost on its way from the marks to the report, or is told of the worker that went on."""
+    async with served({"decode-0": "decode", "decode-1": "decode", "prefill-0": "prefill"}) as (stack, one):
+        dispatcher = stack.gateways[0].dispatcher
+        for worker in stack.workers.values():
+            worker.hold()
+        asked = asyncio.create_task(
+            one.post("/v1/completions", {"model": MODEL, "prompt": "x" * 20, "max_tokens": 12}, **{"x-request-id": "r"})
+        )
+        await until(lambda: bool(dispatcher.num_in_flight) and bool(next(iter(dispatcher._requests.values())).leg))
+        leg = next(iter(dispatcher._requests.values())).leg
+        assert leg is not None
+        lost = leg.decode.worker_id
+        next(link for link in stack.gateways[0].links if link.hello.worker_id == lost).close()
+        await until(lambda: len(next(iter(dispatcher._requests.values())).timeline.legs) == 2)
+        for worker in stack.workers.values():
+            worker.go_on()
+        assert (await asked).status_code == 200
+        report = (await one.get("/v1/requests/r")).json()
+        check_sums(report)
+        recovery = [phase for phase in report["phases"] if phase["name"] == "recover"]
+        assert recovery and recovery[0]["worker_id"] == lost and lost in recovery[0]["facts"]["failure"]
+        kept = report["phases"][-2]
+        assert kept["name"] == "decode" and kept["worker_id"] != lost
