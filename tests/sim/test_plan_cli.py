@@ -12,10 +12,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from relevo.build.ledger import open_prepared
-from relevo.build.plan_options import parse_rate, parse_seconds, parse_workload
+from relevo.build.plan_options import PlanOptions, parse_rate, parse_seconds, parse_workload, warm_requests
 from relevo.cli.plan import plan as command
 from relevo.core.errors import RelevoError, SettingsError
 from relevo.gateway.metering.ledger import LedgerRow, put_rows
+from relevo.policy.scaling.candidates import Assumptions
 from relevo.policy.scaling.screen import Targets
 from relevo.sim.planned_load import demand_of, opened, piece_of
 from relevo.workload.requests import WorkloadRequest
@@ -193,6 +194,25 @@ def test_a_piece_is_warmed_by_what_came_before_it_and_counts_none_of_that() -> N
     heads, counted = timed.requests[:100], timed.requests[100:]
     assert {request.num_output_tokens for request in heads} == {1} and {r.num_output_tokens for r in counted} == {10}
     assert piece_of(requests[:50], 200, 100).num_warm == 0, "a short workload counts whole"
+
+
+def test_caches_are_warmed_for_the_life_of_a_session() -> None:
+    """Red when long sessions meet caches that are colder than they would be: the split would be sized for misses."""
+
+    def asked(workload: str, num_warm: int | None = None) -> PlanOptions:
+        return PlanOptions(
+            model="m",
+            holdings=(),
+            targets=Targets(ttft_s=3.0, itl_s=0.04),
+            assumed=Assumptions(),
+            made_up=parse_workload(workload, 5.0),
+            num_warm=num_warm,
+        )
+
+    assert warm_requests(asked("28400,200,6/s,80%")) == round(6 * 9 * (5 + 3 + 200 * 0.04))
+    assert warm_requests(asked("28400,200,6/s,0%")) == 300
+    assert warm_requests(asked("28400,200,6/s,80%", 20)) == 20
+    assert warm_requests(asked("28400,200,600/s,80%")) == 1500
 
 
 def test_the_ledgers_busiest_hour_is_planned_for(tmp_path: Path, asked: list[str]) -> None:

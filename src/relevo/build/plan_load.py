@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from relevo.build.plan_options import PlanOptions
+from relevo.build.plan_options import PlanOptions, warm_requests
 from relevo.core.errors import SettingsError, StartError
 from relevo.gateway.metering.database import Connection, DatabaseError
 from relevo.gateway.metering.ledger import MS_PER_DAY, RequestLengths, UsageFilter, request_lengths
@@ -48,7 +48,7 @@ def plan_load(options: PlanOptions, connection: Connection | None, now_ms: int) 
     return PlanLoad(
         facts=facts,
         demand=demand_of(requests, options.rate_per_s or rate),
-        piece=piece_of(requests, options.num_simulated, options.num_warm),
+        piece=piece_of(requests, options.num_simulated, warm_requests(options)),
         block_size=facts.hash_block_size or PLAIN_BLOCK_SIZE,
     )
 
@@ -61,7 +61,7 @@ def _workload(options: PlanOptions, connection: Connection | None, now_ms: int) 
     if options.made_up is not None:
         made_up = options.made_up
         rng = random.Random(f"workload:{options.seed}")
-        number = max(_NUM_MADE_UP, 4 * (options.num_simulated + options.num_warm), 40 * made_up.turns)
+        number = max(_NUM_MADE_UP, 3 * (options.num_simulated + warm_requests(options)), 40 * made_up.turns)
         rows = list(islice(generate(made_up.sessions, rng, _block_size(made_up.mean_prompt_tokens)), number))
         rate = options.rate_per_s or made_up.requests_per_s
         timed = time_workload(

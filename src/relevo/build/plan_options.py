@@ -20,6 +20,7 @@ _SECONDS = re.compile(r"([\d.]+)\s*(ms|s)")
 _PER_S = {"s": 1.0, "min": 1 / 60, "h": 1 / 3600}
 _SPREAD = 1.6  # of made-up prompts around their mean: one sigma is a factor of it. Arbitrary
 _MOST_RATE_PER_S = 1e5
+_MOST_WARM = 1500  # requests; arbitrary
 _MOST_TOKENS = 2**21  # of a made-up prompt; more than any model takes. Arbitrary
 
 
@@ -30,6 +31,7 @@ class MadeUp:
     sessions: SessionShape
     requests_per_s: float
     mean_prompt_tokens: float
+    mean_output_tokens: float
     turns: int
     sentence: str
 
@@ -51,8 +53,21 @@ class PlanOptions:
     max_request_tokens: int | None = None
     engine: str | None = None
     num_simulated: int = 300  # requests of each simulation that count
-    num_warm: int = 300  # before them, that only warm the caches
+    num_warm: int | None = None  # before them, that only warm the caches; None: see `warm_requests`
     seed: int = 0
+
+
+def warm_requests(options: PlanOptions) -> int:
+    """As many as count, or of made-up sessions as many as come in the life of one: so long their content is reused."""
+    if options.num_warm is not None:
+        return options.num_warm
+    made_up = options.made_up
+    if made_up is None or made_up.turns == 1:
+        return options.num_simulated
+    life_s = made_up.turns * (made_up.sessions.mean_gap_s + options.targets.ttft_s)
+    life_s += made_up.turns * made_up.mean_output_tokens * options.targets.itl_s
+    number = round((options.rate_per_s or made_up.requests_per_s) * life_s)
+    return max(options.num_simulated, min(number, _MOST_WARM))
 
 
 def parse_rate(text: str, option: str) -> float:
@@ -112,7 +127,14 @@ def _sessions(parts: list[str], num_input: float, num_output: float, reuse: floa
         f"made up: sessions of {num_turns} turns, {shared:,.0f} tokens of a shared beginning, {said:,.0f} more and"
         f" an answer of {num_output:,.0f} each turn, pauses of {gap_s:g} s"
     )
-    return MadeUp(sessions=shape, requests_per_s=rate, mean_prompt_tokens=num_input, turns=num_turns, sentence=sentence)
+    return MadeUp(
+        sessions=shape,
+        requests_per_s=rate,
+        mean_prompt_tokens=num_input,
+        mean_output_tokens=num_output,
+        turns=num_turns,
+        sentence=sentence,
+    )
 
 
 def _mean_tokens(part: str, name: str) -> float:

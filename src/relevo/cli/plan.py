@@ -67,8 +67,9 @@ def plan(
     memory_utilization: Annotated[float, typer.Option(min=0.05, max=1.0, help="Of device memory.")] = 0.9,
     simulated_requests: Annotated[int, typer.Option(min=130, max=100_000, help="That count, per simulation.")] = 300,
     warm_requests: Annotated[
-        int, typer.Option(min=0, max=100_000, help="Before them, that only warm caches: as long as content is reused.")
-    ] = 300,
+        int | None,
+        typer.Option(min=0, max=100_000, help="Before them, that only warm caches. Default: a made-up session's life."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of every draw.")] = 0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the plan to this file.")] = None,
     data_dir: DataDir = None,
