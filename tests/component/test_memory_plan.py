@@ -60,6 +60,14 @@ def test_a_gibibyte_holds_two_workers_of_the_embedded_model_and_half_of_it_one()
     assert "do not fit into" in small.topology_reason
 
 
+def test_auto_says_that_the_planner_may_change_what_it_chose() -> None:
+    """Red when an operator has to guess why roles are not those of the start, or why they never change."""
+    chosen = {mode: plan(GIB, topology="auto", planner=mode).models[0].topology_reason for mode in ("on", "dry-run")}
+    assert "it may change the roles" in chosen["on"] and "planner" not in chosen["dry-run"]
+    one = plan(560 * MIB, topology="auto", planner="on", num_cores=1).models[0]
+    assert str(one.topology) == "unified" and "nothing to choose with one worker" in one.topology_reason
+
+
 def test_weights_that_do_not_fit_are_named_with_the_way_out() -> None:
     with pytest.raises(SettingsError, match=r"3\.00 GiB of weights.*--topology unified.*smaller model"):
         plan(4 * GIB, weights_bytes=3 * GIB, topology="1p1d")

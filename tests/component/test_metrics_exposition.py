@@ -53,6 +53,15 @@ def record(**parts: object) -> RequestRecord:
 
 
 @dataclass
+class Planner:
+    """Implements telemetry.metrics.PlanView."""
+
+    model: str = MODEL
+    mode_now: str = "1p1d"
+    num_decisions: dict[str, int] = field(default_factory=lambda: {"hold": 3})
+
+
+@dataclass
 class Scrape:
     """Samples of one scrape by name and labels."""
 
@@ -140,6 +149,7 @@ def test_every_row_of_the_table_is_exported_with_its_labels() -> None:
     scrape.metrics.admission_rejected(MODEL, "queue_full")
     scrape.metrics.http_response("/v1/models", "GET", 200)
     scrape.metrics.http_took("/v1/models", "GET", 0.1)
+    scrape.metrics.show_plans(lambda: [Planner()])
     limits = WorkerLimits(product_ops_per_s=1.0, read_bytes_per_s=1.0)
     samples = scrape.samples(worker(load=WorkerLoad(num_total_blocks=4, num_free_blocks=4), limits=limits))
     labels_of = {name: {label.partition("=")[0] for label in labels} for name, labels in samples}

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from in_process_stack import in_process_stack, request_for, until
-from scripted_gateway import ScriptedGenerator, status_of
+from prometheus_client.parser import text_string_to_metric_families
+from scripted_gateway import ScriptedGenerator, rig, status_of
+from test_state import state_of
 
 from relevo.build.clock import MonotonicClock
 from relevo.core.events import TokenOutput
@@ -18,6 +20,7 @@ from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.role_planner import ModeOutlook, PlannerLimits, PlanVerdict, RolePlanner
 from relevo.telemetry.latency import RequestRecord, RequestTimes, Slo
+from relevo.telemetry.metrics import GatewayMetrics
 
 S = 1_000_000_000
 SLO = Slo(ttft_s=1.0, itl_s=0.05)
@@ -103,6 +106,34 @@ async def test_workers_that_are_not_ready_are_nothing_to_plan_for() -> None:
     window._generator.engine_status = status_of(ready=False)  # type: ignore[attr-defined]
     decision = await planning_of(window, is_dry=False).tick()
     assert decision.verdict is PlanVerdict.UNKNOWN and "not ready" in decision.reason
+
+
+async def test_decisions_and_the_mode_are_on_metrics_and_in_the_state() -> None:
+    """As of the last tick, and of former modes nothing. Red when a count grows with each scrape."""
+    async with in_process_stack({"prefill-0": "prefill", "decode-0": "decode"}, num_gateways=1) as stack:
+        planning = planning_of(DemandWindow(stack.gateways[0].dispatcher, MonotonicClock(), SLO), is_dry=False)
+        metrics = GatewayMetrics(["fake"])
+        metrics.show_plans(lambda: [planning])
+        assert planner_series(metrics) == {}, "before the first tick"
+        for number in range(20):
+            planning.window.start(request_for(number, [number] * 5, 2), Deaf())
+            planning.window.finished(record(number, 5, 2, 0.1))
+        await planning.tick()
+        assert planner_series(metrics) == {"hold": 1.0, "1p1d": 1.0}
+        await planning.tick()
+        assert planner_series(metrics) == planner_series(metrics) == {"hold": 1.0, "change": 1.0, "unified": 1.0}
+        (told,) = (await state_of(rig(plans=(planning.plan,)))).plan or ()
+        assert (told.model, told.mode, told.is_dry_run, told.num_changes) == ("fake", "unified", False, 1)
+        assert [step.verdict for step in told.decisions] == ["change", "hold"]
+        assert "unified is to meet the targets for 100%" in told.decisions[0].reason
+
+
+def planner_series(metrics: GatewayMetrics) -> dict[str, float]:
+    """By verdict or mode, zeros left out."""
+    families = text_string_to_metric_families(metrics.render({})[0].decode())
+    samples = [each for family in families for each in family.samples if each.name.startswith("relevo:planner_")]
+    kept = [each for each in samples if each.value and not each.name.endswith("_created")]
+    return {each.labels.get("verdict") or each.labels["mode"]: each.value for each in kept}
 
 
 def has_roles(generator: TokenGenerator, wanted: list[str]) -> bool:

@@ -163,11 +163,23 @@ def test_a_change_that_made_it_worse_is_taken_back_and_not_tried_again_soon() ->
     assert "33% meet the targets, 67% did before, 100% were expected" in undo.reason
 
 
+def test_what_came_of_a_change_is_told_once() -> None:
+    """Red when a change that stays is never spoken of again, or at every tick."""
+    run = Run(fixed(unified=4.0, split=2.0, hybrid=1.0), truth=fixed(unified=2.94, split=2.0, hybrid=1.0))
+    for _ in range(60):
+        run.tick(3.0)
+    (kept,) = [each for each in run.decisions if each.verdict is PlanVerdict.KEEP]
+    assert kept.mode is UNIFIED_MODE and run.mode is UNIFIED_MODE
+    assert kept.reason == ("the change to unified came to 98% that meet the targets, of 100% expected; 67% did before")
+
+
 def test_more_load_after_a_change_is_not_the_changes_fault() -> None:
     run = Run(fixed(unified=4.0, split=2.0, hybrid=1.0))
     for rate in (3.0, 3.0, *[12.0] * 40):
         run.tick(rate)
     assert [each.mode for each in run.changes] == [UNIFIED_MODE]
+    (kept,) = [each for each in run.decisions if each.verdict is PlanVerdict.KEEP]
+    assert "with 12.0 instead of 3.0 requests/s it stays" in kept.reason
 
 
 def test_what_no_mode_can_cure_is_said_and_not_acted_on() -> None:

@@ -99,6 +99,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     at_work = [planning for planning in plannings if planning is not None]
     for planning in at_work:
         metrics.on_request_finished(planning.window.finished)
+    metrics.show_plans(lambda: at_work)
     context = replace(
         context,
         traces=tracing.traces if tracing is not None else None,

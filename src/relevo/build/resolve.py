@@ -231,7 +231,7 @@ def _topology(ask: ModelAsk, layout: KVLayout, device: str, hardware: Hardware) 
                 f"{topology.num_workers} workers with {gib(weights_bytes(ask))} GiB of weights each and room for KV "
                 f"do not fit into the {gib(hardware.available_memory_bytes)} GiB {hardware.memory_reason}".rstrip()
             )
-        return topology, reason
+        return topology, reason + _what_may_change(settings.planner, topology)
     topology = parse_topology(settings.topology)
     if device == "cuda" and topology.num_workers > 1:
         raise SettingsError(
@@ -239,6 +239,14 @@ def _topology(ask: ModelAsk, layout: KVLayout, device: str, hardware: Hardware) 
             f"use --topology unified or --device cpu"
         )
     return topology, "as asked for"
+
+
+def _what_may_change(planner: str, topology: Topology) -> str:
+    if planner != "on":
+        return ""
+    if topology.num_workers < 2:
+        return "; --planner on has nothing to choose with one worker"
+    return "; that is where --planner on starts, it may change the roles and says so here and at /v1/plan"
 
 
 def room_for_kv(ask: ModelAsk, num_workers: int, hardware: Hardware) -> int:

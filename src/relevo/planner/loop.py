@@ -54,6 +54,7 @@ class RolePlanning:
     targets: Mapping[str, float]  # as the operator set them, for the page
     num_decisions: Counter[str] = field(default_factory=Counter)  # by verdict
     _told: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    mode_now: str = ""  # of the workers, as of the last tick; empty: there was none
     _last: PlanDecision | None = None
 
     async def run(self) -> None:
@@ -79,7 +80,7 @@ class RolePlanning:
             before = dict(seen.mode.roles)
             changed: dict[str, Role] = {name: role for name, role in found.mode.roles if before[name] != role}
             self.window.set_roles(changed, found.reason)
-        self._tell(found, window)
+        self._tell(found, seen, window)
         return found
 
     def _seen(self, workers: Sequence[WorkerStatus], window: Window, modes: Sequence[Mode]) -> Seen:
@@ -97,8 +98,9 @@ class RolePlanning:
             since_s=now_s - window.span_s,
         )
 
-    def _tell(self, decision: PlanDecision, window: Window) -> None:
+    def _tell(self, decision: PlanDecision, seen: Seen, window: Window) -> None:
         self.num_decisions[decision.verdict.value] += 1
+        self.mode_now = seen.mode.name if self.is_dry else decision.mode.name
         is_news = self._last is None or (decision.verdict, decision.mode) != (self._last.verdict, self._last.mode)
         self._last = decision
         if not (is_news or decision.verdict in _ACTS):
@@ -128,6 +130,7 @@ class RolePlanning:
         """For /v1/plan: the last decision, and those before it that brought something new."""
         return {
             "model": self.model,
+            "mode": self.mode_now,
             "is_dry_run": self.is_dry,
             "targets": dict(self.targets),
             "tick_s": self.limits.tick_s,

@@ -12,6 +12,7 @@ from enum import StrEnum
 from relevo.core.request import FinishReason
 from relevo.policy.admission.words import LIMITS
 from relevo.policy.http.connections import Refusal, Wait
+from relevo.policy.scaling.role_planner import PlanVerdict
 
 
 class Kind(StrEnum):
@@ -269,6 +270,20 @@ TABLE: tuple[Metric, ...] = (
         help="Requests whose trace was to be recorded and is lost: too many waited (queue_full), or the collector did "
         "not take it in time (not_taken). 0 where no traces are made.",
         label_values=("queue_full", "not_taken"),
+    ),
+    _count(
+        "relevo:planner_decisions_total",
+        "Decisions of the planner, one per tick; see guides/planner.md for the verdicts. 0 where none runs.",
+        labels=(*_MODEL, "verdict"),
+        label_values=tuple(PlanVerdict),
+    ),
+    Metric(
+        name="relevo:planner_mode_info",
+        kind=Kind.GAUGE,
+        origin=Origin.REQUESTS,
+        labels=(*_MODEL, "mode"),
+        help="Always 1; the label says how the workers share their work, as of the planner's last tick. Missing where "
+        "no planner runs.",
     ),
     Metric(
         name="relevo:ledger_rows_total",

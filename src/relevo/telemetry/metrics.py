@@ -10,6 +10,7 @@ requests are of completed ones only (stop or length), so that aborts and failure
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -24,6 +25,19 @@ from relevo.telemetry.worker_series import GATEWAY, StatusView, WorkerSeries
 
 _COMPLETED = frozenset((FinishReason.STOP, FinishReason.LENGTH))
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
+
+class PlanView(Protocol):
+    """What is shown of a model's planner."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def num_decisions(self) -> Mapping[str, int]: ...  # by verdict
+
+    @property
+    def mode_now(self) -> str: ...  # empty: not known yet
 
 
 class GatewayMetrics:
@@ -41,6 +55,8 @@ class GatewayMetrics:
         self._tenants = TenantCounters(self._registry) if by_tenant else None
         self._num_told: dict[tuple[str, str], int] = {}  # of what others count, by metric and reason
         self._num_dropped_traces: Callable[[], Mapping[str, int]] = dict
+        self._plans: Callable[[], Sequence[PlanView]] = tuple
+        self._num_planned: dict[tuple[str, str], int] = {}  # decisions told, by model and verdict
         self._listeners: list[Callable[[RequestRecord], None]] = []
         self._workers = WorkerSeries()
         self._registry.register(self._workers)
@@ -163,10 +179,26 @@ class GatewayMetrics:
         self._workers.observe(statuses)
         self._take_counts("relevo:log_lines_not_written_total", num_not_written())
         self._take_counts("relevo:traces_dropped_total", self._num_dropped_traces())
+        self._take_plans(self._plans())
 
     def count_dropped_traces(self, num_dropped: Callable[[], Mapping[str, int]]) -> None:
         """`num_dropped`: so far, by reason; asked at each scrape."""
         self._num_dropped_traces = num_dropped
+
+    def show_plans(self, plans: Callable[[], Sequence[PlanView]]) -> None:
+        """Asked at each scrape."""
+        self._plans = plans
+
+    def _take_plans(self, plans: Sequence[PlanView]) -> None:
+        counter, mode = self._counters["relevo:planner_decisions_total"], self._gauges["relevo:planner_mode_info"]
+        mode.clear()  # of former modes nothing is said
+        for plan in plans:
+            for verdict, number in plan.num_decisions.items():
+                before = self._num_planned.get((plan.model, verdict), 0)
+                counter.labels(model_name=plan.model, verdict=verdict).inc(number - before)
+                self._num_planned[plan.model, verdict] = number
+            if plan.mode_now:
+                mode.labels(model_name=plan.model, mode=plan.mode_now).set(1)
 
     def _take_counts(self, name: str, numbers: Mapping[str, int]) -> None:
         for reason, number in numbers.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 
 from relevo import __version__
@@ -20,6 +21,7 @@ from relevo.gateway.console.state import (
     Flow,
     Gateway,
     Model,
+    ModelPlan,
     ModelTotals,
     Requests,
     RoleCount,
@@ -40,6 +42,7 @@ from relevo.policy.billing.pricing import plain
 from relevo.policy.host.topology import Topology
 
 MAX_SESSIONS = 100  # arbitrary: of the latest
+MAX_PLAN_STEPS = 20  # arbitrary: of the latest, of each planner
 EVERYTHING = Viewer(sees_all=True, is_admin=True)
 
 
@@ -90,6 +93,7 @@ def gather(context: GatewayContext, watch: Watch, *, num_intervals: int = NUM_KE
             slowest=watch.slowest.read(context.requests, context.clock.now_ns(), observed.at_s, gateway_id),
         ),
         sessions=tuple(_sessions(models, watch)),
+        plan=_plans(context),
     )
     first = observed.open_number - num_intervals
     return Report(
@@ -256,6 +260,13 @@ def _budget(use: KeyUse) -> Budget:
         tokens_per_minute=use.tokens_per_minute,
         remaining_tokens=use.remaining_tokens,
     )
+
+
+def _plans(context: GatewayContext) -> tuple[ModelPlan, ...] | None:
+    if not context.plans:
+        return None
+    told = [msgspec.convert(plan(), ModelPlan) for plan in context.plans]
+    return tuple(msgspec.structs.replace(plan, decisions=plan.decisions[:MAX_PLAN_STEPS]) for plan in told)
 
 
 def _sessions(models: Sequence[ServedModel], watch: Watch) -> list[Session]:

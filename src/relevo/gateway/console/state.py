@@ -293,6 +293,28 @@ class Session(Struct, frozen=True, kw_only=True):
     last_seen_unix_s: float
 
 
+class PlanStep(Struct, frozen=True, kw_only=True):
+    """One decision of a planner; `GET /v1/plan` tells the rest."""
+
+    at_unix_s: float
+    verdict: str  # hold, unknown, change, undo, keep, adopt, infeasible
+    mode: str  # from then on
+    reason: str
+    attained: float | None  # part of the requests of the last minute that met both targets; None: none ended
+    expected_requests_per_s: float | None = None
+
+
+class ModelPlan(Struct, frozen=True, kw_only=True):
+    """A model's planner."""
+
+    model: str
+    mode: str  # in which its workers are, as of the last tick; empty: there was none
+    is_dry_run: bool  # it says what it would do, and does nothing
+    targets: dict[str, float]
+    num_changes: int
+    decisions: tuple[PlanStep, ...]  # newest first; those that brought nothing new left out
+
+
 class SharedState(Struct, frozen=True, kw_only=True):
     """What all viewers see alike."""
 
@@ -305,7 +327,7 @@ class SharedState(Struct, frozen=True, kw_only=True):
     latency: tuple[Latency, ...]  # all models together first
     history: History | None
     lines: tuple[ClassLine, ...]
-    plan: None = None  # a planner's decisions have their place here
+    plan: tuple[ModelPlan, ...] | None = None  # None: no planner runs
     nodes: tuple[None, ...] = ()  # and machines
 
 

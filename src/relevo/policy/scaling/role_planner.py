@@ -16,6 +16,8 @@ from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.modes import Mode
 
+_MORE_LOAD = 1.25  # than before a change: what came of it is not the change's fault. Arbitrary
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerLimits:
@@ -76,6 +78,7 @@ class PlanVerdict(StrEnum):
     UNKNOWN = "unknown"  # something is not known, so nothing is done
     CHANGE = "change"
     UNDO = "undo"
+    KEEP = "keep"  # a change was looked back at, and stays
     ADOPT = "adopt"  # it was changed by hand
     INFEASIBLE = "infeasible"  # no mode meets the targets, nor could it
 
@@ -199,11 +202,18 @@ class RolePlanner:
         if seen.now_s - change.at_s < limits.settle_s or seen.num_judged < limits.min_requests or seen.attained is None:
             return None
         change.is_judged = True
+        came_to = (
+            f"the change to {seen.mode} came to {seen.attained:.0%} that meet the targets, of "
+            f"{change.expected.attained:.0%} expected"
+        )
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
-        if change.attained_before is None or rate > 1.25 * change.rate_before_per_s:
-            return None
+        if change.attained_before is None:
+            return self._hold(seen, f"{came_to}; nothing is known of before", PlanVerdict.KEEP)
+        if rate > _MORE_LOAD * change.rate_before_per_s:
+            reason = f"{came_to}; with {rate:.1f} instead of {change.rate_before_per_s:.1f} requests/s it stays"
+            return self._hold(seen, reason, PlanVerdict.KEEP)
         if seen.attained >= change.attained_before - limits.gain:
-            return None
+            return self._hold(seen, f"{came_to}; {change.attained_before:.0%} did before", PlanVerdict.KEEP)
         self._blocked[seen.mode] = seen.now_s + limits.block_s
         reason = (
             f"since the change to {seen.mode} {seen.attained:.0%} meet the targets, {change.attained_before:.0%} did "
