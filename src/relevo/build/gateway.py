@@ -373,6 +373,7 @@ def _served_model(backend: ModelBackend, planning: RolePlanning | None) -> Serve
             reasoning_format=dialect.reasoning_format,
             make_detokenizer=partial(IncrementalDetokenizer, tokenizer),
             max_model_len=config.max_model_len,
+            max_running=config.max_num_seqs,
             vocab_size=config.vocab_size,
             eos_token_ids=files.eos_token_ids,
             generation_defaults=_generation_defaults(config, files),

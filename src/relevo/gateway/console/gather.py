@@ -76,9 +76,9 @@ def gather(context: GatewayContext, watch: Watch, *, num_intervals: int = NUM_KE
         gateways=(own,),
         models=tuple(_model(context, served, observed.statuses[served.name]) for served in models),
         workers=tuple(
-            worker_state(name, worker, observed, None)
-            for name, status in observed.statuses.items()
-            for worker in status.workers
+            worker_state(served.name, worker, observed, served.max_running)
+            for served in models
+            for worker in observed.statuses[served.name].workers
         ),
         flows=_flows(observed, gateway_id),
         latency=(),

@@ -98,6 +98,7 @@ class ServedModel:
     tool_format: ToolFormat | None = None  # how it writes calls; None: it knows nothing of tools
     reasoning_format: ReasoningFormat | None = None  # None: it has no blocks of reasoning
     max_model_len: int  # tokens, prompt and output together
+    max_running: int | None = None  # continuations that each of its workers decodes at once; None: not known
     vocab_size: int  # of the model: ids below it have an embedding, whatever the tokenizer knows besides
     eos_token_ids: tuple[TokenId, ...] = ()
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)  # where a request says nothing
