@@ -219,14 +219,14 @@ def why_not(row: PlanRow, best: PlanRow, ttft_s: float, itl_s: float) -> str:
     """What speaks against it, the heaviest first."""
     told = row.report.steady_latencies
     first, gap = told["ttft_s"].value("p90"), told["itl_s"].value("p90")
-    busiest = max(row.report.pools, key=lambda pool: pool.busy_fraction)
+    computing, decoding = row.report.pools[0], row.report.pools[-1]  # the same one where nothing is split
     when = "" if not row.holds else f" at {_MARGIN:.2f} times the load"
     if not row.keeps_margin:
         if not row.holds and (first is None or first > ttft_s):
             shown = "is not reached by a tenth of the requests" if first is None else f"is {first:.2f} s"
-            return f"TTFT p90 {shown}, {ttft_s:g} s promised: {busiest.role} is {busiest.busy_fraction:.0%} busy"
+            return f"TTFT p90 {shown}, {ttft_s:g} s promised: {computing.role} is {computing.busy_fraction:.0%} busy"
         if not row.holds and gap is not None and gap > itl_s:
-            return f"ITL p90 is {gap * 1e3:.1f} ms, {itl_s * 1e3:g} ms promised: {busiest.role} has too many rows"
+            return f"ITL p90 is {gap * 1e3:.1f} ms, {itl_s * 1e3:g} ms promised: {decoding.role} has too many rows"
         return f"does not keep the promises{when}: no head-room to the edge of its cliff"
     more = row.candidate.weight / best.candidate.weight - 1.0
     if more < -_NO_DIFFERENCE:

@@ -213,7 +213,7 @@ def worker_kind(
         return Refused(
             name,
             f"its KV pool holds {holds:,} tokens and the longest request has {longest_tokens:,}:"
-            f" {missing / GIB:,.1f} GiB missing on each device",
+            f" {missing / GIB:,.2f} GiB missing on each device",
             missing,
         )
     return kind
