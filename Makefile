@@ -63,6 +63,11 @@ plan-error: $(VENV)/.dev  ## how far off a plan is of measured servers, by load 
 plan-search: $(VENV)/.dev  ## the planner's split of a production hour against every other one, simulated (DATA beside the checkout)
 	$(BIN)/python -m pytest -q -s -m slow tests/sim/test_plan_search_on_a_trace.py
 
+.PHONY: causes
+causes: $(VENV)/.dev  ## a thousand slow requests in simulated worlds, and whether their causes are named (half a minute)
+	$(BIN)/python tests/sim/slow_causes.py 56 2>/dev/null
+	$(BIN)/python -m pytest -q -m slow tests/sim/test_causes_named.py
+
 docs: $(VENV)/.dev  ## write the generated pages
 	$(BIN)/python -m relevo.cli.docs docs
 
