@@ -309,8 +309,9 @@ def test_shares_add_up(total: int, count: int) -> None:
     assert max(shares) - min(shares) <= 1
 
 
-def gateway_config(**bounds: int) -> GatewayConfig:
-    model: Any = dict.fromkeys(ServedModelConfig.__struct_fields__, 0) | {"max_num_queued_reqs": 9} | bounds
+def gateway_config(**bounds: Any) -> GatewayConfig:
+    model: Any = dict.fromkeys(ServedModelConfig.__struct_fields__, 0)
+    model |= {"max_num_queued_reqs": 9, "planner": "off"} | bounds
     rest: Any = dict.fromkeys(GatewayConfig.__struct_fields__, 0)
     return GatewayConfig(**rest | {"models": (ServedModelConfig(**model),)})
 
@@ -328,6 +329,11 @@ def test_bounds_are_divided_and_everybody_knows_the_others() -> None:
 def test_a_bound_too_small_to_divide_is_refused_by_name() -> None:
     with pytest.raises(SettingsError, match="--max-num-queued-reqs 2 cannot be divided among --gateways 3"):
         gateway_configs(gateway_config(max_num_queued_reqs=2), 3, "/run")
+
+
+def test_a_planner_that_would_see_a_part_of_what_comes_in_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--planner on sees what comes in at one gateway, and --gateways is 3"):
+        gateway_configs(gateway_config(planner="on"), 3, "/run")
 
 
 def test_one_gateway_is_told_nothing_of_others() -> None:
