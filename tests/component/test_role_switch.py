@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+import msgspec
 import pytest
-from by_hand import World
+from by_hand import Link, World
 from in_process_stack import InProcessStack, in_process_stack, request_for, until
 
 from relevo.core.errors import InvalidRequest, NoWorker
-from relevo.core.role import DECODE, HYBRID, NAMED, PREFILL, STANDBY, UNIFIED, Role
+from relevo.core.ids import WorkerId
+from relevo.core.role import DECODE, HYBRID, NAMED, PREFILL, STANDBY, UNIFIED, Role, RoleChange
 from relevo.wire import messages as wire
 
 SPLIT = {"prefill-0": "prefill", "decode-0": "decode"}
@@ -106,6 +108,40 @@ def test_a_worker_that_is_restarted_has_its_role_again() -> None:
     link.end()
     (again,) = world.join("b", epoch=2).asked(wire.SetRole)
     assert again == told
+
+
+def machine() -> tuple[World, dict[str, Link]]:
+    """Two workers of one machine, each on a core of its own. They do not say by themselves what they took up."""
+    world, links = World("a", "b", roles={"a": "prefill", "b": "decode"}), {}
+    for core, name in enumerate("ab"):
+        link = Link(world, name, 1)
+        link.hello = msgspec.structs.replace(link.hello, cores=(core,))
+        assert world.membership.connected(WorkerId(name), link)
+        links[name] = link
+    return world, links
+
+
+def test_two_changes_within_a_step_both_hold() -> None:
+    """Red when the second one is made of what workers have said so far: it gave "b" its old role back for its cores'
+    sake, and let the last worker at work go on standby."""
+    world, links = machine()
+    world.dispatcher.set_roles({"b": UNIFIED}, "one")
+    world.dispatcher.set_roles({"a": STANDBY}, "two")
+    assert links["b"].asked(wire.SetRole)[-1].change == RoleChange(UNIFIED, 2, (0, 1))
+    with pytest.raises(InvalidRequest, match="has to serve"):
+        world.dispatcher.set_roles({"b": STANDBY}, "three")
+    world.dispatcher.set_roles({"a": PREFILL}, "four")
+    assert links["b"].asked(wire.SetRole)[-1].change.cores == (1,)
+
+
+def test_a_worker_that_is_away_gets_the_cores_that_are_its_by_then() -> None:
+    """Red when a core lies idle after a change that came while the worker was being restarted."""
+    world, links = machine()
+    world.dispatcher.set_roles({"b": UNIFIED}, "before")
+    links["b"].end()
+    world.dispatcher.set_roles({"a": STANDBY}, "meanwhile")
+    (told,) = world.join("b", epoch=2).asked(wire.SetRole)
+    assert told.change == RoleChange(UNIFIED, 2, (0, 1))
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -95,6 +95,15 @@ class Member:
         return told or (self.hello.cores if self.hello is not None else ())
 
     @property
+    def role_next(self) -> Role:
+        """That it was given last, whether it has said by now that it has it or not."""
+        return self.wanted.role if self.wanted is not None else self.role_now
+
+    @property
+    def cores_next(self) -> tuple[int, ...]:
+        return (self.wanted.cores if self.wanted is not None else ()) or self.cores_now
+
+    @property
     def is_gone(self) -> bool:
         """It was there, and its process has ended since."""
         return self.hello is not None and self.link is None
@@ -187,12 +196,12 @@ class Membership:
 
     def set_role(self, worker_id: WorkerId, change: RoleChange) -> bool:
         """It takes effect with the worker's next step, and is given to every later incarnation. False: the worker is
-        not there."""
+        not there, and gets it once it is."""
         member = self._members.get(worker_id)
-        if member is None or member.link is None:
+        if member is None or member.hello is None:
             return False
         member.wanted = change
-        return self.send(member.ref, wire.SetRole(change))
+        return member.link is not None and self.send(member.ref, wire.SetRole(change))
 
     def statuses(self) -> tuple[WorkerStatus, ...]:
         return tuple(
@@ -348,8 +357,8 @@ class Membership:
         self._sink.on_message(member.ref, message)
 
     def _note_role(self, member: Member, told: RoleChange) -> None:
-        """Another gateway may have given it."""
-        if member.wanted is None or member.wanted.version < told.version:
+        """Another gateway may have given it; of two with the same version the worker has kept the one that came first."""
+        if member.wanted is None or member.wanted.version <= told.version:
             member.wanted = told
 
     def _all_fenced(self, member: Member) -> None:

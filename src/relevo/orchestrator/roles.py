@@ -1,8 +1,9 @@
 """Gives workers other roles while they run, and the cores of their machine with them.
 
 A change is told to every worker that it concerns: who changes its role, and on the same machine those whose cores do.
-Requests are not touched: what runs goes on where it is, and what comes next is routed by the new roles. Decides nothing
-about which roles would be good.
+Requests are not touched: what runs goes on where it is, and what comes next is routed by the new roles. Counted is what
+workers were given last, not what they have said to have: two changes may come within a step. Decides nothing about which
+roles would be good.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ class Roles:
         members = {member.worker_id: member for member in self.membership.members}
         for worker_id in wanted:
             _check(worker_id, members.get(worker_id))
-        roles = {worker_id: wanted.get(worker_id, member.role_now) for worker_id, member in members.items()}
+        roles = {worker_id: wanted.get(worker_id, member.role_next) for worker_id, member in members.items()}
         if all(role.is_standby for role in roles.values()):
             raise InvalidRequest("One worker at least has to serve; give another one a role first.", param="role")
         version = 1 + max((m.wanted.version for m in members.values() if m.wanted is not None), default=0)
         cores = self._cores(members, roles)
         for worker_id, member in members.items():
             change = RoleChange(roles[worker_id], version, cores.get(worker_id, ()))
-            if worker_id in wanted or (change.cores and change.cores != member.cores_now):
+            if worker_id in wanted or (change.cores and change.cores != member.cores_next):
                 self._tell(member, change, reason if worker_id in wanted else "its machine's cores are shared out anew")
 
     def _tell(self, member: Member, change: RoleChange, reason: str) -> None:
         cores = ",".join(map(str, change.cores)) or "as before"
-        log.info("%s: role %s -> %s, cores %s: %s", member.worker_id, member.role_now, change.role, cores, reason)
+        before = str(member.role_next)
+        log.info("%s: role %s -> %s, cores %s: %s", member.worker_id, before, change.role, cores, reason)
         self.decide(
-            Decision.ROLE, worker=member.worker_id, before=str(member.role_now), role=str(change.role), reason=reason
+            Decision.ROLE, worker=member.worker_id, before=before, role=str(change.role), reason=reason
         )
         self.membership.set_role(member.worker_id, change)
 
