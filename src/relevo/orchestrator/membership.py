@@ -357,7 +357,7 @@ class Membership:
         self._sink.on_message(member.ref, message)
 
     def _note_role(self, member: Member, told: RoleChange) -> None:
-        """Another gateway may have given it; of two with the same version the worker has kept the one that came first."""
+        """Another gateway may have given it; of two with one version the worker kept what came first."""
         if member.wanted is None or member.wanted.version <= told.version:
             member.wanted = told
 

@@ -1,9 +1,9 @@
 """Gives workers other roles while they run, and the cores of their machine with them.
 
 A change is told to every worker that it concerns: who changes its role, and on the same machine those whose cores do.
-Requests are not touched: what runs goes on where it is, and what comes next is routed by the new roles. Counted is what
-workers were given last, not what they have said to have: two changes may come within a step. Decides nothing about which
-roles would be good.
+Requests are not touched: what runs goes on where it is, and what comes next is routed by the new roles. What counts is
+what workers were given last, not what they have said to have: two changes may come within a step. Decides nothing about
+which roles would be good.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ class Roles:
         cores = ",".join(map(str, change.cores)) or "as before"
         before = str(member.role_next)
         log.info("%s: role %s -> %s, cores %s: %s", member.worker_id, before, change.role, cores, reason)
-        self.decide(
-            Decision.ROLE, worker=member.worker_id, before=before, role=str(change.role), reason=reason
-        )
+        self.decide(Decision.ROLE, worker=member.worker_id, before=before, role=str(change.role), reason=reason)
         self.membership.set_role(member.worker_id, change)
 
     def _cores(
