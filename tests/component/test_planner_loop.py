@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from in_process_stack import in_process_stack, request_for, until
@@ -11,10 +12,13 @@ from scripted_gateway import ScriptedGenerator, rig, status_of
 from test_state import state_of
 
 from relevo.build.clock import MonotonicClock
+from relevo.core.errors import NoWorker
 from relevo.core.events import TokenOutput
 from relevo.core.outcome import RequestEnd
-from relevo.orchestrator.ports import TokenGenerator, WorkerStatus
-from relevo.planner.loop import RolePlanning
+from relevo.core.ports import Clock
+from relevo.core.role import Role
+from relevo.orchestrator.ports import EngineStatus, TokenGenerator, WorkerStatus
+from relevo.planner.loop import Question, RolePlanning
 from relevo.planner.window import DemandWindow
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.modes import Mode
@@ -108,6 +112,56 @@ async def test_workers_that_are_not_ready_are_nothing_to_plan_for() -> None:
     assert decision.verdict is PlanVerdict.UNKNOWN and "not ready" in decision.reason
 
 
+async def test_a_planner_on_virtual_time_decides_as_the_live_one() -> None:
+    """The same arrivals, ends and answers, tick by tick; one is awaited, the other one asked and told, as in a
+    simulated world. Red when one of the two drivers does more than the other."""
+    told = []
+    for is_live in (True, False):
+        clock, generator = Hand(), ScriptedGenerator([])
+        generator.engine_status = two_workers()
+        window = DemandWindow(generator, clock, SLO)
+        planning = planning_of(window, is_dry=True, clock=clock)
+        for tick in range(30):
+            for number in range(3 + tick % 4):
+                window.start(request_for(100 * tick + number, [1] * 8, 4), Deaf())
+                window.finished(record(100 * tick + number, 8, 4, 0.4 * number))
+            clock.at_ns += 5 * S
+            if is_live:
+                await planning.tick()
+            elif isinstance(question := planning.look(), Question):
+                planning.decide(question, await planning.ask(question.modes, question.demand, question.workers))
+        told.append(planning.plan())
+    assert told[0] == told[1] and {"hold", "change"} <= told[0]["num_decisions"].keys()
+
+
+async def test_a_worker_that_leaves_before_the_act_changes_nothing() -> None:
+    """Red when the planner's picture and the workers' roles part for good."""
+    generator = ScriptedGenerator([])
+    generator.engine_status = two_workers()
+    window = DemandWindow(generator, MonotonicClock(), SLO)
+    planning = planning_of(window, is_dry=False)
+
+    def leave(roles: Mapping[str, Role], reason: str) -> None:
+        raise NoWorker("decode-0 is not there; wait until it is.", retry_after_s=1.0)
+
+    window.set_roles = leave  # type: ignore[method-assign]
+    for number in range(20):
+        window.start(request_for(number, [number] * 5, 2), Deaf())
+        window.finished(record(number, 5, 2, 0.1))
+    await planning.tick()
+    refused = await planning.tick()
+    assert refused.verdict is PlanVerdict.HOLD and "decode-0 is not there" in refused.reason
+    assert planning.plan()["num_changes"] == 0 and planning.mode_now == "1p1d"
+    assert (await planning.tick()).verdict is PlanVerdict.HOLD, "and nobody's hand was in it"
+
+
+def two_workers() -> EngineStatus:
+    status = status_of(ready=True)
+    (one,) = status.workers
+    names = (("prefill-0", "prefill"), ("decode-0", "decode"))
+    return replace(status, workers=tuple(replace(one, worker_id=name, role=role) for name, role in names))
+
+
 async def test_decisions_and_the_mode_are_on_metrics_and_in_the_state() -> None:
     """As of the last tick, and of former modes nothing. Red when a count grows with each scrape."""
     async with in_process_stack({"prefill-0": "prefill", "decode-0": "decode"}, num_gateways=1) as stack:
@@ -140,7 +194,7 @@ def has_roles(generator: TokenGenerator, wanted: list[str]) -> bool:
     return [worker.role for worker in generator.status().workers] == wanted
 
 
-def planning_of(window: DemandWindow, is_dry: bool) -> RolePlanning:
+def planning_of(window: DemandWindow, is_dry: bool, clock: Clock | None = None) -> RolePlanning:
     async def ask(modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]) -> Mapping[Mode, ModeOutlook]:
         attained = {"unified": 1.0, "1p1d": 0.5, "hybrid": 0.5}
         return {mode: ModeOutlook(attained=attained[mode.name], ttft_p90_s=0.1, itl_p90_s=0.01) for mode in modes}
@@ -152,7 +206,7 @@ def planning_of(window: DemandWindow, is_dry: bool) -> RolePlanning:
         limits=PlannerLimits(),
         ask=ask,
         close=lambda: None,
-        clock=MonotonicClock(),
+        clock=clock or MonotonicClock(),
         unix_s=lambda: 1.0,
         is_dry=is_dry,
         targets={"ttft_p90_s": 1.0, "itl_p90_s": 0.05},

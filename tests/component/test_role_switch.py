@@ -108,6 +108,7 @@ def test_a_worker_that_is_restarted_has_its_role_again() -> None:
     link.end()
     (again,) = world.join("b", epoch=2).asked(wire.SetRole)
     assert again == told
+    assert world.dispatcher.status().workers[1].role == "hybrid", "also before it has answered"
 
 
 def machine() -> tuple[World, dict[str, Link]]:

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import ServedModelConfig
-from relevo.core.events import UNKNOWN_COSTS, StepCosts
-from relevo.core.ids import WorkerId
 from relevo.orchestrator.ports import TokenGenerator, WorkerStatus
 from relevo.planner.loop import RolePlanning
 from relevo.planner.window import DemandWindow
+from relevo.planner.worker_costs import WorkerCosts, WorkerRules
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.role_planner import ModeOutlook, PlannerLimits, RolePlanner
@@ -30,7 +29,6 @@ from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.telemetry.latency import Slo
 
 _LEAST_URGENT = 19
-_YOUNG_S = 20.0  # arbitrary: steps of a worker that has just started say little of what they will cost
 _DEFAULT_TTFT_S, _DEFAULT_ITL_S = 2.0, 0.1  # where the operator set no target. Arbitrary
 _SIMULATED_REQUESTS = 240
 
@@ -64,14 +62,24 @@ class SimulatorProcess:
     config: ServedModelConfig
     slo: Slo
     _pool: ProcessPoolExecutor | None = None
-    _costs: dict[tuple[str, int], StepCosts] = field(default_factory=dict)  # by machine and number of cores
-    _first_seen_s: dict[tuple[str, int], float] = field(default_factory=dict)  # by worker and epoch
+    _costs: WorkerCosts = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self._costs = WorkerCosts(
+            WorkerRules(
+                budget_tokens=config.dispatch_ahead_tokens,
+                block_size=config.block_size,
+                max_running=config.max_num_seqs,
+                itl_target_s=config.slo_itl_s,
+            )
+        )
 
     async def ask(
         self, modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]
     ) -> Mapping[Mode, ModeOutlook]:
-        self._learn(workers)
-        facts = tuple(self._facts(worker) for worker in workers)
+        self._costs.learn(workers, time.monotonic())
+        facts = self._costs.facts(workers)
         if self._pool is None:
             spawned = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(1, spawned, initializer=_give_way, initargs=(os.getpid(),))
@@ -84,31 +92,6 @@ class SimulatorProcess:
             for process in list(self._pool._processes.values()):
                 process.kill()  # what it computes is of no use any more
             self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _learn(self, workers: Sequence[WorkerStatus]) -> None:
-        """Of workers that have served for a while."""
-        now_s = time.monotonic()
-        for worker in workers:
-            first_s = self._first_seen_s.setdefault((worker.worker_id, worker.epoch), now_s)
-            key = (worker.box_id, len(worker.cores))
-            is_young = now_s - first_s < _YOUNG_S
-            if worker.ready and worker.load.costs != UNKNOWN_COSTS and not (is_young and key in self._costs):
-                self._costs[key] = worker.load.costs
-
-    def _facts(self, worker: WorkerStatus) -> WorkerFacts:
-        budget = worker.counters.step_budget_tokens or self.config.dispatch_ahead_tokens
-        return WorkerFacts(
-            worker_id=WorkerId(worker.worker_id),
-            box=worker.box_id,
-            cores=worker.started_on,
-            costs={number: costs for (box, number), costs in self._costs.items() if box == worker.box_id},
-            num_blocks=worker.load.num_total_blocks,
-            block_size=self.config.block_size,
-            max_batched_tokens=budget,
-            max_prefill_tokens=budget,
-            max_running=self.config.max_num_seqs,
-            itl_target_s=self.config.slo_itl_s,
-        )
 
 
 def _give_way(parent: int) -> None:

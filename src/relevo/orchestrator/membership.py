@@ -86,12 +86,14 @@ class Member:
     @property
     def role_now(self) -> Role:
         """It was given another one than it began with, or not."""
-        return self.load.role.role if self.load.role is not None else _role_named(self.role)
+        change = self.load.role or self.wanted  # an incarnation that has said nothing yet is told before all else
+        return change.role if change is not None else _role_named(self.role)
 
     @property
     def cores_now(self) -> tuple[int, ...]:
         """That it computes on; none: unknown."""
-        told = self.load.role.cores if self.load.role is not None else ()
+        change = self.load.role or self.wanted
+        told = change.cores if change is not None else ()
         return told or (self.hello.cores if self.hello is not None else ())
 
     @property

@@ -38,6 +38,17 @@ _ACTS = (PlanVerdict.CHANGE, PlanVerdict.UNDO)
 Ask = Callable[[Sequence[Mode], Demand, Sequence[WorkerStatus]], Awaitable[Mapping[Mode, ModeOutlook]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What each of these modes would make of that demand, with these workers."""
+
+    modes: Sequence[Mode]
+    demand: Demand
+    workers: Sequence[WorkerStatus]
+    seen: Seen
+    window: Window
+
+
 @dataclass(slots=True, kw_only=True)
 class RolePlanning:
     """`ask`: what each mode would make of a demand. `is_dry`: it says what it would do, and does nothing."""
@@ -62,24 +73,38 @@ class RolePlanning:
             await asyncio.sleep(self.limits.tick_s)
             try:
                 await self.tick()
-            except RelevoError as refused:  # a worker left between the look and the act
-                log.warning("nothing was changed: %s", refused.message)
             except Exception:
                 log.exception("a tick of the planner failed; the roles stay as they are")
 
     async def tick(self) -> PlanDecision:
         """One decision, carried out."""
+        found = self.look()
+        if isinstance(found, Question):
+            found = self.decide(found, await self.ask(found.modes, found.demand, found.workers))
+        return found
+
+    def look(self) -> Question | PlanDecision:
+        """What is to be found out before `decide`, or what was decided and carried out without."""
         workers, window = self.window.status().workers, self.window.look()
         modes = modes_of(_machines(workers))
         seen = self._seen(workers, window, modes)
         found = self.planner.question(seen)
         if isinstance(found, Demand):
-            asked = modes if seen.mode in modes else (*modes, seen.mode)
-            found = self.planner.decide(seen, await self.ask(asked, found, workers))
+            return Question(modes if seen.mode in modes else (*modes, seen.mode), found, workers, seen, window)
+        return self._carry_out(found, seen, window)
+
+    def decide(self, question: Question, outlooks: Mapping[Mode, ModeOutlook]) -> PlanDecision:
+        """And carry it out."""
+        return self._carry_out(self.planner.decide(question.seen, outlooks), question.seen, question.window)
+
+    def _carry_out(self, found: PlanDecision, seen: Seen, window: Window) -> PlanDecision:
         if found.verdict in _ACTS and not self.is_dry:
             before = dict(seen.mode.roles)
             changed: dict[str, Role] = {name: role for name, role in found.mode.roles if before[name] != role}
-            self.window.set_roles(changed, found.reason)
+            try:
+                self.window.set_roles(changed, found.reason)
+            except RelevoError as refused:  # a worker left between the look and the act
+                found = self.planner.not_done(seen, refused.message)
         self._tell(found, seen, window)
         return found
 

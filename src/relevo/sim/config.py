@@ -5,7 +5,7 @@ Plain values, checked where they are built. Knows no workload: `sim.world` is gi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -38,6 +38,8 @@ class WorkerSpec:
     max_running: int = 256
     itl_target_s: float = 0.0  # see policy.worker.intake.SchedulerConfig
     num_devices: int = 1
+    cores: tuple[int, ...] = ()  # that it starts on; none: unknown, and it keeps them in every role
+    times_on: Callable[[int], StepTimeModel] | None = None  # given a number of cores; None: `times` on every number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

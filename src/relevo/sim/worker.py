@@ -70,8 +70,15 @@ class ModelledRunner:
 class SettledCosts(StepCostModel):
     """What a worker has learned about itself after a while, and keeps."""
 
-    def __init__(self, times: StepTimeModel, max_batched_tokens: int, max_context: int) -> None:
+    def __init__(
+        self,
+        times: StepTimeModel,
+        max_batched_tokens: int,
+        max_context: int,
+        times_on: Callable[[int], StepTimeModel] | None = None,
+    ) -> None:
         super().__init__()
+        self._times_on, self._limits = times_on, (max_batched_tokens, max_context)
         for num_rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             for num_kv in (num_rows * max_context // 16, num_rows * max_context // 2):
                 super().observe(num_rows, num_kv, times.step_s(StepShape(num_rows, num_kv)))
@@ -84,6 +91,11 @@ class SettledCosts(StepCostModel):
     @property
     def costs(self) -> StepCosts:
         return self._settled
+
+    def computes_on(self, num_cores: int) -> None:
+        """It has been there before, too."""
+        if self._times_on is not None:
+            self._settled = SettledCosts(self._times_on(num_cores), *self._limits).costs
 
     def observe(self, num_tokens: int, num_kv_tokens: int, step_s: float) -> None:
         """Nothing new is learned."""
@@ -104,6 +116,8 @@ class SimWorker:
     turn_ns: int = 0  # of a turn without a step: handling its messages
     drain_timeout_s: float = 30.0
     model_name: str = "model"
+    cores: tuple[int, ...] = ()  # that it starts on
+    times_on: Callable[[int], StepTimeModel] | None = None  # see sim.config.WorkerSpec
     slowness: float = 1.0  # steps take so many times as long
     may_jump: Callable[[SimWorker], bool] = lambda worker: False  # it may take a quiet stretch at once
     latency_ns: int = 0  # to its gateways, if it may
@@ -133,6 +147,7 @@ class SimWorker:
                 pid=1,
                 role=self.role,
                 model_name=self.model_name,
+                cores=self.cores,
             ),
             scheduler=self.scheduler,
             runner=self.runner,
@@ -142,6 +157,7 @@ class SimWorker:
             clock=self.kernel,
             drain_timeout_s=self.drain_timeout_s,
             decide=decider(self.decisions, self.config.worker_id, self.kernel),
+            compute_on=self._compute_on,
         )
         self.links.on_connect = self.engine.hello
 
@@ -178,6 +194,14 @@ class SimWorker:
     def counters(self) -> StepCounters:
         """Since its start."""
         return self.engine.reports.counters()
+
+    def _compute_on(self, cores: Sequence[int]) -> bool:
+        """From the next step on."""
+        runner = self.runner
+        if self.times_on is None or not isinstance(runner, ModelledRunner):
+            return False
+        runner.times = self.times_on(len(cores))
+        return True
 
     # ---- its turns ---------------------------------------------------------------------------------------------------
 

@@ -191,6 +191,8 @@ class World:
             jumping=self.quiet.jumping,
             decisions=self._tally,
             drain_timeout_s=serving.drain_timeout_s,
+            cores=spec.cores,
+            times_on=spec.times_on,
         )
         for gateway in self.gateways.values():
             if gateway.region is region:
@@ -213,7 +215,7 @@ class World:
         serving = self.config.serving
         if serving.learns_costs:
             return StepCostModel()
-        return SettledCosts(spec.times, spec.max_batched_tokens, serving.max_model_len)
+        return SettledCosts(spec.times, spec.max_batched_tokens, serving.max_model_len, spec.times_on)
 
     def _scheduler_config(self, spec: WorkerSpec) -> SchedulerConfig:
         serving = self.config.serving

@@ -28,6 +28,7 @@ class PlannerLimits:
     gain: float = 0.05  # of attainment, that a change must promise; or of time, see `ModeOutlook.better_by`
     num_ticks_of_gain: int = 2  # in a row
     cool_down_s: float = 30.0  # after a change
+    arrive_s: float = 30.0  # after a change, until every worker has to have its new role
     settle_s: float = 20.0  # after a change, until it is judged
     hand_hold_s: float = 300.0  # after a change by hand
     block_s: float = 600.0  # after a change that was taken back
@@ -115,6 +116,7 @@ class RolePlanner:
         )
         self._mode: Mode | None = None  # that it set, or found
         self._change: _Change | None = None  # the last
+        self._arriving: tuple[float, Mode] | None = None  # since when, and from which mode, roles are on their way
         self._held_until_s = 0.0
         self._blocked: dict[Mode, float] = {}  # until when
         self._favourite: tuple[Mode, int] | None = None  # and in how many ticks in a row
@@ -130,7 +132,11 @@ class RolePlanner:
             self.num_unknown_ticks += 1
             return self._hold(seen, f"not known: {seen.unknown}", PlanVerdict.UNKNOWN)
         self._rate.add(seen.demand.requests_per_s if seen.demand is not None else 0.0)
-        if seen.mode != self._mode:
+        if seen.mode == self._mode:
+            self._arriving = None
+        elif self._arriving is not None:
+            return self._not_arrived(seen, *self._arriving)
+        else:
             was, self._mode, self._change, self._favourite = self._mode, seen.mode, None, None
             self._held_until_s = seen.now_s + limits.hand_hold_s
             reason = f"{was} was changed to {seen.mode} by hand, which holds for {limits.hand_hold_s:.0f} s"
@@ -168,6 +174,29 @@ class RolePlanner:
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
         return self._act(seen, best, _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best]), why, told)
 
+    def not_done(self, seen: Seen, why: str) -> PlanDecision:
+        """What was decided last could not be carried out: everything is as it was."""
+        self._mode, self._change, self._arriving = seen.mode, None, None
+        self.num_changes -= 1
+        return self._hold(seen, f"nothing was changed: {why}")
+
+    def _not_arrived(self, seen: Seen, since_s: float, before: Mode) -> PlanDecision:
+        """Not every worker has the role that it was given: one that computes a long step takes it later."""
+        limit_s, asked = self._limits.arrive_s, self._mode
+        assert asked is not None
+        were, wanted = dict(before.roles), dict(asked.roles)
+        is_on_its_way = all(role in (were.get(worker), wanted.get(worker)) for worker, role in seen.mode.roles)
+        if is_on_its_way and seen.now_s - since_s < limit_s:
+            return self._hold(seen, f"not every worker has its role of {asked} yet", PlanVerdict.UNKNOWN)
+        self._mode, self._change, self._arriving = seen.mode, None, None
+        if not is_on_its_way:
+            self._held_until_s = seen.now_s + self._limits.hand_hold_s
+            return self._hold(
+                seen, f"{asked} was changed to {seen.mode} by hand before it was there", PlanVerdict.ADOPT
+            )
+        self._blocked[asked] = seen.now_s + self._limits.block_s
+        return self._hold(seen, f"{asked} did not come about in {limit_s:.0f} s; {seen.mode} it is", PlanVerdict.ADOPT)
+
     def _expected(self, demand: Demand) -> Demand:
         """Not less than now: what is said to go away is believed when it has gone."""
         rate = max(self._rate.rate_per_s(), demand.requests_per_s)
@@ -179,6 +208,7 @@ class RolePlanner:
         self._favourite = None
         if self._acts:
             self._mode, self._change = mode, change
+            self._arriving = (seen.now_s, seen.mode)
         self._held_until_s = seen.now_s + self._limits.cool_down_s
         self.num_changes += 1
         verdict = PlanVerdict.CHANGE if change is not None else PlanVerdict.UNDO

@@ -1,0 +1,58 @@
+"""Asks the simulator from inside a simulation: a small world of each mode, and no question twice.
+
+A demand counts as known when rate and mean lengths are within some per cent of one that was asked about before, with
+the same step costs: a day has a thousand ticks and a few dozen kinds of traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import log
+
+from relevo.planner.loop import Question
+from relevo.planner.worker_costs import WorkerCosts
+from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.role_planner import ModeOutlook
+from relevo.sim.mode_worlds import ModeWorlds
+from relevo.telemetry.latency import Slo
+
+_STEP = 1.1  # of what counts as the same demand. Arbitrary
+
+
+@dataclass(slots=True, kw_only=True)
+class Outlooks:
+    costs: WorkerCosts
+    max_model_len: int
+    slo: Slo
+    num_requests: int = 120  # of one small world. Arbitrary
+    seed: int = 0
+    num_worlds: int = 0  # that were run
+    _known: dict[tuple[Mode, tuple[int, ...], str], ModeOutlook] = field(default_factory=dict)
+
+    def of(self, question: Question, now_s: float) -> Mapping[Mode, ModeOutlook]:
+        self.costs.learn(question.workers, now_s)
+        facts = self.costs.facts(question.workers)
+        worlds = ModeWorlds(
+            workers=facts,
+            max_model_len=self.max_model_len,
+            slo=self.slo,
+            num_requests=self.num_requests,
+            seed=self.seed,
+        )
+        return {mode: self._outlook(worlds, mode, question.demand) for mode in question.modes}
+
+    def _outlook(self, worlds: ModeWorlds, mode: Mode, demand: Demand) -> ModeOutlook:
+        key = (mode, _cell(demand), repr(worlds.workers))
+        if key not in self._known:
+            self.num_worlds += 1
+            self._known[key] = worlds.outlook(mode, demand)
+        return self._known[key]
+
+
+def _cell(demand: Demand) -> tuple[int, ...]:
+    return tuple(
+        round(log(max(1e-9, number)) / log(_STEP))
+        for number in (demand.requests_per_s, demand.mean_prompt_tokens, demand.mean_output_tokens)
+    )

@@ -1,0 +1,65 @@
+"""What a planner learns of workers' step costs, and from whom it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relevo.core.events import UNKNOWN_COSTS, StepCosts, StepCounters, WorkerLoad
+from relevo.orchestrator.ports import WorkerStatus
+from relevo.planner.worker_costs import YOUNG_S, WorkerCosts, WorkerRules
+
+GOOD = StepCosts(base_s=0.01, per_token_s=1e-4, per_kv_token_s=1e-7)
+COLD = StepCosts(base_s=1.0, per_token_s=1e-2, per_kv_token_s=1e-7)
+RULES = WorkerRules(budget_tokens=512, block_size=16, max_running=8, itl_target_s=0.05)
+
+
+def worker(worker_id: str, costs: StepCosts, num_cores: int = 4, role: str = "decode", **parts: Any) -> WorkerStatus:
+    load = WorkerLoad(costs=costs, num_total_blocks=100, **parts.pop("load", {}))
+    told: dict[str, Any] = {"epoch": 1, "ready": True, "box_id": "box", "started_on": (0, 1, 2, 3)} | parts
+    cores = tuple(range(num_cores))
+    return WorkerStatus(worker_id=worker_id, role=role, pid=1, load=load, counters=StepCounters(), cores=cores, **told)
+
+
+def known(costs: WorkerCosts) -> dict[int, StepCosts]:
+    (facts,) = costs.facts([worker("any", GOOD)])
+    return dict(facts.costs)
+
+
+def test_a_worker_that_has_just_started_teaches_nothing_that_is_known_better() -> None:
+    """Its kernels are cold. Red when capacity seems to fall because a worker was restarted."""
+    costs = WorkerCosts(RULES)
+    costs.learn([worker("a", COLD)], 0.0)
+    assert known(costs) == {4: COLD}, "better than nothing"
+    costs.learn([worker("a", GOOD)], YOUNG_S)
+    costs.learn([worker("a", COLD, epoch=2)], YOUNG_S + 1)
+    assert known(costs) == {4: GOOD}
+    costs.learn([worker("a", COLD, epoch=2)], 2 * YOUNG_S + 1)
+    assert known(costs) == {4: COLD}, "it stays as slow as that"
+
+
+def test_costs_of_other_cores_are_not_taken_for_those_of_the_new_ones() -> None:
+    """A worker tells the costs of its former cores until it has computed on the new ones. Red when eight cores seem to
+    be as fast as four for ever, and one core of a worker on standby, too."""
+    costs = WorkerCosts(RULES)
+    for now_s in (0.0, YOUNG_S):
+        costs.learn([worker("a", GOOD), worker("b", GOOD)], now_s)
+    standby = {"role": "standby", "num_cores": 1}
+    costs.learn([worker("a", GOOD, num_cores=8), worker("b", GOOD, **standby)], YOUNG_S + 5)
+    assert known(costs) == {4: GOOD}
+    (facts,) = costs.facts([worker("a", GOOD)])
+    assert facts.costs_on(8).base_s == GOOD.base_s / 2, "scaled until they are measured"
+    costs.learn([worker("a", COLD, num_cores=8), worker("b", GOOD, **standby)], 3 * YOUNG_S)
+    assert known(costs) == {4: GOOD, 8: COLD}
+
+
+def test_a_worker_that_leaves_or_has_said_nothing_teaches_nothing() -> None:
+    costs = WorkerCosts(RULES)
+    costs.learn([worker("a", COLD, ready=False), worker("b", UNKNOWN_COSTS)], 100.0)
+    assert known(costs) == {}
+
+
+def test_blocks_that_can_be_evicted_are_room() -> None:
+    """A prefix cache fills the pool on purpose. Red when a full cache is planned for as a full worker."""
+    full, empty = {"num_reusable_blocks": 100}, {"num_free_blocks": 100}
+    costs = WorkerCosts(RULES)
+    assert costs.facts([worker("a", GOOD, load=full)]) == costs.facts([worker("a", GOOD, load=empty)])

@@ -1,0 +1,153 @@
+"""A planner in a simulated world: it acts through the gateway's own dispatcher, on workers with cores."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from worlds import LAYOUT, assert_nothing_is_left, config, worker
+
+from relevo.core.events import StepCosts
+from relevo.core.ids import WorkerId
+from relevo.core.role import STANDBY, UNIFIED
+from relevo.policy.perf.step_time import FittedStepTimes
+from relevo.policy.scaling.demand import Demand, Sample
+from relevo.policy.scaling.modes import modes_of
+from relevo.policy.scaling.role_planner import PlannerLimits
+from relevo.policy.scaling.worker_facts import WorkerFacts
+from relevo.sim.config import Fault, FaultKind, NetworkSpec, ServingSpec, WorkerSpec
+from relevo.sim.day.rules import Planned, give_roles, modes_of_specs, planned_in
+from relevo.sim.mode_worlds import ModeWorlds
+from relevo.sim.results import RequestOutcome
+from relevo.sim.role_world import RoleWorld
+from relevo.telemetry.latency import Slo
+from relevo.workload.requests import Workload, WorkloadRequest
+
+SLO = Slo(ttft_s=1.0, itl_s=0.05)
+
+
+def times_on(num_cores: int) -> FittedStepTimes:
+    """Prompts grow with cores, a step's least time does not."""
+    return FittedStepTimes(StepCosts(base_s=0.01, per_token_s=4e-3 / num_cores, per_kv_token_s=1e-7))
+
+
+def two(**traits: Any) -> tuple[WorkerSpec, ...]:
+    return tuple(
+        worker(f"{role}-0", role, box="box", times=times_on(4), times_on=times_on, cores=cores, **traits)
+        for role, cores in (("prefill", (0, 1, 2, 3)), ("decode", (4, 5, 6, 7)))
+    )
+
+
+def world_of(workload: Workload, **parts: Any) -> RoleWorld:
+    serving = ServingSpec(layout=LAYOUT, max_model_len=4096, enable_prefix_caching=False, restart_s=2.0)
+    return RoleWorld(config(two(), serving=serving, network=NetworkSpec(shares_memory=True), **parts), workload, SLO)
+
+
+def even(num: int, every_s: float, prompt: int, output: int, after_s: float = 0.0) -> list[WorkloadRequest]:
+    return [
+        WorkloadRequest(
+            row=row, num_prompt_tokens=prompt, num_output_tokens=output, arrived_at_s=after_s + row * every_s
+        )
+        for row in range(num)
+    ]
+
+
+def planned_run(**parts: Any) -> tuple[RoleWorld, Planned]:
+    """Prompts of 700 tokens: 0.7 s on four cores, more than one worker can compute; 0.35 s on eight."""
+    world = world_of(Workload(requests=even(130, 0.6, 700, 4)), **parts)
+    planned = planned_in(world, SLO, num_requests=40)
+    world.run()
+    assert_nothing_is_left(world)
+    return world, planned
+
+
+first_run = cache(planned_run)
+
+
+def test_a_simulated_planner_changes_roles_and_what_comes_of_it_is_better() -> None:
+    """Red when its roles do not reach the workers, or steps take no notice of the cores that they bring."""
+    world, planned = first_run()
+    first = planned.changes[0]
+    assert first.mode in ("unified", "hybrid") and len(planned.changes) <= 2
+    met = [SLO.is_met(each.times, each.times.tpot_s) for each in world.result.requests]
+    assert sum(met[-50:]) > sum(met[:50])
+
+
+def test_the_same_seed_gives_the_same_decisions() -> None:
+    one, other = first_run()[1], planned_run()[1]
+    assert one.decisions == other.decisions and one.planning.plan() == other.planning.plan()
+
+
+def test_a_death_is_not_planned_on_and_no_hand_is_blamed_for_the_restart() -> None:
+    """Red when the planner acts while a worker is gone, or takes the role with which an incarnation starts for one
+    that an operator gave it."""
+    world, planned = planned_run(faults=(Fault(at_s=61.0, kind=FaultKind.KILL, target="decode-0"),))
+    verdicts = planned.planning.num_decisions
+    assert verdicts["adopt"] == 0 and verdicts["unknown"] <= 2
+    assert all(each.outcome is RequestOutcome.FINISHED for each in world.result.requests)
+
+
+def test_cores_move_with_roles_while_streams_run() -> None:
+    """A long stream runs when the roles change: it goes on, and the next prompt is computed on all eight cores within
+    two seconds. Red when a switch waits for an idle worker, or the cores stay where they were."""
+    requests = [*even(1, 1.0, 16, 1500), *even(2, 2.0, 400, 2, after_s=3.0)]
+    rows = [WorkloadRequest(**{**_fields(each), "row": row}) for row, each in enumerate(requests)]
+    world = world_of(Workload(requests=rows))
+    unified = modes_of_specs(two())[0]
+    assert dict(unified.roles) == {"prefill-0": STANDBY, "decode-0": UNIFIED}
+    world.kernel.call_at(world.traffic_at_ns + 4_000_000_000, give_roles, world, unified, "a test")
+    world.run()
+    stream, before, after = world.result.requests
+    assert stream.num_output_tokens == 1500
+    (before_s, after_s) = (each.times.ttft_s or 0.0 for each in (before, after))
+    assert before_s > 0.4 and after_s < 0.6 * before_s + 0.1
+    assert world.workers["decode-0"].engine.costs.costs.per_token_s == pytest.approx(4e-3 / 8, rel=0.01)
+
+
+def _fields(request: WorkloadRequest) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in ("num_prompt_tokens", "num_output_tokens", "arrived_at_s")}
+
+
+def test_under_overload_the_planner_sees_what_clients_see() -> None:
+    """Twice what the workers can do. Red when waiting in line does not count, or only who was served is looked at."""
+    world, seen = world_of(Workload(requests=even(200, 0.3, 700, 4))), list[float]()
+
+    def look() -> None:
+        attained = world.window.look().attained
+        if attained is not None:
+            seen.append(attained)
+
+    world.on_tick = look
+    world.run()
+    met = [SLO.is_met(each.times, each.times.tpot_s) for each in world.result.requests]
+    assert abs(seen[-1] - sum(met) / len(met)) < 0.2 and sum(met) < 0.5 * len(met)
+
+
+def facts(number: int) -> tuple[WorkerFacts, ...]:
+    costs = {4: times_on(4).costs}
+    return tuple(
+        WorkerFacts(
+            worker_id=WorkerId(f"w{i}"), box=f"box{i}", cores=(0, 1, 2, 3), costs=costs, num_blocks=400, block_size=16,
+            max_batched_tokens=512, max_prefill_tokens=512, max_running=4,
+        )
+        for i in range(number)
+    )  # fmt: skip
+
+
+def favourite(demand: Demand) -> str:
+    """Of the two splits of three workers."""
+    workers = facts(3)
+    worlds = ModeWorlds(workers=workers, max_model_len=4096, slo=SLO, num_requests=40)
+    modes = modes_of({each.box: [each.worker_id] for each in workers})
+    one, other = ((mode.name, worlds.outlook(mode, demand)) for mode in modes if mode.name in ("1p2d", "2p1d"))
+    assert abs(one[1].better_by(other[1])) > PlannerLimits().gain
+    return one[0] if one[1].better_by(other[1]) > 0 else other[0]
+
+
+def test_what_waits_for_decoding_gets_no_more_workers_that_compute_prompts() -> None:
+    """Long answers to short prompts, then the other way round. Red when back-pressure is booked where it shows instead
+    of where it comes from."""
+    answers = Demand(requests_per_s=6.0, samples=(Sample(20, 80),), longest_tokens=100)
+    prompts = Demand(requests_per_s=2.2, samples=(Sample(600, 4),), longest_tokens=604)
+    assert (favourite(answers), favourite(prompts)) == ("1p2d", "2p1d")
