@@ -7,8 +7,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 import trustme
@@ -220,6 +221,31 @@ def test_a_collector_that_hangs_delays_no_end(environ: Callable[..., None]) -> N
         ended.start()
         ended.join(CLOSE_S + 5.0)
         assert not ended.is_alive(), "it waits for an answer for ten seconds"
+
+
+def test_an_answer_without_end_is_not_read(environ: Callable[..., None]) -> None:
+    """Red when what a collector says is read and kept whole: its gateway's memory was full of it."""
+    pieces: list[int] = []
+    is_over = threading.Event()
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with suppress(OSError):
+                while len(pieces) < 256:
+                    self.request.sendall(b"x" * (1 << 20))
+                    pieces.append(1)
+            is_over.set()
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as collector:
+        threading.Thread(target=collector.serve_forever, daemon=True).start()
+        environ(OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{collector.server_address[1]}")
+        made = tracing()
+        made.traces.end(finish(made.traces.begin([], "POST", "/v1/completions", time.monotonic_ns())))
+        assert is_over.wait(CLOSE_S + 20.0)
+        made.close()
+        collector.shutdown()
+    assert len(pieces) < 64, "no more than what waits between two processes"
 
 
 async def test_a_collector_that_hangs_costs_requests_nothing(environ: Callable[..., None]) -> None:

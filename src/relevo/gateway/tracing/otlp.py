@@ -13,6 +13,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 
 from opentelemetry.sdk.resources import Resource
@@ -39,6 +40,10 @@ _KINDS = {
     SpanKind.CLIENT: OtelSpanKind.CLIENT,
     SpanKind.INTERNAL: OtelSpanKind.INTERNAL,
 }
+_CREDENTIALS = (  # who names a provider of credentials has its session
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
+)
 _UNSET = Status(StatusCode.UNSET)
 
 
@@ -162,7 +167,11 @@ def _exporter_class(name: str, protocol: str) -> Callable[[], SpanExporter]:
     if name == "otlp":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        return OTLPSpanExporter
+        from relevo.gateway.tracing.short_answers import session
+
+        return (
+            OTLPSpanExporter if any(map(os.environ.get, _CREDENTIALS)) else partial(OTLPSpanExporter, session=session())
+        )
     found = next(iter(entry_points(group=EXPORTER_GROUP, name=name)), None)
     if found is None:
         raise SettingsError(f"OTEL_TRACES_EXPORTER names {name}, and no installed package has it; use otlp or none")
