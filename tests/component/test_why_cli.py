@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 from urllib.parse import unquote
 
@@ -192,6 +193,50 @@ def test_no_such_request(relevo: tuple[str, list[str]]) -> None:
     assert "knows no request" in message
     assert "relevo why --slowest 10" in message
     assert message.isprintable()
+
+
+def test_a_server_that_lies() -> None:
+    """Red when one that nests without end, has numbers that no time has, or is no HTTP ends in a traceback."""
+    told = json.dumps(REQUESTS["slow-1"])
+    for body in (b"[" * 200_000, *(told.replace("5.0", text).encode() for text in ("1e999", "NaN", "9" * 4_000))):
+        with server(READY | {"/v1/requests/a": (200, body)}) as (url, _):
+            assert "no Relevo gateway" in refusal("a", url=url)
+    with scripted(b"\x00\x01\x02\r\n\r\n") as url:
+        assert "does not speak HTTP" in refusal("a", url=url)
+    far = replace(IN_LINE, e2e_s=1e-300, phases=(phase(PhaseName.LINE, 1e17, 1e17),))
+    assert "█" in "".join(timeline_lines({"id": "a"}, far, Look()))
+
+
+def test_an_answer_without_end_is_not_read_for_ever() -> None:
+    """Red when what a server says is read whole, however much it is."""
+    with scripted(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * (1 << 20)) as url:
+        assert "does not end" in refusal("a", url=url)
+
+
+def test_a_key_is_not_taken_elsewhere() -> None:
+    """Red when a redirection is followed: what it names would be sent the key, too."""
+    with server({}) as (other, asked):
+        with scripted(f"HTTP/1.1 302 Found\r\nlocation: {other}/v1\r\ncontent-length: 0\r\n\r\n".encode()) as url:
+            assert "no Relevo gateway" in refusal("a", "--api-key", "secret", url=url)
+        assert asked == []
+
+
+@contextmanager
+def scripted(first: bytes, again: bytes = b"") -> Iterator[str]:
+    """Says `first`, then `again` for as long as it is read."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.request.sendall(first)
+            with suppress(OSError):
+                while again:
+                    self.request.sendall(again)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_address[1]}"
+        made.shutdown()
 
 
 def test_another_kind_of_server() -> None:

@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import typer
 
-from relevo.cli.http import fetch
+from relevo.cli.http import fetch, read_json
 from relevo.cli.own_key import own_key
+from relevo.client.visible_text import one_line
 from relevo.core.errors import RelevoError, SettingsError
 
 Gateway = Annotated[str, typer.Option(help="The gateway.")]
@@ -39,7 +40,7 @@ def workers_of(url: str) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise SettingsError(f"no gateway answers at {url} ({error}); give its address with --url") from error
     try:
-        workers: list[dict[str, Any]] = json.loads(body)["workers"]
+        workers: list[dict[str, Any]] = read_json(body)["workers"]
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(f"{url} is not a Relevo gateway; give its address with --url") from error
     return workers
@@ -58,10 +59,10 @@ def ask(
     except (OSError, ValueError) as error:
         raise NotDone(f"{url} does not answer ({error})") from error
     try:
-        said: dict[str, Any] = json.loads(body)
+        said: dict[str, Any] = read_json(body)
         if status == 202:
             return said
-        message = said["error"]["message"]
+        message = one_line(str(said["error"]["message"]))
     except (ValueError, KeyError, TypeError):
         message = f"status {status}"
     if status in (401, 403):

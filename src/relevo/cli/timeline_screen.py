@@ -120,9 +120,14 @@ def _row(phase: Phase, explanation: Explanation, look: Look) -> Iterator[str]:
 def _bar(phase: Phase, e2e_s: float, look: Look) -> str:
     """Its place on the axis; what is short is still seen."""
     width = look.bar_width
-    begins = min(round(phase.begins_s / e2e_s * width), width - 1) if e2e_s > 0 else 0
-    ends = min(max(round((phase.begins_s + phase.took_s) / e2e_s * width), begins + 1), width) if e2e_s > 0 else 1
+    begins = min(_place(phase.begins_s, e2e_s, width), width - 1) if e2e_s > 0 else 0
+    ends = max(_place(phase.begins_s + phase.took_s, e2e_s, width), begins + 1) if e2e_s > 0 else 1
     return f"{' ' * begins}{('█' if look.has_blocks else '#') * (ends - begins)}{' ' * (width - ends)}"
+
+
+def _place(at_s: float, e2e_s: float, width: int) -> int:
+    """On the axis, wherever a server has it."""
+    return round(min(max(at_s / e2e_s, 0.0), 1.0) * width)
 
 
 def _rule(text: str, look: Look) -> str:

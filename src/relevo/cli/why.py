@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from relevo.cli.database import DataDir
-from relevo.cli.http import fetch
+from relevo.cli.http import fetch, read_json
 from relevo.cli.own_key import NotOwnServer, own_key
 from relevo.cli.timeline_screen import SUMMARY_HEADING, Look, summary_lines, timeline_lines, wrapped
 from relevo.client.visible_text import one_line
@@ -29,7 +29,7 @@ from relevo.gateway.requests.report import explanation_of
 from relevo.policy.slowness.difference import diff as difference_of
 from relevo.policy.slowness.words import Explanation
 
-_MAX_SLOWEST = 1000
+_MAX_SLOWEST = 100  # as gateways have it
 _MAX_SHOWN = 200  # characters of a server's message
 
 
@@ -129,7 +129,7 @@ class _Server:
 
     def _answer(self, status: int, body: bytes) -> dict[str, Any]:
         try:
-            answer = json.loads(body)
+            answer = read_json(body)
         except ValueError:
             raise self._is_another() from None
         if status == 200 and isinstance(answer, dict):
@@ -146,7 +146,7 @@ class _Server:
     def _is_relevo(self) -> bool:
         """A gateway of ours lists its workers, also when it is not ready."""
         try:
-            return isinstance(json.loads(self._get("/ready")[1])["workers"], list)
+            return isinstance(read_json(self._get("/ready")[1])["workers"], list)
         except (ValueError, KeyError, TypeError):
             return False
 
