@@ -33,6 +33,7 @@ from relevo.cli.bench_engine import engine
 from relevo.cli.bench_gateway import gateway
 from relevo.cli.bench_overload import overload
 from relevo.cli.bench_peers import peers
+from relevo.cli.bench_planner import planner
 from relevo.cli.bench_quality import quality
 from relevo.cli.bench_record import record
 from relevo.cli.bench_requests import requests
@@ -65,6 +66,7 @@ app.command()(gateway)
 app.command()(console)
 app.command()(overload)
 app.command()(peers)
+app.command()(planner)
 app.command()(quality)
 app.command()(record)
 app.command()(requests)
