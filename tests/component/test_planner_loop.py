@@ -86,6 +86,28 @@ async def test_demand_is_seen_where_it_comes_in_and_lengths_where_it_ends() -> N
     assert window.look().num_requests == 0
 
 
+async def test_a_burst_is_seen_before_a_minute_is_over() -> None:
+    """One request a second, then ten for a quarter of a minute; what is noise is no burst. Red when demand is a mean
+    that follows when the burst has gone."""
+    clock = Hand()
+    window = DemandWindow(ScriptedGenerator([]), clock, SLO, span_s=60.0)
+    clock.at_ns += 60 * S
+
+    def arrive(num: int, per_s: float) -> float:
+        for _ in range(num):
+            clock.at_ns += round(S / per_s)
+            number = len(window._arrivals) + clock.at_ns
+            window.start(request_for(number, [1] * 10, 4), Deaf())
+            window.finished(record(number, 10, 4, 0.1))
+        seen = window.look().demand
+        assert seen is not None
+        return seen.requests_per_s
+
+    assert abs(arrive(60, 1.0) - 1.0) < 0.05
+    assert arrive(20, 1.5) < 1.3, "within the noise"
+    assert arrive(150, 10.0) > 9.0
+
+
 async def test_a_decision_reaches_the_workers_and_a_dry_run_does_not() -> None:
     """Red when a planner that only says what it would do does it, or when its roles get lost on the way."""
     for is_dry in (True, False):

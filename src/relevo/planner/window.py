@@ -22,6 +22,8 @@ from relevo.telemetry.latency import RequestRecord, Slo
 MAX_ARRIVALS = 20_000  # arbitrary; of more in a window the first are forgotten, and the window counts as shorter
 _NUM_SAMPLES = 64  # that stand for all of a window. Arbitrary
 _BURST_WINDOW_S = 2.0
+_LAST_PART = 0.25  # of a window, that shows a burst. Arbitrary
+_FEWEST_LATE = 20  # requests in it, to be one. Arbitrary
 
 
 @dataclass(slots=True)
@@ -95,7 +97,7 @@ class DemandWindow:
         return Window(
             span_s=span_s,
             num_requests=len(self._arrivals),
-            demand=_demand(list(self._arrivals), span_s),
+            demand=_demand(list(self._arrivals), span_s, now_ns),
             num_judged=len(judged),
             attained=fmean(judged) if judged else None,
         )
@@ -107,7 +109,17 @@ class DemandWindow:
             del self._running[request_id]
 
 
-def _demand(arrivals: Sequence[_Arrival], span_s: float) -> Demand | None:
+def _rate_per_s(arrivals: Sequence[_Arrival], span_s: float, now_ns: int) -> float:
+    """Of the whole window, or of its last part where clearly more came: a burst is over before a minute's mean has
+    followed it."""
+    whole, part_s = len(arrivals) / span_s, span_s * _LAST_PART
+    since_ns = now_ns - round(part_s * 1e9)
+    num_late = sum(arrival.at_ns > since_ns for arrival in arrivals)
+    noise = 3.0 * (whole * part_s) ** 0.5  # three deviations of a Poisson count
+    return num_late / part_s if num_late >= _FEWEST_LATE and num_late > whole * part_s + noise else whole
+
+
+def _demand(arrivals: Sequence[_Arrival], span_s: float, now_ns: int) -> Demand | None:
     ended = [arrival for arrival in arrivals if arrival.num_output_tokens]
     if not arrivals or not ended:
         return None
@@ -115,7 +127,7 @@ def _demand(arrivals: Sequence[_Arrival], span_s: float) -> Demand | None:
     mean_cached = sum(a.num_cached_tokens for a in ended) / max(1, sum(a.num_prompt_tokens for a in ended))
     rows = strata([arrival.num_prompt_tokens for arrival in arrivals], _NUM_SAMPLES)
     return Demand(
-        requests_per_s=len(arrivals) / span_s,
+        requests_per_s=_rate_per_s(arrivals, span_s, now_ns),
         samples=tuple(_sample(arrivals[row], mean_output, mean_cached) for row in rows),
         longest_tokens=max(a.num_prompt_tokens + (a.num_output_tokens or mean_output) for a in arrivals),
         burstiness=dispersion([arrival.at_ns / 1e9 for arrival in arrivals], _BURST_WINDOW_S),
