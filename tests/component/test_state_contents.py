@@ -316,6 +316,7 @@ def with_tenants() -> Server:
         insight.decisions(Decision.ROUTE, f"{tenant}'s request", worker="d0", reason="fastest")
         insight.routed(request("r", tenant, bytes([number]) * 16), D0, 2, 0)
     insight.decisions(Decision.FENCE, worker="d0", epoch=1, reason="silent")
+    insight.decisions(Decision.ROLE, worker="d0", before="decode", role="unified", reason=f"for {EVIL} and good")
     return server
 
 
@@ -326,7 +327,8 @@ async def test_an_admin_sees_every_tenant_by_name() -> None:
     assert {each.tenant for each in state.sessions} == {EVIL, "good"} == {each.tenant for each in state.budgets}
     assert (state.budgets[0].spent, state.budgets[0].spent_fraction) == ("1.25", 0.25)
     assert len(state.requests.in_flight) == 2
-    assert [each.request_id for each in state.decisions] == [f"{EVIL}'s request", "good's request", ""]
+    assert [each.request_id for each in state.decisions] == [f"{EVIL}'s request", "good's request", "", ""]
+    assert state.decisions[-1].reason == f"for {EVIL} and good"
 
 
 @pytest.mark.parametrize("key", ["good", "evil"])
@@ -342,7 +344,7 @@ async def test_a_tenant_sees_its_own_and_of_the_other_numbers(key: str) -> None:
     assert [each.key_id for each in state.budgets] == [f"{key}-id"]
     assert [each.request_id for each in state.requests.in_flight] == [f"{own}'s request"]
     assert {each.request_id for each in state.decisions} == {"", f"{own}'s request"}
-    assert [each.reason for each in state.decisions] == ["fastest", "fastest", "silent"]
+    assert [each.reason for each in state.decisions] == ["fastest", "fastest", "silent", ""]
     if key == "evil":  # the other one's name is the model's too
         assert b"good" not in (await server.get("/v1/state", key)).content
 

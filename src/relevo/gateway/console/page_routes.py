@@ -33,7 +33,7 @@ async def show_file(call: Call) -> Response:
     """A file of the console. Raises NotFound."""
     found = page_files().get(call.path_rest)
     if found is None:
-        raise NotFound(f"The console has no file {call.path_rest!r}.")
+        raise NotFound(f"The console has no file {call.path_rest!r}; its page is at /.")
     return _reply(call, found)
 
 

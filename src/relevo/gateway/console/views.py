@@ -1,8 +1,8 @@
 """Who sees what: all of it, or one tenant's own and of the others numbers.
 
 With API keys an admin's sees everything. Any other sees its tenant by name, and its own budget, sessions and requests;
-other tenants are numbers, and what was decided about their requests has no id. Where there are no keys,
-all of it is for all. Pure: the caller was identified before.
+other tenants are numbers, what was decided about their requests has no id, and why an operator gave a worker another
+role is not told. Where there are no keys, all of it is for all. Pure: the caller was identified before.
 """
 
 from __future__ import annotations
@@ -83,5 +83,7 @@ def _tenants(lines: tuple[TenantLine, ...], viewer: Viewer) -> tuple[TenantLine,
 
 
 def _decision(decision: Decision, viewer: Viewer) -> Decision:
+    if decision.kind == "role" and not viewer.sees_all:
+        return _replace(decision, reason="")  # words of an operator, who may name tenants
     is_seen = viewer.sees_all or not decision.request_id or decision.tenant == viewer.tenant
     return decision if is_seen else _replace(decision, request_id="", tenant="")
