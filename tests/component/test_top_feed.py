@@ -175,6 +175,20 @@ async def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.
             await states.first()
 
 
+async def test_an_event_without_end_and_an_endless_refusal_are_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when the stream's event, or the words of a refusal, are gathered for as long as they come."""
+    monkeypatch.setattr(module, "_MAX_EVENT_BYTES", 1000)
+    monkeypatch.setattr(module, "_MAX_BODY_BYTES", 1000)
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    refused = b"HTTP/1.1 500 X\r\n\r\n" + b" " * 2000
+    async with server(head + b"data: " + b"x" * 2000, refused) as scripted, feed(scripted.url) as states:
+        first, second = await some(states, 2)
+        assert isinstance(first, Lost) and "an event without end" in first.reason
+        assert isinstance(second, Lost) and "does not end" in second.reason
+        with pytest.raises(RelevoError, match="does not end"):
+            await states.first()
+
+
 async def test_what_refuses_while_it_is_watched_is_told_and_tried_again() -> None:
     async with (
         server(answer(b"{}", "401 Unauthorized"), stream(told.state())) as scripted,

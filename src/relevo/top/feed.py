@@ -26,6 +26,7 @@ MAX_DECISIONS = 500  # kept of those that came; arbitrary
 _SILENCE_S = 5.0  # a server says something once a second
 _RETRY_S = (0.2, 0.5, 1.0, 2.0)  # after the first, second ... failure; the last for all more
 _MAX_BODY_BYTES = 32 << 20  # of an answer that is read whole; arbitrary
+_MAX_EVENT_BYTES = 16 << 20  # arbitrary
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class StateFeed:
             request = self._server.request("GET", STATE)
             async with self._server.open(request, timeout_s=10.0) as response:
                 if response.status != 200:
-                    raise _refusal(url, response.status, await response.read())
+                    raise _refusal(url, response.status, await _whole(url, response))
                 return self._merged(_state(url, await _whole(url, response)))
         except (*CLIENT_ERRORS, ValueError) as error:
             raise StartError(f"{url}: {_reason(error)}; is the server running there?") from error
@@ -77,9 +78,15 @@ class StateFeed:
         request = self._server.request("GET", STREAM, headers={"Accept": "text/event-stream"})
         async with self._server.open(request, silence_s=_SILENCE_S) as response:
             if response.status != 200:
-                raise _refusal(url, response.status, await response.read())
+                raise _refusal(url, response.status, await _whole(url, response))
+            num_bytes = 0  # since the last event
             async for piece in response.pieces():
-                for event in parser.feed(piece):
+                events = parser.feed(piece)
+                parser.problems.clear()
+                num_bytes = 0 if events else num_bytes + len(piece)
+                if num_bytes > _MAX_EVENT_BYTES:
+                    raise StartError(f"{url}{STREAM} sends an event without end; is it a Relevo server?")
+                for event in events:
                     state = self._merged(_state(url, event.data))
                     now_s = time.monotonic()
                     if now_s - told_at_s > self._interval_s - 0.5:  # events do not come to the millisecond
@@ -95,12 +102,12 @@ class StateFeed:
 
 
 async def _whole(url: str, response: Response) -> bytes:
-    body = b""
+    body = bytearray()
     async for piece in response.pieces():
         body += piece
         if len(body) > _MAX_BODY_BYTES:
             raise StartError(f"{url}{STATE} does not end; is it a Relevo server?")
-    return body
+    return bytes(body)
 
 
 def _state(url: str, body: bytes) -> State:
