@@ -26,7 +26,7 @@ class Outlooks:
     costs: WorkerCosts
     max_model_len: int
     slo: Slo
-    num_requests: int = 150  # of one small world: fewer have no p90 without warm-up and drain
+    num_requests: int = 180  # of one small world: fewer have no p90 without warm-up and drain
     seed: int = 0
     num_worlds: int = 0  # that were run
     _known: dict[tuple[Mode, tuple[int, ...], str], ModeOutlook] = field(default_factory=dict)

@@ -112,7 +112,7 @@ def planned_in(
     slo: Slo,
     *,
     limits: PlannerLimits = _LIMITS,
-    num_requests: int = 150,
+    num_requests: int = 180,
     answer_s: float = 1.0,
     is_dry: bool = False,
     unix_s: Callable[[], float] | None = None,

@@ -56,7 +56,7 @@ class Day:
     death_at_s: float | None = DEATH_AT_S
     slo: Slo = TARGETS
     seed: int = 0
-    num_simulated: int = 150  # requests of each world that the planner asks for
+    num_simulated: int = 180  # requests of each world that the planner asks for
 
     @property
     def rules(self) -> tuple[str, ...]:
