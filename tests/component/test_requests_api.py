@@ -124,6 +124,9 @@ async def test_several_prompts_and_choices_are_told_apart() -> None:
         for prompt in report["prompts"]:
             check_sums(prompt)
         assert report["e2e_s"] == max(prompt["e2e_s"] for prompt in report["prompts"])
+        (shown,) = (await one.get("/v1/state")).json()["requests"]["slowest"]
+        of_all = [report[name] for name in ("ttft_s", "e2e_s", "cause", "sentence", "num_output_tokens")]
+        assert [shown[name] for name in ("ttft_s", "e2e_s", "cause", "sentence", "num_output_tokens")] == of_all
 
 
 async def test_the_text_is_nowhere() -> None:

@@ -64,7 +64,7 @@ class Slowest:
         if self._found_at_s is None or now_s - self._found_at_s >= _LOOK_AGAIN_S:
             where = RequestFilter(tenant=None, since_unix_ms=int((now_s - SLOWEST_S) * 1000))
             found = requests.slowest(SlowBy.E2E, MAX_SLOWEST, where, now_ns)
-            ended = [report_of(kept, gateway_id) for kept in found if kept.status is not None]
+            ended = [report_of(kept, gateway_id, is_brief=True) for kept in found if kept.status is not None]
             self._found = tuple(_ended(report) for report in ended)
             self._found_at_s = now_s
         return self._found

@@ -43,12 +43,15 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def report_of(kept: KeptRequest, gateway_id: str = "") -> dict[str, Any]:
-    """One request, with the explanation of its prompt; of several prompts: of the one that took longest, and of each
-    under `prompts`."""
+def report_of(kept: KeptRequest, gateway_id: str = "", *, is_brief: bool = False) -> dict[str, Any]:
+    """One request, with the explanation of its prompt; of several prompts: of the one that took longest, and, unless
+    `is_brief`, of each under `prompts`."""
+    told = list(zip(kept.prompts, kept.timelines, strict=True))
+    if is_brief and told:
+        told = [max(told, key=lambda each: each[1].ended_at_ns or 0)]
     prompts = [
         {"engine_request_id": facts.engine_request_id} | explanation_json(_explained(kept, facts, timeline))
-        for facts, timeline in zip(kept.prompts, kept.timelines, strict=True)
+        for facts, timeline in told
     ]
     if prompts:
         slowest = dict(max(prompts, key=lambda prompt: prompt["e2e_s"]))

@@ -22,7 +22,7 @@ from relevo.gateway.requests.history import SlowBy
 from relevo.gateway.requests.query import SlowestQuery, parse_slowest
 from relevo.gateway.requests.report import report_of
 
-REPORT_BYTES = 8_192  # of text, to make one takes as long as that; measured: half a millisecond
+REPORT_BYTES = 8_192  # of text, to explain a prompt takes as long as that; measured: half a millisecond
 MAX_ID_CHARS = 128  # no longer one is taken from a client
 _TIME_OF = {SlowBy.TTFT: "ttft_s", SlowBy.E2E: "e2e_s", SlowBy.GAP: "worst_gap_s"}
 
@@ -69,7 +69,7 @@ def request_report(context: GatewayContext, name: str, tenant: str, *, is_admin:
 async def slowest_reports(context: GatewayContext, query: SlowestQuery) -> list[dict[str, Any]]:
     """Of this gateway. Many are explained on a thread: streams go on meanwhile. Raises Overloaded."""
     found = context.requests.slowest(query.by, query.num_most, query.filter, context.clock.now_ns())
-    cost, gateway_id = REPORT_BYTES * len(found), context.gateway_id
+    cost, gateway_id = REPORT_BYTES * sum(max(1, len(kept.prompts)) for kept in found), context.gateway_id
     return await context.text_work.run(
         cost, lambda: [report_of(kept, gateway_id) for kept in found], query.tenant or ""
     )
