@@ -17,7 +17,7 @@ from scripted_gateway import EOS, MODEL, RecordingMetrics, scripted_app, served_
 from starlette.types import ASGIApp
 from virtual_time import VirtualLoop, run_virtually
 
-from relevo.core.events import StepCosts
+from relevo.core.events import UNKNOWN_COSTS, StepCosts
 from relevo.core.plan import StepPlan, StepResult
 from relevo.engine.fake_runner import FakeRunner, fake_layout
 from relevo.gateway.http.auth import ApiKeys
@@ -257,8 +257,8 @@ def slots_in_use(roles: Iterable[str], *, num_requests: int, num_output_tokens: 
             scheduler, status = list(stack.workers.values())[-1].scheduler, stack.gateways[0].dispatcher.status
             planned = scheduler.plan
 
-            def plan(now_ns: int) -> StepPlan | None:
-                step = planned(now_ns)
+            def plan(now_ns: int, costs: StepCosts = UNKNOWN_COSTS) -> StepPlan | None:
+                step = planned(now_ns, costs)
                 if step is not None and sum(line.num_waiting for line in status().lines):
                     seen.append(scheduler.load().num_running)
                 return step

@@ -24,6 +24,7 @@ from relevo.core.errors import RelevoError
 BOUNDED = (
     *("PrefixCache.", "BlockPool.", "PrefixIndex._holders", "_Told.hashes"),  # by requests, by blocks
     *("Router.", "StepCostModel.", "_Moments."),  # by workers, by sizes of steps
+    *("LostBlocks.", "DecisionRing.", "Insight.sessions", "LatencyHistogram."),  # by constants of their own
     *("Replica", "BlockTables._closed"),  # by the sequences of the last step, until the next one
 )
 ROUND = 60  # requests, then everybody is counted

@@ -9,6 +9,7 @@ import pytest
 from prefill_fleet import BLOCK_SIZE, Arrival, PrefillFleet, rows_of
 from real_traces import trace
 
+from relevo.core.role import PREFILL
 from relevo.policy.routing.router import RoutingPolicy
 from relevo.telemetry.latency import percentile
 from relevo.workload.timing import spread_ticks
@@ -34,8 +35,8 @@ def test_a_burst_with_a_hot_prefix_is_spread_evenly_and_the_prefix_copied(
     fleet = PrefillFleet(num_workers=num_workers, num_blocks=8000)
     fleet.start(rows_of(arrivals), [session for _, _, session in arrivals])
     placement = fleet.world.gateways["gateway-0"].placement
-    charged = {view.ref: view.in_flight_prefill_tokens for view in placement._views() if view.role == "prefill"}
-    assert sum(view.num_in_flight_prefills for view in placement._views() if view.role == "prefill") == 512
+    charged = {view.ref: view.in_flight_prefill_tokens for view in placement._views() if view.role == PREFILL}
+    assert sum(view.num_in_flight_prefills for view in placement._views() if view.role == PREFILL) == 512
     assert max(charged.values()) / (sum(charged.values()) / num_workers) <= 1.3, charged
     matches = placement._index.matches(fleet.prefix_hashes(1, num_hot_tokens))
     assert sum(matches.get(ref, 0) == num_hot_tokens // BLOCK_SIZE for ref in charged) > 1

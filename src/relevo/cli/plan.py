@@ -5,8 +5,10 @@ Nothing but the options (and, with --ledger, the ledger) decides what is printed
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,8 +117,7 @@ def plan(
 
 def _run(planner: Planner, json_out: Path | None) -> None:
     out.print(workload_table(planner.load.facts))
-    logging.getLogger("relevo").setLevel(logging.ERROR)  # workers die here on purpose
-    with shown() as progress:
+    with _errors_only(), shown() as progress:
         progress.begin("searching")
         made = planner.plan(lambda label, count: progress.rename(f"simulating {label} ({count} done)"))
     if json_out is not None:
@@ -132,6 +133,18 @@ def _run(planner: Planner, json_out: Path | None) -> None:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     if not made.is_enough:
         raise typer.Exit(_EXIT_UNMET)
+
+
+@contextlib.contextmanager
+def _errors_only() -> Iterator[None]:
+    """Of what simulated workers log: they die here on purpose."""
+    log = logging.getLogger("relevo")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:

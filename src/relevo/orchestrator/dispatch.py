@@ -225,6 +225,7 @@ class Dispatcher:
     def on_worker_gone(self, worker: WorkerRef) -> None:
         self._decide(Decision.LOST, worker=worker.worker_id, epoch=worker.epoch)
         self._placement.forget(worker)
+        self._insight.forget(worker)
         for in_flight in list(self._requests.values()):
             self._advance(in_flight, self._messages.lost(worker))
             if in_flight.parked is not None and not self._placement.may_wait():

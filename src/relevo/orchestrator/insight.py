@@ -150,6 +150,10 @@ class Insight:
         carried = self.handoffs.setdefault((source.worker_id, target.worker_id), Carried())
         carried.add(num_tokens, num_bytes)
 
+    def forget(self, worker: WorkerRef) -> None:
+        """This incarnation is gone, and its gaps that were not taken with it."""
+        self.outputs.pop(worker, None)
+
     def keep_only(self, workers: frozenset[WorkerRef]) -> None:
         """The others are not members any more, or former incarnations."""
         worker_ids = frozenset(worker.worker_id for worker in workers)
