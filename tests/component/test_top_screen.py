@@ -84,7 +84,10 @@ async def screen(state: State | None = None, size: tuple[int, int] = (80, 24)) -
     rig = Rig(state or told.state())
     async with rig.app.run_test(size=size, notifications=True) as pilot:
         rig.pilot = pilot
-        await pilot.pause()
+        for _ in range(100):  # the footer is drawn when its keys are known
+            await pilot.pause()
+            if "Quit" in rig.lines[-1]:
+                break
         yield rig
 
 
