@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from in_process_stack import in_process_stack, request_for, until
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,12 +15,14 @@ from test_state import state_of
 from relevo.build.clock import MonotonicClock
 from relevo.core.errors import NoWorker
 from relevo.core.events import TokenOutput
+from relevo.core.ids import RequestId
 from relevo.core.outcome import RequestEnd
 from relevo.core.ports import Clock
-from relevo.core.role import Role
-from relevo.orchestrator.ports import EngineStatus, TokenGenerator, WorkerStatus
-from relevo.planner.loop import Question, RolePlanning
-from relevo.planner.window import DemandWindow
+from relevo.core.request import EngineRequest, ServiceTerms
+from relevo.core.role import HYBRID, Role
+from relevo.orchestrator.ports import EngineStatus, OutputSink, TokenGenerator, WorkerStatus
+from relevo.planner.loop import NotSimulated, Question, RolePlanning
+from relevo.planner.window import MAX_ARRIVALS, DemandWindow
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.role_planner import ModeOutlook, PlannerLimits, PlanVerdict, RolePlanner
@@ -46,6 +49,13 @@ class Deaf:
     def on_output(self, output: TokenOutput) -> None: ...
 
     def on_end(self, end: RequestEnd) -> None: ...
+
+
+class Taking(ScriptedGenerator):
+    """Requests, of which nothing is heard again."""
+
+    def start(self, request: EngineRequest, sink: OutputSink) -> Any:
+        return None
 
 
 def record(number: int, prompt: int, output: int, ttft_s: float, outcome: str = "finished") -> RequestRecord:
@@ -125,6 +135,49 @@ async def test_a_decision_reaches_the_workers_and_a_dry_run_does_not() -> None:
             told = planning.plan()
             assert told["is_dry_run"] is is_dry and told["decisions"][0]["verdict"] == "change"
             assert set(told["decisions"][0]["modes"]) == {"unified", "1p1d", "hybrid"}
+
+
+async def test_an_answer_that_comes_late_or_not_at_all_changes_nothing() -> None:
+    """Red when a simulator that ended ends the planner, and when roles given by hand meanwhile are taken back."""
+    async with in_process_stack({"prefill-0": "prefill", "decode-0": "decode"}, num_gateways=1) as stack:
+        dispatcher = stack.gateways[0].dispatcher
+        planning = planning_of(DemandWindow(dispatcher, MonotonicClock(), SLO), is_dry=False)
+        for number in range(20):
+            planning.window.start(request_for(number, [number] * 5, 2), Deaf())
+            planning.window.finished(record(number, 5, 2, 0.1))
+        await planning.tick()
+        answer = planning.ask
+
+        async def ended(*asked: object) -> Mapping[Mode, ModeOutlook]:
+            raise NotSimulated("the process of the simulator ended")
+
+        async def late(
+            modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]
+        ) -> Mapping[Mode, ModeOutlook]:
+            dispatcher.set_roles({"prefill-0": HYBRID, "decode-0": HYBRID}, "by hand")
+            await until(partial(has_roles, dispatcher, ["hybrid", "hybrid"]))
+            return await answer(modes, demand, workers)
+
+        planning.ask = ended
+        decision = await planning.tick()
+        assert decision.verdict is PlanVerdict.UNKNOWN and "simulator ended" in decision.reason
+        planning.ask = answer
+        await planning.tick()
+        planning.ask = late
+        decision = await planning.tick()
+        assert decision.verdict is PlanVerdict.UNKNOWN and "roles changed" in decision.reason
+        assert has_roles(dispatcher, ["hybrid", "hybrid"]) and planning.planner.num_changes == 0
+
+
+async def test_batch_requests_and_floods_are_no_demand_to_plan_for() -> None:
+    """Red when the window keeps an entry of each request that was refused, or judges what has no hurry."""
+    window = DemandWindow(Taking([]), Hand(), SLO)
+    request = request_for(0, [1, 2], 4)
+    window.start(replace(request, terms=ServiceTerms(is_batch=True)), Deaf())
+    assert window.look().num_requests == 0
+    for number in range(MAX_ARRIVALS + 50):
+        window.start(replace(request, request_id=RequestId(f"r{number}")), Deaf())
+    assert len(window._running) == len(window._arrivals) == MAX_ARRIVALS
 
 
 async def test_workers_that_are_not_ready_are_nothing_to_plan_for() -> None:

@@ -6,20 +6,18 @@ That process computes only when no other wants the cores, and ends with the gate
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import ServedModelConfig
 from relevo.orchestrator.ports import TokenGenerator, WorkerStatus
-from relevo.planner.loop import RolePlanning
+from relevo.planner.loop import NotSimulated, RolePlanning
 from relevo.planner.window import DemandWindow
 from relevo.planner.worker_costs import WorkerCosts, WorkerRules
 from relevo.policy.scaling.demand import Demand
@@ -27,10 +25,12 @@ from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.role_planner import ModeOutlook, PlannerLimits, RolePlanner
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.telemetry.latency import Slo
+from relevo.wire.leash import ask_for_end_with_parent
 
 _LEAST_URGENT = 19
 _DEFAULT_TTFT_S, _DEFAULT_ITL_S = 2.0, 0.1  # where the operator set no target. Arbitrary
 _SIMULATED_REQUESTS = 240
+_ANSWER_S = 120.0  # arbitrary: on idle cores an answer takes some seconds; what comes later is about another demand
 
 
 def planned(config: ServedModelConfig, generator: TokenGenerator) -> RolePlanning | None:
@@ -85,21 +85,30 @@ class SimulatorProcess:
             self._pool = ProcessPoolExecutor(1, spawned, initializer=_give_way, initargs=(os.getpid(),))
         loop = asyncio.get_running_loop()
         question = (facts, self.config.max_model_len, self.slo, tuple(modes), demand)
-        return await loop.run_in_executor(self._pool, _simulate, *question)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await loop.run_in_executor(self._pool, _simulate, *question)
+        except TimeoutError:
+            self.close()
+            raise NotSimulated(f"the simulator had no answer in {_ANSWER_S:.0f} s; the cores are busy") from None
+        except BrokenExecutor:
+            self.close()
+            raise NotSimulated("the process of the simulator ended; another one is asked next") from None
 
     def close(self) -> None:
-        if self._pool is not None:
-            for process in list(self._pool._processes.values()):
-                process.kill()  # what it computes is of no use any more
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """What is being computed is of no use any more. The next question starts another process."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            for process in list(pool._processes.values()):
+                process.kill()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _give_way(parent: int) -> None:
     """In the process that simulates, once."""
     os.nice(_LEAST_URGENT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the gateway that is stopped
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    ask_for_end_with_parent()
     if os.getppid() != parent:
         os._exit(1)
 

@@ -35,6 +35,11 @@ log = logging.getLogger("relevo.planner")
 _KEPT = 100  # decisions, those that hold for the reason of the one before left out
 _ACTS = (PlanVerdict.CHANGE, PlanVerdict.UNDO)
 
+
+class NotSimulated(RelevoError):
+    """There is no answer; the next tick asks anew."""
+
+
 Ask = Callable[[Sequence[Mode], Demand, Sequence[WorkerStatus]], Awaitable[Mapping[Mode, ModeOutlook]]]
 
 
@@ -51,7 +56,7 @@ class Question:
 
 @dataclass(slots=True, kw_only=True)
 class RolePlanning:
-    """`ask`: what each mode would make of a demand. `is_dry`: it says what it would do, and does nothing."""
+    """`ask`: what each mode would make of a demand; raises NotSimulated. `is_dry`: what it would do is only said."""
 
     model: str
     window: DemandWindow
@@ -80,7 +85,11 @@ class RolePlanning:
         """One decision, carried out."""
         found = self.look()
         if isinstance(found, Question):
-            found = self.decide(found, await self.ask(found.modes, found.demand, found.workers))
+            try:
+                outlooks = await self.ask(found.modes, found.demand, found.workers)
+            except NotSimulated as failed:
+                return self._carry_out(self.planner.unanswered(found.seen, failed.message), found.seen, found.window)
+            found = self.decide(found, outlooks)
         return found
 
     def look(self) -> Question | PlanDecision:
@@ -94,7 +103,10 @@ class RolePlanning:
         return self._carry_out(found, seen, window)
 
     def decide(self, question: Question, outlooks: Mapping[Mode, ModeOutlook]) -> PlanDecision:
-        """And carry it out."""
+        """And carry it out, unless a worker was given another role meanwhile."""
+        if self._mode_of(self.window.status().workers, question.modes) != question.seen.mode:
+            why = "roles changed while the simulator was asked"
+            return self._carry_out(self.planner.unanswered(question.seen, why), question.seen, question.window)
         return self._carry_out(self.planner.decide(question.seen, outlooks), question.seen, question.window)
 
     def _carry_out(self, found: PlanDecision, seen: Seen, window: Window) -> PlanDecision:
@@ -109,12 +121,11 @@ class RolePlanning:
         return found
 
     def _seen(self, workers: Sequence[WorkerStatus], window: Window, modes: Sequence[Mode]) -> Seen:
-        roles = {WorkerId(worker.worker_id): parse_role(worker.role) for worker in workers}
         missing = [worker.worker_id for worker in workers if not worker.ready]
         now_s = self.clock.now_ns() / 1e9
         return Seen(
             now_s=now_s,
-            mode=mode_named(modes, roles),
+            mode=self._mode_of(workers, modes),
             unknown=f"{', '.join(missing)} not ready" if missing else "",
             num_requests=window.num_requests,
             demand=window.demand,
@@ -122,6 +133,9 @@ class RolePlanning:
             num_judged=window.num_judged,
             since_s=now_s - window.span_s,
         )
+
+    def _mode_of(self, workers: Sequence[WorkerStatus], modes: Sequence[Mode]) -> Mode:
+        return mode_named(modes, {WorkerId(worker.worker_id): parse_role(worker.role) for worker in workers})
 
     def _tell(self, decision: PlanDecision, seen: Seen, window: Window) -> None:
         self.num_decisions[decision.verdict.value] += 1

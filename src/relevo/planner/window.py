@@ -16,14 +16,12 @@ from relevo.core.ports import Clock
 from relevo.core.request import EngineRequest
 from relevo.core.role import Role
 from relevo.orchestrator.ports import EngineStatus, OutputSink, StartedRequest, TokenGenerator
-from relevo.policy.scaling.demand import Demand, Sample, dispersion, strata
+from relevo.policy.scaling.demand import Demand, Sample, dispersion, rate_of_late, strata
 from relevo.telemetry.latency import RequestRecord, Slo
 
 MAX_ARRIVALS = 20_000  # arbitrary; of more in a window the first are forgotten, and the window counts as shorter
 _NUM_SAMPLES = 64  # that stand for all of a window. Arbitrary
 _BURST_WINDOW_S = 2.0
-_LAST_PART = 0.25  # of a window, that shows a burst. Arbitrary
-_FEWEST_LATE = 20  # requests in it, to be one. Arbitrary
 
 
 @dataclass(slots=True)
@@ -59,9 +57,13 @@ class DemandWindow:
         self._started_at_ns = clock.now_ns()
 
     def start(self, request: EngineRequest, sink: OutputSink) -> StartedRequest:
-        arrival = _Arrival(self._clock.now_ns(), len(request.prompt_token_ids))
-        self._arrivals.append(arrival)
-        self._running[request.request_id] = arrival
+        """Batch requests take idle room only: no mode is chosen for them."""
+        if not request.terms.is_batch:
+            arrival = _Arrival(self._clock.now_ns(), len(request.prompt_token_ids))
+            self._arrivals.append(arrival)
+            self._running[request.request_id] = arrival
+            if len(self._running) > MAX_ARRIVALS:
+                del self._running[next(iter(self._running))]
         return self._generator.start(request, sink)
 
     def finished(self, record: RequestRecord) -> None:
@@ -109,16 +111,6 @@ class DemandWindow:
             del self._running[request_id]
 
 
-def _rate_per_s(arrivals: Sequence[_Arrival], span_s: float, now_ns: int) -> float:
-    """Of the whole window, or of its last part where clearly more came: a burst is over before a minute's mean has
-    followed it."""
-    whole, part_s = len(arrivals) / span_s, span_s * _LAST_PART
-    since_ns = now_ns - round(part_s * 1e9)
-    num_late = sum(arrival.at_ns > since_ns for arrival in arrivals)
-    noise = 3.0 * (whole * part_s) ** 0.5  # three deviations of a Poisson count
-    return num_late / part_s if num_late >= _FEWEST_LATE and num_late > whole * part_s + noise else whole
-
-
 def _demand(arrivals: Sequence[_Arrival], span_s: float, now_ns: int) -> Demand | None:
     ended = [arrival for arrival in arrivals if arrival.num_output_tokens]
     if not arrivals or not ended:
@@ -126,8 +118,9 @@ def _demand(arrivals: Sequence[_Arrival], span_s: float, now_ns: int) -> Demand 
     mean_output = max(1, round(fmean(arrival.num_output_tokens or 0 for arrival in ended)))
     mean_cached = sum(a.num_cached_tokens for a in ended) / max(1, sum(a.num_prompt_tokens for a in ended))
     rows = strata([arrival.num_prompt_tokens for arrival in arrivals], _NUM_SAMPLES)
+    ages_s = [(now_ns - arrival.at_ns) / 1e9 for arrival in arrivals]
     return Demand(
-        requests_per_s=_rate_per_s(arrivals, span_s, now_ns),
+        requests_per_s=rate_of_late(ages_s, span_s),
         samples=tuple(_sample(arrivals[row], mean_output, mean_cached) for row in rows),
         longest_tokens=max(a.num_prompt_tokens + (a.num_output_tokens or mean_output) for a in arrivals),
         burstiness=dispersion([arrival.at_ns / 1e9 for arrival in arrivals], _BURST_WINDOW_S),

@@ -23,10 +23,15 @@ def end_with_parent(life_fd: int) -> None:
     """From here on, or at once if the other end is closed. Elsewhere than on Linux only what is closed now counts;
     who reads `life_fd` in its event loop sees the rest."""
     os.set_inheritable(life_fd, False)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ask_for_end_with_parent()
     if is_parent_gone(life_fd):
         os._exit(EXIT_PARENT_GONE)
+
+
+def ask_for_end_with_parent() -> None:
+    """The kernel's part, on Linux. A parent that is gone by now is not noticed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def is_parent_gone(life_fd: int) -> bool:

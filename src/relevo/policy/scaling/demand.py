@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+_LAST_PART = 0.25  # of a window, that shows a burst. Arbitrary
+_FEWEST_LATE = 20  # requests in it, to be one. Arbitrary
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -63,6 +66,15 @@ def strata(sizes: Sequence[float], most: int) -> list[int]:
     order = sorted(range(len(sizes)), key=lambda position: sizes[position])
     number = min(most, len(order))
     return [order[int((i + 0.5) * len(order) / number)] for i in range(number)]
+
+
+def rate_of_late(ages_s: Sequence[float], window_s: float) -> float:
+    """Requests per second, by their ages: of the whole window, or of its last part where clearly more came. A burst is
+    over before a minute's mean has followed it."""
+    whole, part_s = len(ages_s) / window_s, window_s * _LAST_PART
+    num_late = sum([age_s < part_s for age_s in ages_s])
+    noise = 3.0 * (whole * part_s) ** 0.5  # three deviations of a Poisson count
+    return num_late / part_s if num_late >= _FEWEST_LATE and num_late > whole * part_s + noise else whole
 
 
 def dispersion(times_s: Sequence[float], window_s: float) -> float:

@@ -174,6 +174,12 @@ class RolePlanner:
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
         return self._act(seen, best, _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best]), why, told)
 
+    def unanswered(self, seen: Seen, why: str) -> PlanDecision:
+        """Nothing was found out about `question`'s demand that still counts."""
+        self._favourite = None
+        self.num_unknown_ticks += 1
+        return self._hold(seen, f"not known: {why}", PlanVerdict.UNKNOWN)
+
     def not_done(self, seen: Seen, why: str) -> PlanDecision:
         """What was decided last could not be carried out: everything is as it was."""
         self._mode, self._change, self._arriving = seen.mode, None, None
