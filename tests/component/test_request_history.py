@@ -81,7 +81,19 @@ class HistoryMachine(RuleBasedStateMachine):
             number = sorted(self.live)[place % len(self.live)]
             one = self.live.pop(number)
             self.history.close(one, 200, self.took[number])
-            self.ended = [*self.ended, (number, one)][-MOST:]
+            self.ended = self.still_there([*self.ended, (number, one)])
+
+    def still_there(self, ended: list[tuple[int, LiveRequest]]) -> list[tuple[int, LiveRequest]]:
+        """One at most is gone, if there were too many: the oldest of a tenant that has no fewer than an even share."""
+        found = self.history.slowest(SlowBy.E2E, 100, RequestFilter(tenant=None), 50_000_000)
+        numbers = {one.arrived_at_unix_ms for one in found}
+        gone = [(number, one) for number, one in ended if number not in numbers]
+        assert len(gone) == max(0, len(ended) - MOST)
+        for number, one in gone:
+            own = [each for each, other in ended if other.tenant == one.tenant]
+            assert number == own[0]
+            assert len(own) * len({other.tenant for _, other in ended}) >= len(ended) - 1  # sizes differ a little
+        return [each for each in ended if each not in gone]
 
     @invariant()
     def a_name_leads_to_who_was_given_it_last_in_its_tenant(self) -> None:
@@ -108,6 +120,23 @@ class HistoryMachine(RuleBasedStateMachine):
         assert {one.arrived_at_unix_ms for one in slowest} == known
         times = [one.e2e_s for one in slowest]
         assert times == sorted(times, reverse=True)
+
+
+def test_a_tenant_that_floods_pushes_out_its_own_requests_only() -> None:
+    """Red when a neighbour's thousand requests are all that is left of an hour."""
+    history = RequestHistory(max_requests=100)
+    for number in range(1000):
+        for tenant in ("quiet",) if number < 40 else ("loud",):
+            one = live(number, tenant, f"{tenant}-{number}")
+            history.open(one)
+            history.close(one, 200, 1_000_000)
+    assert history.num_ended == 100
+    assert all(history.find(f"quiet-{number}", "quiet", 0) is not None for number in range(40))
+    assert history.find("loud-939", "loud", 0) is None and history.find("loud-940", "loud", 0) is not None
+    one = live(1000, "new", "new-1000")
+    history.open(one)
+    history.close(one, 200, 1_000_000)
+    assert history.find("new-1000", "new", 0) is not None and history.find("loud-940", "loud", 0) is None
 
 
 HistoryMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)

@@ -1,7 +1,8 @@
 """The requests of this gateway: those that run, and a bounded ring of those that ended lately.
 
-Owns how many are kept, and which is found by which name. A client chooses its x-request-id, so a name means something
-within its tenant only, and there the newest request. Does not know HTTP, nor why a request was slow.
+Owns how many are kept, and which is found by which name. Of too many a tenant that has its even share of the bytes
+loses its own oldest: one that sends much pushes out no other's. A client chooses its x-request-id, so a name means
+something within its tenant only, and there the newest request. Does not know HTTP, nor why a request was slow.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import nlargest
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -45,13 +47,20 @@ class RequestFilter:
 
 
 @dataclass(slots=True)
+class _OfTenant:
+    requests: deque[KeptRequest] = field(default_factory=deque)  # oldest first
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
 class RequestHistory:
     max_requests: int = MAX_REQUESTS
     max_bytes: int = MAX_REQUESTS * BYTES_PER_REQUEST
     on_kept: Callable[[KeptRequest], None] = lambda kept: None
     num_bytes: int = 0
     _live: dict[int, LiveRequest] = field(default_factory=dict)  # by the object's id
-    _ended: deque[KeptRequest] = field(default_factory=deque)  # oldest first
+    num_ended: int = 0
+    _ended: dict[str, _OfTenant] = field(default_factory=dict)  # by tenant; none without one
     _named: dict[str, dict[str, LiveRequest | KeptRequest]] = field(default_factory=dict)  # by tenant, by any name
 
     def open(self, live: LiveRequest) -> None:
@@ -64,11 +73,9 @@ class RequestHistory:
         kept = live.as_kept(status, now_ns)
         names = [name for name in live.ids if self._unname(live, name)]  # not those that a newer one has
         if self.max_requests:
-            self._ended.append(kept)
-            self.num_bytes += kept.num_bytes
-            self._name(kept, names)
-            while len(self._ended) > self.max_requests or self.num_bytes > self.max_bytes:
-                self._forget_oldest()
+            self._keep(kept, names)
+            while self.num_ended > self.max_requests or self.num_bytes > self.max_bytes:
+                self._forget_oldest(self._largest(kept.tenant))
         self.on_kept(kept)
 
     def began(self, live: LiveRequest) -> None:
@@ -86,9 +93,10 @@ class RequestHistory:
     def slowest(self, by: SlowBy, num_most: int, where: RequestFilter, now_ns: int) -> list[KeptRequest]:
         """Slowest first; running ones as slow as they are by now."""
         slow_s, tenant, models = _SLOW_S[by], where.tenant, where.models
-        every: Iterable[KeptRequest] = self._ended
-        if tenant is not None:
-            every = [kept for kept in every if kept.tenant == tenant]
+        own = [self._ended[tenant]] if tenant in self._ended else []
+        every: Iterable[KeptRequest] = chain.from_iterable(
+            [each.requests for each in (self._ended.values() if tenant is None else own)]
+        )
         if models is not None:
             every = [kept for kept in every if kept.model in models]
         if where.since_unix_ms is not None:
@@ -105,16 +113,32 @@ class RequestHistory:
         return [each if isinstance(each, KeptRequest) else each.as_kept(None, now_ns) for _, each in times[:num_most]]
 
     @property
-    def num_ended(self) -> int:
-        return len(self._ended)
-
-    @property
     def num_live(self) -> int:
         return len(self._live)
 
-    def _forget_oldest(self) -> None:
-        oldest = self._ended.popleft()
+    def _keep(self, kept: KeptRequest, names: Iterable[str]) -> None:
+        own = self._ended.setdefault(kept.tenant, _OfTenant())
+        own.requests.append(kept)
+        own.num_bytes += kept.num_bytes
+        self.num_ended += 1
+        self.num_bytes += kept.num_bytes
+        self._name(kept, names)
+
+    def _largest(self, tenant: str) -> str:
+        """Who has to make room: the tenant whose request has ended, if it has its even share, else the largest."""
+        own = self._ended.get(tenant)
+        if own is not None and own.num_bytes * len(self._ended) >= self.num_bytes:
+            return tenant
+        return max(self._ended, key=lambda each: self._ended[each].num_bytes)
+
+    def _forget_oldest(self, tenant: str) -> None:
+        own = self._ended[tenant]
+        oldest = own.requests.popleft()
+        own.num_bytes -= oldest.num_bytes
+        self.num_ended -= 1
         self.num_bytes -= oldest.num_bytes
+        if not own.requests:
+            del self._ended[tenant]
         for name in oldest.ids:
             self._unname(oldest, name)
 
