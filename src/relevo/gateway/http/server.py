@@ -5,6 +5,7 @@ uvicorn's own protocols are not used; docs/adr/0010 says why.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from relevo.gateway.http.connection import HttpConnection
 from relevo.gateway.http.connection_limiter import ConnectionLimiter
 from relevo.gateway.http.listener import Listener
 from relevo.gateway.http.tls import TlsContext, no_tls
+
+LAST_REQUEST_S = 0.05  # arbitrary: far longer than from a connection to its request on a network at hand
 
 
 class HttpServer(uvicorn.Server):
@@ -66,6 +69,10 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """A connection that was accepted just now has its request on the way: it is answered, not reset."""
+        for listener in self.servers:
+            listener.close()
+        await asyncio.sleep(LAST_REQUEST_S)
         await super().shutdown(sockets)
         if self._at_end is not None:
             self._at_end()
