@@ -11,6 +11,7 @@ from by_hand import Link, World
 from in_process_stack import InProcessStack, in_process_stack, request_for, until
 
 from relevo.core.errors import InvalidRequest, NoWorker
+from relevo.core.events import WorkerLimits
 from relevo.core.ids import WorkerId
 from relevo.core.role import DECODE, HYBRID, NAMED, PREFILL, STANDBY, UNIFIED, Role, RoleChange
 from relevo.wire import messages as wire
@@ -143,6 +144,20 @@ def test_a_worker_that_is_away_gets_the_cores_that_are_its_by_then() -> None:
     world.dispatcher.set_roles({"a": STANDBY}, "meanwhile")
     (told,) = world.join("b", epoch=2).asked(wire.SetRole)
     assert told.change == RoleChange(UNIFIED, 2, (0, 1))
+
+
+def test_limits_are_told_of_the_cores_that_are_computed_on() -> None:
+    """Red when a worker that was given another one's core seems to do more than it can."""
+    world = World("a", "b", roles={"a": "prefill", "b": "decode"})
+    limits = WorkerLimits(product_ops_per_s=1e9, read_bytes_per_s=None)
+    for number, name in enumerate(("a", "b")):
+        link = Link(world, name, 1)
+        link.hello = msgspec.structs.replace(link.hello, cores=(number,), limits=limits)
+        assert world.membership.connected(WorkerId(name), link)
+    world.run()
+    world.dispatcher.set_roles({"a": STANDBY, "b": UNIFIED}, "")
+    told = {worker.worker_id: worker.limits for worker in world.dispatcher.status().workers}
+    assert told["a"] == limits and told["b"] == WorkerLimits(product_ops_per_s=2e9, read_bytes_per_s=None)
 
 
 def test_what_cannot_be_is_refused() -> None:

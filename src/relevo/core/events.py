@@ -51,6 +51,15 @@ class WorkerLimits:
     product_ops_per_s: float | None = None  # a multiply-add is two
     read_bytes_per_s: float | None = None  # of memory
 
+    def on_cores(self, fraction: float) -> WorkerLimits:
+        """Of so many times the cores that it was measured on, as if both grew with them: of memory that is too much."""
+        if fraction == 1.0:
+            return self
+        return WorkerLimits(
+            product_ops_per_s=None if self.product_ops_per_s is None else self.product_ops_per_s * fraction,
+            read_bytes_per_s=None if self.read_bytes_per_s is None else self.read_bytes_per_s * fraction,
+        )
+
 
 UNKNOWN_LIMITS = WorkerLimits()
 

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from relevo.core.errors import WorkerLost
-from relevo.core.events import UNKNOWN_LIMITS, StepCounters, WorkerLoad
+from relevo.core.events import UNKNOWN_LIMITS, StepCounters, WorkerLimits, WorkerLoad
 from relevo.core.handoff import KVPath
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.role import Role, RoleChange, parse_role
@@ -95,6 +95,14 @@ class Member:
         change = self.load.role or self.wanted
         told = change.cores if change is not None else ()
         return told or (self.hello.cores if self.hello is not None else ())
+
+    @property
+    def limits_now(self) -> WorkerLimits:
+        """Of the cores that it computes on, by those of the cores that it was started on."""
+        if self.hello is None:
+            return UNKNOWN_LIMITS
+        started_on = len(self.hello.cores)
+        return self.hello.limits.on_cores(len(self.cores_now) / started_on if started_on else 1.0)
 
     @property
     def role_next(self) -> Role:
@@ -221,7 +229,7 @@ class Membership:
                 started_on=member.hello.cores if member.hello is not None else (),
                 cores=member.cores_now,
                 why_not_ready="" if member.is_ready else member.why_not_ready,
-                limits=member.hello.limits if member.hello is not None else UNKNOWN_LIMITS,
+                limits=member.limits_now,
             )
             for member in self._members.values()
         )
