@@ -96,7 +96,7 @@ def test_what_cannot_be_kept_is_an_answer_with_its_own_exit_status(tmp_path: Pat
     impossible = planned(*asked[:promise], "1ms", *asked[promise + 1 :], *LOAD)
     assert impossible.exit_code == 1 and "infeasible SLO" in impossible.output and "at best" in impossible.output
     path = tmp_path / "short.json"
-    short = planned(*asked, *LOAD, "--rate", "4000/s", "--json", str(path))
+    short = planned(*asked, *LOAD, "--rate", "300/s", "--json", str(path))
     assert short.exit_code == 1 and "not enough" in short.output
     assert not read(path)["is_enough"]
 
