@@ -63,7 +63,12 @@ class Child:
 
 
 class StartFailed(Exception):
-    """A child could not start for a reason that a restart does not mend; the message is for the operator."""
+    """A child could not start; the message is for the operator. `may_mend`: it gave no reason, so that all of it may
+    work at another time; otherwise a person has to change something first."""
+
+    def __init__(self, message: str, *, may_mend: bool = False) -> None:
+        super().__init__(message)
+        self.may_mend = may_mend
 
 
 @dataclass(slots=True)
@@ -94,9 +99,19 @@ class Supervisor:
             failed, others = failures.split(StartFailed)
             if failed is None or others is not None:
                 raise
-            raise StartFailed(str(failed.exceptions[0])) from None
+            first = failed.exceptions[0]
+            raise StartFailed(str(first), may_mend=isinstance(first, StartFailed) and first.may_mend) from None
         finally:
             self._kill_all()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def waited_for(self) -> list[str]:
+        """Names of the children that are not ready, in this incarnation of theirs."""
+        children = {name: child for name, child in self._children.items() if child.is_ready and child.pid is not None}
+        return [spec.name for spec in (*self.workers, *self.gateways) if spec.name not in children]
 
     def stop(self) -> None:
         """Drain and end; returns at once, `run` returns when it is done."""
@@ -137,7 +152,8 @@ class Supervisor:
         child.num_fast_deaths += 1
         if not child.was_ready and child.num_fast_deaths >= len(_RESTART_DELAYS_S):
             raise StartFailed(
-                f"{child.spec.name} ended {child.num_fast_deaths} times before it was ready ({_why(child)})"
+                f"{child.spec.name} ended {child.num_fast_deaths} times before it was ready ({_why(child)})",
+                may_mend=True,
             )
         return _RESTART_DELAYS_S[min(child.num_fast_deaths, len(_RESTART_DELAYS_S)) - 1]
 

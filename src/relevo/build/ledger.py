@@ -13,7 +13,7 @@ import msgspec
 from relevo.build.configs import PriceConfig
 from relevo.build.documents import read_document
 from relevo.build.operator_key import operator_key
-from relevo.core.errors import SettingsError, StartError
+from relevo.core.errors import DatabaseUnreachable, SettingsError, StartError
 from relevo.gateway.http.auth import digest_of
 from relevo.gateway.metering.database import Connection, Database, DatabaseError, MemoryDatabase, SqliteDatabase
 from relevo.gateway.metering.journal import JournalError, check_journal_folder
@@ -59,7 +59,7 @@ def open_prepared(location: str) -> Connection:
         connection = open_database(location).connect()
         prepare(connection)
     except DatabaseError as error:
-        raise StartError(
+        raise (DatabaseUnreachable if "://" in location else StartError)(
             f"the usage database cannot be used: {error}; choose another --data-dir or --database-url, or "
             f"--database-url memory to keep nothing"
         ) from error

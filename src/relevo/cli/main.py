@@ -14,6 +14,7 @@ from relevo.core.errors import RelevoError
 
 COMPLETE_VARIABLE = "_RELEVO_COMPLETE"  # set by the shells' completion scripts, see `relevo --install-completion`
 # Command: its module, and what is mounted of it (a function, or a Typer with commands of its own).
+_MAY_WORK_LATER = 75  # EX_TEMPFAIL of sysexits.h
 _COMMANDS = {
     "serve": ("relevo.cli.serve", "command"),
     "chat": ("relevo.cli.chat", "chat"),
@@ -81,7 +82,8 @@ def open_standard_streams() -> None:
 
 
 def main() -> None:
-    """Run a command; an error a person can mend is one sentence on stderr and exit status 2."""
+    """Run a command; an error a person can mend is one sentence on stderr and exit status 2, or 75 where the same
+    command may work later without a change: a service manager restarts it only then."""
     open_standard_streams()
     gc.disable()  # what imports make is no garbage, and looking through it takes a tenth of their time
     try:
@@ -91,7 +93,7 @@ def main() -> None:
         app()
     except RelevoError as error:
         sys.stderr.write(f"relevo: {error.message}\n")
-        sys.exit(2)
+        sys.exit(_MAY_WORK_LATER if error.retryable else 2)
     except KeyboardInterrupt:  # while a command is imported; from then on it is the command's own affair
         sys.exit(130)
 

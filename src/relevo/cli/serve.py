@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 
 from relevo import __version__
+from relevo.build.outside import open_probe_port, told_outside
 from relevo.build.plan import ServePlan
 from relevo.build.resolve import ModelPlan
 from relevo.build.serve import bound_address, open_listener, plan_serving, serving
 from relevo.build.start_phases import StartPhases
 from relevo.cli.options import with_settings_flags
-from relevo.core.errors import StartError
+from relevo.core.errors import ProcessesKeepEnding, StartError
 from relevo.core.urls import server_url
 from relevo.environment import read_environment
 from relevo.settings import Settings
@@ -30,6 +32,7 @@ def serve(settings: Settings) -> None:
     for note in read_environment(os.environ, Settings.model_fields).notes:
         logging.getLogger("relevo").warning("environment: %s", note)
     listener = open_listener(settings.host, settings.port)
+    probed = open_probe_port(settings.host, settings.probe_port)
     plan = plan_serving(settings)
     if settings.ssl_certfile or settings.ssl_keyfile or settings.ssl_ca_certs or settings.ssl_cert_reqs:
         from relevo.build.tls import build_tls
@@ -41,16 +44,16 @@ def serve(settings: Settings) -> None:
     with serving(settings, plan, listener, view.on_status) as supervisor:
         view.show_plan()
         try:
-            asyncio.run(_run(supervisor, view.start()))
+            asyncio.run(_run(supervisor, view.start(), probed))
         except StartFailed as failure:
-            raise StartError(str(failure)) from failure
+            raise (ProcessesKeepEnding if failure.may_mend else StartError)(str(failure)) from failure
         finally:
             view.close()
             listener.close()
 
 
-async def _run(supervisor: Supervisor, progress: Progress) -> None:
-    async with ticking(progress):
+async def _run(supervisor: Supervisor, progress: Progress, probed: socket.socket | None) -> None:
+    async with ticking(progress), told_outside(supervisor, probed):
         await supervisor.run()
 
 

@@ -30,6 +30,9 @@ RelevoError
     ├── ModelFileError
     ├── UnsupportedModel
     ├── HubUnavailable
+    │   └── HubUnreachable    the same command may work later, as all that is retryable here
+    ├── DatabaseUnreachable
+    ├── ProcessesKeepEnding
     └── LayoutMismatch
 
 Expected outcomes ("does not fit", "rejected") are values, not exceptions.
@@ -229,6 +232,24 @@ class UnsupportedModel(StartError):
 
 class HubUnavailable(StartError):
     """A hub id was given, the files are not in the cache and the hub cannot be reached."""
+
+
+class HubUnreachable(HubUnavailable):
+    """The network between here and the hub is away, or the hub is."""
+
+    retryable = True
+
+
+class DatabaseUnreachable(StartError):
+    """The usage database is another machine's, and does not answer as it should."""
+
+    retryable = True
+
+
+class ProcessesKeepEnding(StartError):
+    """A process ended again and again before it was ready, and did not say why."""
+
+    retryable = True
 
 
 class LayoutMismatch(StartError):

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from relevo.core.errors import HubUnavailable, ModelFileError
+from relevo.core.errors import HubUnavailable, HubUnreachable, ModelFileError
 from relevo.telemetry.progress import is_shown
 
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model"]
@@ -50,7 +50,7 @@ def hub_folder(
         ) from error
     except (OSError, ValueError) as error:  # what huggingface_hub raises for networks, offline mode and cache misses
         state = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
-        raise HubUnavailable(
+        raise (HubUnavailable if offline else HubUnreachable)(
             f"{model_id} is not complete in the cache {cache_dir} and {state}; copy the model there "
             f"(hf download {model_id}), or give the path of a folder or GGUF file"
         ) from error
