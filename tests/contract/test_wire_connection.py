@@ -109,7 +109,7 @@ async def test_many_sends_in_one_turn_leave_in_one_write(
     worker: EchoWorker, connection: WorkerConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[bytes] = []
-    transport = connection._stream._transport
+    transport = connection._stream.transport
     assert transport is not None
     write = transport.write
     monkeypatch.setattr(transport, "write", lambda data: (writes.append(data), write(data)), raising=True)

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from relevo.core.errors import ProtocolError
-from relevo.wire.messages import Message, ToGateway, ToWorker
+from relevo.wire.messages import ToGateway, ToWorker
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024  # arbitrary; a prompt of a million tokens takes about 5 MB
 _LENGTH = struct.Struct("<I")
@@ -22,11 +22,15 @@ _to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGate
 M = TypeVar("M")
 
 
-def encode_frame(message: Message) -> bytes:
+def encode_frame(message: msgspec.Struct) -> bytes:
     """ProtocolError if the message is larger than a frame may be."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a {type(message).__name__} of {len(body)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    return framed(body)
+
+
+def framed(body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
@@ -35,8 +39,12 @@ class FrameDecoder(Generic[M]):
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M], max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder = decoder
-        self._max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
+
+    def rest(self) -> bytes:
+        """What was fed and is of no message yet, for what reads the stream from here on."""
+        return bytes(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[M]:
         """The messages that `data` completes, in order. ProtocolError on a frame that is too large or unreadable."""
@@ -45,9 +53,9 @@ class FrameDecoder(Generic[M]):
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
             (num_bytes,) = _LENGTH.unpack_from(self._buffer, start)
-            if num_bytes > self._max_frame_bytes:
+            if num_bytes > self.max_frame_bytes:
                 raise ProtocolError(
-                    f"the peer announced a frame of {num_bytes} bytes, the limit is {self._max_frame_bytes}"
+                    f"the peer announced a frame of {num_bytes} bytes, the limit is {self.max_frame_bytes}"
                 )
             end = start + _LENGTH.size + num_bytes
             if len(self._buffer) < end:
