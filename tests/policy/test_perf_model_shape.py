@@ -212,7 +212,7 @@ def test_expected_distinct_experts() -> None:
         ({"intermediate_size": "x"}, "intermediate_size is x; expected"),
         ({"text_config": 5}, "not the config of a model"),
         ({"num_experts": 4}, "has no 'experts_per_token'"),
-        ({"num_experts": 4, "num_experts_per_tok": 9}, "9 of 4 experts are used in 32 layers"),
+        ({"num_experts": 4, "num_experts_per_tok": 9}, "9 of 4 experts are used"),
         ({"quantization_config": "fp8"}, "not a quantization config"),
         ({"quantization_config": {"quant_method": "fp8", "ignore": ["re:("]}}, "not a quantization config"),
         ({"model_type": "gemma3_text", "sliding_window": 8, "layer_types": ["full_attention"]}, "not the config"),

@@ -31,7 +31,7 @@ _COMMANDS = {
     "keys": ("relevo.cli.keys", "app"),
     "bench": ("relevo.cli.bench", "app"),
     "simulate": ("relevo.cli.simulate", "simulate"),
-    "plan": ("relevo.cli.plan", "plan"),
+    "plan": ("relevo.cli.plan", "app"),
 }
 
 

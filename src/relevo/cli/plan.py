@@ -21,6 +21,8 @@ from relevo.build.plan_options import PlanOptions, parse_rate, parse_seconds, pa
 from relevo.build.plan_tables import command_text, plan_table, refused_sentences, sentences, stage_table
 from relevo.cli.bench_terminal import note, out
 from relevo.cli.database import DatabaseUrl, DataDir, connect
+from relevo.cli.default_command import WithDefault
+from relevo.cli.plan_memory import memory
 from relevo.cli.quiet import Quiet
 from relevo.core.errors import SettingsError
 from relevo.policy.perf.reshard import PAGE_TOKENS, USUAL_PAGE_TOKENS
@@ -152,3 +154,11 @@ def _write(path: Path, body: dict[str, Any]) -> None:
         path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"cannot write --json {path}: {error.strerror}") from error
+
+
+app = typer.Typer(
+    cls=WithDefault.of("capacity"),
+    help="How many GPUs of what, split how (capacity, which is meant where no command is named), and what lies where.",
+)
+app.command("capacity")(plan)
+app.command("memory")(memory)

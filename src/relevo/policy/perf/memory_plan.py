@@ -47,7 +47,7 @@ class MemoryPlan:
 
 def memory_plan(shape: ModelShape, device: Device, parallelism: Parallelism, limits: MemoryLimits) -> MemoryPlan:
     weights = device_weight_bytes(shape, parallelism)
-    activations = _activation_bytes(shape, parallelism, limits)
+    activations = activation_bytes(shape, parallelism, limits)
     runtime = (TOGETHER_BYTES if parallelism.num_ranks > 1 else ALONE_BYTES) + GRAPH_BYTES
     bounded = limits.max_rows * _bounded_bytes(shape, parallelism, limits) / parallelism.pipeline
     free = device.memory_bytes * limits.utilization - weights - activations - runtime - bounded
@@ -83,7 +83,7 @@ def device_weight_bytes(shape: ModelShape, parallelism: Parallelism) -> float:
     return total / stages + (vocabulary if stages == 1 else vocabulary / 2)
 
 
-def _activation_bytes(shape: ModelShape, parallelism: Parallelism, limits: MemoryLimits) -> float:
+def activation_bytes(shape: ModelShape, parallelism: Parallelism, limits: MemoryLimits) -> float:
     """Peak of the largest step: residual, normed input and the widest product of a layer, and float32 logits."""
     tensor, hidden = parallelism.tensor, shape.hidden_size
     widest = max(a.num_weights / hidden for a in shape.attention) / tensor

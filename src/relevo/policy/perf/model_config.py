@@ -47,6 +47,7 @@ _AT_LEAST_ZERO = (
     "num_experts",
     "num_experts_per_tok",
     "experts_per_token",
+    "max_position_embeddings",
     "first_k_dense_replace",
     "sliding_window",
     "attention_chunk_size",
@@ -107,6 +108,7 @@ def _shape(name: str, text: Config, formats: WeightFormats | None) -> ModelShape
         num_dense_weights=num_dense_layers * 3 * text["hidden_size"] * (dense_size or 0),
         experts=experts,
         formats=formats or weight_formats(text.get("quantization_config")),
+        max_context=text.get("max_position_embeddings") or 0,
     )
 
 
@@ -132,6 +134,7 @@ def _grouped(text: Config, cache: KVGroup) -> AttentionLayers:
         num_weights=hidden * size * (num_queries + 2 * num_kv_heads + num_heads),
         products_per_decode_pair=pair,
         products_per_prefill_pair=pair,
+        num_heads=num_heads,
     )
 
 
@@ -191,6 +194,7 @@ def _latent(text: Config) -> tuple[AttentionLayers, ...]:
         num_selected=text.get("index_topk"),
         index_products_per_pair=index_heads * index_size,
         num_launches=LATENT_LAUNCHES + (INDEXER_LAUNCHES if text.get("index_topk") else 0),
+        num_heads=num_heads,
     )
     return (layers,)
 
@@ -210,6 +214,7 @@ def _hybrid(text: Config) -> tuple[AttentionLayers, ...]:
         cache=KVGroup.state(linear, value_heads * key_size * value_size * 4 + conv_values * 2, num_heads=key_heads),
         num_weights=hidden * (2 * num_keys + 2 * num_values + 2 * value_heads) + num_values * hidden,
         num_launches=STATE_LAUNCHES,
+        num_heads=value_heads,
     )
     return (_grouped({"attn_output_gate": True, **text}, _full(text, full)), state)
 
@@ -254,11 +259,10 @@ def _experts(text: Config, family: str) -> Experts | None:
     else:
         shared = text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * size
     num_active = text.get("num_experts_per_tok") or text["experts_per_token"]
-    num_expert_layers = num_layers - _num_dense_layers(text, num_layers)
-    if num_active > num_experts or num_expert_layers < 0:
-        raise ValueError(f"{num_active} of {num_experts} experts are used in {num_expert_layers} layers")
+    if num_active > num_experts:
+        raise ValueError(f"{num_active} of {num_experts} experts are used")
     return Experts(
-        num_layers=num_expert_layers,
+        layers=_expert_layers(text, num_layers),
         num_experts=num_experts,
         num_active=num_active,
         num_weights_each=3 * hidden * size,
@@ -267,11 +271,15 @@ def _experts(text: Config, family: str) -> Experts | None:
     )
 
 
-def _num_dense_layers(text: Config, num_layers: int) -> int:
-    """Layers with an MLP in place of experts."""
+def _expert_layers(text: Config, num_layers: int) -> tuple[int, ...]:
+    """Layers with experts in place of an MLP."""
     if "first_k_dense_replace" in text:
-        return int(text["first_k_dense_replace"])
+        first = int(text["first_k_dense_replace"])
+        if first > num_layers:
+            raise ValueError(f"first_k_dense_replace is {first} and there are {num_layers} layers")
+        return tuple(range(first, num_layers))
     if "interleave_moe_layer_step" in text:
-        return num_layers - num_layers // int(text["interleave_moe_layer_step"])
+        step = int(text["interleave_moe_layer_step"])
+        return tuple(range(step - 1, num_layers, step))
     step, plain = int(text.get("decoder_sparse_step", 1)), set(text.get("mlp_only_layers") or ())
-    return sum((layer + 1) % step != 0 or layer in plain for layer in range(num_layers))
+    return tuple(layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in plain)

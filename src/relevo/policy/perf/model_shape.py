@@ -32,6 +32,7 @@ class AttentionLayers:
     num_selected: int | None = None  # tokens that sparse attention reads of all that are kept
     index_products_per_pair: int = 0
     num_launches: int = GROUPED_LAUNCHES
+    num_heads: int = 0  # of queries, or of a state's values: what tensor parallelism divides; 0: not known
 
     @property
     def num_layers(self) -> int:
@@ -47,12 +48,16 @@ class AttentionLayers:
 class Experts:
     """Of layers with routed experts."""
 
-    num_layers: int
+    layers: tuple[int, ...]  # places in the model, ascending
     num_experts: int
     num_active: int  # per token
     num_weights_each: int
     num_shared_weights: int = 0  # per layer, passed by every token
     num_router_weights: int = 0
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
     def distinct(self, num_tokens: float) -> float:
         """Expected number of different experts that a batch uses in a layer, with independent uniform routing."""
@@ -70,10 +75,17 @@ class ModelShape:
     num_dense_weights: int  # of all MLPs without experts, all layers
     experts: Experts | None
     formats: WeightFormats
+    max_context: int = 0  # tokens; 0: the config does not say
 
     @property
     def num_layers(self) -> int:
         return sum(layers.num_layers for layers in self.attention)
+
+    @property
+    def num_dense_weights_each(self) -> float:
+        """Of the MLP of one layer without experts."""
+        num_dense_layers = self.num_layers - (self.experts.num_layers if self.experts else 0)
+        return self.num_dense_weights / num_dense_layers if num_dense_layers else 0.0
 
     @property
     def num_weights(self) -> int:

@@ -1,7 +1,8 @@
 """How a worker's model is spread over its devices, and how much of each part one device holds.
 
 Tensor parallelism divides attention by heads, attention data parallelism gives each rank requests of its own, expert
-parallelism gives ranks whole experts, pipeline parallelism gives stages layers. The ranks of a stage are tensor times
+parallelism gives ranks whole experts, pipeline parallelism gives stages layers. Decode context parallelism cuts the
+tokens of a cache over tensor ranks that would otherwise hold copies of it. The ranks of a stage are tensor times
 attention-data ranks; its experts are divided among all of them.
 """
 
@@ -19,9 +20,10 @@ class Parallelism:
     attention_data: int = 1  # groups of such ranks that hold requests of their own
     expert: int = 1  # groups of ranks that hold whole experts of their own
     pipeline: int = 1  # stages
+    decode_context: int = 1  # tensor ranks over which the tokens of a head's cache are divided
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "attention_data", "expert", "pipeline"):
+        for name in ("tensor", "attention_data", "expert", "pipeline", "decode_context"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} parallelism is {getattr(self, name)}; it is 1 or more")
         if self.num_ranks % self.expert:
@@ -40,5 +42,7 @@ class Parallelism:
         return self.num_ranks * self.pipeline
 
     def kv_shards(self, layers: AttentionLayers) -> int:
-        """Parts into which tensor parallelism cuts KV; ranks above it hold copies. A latent is never cut."""
-        return min(self.tensor, layers.cache.num_kv_heads)
+        """Parts into which tensor ranks cut KV; ranks above it hold copies. A latent is cut by tokens only, and what is
+        bounded by heads only."""
+        by_heads = min(self.tensor, layers.cache.num_kv_heads)
+        return by_heads if layers.cache.is_bounded else by_heads * self.decode_context
