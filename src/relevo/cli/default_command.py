@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import typer
+from typing import Any
+
 from typer.core import TyperGroup
 
 
@@ -13,7 +14,7 @@ class WithDefault(TyperGroup):
     def of(cls, name: str) -> type[WithDefault]:
         return type("WithDefault", (cls,), {"default_command": name})
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] != "--help":
             args = [self.default_command, *args]
         return super().parse_args(ctx, args)
