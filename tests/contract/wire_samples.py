@@ -76,6 +76,7 @@ SAMPLES = (
     wire.Release(RID),
     wire.Fence(WID, 3, 2),
     wire.Drain(),
+    wire.SetEpoch(2**47),
     wire.SetRole(RoleChange(Role(3, 1), 2**40, (0, 5))),
     wire.FollowCache(),
     wire.Ping(2**63),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from relevo.core.baton import SampledToken
 from relevo.core.decisions import Decide, Decision, unlogged
@@ -135,6 +135,8 @@ class EngineLoop:
                 self.drain()
             case wire.SetRole(change=change):
                 self._take_role(change)
+            case wire.SetEpoch(epoch=epoch):
+                self._take_epoch(peer, epoch)
             case wire.FollowCache():
                 self._cache_feed.follow(peer)
             case wire.Ping():
@@ -142,9 +144,7 @@ class EngineLoop:
                 self.reports.note_refusals()
                 return
             case PeerGone():
-                self._cache_feed.unfollow(peer)
-                self._gate.drop_all(peer)
-                self.core.lose_gateway(peer)
+                self._lose(peer)
             case _:
                 if not self._gate.keeps(peer, message):
                     self._ask(peer, message, now_ns)
@@ -170,6 +170,25 @@ class EngineLoop:
         elif self.decide is not unlogged:
             tell_plan(self.decide, plan, self.scheduler.planned_requests, preempted)
         return plan
+
+    def _lose(self, gateway: PeerId) -> None:
+        self._cache_feed.unfollow(gateway)
+        self._gate.drop_all(gateway)
+        self.core.lose_gateway(gateway)
+
+    def _take_epoch(self, asker: PeerId, epoch: int) -> None:
+        """All that gateways asked for is let go before the new name is told."""
+        if epoch > self.identity.epoch:
+            for gateway in self.links.peer_ids:
+                if gateway != asker:
+                    self._lose(gateway)
+                    self._outgoing.carry_out()
+                    self.links.drop(gateway, "this worker is another incarnation from now on")
+            log.info("epoch %d from now on, all requests are dropped", epoch)
+            self.identity = replace(self.identity, epoch=epoch)
+            self.scheduler.reservations.take_epoch(epoch)
+            self.transports.take_epoch(epoch)
+        self.links.send(asker, self.hello())
 
     def _take_role(self, change: RoleChange) -> None:
         """What runs here goes on, in steps of the new role."""

@@ -48,6 +48,10 @@ class TransportSet(Mapping[str, KVTransport]):
         endpoints = tuple(KVEndpoint(name, each.address(), each.reach) for name, each in self.items())
         return KVSite(box_id=self._box_id, arena_id=self._arena_id, endpoints=endpoints)
 
+    def take_epoch(self, epoch: int) -> None:
+        for transport in self._by_name.values():
+            transport.take_epoch(epoch)
+
     def reserve(self, reservation: Reservation) -> None:
         """Let writers in, over every transport: who computes the prompt is chosen once there is room."""
         for transport in self._by_name.values():

@@ -124,6 +124,9 @@ class SimTransport:
     def address(self) -> str:
         return self._address
 
+    def take_epoch(self, epoch: int) -> None:
+        """Grants name the epoch that they were made under."""
+
     def reserve(self, reservation: Reservation) -> None:
         self._grants.open(reservation, self._layout.block_size)
 

@@ -44,6 +44,10 @@ class GatewayLinks(Protocol):
         """Never waits. Nothing happens for a peer that is gone: `poll` says or has said so."""
         ...
 
+    def drop(self, peer_id: PeerId, reason: str) -> None:
+        """End the connection; `poll` returns its PeerGone. Nothing happens for a peer that is gone."""
+        ...
+
     def num_unsent_bytes(self, peer_id: PeerId) -> int:
         """How far the peer is behind with reading; 0 for a peer that is gone."""
         ...

@@ -79,6 +79,12 @@ class InProcessLinks:
         if peer is not None:
             peer.receive(message)
 
+    def drop(self, peer_id: PeerId, reason: str) -> None:
+        peer = self._peers.pop(peer_id, None)
+        if peer is not None:
+            self._arrive(peer_id, PeerGone(reason))
+            peer.on_close()
+
     def num_unsent_bytes(self, peer_id: PeerId) -> int:
         return 0
 

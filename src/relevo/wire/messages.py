@@ -29,7 +29,7 @@ from relevo.core.kv import KVLayout, Reservation
 from relevo.core.request import EngineRequest
 from relevo.core.role import RoleChange
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -118,6 +118,14 @@ class SetRole(Message, frozen=True, tag=True):
     change: RoleChange
 
 
+class SetEpoch(Message, frozen=True, tag=True):
+    """Be another incarnation from here on, with process, weights and cached content as they are: every request of every
+    gateway is dropped, every room withdrawn, every other connection ended. Answered with a new Hello. A lower epoch than
+    the worker's own changes nothing. From the node process of its box only."""
+
+    epoch: int
+
+
 class FollowCache(Message, frozen=True, tag=True):
     """Answered with CacheSnapshot; CacheEvents follow. Sent again when events are missing."""
 
@@ -132,7 +140,7 @@ class Ping(Message, frozen=True, tag=True):
 
 
 class Hello(Message, frozen=True, tag=True):
-    """First message on every connection."""
+    """First message on every connection, and the answer to SetEpoch."""
 
     protocol_version: int
     worker_id: WorkerId
@@ -267,6 +275,7 @@ ToWorker = (
     | Fence
     | Drain
     | SetRole
+    | SetEpoch
     | FollowCache
     | Ping
 )

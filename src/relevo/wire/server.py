@@ -116,6 +116,10 @@ class WireServer:
         peer = self._peers.get(peer_id)
         return peer.num_unsent_bytes if peer is not None else 0
 
+    def drop(self, peer_id: PeerId, reason: str) -> None:
+        if (peer := self._peers.get(peer_id)) is not None:
+            self._drop(peer, reason)
+
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake anyway; closed: nothing polls
             self._wake_in.send(b"w")

@@ -202,6 +202,9 @@ class FakeTransport:
     def address(self) -> str:
         return self._address
 
+    def take_epoch(self, epoch: int) -> None:
+        """Grants name the epoch that they were made under."""
+
     def reserve(self, reservation: Reservation) -> None:
         self._grants.open(reservation, self._arena.layout.block_size)
 

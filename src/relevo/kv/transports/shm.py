@@ -46,6 +46,9 @@ class ShmTransport:
     def address(self) -> str:
         return self._address
 
+    def take_epoch(self, epoch: int) -> None:
+        """Rights name the epoch that granted them."""
+
     def reserve(self, reservation: Reservation) -> None:
         ids, generations = self._open_part(reservation)
         self._arena.epochs[ids] = reservation.epoch

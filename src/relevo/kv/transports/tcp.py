@@ -76,6 +76,9 @@ class TcpTransport:
     def address(self) -> str:
         return self._address
 
+    def take_epoch(self, epoch: int) -> None:
+        self._receiver.acceptor.take_epoch(epoch)
+
     def reserve(self, reservation: Reservation) -> None:
         self._grants.open(reservation, self._arena.layout.block_size)
 

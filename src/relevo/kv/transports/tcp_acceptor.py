@@ -96,6 +96,10 @@ class TcpAcceptor:
     def num_strangers(self) -> int:
         return len(self._strangers)
 
+    def take_epoch(self, epoch: int) -> None:
+        """Senders that want an earlier incarnation are refused from here on."""
+        self._own = self._own._replace(epoch=epoch)
+
     def refused(self, reason: KVRefusal, message: str) -> None:
         """Count one, and say so where that has not been said for a while. From any thread."""
         with self._lock:

@@ -54,6 +54,10 @@ class Reservations:
         self._grants: dict[RequestId, Grant] = {}
         self._quarantines: dict[RequestId, Quarantine] = {}
 
+    def take_epoch(self, epoch: int) -> None:
+        """Of what is granted from here on."""
+        self._epoch = epoch
+
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._grants
 
