@@ -226,8 +226,17 @@ class Dispatcher:
         self._decide(Decision.LOST, worker=worker.worker_id, epoch=worker.epoch)
         self._placement.forget(worker)
         self._insight.forget(worker)
+        self._moved_on(worker)
+
+    def on_worker_cut(self, worker: WorkerRef) -> None:
+        """`on_worker_gone` without the certainty that nothing is written any more; that follows."""
+        self._decide(Decision.LOST, worker=worker.worker_id, epoch=worker.epoch)
+        self._placement.forget(worker)
+        self._moved_on(worker)
+
+    def _moved_on(self, worker: WorkerRef) -> None:
         for in_flight in list(self._requests.values()):
-            self._advance(in_flight, self._messages.lost(worker))
+            self._advance(in_flight, self._messages.lost(worker, in_flight))
             if in_flight.parked is not None and not self._placement.may_wait():
                 in_flight.unpark()
                 self._advance(in_flight, NO_ROUTE)

@@ -217,12 +217,12 @@ def _is_left(before: HandoffState, after: HandoffState, event: events.Event) -> 
         return False
     if after.num_failures > before.num_failures or after.phase in LETTING_GO:
         return True
-    return isinstance(event, events.WorkerDied) and after.phase is not before.phase
+    return isinstance(event, events.WorkerDied | events.WorkerCut) and after.phase is not before.phase
 
 
 def _why(before: HandoffState, after: HandoffState, event: events.Event) -> str:
     """Without what a worker says in words of its own: they may quote the request."""
-    if isinstance(event, events.WorkerDied) and event.has_left:
+    if isinstance(event, events.WorkerDied | events.WorkerCut) and event.has_left:
         return f"worker {event.worker.worker_id} left"
     if isinstance(event, events.Failed):
         return f"worker {event.worker.worker_id} failed over it: {event.code}"

@@ -6,6 +6,10 @@ traffic only when every other worker has acknowledged a fence, or is gone: then 
 any more (docs/guides/failures.md). The same fence frees the rooms that a gateway left behind when it died: every
 gateway that lives asks, and one that all have answered releases them.
 
+The end of a link to a worker of this box is the end of its process. That to a worker of another box (`is_remote`) may
+only be cut: requests go on elsewhere, but what it may write over memory that it shares counts as written until it has
+answered a fence over a new link, has another epoch, or its node is gone (`gone`), which has fenced itself by then.
+
 A worker is alive while its step loop answers. One that is stopped or wedged keeps its connection but says nothing: it
 is out of rotation then, and the supervisor is asked to end it. Its requests move on when it is gone, not before: until
 then it might still write.
@@ -47,6 +51,10 @@ class MessageSink(Protocol):
         """Said once more of one that is then removed."""
         ...
 
+    def on_worker_cut(self, worker: WorkerRef) -> None:
+        """Its link has ended, and its process may live. `on_worker_gone` follows when nothing is written any more."""
+        ...
+
     def on_worker_leaving(self, worker: WorkerRef) -> None:
         """It finishes what it has, as it was asked to, and takes nothing new."""
         ...
@@ -63,6 +71,8 @@ class Member:
     worker_id: WorkerId
     role: str
     address: str
+    is_remote: bool = False  # on another box: the end of its link is not that of its process
+    is_away: bool = False  # its node is gone: there is no use in connecting
     link: WorkerLink | None = None
     hello: wire.Hello | None = None  # of the present or last incarnation
     load: WorkerLoad = field(default_factory=WorkerLoad)
@@ -70,6 +80,8 @@ class Member:
     is_ready: bool = False
     why_not_ready: str = "starting"
     unfenced: set[WorkerId] = field(default_factory=set)  # workers that may still write into its former blocks
+    unheard: set[WorkerId] = field(default_factory=set)  # since it was cut: of whose blocks it has yet to let go
+    is_cut: bool = False  # its link has ended, and it may still write
     fence_nonce: int = 0  # of the fences that `unfenced` waits for
     orphans: set[RequestId] = field(default_factory=set)  # rooms to release when none is unfenced
     liveness: Liveness = field(default_factory=lambda: Liveness(2))
@@ -115,8 +127,8 @@ class Member:
 
     @property
     def is_gone(self) -> bool:
-        """It was there, and its process has ended since."""
-        return self.hello is not None and self.link is None
+        """It was there, and its process has ended since, or has let go of all."""
+        return self.hello is not None and self.link is None and not self.is_cut
 
 
 @lru_cache
@@ -181,6 +193,21 @@ class Membership:
         """Its last report shows less work than the one before."""
         member = self._members.get(worker.worker_id)
         return member is None or member.may_have_room
+
+    def is_cut(self, worker: WorkerRef) -> bool:
+        """The link to that incarnation has ended, and it may still write."""
+        member = self._members.get(worker.worker_id)
+        return member is not None and member.ref == worker and member.is_cut
+
+    def share_memory(self, one: WorkerRef, other: WorkerRef) -> bool:
+        """As both said of themselves: one writes straight into the other's blocks."""
+        sites = [
+            member.hello.kv_site
+            for ref in (one, other)
+            if (member := self._members.get(ref.worker_id)) is not None and member.hello is not None
+        ]
+        path = kv_path(*sites) if len(sites) == 2 else None
+        return path is not None and path.zero_copy
 
     def has_left(self, worker: WorkerRef) -> bool:
         """That incarnation has said that it leaves: it goes, or went, because it was asked to."""
@@ -249,6 +276,8 @@ class Membership:
             if mismatch is not None:
                 self.refused(worker_id, f"{worker_id} does not fit {other.worker_id}: {mismatch}")
                 return False
+        if member.is_cut and member.ref.epoch != hello.epoch:
+            self._let_go(member)  # it drops everything before it has another epoch
         member.hello, member.link, member.load = hello, link, hello.load
         member.ref = WorkerRef(worker_id, hello.epoch)
         member.counters = StepCounters()
@@ -259,6 +288,7 @@ class Membership:
         log.info("%s joined (epoch %d, pid %d, %s)", worker_id, hello.epoch, hello.pid, hello.role)
         if member.wanted is not None:
             self.send(member.ref, wire.SetRole(member.wanted))
+        member.unheard = {other.worker_id for other in self._others(member)} if member.is_cut else set()
         for other in self._others(member):
             self.send(member.ref, wire.Fence(other.worker_id, other.ref.epoch, other.fence_nonce))
         self._fence(member, hello.orphans)
@@ -295,11 +325,39 @@ class Membership:
         if member is None or member.link is None:
             return
         gone = member.ref
-        log.warning("%s (epoch %d) is gone: %s", worker_id, gone.epoch, reason)
+        log.warning("%s (epoch %d) is %s: %s", worker_id, gone.epoch, "cut off" if member.is_remote else "gone", reason)
         member.link, member.is_ready, member.why_not_ready = None, False, "restarting"
         member.load = WorkerLoad()
+        if member.is_remote:
+            member.is_cut, member.why_not_ready = True, "its link was cut"
+            self._sink.on_worker_cut(gone)
+            return
         self._sink.on_worker_gone(gone)
         if member.is_removed:
+            self._forget(member)
+        else:
+            self._writes_no_more(member)
+
+    def gone(self, worker_id: WorkerId, reason: str, *, for_good: bool = False) -> None:
+        """Its node is gone, and has fenced itself by now: it writes nothing any more. `for_good`: it is forgotten."""
+        member = self._members.get(worker_id)
+        if member is None:
+            return
+        if member.link is not None:
+            member.link.close()
+            self.lost(worker_id, reason)
+        member.is_away, member.why_not_ready = True, reason
+        if member.is_cut:
+            self._let_go(member)
+        if for_good:
+            self._sink.on_worker_gone(member.ref)
+            self._forget(member)
+
+    def _let_go(self, member: Member) -> None:
+        member.is_cut = False
+        member.unheard.clear()
+        self._sink.on_worker_gone(member.ref)
+        if member.is_removed and member.link is None:
             self._forget(member)
         else:
             self._writes_no_more(member)
@@ -317,6 +375,9 @@ class Membership:
         for other in self._members.values():
             if member.worker_id in other.unfenced:
                 other.unfenced.discard(member.worker_id)
+                self._all_fenced(other)
+            if member.worker_id in other.unheard:
+                other.unheard.discard(member.worker_id)
                 self._all_fenced(other)
 
     def _silent(self, member: Member) -> None:
@@ -348,6 +409,10 @@ class Membership:
                 self._sink.on_worker_leaving(member.ref)
                 return
             case wire.Fenced():
+                member.unheard.discard(message.worker_id)
+                if member.is_cut and not member.unheard:
+                    self._let_go(member)
+                    self._all_fenced(member)
                 owner = self._members.get(message.worker_id)
                 if owner is None or owner.link is None or owner.ref.epoch != message.epoch:
                     return
@@ -373,7 +438,9 @@ class Membership:
 
     def _all_fenced(self, member: Member) -> None:
         """If so, what was left in its quarantine goes back, and it gets traffic."""
-        if member.unfenced or member.link is None:
+        if member.is_cut and member.link is not None and not member.unheard:
+            self._let_go(member)
+        if member.unfenced or member.link is None or member.is_cut:
             return
         for request_id in member.orphans:
             self.send(member.ref, wire.Release(request_id))

@@ -31,20 +31,26 @@ class WorkerMessages:
     membership: Membership
     meter: HandoffMeter
 
-    def send(self, in_flight: InFlightRequest, effect: Send) -> events.WorkerDied | None:
+    def send(self, in_flight: InFlightRequest, effect: Send) -> events.WorkerDied | events.WorkerCut | None:
         """The event that follows at once, if it cannot be sent."""
         path = None
         if isinstance(effect, effects.SendPrefill):
             decode = effect.reservation.worker
             path = self.membership.kv_path(effect.worker, decode)
             if path is None:
-                return self.lost(decode if self.membership.get(decode) is None else effect.worker, is_unsent=True)
+                return self.lost(decode if self.membership.get(decode) is None else effect.worker, in_flight, True)
         elif isinstance(effect, effects.SendStartDecode):
             self.meter.baton_sent(in_flight)
         is_sent = self.membership.send(effect.worker, _message_for(effect, in_flight, path))
-        return None if is_sent else self.lost(effect.worker, is_unsent=True)
+        return None if is_sent else self.lost(effect.worker, in_flight, True)
 
-    def lost(self, worker: WorkerRef, *, is_unsent: bool = False) -> events.WorkerDied:
+    def lost(
+        self, worker: WorkerRef, in_flight: InFlightRequest, is_unsent: bool = False
+    ) -> events.WorkerDied | events.WorkerCut:
+        if self.membership.is_cut(worker):
+            decode = in_flight.handoff.decode
+            may_write = decode is not None and self.membership.share_memory(worker, decode.worker)
+            return events.WorkerCut(worker, may_write, self.membership.has_left(worker))
         return events.WorkerDied(worker, has_left=self.membership.has_left(worker), is_unsent=is_unsent)
 
 

@@ -90,6 +90,16 @@ class WorkerDied:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerCut:
+    """The link to it has ended and its process may live: what it makes can no longer arrive here, and it may still
+    compute. WorkerDied follows when it has let go, or its node has."""
+
+    worker: WorkerRef
+    may_write: bool = False  # into the decode worker's blocks, which cannot refuse it: they share memory
+    has_left: bool = False  # it was asked to leave, which is no failure
+
+
+@dataclass(frozen=True, slots=True)
 class EndRequested:
     """The request ends, wherever it is: its client is gone, or has all it asked for (a stop string) though workers
     would go on, or it is too late."""
@@ -114,6 +124,7 @@ Event = (
     | Dropped
     | Failed
     | WorkerDied
+    | WorkerCut
     | EndRequested
     | Tick
 )

@@ -48,6 +48,7 @@ from relevo.policy.handoff.events import (
     Sealed,
     Tick,
     Tokens,
+    WorkerCut,
     WorkerDied,
 )
 from relevo.policy.handoff.state import Assignment, HandoffLimits, HandoffState, Phase, after_ns
@@ -130,6 +131,8 @@ def _apply(state: HandoffState, event: Event, now_ns: int, out: list[Effect]) ->
             return recovery.on_failed(state, event, now_ns, out)
         case WorkerDied():
             return recovery.on_worker_died(state, event, now_ns, out)
+        case WorkerCut():
+            return recovery.on_worker_cut(state, event, now_ns, out)
         case EndRequested(end):
             return recovery.end(state, end, now_ns, out)
         case Tick():

@@ -19,7 +19,7 @@ from relevo.core.errors import HandoffFailed, InternalError, Overloaded, Request
 from relevo.core.ids import WorkerRef
 from relevo.core.outcome import RequestEnd
 from relevo.policy.handoff.effects import ChoosePrefill, Effect, KillWorker, Route, SendAbort, SendRelease, SendSubmit
-from relevo.policy.handoff.events import Dropped, Failed, WorkerDied
+from relevo.policy.handoff.events import Dropped, Failed, WorkerCut, WorkerDied
 from relevo.policy.handoff.state import Assignment, HandoffState, Phase, after_ns
 
 LETTING_GO = (Phase.RECALLING, Phase.REPLACING, Phase.DRAINING)
@@ -108,6 +108,32 @@ def on_worker_died(state: HandoffState, event: WorkerDied, now_ns: int, out: lis
     if event.has_left:
         return leave_prefill(state, now_ns, out)
     return replace_prefill(state, RequestEnd.failed(code, reason), now_ns, out)
+
+
+def on_worker_cut(state: HandoffState, event: WorkerCut, now_ns: int, out: list[Effect]) -> HandoffState:
+    """The request goes on elsewhere at once, in room that was never promised to this writer: a decode worker on another
+    box refuses what still comes for the old room. One that shares memory with the writer cannot: then its end, or its
+    word, is waited for."""
+    was_decode = state.decode is not None and state.decode.worker == event.worker
+    was_prefill = state.prefill is not None and state.prefill.worker == event.worker
+    if not (was_decode or was_prefill):
+        return state
+    state = _exclude(state, event.worker)
+    failure = RequestEnd.failed(WorkerLost.code, f"the link to worker {event.worker.worker_id} was cut")
+    if was_prefill and event.may_write:
+        state = _with(state, event.worker, lambda a: replace(a, holds=True, is_aborting=True, let_go_by_ns=None))
+        if state.phase in LETTING_GO:
+            return state
+        state = state if event.has_left else _count_failure(state, failure)
+        if _is_final(state, failure):
+            return end(state, failure, now_ns, out)
+        return replace(state, phase=Phase.RECALLING, deadline_at_ns=None)
+    state = replace(state, decode=None) if was_decode else replace(state, prefill=None)
+    if state.phase in (Phase.REPLACING, Phase.DRAINING):
+        return state
+    if event.has_left:
+        return leave_decode(state, now_ns, out)
+    return replace_decode(state, failure, now_ns, out)
 
 
 def _count_death(state: HandoffState) -> HandoffState:
