@@ -241,7 +241,9 @@ class Settings(BaseModel):
 
     # topology
     topology: str = Field(
-        "auto", description="auto, unified, or NpMd: N prefill and M decode workers, for example 1p1d."
+        "auto",
+        description="auto, unified, or NpMd: N prefill and M decode workers, for example 1p1d. In a cluster also Np, "
+        "Md, prefill, decode, and none: all workers are on other boxes.",
     )
     kv_transport: Parts = Field(
         ("shm",),
@@ -348,6 +350,19 @@ class Settings(BaseModel):
     )
     quiet: bool = Field(False, description="Show no progress at the terminal while the server starts.")
 
+    # cluster
+    cluster: str | None = Field(
+        None, description="HOST:PORT at which other boxes join this server; see docs/guides/cluster.md."
+    )
+    join: Names = Field((), description="HOST:PORT of heads that are there already; nodes of each are nodes of all.")
+    advertise: str | None = Field(
+        None, description="HOST[:PORT] where other boxes reach this one, if that is not the address it listens at."
+    )
+    token_file: str | None = Field(None, description="File with a join token, for the first join of this box.")
+    cluster_dir: str | None = Field(
+        None, description="Folder of this box's certificate and epochs. Default: `cluster` in the data folder."
+    )
+
     # fake engine (model `fake`): for tests of everything around an engine
     script: str | None = Field(
         None, description="`fake` engine: TOML or JSON file of what to say; see docs/guides/scripted-engine.md."
@@ -394,6 +409,7 @@ OF_THE_SERVER = frozenset(
         *("kept_requests", "ledger_timelines"),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
         *("log_level", "quiet", "start_timeout_s", "require_keys"),
+        *("cluster", "join", "advertise", "token_file", "cluster_dir"),
     )
 )  # the same for every model; what is in neither set is each model's, and a default for all where it is a flag
 

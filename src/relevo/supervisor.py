@@ -1,4 +1,4 @@
-"""The parent process: starts the workers and the gateways, restarts what dies, ends everything cleanly.
+"""The parent process: starts workers, gateways and a node process, restarts what dies, ends everything cleanly.
 
 Owns child processes, the listening socket, the shared arena's file descriptor and the runtime folder. Knows nothing of
 models, requests or HTTP. Children report over a pipe, one JSON object per line (`Status`). Another pipe ties them to
@@ -27,6 +27,7 @@ log = logging.getLogger("relevo.supervisor")
 
 _RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0)  # arbitrary: quick first, then polite, back in seconds
 GATEWAY_END_S = 8.0  # for a gateway to keep the rows of answers that were cut; longer than its own deadlines
+NODE_END_S = 2.0  # for a node process to say good-bye once its workers have finished
 _HEALTHY_AFTER_S = 60.0  # a child that lived this long starts the delays anew
 
 
@@ -35,7 +36,7 @@ class ChildSpec:
     """How to start one child. `config` is written to the child's stdin as JSON with `epoch` set to the incarnation."""
 
     name: str
-    kind: str  # "worker" or "gateway", the first argument of cli.child
+    kind: str  # "worker", "gateway" or "node", the first argument of cli.child
     config: dict[str, object] = field(repr=False)  # may hold secrets
     inherited_fds: tuple[int, ...] = ()
     heartbeat_timeout_s: float = 8.0  # without a sign of life from its loop, once it was ready
@@ -79,9 +80,11 @@ class Supervisor:
     gateways: list[ChildSpec]
     start_timeout_s: float  # from a child's start until it is ready
     shutdown_timeout_s: float
+    nodes: list[ChildSpec] = field(default_factory=list)  # one, where the box belongs to a cluster
     on_status: Callable[[str, Status], None] = lambda name, status: None
     on_stopping: Callable[[], None] = lambda: None  # before the gateways are asked to end
     pulse_interval_s: float = INTERVAL_S
+    stop_reason: str = ""  # why a child has asked for the end of all; empty: it was done, or asked for from outside
     _children: dict[str, Child] = field(default_factory=dict)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _signals: int = 0
@@ -93,7 +96,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_signal)
         try:
             async with asyncio.TaskGroup() as group:
-                keepers = [group.create_task(self._keep(spec)) for spec in (*self.workers, *self.gateways)]
+                keepers = [group.create_task(self._keep(spec)) for spec in (*self.workers, *self.nodes, *self.gateways)]
                 group.create_task(self._shut_down(keepers))
         except ExceptionGroup as failures:  # not `except*`: older Pythons wrap what is raised there into a group again
             failed, others = failures.split(StartFailed)
@@ -111,7 +114,7 @@ class Supervisor:
     def waited_for(self) -> list[str]:
         """Names of the children that are not ready, in this incarnation of theirs."""
         children = {name: child for name, child in self._children.items() if child.is_ready and child.pid is not None}
-        return [spec.name for spec in (*self.workers, *self.gateways) if spec.name not in children]
+        return [spec.name for spec in (*self.workers, *self.nodes, *self.gateways) if spec.name not in children]
 
     def stop(self) -> None:
         """Drain and end; returns at once, `run` returns when it is done."""
@@ -253,6 +256,9 @@ class Supervisor:
             child.failure = status.message
         elif status.kind == "kill":
             self._kill_worker(status)
+        elif status.kind == "stop":
+            self.stop_reason = status.message
+            self.stop()
         self.on_status(child.spec.name, status)
 
     def _start_took_too_long(self, child: Child) -> None:
@@ -272,10 +278,12 @@ class Supervisor:
             target.process.kill()  # type: ignore[union-attr]  # pid is not None
 
     async def _shut_down(self, keepers: list[asyncio.Task[None]]) -> None:
-        """Gateways first (they wait for running requests), then the workers."""
+        """Gateways first (they wait for running requests), then the node process (it waits for those of other boxes'
+        gateways), then the workers."""
         await self._stopping.wait()
         self.on_stopping()
         await self._end([self._children[spec.name] for spec in self.gateways], self.shutdown_timeout_s + GATEWAY_END_S)
+        await self._end([self._children[spec.name] for spec in self.nodes], self.shutdown_timeout_s + NODE_END_S)
         await self._end([self._children[spec.name] for spec in self.workers], 5.0)
         await asyncio.gather(*keepers, return_exceptions=True)
 

@@ -17,7 +17,8 @@ from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest, FinishReason, SamplingParams
 from relevo.engine.fake_runner import fake_layout
 from relevo.orchestrator.dispatch import Dispatcher
-from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.ports import StartedRequest
 from relevo.policy.admission.admission import Admission, AdmissionLimits

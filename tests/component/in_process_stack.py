@@ -36,7 +36,8 @@ from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.gossip import Gossip, GossipSource
 from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
 from relevo.orchestrator.insight import Insight
-from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.admission.room import RoomLimits

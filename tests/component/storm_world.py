@@ -30,7 +30,8 @@ from relevo.kv.arena import Arena
 from relevo.kv.transports.fake import FakeHub, Faults
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
-from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.handoff.state import HandoffLimits, Phase

@@ -14,7 +14,7 @@ from relevo.core.ids import WorkerId
 from relevo.core.outcome import COMPLETE
 from relevo.core.request import FinishReason
 from relevo.orchestrator.connections import Connections
-from relevo.orchestrator.membership import Member
+from relevo.orchestrator.member import Member
 from relevo.orchestrator.ports import AwaitedLink
 from relevo.wire import messages as wire
 

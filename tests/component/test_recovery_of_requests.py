@@ -24,7 +24,8 @@ from relevo.core.request import EngineRequest, FinishReason, SamplingParams, Ser
 from relevo.engine.fake_runner import fake_layout
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
-from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.handoff.state import HandoffLimits

@@ -189,3 +189,14 @@ def test_a_closed_worker_ends_every_connection(links: GatewayLinks, connect: Con
 def test_nothing_is_refused_unless_a_stranger_came(links: GatewayLinks, connect: Connect) -> None:
     connect()
     assert links.num_refused_connections == {}
+
+
+def test_a_worker_ends_a_connection_and_hears_of_it_once(links: GatewayLinks, connect: Connect) -> None:
+    one, two = connect(), connect()
+    links.drop(one.peer_id, "enough")
+    links.drop(one.peer_id, "again")
+    links.send(one.peer_id, wire.Pong(1))
+    assert one.receive() == HELLO
+    assert one.receive() is None
+    assert links.poll(0.0) == [(one.peer_id, PeerGone("enough"))]
+    assert links.peer_ids == (two.peer_id,)

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from relevo.core.cluster import ClusterFacts, NodeFacts
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a worker process needs. `epoch` and `status_fd` are filled in by the supervisor."""
@@ -49,6 +51,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport needs it
     tenant_weights: dict[str, float] = {}
+    box_id: str = ""  # empty: that of this machine; otherwise of its node
+    node_epoch: int = 0  # of the node that it belongs to; 0: none, or it is told later
+    kv_host: str = "127.0.0.1"  # where its transports listen; so the next
+    kv_advertised_host: str = ""  # empty: the same
+    kv_port: int = 0
     epoch: int = 0
     status_fd: int = -1
     life_fd: int = -1  # of `wire.child_process`
@@ -140,6 +147,25 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     stall_timeout_s: float = 30.0
 
 
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the node process needs: the one of a box that speaks to other boxes."""
+
+    folder: str  # of its identity and epochs
+    listen: str  # HOST:PORT of the control port
+    control: str  # where other boxes reach it
+    workers: tuple[WorkerAddress, ...]
+    facts: NodeFacts
+    heads: tuple[str, ...] = ()  # to join
+    cluster: ClusterFacts | None = None  # None: it is no head
+    feed_path: str = ""  # of a head, for the gateways of its box
+    node_epoch: int = 0  # that its workers were started under
+    drain_timeout_s: float = 30.0
+    log_level: str = "info"
+    epoch: int = 0
+    status_fd: int = -1
+    life_fd: int = -1
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the gateway process needs."""
 
@@ -171,6 +197,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     gateway_id: str = "gateway"
     gossip_path: str = ""  # empty: it is the only one
     peers: tuple[GatewayAddress, ...] = ()
+    cluster_folder: str = ""  # of the identity by which other boxes know it; empty: it is in no cluster
+    node_name: str = ""
+    feed_path: str = ""  # of the node process of its box
     epoch: int = 0
     status_fd: int = -1
     life_fd: int = -1

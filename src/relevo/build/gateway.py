@@ -24,6 +24,7 @@ from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.dialects import dialect_of
 from relevo.build.documents import read_text
 from relevo.build.event_loop import LoopTimers, run_until_complete
+from relevo.build.gateway_cluster import GatewayCluster
 from relevo.build.http_server import build_limiter, build_site
 from relevo.build.metering import Metering, build_metering
 from relevo.build.role_planner import planned
@@ -51,11 +52,13 @@ from relevo.gateway.text.tokenizer_info import tokenizer_info
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.insight import Insight
-from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.planner.loop import RolePlanning
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.admission.room import RoomLimits
+from relevo.policy.cluster.epochs import incarnation_of
 from relevo.policy.handoff.state import HandoffLimits
 from relevo.policy.host.generation_defaults import defaults_note, generation_defaults
 from relevo.policy.routing.router import RouterLimits, RoutingPolicy
@@ -89,17 +92,16 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     phases = StartPhases()
     model_names = [model.served_model_names[0] for model in config.models]
     metrics = GatewayMetrics(model_names, by_tenant=config.metrics_by_tenant)
-    backends = [build_backend(model, metrics, report) for model in config.models]
+    cluster = GatewayCluster.of(config, metrics)
+    backends = [build_backend(model, metrics, report, cluster) for model in config.models]
     metering = build_metering(config, metrics, MonotonicClock())
     phases.done("dispatchers and ledger")
     tracing = _tracing(config, metrics)
     plannings = [planned(backend.config, backend.dispatcher) for backend in backends]
     models = [_served_model(backend, planning) for backend, planning in zip(backends, plannings, strict=True)]
-    context = build_context(config, models, metrics, metering)
+    context = build_context(config, models, metrics, metering, cluster)
     at_work = [planning for planning in plannings if planning is not None]
-    for planning in at_work:
-        metrics.on_request_finished(planning.window.finished)
-    metrics.show_plans(lambda: at_work)
+    _show_plans(metrics, at_work)
     context = replace(
         context,
         traces=tracing.traces if tracing is not None else None,
@@ -121,7 +123,8 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     async def running() -> AsyncIterator[None]:
         connections = [backend.connections for backend in backends]
         tasks = [asyncio.create_task(each.run()) for each in connections]
-        tasks.append(asyncio.create_task(_report_ready(connections, report)))
+        tasks += [asyncio.create_task(each.run()) for each in (cluster,) if each is not None]
+        tasks.append(asyncio.create_task(_report_ready(backends, report)))
         tasks += [asyncio.create_task(planning.run()) for planning in at_work]
         tasks.append(asyncio.create_task(keep_watching(context.watch, context.models, context.metrics)))
         if gossip is not None:
@@ -166,6 +169,12 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
         sys.exit(EXIT_BROKEN)
 
 
+def _show_plans(metrics: GatewayMetrics, plannings: Sequence[RolePlanning]) -> None:
+    for planning in plannings:
+        metrics.on_request_finished(planning.window.finished)
+    metrics.show_plans(lambda: plannings)
+
+
 def _tracing(config: GatewayConfig, metrics: GatewayMetrics) -> Tracing | None:
     """None unless the environment asks for it. Raises SettingsError."""
     asked = check_tracing(os.environ)
@@ -184,9 +193,10 @@ async def _all_ready(connections: Sequence[Connections]) -> None:
                 await each.ready.wait()
 
 
-async def _report_ready(connections: Sequence[Connections], report: Report) -> None:
-    for each in connections:
-        await each.ready.wait()
+async def _report_ready(backends: Sequence[ModelBackend], report: Report) -> None:
+    """Those without workers on this box wait for boxes to join, however long that takes."""
+    for each in (backend for backend in backends if backend.config.workers):
+        await each.connections.ready.wait()
     report(Status(kind="ready"))
 
 
@@ -201,7 +211,9 @@ class ModelBackend:
     insight: Insight
 
 
-def build_backend(config: ServedModelConfig, metrics: GatewayMetrics, report: Report) -> ModelBackend:
+def build_backend(
+    config: ServedModelConfig, metrics: GatewayMetrics, report: Report, cluster: GatewayCluster | None = None
+) -> ModelBackend:
     membership = Membership(
         [Member(WorkerId(worker.worker_id), worker.role, worker.address) for worker in config.workers],
         heartbeat_timeout_s=config.heartbeat_timeout_s,
@@ -210,14 +222,26 @@ def build_backend(config: ServedModelConfig, metrics: GatewayMetrics, report: Re
         membership, build_chooser(config), config.block_size, random.Random(), build_room_limits(config)
     )
     insight = Insight()
-    dispatcher = build_dispatcher(config, membership, placement, metrics, report, insight)
+    kill = partial(_kill, report, cluster)
+    dispatcher = build_dispatcher(config, membership, placement, metrics, kill, insight)
+    connections = Connections(membership, WorkerConnection.open if cluster is None else cluster.connect)
+    if cluster is not None:
+        cluster.follow(membership, connections)
     return ModelBackend(
         config=config,
-        connections=Connections(membership, WorkerConnection.open),
+        connections=connections,
         placement=placement,
         dispatcher=dispatcher,
         insight=insight,
     )
+
+
+def _kill(report: Report, cluster: GatewayCluster | None, worker: WorkerRef, reason: str) -> None:
+    """By the supervisor of the box that it is on."""
+    if cluster is not None and cluster.kill(worker, reason):
+        return
+    incarnation = incarnation_of(worker.epoch) if cluster is not None else worker.epoch
+    report(Status(kind="kill", worker_id=worker.worker_id, epoch=incarnation, message=reason))
 
 
 def build_dispatcher(
@@ -225,12 +249,9 @@ def build_dispatcher(
     membership: Membership,
     placement: Placement,
     metrics: GatewayMetrics,
-    report: Report,
+    kill: Callable[[WorkerRef, str], None],
     insight: Insight,
 ) -> Dispatcher:
-    def kill(worker: WorkerRef, reason: str) -> None:
-        report(Status(kind="kill", worker_id=worker.worker_id, epoch=worker.epoch, message=reason))
-
     clock = MonotonicClock()
     limits = HandoffLimits(
         queue_s=config.queue_timeout_s,
@@ -310,13 +331,18 @@ def build_chooser(config: ServedModelConfig) -> WorkerChooser:
 
 
 def build_context(
-    config: GatewayConfig, models: Sequence[ServedModel], metrics: GatewayMetrics, metering: Metering
+    config: GatewayConfig,
+    models: Sequence[ServedModel],
+    metrics: GatewayMetrics,
+    metering: Metering,
+    cluster: GatewayCluster | None = None,
 ) -> GatewayContext:
     return GatewayContext(
         models=ServedModels(models),
         metrics=metrics,
         clock=MonotonicClock(),
         gateway_id=config.gateway_id,
+        cluster=cluster,
         api_keys=metering.key_ring,
         meter=metering.meter,
         usage=metering.refresh,

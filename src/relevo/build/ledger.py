@@ -41,7 +41,7 @@ def database_location(data_dir: str | None, database_url: str | None) -> str:
                 f"folder for the SQLite file is named with --data-dir"
             )
         return database_url
-    return str(_data_folder(data_dir) / DATABASE_FILE)
+    return str(data_folder(data_dir) / DATABASE_FILE)
 
 
 def open_database(location: str, *, fsync: bool = False) -> Database:
@@ -75,7 +75,7 @@ def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
             "--database-url memory keeps nothing; leave one of them away"
         )
     notes = check_keys(location, settings)
-    journal_dir = "" if location == "memory" else str(_data_folder(settings.data_dir) / JOURNAL_FOLDER)
+    journal_dir = "" if location == "memory" else str(data_folder(settings.data_dir) / JOURNAL_FOLDER)
     if journal_dir:
         notes += _check_journal(Path(journal_dir), location)
     admin_hashes = plan.gateway.admin_key_hashes
@@ -100,7 +100,7 @@ def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
 
 def keys_marker(data_dir: str | None, location: str) -> KeysMarker:
     """Raises SettingsError, DatabaseError."""
-    return KeysMarker(_data_folder(data_dir), open_database(location).name)
+    return KeysMarker(data_folder(data_dir), open_database(location).name)
 
 
 def check_keys(location: str, settings: Settings) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def location_name(location: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}" if separator else location
 
 
-def _data_folder(data_dir: str | None) -> Path:
+def data_folder(data_dir: str | None) -> Path:
     if data_dir:
         try:
             return Path(data_dir).expanduser().absolute()

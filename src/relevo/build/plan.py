@@ -22,11 +22,12 @@ from relevo.build.resolve import (
     ModelPlan,
     may_share_cores,
     resolve_model,
+    topology_of,
     weights_bytes,
 )
 from relevo.core.errors import SettingsError
 from relevo.gateway.http.byte_account import room_for
-from relevo.policy.host.topology import parse_topology, share_cores
+from relevo.policy.host.topology import share_cores
 from relevo.settings import Settings
 
 
@@ -111,7 +112,7 @@ def _cores(settings: Settings, asks: Sequence[ModelAsk], hardware: Hardware) -> 
 
 def _num_workers(settings: Settings) -> int:
     """At least; `auto` can do with one."""
-    return 1 if settings.topology == "auto" else parse_topology(settings.topology).num_workers
+    return 1 if settings.topology == "auto" else topology_of(settings).num_workers
 
 
 def allowed_cores(asked: Sequence[str], allowed: tuple[int, ...], name: str) -> tuple[int, ...]:
@@ -142,7 +143,7 @@ def _check_memory(plans: Sequence[ModelPlan], in_front_bytes: int, hardware: Har
     needs = [
         (plan, len(plan.workers) * (weights_bytes(plan.ask) + WORKER_BYTES) + plan.kv_bytes)
         for plan in plans
-        if plan.workers[0].device == "cpu"
+        if plan.workers and plan.workers[0].device == "cpu"
     ]
     needed_bytes = sum(num_bytes for _, num_bytes in needs) + in_front_bytes
     if not needs or needed_bytes <= hardware.available_memory_bytes:

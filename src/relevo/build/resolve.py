@@ -20,7 +20,7 @@ from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
 from relevo.kv.transports.registry import TRANSPORTS
 from relevo.policy.host.generation_defaults import checked_overrides
-from relevo.policy.host.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_topology
+from relevo.policy.host.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_part, parse_topology
 from relevo.settings import Settings
 
 _KV_MEMORY_FRACTION = 0.3  # of the free memory, over all workers of all models; arbitrary
@@ -76,7 +76,7 @@ class ModelPlan:
 
     @property
     def is_arena_shared(self) -> bool:
-        return is_arena_shared(self.workers[0].transports)
+        return bool(self.workers) and is_arena_shared(self.workers[0].transports)
 
     @property
     def kv_bytes(self) -> int:
@@ -97,7 +97,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     layout = kv_layout(model, ask.model_hash, kv_dtype, settings.block_size)
     topology, topology_reason = _topology(ask, layout, device, hardware)
     num_workers = topology.num_workers
-    num_blocks = _num_blocks(ask, layout, device, num_workers, hardware, memory_fraction)
+    num_blocks = _num_blocks(ask, layout, device, num_workers, hardware, memory_fraction) if num_workers else 0
     max_model_len = _max_model_len(settings, model, num_blocks)
     budget = settings.max_num_batched_tokens or (_CPU_BATCHED_TOKENS if device == "cpu" else _GPU_BATCHED_TOKENS)
     if budget < settings.max_num_seqs:
@@ -157,7 +157,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         layout=layout,
         workers=workers,
         served=_served(ask, topology, max_model_len, budget),
-        notes=(*ask.notes, _compute_note(workers[0]), _kv_note(layout, num_blocks, num_workers)),
+        notes=(*ask.notes, *_worker_notes(workers, layout, num_blocks)),
     )
 
 
@@ -165,6 +165,8 @@ def _transports(settings: Settings, device: str) -> tuple[str, ...]:
     asked = tuple(dict.fromkeys(settings.kv_transport))
     if not asked or not TRANSPORTS.keys() >= set(asked):
         raise SettingsError(f"--kv-transport {','.join(asked)} must name one or more of {', '.join(TRANSPORTS)}")
+    if settings.cluster or settings.join:  # others are reached over the network
+        asked = tuple(dict.fromkeys((*asked, "tcp")))
     return asked if device == "cpu" else ()  # what lies in device memory is not handed over
 
 
@@ -232,13 +234,18 @@ def _topology(ask: ModelAsk, layout: KVLayout, device: str, hardware: Hardware) 
                 f"do not fit into the {gib(hardware.available_memory_bytes)} GiB {hardware.memory_reason}".rstrip()
             )
         return topology, reason + _what_may_change(settings.planner, topology)
-    topology = parse_topology(settings.topology)
+    topology = topology_of(settings)
     if device == "cuda" and topology.num_workers > 1:
         raise SettingsError(
             f"--topology {settings.topology} needs KV in host memory, --device cuda keeps it in device memory; "
             f"use --topology unified or --device cpu"
         )
     return topology, "as asked for"
+
+
+def topology_of(settings: Settings) -> Topology:
+    """As written; `auto` is decided elsewhere. Raises SettingsError."""
+    return parse_part(settings.topology) if settings.cluster or settings.join else parse_topology(settings.topology)
 
 
 def _what_may_change(planner: str, topology: Topology) -> str:
@@ -306,7 +313,7 @@ def _check_room(ask: ModelAsk, layout: KVLayout, kv_bytes: int, num_workers: int
 
 
 def _max_model_len(settings: Settings, model: ModelConfig, num_blocks: int) -> int:
-    pool_tokens = num_blocks * settings.block_size
+    pool_tokens = num_blocks * settings.block_size if num_blocks else model.max_context  # of workers of other boxes
     asked = settings.max_model_len
     if asked is None:
         return min(model.max_context, pool_tokens)
@@ -389,6 +396,12 @@ def default_model_name(model: str) -> str:
     if model.startswith((".", "/", "~")) or model.endswith(".gguf"):
         return re.sub(r"\.gguf$", "", model.rstrip("/").rsplit("/", 1)[-1])
     return model
+
+
+def _worker_notes(workers: tuple[WorkerConfig, ...], layout: KVLayout, num_blocks: int) -> tuple[str, ...]:
+    if not workers:
+        return ("no workers on this box: they join",)
+    return _compute_note(workers[0]), _kv_note(layout, num_blocks, len(workers))
 
 
 def _compute_note(worker: WorkerConfig) -> str:

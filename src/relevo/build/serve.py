@@ -8,14 +8,15 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from relevo.build.about_model import about_model
 from relevo.build.backend import check_installed
-from relevo.build.configs import GatewayConfig, ServedModelConfig, WorkerConfig
+from relevo.build.cluster import FEED_SOCKET, ClusterPart, node_config
+from relevo.build.configs import GatewayConfig, NodeConfig, ServedModelConfig, WorkerConfig
 from relevo.build.gateways import gateway_configs
 from relevo.build.hardware import detect_hardware
 from relevo.build.ledger import with_metering
@@ -39,7 +40,7 @@ def plan_serving(settings: Settings) -> ServePlan:
     device = "cpu" if all(ask.settings.device == "cpu" for ask in asks) else "auto"
     plan = resolve(settings, asks, detect_hardware(device))
     for model in plan.models:
-        if model.ask.settings.model != "fake":
+        if model.ask.settings.model != "fake" and model.workers:
             with about_model(model.ask.section):
                 check_installed(model.workers[0].backend)
     return with_metering(_with_tracing(plan), settings)
@@ -112,26 +113,27 @@ def bound_address(listener: socket.socket) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def serving(
-    settings: Settings, plan: ServePlan, listener: socket.socket, on_status: Callable[[str, Status], None]
+    settings: Settings,
+    plan: ServePlan,
+    listener: socket.socket | None,
+    on_status: Callable[[str, Status], None],
+    part: ClusterPart | None = None,
 ) -> Iterator[Supervisor]:
     """A supervisor and what it owns: the runtime folder and the models' shared arenas, which have no names in any file
-    system."""
+    system. Without a `listener` there is no gateway: this box works for those of others."""
     with contextlib.ExitStack() as owned:
         folder = owned.enter_context(runtime_folder())
-        kv_secret = secrets.token_hex(32)  # the supervisor's and the workers', for as long as this server runs
+        secret = part.kv_secret if part is not None else secrets.token_hex(32)  # for as long as this server runs
         located = []
         addresses = (f"unix:{folder}/w{number}.sock" for number in itertools.count())
         for model in plan.models:
             arena_fd = _arena_fd(model, owned)
-            located.append(tuple(_located(worker, next(addresses), arena_fd, kv_secret) for worker in model.workers))
-        gateway = msgspec.structs.replace(
-            plan.gateway,
-            listen_fd=listener.fileno(),
-            models=tuple(
-                _with_addresses(model, workers) for model, workers in zip(plan.gateway.models, located, strict=True)
-            ),
-        )
-        gateways = gateway_configs(gateway, settings.gateways, folder)
+            located.append(tuple(_located(worker, next(addresses), arena_fd, secret) for worker in model.workers))
+        nodes = []
+        if part is not None:
+            config = node_config(plan, part, [worker for workers in located for worker in workers], settings, folder)
+            nodes.append(_child("node", "node", config, (), settings.heartbeat_timeout_s))
+        gateways = _gateways(settings, plan, listener, located, folder) if listener is not None else ()
         yield Supervisor(
             workers=[
                 _worker_child(worker, model.served.heartbeat_timeout_s)
@@ -139,14 +141,34 @@ def serving(
                 for worker in workers
             ],
             gateways=[
-                _child(each.gateway_id, "gateway", each, (listener.fileno(),), settings.heartbeat_timeout_s)
+                _child(each.gateway_id, "gateway", each, (each.listen_fd,), settings.heartbeat_timeout_s)
                 for each in gateways
             ],
+            nodes=nodes,
             start_timeout_s=settings.start_timeout_s,
             shutdown_timeout_s=settings.shutdown_timeout_s,
             on_status=on_status,
-            on_stopping=listener.close,  # a copy that no process accepts from would keep clients waiting
+            # a copy that no process accepts from would keep clients waiting
+            on_stopping=listener.close if listener is not None else lambda: None,
         )
+
+
+def _gateways(
+    settings: Settings,
+    plan: ServePlan,
+    listener: socket.socket,
+    located: Sequence[tuple[WorkerConfig, ...]],
+    folder: str,
+) -> tuple[GatewayConfig, ...]:
+    gateway = msgspec.structs.replace(
+        plan.gateway,
+        listen_fd=listener.fileno(),
+        models=tuple(
+            _with_addresses(model, workers) for model, workers in zip(plan.gateway.models, located, strict=True)
+        ),
+        feed_path=f"{folder}/{FEED_SOCKET}" if plan.gateway.cluster_folder else "",
+    )
+    return gateway_configs(gateway, settings.gateways, folder)
 
 
 def _arena_fd(model: ModelPlan, owned: contextlib.ExitStack) -> int:
@@ -178,7 +200,11 @@ def _worker_child(worker: WorkerConfig, heartbeat_timeout_s: float) -> ChildSpec
 
 
 def _child(
-    name: str, kind: str, config: WorkerConfig | GatewayConfig, fds: tuple[int, ...], heartbeat_timeout_s: float
+    name: str,
+    kind: str,
+    config: WorkerConfig | GatewayConfig | NodeConfig,
+    fds: tuple[int, ...],
+    heartbeat_timeout_s: float,
 ) -> ChildSpec:
     return ChildSpec(
         name=name,

@@ -31,6 +31,7 @@ from relevo.engine.loop import EngineLoop
 from relevo.kv.arena import Arena
 from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.registry import TRANSPORTS, OwnEnd
+from relevo.policy.cluster.epochs import worker_epoch
 from relevo.policy.perf.model_work import ModelWork
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.chunking import token_budget
@@ -66,7 +67,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     loop = EngineLoop(
         identity=WorkerIdentity(
             worker_id=WorkerId(config.worker_id),
-            epoch=config.epoch,
+            epoch=epoch_of(config),
             pid=os.getpid(),
             role=config.role,
             model_name=config.model,
@@ -220,9 +221,15 @@ def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
 
 
 def _transports(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> TransportSet:
-    worker = WorkerRef(WorkerId(config.worker_id), config.epoch)
+    worker = WorkerRef(WorkerId(config.worker_id), epoch_of(config))
     own = OwnEnd(worker=worker, arena=arena, secret=bytes.fromhex(config.kv_secret), on_wake=wake)
-    return TransportSet([TRANSPORTS[name].open(own) for name in config.transports], arena.identity)
+    transports = [TRANSPORTS[name].open(own) for name in config.transports]
+    return TransportSet(transports, arena.identity, config.box_id or None)
+
+
+def epoch_of(config: WorkerConfig) -> int:
+    """Of this process, within the epoch of its node, if that has one by now."""
+    return worker_epoch(config.node_epoch, config.epoch) if config.node_epoch else config.epoch
 
 
 def scheduler_config(config: WorkerConfig, layout: KVLayout, costs: StepCosts, vocab_size: int) -> SchedulerConfig:
@@ -235,7 +242,7 @@ def scheduler_config(config: WorkerConfig, layout: KVLayout, costs: StepCosts, v
         budget = _budget_within_lease(costs, config.drain_lease_s, budget)
     return SchedulerConfig(
         worker_id=WorkerId(config.worker_id),
-        epoch=config.epoch,
+        epoch=epoch_of(config),
         first_block_id=config.first_block_id,
         num_blocks=config.num_blocks,
         block_size=config.block_size,

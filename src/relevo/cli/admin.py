@@ -47,7 +47,7 @@ def workers_of(url: str) -> list[dict[str, Any]]:
 
 
 def ask(
-    url: str, action: str, worker_id: str, key: str | None, members: Mapping[str, str] | None = None
+    url: str, action: str, worker_id: str, key: str | None, members: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
     """POST /admin/ACTION/WORKER, with these members in its body. Raises NotDone in the gateway's words."""
     headers = {"authorization": f"Bearer {key}"} if key else {}

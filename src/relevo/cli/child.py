@@ -1,5 +1,5 @@
 """Entry point of the processes that the supervisor starts: `python -P -m relevo.cli.child
-worker|gateway LIFE_FD`.
+worker|gateway|node LIFE_FD`.
 
 Reads its configuration as JSON from stdin, ends with its parent (`wire.leash`), and reports a failed start in one
 sentence.
@@ -15,12 +15,18 @@ import sys
 import msgspec
 
 from relevo.build.about_model import about_model
-from relevo.build.configs import GatewayConfig, WorkerConfig
+from relevo.build.configs import GatewayConfig, NodeConfig, WorkerConfig
 from relevo.core.errors import StartError
 from relevo.telemetry.progress import be_quiet
 from relevo.wire.child_process import scarcity
 from relevo.wire.leash import end_with_parent
 from relevo.wire.status import EXIT_START_ERROR, Status
+
+_CONFIGS: dict[str, type[WorkerConfig | NodeConfig | GatewayConfig]] = {
+    "worker": WorkerConfig,
+    "node": NodeConfig,
+    "gateway": GatewayConfig,
+}
 
 
 def main() -> None:
@@ -30,7 +36,7 @@ def main() -> None:
     end_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to end
     text = sys.stdin.buffer.read()
-    config = msgspec.json.decode(text, type=WorkerConfig if kind == "worker" else GatewayConfig)
+    config = msgspec.json.decode(text, type=_CONFIGS[kind])
     report = StatusPipe(config.status_fd)
     try:
         if isinstance(config, WorkerConfig):
@@ -38,6 +44,10 @@ def main() -> None:
 
             with about_model(config.section):
                 run_worker(config, report)
+        elif isinstance(config, NodeConfig):
+            from relevo.build.node import run_node
+
+            run_node(config, report)
         else:
             from relevo.build.gateway import run_gateway
 

@@ -8,6 +8,7 @@ import os
 import socket
 
 from relevo import __version__
+from relevo.build.cluster import clustered, head_part
 from relevo.build.outside import open_probe_port, told_outside
 from relevo.build.plan import ServePlan
 from relevo.build.resolve import ModelPlan
@@ -33,7 +34,10 @@ def serve(settings: Settings) -> None:
         logging.getLogger("relevo").warning("environment: %s", note)
     listener = open_listener(settings.host, settings.port)
     probed = open_probe_port(settings.host, settings.probe_port)
+    part = head_part(settings)
     plan = plan_serving(settings)
+    if part is not None:
+        plan = clustered(plan, part)
     if settings.ssl_certfile or settings.ssl_keyfile or settings.ssl_ca_certs or settings.ssl_cert_reqs:
         from relevo.build.tls import build_tls
 
@@ -41,10 +45,10 @@ def serve(settings: Settings) -> None:
     phases.done("model file's head, plan")
     url = server_url(*bound_address(listener), scheme="https" if settings.ssl_certfile else "http")
     view = StartView(plan, url, phases, settings.gateways)
-    with serving(settings, plan, listener, view.on_status) as supervisor:
+    with serving(settings, plan, listener, view.on_status, part) as supervisor:
         view.show_plan()
         try:
-            asyncio.run(_run(supervisor, view.start(), probed))
+            asyncio.run(run_supervisor(supervisor, view.start(), probed))
         except StartFailed as failure:
             raise (ProcessesKeepEnding if failure.may_mend else StartError)(str(failure)) from failure
         finally:
@@ -52,7 +56,7 @@ def serve(settings: Settings) -> None:
             listener.close()
 
 
-async def _run(supervisor: Supervisor, progress: Progress, probed: socket.socket | None) -> None:
+async def run_supervisor(supervisor: Supervisor, progress: Progress, probed: socket.socket | None) -> None:
     async with ticking(progress), told_outside(supervisor, probed):
         await supervisor.run()
 
@@ -65,13 +69,15 @@ class StartView:
 
     def __init__(self, plan: ServePlan, url: str, phases: StartPhases, num_gateways: int) -> None:
         self._plan = plan
-        self._url = url
+        self._url = url  # empty: no gateway is on this box
         self._phases = phases
         self._progress: Progress = SILENT
         self._has_been_ready = False
-        self._unready = {f"gateway-{i}" for i in range(num_gateways)} if num_gateways > 1 else {"gateway"}
         workers = [worker.worker_id for model in plan.models for worker in model.workers]
-        self._phases_of = dict.fromkeys((*workers, *sorted(self._unready)), "starting")  # of processes not yet ready
+        self._unready = {f"gateway-{i}" for i in range(num_gateways)} if num_gateways > 1 else {"gateway"}
+        if not num_gateways:  # it works for those of other boxes
+            self._unready = set(workers)
+        self._phases_of = dict.fromkeys([*workers, *sorted(self._unready)], "starting")  # of processes not yet ready
         self._num_processes = len(self._phases_of)
         self._bytes: dict[str, tuple[int, int]] = {}  # of weights, done and in all, by worker
 
@@ -111,7 +117,7 @@ class StartView:
             self.close()
             self._phases.done("workers and gateway")
             logging.getLogger("relevo").info("%s", self._phases)
-            self._print(f"ready: {self._url}/v1  (Ctrl-C stops)")
+            self._print(f"ready: {self._url}/v1  (Ctrl-C stops)" if self._url else "workers are ready  (Ctrl-C leaves)")
 
     def _show_progress(self, name: str, status: Status) -> None:
         if status.kind == "ready":

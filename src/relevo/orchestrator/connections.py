@@ -11,13 +11,16 @@ from collections.abc import Awaitable, Callable
 
 from relevo.core.errors import ProtocolError, RelevoError, WorkerLost
 from relevo.core.ids import WorkerId
-from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.ports import AwaitedLink
 from relevo.policy.http.liveness import INTERVAL_S
 
 log = logging.getLogger("relevo.gateway")
 
 _CONNECT_RETRY_S = 0.02  # arbitrary: a worker that starts is found at once, for a ten-thousandth of a core each
+_REMOTE_RETRY_S = 0.2  # arbitrary: an attempt costs two boxes a handshake
+_AWAY_LOOK_S = 0.05  # arbitrary: how late it is noticed that a node is back
 _REFUSED_RETRY_S = 0.5  # arbitrary: what does not fit stays so for a while
 
 
@@ -50,10 +53,13 @@ class Connections:
 
     async def _keep(self, member: Member) -> None:
         while member in self._membership:
+            if member.is_away:
+                await asyncio.sleep(_AWAY_LOOK_S)
+                continue
             try:
                 link = await self._connect(member.address)
             except (OSError, WorkerLost):
-                await asyncio.sleep(_CONNECT_RETRY_S)
+                await asyncio.sleep(_REMOTE_RETRY_S if member.is_remote else _CONNECT_RETRY_S)
                 continue
             except RelevoError as error:
                 self._membership.refused(member.worker_id, error.message)

@@ -13,7 +13,8 @@ from random import Random
 from relevo.core.handoff import ALL_ABILITIES, NO_SITE, Link
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.orchestrator.in_flight import InFlightRequest
-from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
 from relevo.policy.handoff import events
 from relevo.policy.perf.step_costs import HandoffCostModel

@@ -17,7 +17,8 @@ from relevo.core.errors import InvalidRequest, NoWorker
 from relevo.core.handoff import Ability
 from relevo.core.ids import WorkerId
 from relevo.core.role import Role, RoleChange
-from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.policy.host.core_roles import cores_by_role
 
 log = logging.getLogger("relevo.gateway")

@@ -19,7 +19,8 @@ from relevo.core.timeline import Timeline
 from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.gossip import Gossip, GossipSource
 from relevo.orchestrator.in_flight import InFlightRequest
-from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
 from relevo.orchestrator.ports import OutputSink, StartedRequest
 from relevo.policy.admission.admission import Admission

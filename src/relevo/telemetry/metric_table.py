@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from relevo.core.request import FinishReason
 from relevo.policy.admission.words import LIMITS
+from relevo.policy.cluster.checks import Denial
 from relevo.policy.http.connections import Refusal, Wait
 from relevo.policy.scaling.role_planner import PlanVerdict
 
@@ -28,6 +29,7 @@ class Origin(StrEnum):
     LEDGER = "ledger"  # the gateway, as ledger rows are written
     WORKERS = "workers"  # reports of the workers, as of the scrape
     TENANTS = "tenants"  # the gateway, as requests end; only if asked to tell tenants apart
+    CLUSTER = "cluster"  # the node process of the gateway's box; only in a cluster
     GATEWAYS = "gateways"  # the gateway that is asked, where several share a port
 
 
@@ -284,6 +286,35 @@ TABLE: tuple[Metric, ...] = (
         labels=(*_MODEL, "mode"),
         help="Always 1; the label says how the workers share their work, as of the planner's last tick. Missing where "
         "no planner runs.",
+    ),
+    Metric(
+        name="relevo:nodes",
+        kind=Kind.GAUGE,
+        origin=Origin.CLUSTER,
+        labels=("state",),
+        help="Machines of the cluster as this box knows them, itself included, by state; `gone` ones may come back.",
+    ),
+    Metric(
+        name="relevo:nodes_gone_total",
+        kind=Kind.COUNTER,
+        origin=Origin.CLUSTER,
+        labels=(),
+        help="How often a machine of the cluster was given up or left, since the node process of this box started.",
+    ),
+    Metric(
+        name="relevo:node_joins_denied_total",
+        kind=Kind.COUNTER,
+        origin=Origin.CLUSTER,
+        labels=("reason",),
+        help="Joins that this head denied, by what did not fit.",
+        label_values=tuple(Denial),
+    ),
+    Metric(
+        name="relevo:node_heartbeat_seconds",
+        kind=Kind.GAUGE,
+        origin=Origin.CLUSTER,
+        labels=("node",),
+        help="Round trip of a node's last heartbeat, as it measured it.",
     ),
     Metric(
         name="relevo:ledger_rows_total",

@@ -40,6 +40,22 @@ class PlanView(Protocol):
     def mode_now(self) -> str: ...  # empty: not known yet
 
 
+class ClusterCounts(Protocol):
+    """What is shown of a cluster, as the node process of this box tells it."""
+
+    @property
+    def num_nodes(self) -> Mapping[str, int]: ...  # by state
+
+    @property
+    def num_denied(self) -> Mapping[str, int]: ...  # joins, by reason
+
+    @property
+    def num_gone(self) -> int: ...
+
+    @property
+    def round_trips_s(self) -> Mapping[str, float]: ...  # of heartbeats, by node
+
+
 class GatewayMetrics:
     """`model_names` label the zeros that are there before the first request; see `render` for what workers report.
     `by_tenant`: tell tenants apart, by name."""
@@ -56,6 +72,7 @@ class GatewayMetrics:
         self._num_told: dict[tuple[str, str], int] = {}  # of what others count, by metric and reason
         self._num_dropped_traces: Callable[[], Mapping[str, int]] = dict
         self._plans: Callable[[], Sequence[PlanView]] = tuple
+        self._cluster: ClusterCounts | None = None
         self._num_planned: dict[tuple[str, str], int] = {}  # decisions told, by model and verdict
         self._listeners: list[Callable[[RequestRecord], None]] = []
         self._workers = WorkerSeries()
@@ -180,10 +197,41 @@ class GatewayMetrics:
         self._take_counts("relevo:log_lines_not_written_total", num_not_written())
         self._take_counts("relevo:traces_dropped_total", self._num_dropped_traces())
         self._take_plans(self._plans())
+        if self._cluster is not None:
+            self._take_cluster(self._cluster)
 
     def count_dropped_traces(self, num_dropped: Callable[[], Mapping[str, int]]) -> None:
         """`num_dropped`: so far, by reason; asked at each scrape."""
         self._num_dropped_traces = num_dropped
+
+    def show_cluster(self, cluster: ClusterCounts | None) -> None:
+        """Looked at at each scrape; None: there is none."""
+        self._cluster = cluster
+        for metric in TABLE if cluster is not None else ():
+            if metric.origin is Origin.CLUSTER:
+                self._register(metric, ())
+                for value in metric.label_values:
+                    self._counters[metric.name].labels(value)
+
+    def _take_cluster(self, cluster: ClusterCounts) -> None:
+        nodes, round_trips = self._gauges["relevo:nodes"], self._gauges["relevo:node_heartbeat_seconds"]
+        nodes.clear()
+        round_trips.clear()
+        for state, number in cluster.num_nodes.items():
+            nodes.labels(state=state).set(number)
+        for node, round_trip_s in cluster.round_trips_s.items():
+            round_trips.labels(node=node).set(round_trip_s)
+        self._grow("relevo:nodes_gone_total", {}, cluster.num_gone)
+        for reason, number in cluster.num_denied.items():
+            self._grow("relevo:node_joins_denied_total", {"reason": reason}, number)
+
+    def _grow(self, name: str, labels: dict[str, str], told: int) -> None:
+        """`told` counts since the start of another process, which may have been started again."""
+        key = (name, labels.get("reason", ""))
+        before = self._num_told.get(key, 0)
+        counter = self._counters[name].labels(**labels) if labels else self._counters[name]
+        counter.inc(told - before if told >= before else told)
+        self._num_told[key] = told
 
     def show_plans(self, plans: Callable[[], Sequence[PlanView]]) -> None:
         """Asked at each scrape."""
@@ -312,6 +360,7 @@ def metrics_markdown() -> str:
         Origin.LEDGER: "Measured by the gateway, when rows of the usage ledger are written",
         Origin.TENANTS: "Measured by the gateway, when a request ends, with `--metrics-by-tenant`",
         Origin.WORKERS: "Reported by the workers",
+        Origin.CLUSTER: "Told by the node process of the gateway's box, in a cluster",
         Origin.GATEWAYS: "With several gateways on one port",
     }
     for origin, title in titles.items():

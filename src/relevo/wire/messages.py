@@ -120,7 +120,7 @@ class SetRole(Message, frozen=True, tag=True):
 
 class SetEpoch(Message, frozen=True, tag=True):
     """Be another incarnation from here on, with process, weights and cached content as they are: every request of every
-    gateway is dropped, every room withdrawn, every other connection ended. Answered with a new Hello. A lower epoch than
+    gateway is dropped, every room withdrawn, every other connection ended. Answered with a new Hello. An epoch below
     the worker's own changes nothing. From the node process of its box only."""
 
     epoch: int

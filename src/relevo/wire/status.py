@@ -10,7 +10,7 @@ EXIT_START_ERROR = 3  # a child that cannot start for a reason the operator can 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line on a child's status pipe."""
 
-    kind: str  # "progress", "ready", "alive", "failed", "kill", "note"
+    kind: str  # "progress", "ready", "alive", "failed", "kill", "note", "stop"
     message: str = ""
     num_done: int = 0
     num_total: int = 0

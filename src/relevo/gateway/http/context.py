@@ -67,6 +67,18 @@ class RequestMetrics(Protocol):
         ...
 
 
+class ClusterView(Protocol):
+    """The machines of a cluster; `build.gateway_cluster` has it."""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """As GET /v1/nodes shows them."""
+        ...
+
+    def drain(self, node: str, *, for_good: bool) -> bool:
+        """False: the node process of this box is away, nothing was asked."""
+        ...
+
+
 class RequestTraces(Protocol):
     """Where requests are told of to a collector; `gateway.tracing.open_traces` has them."""
 
@@ -135,4 +147,5 @@ class GatewayContext:
     site: Site = field(default_factory=Site)
     plans: tuple[Callable[[], dict[str, Any]], ...] = ()  # what the planner of each model decided
     traces: RequestTraces | None = None  # None: none are made
+    cluster: ClusterView | None = None  # None: it serves with the workers of its box alone
     watch: Watch = field(default_factory=Watch)  # what is kept for those who look at the state

@@ -10,6 +10,7 @@ from relevo.gateway.http.replies import json_response
 from relevo.gateway.http.route import Route
 from relevo.gateway.openai.errors import OPENAI_ERRORS
 from relevo.gateway.operation.admin import drain_worker
+from relevo.gateway.operation.nodes import DrainNodeFields, drain_node, show_nodes
 from relevo.gateway.operation.plans import show_plan
 from relevo.gateway.operation.readiness import health, ready
 from relevo.gateway.operation.roles import RoleFields, set_role
@@ -36,6 +37,8 @@ OPERATION_ROUTES = (
     Route("GET", "/v1/usage", show_usage, OPENAI_ERRORS, query=("since", "until", "group_by", "key")),
     Route("POST", "/admin/drain/*", drain_worker, OPENAI_ERRORS, statuses=(202,)),
     Route("GET", "/v1/plan", show_plan, OPENAI_ERRORS),
+    Route("GET", "/v1/nodes", show_nodes, OPENAI_ERRORS),
+    Route("POST", "/admin/drain-node/*", drain_node, OPENAI_ERRORS, request=DrainNodeFields, statuses=(202,)),
     Route("POST", "/admin/role/*", set_role, OPENAI_ERRORS, request=RoleFields, statuses=(202,)),
     Route("GET", "/health", health, OPENAI_ERRORS, is_open=True, query=("model",), statuses=(200, 503), errors=(404,)),
     Route("GET", "/ready", ready, OPENAI_ERRORS, is_open=True, query=("model",), statuses=(200, 503), errors=(404,)),

@@ -20,7 +20,7 @@ class NodeRef(NamedTuple):
 
 
 class Session(NamedTuple):
-    """One stay of a node with one head; of two the greater is the later. `number` grows within an epoch: a node that has
+    """One stay of a node with one head; of two the greater is the later. `number` grows within an epoch: a node that
     lost one head of several comes back to it under the same epoch, after it has ended all that this head had there."""
 
     epoch: int

@@ -67,8 +67,8 @@ class HeadMembers:
         return self._highest.get(name, 0)
 
     def accept(self, name: str, session: Session, now_ns: int) -> list[Ended] | None:
-        """None: it is not later than what was accepted before, so the node must take a higher epoch. An incarnation that
-        is still here ends: of two of one name the second fences the first."""
+        """None: it is not later than what was accepted before, so the node must take a higher epoch. An incarnation
+        that is still here ends: of two of one name the second fences the first."""
         member = self._members.setdefault(name, NodeMember(name))
         if session.epoch < self.highest_of(name) or session <= member.session:
             return None

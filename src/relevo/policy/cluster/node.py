@@ -1,8 +1,8 @@
 """A node among its heads: with whom it has a lease, when it must let go, and under which epoch it comes back.
 
-A head that has not acknowledged in time loses what its gateways have here (`CloseLinks`), for it may have given the node
-up. When no head is left the node fences itself (`Fence`): a new epoch, under which its workers drop everything and keep
-processes and weights. Nothing here has a final state: it rejoins for ever.
+A head that has not acknowledged in time loses what its gateways have here (`CloseLinks`), for it may have given the
+node up. When no head is left the node fences itself (`Fence`): a new epoch, under which its workers drop everything and
+keep processes and weights. Nothing here has a final state: it rejoins for ever.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class Lease:
 
 
 class NodeMembership:
-    def __init__(self, epoch: int, first_session: int = 0) -> None:
+    def __init__(self, epoch: int, first_session: int = 0, *, is_head: bool = False) -> None:
         """`epoch`: that the workers have, and that is on disk; 0: none yet. `first_session`: above those of every
-        earlier process of this node."""
+        earlier process of this node. A head serves its own gateways, whichever other one is silent."""
+        self._is_head = is_head
         self.epoch = epoch
         self.num_fences = 0
         self._num_sessions = first_session
@@ -158,7 +159,7 @@ class NodeMembership:
         for head in heads:
             del self._leases[head]
             effects.append(CloseLinks(head))
-        if heads and not self._leases:
+        if heads and not self._leases and not self._is_head:
             self.num_fences += 1
             effects.append(self.new_epoch((), unix_s))
         return effects

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from relevo.core.errors import SettingsError
 
 _NPMD = re.compile(r"([0-9]+)p([0-9]+)d")
+_PART = re.compile(r"(?:([0-9]+)p)?(?:([0-9]+)d)?")  # of a cluster, on one box
+_ONE = {"prefill": "1p", "decode": "1d"}
 MAX_WORKERS = 512  # arbitrary: more than one machine serves a model with; a slip of the finger would start them all
 
 
@@ -37,7 +39,16 @@ class Topology:
         return tuple((f"{role}-{i}", role) for role, number in numbers for i in range(number))
 
     def __str__(self) -> str:
-        return f"{self.num_prefill}p{self.num_decode}d" if self.is_split else "unified"
+        if not self.num_workers:
+            return "none"
+        if self.num_unified:
+            return "unified"
+        prefill, decode = (f"{number}{letter}" if number else "" for number, letter in self._letters)
+        return prefill + decode
+
+    @property
+    def _letters(self) -> tuple[tuple[int, str], tuple[int, str]]:
+        return (self.num_prefill, "p"), (self.num_decode, "d")
 
 
 UNIFIED = Topology(num_unified=1)
@@ -62,6 +73,24 @@ def parse_topology(text: str) -> Topology:
     return Topology(num_prefill=num_prefill, num_decode=num_decode)
 
 
+def parse_part(text: str) -> Topology:
+    """What one box of a cluster has: as `parse_topology`, or workers of one role, or none at all."""
+    match = _PART.fullmatch(_ONE.get(text, text))
+    if text == "none":
+        return Topology()
+    if match is None or not match[0]:
+        if text == "unified":
+            return UNIFIED
+        raise SettingsError(
+            f"{text!r} is not what a box of a cluster can have; use none, auto, unified, prefill, decode, or NpMd, Np "
+            f"or Md such as 1p1d or 2p"
+        )
+    part = Topology(num_prefill=int(match[1] or 0), num_decode=int(match[2] or 0))
+    if part.num_workers > MAX_WORKERS:
+        raise SettingsError(f"{text} has more than {MAX_WORKERS} workers; use fewer")
+    return part
+
+
 def choose_topology(num_cores: int, num_devices: int = 0) -> tuple[Topology, str]:
     """What `auto` means here, and why, in words for the log. Devices count if there are any, otherwise cores."""
     number, unit = (num_devices, "device") if num_devices else (num_cores, "core")
@@ -80,6 +109,8 @@ def assign_cores(cores: Sequence[int], topology: Topology, *, may_share: bool = 
     Raises SettingsError if there are fewer cores than workers, unless they `may_share` them in turn.
     """
     num_workers = topology.num_workers
+    if not num_workers:
+        return []
     if len(cores) < num_workers and may_share:
         return [[cores[index % len(cores)]] for index in range(num_workers)]
     if len(cores) < num_workers:

@@ -1,0 +1,223 @@
+"""A box's part in a cluster: what it says of itself, where it listens, under which epoch its workers start.
+
+From settings and a plan to the configuration of its node process. Reads the box's identity and its last epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from relevo import __version__
+from relevo.build.backend import instruction_path
+from relevo.build.configs import NodeConfig, ServedModelConfig, WorkerAddress, WorkerConfig
+from relevo.build.ledger import data_folder
+from relevo.build.plan import ServePlan
+from relevo.build.resolve import ModelPlan
+from relevo.build.vocabulary import tokenizer_files
+from relevo.cluster.epoch_file import OWN_EPOCH, EpochFile
+from relevo.cluster.identity import NodeIdentity
+from relevo.cluster.identity_folder import locked, read_private, write_private
+from relevo.core.cluster import ClusterFacts, NodeFacts
+from relevo.core.errors import SettingsError, StartError
+from relevo.core.host_port import HostPort, parse_host_ports
+from relevo.policy.cluster.epochs import next_epoch
+from relevo.settings import Settings
+from relevo.wire.messages import PROTOCOL_VERSION
+
+FEED_SOCKET = "node.sock"  # of the runtime folder
+DEFAULT_PORT = 7000  # of the control port, where none is said
+KV_SECRET = "kv-secret"
+_OWN = "own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterPart:
+    """Of one box."""
+
+    folder: Path
+    name: str
+    listen: HostPort
+    control: HostPort  # where others reach the control port
+    heads: tuple[HostPort, ...]  # to join
+    is_head: bool
+    node_epoch: int  # 0: the first join gives one
+    kv_secret: str = field(repr=False)
+
+
+def cluster_folder(settings: Settings) -> Path:
+    if settings.cluster_dir:
+        return Path(settings.cluster_dir).expanduser()
+    return data_folder(settings.data_dir) / "cluster"
+
+
+def head_part(settings: Settings) -> ClusterPart | None:
+    """Of `relevo serve --cluster`; None: it serves alone. Its epoch is on disk. Raises SettingsError, StartError."""
+    if settings.cluster is None:
+        for name in ("join", "advertise", "token_file"):
+            if getattr(settings, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise SettingsError(f"{flag} is for a server of a cluster; give --cluster HOST:PORT, too")
+        return None
+    if settings.models is not None:
+        raise SettingsError("--cluster serves one model on all boxes, and --models names a file of several; give MODEL")
+    listen = HostPort.parse(settings.cluster, "--cluster", default_port=DEFAULT_PORT)
+    folder = cluster_folder(settings)
+    heads = tuple(place for text in settings.join for place in parse_host_ports(text, "--join"))
+    if heads and listen.is_wildcard and not settings.advertise:
+        raise SettingsError(
+            f"--cluster {listen} is no place that other heads reach; say one with --advertise, as 10.0.0.5"
+        )
+    identity = NodeIdentity.load(folder)
+    return ClusterPart(
+        folder=folder,
+        name=identity.name,
+        listen=listen,
+        control=advertised(settings.advertise, listen),
+        heads=heads,
+        is_head=True,
+        node_epoch=begin_epoch(folder),
+        kv_secret=kv_secret(folder),
+    )
+
+
+def kv_secret(folder: Path) -> str:
+    """That of the cluster, made by its first head."""
+    path = folder / KV_SECRET
+    with locked(folder):
+        try:
+            return read_private(path).decode("ascii").strip()
+        except FileNotFoundError:
+            made = secrets.token_hex(32)
+            write_private(path, made.encode())
+            return made
+
+
+def advertised(text: str | None, listen: HostPort) -> HostPort:
+    """Raises SettingsError."""
+    if not text:
+        return listen
+    place = HostPort.parse(text, "--advertise", default_port=listen.port)
+    if place.is_wildcard:
+        raise SettingsError(f"--advertise {place} is no place that others can connect to; give an address of this box")
+    return place
+
+
+def begin_epoch(folder: Path) -> int:
+    """The next of this box, kept before it is used."""
+    file = EpochFile(folder / OWN_EPOCH)
+    epoch = next_epoch(file.read().values(), time.time())
+    file.keep({_OWN: epoch})
+    return epoch
+
+
+def clustered(plan: ServePlan, part: ClusterPart) -> ServePlan:
+    """With names that are unique over all boxes, and workers that know which box is theirs."""
+    models = tuple(_clustered(model, part) for model in plan.models)
+    gateway = msgspec.structs.replace(
+        plan.gateway,
+        models=tuple(model.served for model in models),
+        cluster_folder=str(part.folder),
+        node_name=part.name,
+    )
+    return replace(plan, models=models, gateway=gateway)
+
+
+def _clustered(model: ModelPlan, part: ClusterPart) -> ModelPlan:
+    def named(worker_id: str) -> str:
+        return f"{part.name}/{worker_id}"
+
+    workers = tuple(
+        msgspec.structs.replace(
+            worker,
+            worker_id=named(worker.worker_id),
+            box_id=f"node {part.name}",
+            node_epoch=part.node_epoch,
+            kv_host=part.listen.host,
+            kv_advertised_host=part.control.host,
+        )
+        for worker in model.workers
+    )
+    served: ServedModelConfig = msgspec.structs.replace(
+        model.served,
+        workers=tuple(msgspec.structs.replace(each, worker_id=named(each.worker_id)) for each in model.served.workers),
+    )
+    return replace(model, workers=workers, served=served)
+
+
+def node_config(
+    plan: ServePlan, part: ClusterPart, workers: Sequence[WorkerConfig], settings: Settings, folder: str
+) -> NodeConfig:
+    """`workers`: with their addresses. `folder`: of the sockets of this start."""
+    model = plan.models[0]
+    facts = node_facts(model)
+    return NodeConfig(
+        folder=str(part.folder),
+        listen=str(part.listen),
+        control=str(part.control),
+        workers=tuple(
+            WorkerAddress(worker_id=each.worker_id, role=each.role, address=each.address) for each in workers
+        ),
+        facts=facts,
+        heads=tuple(map(str, part.heads)),
+        cluster=cluster_facts(model, facts, part.kv_secret) if part.is_head else None,
+        feed_path=f"{folder}/{FEED_SOCKET}" if part.is_head else "",
+        node_epoch=part.node_epoch,
+        drain_timeout_s=settings.shutdown_timeout_s,
+        log_level=settings.log_level,
+    )
+
+
+def node_facts(model: ModelPlan) -> NodeFacts:
+    """Raises StartError."""
+    return NodeFacts(
+        version=__version__,
+        protocol_version=PROTOCOL_VERSION,
+        model_name=model.served.served_model_names[0],
+        model_hash=model.ask.model_hash,
+        tokenizer_hash=tokenizer_hash(model.ask.settings),
+        max_model_len=model.served.max_model_len,
+        layout=model.layout,
+        compute=compute_of(model.workers[0]) if model.workers else "",
+    )
+
+
+def cluster_facts(model: ModelPlan, facts: NodeFacts, secret: str) -> ClusterFacts:
+    settings = model.ask.settings
+    return ClusterFacts(
+        node=facts,
+        model=settings.model,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        activation_dtype=settings.activation_dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        block_size=settings.block_size,
+        kv_secret=secret,
+    )
+
+
+def tokenizer_hash(settings: Settings) -> str:
+    """Of what turns text into tokens and back; a model without a tokenizer has none."""
+    try:
+        files = tokenizer_files(settings.model, settings.revision, settings.download_dir)
+    except StartError:
+        return ""
+    digest = hashlib.sha256(files.tokenizer_json.encode())
+    digest.update(repr((files.bpe, files.bos_token, files.eos_token, files.stated_eos_token_ids)).encode())
+    return digest.hexdigest()[:32]
+
+
+def compute_of(worker: WorkerConfig) -> str:
+    """What the last bits of its logits depend on."""
+    if worker.backend == "fake":
+        return "fake"
+    path = instruction_path() if worker.backend == "native" else worker.device
+    types = "/".join(filter(None, (worker.dtype, worker.quantization or "", worker.activation_dtype)))
+    return f"{worker.backend} {path} {types}"

@@ -1,0 +1,88 @@
+"""A gateway's part in a cluster: its identity, the feed of its own box's node process, its members on other boxes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from relevo.build.configs import GatewayConfig
+from relevo.build.node_link import connect_anywhere
+from relevo.build.remote_members import RemoteMembers
+from relevo.cluster.feed import FeedClient
+from relevo.cluster.feed_messages import DrainRemote, KillRemote, Roster
+from relevo.cluster.identity import NodeIdentity
+from relevo.core.ids import WorkerRef
+from relevo.orchestrator.connections import Connections
+from relevo.orchestrator.membership import Membership
+from relevo.telemetry.metrics import GatewayMetrics
+
+
+class GatewayCluster:
+    """One per gateway process."""
+
+    def __init__(self, config: GatewayConfig, identity: NodeIdentity) -> None:
+        self.connect = connect_anywhere(identity, f"{config.node_name}/{config.gateway_id}")
+        self._feed = FeedClient(config.feed_path, self._take)
+        self.members: RemoteMembers | None = None
+
+    @classmethod
+    def of(cls, config: GatewayConfig, metrics: GatewayMetrics) -> Self | None:
+        """None: it serves with the workers of its box alone. Raises StartError."""
+        if not config.cluster_folder:
+            return None
+        cluster = cls(config, NodeIdentity.load(Path(config.cluster_folder)))
+        metrics.show_cluster(cluster)
+        return cluster
+
+    def follow(self, membership: Membership, connections: Connections) -> None:
+        """A cluster serves one model."""
+        assert self.members is None
+        self.members = RemoteMembers(membership, connections)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._feed.run()
+
+    def kill(self, worker: WorkerRef, reason: str) -> bool:
+        """False: it is on this box."""
+        if self.members is None or not self.members.is_remote(worker.worker_id):
+            return False
+        self._feed.ask(KillRemote(worker.worker_id, worker.epoch, reason))
+        return True
+
+    # ---- gateway.http.context.ClusterView ----------------------------------------------------------------------------
+
+    def nodes(self) -> list[dict[str, Any]]:
+        known = self.members.nodes if self.members is not None else ()
+        return [msgspec.to_builtins(node) for node in known]
+
+    def drain(self, node: str, *, for_good: bool) -> bool:
+        return self._feed.ask(DrainRemote(node, for_good))
+
+    # ---- telemetry.metrics.ClusterCounts -----------------------------------------------------------------------------
+
+    @property
+    def num_nodes(self) -> Mapping[str, int]:
+        known = self.members.nodes if self.members is not None else ()
+        return Counter(node.state for node in known)
+
+    @property
+    def num_denied(self) -> Mapping[str, int]:
+        return self.members.denied if self.members is not None else {}
+
+    @property
+    def num_gone(self) -> int:
+        return self.members.num_gone if self.members is not None else 0
+
+    @property
+    def round_trips_s(self) -> Mapping[str, float]:
+        known = self.members.nodes if self.members is not None else ()
+        return {node.name: node.round_trip_s for node in known if node.round_trip_s}
+
+    def _take(self, roster: Roster) -> None:
+        if self.members is not None:
+            self.members.take(roster)

@@ -1,0 +1,66 @@
+"""A gateway's members on other boxes, as the node process of its own box tells them. See `cluster.feed`.
+
+Owns the difference between what was told and the table of members. Where the node process is away nothing changes:
+nodes look after themselves, and their links say when they end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from relevo.cluster.feed_messages import Roster
+from relevo.core.cluster import NodeReport, RemoteWorker
+from relevo.core.ids import WorkerId
+from relevo.orchestrator.connections import Connections
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
+
+log = logging.getLogger("relevo.gateway")
+
+
+class RemoteMembers:
+    def __init__(self, membership: Membership, connections: Connections) -> None:
+        self._membership, self._connections = membership, connections
+        self._known: dict[str, RemoteWorker] = {}
+        self.nodes: Sequence[NodeReport] = ()
+        self.denied: dict[str, int] = {}
+        self.num_gone = 0
+
+    def take(self, roster: Roster) -> None:
+        self.nodes, self.denied, self.num_gone = roster.nodes, roster.denied, roster.num_gone
+        told = {worker.worker_id: worker for worker in roster.workers}
+        for worker in told.values():
+            before = self._known.get(worker.worker_id)
+            if before != worker:
+                self._known[worker.worker_id] = worker
+                self._changed(before, worker)
+        nodes = {node.name for node in roster.nodes}
+        for worker_id in [each for each in self._known if each not in told]:
+            before = self._known[worker_id]
+            if before.node in nodes:  # its process is started again
+                away = replace(before, address="", is_here=False, reason=f"node {before.node} starts it again")
+                if before != away:
+                    self._known[worker_id] = away
+                    self._changed(before, away)
+            elif roster.is_settled:
+                del self._known[worker_id]
+                self._membership.gone(WorkerId(worker_id), f"node {before.node} has left", for_good=True)
+
+    def is_remote(self, worker_id: str) -> bool:
+        return worker_id in self._known
+
+    def _changed(self, before: RemoteWorker | None, now: RemoteWorker) -> None:
+        worker_id = WorkerId(now.worker_id)
+        if before is None:
+            if any(member.worker_id == worker_id for member in self._membership.members):
+                log.error("%s of node %s has the name of another worker, and is left out", worker_id, now.node)
+                return
+            self._connections.add(Member(worker_id, now.role, now.address, is_remote=True, is_away=not now.is_here))
+            return
+        if before.address != now.address or not now.is_here:
+            why = now.reason or f"node {now.node} joined anew"
+            self._membership.gone(worker_id, why)
+        if now.is_here:
+            self._membership.is_at(worker_id, now.address)

@@ -1,0 +1,85 @@
+"""`relevo join HEAD`: this box's workers serve the gateways of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from relevo.build.join import JoinRefused, join_ask, plan_joining
+from relevo.build.outside import open_probe_port
+from relevo.build.serve import serving
+from relevo.build.start_phases import StartPhases
+from relevo.cli.options import make_settings
+from relevo.cli.quiet import Quiet
+from relevo.cli.serve import StartView, run_supervisor
+from relevo.core.errors import ProcessesKeepEnding, StartError
+from relevo.supervisor import StartFailed
+from relevo.telemetry.log import configure, say
+from relevo.telemetry.progress import be_quiet
+
+
+def join(
+    heads: Annotated[str, typer.Argument(metavar="HEAD", help="HOST:PORT[,HOST:PORT...] of the cluster's heads.")],
+    token_file: Annotated[
+        str | None, typer.Option(help="File with a join token, for the first join of this box.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of this box in the cluster. Default: its host name.")] = None,
+    role: Annotated[
+        str, typer.Option(help="Workers of this box: auto, unified, prefill, decode, or NpMd, Np or Md such as 1p1d.")
+    ] = "auto",
+    model: Annotated[
+        str | None, typer.Option(help="Where the model is on this box, if that is not where the head has it.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT for heads and other nodes. Default: the head's port, every address.")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="HOST[:PORT] where others reach this box. Default: the way it reached the head.")
+    ] = None,
+    cluster_dir: Annotated[str | None, typer.Option(help="Folder of this box's certificate and epochs.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder in which the one above is `cluster`.")] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A setting of `relevo serve` for this box, such as cores=0,1."
+        ),
+    ] = None,
+    probe_port: Annotated[int | None, typer.Option(help="As for `relevo serve`.")] = None,
+    host: Annotated[str | None, typer.Option(help="Of the probe port; as for `relevo serve`.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="As for `relevo serve`.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Join a cluster: start workers here, and keep them ready for its gateways until Ctrl-C or `relevo drain NODE`.
+
+    Model, types and block size are the head's. A head that is not there yet is waited for.
+    """
+    given: dict[str, object] = {"topology": role, "join": ["head"], "cluster_dir": cluster_dir, "data_dir": data_dir}
+    given |= {"log_level": log_level, "probe_port": probe_port, "host": host, "quiet": quiet or None} | _named(
+        options or []
+    )
+    settings = make_settings({key: value for key, value in given.items() if value is not None})
+    configure(settings.log_level, "relevo")
+    be_quiet(settings.quiet)
+    ask = join_ask(heads, token_file or settings.token_file, name, listen, advertise or settings.advertise, model)
+    phases = StartPhases()
+    probed = open_probe_port(settings.host, settings.probe_port)
+    settings, plan, part = plan_joining(ask, settings, say)
+    view = StartView(plan, "", phases, 0)
+    with serving(settings, plan, None, view.on_status, part) as supervisor:
+        view.show_plan()
+        say(f"node {part.name}: control port {part.listen}, others reach it at {part.control}")
+        try:
+            asyncio.run(run_supervisor(supervisor, view.start(), probed))
+        except StartFailed as failure:
+            raise (ProcessesKeepEnding if failure.may_mend else StartError)(str(failure)) from failure
+        finally:
+            view.close()
+    if supervisor.stop_reason:
+        raise JoinRefused(supervisor.stop_reason)
+
+
+def _named(options: list[str]) -> dict[str, object]:
+    pairs = [option.partition("=") for option in options]
+    return {name.strip().replace("-", "_"): value for name, _, value in pairs}

@@ -1,0 +1,87 @@
+"""The words for many machines: what a node is, what must be equal on all of them, and how two of them are joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from relevo.core.kv import KVLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What a node says of itself when it joins."""
+
+    version: str  # of Relevo
+    protocol_version: int  # between gateways and workers
+    model_name: str  # as its workers call it: said, not compared
+    model_hash: str
+    tokenizer_hash: str
+    max_model_len: int
+    layout: KVLayout | None = None  # None: it has no workers
+    compute: str = ""  # backend, instruction set and types: where two differ, so do last bits of logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """What a head says to a node that is about to start its workers."""
+
+    node: NodeFacts
+    model: str  # as MODEL was written at the head
+    revision: str | None
+    dtype: str
+    quantization: str | None
+    activation_dtype: str
+    kv_cache_dtype: str
+    block_size: int
+    kv_secret: str = field(default="", repr=False)  # by which workers know each other; hex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWorker:
+    """One worker of a node, as the node tells heads."""
+
+    worker_id: str
+    role: str
+    epoch: int
+    kv_addresses: tuple[str, ...] = ()  # where other boxes reach its blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkReport:
+    """The way for KV from one node to another, as it was last measured by the first."""
+
+    to_node: str
+    bytes_per_s: float = 0.0
+    round_trip_s: float = 0.0
+    mtu_bytes: int = 0
+    encryption: str = ""
+    fault: str = ""  # a sentence; empty: it works
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteWorker:
+    """A worker of another box, as a gateway hears of it."""
+
+    worker_id: str
+    role: str
+    node: str
+    address: str  # of `wire.address.NodeAddress`
+    is_here: bool = True  # False: its node is gone, and has let go of everything
+    reason: str = ""  # why it is not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """One machine as `relevo nodes` shows it."""
+
+    name: str
+    role: str  # "head" or "node"
+    state: str
+    epoch: int
+    since_unix_s: float
+    address: str = ""
+    version: str = ""
+    workers: tuple[NodeWorker, ...] = ()
+    links: tuple[LinkReport, ...] = ()
+    notes: tuple[str, ...] = ()
+    round_trip_s: float = 0.0  # of heartbeats
