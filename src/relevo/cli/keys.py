@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -17,6 +16,7 @@ from rich.table import Table
 from relevo.build.ledger import database_location, keys_marker
 from relevo.build.metering import unix_ms
 from relevo.cli.database import DatabaseUrl, DataDir, connect, print_table
+from relevo.cli.lifetimes import lifetime_s
 from relevo.core.errors import SettingsError
 from relevo.gateway.generation.terms import MAX_PRIORITY
 from relevo.gateway.metering.keys import KeyRecord, create_key, list_keys, revoke_key
@@ -26,8 +26,6 @@ from relevo.policy.billing.pricing import MAX_BUDGET, MAX_DECIMALS, decimal_of, 
 app = typer.Typer(name="keys", help="API keys: who may use the server, and how much.", no_args_is_help=True)
 
 MAX_NAME_CHARS = 200  # arbitrary
-_LIFETIME = re.compile(r"(\d{1,5})([mhdw])")
-_UNIT_S = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class ListFormat(StrEnum):
@@ -170,8 +168,9 @@ def _one_line(flag: str, text: str) -> str:
 def _expiry_ms(text: str | None, now_ms: int) -> int | None:
     if text is None:
         return None
-    if lifetime := _LIFETIME.fullmatch(text.strip()):
-        return now_ms + int(lifetime[1]) * _UNIT_S[lifetime[2]] * 1000
+    seconds = lifetime_s(text)
+    if seconds is not None:
+        return now_ms + seconds * 1000
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

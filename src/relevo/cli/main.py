@@ -31,6 +31,7 @@ _COMMANDS = {
     "version": ("relevo.cli.version", "version"),
     "usage": ("relevo.cli.usage", "usage"),
     "keys": ("relevo.cli.keys", "app"),
+    "cluster": ("relevo.cli.cluster", "app"),
     "bench": ("relevo.cli.bench", "app"),
     "simulate": ("relevo.cli.simulate", "simulate"),
     "plan": ("relevo.cli.plan", "app"),

@@ -13,7 +13,15 @@ from typing import Self
 
 from relevo.cluster.identity import fingerprint_of
 from relevo.cluster.identity_authority import Authority, is_genuine, key_digest, make_ca, new_enrolment_id
-from relevo.cluster.identity_records import Enrolled, Records, changing_records, read_records
+from relevo.cluster.identity_records import (
+    AuthorityTerms,
+    Enrolled,
+    Records,
+    changing_records,
+    keep_terms,
+    read_records,
+    read_terms,
+)
 from relevo.cluster.identity_request import keep_identity, new_request
 from relevo.cluster.identity_revoked import Revocation, RevokedList
 from relevo.cluster.join_token import SECRET_BYTES, JoinToken
@@ -40,10 +48,10 @@ class Enroller:
         self._now_s = now_s
 
     @classmethod
-    def load(cls, folder: Path, *, life_s: float = DEFAULT_LIFE_S) -> Self | None:
+    def load(cls, folder: Path) -> Self | None:
         """None: this box has no key of the authority. Raises StartError."""
         authority = Authority.load(folder)
-        return None if authority is None else cls(folder, authority, life_s=life_s)
+        return None if authority is None else cls(folder, authority, life_s=read_terms(folder).certificate_life_s)
 
     def new_token(
         self,
@@ -132,6 +140,13 @@ class Enroller:
         """Known here, those enrolled first first. Raises StartError."""
         return tuple(sorted(read_records(self.folder).nodes.values(), key=lambda node: node.enrolled_at_s))
 
+    def num_open_tokens(self) -> int:
+        """That a node may join with now. Raises StartError."""
+        now_s = self._now_s()
+        return sum(
+            not terms.used_by_key and not terms.is_spent(now_s) for terms in read_records(self.folder).tokens.values()
+        )
+
     # ---- under the lock ----------------------------------------------------------------------------------------------
 
     def _take_name(self, records: Records, terms: TokenTerms, name: str, enrolment_id: str) -> None:
@@ -196,6 +211,7 @@ def found_cluster(folder: Path, name: str, *, life_s: float = DEFAULT_LIFE_S) ->
     """A new authority, and this box as its first head. Raises StartError, SettingsError."""
     check_node_name(name, "--name")
     enroller = Enroller(folder, make_ca(folder), life_s=life_s)
+    keep_terms(folder, AuthorityTerms(certificate_life_s=life_s))
     made = new_request(name)
     keep_identity(folder, made.key_pem, enroller.enrol_self(made.request_pem, name), enroller.authority.certificate_pem)
     return enroller

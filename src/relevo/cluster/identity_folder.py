@@ -17,6 +17,7 @@ from relevo.core.errors import StartError
 
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
 NODE = "node.pem"  # key and certificate in one file: they change together
+TERMS = "authority.json"  # how long certificates live
 TOKENS, ROSTER, REVOKED = "tokens.json", "nodes.json", "revoked.json"
 _LOCK = "lock"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

@@ -11,12 +11,13 @@ import hmac
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from relevo.cluster.identity_folder import ROSTER, TOKENS, locked, read_private, write_private
+from relevo.cluster.identity_folder import ROSTER, TERMS, TOKENS, locked, read_private, write_private
 from relevo.core.errors import StartError
+from relevo.policy.cluster.lifetimes import DEFAULT_LIFE_S, MAX_LIFE_S, MIN_LIFE_S
 from relevo.policy.cluster.tokens import TokenTerms
 
 FORGOTTEN_AFTER_S = 90 * 86_400  # arbitrary; for people who look for a node that is gone
@@ -35,6 +36,12 @@ class Enrolled(msgspec.Struct, frozen=True):
     issued_at_s: float
     expires_at_s: float
     num_certificates: int = 1
+
+
+class AuthorityTerms(msgspec.Struct, frozen=True):
+    """What was chosen when the cluster was made; may be edited, for certificates that are signed from then on."""
+
+    certificate_life_s: float = DEFAULT_LIFE_S
 
 
 @dataclass(slots=True)
@@ -77,12 +84,27 @@ def read_records(folder: Path) -> Records:
     return Records(_read(folder / TOKENS, dict[str, TokenTerms]), _read(folder / ROSTER, dict[str, Enrolled]))
 
 
+def read_terms(folder: Path) -> AuthorityTerms:
+    """Raises StartError."""
+    terms = _read(folder / TERMS, AuthorityTerms)
+    if not MIN_LIFE_S <= terms.certificate_life_s <= MAX_LIFE_S:
+        raise StartError(
+            f"{folder / TERMS}: certificate_life_s is {terms.certificate_life_s:g} and has to be from {MIN_LIFE_S} to "
+            f"{MAX_LIFE_S}"
+        )
+    return terms
+
+
+def keep_terms(folder: Path, terms: AuthorityTerms) -> None:
+    write_private(folder / TERMS, msgspec.json.encode(terms))
+
+
 def _read(path: Path, kind: type[T]) -> T:
+    """An empty one where there is no file."""
     try:
         return msgspec.json.decode(read_private(path), type=kind)
     except FileNotFoundError:
-        empty: Any = {}
-        return empty  # type: ignore[no-any-return]
+        return kind()
     except msgspec.MsgspecError as error:
         raise StartError(
             f"{path} is damaged ({error}); bring back a copy, or move it away: its entries are lost"

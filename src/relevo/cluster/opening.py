@@ -23,6 +23,7 @@ class Purpose(StrEnum):
     MEMBER = "member"  # who is there, in snapshots and changes
     HEARTBEAT = "heartbeat"
     LINK = "link"  # a gateway and a worker of this node
+    MOVE = "move"  # what another connection began goes on over this one
     PROBE = "probe"  # what the way between two nodes can carry
     ADMIN = "admin"
 
@@ -43,6 +44,7 @@ RULES = {
     Purpose.MEMBER: PurposeRule(max_frame_bytes=MAX_FRAME_BYTES),
     Purpose.HEARTBEAT: PurposeRule(),
     Purpose.LINK: PurposeRule(caller=NodeRole.HEAD, max_frame_bytes=MAX_FRAME_BYTES),
+    Purpose.MOVE: PurposeRule(caller=NodeRole.HEAD),
     Purpose.PROBE: PurposeRule(max_frame_bytes=4 * 1024 * 1024),
     Purpose.ADMIN: PurposeRule(caller=NodeRole.HEAD, max_frame_bytes=1024 * 1024),
 }
@@ -50,10 +52,12 @@ MAX_OPENING_BYTES = 4096  # arbitrary; all that a stranger may send before it is
 
 
 class Opening(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """From the one who connects. `about`: the purpose's own message, empty where it needs none."""
+    """From the one who connects. `about`: the purpose's own message, empty where it needs none. `stream_id`: drawn by
+    the one who connects, by which the two may speak of this connection over another one."""
 
     purpose: str
     about: bytes = b""
+    stream_id: str = ""
     version: int = STREAM_VERSION
 
 

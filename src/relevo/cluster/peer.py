@@ -42,6 +42,7 @@ class Refusal(StrEnum):
     TOKEN = "token"  # unknown, used, expired, or not for this
     TIMEOUT = "timeout"  # it did not say in time what it wants
     LIMIT = "limit"  # too many were there
+    INCARNATION = "incarnation"  # it wanted a worker, or an incarnation of the node, that is gone
 
 
 class PeerRefused(ProtocolError):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -35,9 +37,13 @@ T = TypeVar("T")
 class FramedStream:
     """Both ends have one. `peer`: who is there; None for a stranger that enrols."""
 
-    def __init__(self, messages: MessageStream[msgspec.Raw], peer: Peer | None, own: Peer | None) -> None:
+    def __init__(
+        self, messages: MessageStream[msgspec.Raw], peer: Peer | None, own: Peer | None, stream_id: str = ""
+    ) -> None:
         self._messages = messages
+        self._end_of_transport: Callable[[PeerRefused], None] | None = None
         self.peer = peer
+        self.stream_id = stream_id  # both ends know it
         self.opened_at_s = time.time()
         self.reconnect_at_s = (
             reconnect_at_s(own.validity, peer.validity, self.opened_at_s, random.random()) if own and peer else None
@@ -88,6 +94,8 @@ class FramedStream:
     def end(self, refused: PeerRefused) -> None:
         """At once, whatever is on its way: the peer may not hear or say any more."""
         self._messages.finish(refused, abort=True)
+        if self._end_of_transport is not None:
+            self._end_of_transport(refused)
 
     async def wait_until_old(self) -> None:
         """Until it should be made again; for ever on the side that took it. By the wall clock, as certificates are."""
@@ -99,18 +107,18 @@ class FramedStream:
         """How long a frame of the peer may be from here on."""
         self._messages.decoder.max_frame_bytes = max_frame_bytes
 
-    def detach(self) -> tuple[asyncio.Transport, bytes]:
+    def detach(self, end: Callable[[PeerRefused], None] | None = None) -> tuple[asyncio.Transport, bytes]:
         """The transport, for a protocol of its own, and what has been received and not been taken. The stream is of no
-        use any more. WorkerLost if it has ended."""
+        use any more, but that its `end` is `end` of what has the transport now. WorkerLost if it has ended.
+        Transport and bytes are to be carried by a `Carrier`, which outlives certificates."""
+        self._messages.flush()
         transport = self._messages.transport
         if self._messages.end is not None or transport is None:
             raise WorkerLost(f"the connection to {self.label} has ended")
         received = b"".join(framed(bytes(raw)) for raw in self._messages.take_all()) + self._messages.decoder.rest()
+        self._messages.transport = None
+        self._end_of_transport = end or (lambda _refused: transport.abort())
         return transport, received
-
-    @property
-    def transport(self) -> asyncio.Transport | None:
-        return self._messages.transport
 
     def _place(self, which: str) -> HostPort:
         found = self._messages.transport.get_extra_info(which) if self._messages.transport is not None else None
@@ -153,7 +161,7 @@ async def open_with_context(
     check: bool = True,
 ) -> FramedStream:
     """As `open_stream`; for a node that has no identity yet. Without `check` anything may be at the other end."""
-    opening = Opening(purpose, b"" if about is None else msgspec.msgpack.encode(about))
+    opening = Opening(purpose, b"" if about is None else msgspec.msgpack.encode(about), secrets.token_hex(16))
     errors: list[Exception] = []
     try:
         async with asyncio.timeout(timeout_s):
@@ -212,7 +220,7 @@ async def _opened(
             peer = peer_of(ssl_object)
             if peer is None or (role is not None and peer.role is not role):
                 raise PeerRefused(Refusal.ROLE, f"what answers at {messages.peer} is no {role}; name a head")
-        stream = FramedStream(messages, peer, identity.own if identity is not None else None)
+        stream = FramedStream(messages, peer, identity.own if identity is not None else None, opening.stream_id)
         stream.send(opening)
         answer = await stream.receive(ANSWER)
         if isinstance(answer, Refused):

@@ -198,6 +198,7 @@ class StreamServer:
         peer = peer_of(messages.transport.get_extra_info("ssl_object"))
         stream = FramedStream(messages, peer, self._identity.own)
         opening = await stream.receive(OPENING)
+        stream.stream_id = opening.stream_id
         try:
             purpose = self._judged(opening, peer)
         except PeerRefused as error:

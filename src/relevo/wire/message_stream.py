@@ -50,7 +50,7 @@ class MessageStream(asyncio.Protocol, Generic[M]):
             self.finish(WorkerLost(reason), abort=True)
             raise WorkerLost(reason)
         if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
         self._unsent.append(frame)
         self._num_batched_bytes += len(frame)
 
@@ -71,6 +71,13 @@ class MessageStream(asyncio.Protocol, Generic[M]):
             self.transport.resume_reading()
         return message
 
+    def flush(self) -> None:
+        """Hand what was sent to the transport, before the turn is over."""
+        if self._unsent and self.end is None and self.transport is not None:
+            self.transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+        self._num_batched_bytes = 0
+
     def take_all(self) -> list[M]:
         """What has been received and not been taken, at once."""
         taken = list(self._inbox)
@@ -80,7 +87,7 @@ class MessageStream(asyncio.Protocol, Generic[M]):
     def finish(self, end: RelevoError, *, abort: bool = False) -> None:
         """The first reason counts. What has been sent before still leaves, unless `abort`."""
         if self.end is None:
-            self._flush()
+            self.flush()
             self.end = end
             if self.transport is not None and abort:
                 self.transport.abort()
@@ -106,12 +113,6 @@ class MessageStream(asyncio.Protocol, Generic[M]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.finish(WorkerLost(f"{self.peer} closed the connection" + (f": {exc}" if exc else "")))
-
-    def _flush(self) -> None:
-        if self._unsent and self.end is None and self.transport is not None:
-            self.transport.write(b"".join(self._unsent))
-        self._unsent.clear()
-        self._num_batched_bytes = 0
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
