@@ -10,11 +10,12 @@ import torch
 
 from relevo.core.errors import SettingsError
 from relevo.core.kv import KVGroup, KVLayout
+from relevo.core.model import Routing
 from relevo.core.plan import ScheduledRow
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import StepInputs, pack_rows
 from relevo.engine.ops.native.ops import NativeOps
-from relevo.engine.ops.protocol import Buffer, HostTensor, Operations, Ops
+from relevo.engine.ops.protocol import Buffer, HostTensor, Operations, Ops, Router
 from relevo.engine.ops.torch.ops import TorchOps
 
 BACKENDS: dict[str, Callable[[], Ops]] = {
@@ -130,6 +131,117 @@ def test_a_residual_takes_a_product_of_itself(ops: Ops, num_tokens: int) -> None
 
     x = table[[3, 0, 7][:num_tokens]]
     close(ops, run(ops, body, 48, inputs(([3, 0, 7][:num_tokens], 0, [1]))), x + x @ matrix.T)
+
+
+ROUTINGS = {
+    "softmax": Routing(num_active=2),
+    "plain": Routing(num_active=3, normalises=False, scale=0.5),
+    "sigmoid": Routing(num_active=2, scoring="sigmoid", has_bias=True, scale=2.5),
+    "groups": Routing(num_active=3, scoring="sigmoid", has_bias=True, num_groups=4, num_used_groups=2),
+    "all": Routing(num_active=8),
+}
+
+
+def naive_experts(
+    x: np.ndarray, router: np.ndarray, bias: np.ndarray | None, rule: Routing, up: np.ndarray, down: np.ndarray
+) -> np.ndarray:
+    """Token by token, expert by expert. x [T, E], up [experts, 2I, E], down [experts, E, I]."""
+    out = np.zeros_like(x)
+    for token, row in enumerate(x):
+        logits = router @ row
+        scores = 1 / (1 + np.exp(-logits))
+        if rule.scoring == "softmax":
+            scores = np.exp(logits - logits.max())
+            scores /= scores.sum()
+        choice = scores if bias is None else scores + bias
+        if rule.num_used_groups < rule.num_groups:
+            groups = choice.reshape(rule.num_groups, -1)
+            sums = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
+            lost = np.argsort(-sums)[rule.num_used_groups :]
+            groups = groups.copy()
+            groups[lost] = -np.inf
+            choice = groups.reshape(-1)
+        chosen = np.argsort(-choice)[: rule.num_active]
+        weights = scores[chosen] / (scores[chosen].sum() if rule.normalises else 1.0) * rule.scale
+        for expert, weight in zip(chosen, weights, strict=True):
+            gate, value = np.split(up[expert] @ row, 2)
+            out[token] += weight * (down[expert] @ (gate / (1 + np.exp(-gate)) * value))
+    return out
+
+
+@pytest.mark.parametrize("kind", ROUTINGS)
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_experts_are_chosen_by_scores_and_weighed_without_the_bias(ops: Ops, kind: str, num_tokens: int) -> None:
+    """Red when a bias reaches a weight, a group is left in, an expert has another's rows, a sum is scaled twice."""
+    if ops.dtype != "float32":
+        pytest.skip("roundings choose other experts")
+    rule, width, inner, count = ROUTINGS[kind], 32, 24, 8
+    table, router = values(VOCAB, width), values(count, width, seed=1)
+    bias = 0.3 * values(count, seed=2) if rule.has_bias else None
+    up, down = 0.3 * values(count, 2 * inner, width, seed=3), 0.3 * values(count, width, inner, seed=4)
+    ids = ops.weight([host(table)])
+    by = Router(
+        ops.weight([host(router)], is_exact=True),
+        None if bias is None else ops.weight([host(bias)], is_exact=True),
+        rule,
+    )
+    ups = [ops.weight([host(gate), host(value)]) for gate, value in (np.split(each, 2) for each in up)]
+    downs = [ops.weight([host(each)]) for each in down]
+    tokens = [3, 0, 7, 7, 1, 2, 10, 4, 5][:num_tokens]
+    step = inputs((tokens, 0, [1, 2, 3]))
+    found = run(ops, lambda o: o.experts(o.embed(ids), by, ups, downs), width, step)
+    close(ops, found, naive_experts(table[tokens], router, bias, rule, up, down))
+    alone = run(ops, lambda o: o.experts(o.embed(ids), by, ups, downs), width, inputs((tokens[-1:], 0, [1])))
+    if isinstance(ops, NativeOps):  # torch does not promise it
+        np.testing.assert_array_equal(alone[0], found[-1])
+
+
+def test_many_rows_pass_experts_in_runs(ops: Ops) -> None:
+    """More rows than one run has, so that the last rows of a run and the first of the next are right."""
+    if not isinstance(ops, NativeOps):
+        pytest.skip("only the native backend cuts runs")
+    rule, width, inner, count, num_rows = Routing(num_active=2), 32, 16, 4, 1030
+    table, router = values(VOCAB, width), values(count, width, seed=1)
+    up, down = 0.3 * values(count, 2 * inner, width, seed=3), 0.3 * values(count, width, inner, seed=4)
+    ids, by = ops.weight([host(table)]), Router(ops.weight([host(router)], is_exact=True), None, rule)
+    ups, downs = [ops.weight([host(each)]) for each in up], [ops.weight([host(each)]) for each in down]
+    tokens = (np.arange(num_rows) % VOCAB).tolist()
+    rows = [([token], 0, [index % NUM_BLOCKS]) for index, token in enumerate(tokens)]
+    found = run(ops, lambda o: o.experts(o.embed(ids), by, ups, downs), width, inputs(*rows))
+    close(ops, found, naive_experts(table[tokens], router, None, rule, up, down))
+
+
+def test_heads_are_rotated_in_part(ops: Ops) -> None:
+    """The tail of a head is as it was."""
+    table = values(VOCAB, 3 * 8)
+    ids = ops.weight([host(table)])
+    frequencies = np.array([1.0, 0.25], dtype=np.float32)
+
+    def body(o: Operations) -> Buffer:
+        (heads,) = o.split_heads(o.embed(ids), [3], 8)
+        return o.rope(heads, o.rope_angles(frequencies, 1.0))
+
+    found = run(ops, body, 3 * 8, inputs(([3, 0, 7], 0, [1]))).reshape(3, 3, 8)
+    x = table[[3, 0, 7]].reshape(3, 3, 8)
+    angles = np.arange(3)[:, None, None] * frequencies
+    low, high = x[..., :2], x[..., 2:4]
+    expected = x.copy()
+    expected[..., :2] = low * np.cos(angles) - high * np.sin(angles)
+    expected[..., 2:4] = high * np.cos(angles) + low * np.sin(angles)
+    close(ops, found, expected)
+
+
+def test_one_norm_spans_all_heads(ops: Ops) -> None:
+    table, gain = values(VOCAB, 3 * 8), 1 + values(3 * 8, seed=3)
+    ids, times = ops.weight([host(table)]), ops.weight([host(gain)])
+
+    def body(o: Operations) -> Buffer:
+        (heads,) = o.split_heads(o.embed(ids), [3], 8)
+        return o.rms_norm(heads, times, 1e-5)
+
+    x = table[[3, 0, 7]]
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain
+    close(ops, run(ops, body, 3 * 8, inputs(([3, 0, 7], 0, [1]))), expected)
 
 
 def test_parts_are_stacked_in_order(ops: Ops) -> None:

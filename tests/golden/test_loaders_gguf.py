@@ -39,6 +39,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None}, {}),
     "qwen2": ("qwen2", {}, {}),
     "qwen3": ("qwen3", {"head_dim": 24}, {}),
+    "mixtral": ("mixtral", {"num_local_experts": 12}, {}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True},
+        {},
+    ),
     "llama-linear": (
         "llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, **_THETA}},

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
-from relevo.core.model import ModelConfig
+from relevo.core.model import ModelConfig, Routing
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.families import config_from_hf
 from relevo.engine.models.rope import rope_frequencies
@@ -272,3 +272,46 @@ def test_long_prompts_equal_transformers(case: str, backend: str, tmp_path: Path
         return logits - peak - np.log(np.exp(logits - peak).sum(axis=1, keepdims=True))
 
     np.testing.assert_allclose(logprobs(ours), logprobs(theirs), atol=1e-4)
+
+
+def read_experts(model_type: str, **changes: Any) -> ModelConfig:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
+    stated = {"model_type": model_type, "vocab_size": 8, "max_position_embeddings": 8, **sizes, **changes}
+    return config_from_hf(stated, "config.json")
+
+
+def test_what_a_config_leaves_out_is_the_familys_own() -> None:
+    mixtral, qwen = read_experts("mixtral"), read_experts("qwen3_moe")
+    glm, minimax = read_experts("glm4_moe", head_dim=8), read_experts("minimax_m2")
+    assert mixtral.experts is not None and mixtral.experts.routing == Routing(num_active=2)
+    assert qwen.experts is not None and not qwen.experts.routing.normalises
+    assert glm.experts is not None and glm.experts.layers == (1, 2) and glm.rotary_size == 4
+    assert minimax.experts is not None and minimax.experts.routing.has_bias
+    assert (minimax.head_size, minimax.rotary_size) == (128, None)
+    assert (mixtral.rope_theta, minimax.rope_theta, glm.rope_theta) == (1e6, 5e6, 1e4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rotary_dim": 64}, {"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}],
+)
+def test_a_part_that_is_rotated_stands_in_one_of_three_places(changes: dict[str, Any]) -> None:
+    assert read_experts("minimax_m2", **changes).rotary_size == 64
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "words"),
+    [
+        ("mixtral", {"num_experts_per_tok": 9}, "9 of 8 experts are used"),
+        ("qwen3_moe", {"num_experts": 4, "num_local_experts": 8}, "num_experts and num_local_experts say 4 and 8"),
+        ("qwen3_moe", {"mlp_only_layers": "0"}, "mlp_only_layers is '0'"),
+        ("glm4_moe", {"n_group": 3}, "cannot be 3 equal groups"),
+        ("glm4_moe", {"n_group": 64, "topk_group": 2}, "leaves too few experts"),
+        ("glm4_moe", {"partial_rotary_factor": 0.3}, "cannot be rotated in pairs"),
+        ("minimax_m2", {"rotary_dim": 64, "partial_rotary_factor": 0.25}, "say 32 and 64 elements"),
+        ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not implemented"),
+    ],
+)
+def test_experts_that_do_not_fit_together_are_refused(model_type: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises((ModelFileError, UnsupportedModel), match=words):
+        read_experts(model_type, **changes)

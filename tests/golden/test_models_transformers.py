@@ -32,6 +32,22 @@ _LONG = {
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 _THETA = {"rope_theta": 500.0}  # small, so that frequencies differ over few positions
 
+_QWEN_EXPERTS = {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+_GLM_EXPERTS = {
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "head_dim": 24,
+}
+_NO_ENDS = {"bos_token_id": None, "eos_token_id": None}  # they are beyond a small vocabulary
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -62,6 +78,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
     "qwen3": ("qwen3", {"head_dim": 24}),
     "qwen3-biases": ("qwen3", {"head_dim": 16, "attention_bias": True}),
+    "mixtral": ("mixtral", {"num_local_experts": 12}),  # as text, 10 sorts before 2
+    "mixtral-window": ("mixtral", {"num_local_experts": 4, "sliding_window": 7}),
+    "qwen3-moe": ("qwen3_moe", _QWEN_EXPERTS | {"head_dim": 24}),
+    "qwen3-moe-normalised": ("qwen3_moe", _QWEN_EXPERTS | {"norm_topk_prob": True, "mlp_only_layers": [0]}),
+    "glm4-moe": ("glm4_moe", _GLM_EXPERTS),
+    "glm4-moe-plain": ("glm4_moe", {**_GLM_EXPERTS, "norm_topk_prob": False, "n_group": 1, "topk_group": 1}),
+    "minimax-m2": ("minimax_m2", {"num_local_experts": 12, "num_experts_per_tok": 3, "head_dim": 16, **_NO_ENDS}),
+    "minimax-m2-partial": (
+        "minimax_m2",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 24,
+            **_NO_ENDS,
+            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **_THETA},
+        },
+    ),
 }
 
 

@@ -60,5 +60,5 @@ def test_its_gguf_file_too(files: ModelFiles, model: PreTrainedModel, tmp_path: 
 def test_what_the_table_does_not_have_is_refused(files: ModelFiles, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "qwen2"}))
-    with pytest.raises(UnsupportedModel, match="'qwen2' is not implemented; one of llama, mistral, qwen3, orchid is"):
+    with pytest.raises(UnsupportedModel, match=r"'qwen2' is not implemented; one of .*, orchid is"):
         load_model_files(str(tmp_path))

@@ -9,7 +9,18 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4MoeConfig,
+    LlamaConfig,
+    MiniMaxM2Config,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
@@ -26,7 +37,16 @@ torch.set_num_threads(1)
 
 VOCAB = 96
 BLOCK_SIZE = 4
-_CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+_CONFIGS = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "mixtral": MixtralConfig,
+    "qwen3_moe": Qwen3MoeConfig,
+    "glm4_moe": Glm4MoeConfig,
+    "minimax_m2": MiniMaxM2Config,
+}
 _SMALL = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -46,6 +66,9 @@ def hf_model(family: str, **changes: Any) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(0.0, 0.25)
     return model.eval()
 
 
@@ -115,7 +138,20 @@ _GGUF_LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
+_GGUF_EXPERTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
+_GGUF_FAMILY = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+
+
+def _gguf_tensors(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Stacked experts have no kind in their names, and gate and up in one tensor [experts, 2 * I, E]."""
+    *_, index, _, block, stem = ["", "", "", *name.split(".")]
+    if block != "experts":
+        return [(_gguf_name(name), array)]
+    names = _GGUF_EXPERTS[stem]
+    parts = np.split(array, len(names), axis=1)
+    return [(f"blk.{index}.{each}.weight", np.ascontiguousarray(part)) for each, part in zip(names, parts, strict=True)]
 
 
 def _gguf_name(name: str) -> str:
@@ -135,7 +171,7 @@ def write_gguf(
 ) -> None:
     """As llama.cpp's converter does: names, and for llama the order of rows in q and k."""
     config = model.config
-    family = "llama" if config.model_type == "mistral" else config.model_type
+    family = _GGUF_FAMILY.get(config.model_type, config.model_type)
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer = GGUFWriter(path, family)
     writer.add_context_length(config.max_position_embeddings)
@@ -148,6 +184,11 @@ def write_gguf(
     writer.add_value_length(head_size)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if (num_experts := getattr(config, "num_local_experts", None)) is not None:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if (inner := getattr(config, "moe_intermediate_size", None)) is not None:
+            writer.add_expert_feed_forward_length(inner)
     for key, value in (keys or {}).items():
         add = writer.add_string if isinstance(value, str) else writer.add_float32
         add(f"{family}.{key}", value)
@@ -161,10 +202,11 @@ def write_gguf(
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             halves = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:])
             array = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
-        if array.ndim == 1:
-            writer.add_tensor(_gguf_name(name), array)
-        else:
-            writer.add_tensor(_gguf_name(name), quantize(array, matrices_as), raw_dtype=matrices_as)
+        for stored, part in _gguf_tensors(name, array):
+            if part.ndim == 1 or "ffn_gate_inp" in stored:
+                writer.add_tensor(stored, part)
+            else:
+                writer.add_tensor(stored, quantize(part, matrices_as), raw_dtype=matrices_as)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

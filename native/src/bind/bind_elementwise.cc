@@ -67,7 +67,7 @@ void rope(const std::string& path, Matrix x, int64_t num_heads, ConstMatrix cos,
   require_rows(first, end, x);
   require(rows(cos) >= end && rows(sin) >= end && width(sin) == width(cos), "cos and sin must be [T, head_size / 2]");
   require(num_heads >= 0 && num_heads * head_size <= width(x), "the heads are wider than a row of x");
-  kernels(path).rope(x.data(), width(x), num_heads, head_size, cos.data(), sin.data(), first, end);
+  kernels(path).rope(x.data(), width(x), num_heads, head_size, 2 * width(cos), cos.data(), sin.data(), first, end);
 }
 
 void angles(Positions positions, ConstVector inv_freq, float scale, Matrix cos, Matrix sin) {

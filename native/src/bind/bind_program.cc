@@ -209,6 +209,23 @@ void bind_operations(nb::class_<Program>& program) {
       nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>(), "q"_a, "k"_a, "v"_a, "out"_a, "num_heads"_a,
       "num_kv_heads"_a, "head_size"_a, "layer"_a, "q_gain"_a.none(), "k_gain"_a.none(), "eps"_a, "angles"_a);
   program.def(
+      "experts",
+      [](Program& self, Columns in, Columns scores, Columns out, const Matrix* router, const VectorWeight* bias,
+         const std::vector<const Matrix*>& gate_up, const std::vector<const Matrix*>& down, int64_t num_active,
+         bool is_sigmoid, bool normalises, float scale, int64_t num_groups, int64_t num_used_groups) {
+        const int64_t count = static_cast<int64_t>(gate_up.size());
+        require(count >= 1 && down.size() == gate_up.size(), "every expert needs two matrices");
+        std::vector<Matrix> up, back;
+        for (const Matrix* matrix : gate_up) up.push_back(*matrix);
+        for (const Matrix* matrix : down) back.push_back(*matrix);
+        self.add(op::Experts{view_of(in), view_of(scores), view_of(out), router, data_of(bias, count), std::move(up),
+                             std::move(back),
+                             {count, num_active, is_sigmoid, normalises, scale, num_groups, num_used_groups}});
+      },
+      nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
+      "gate_up"_a, "down"_a, "num_active"_a, "is_sigmoid"_a, "normalises"_a, "scale"_a, "num_groups"_a,
+      "num_used_groups"_a);
+  program.def(
       "compact", [](Program& self, std::vector<int> buffers) { self.add(op::Compact{std::move(buffers)}); },
       "buffers"_a, "From here on only rows whose logits were asked for are computed.");
   program.def(
@@ -364,7 +381,7 @@ void bind_program(nb::module_& module) {
       [](Program& self, bool on) { self.set_profiling(on); });
   program.def_prop_ro("seconds_by_kind", [](const Program& self) {
     static const char* const names[] = {"embed", "rms_norm", "add",    "silu_mul", "multiply",
-                                        "rope",  "attend",   "compact", "logits"};
+                                        "rope",  "attend",   "compact", "logits",   "experts"};
     static_assert(std::size(names) == std::variant_size_v<Operation>);
     nb::dict seconds;
     for (size_t kind = 0; kind < std::size(names); ++kind) seconds[names[kind]] = self.seconds_by_kind()[kind];

@@ -104,8 +104,8 @@ void Program::check_input(const Input& input, const Matrix& matrix) const {
 
 void Program::check_angles(int angles, int64_t head_size) const {
   if (angles < 0 || angles >= static_cast<int>(angles_.size())) refuse("these angles do not exist");
-  if (2 * static_cast<int64_t>(angles_[static_cast<size_t>(angles)].inv_freq.size()) != head_size) {
-    refuse("a head of " + text(head_size) + " needs " + text(head_size / 2) + " frequencies");
+  if (rotated(angles) > head_size) {
+    refuse("a head of " + text(head_size) + " has room for " + text(head_size / 2) + " frequencies");
   }
 }
 
@@ -178,6 +178,31 @@ void Program::check(const op::Logits& logits) {
   check_input(logits.in, *logits.head);
   matrices_.push_back(logits.head);
   vocab_size_ = logits.head->n;
+}
+
+void Program::check(const op::Experts& experts) {
+  const RoutingRule& rule = experts.rule;
+  const int64_t count = rule.num_experts;
+  if (count < 1 || static_cast<int64_t>(experts.gate_up.size()) != count ||
+      static_cast<int64_t>(experts.down.size()) != count || experts.router->n != count) {
+    refuse(text(count) + " experts need as many scores and matrices");
+  }
+  if (rule.num_active < 1 || rule.num_active > count) refuse(text(rule.num_active) + " of " + text(count) + " experts");
+  if (rule.num_groups < 1 || count % rule.num_groups != 0 || rule.num_used_groups < 1 ||
+      rule.num_used_groups > rule.num_groups || rule.num_used_groups * (count / rule.num_groups) < rule.num_active) {
+    refuse(text(rule.num_used_groups) + " of " + text(rule.num_groups) + " groups do not have the experts to choose from");
+  }
+  const int64_t width = experts.router->k, inner = experts.down.front().k;
+  for (int64_t i = 0; i < count; ++i) {
+    const Matrix& up = experts.gate_up[static_cast<size_t>(i)];
+    const Matrix& down = experts.down[static_cast<size_t>(i)];
+    if (up.k != width || up.n != 2 * inner || down.k != inner || down.n != width) refuse("experts of different shapes");
+  }
+  check_view(experts.in, width);
+  check_view(experts.out, width);
+  check_view(experts.scores, count);
+  if (experts.in.buffer == experts.out.buffer) refuse("experts cannot overwrite their own input");
+  matrices_.push_back(experts.router);
 }
 
 // ---- a step's inputs ----------------------------------------------------------------------------------------------

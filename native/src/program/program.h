@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "program/engine.h"
+#include "program/expert_groups.h"
+#include "rows/routing.h"
 
 namespace relevo {
 
@@ -71,6 +73,15 @@ struct Rope {
   int angles;
 };
 
+// Each token through the experts that its scores choose: out = sum of weight * down(silu(gate) * up).
+struct Experts {
+  View in, scores, out;
+  const Matrix* router;
+  const float* bias;  // or null
+  std::vector<Matrix> gate_up, down;  // by expert
+  RoutingRule rule;
+};
+
 // Norms of q's and k's heads (if any), rotation (if any), the writes into the cache, then attention.
 struct Attend {
   View q, k, v, out;  // k and v in one buffer
@@ -94,7 +105,7 @@ struct Logits {
 }  // namespace op
 
 using Operation = std::variant<op::Embed, op::RmsNorm, op::Add, op::SiluMul, op::Multiply, op::Rope, op::Attend,
-                               op::Compact, op::Logits>;
+                               op::Compact, op::Logits, op::Experts>;
 
 // One step's inputs; the caller checks them (Program::check). All arrays stay the caller's.
 struct StepInputs {
@@ -176,6 +187,8 @@ class Program {
   void check_view(View view, int64_t width) const;
   void check_input(const Input& input, const Matrix& matrix) const;
   void check_angles(int angles, int64_t head_size) const;
+  // How much of each head these angles rotate.
+  int64_t rotated(int angles) const { return 2 * static_cast<int64_t>(angles_[static_cast<size_t>(angles)].inv_freq.size()); }
   void check(const op::Embed& embed);
   void check(const op::RmsNorm& norm);
   void check(const op::Add& add);
@@ -185,6 +198,7 @@ class Program {
   void check(const op::Attend& attend);
   void check(const op::Compact& compact);
   void check(const op::Logits& logits);
+  void check(const op::Experts& experts);
   void check_cache(const KVCache& cache, const AttentionStep& step) const;
   void check_tokens(const KVCache& cache, const StepInputs& inputs) const;
   void make_room(int64_t num_tokens);
@@ -209,6 +223,9 @@ class Program {
   Area prepared_;     // a product's inputs, all rows
   Area transformed_;  // normed or activated rows on their way to being prepared
   Area partials_;     // of attention
+  ExpertGroups expert_groups_;
+  GroupProducts up_products_, down_products_;
+  Area expert_rows_, expert_inputs_, expert_inner_;  // of the pairs of a run: inputs, then outputs; prepared; between
   std::vector<std::unique_ptr<Area>> own_prepared_;  // per thread, one row
   std::vector<std::unique_ptr<Area>> own_transformed_;
   std::shared_ptr<float[]> logits_;

@@ -14,7 +14,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t PIECES_PER_THREAD = 4;  // arbitrary: a thread that is interrupted leaves at most a quarter of its share
 constexpr size_t LINE_BYTES = 64;
-constexpr size_t MAX_FORMATS = 8;
+constexpr int64_t EXPERT_RUN_ROWS = 512;  // arbitrary: bounds the memory of the pairs of tokens and experts
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -185,6 +185,15 @@ class Walker {
     }
   }
 
+  void carry_out(const op::Experts& experts) {
+    const uint8_t* inputs = prepare({Source::plain, experts.in, nullptr, 0.0f}, *experts.router, false);
+    product(*experts.router, inputs, nullptr, false, program_.column(experts.scores), program_.stride(experts.scores));
+    barrier();
+    for (int64_t first = 0; first < num_rows_; first += EXPERT_RUN_ROWS) {
+      pass_experts(experts, first, std::min(num_rows_, first + EXPERT_RUN_ROWS));
+    }
+  }
+
   // ---- matrix products --------------------------------------------------------------------------------------------
 
   // The inputs of a product, one area per format of the matrix. A single row is prepared by every thread for itself,
@@ -265,12 +274,97 @@ class Walker {
                                matrix.formats.begin());
   }
 
+  // ---- experts ----------------------------------------------------------------------------------------------------
+
+  // Rows [first, end), which have their scores.
+  void pass_experts(const op::Experts& experts, int64_t first, int64_t end) {
+    ExpertGroups& groups = program_.expert_groups_;
+    GroupProducts& up = program_.up_products_;
+    GroupProducts& down = program_.down_products_;
+    const int64_t num_active = experts.rule.num_active, width = experts.router->k, inner = experts.down.front().k;
+    if (thread_ == 0) groups.start(end - first, num_active);
+    barrier();
+    for (int64_t row; (row = take(end - first)) >= 0;) {
+      const float* scores = program_.column(experts.scores) + (first + row) * program_.stride(experts.scores);
+      choose_experts(experts.rule, scores, experts.bias, routing_scratch_, groups.chosen(row), groups.weights(row));
+    }
+    barrier();
+    if (thread_ == 0) {
+      groups.sort(experts.rule.num_experts);
+      up.plan(groups, experts.gate_up, engine_.linear, num_threads_);
+      down.plan(groups, experts.down, engine_.linear, num_threads_);
+      const size_t num_pairs = static_cast<size_t>(groups.num_pairs());
+      program_.expert_rows_.reserve(num_pairs * static_cast<size_t>(width) * sizeof(float));
+      program_.expert_inner_.reserve(num_pairs * static_cast<size_t>(3 * inner) * sizeof(float));
+      program_.expert_inputs_.reserve(std::max(up.input_bytes(), down.input_bytes()));
+    }
+    barrier();
+    float* rows = program_.expert_rows_.floats();
+    float* gate_up = program_.expert_inner_.floats();
+    float* activated = gate_up + groups.num_pairs() * 2 * inner;
+    uint8_t* prepared = program_.expert_inputs_.bytes();
+    const float* in = program_.column(experts.in) + first * program_.stride(experts.in);
+    share_groups(groups, up, [&](size_t group, const ExpertGroup& pairs, int64_t begin, int64_t stop) {
+      for (int64_t pair = pairs.first_pair + begin; pair < pairs.first_pair + stop; ++pair) {
+        std::memcpy(rows + pair * width, in + groups.token_of(pair) * program_.stride(experts.in),
+                    sizeof(float) * static_cast<size_t>(width));
+      }
+      up.prepare(group, pairs, rows, begin, stop, prepared);
+    });
+    for (int64_t piece; (piece = take(up.num_pieces())) >= 0;) up.multiply(piece, prepared, gate_up, 2 * inner);
+    barrier();
+    share_groups(groups, down, [&](size_t group, const ExpertGroup& pairs, int64_t begin, int64_t stop) {
+      engine_.elementwise.silu_mul(gate_up, 2 * inner, inner, activated, inner, pairs.first_pair + begin,
+                                   pairs.first_pair + stop);
+      down.prepare(group, pairs, activated, begin, stop, prepared);
+    });
+    for (int64_t piece; (piece = take(down.num_pieces())) >= 0;) down.multiply(piece, prepared, rows, width);
+    barrier();
+    for (int64_t row; (row = take(end - first)) >= 0;) {
+      combine(groups, row, num_active, rows, width,
+              program_.column(experts.out) + (first + row) * program_.stride(experts.out));
+    }
+    barrier();
+  }
+
+  // Calls body(group, pairs, begin, stop) on this thread's pieces of the groups' pairs, then waits for the others.
+  template <class Body>
+  void share_groups(const ExpertGroups& groups, const GroupProducts& products, Body body) {
+    int64_t first_piece = 0, taken = -1;
+    const int64_t share = groups.num_pairs() / (num_threads_ * PIECES_PER_THREAD) + 1;
+    for (size_t group = 0; group < groups.groups().size(); ++group) {
+      const ExpertGroup& pairs = groups.groups()[group];
+      const int64_t multiple = products.input_group(group);
+      const int64_t piece = num_threads_ == 1 ? pairs.num_pairs : (share + multiple - 1) / multiple * multiple;
+      const int64_t count = (pairs.num_pairs + piece - 1) / piece;
+      while (true) {
+        if (taken < first_piece) taken = take(INT64_MAX);
+        if (taken >= first_piece + count) break;
+        const int64_t begin = (taken - first_piece) * piece;
+        body(group, pairs, begin, std::min(pairs.num_pairs, begin + piece));
+        taken = -1;
+      }
+      first_piece += count;
+    }
+    barrier();
+  }
+
+  // Experts ascending: the same sum whatever else is in the step.
+  static void combine(ExpertGroups& groups, int64_t row, int64_t num_active, const float* rows, int64_t width,
+                      float* out) {
+    for (int64_t slot = 0; slot < num_active; ++slot) {
+      const float* from = rows + groups.pair_of(row, slot) * width;
+      const float weight = groups.weights(row)[slot];
+      for (int64_t i = 0; i < width; ++i) out[i] = slot == 0 ? weight * from[i] : out[i] + weight * from[i];
+    }
+  }
+
   // ---- heads ------------------------------------------------------------------------------------------------------
 
   void rotate(const op::Rope& rope, int64_t first, int64_t end) {
     const Program::Angles& angles = program_.angles_[static_cast<size_t>(rope.angles)];
     engine_.elementwise.rope(program_.column(rope.view), program_.stride(rope.view), rope.num_heads, rope.head_size,
-                             angles.cos.data(), angles.sin.data(), first, end);
+                             program_.rotated(rope.angles), angles.cos.data(), angles.sin.data(), first, end);
   }
 
   void norm_heads(View view, int64_t num_heads, int64_t size, const float* gain, float eps, int64_t first,
@@ -305,6 +399,7 @@ class Walker {
   const int num_threads_;
   int64_t num_rows_;
   unsigned phase_ = 0;
+  std::vector<float> routing_scratch_;
 };
 
 double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSummaries& summaries) {

@@ -18,10 +18,10 @@ struct ElementwiseKernels {
   // out[t, i] = silu(x[t, i]) * x[t, size + i] for i < size
   void (*silu_mul)(const float* x, int64_t x_stride, int64_t size, float* out, int64_t out_stride, int64_t first,
                    int64_t end);
-  // Rotate heads in place: x[t] holds num_heads * head_size floats; dimension i pairs with i + head_size / 2.
-  // cos and sin: [T, head_size / 2], row t for token t.
-  void (*rope)(float* x, int64_t x_stride, int64_t num_heads, int64_t head_size, const float* cos, const float* sin,
-               int64_t first, int64_t end);
+  // Rotate the first `rotated` elements of heads in place: x[t] holds num_heads * head_size floats; dimension i pairs with
+  // i + rotated / 2. cos and sin: [T, rotated / 2], row t for token t.
+  void (*rope)(float* x, int64_t x_stride, int64_t num_heads, int64_t head_size, int64_t rotated, const float* cos,
+               const float* sin, int64_t first, int64_t end);
 };
 
 const ElementwiseKernels& elementwise_kernels(Path path);

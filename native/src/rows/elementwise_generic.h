@@ -82,9 +82,9 @@ struct Elementwise {
     }
   }
 
-  static void rope(float* x, int64_t x_stride, int64_t num_heads, int64_t head_size, const float* cos,
-                   const float* sin, int64_t first, int64_t end) {
-    const int64_t half = head_size / 2;
+  static void rope(float* x, int64_t x_stride, int64_t num_heads, int64_t head_size, int64_t rotated,
+                   const float* cos, const float* sin, int64_t first, int64_t end) {
+    const int64_t half = rotated / 2;
     for (int64_t t = first; t < end; ++t) {
       const float* c = cos + t * half;
       const float* s = sin + t * half;

@@ -59,7 +59,7 @@ Rows activated(const ElementwiseKernels& kernels) {
 Rows rotated(const ElementwiseKernels& kernels) {
   Rows x = some_rows(1.0f);
   const Rows cos = some_rows(0.9f), sin = some_rows(0.7f);
-  kernels.rope(x.data(), kStride, kHeads, 2 * kHalf, cos.data(), sin.data(), 0, kRows);
+  kernels.rope(x.data(), kStride, kHeads, 2 * kHalf, 2 * kHalf, cos.data(), sin.data(), 0, kRows);
   return x;
 }
 

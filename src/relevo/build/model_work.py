@@ -14,14 +14,20 @@ _OPERANDS = {"q4_0": "int4", "q4_1": "int4", "q8_0": "int8", "F32": "f32", "F16"
 
 
 def model_work(files: ModelFiles, config: WorkerConfig, layout: KVLayout) -> ModelWork:
-    """From the names and shapes of the stored tensors: nothing is read."""
+    """From the names and shapes of the stored tensors: nothing is read. Of experts so many as one token passes: a step
+    of more tokens reads more of them."""
     model, matrices = files.config, [stored for stored in files.stored if len(stored.shape) == 2]
+    share = model.experts.routing.num_active / model.experts.num_experts if model.experts else 1.0
     head_name = HEAD if any(stored.name == HEAD for stored in matrices) else EMBEDDING
     head = [stored for stored in matrices if stored.name == head_name]
     layers = [stored for stored in matrices if stored.name not in (HEAD, EMBEDDING)]
+
+    def passed(stored: StoredTensor) -> float:
+        return share if ".experts." in stored.name else 1.0
+
     return ModelWork(
-        weight_bytes=sum(packed_bytes(stored, config) for stored in (*layers, *head)),
-        products_per_token=sum(math.prod(stored.shape) for stored in layers),
+        weight_bytes=round(sum(passed(stored) * packed_bytes(stored, config) for stored in (*layers, *head))),
+        products_per_token=round(sum(passed(stored) * math.prod(stored.shape) for stored in layers)),
         head_products=sum(math.prod(stored.shape) for stored in head),
         attention_products=2 * model.num_layers * model.num_heads * model.head_size,
         kv_bytes_per_token=layout.bytes_per_token,

@@ -9,10 +9,37 @@ from relevo.core.ids import TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """The architecture of a dense decoder, in Hugging Face's terms."""
+class Routing:
+    """How a router's scores choose among experts, and weigh what they come to."""
 
-    architecture: str  # "llama", "mistral", "qwen2", "qwen3"
+    num_active: int  # experts per token
+    scoring: str = "softmax"  # of all logits; or "sigmoid", of each
+    normalises: bool = True  # weights of a token sum to `scale`
+    scale: float = 1.0  # of all weights
+    has_bias: bool = False  # added to what is chosen by, never to a weight
+    num_groups: int = 1  # of consecutive experts
+    num_used_groups: int = 1  # those with the best sums of two; the others' experts are not chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Of the layers that have experts in place of one MLP."""
+
+    layers: tuple[int, ...]  # places in the model, ascending
+    num_experts: int
+    intermediate_size: int  # of each
+    routing: Routing
+    shared_size: int = 0  # of the MLP that every token passes besides; 0: there is none
+    block: str = "mlp"  # what checkpoints call it, and its parts:
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    bias: str = "gate.e_score_correction_bias"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The architecture of a decoder, in Hugging Face's terms."""
+
+    architecture: str  # a name in engine.models.families
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -29,6 +56,9 @@ class ModelConfig:
     attention_bias: bool = False  # bias on the output projection too
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_spans_heads: bool = False  # one norm over all heads of a token, not one per head
+    rotary_size: int | None = None  # elements of a head that positions rotate, the first ones; None: all
+    experts: ExpertsConfig | None = None
     sliding_window: int | None = None
     dtype: str = "float32"  # the dtype the weights were stored in
 

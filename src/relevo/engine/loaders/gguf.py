@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
-from relevo.core.model import ModelConfig
+from relevo.core.model import ExpertsConfig, ModelConfig
 from relevo.engine.loaders.gguf_metadata import GGML_TYPES, GgmlType, GgufHead, GgufTensor, read_head
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.models.config_fields import ConfigFields, check_shape
+from relevo.engine.models.experts_config import EXPERTS
 from relevo.engine.models.families import spec_of_gguf
 from relevo.engine.models.rope_config import checked_scaling
 from relevo.engine.models.spec import GgufNames
@@ -38,15 +40,19 @@ def open_gguf(path: Path, name: str) -> ModelFiles:
     head = read_head(path, without="tokenizer.")
     if head.metadata.get("split.count", 1) > 1:
         raise UnsupportedModel(f"{path} is one part of a split model; join the parts with llama-gguf-split --merge")
-    spec = spec_of_gguf(str(head.metadata.get("general.architecture", "")), str(path))
+    architecture = str(head.metadata.get("general.architecture", ""))
+    has_experts = bool(head.metadata.get(f"{architecture}.expert_count", 0))
+    spec = spec_of_gguf(architecture, str(path), has_experts=has_experts)
     assert spec.gguf is not None
-    config = _config(path, head, spec.name, spec.gguf.architecture)
+    config = _config(path, head, spec.name, architecture)
     names = {name: hf_name for name in head.tensors if (hf_name := _hf_name(spec.gguf, name)) is not None}
     stored = [
-        _stored(path, head.tensors[name], hf_name, _permuted_heads(spec.gguf, hf_name, config))
+        _stored(path, part, part_name, _permuted_heads(spec.gguf, hf_name, config))
         for name, hf_name in names.items()
+        for part_name, part in _experts_apart(path, head.tensors[name], hf_name, config)
     ]
-    told = [names.get(name, name) for name in head.tensors if name not in _ROPE_FACTORS]
+    told = [each.name for each in stored]
+    told += [name for name in head.tensors if name not in names and name not in _ROPE_FACTORS]
     if strange := unasked(spec.weights(config), told):
         raise UnsupportedModel(
             f"{path} has {len(strange)} tensors that a {config.architecture} model like this one does not use, the "
@@ -62,6 +68,50 @@ def _hf_name(names: GgufNames, name: str) -> str | None:
         case ["blk", index, stem, "weight" | "bias" as kind] if stem in names.in_layer:
             return f"model.layers.{index}.{names.in_layer[stem]}.{kind}"
     return names.top.get(name)
+
+
+def _experts_apart(
+    path: Path, tensor: GgufTensor, hf_name: str, config: ModelConfig
+) -> Iterator[tuple[str, GgufTensor]]:
+    """Files stack the matrices of a layer's experts in one tensor [experts, rows, k], named with a star here."""
+    if "*" not in hf_name:
+        yield hf_name, tensor
+        return
+    count = config.experts.num_experts if config.experts else 0
+    if len(tensor.shape) != 3 or tensor.shape[0] != count:
+        raise ModelFileError(
+            f"{path}: tensor {tensor.name} has shape {list(tensor.shape)} for {count} experts; convert it anew"
+        )
+    ggml_type = GGML_TYPES.get(tensor.ggml_type) or _rare_type(path, tensor)
+    num_elements = tensor.num_elements // count
+    num_bytes = num_elements // ggml_type.block_elements * ggml_type.block_bytes
+    for number in range(count):
+        part = replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + number * num_bytes)
+        yield hf_name.replace("*", str(number)), part
+
+
+def _experts(path: Path, keys: _Keys, family: str) -> ExpertsConfig | None:
+    """What the file says of experts; the rest is the family's."""
+    if not keys.get("expert_count", 0):
+        return None
+    for key in ("expert_shared_count", "expert_shared_feed_forward_length"):
+        if keys.get(key, 0):
+            raise UnsupportedModel(f"{path}: {key} {keys.get(key)} is not implemented for this architecture")
+    stated = {
+        "num_hidden_layers": keys.count("block_count"),
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "intermediate_size": keys.count("feed_forward_length"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length", keys.count("feed_forward_length")),
+        "norm_topk_prob": True,  # as llama.cpp computes every file of these architectures
+    }
+    experts = EXPERTS[family](ConfigFields(stated, str(path)))
+    if (scale := keys.get("expert_weights_scale", 0)) not in (0, 1):
+        raise UnsupportedModel(f"{path}: expert_weights_scale {scale} is not implemented for this architecture")
+    gating = keys.get("expert_gating_func", 0)
+    if experts is not None and gating not in (0, {"softmax": 1, "sigmoid": 2}[experts.routing.scoring]):
+        raise UnsupportedModel(f"{path}: expert_gating_func {gating} is not what a {family} model has")
+    return experts
 
 
 class _Keys:
@@ -113,8 +163,6 @@ def _config(path: Path, head: GgufHead, family: str, architecture: str) -> Model
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.get(key, head_size) != head_size:
             raise UnsupportedModel(f"{path}: {key} {keys.get(key)} differs from the head size {head_size}")
-    if keys.get("expert_count", 0):
-        raise UnsupportedModel(f"{path}: a mixture of experts is not implemented; use a dense model")
     config = ModelConfig(
         architecture=family,
         vocab_size=tensors["token_embd.weight"].shape[0],
@@ -133,6 +181,7 @@ def _config(path: Path, head: GgufHead, family: str, architecture: str) -> Model
         attention_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        experts=_experts(path, keys, family),
         sliding_window=keys.fields("attention.sliding_window").optional_integer("attention.sliding_window"),
     )
     return check_shape(config, str(path))

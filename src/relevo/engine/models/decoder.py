@@ -1,7 +1,7 @@
-"""The dense decoder that Llama, SmolLM2, Mistral, Qwen2 and Qwen3 share, written against `ops`.
+"""The decoder that families of the Llama kind share, with an MLP or with experts in a layer, written against `ops`.
 
 Owns the order of operations. It does not know a backend, files, scheduling or sampling. What sets the families apart
-(biases, head norms, windows, rope scalings) is in ModelConfig; an absent weight is None.
+(biases, head norms, windows, rope scalings, routers) is in ModelConfig; an absent weight is None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from relevo.core.model import ModelConfig
 from relevo.engine.inputs import StepInputs
 from relevo.engine.models.rope import rope_frequencies
 from relevo.engine.models.weights import DecoderWeights, LayerWeights, load_weights
-from relevo.engine.ops.protocol import Buffer, HostTensor, Operations, Ops, StepLogits
+from relevo.engine.ops.protocol import Buffer, HostTensor, Operations, Ops, Router, StepLogits
 
 
 class Decoder:
@@ -41,7 +41,8 @@ class Decoder:
         x = ops.embed(self._weights.embedding)
         for index, layer in enumerate(self._weights.layers):
             x = ops.add(x, self._attention(ops, x, layer, index, angles))
-            x = ops.add(x, self._mlp(ops, x, layer))
+            for part in self._mlp(ops, x, layer):
+                x = ops.add(x, part)
         x = ops.rms_norm(x, self._weights.final_norm, self.config.rms_norm_eps)
         return ops.logits(x, self._weights.head)
 
@@ -58,7 +59,14 @@ class Decoder:
         attended = ops.attention(q, k, v, index)  # [T, H * D]
         return ops.linear(attended, layer.output, layer.output_bias)
 
-    def _mlp(self, ops: Operations, x: Buffer, layer: LayerWeights) -> Buffer:
-        x = ops.rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps)
-        x = ops.silu_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias))
-        return ops.linear(x, layer.down, layer.down_bias)
+    def _mlp(self, ops: Operations, x: Buffer, layer: LayerWeights) -> list[Buffer]:
+        """What is added to x: of the experts, and of the MLP that every token passes."""
+        x, parts = ops.rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps), []
+        if layer.experts is not None and self.config.experts is not None:
+            experts = layer.experts
+            router = Router(experts.router, experts.bias, self.config.experts.routing)
+            parts.append(ops.experts(x, router, experts.gate_up, experts.down))
+        if layer.gate_up is not None and layer.down is not None:
+            inner = ops.silu_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias))
+            parts.append(ops.linear(inner, layer.down, layer.down_bias))
+        return parts

@@ -1,4 +1,5 @@
-"""Dense decoders of the Llama kind: what sets each family apart, and how its config.json becomes a ModelConfig.
+"""Decoders of the Llama kind, with an MLP or with experts: what sets each family apart, and how its config.json becomes
+a ModelConfig.
 
 Owns the traits in which these families differ; a family that differs in nothing else is one line of `families.MODELS`.
 It does not know files or weights. Source: the config.json fields of Hugging Face `transformers`.
@@ -6,15 +7,15 @@ It does not know files or weights. Source: the config.json fields of Hugging Fac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.kv import KVGroup
-from relevo.core.model import ModelConfig
+from relevo.core.model import ExpertsConfig, ModelConfig
 from relevo.engine.models.config_fields import ConfigFields, check_shape
-from relevo.engine.models.rope_config import read_rope
+from relevo.engine.models.rope_config import DEFAULT_THETA, read_rope, read_rotary_size, refuse_partial
 from relevo.engine.models.spec import GgufNames, Model, ModelSpec
 from relevo.engine.models.weight_plan import GGUF_IN_LAYER, GGUF_TOP, weight_groups
 
@@ -31,16 +32,28 @@ class DenseTraits:
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
-    qk_norm: bool = False
+    qk_norm: bool | str = False
+    qk_norm_spans_heads: bool = False  # one norm over all heads of a token
+    rotary_fraction: float | None = None  # of a head, where the config does not say; None: heads are rotated whole
+    default_theta: float = DEFAULT_THETA
+    experts: Callable[[ConfigFields], ExpertsConfig | None] = lambda fields: None
     has_sliding_window: bool = False
     default_sliding_window: int | None = None
     window_needs_flag: bool = False  # `use_sliding_window` turns it on, `max_window_layers` limits it to some layers
     default_head_size: int | None = None  # None: hidden_size / num_attention_heads
 
 
-def dense(name: str, traits: DenseTraits, *, gguf: str | None = None, permutes_heads: bool = False) -> ModelSpec:
+def dense(
+    name: str,
+    traits: DenseTraits,
+    *,
+    gguf: str | None = None,
+    permutes_heads: bool = False,
+    gguf_in_layer: Mapping[str, str] = GGUF_IN_LAYER,
+    gguf_experts: bool = False,
+) -> ModelSpec:
     """The spec of a family with these traits. `name`: its model_type. `gguf`: its architecture in GGUF files."""
-    names = GgufNames(gguf, GGUF_TOP, GGUF_IN_LAYER, permutes_heads) if gguf else None
+    names = GgufNames(gguf, GGUF_TOP, gguf_in_layer, permutes_heads, gguf_experts) if gguf else None
     return ModelSpec(
         name=name,
         model_types=(name,),
@@ -71,7 +84,9 @@ def _read_config(architecture: str, traits: DenseTraits, fields: ConfigFields) -
 def _config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> ModelConfig:
     raw, origin = fields.raw, fields.origin
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    rope_theta, rope_scaling = read_rope(raw, origin)
+    rope_theta, rope_scaling = read_rope(raw, origin, traits.default_theta)
+    if traits.rotary_fraction is None:
+        refuse_partial(raw, origin)
     head_size = fields.optional_integer("head_dim") or traits.default_head_size
     if head_size is None and hidden_size % num_heads:
         raise ModelFileError(
@@ -82,6 +97,8 @@ def _config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> Mod
     def trait(value: bool | str) -> bool:
         return value if isinstance(value, bool) else fields.flag(value)
 
+    head_size = hidden_size // num_heads if head_size is None else head_size
+    fraction = traits.rotary_fraction
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -90,7 +107,7 @@ def _config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> Mod
         num_layers=fields.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_size=hidden_size // num_heads if head_size is None else head_size,
+        head_size=head_size,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6, zero=True),
         rope_theta=rope_theta,
         max_position=fields.integer("max_position_embeddings"),
@@ -99,7 +116,10 @@ def _config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> Mod
         qkv_bias=trait(traits.qkv_bias),
         attention_bias=trait(traits.output_bias),
         mlp_bias=trait(traits.mlp_bias),
-        qk_norm=traits.qk_norm,
+        qk_norm=trait(traits.qk_norm),
+        qk_norm_spans_heads=traits.qk_norm_spans_heads,
+        rotary_size=None if fraction is None else read_rotary_size(fields, head_size, fraction),
+        experts=traits.experts(fields),
         sliding_window=_sliding_window(architecture, traits, fields),
         dtype=str(next((raw[key] for key in ("dtype", "torch_dtype") if raw.get(key) is not None), "float32")),
     )

@@ -12,7 +12,24 @@ from relevo.core.errors import UnsupportedModel
 from relevo.core.model import ModelConfig
 from relevo.engine.models.config_fields import ConfigFields
 from relevo.engine.models.dense import DenseTraits, dense
+from relevo.engine.models.experts_config import glm_experts, minimax_experts, mixtral_experts, qwen_experts
 from relevo.engine.models.spec import ModelSpec
+from relevo.engine.models.weight_plan import GGUF_IN_LAYER
+
+_MIXTRAL_GGUF = {
+    **{name: stored for name, stored in GGUF_IN_LAYER.items() if not name.startswith("ffn_") or name == "ffn_norm"},
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.*.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.*.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.*.w2",
+}
+_EXPERTS_GGUF = {
+    **GGUF_IN_LAYER,
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+}
 
 _FAMILIES = (
     # SmolLM2, TinyLlama and others are stored under this name, and Mistral in GGUF files.
@@ -41,6 +58,44 @@ _FAMILIES = (
         ),
         gguf="qwen3",
     ),
+    dense(
+        "mixtral",
+        DenseTraits(has_sliding_window=True, default_theta=1e6, experts=mixtral_experts),
+        gguf="llama",
+        permutes_heads=True,
+        gguf_in_layer=_MIXTRAL_GGUF,
+        gguf_experts=True,
+    ),
+    dense(
+        "qwen3_moe",
+        DenseTraits(
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm=True,
+            has_sliding_window=True,
+            default_sliding_window=4096,
+            window_needs_flag=True,
+            experts=qwen_experts,
+        ),
+        gguf="qwen3moe",
+        gguf_in_layer=_EXPERTS_GGUF,
+        gguf_experts=True,
+    ),
+    dense(
+        "glm4_moe",
+        DenseTraits(qkv_bias="attention_bias", qk_norm="use_qk_norm", rotary_fraction=0.5, experts=glm_experts),
+    ),
+    dense(
+        "minimax_m2",
+        DenseTraits(
+            qk_norm=True,
+            qk_norm_spans_heads=True,
+            rotary_fraction=1.0,
+            default_theta=5e6,
+            default_head_size=128,
+            experts=minimax_experts,
+        ),
+    ),
 )
 MODELS = {spec.name: spec for spec in _FAMILIES}  # by ModelConfig.architecture
 
@@ -49,11 +104,15 @@ def spec_of(config: ModelConfig) -> ModelSpec:
     return MODELS[config.architecture]
 
 
-def spec_of_gguf(architecture: str, origin: str) -> ModelSpec:
+def spec_of_gguf(architecture: str, origin: str, *, has_experts: bool = False) -> ModelSpec:
     """Raises UnsupportedModel."""
-    found = {spec.gguf.architecture: spec for spec in MODELS.values() if spec.gguf is not None}
+    specs = [spec for spec in MODELS.values() if spec.gguf is not None]
+    found = {spec.gguf.architecture: spec for spec in specs if spec.gguf and spec.gguf.has_experts == has_experts}
     if architecture not in found:
-        known = ", ".join(found)
+        known = ", ".join(dict.fromkeys(spec.gguf.architecture for spec in specs if spec.gguf))
+        if any(spec.gguf and spec.gguf.architecture == architecture for spec in specs):
+            with_them = "with" if has_experts else "without"
+            raise UnsupportedModel(f"{origin}: architecture {architecture!r} {with_them} experts is not implemented")
         raise UnsupportedModel(f"{origin}: architecture {architecture!r} is not implemented; one of {known} is")
     return found[architecture]
 

@@ -29,7 +29,7 @@ def rope_frequencies(config: ModelConfig, max_model_len: int) -> tuple[FloatArra
     visible angles after some hundred positions. `config.rope_scaling` has been checked by `rope_config`.
     """
     scaling = config.rope_scaling
-    lengths = _wavelengths(config.rope_theta, config.head_size)
+    lengths = _wavelengths(config.rope_theta, _size(config))
     match scaling.get("rope_type", "default"):
         case "linear":
             return np.float32(1) / lengths / np.float32(scaling["factor"]), 1.0
@@ -42,6 +42,11 @@ def rope_frequencies(config: ModelConfig, max_model_len: int) -> tuple[FloatArra
         case "longrope":
             return _longrope(lengths, scaling, config, max_model_len)
     return np.float32(1) / lengths, 1.0
+
+
+def _size(config: ModelConfig) -> int:
+    """Elements of a head that are rotated."""
+    return config.head_size if config.rotary_size is None else config.rotary_size
 
 
 def _wavelengths(theta: float, head_size: int) -> FloatArray:
@@ -60,7 +65,7 @@ def _original_length(scaling: dict[str, Any], config: ModelConfig) -> int:
 
 
 def _dynamic(scaling: dict[str, Any], config: ModelConfig, max_model_len: int) -> FloatArray:
-    factor, size = float(scaling["factor"]), config.head_size
+    factor, size = float(scaling["factor"]), _size(config)
     length = max(max_model_len, config.max_position)
     stretch = factor * length / config.max_position - (factor - 1)
     return np.float32(1) / _wavelengths(config.rope_theta * stretch ** (size / (size - 2)), size)
@@ -79,7 +84,7 @@ def _llama3(plain: FloatArray, scaling: dict[str, Any], config: ModelConfig) -> 
 
 
 def _yarn(lengths: FloatArray, scaling: dict[str, Any], config: ModelConfig) -> tuple[FloatArray, float]:
-    original, size = _original_length(scaling, config), config.head_size
+    original, size = _original_length(scaling, config), _size(config)
     factor = float(scaling.get("factor", config.max_position / original))
 
     def dimension(num_turns: float) -> float:

@@ -13,7 +13,7 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.models.config_fields import ConfigFields
 
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-_DEFAULT_THETA = 10000.0  # of every family here
+DEFAULT_THETA = 10000.0  # of most families
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -25,15 +25,16 @@ _MAX_FACTOR = 65536  # arbitrary: far above what any model is stretched by, and 
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def read_rope(raw: Mapping[str, Any], origin: str) -> tuple[float, dict[str, Any]]:
+def read_rope(
+    raw: Mapping[str, Any], origin: str, default_theta: float = DEFAULT_THETA
+) -> tuple[float, dict[str, Any]]:
     """Base, and the scaling with its `rope_type`; empty: none. Raises ModelFileError, UnsupportedModel."""
     parameters, added = (_object(raw, name, origin) for name in ("rope_parameters", "rope_scaling"))
     stated = {**_only(parameters, "rope_theta"), **added} if added else parameters  # cards say: add `rope_scaling`
     if any(isinstance(value, Mapping) for value in stated.values()):
         raise UnsupportedModel(f"{origin}: rope parameters that differ between kinds of layers are not implemented")
-    _refuse_partial(raw, stated, origin)
     owner = raw if stated.get("rope_theta") is None else stated
-    theta = ConfigFields(owner, origin).number("rope_theta", _DEFAULT_THETA)
+    theta = ConfigFields(owner, origin).number("rope_theta", default_theta)
     if theta <= 1:
         raise ModelFileError(f"{origin}: rope_theta is {theta:g} and must be above 1; mend it or download it again")
     kind = _kind(stated, origin)
@@ -97,7 +98,34 @@ def checked_scaling(scaling: dict[str, Any], origin: str) -> dict[str, Any]:
     return {key: value for key, value in scaling.items() if value is not None}
 
 
-def _refuse_partial(raw: Mapping[str, Any], stated: Mapping[str, Any], origin: str) -> None:
-    for partial in (stated.get("partial_rotary_factor"), raw.get("partial_rotary_factor")):
+def refuse_partial(raw: Mapping[str, Any], origin: str) -> None:
+    """In families that rotate whole heads. Raises UnsupportedModel."""
+    for place in (raw, *(_object(raw, name, origin) for name in ("rope_parameters", "rope_scaling"))):
+        partial = place.get("partial_rotary_factor")
         if partial is not None and partial != 1:
             raise UnsupportedModel(f"{origin}: partial_rotary_factor {partial} is not implemented; 1 is")
+
+
+def read_rotary_size(fields: ConfigFields, head_size: int, default_fraction: float) -> int | None:
+    """Elements of a head that are rotated; None: all. It stands in one of three places, or is the family's own.
+
+    Raises ModelFileError for a part that is none, or where two places differ.
+    """
+    raw, origin = fields.raw, fields.origin
+    places = [raw, *(_object(raw, name, origin) for name in ("rope_parameters", "rope_scaling"))]
+    stated = [ConfigFields(place, origin).optional_number("partial_rotary_factor") for place in places]
+    sizes = {int(head_size * fraction) for fraction in stated if fraction is not None}
+    if (size := fields.optional_integer("rotary_dim")) is not None:
+        sizes.add(size)
+    if len(sizes) > 1:
+        raise ModelFileError(
+            f"{origin}: rotary_dim and partial_rotary_factor say {' and '.join(map(str, sorted(sizes)))} elements of a "
+            "head; leave one"
+        )
+    rotated = sizes.pop() if sizes else int(head_size * default_fraction)
+    if not 2 <= rotated <= head_size or rotated % 2:
+        raise ModelFileError(
+            f"{origin}: {rotated} of {head_size} elements of a head cannot be rotated in pairs; mend rotary_dim or "
+            "partial_rotary_factor"
+        )
+    return rotated if rotated < head_size else None

@@ -51,6 +51,7 @@ class GgufNames:
     top: Mapping[str, str]  # whole names
     in_layer: Mapping[str, str]  # between "blk.N." and ".weight" or ".bias"
     permutes_heads: bool = False  # rows of q and k are stored in the order of the original Llama
+    has_experts: bool = False  # of files of this architecture with `expert_count` this family is meant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

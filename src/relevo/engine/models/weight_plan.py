@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from relevo.core.model import ModelConfig
 
@@ -48,7 +49,49 @@ def unasked(weights: Iterable[Shapes], names: Iterable[str]) -> list[str]:
 def weight_groups(config: ModelConfig) -> list[Shapes]:
     """Every weight of the decoder, by its parts."""
     layers = [group for index in range(config.num_layers) for group in layer_plan(config, index).values()]
-    return [*top_plan(config).values(), *layers]
+    routed = [group for index in expert_layers(config) for group in expert_plan(config, index).groups]
+    return [*top_plan(config).values(), *layers, *routed]
+
+
+def exact_names(config: ModelConfig) -> frozenset[str]:
+    """Parts that choose, and so are kept as they are stored, whatever weights are rounded to."""
+    plans = [expert_plan(config, index) for index in expert_layers(config)]
+    return frozenset(name for plan in plans for name in (*plan.router, *plan.bias))
+
+
+def expert_layers(config: ModelConfig) -> tuple[int, ...]:
+    return config.experts.layers if config.experts else ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlan:
+    """The weights of one layer's experts, each with its parts."""
+
+    router: Shapes
+    bias: Shapes  # empty: there is none
+    gate_up: tuple[Shapes, ...]  # by expert
+    down: tuple[Shapes, ...]
+
+    @property
+    def groups(self) -> list[Shapes]:
+        return [self.router, *([self.bias] if self.bias else []), *self.gate_up, *self.down]
+
+
+def expert_plan(config: ModelConfig, index: int) -> ExpertPlan:
+    experts = config.experts
+    assert experts is not None, "the model has none"
+    block = f"model.layers.{index}.{experts.block}."
+    hidden, inner, count = config.hidden_size, experts.intermediate_size, experts.num_experts
+    gate, up, down = experts.projections
+    return ExpertPlan(
+        router={f"{block}gate.weight": (count, hidden)},
+        bias={f"{block}{experts.bias}": (count,)} if experts.routing.has_bias else {},
+        gate_up=tuple(
+            {f"{block}experts.{number}.{name}.weight": (inner, hidden) for name in (gate, up)}
+            for number in range(count)
+        ),
+        down=tuple({f"{block}experts.{number}.{down}.weight": (hidden, inner)} for number in range(count)),
+    )
 
 
 def top_plan(config: ModelConfig) -> dict[str, Shapes]:
@@ -66,26 +109,29 @@ def layer_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
     prefix = f"model.layers.{index}."
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_size
+    if config.experts is not None and index in config.experts.layers:
+        mlp, inner = f"{prefix}{config.experts.block}.shared_experts.", config.experts.shared_size
     query, key = config.num_heads * size, config.num_kv_heads * size
     qkv_rows = {"q_proj": query, "k_proj": key, "v_proj": key}
 
     def biases(present: bool, stem: str, rows: dict[str, int]) -> Shapes:
         return {f"{stem}{name}.bias": (count,) for name, count in rows.items()} if present else {}
 
-    def head_norm(name: str) -> Shapes:
-        return {f"{attention}{name}.weight": (size,)} if config.qk_norm else {}
+    def head_norm(name: str, rows: int) -> Shapes:
+        width = rows if config.qk_norm_spans_heads else size
+        return {f"{attention}{name}.weight": (width,)} if config.qk_norm else {}
 
     return {
         "input_norm": {prefix + "input_layernorm.weight": (hidden,)},
         "qkv": {f"{attention}{name}.weight": (rows, hidden) for name, rows in qkv_rows.items()},
         "qkv_bias": biases(config.qkv_bias, attention, qkv_rows),
-        "q_norm": head_norm("q_norm"),
-        "k_norm": head_norm("k_norm"),
+        "q_norm": head_norm("q_norm", query),
+        "k_norm": head_norm("k_norm", key),
         "output": {attention + "o_proj.weight": (hidden, query)},
         "output_bias": biases(config.attention_bias, attention, {"o_proj": hidden}),
         "mlp_norm": {prefix + "post_attention_layernorm.weight": (hidden,)},
-        "gate_up": {f"{mlp}{name}.weight": (inner, hidden) for name in ("gate_proj", "up_proj")},
+        "gate_up": {f"{mlp}{name}.weight": (inner, hidden) for name in ("gate_proj", "up_proj")} if inner else {},
         "gate_up_bias": biases(config.mlp_bias, mlp, {"gate_proj": inner, "up_proj": inner}),
-        "down": {mlp + "down_proj.weight": (hidden, inner)},
+        "down": {mlp + "down_proj.weight": (hidden, inner)} if inner else {},
         "down_bias": biases(config.mlp_bias, mlp, {"down_proj": hidden}),
     }

@@ -6,13 +6,29 @@ and shapes are `weight_plan`'s. It does not know files or quantisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from relevo.core.errors import ModelFileError
 from relevo.core.model import ModelConfig
-from relevo.engine.models.weight_plan import Shapes, layer_plan, top_plan, weight_groups
+from relevo.engine.models.weight_plan import (
+    Shapes,
+    exact_names,
+    expert_layers,
+    expert_plan,
+    layer_plan,
+    top_plan,
+    weight_groups,
+)
 from relevo.engine.ops.protocol import Buffer, HostTensor, Ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    router: Buffer  # [experts, E] float32
+    bias: Buffer | None  # [experts] float32
+    gate_up: tuple[Buffer, ...]  # by expert, [2I, E]
+    down: tuple[Buffer, ...]  # [E, I]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +43,11 @@ class LayerWeights:
     output: Buffer  # [E, H * D]
     output_bias: Buffer | None
     mlp_norm: Buffer
-    gate_up: Buffer  # [2I, E]
+    gate_up: Buffer | None  # [2I, E], of the MLP that every token passes
     gate_up_bias: Buffer | None
-    down: Buffer  # [E, I]
+    down: Buffer | None  # [E, I]
     down_bias: Buffer | None
+    experts: ExpertWeights | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +63,37 @@ def load_weights(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]],
 
     A tensor that the model does not use is skipped: loaders refuse such names (`weight_plan.unasked`).
     """
-    ready = _gather(weight_groups(config), tensors, ops)
+    ready = _gather(weight_groups(config), exact_names(config), tensors, ops)
     top = {role: ready[next(iter(group))] for role, group in top_plan(config).items()}
     layers = tuple(
-        LayerWeights(**{role: ready[next(iter(group))] if group else None for role, group in plan.items()})
-        for plan in (layer_plan(config, index) for index in range(config.num_layers))
+        LayerWeights(
+            **{role: ready[next(iter(group))] if group else None for role, group in layer_plan(config, index).items()},
+            experts=_experts(config, index, ready) if index in expert_layers(config) else None,
+        )
+        for index in range(config.num_layers)
     )
     return DecoderWeights(
         embedding=top["embedding"], layers=layers, final_norm=top["final_norm"], head=top.get("head", top["embedding"])
     )
 
 
-def _gather(groups: list[Shapes], tensors: Iterable[tuple[str, HostTensor]], ops: Ops) -> dict[str, Buffer]:
+def _experts(config: ModelConfig, index: int, ready: Mapping[str, Buffer]) -> ExpertWeights:
+    plan = expert_plan(config, index)
+
+    def of(groups: Iterable[Shapes]) -> tuple[Buffer, ...]:
+        return tuple(ready[next(iter(group))] for group in groups)
+
+    return ExpertWeights(
+        router=of([plan.router])[0],
+        bias=of([plan.bias])[0] if plan.bias else None,
+        gate_up=of(plan.gate_up),
+        down=of(plan.down),
+    )
+
+
+def _gather(
+    groups: list[Shapes], exact: Collection[str], tensors: Iterable[tuple[str, HostTensor]], ops: Ops
+) -> dict[str, Buffer]:
     """Weights by the name of their first part. Parts wait only until their group is complete."""
     group_of = {name: group for group in groups for name in group}
     waiting: dict[str, HostTensor] = {}
@@ -75,7 +111,7 @@ def _gather(groups: list[Shapes], tensors: Iterable[tuple[str, HostTensor]], ops
         waiting[name] = tensor
         loaded.add(name)
         if all(part in waiting for part in group):
-            ready[next(iter(group))] = ops.weight([waiting.pop(part) for part in group])
+            ready[next(iter(group))] = ops.weight([waiting.pop(part) for part in group], is_exact=name in exact)
     missing = [name for name in group_of if name not in loaded]
     if missing:
         raise ModelFileError(

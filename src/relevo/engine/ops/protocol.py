@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
+from relevo.core.model import Routing
 from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.formats import BLOCK_BYTES, BLOCK_ELEMENTS
 from relevo.engine.row_math import RowMath, RowSummaries
@@ -46,6 +47,13 @@ class HostTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Router:
+    weight: Buffer  # [experts, E] float32
+    bias: Buffer | None  # [experts] float32
+    routing: Routing
+
+
+@dataclass(frozen=True, slots=True)
 class StepLogits:
     """Next-token logits of a step. May lie in the backend's own memory: read them before the program runs again."""
 
@@ -69,7 +77,7 @@ class Operations(Protocol):
         ...
 
     def rms_norm(self, x: Buffer, weight: Buffer, eps: float) -> Buffer:
-        """Over the last dimension, which is [E] or (per head) [D]."""
+        """Over [E], over each head [D], or over all heads of a token [n * D], as the weight's size says."""
         ...
 
     def add(self, x: Buffer, y: Buffer) -> Buffer:
@@ -80,16 +88,24 @@ class Operations(Protocol):
         """[T, 2 * I] (gate, up) -> [T, I]: silu(gate) * up"""
         ...
 
+    def experts(self, x: Buffer, router: Router, gate_up: Sequence[Buffer], down: Sequence[Buffer]) -> Buffer:
+        """[T, E] -> [T, E]: the sum, experts ascending, of what each token's chosen experts make of it, by weight.
+
+        gate_up and down by expert: [2 * I, E] and [E, I]. A token's sum does not depend on other tokens of the step.
+        """
+        ...
+
     def split_heads(self, x: Buffer, num_heads: Sequence[int], head_size: int) -> tuple[Buffer, ...]:
         """[T, sum(num_heads) * D] -> one [T, n, D] for each n in num_heads"""
         ...
 
     def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float) -> Buffer:
-        """Cosines and sines for the positions of the step, times `scale`; inv_freq is [D / 2], radians per position."""
+        """Cosines and sines for the positions of the step, times `scale`; inv_freq is [R / 2], radians per position."""
         ...
 
     def rope(self, x: Buffer, angles: Buffer) -> Buffer:
-        """Rotate [T, n, D]; dimension i is paired with i + D / 2 (the order of Hugging Face checkpoints)."""
+        """Rotate the first 2 * len(inv_freq) elements of each head of [T, n, D]; the first half of them is paired with
+        the second (the order of Hugging Face checkpoints)."""
         ...
 
     def attention(self, q: Buffer, k: Buffer, v: Buffer, layer: int) -> Buffer:
@@ -132,8 +148,9 @@ class Ops(Protocol):
         False: this backend does not compute on cores."""
         ...
 
-    def weight(self, parts: Sequence[HostTensor]) -> Buffer:
-        """A weight as operations take it; parts are stacked along their first dimension. May keep the parts' memory."""
+    def weight(self, parts: Sequence[HostTensor], *, is_exact: bool = False) -> Buffer:
+        """A weight as operations take it; parts are stacked along their first dimension. May keep the parts' memory.
+        `is_exact`: in float32, whatever others are rounded to."""
         ...
 
     def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> Buffer:

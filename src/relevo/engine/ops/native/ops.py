@@ -83,11 +83,15 @@ class NativeOps:
         self._engine.use_cores(list(cores))
         return True
 
-    def weight(self, parts: Sequence[HostTensor]) -> Any:
+    def weight(self, parts: Sequence[HostTensor], *, is_exact: bool = False) -> Any:
         """Packed at once, on all threads; the parts' memory is not kept."""
         if len(parts[0].shape) == 1:
             values = np.concatenate([_as_float32(part) for part in parts])
             return _native.Vector("float32", values.view(np.uint8))
+        if is_exact:
+            exact = [HostTensor(_as_float32(part), "float32") for part in parts]
+            same = [(part.dtype, part.dtype, _rows_of_bytes(part)) for part in exact]
+            return self._engine.matrix(same, exact[0].shape[1])
         stacked = [(part.dtype, self._format(part.dtype), _rows_of_bytes(part)) for part in parts]
         return self._engine.matrix(stacked, parts[0].shape[1])
 
@@ -211,6 +215,8 @@ class NativeRowMath:
 
 
 def _as_float32(tensor: HostTensor) -> npt.NDArray[np.float32]:
+    if tensor.dtype in BLOCK_BYTES:
+        raise UnsupportedModel(f"a router or a bias stored as {tensor.dtype} is not implemented; store it as floats")
     if tensor.dtype == "bfloat16":
         return (tensor.array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return tensor.array.astype(np.float32)

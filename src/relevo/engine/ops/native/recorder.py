@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from relevo.core.errors import UnsupportedModel
 from relevo.engine.ops.native.values import Activated, Buffer, Columns, Heads, Normed, Product, RecordedLogits, Value
+from relevo.engine.ops.protocol import Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Recorder:
         source, columns, gain, eps = self._source(x)
         if weight.shape[1] != x.width or (bias is not None and bias.size != weight.shape[0]):
             raise UnsupportedModel(f"a matrix of shape {list(weight.shape)} cannot take {x.width} inputs with its bias")
-        return Product(source, columns, gain, eps, weight.wide() if self._has_wide_inputs else weight, bias)
+        return Product(source, columns, gain, eps, self._as_multiplied(weight), bias)
 
     def rms_norm(self, x: Value, weight: Any, eps: float) -> Normed | Heads:
         if isinstance(x, Heads) and weight.size == x.size:
@@ -58,6 +59,12 @@ class Recorder:
             return Heads(x.x, x.num_heads, x.size, weight, eps)
         if weight.size != x.width:
             raise UnsupportedModel(f"a norm of {weight.size} cannot take {x.width} columns")
+        if isinstance(x, Heads):  # of all heads of a token, in place
+            columns = self._heads(x)
+            arguments = {"num_groups": 1, "gain": weight, "eps": eps}
+            self._add(Instruction("rms_norm", {"in_": columns, "out": columns}, arguments, ("in_",)))
+            columns.spend()
+            return Heads(Columns(columns.buffer, columns.offset, columns.width), x.num_heads, x.size)
         return Normed(self._columns(x), weight, eps)
 
     def add(self, x: Value, y: Value) -> Columns:
@@ -76,6 +83,31 @@ class Recorder:
         if x.width % 2 != 0:
             raise UnsupportedModel(f"{x.width} columns are not a gate and as many values")
         return Activated(self._columns(x))
+
+    def experts(self, x: Value, router: Router, gate_up: Sequence[Any], down: Sequence[Any]) -> Columns:
+        if router.weight.shape != (len(gate_up), x.width):
+            raise UnsupportedModel(
+                f"a router of shape {list(router.weight.shape)} cannot choose among {len(gate_up)} experts of {x.width}"
+            )
+        columns, out, scores = self._columns(x), _new(x.width), _new(len(gate_up))
+        routing = router.routing
+        arguments = {
+            "router": router.weight,
+            "bias": router.bias,
+            "gate_up": [self._as_multiplied(matrix) for matrix in gate_up],
+            "down": [self._as_multiplied(matrix) for matrix in down],
+            "num_active": routing.num_active,
+            "is_sigmoid": routing.scoring == "sigmoid",
+            "normalises": routing.normalises,
+            "scale": routing.scale,
+            "num_groups": routing.num_groups,
+            "num_used_groups": routing.num_used_groups,
+        }
+        self._add(Instruction("experts", {"in_": columns, "scores": scores, "out": out}, arguments, ("in_",)))
+        return out
+
+    def _as_multiplied(self, matrix: Any) -> Any:
+        return matrix.wide() if self._has_wide_inputs else matrix
 
     def split_heads(self, x: Value, num_heads: Sequence[int], head_size: int) -> tuple[Heads, ...]:
         if x.width != sum(num_heads) * head_size:

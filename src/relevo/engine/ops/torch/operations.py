@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from relevo.engine.inputs import StepInputs
-from relevo.engine.ops.protocol import StepLogits, Trace
+from relevo.engine.ops.protocol import Router, StepLogits, Trace
 from relevo.engine.ops.torch.kv_cache import TorchKVCache
+from relevo.engine.ops.torch.routing import choose
 from relevo.engine.ops.torch.step import AttentionBatch, TorchStep, place_step
 
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -34,6 +35,8 @@ class TorchOperations:
         return F.linear(x.flatten(1), weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if len(weight) != x.shape[-1]:  # over all heads of a token
+            return F.rms_norm(x.flatten(1), weight.shape, weight, eps).view(x.shape)
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -42,6 +45,18 @@ class TorchOperations:
     def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+    def experts(
+        self, x: torch.Tensor, router: Router, gate_up: Sequence[torch.Tensor], down: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        chosen, weights = choose(F.linear(x.float(), router.weight), router.bias, router.routing)
+        out = torch.zeros_like(x)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            tokens, slots = (chosen == expert).nonzero(as_tuple=True)
+            inner = self.silu_mul(F.linear(x[tokens], gate_up[expert]))
+            part = F.linear(inner, down[expert]) * weights[tokens, slots, None].to(x.dtype)
+            out.index_add_(0, tokens, part)
+        return out
 
     def split_heads(self, x: torch.Tensor, num_heads: Sequence[int], head_size: int) -> tuple[torch.Tensor, ...]:
         return torch.split(x.view(len(x), -1, head_size), list(num_heads), dim=1)
@@ -55,6 +70,10 @@ class TorchOperations:
 
     def rope(self, x: torch.Tensor, angles: Angles) -> torch.Tensor:
         cos, signed_sin = angles
+        size = cos.shape[-1]
+        if size < x.shape[-1]:
+            turned = self.rope(x[..., :size], angles)
+            return torch.cat((turned, x[..., size:]), dim=-1)
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), signed_sin)
 
     def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:

@@ -41,10 +41,11 @@ class TorchOps:
             torch.set_num_threads(len(cores))
         return self.kv_in_host_memory
 
-    def weight(self, parts: Sequence[HostTensor]) -> torch.Tensor:
+    def weight(self, parts: Sequence[HostTensor], *, is_exact: bool = False) -> torch.Tensor:
         tensors = [_as_torch(part) for part in parts]
         if len(tensors) == 1:
-            return tensors[0].to(self._device, self._dtype)
+            return tensors[0].to(self._device, torch.float32 if is_exact else self._dtype)
+        assert not is_exact, "what chooses is not stacked"
         num_rows = sum(len(tensor) for tensor in tensors)
         stacked = torch.empty((num_rows, *tensors[0].shape[1:]), dtype=self._dtype, device=self._device)
         for target, tensor in zip(torch.split(stacked, [len(tensor) for tensor in tensors]), tensors, strict=True):

@@ -1,0 +1,77 @@
+// The tokens of a run, sorted by the experts that they pass, and the products that follow from it.
+//
+// A pair is a token and one of its experts. Pairs of one expert lie together, tokens ascending, so that an expert's
+// matrices are read once for all its tokens; what a pair comes to does not depend on which others there are.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "program/engine.h"
+
+namespace relevo {
+
+struct ExpertGroup {
+  int64_t expert;
+  int64_t first_pair, num_pairs;
+};
+
+class ExpertGroups {
+ public:
+  // Room for `num_rows` tokens; called by one thread.
+  void start(int64_t num_rows, int64_t num_active);
+  int32_t* chosen(int64_t row) { return &chosen_[static_cast<size_t>(row * num_active_)]; }
+  float* weights(int64_t row) { return &weights_[static_cast<size_t>(row * num_active_)]; }
+  // Sort the pairs; called by one thread, when all rows have their experts.
+  void sort(int64_t num_experts);
+
+  int64_t num_pairs() const { return static_cast<int64_t>(token_of_pair_.size()); }
+  const std::vector<ExpertGroup>& groups() const { return groups_; }
+  int64_t token_of(int64_t pair) const { return token_of_pair_[static_cast<size_t>(pair)]; }
+  // Of a token's `slot`-th expert.
+  int64_t pair_of(int64_t row, int64_t slot) const { return pair_of_[static_cast<size_t>(row * num_active_ + slot)]; }
+
+ private:
+  int64_t num_rows_ = 0, num_active_ = 0;
+  std::vector<int32_t> chosen_;  // [rows, active]
+  std::vector<float> weights_;   // [rows, active]
+  std::vector<int64_t> first_;   // [experts + 1], then how far each is filled
+  std::vector<int64_t> token_of_pair_, pair_of_;
+  std::vector<ExpertGroup> groups_;
+};
+
+// The products of all groups with one of their matrices each, as pieces that threads share.
+class GroupProducts {
+ public:
+  // `matrices` by expert; called by one thread. Inputs of the groups lie one after the other from `input_offset` on.
+  void plan(const ExpertGroups& groups, const std::vector<Matrix>& matrices, const LinearKernels& kernels,
+            int num_threads);
+  size_t input_bytes() const { return input_bytes_; }
+  int64_t num_pieces() const { return num_pieces_; }
+
+  // Prepare pairs [first, end) of a group, counted within it, from x [pairs, k].
+  void prepare(size_t group, const ExpertGroup& pairs, const float* x, int64_t first, int64_t end, uint8_t* inputs) const;
+  // Rows of inputs that are prepared together.
+  int64_t input_group(size_t group) const { return entries_[group].input_group; }
+  // One piece: outputs [pairs, n] of a part of a matrix.
+  void multiply(int64_t piece, const uint8_t* inputs, float* out, int64_t stride) const;
+
+ private:
+  struct Entry {
+    const Matrix* matrix;
+    int64_t input_group;
+    std::vector<size_t> offsets;  // of the inputs in each of the matrix's formats
+  };
+  struct Job {
+    const Linear* linear;
+    size_t input_offset;
+    int64_t first_pair, num_pairs, first_output, num_panels, first_piece;
+  };
+  const LinearKernels* kernels_ = nullptr;
+  std::vector<Entry> entries_;
+  std::vector<Job> jobs_;
+  size_t input_bytes_ = 0;
+  int64_t panels_per_piece_ = 1, num_pieces_ = 0;
+};
+
+}  // namespace relevo
