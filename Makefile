@@ -51,6 +51,11 @@ check: $(VENV)/.dev  ## format, lint, types, import contracts, structure and pol
 schemas: $(VENV)/.dev  ## hold random answers to the public schemas of packages on PyPI
 	$(BIN)/python tests/component/public_schemas.py
 
+.PHONY: cluster-vllm
+cluster-vllm: $(VENV)/.dev  ## a real vLLM on CPUs, installed outside of .venv (2 GB), as prefill and decode engine behind Relevo
+	PYTHONPATH=tests/cluster $(BIN)/python tests/cluster/vllm_install.py build/vllm
+	$(BIN)/python -m pytest -m slow -s tests/cluster/test_vllm_pair.py
+
 bench: $(VENV)/.dev  ## the comparison of prefill/decode split and unified serving
 	$(BIN)/relevo bench interference --json bench-results/interference.json
 

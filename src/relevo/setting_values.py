@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import shlex
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -81,6 +82,16 @@ def parse_parts(value: object) -> object:
     return parse_list(",".join(map(str, value))) if isinstance(value, list) else parse_list(value)
 
 
+def parse_words(value: object) -> object:
+    """Words of the environment, between spaces; a list from the command line as it is: commas belong to its entries."""
+    return tuple(value.split()) if isinstance(value, str) else value
+
+
+def parse_shell(value: object) -> object:
+    """As a shell splits them; a list from the command line as it is."""
+    return tuple(shlex.split(value)) if isinstance(value, str) else value
+
+
 def parse_json_object(value: object) -> object:
     """JSON from the command line or the environment; a table of the file of models as it is."""
     if not isinstance(value, str):
@@ -102,5 +113,7 @@ Networks = Annotated[tuple[str, ...], BeforeValidator(parse_networks)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(parse_json_object)]
 Seconds = Annotated[float, Field(le=MAX_DURATION_S)]
 Parts = Annotated[tuple[str, ...], BeforeValidator(parse_parts)]
+Words = Annotated[tuple[str, ...], BeforeValidator(parse_words)]
+ShellWords = Annotated[tuple[str, ...], BeforeValidator(parse_shell)]
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVDTypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]

@@ -24,6 +24,8 @@ from relevo.setting_values import (
     Networks,
     Parts,
     Seconds,
+    ShellWords,
+    Words,
 )
 
 
@@ -245,6 +247,17 @@ class Settings(BaseModel):
         description="auto, unified, or NpMd: N prefill and M decode workers, for example 1p1d. In a cluster also Np, "
         "Md, prefill, decode, and none: all workers are on other boxes.",
     )
+    engine: Literal["relevo", "vllm", "sglang"] = Field(
+        "relevo",
+        description="What computes: Relevo's own engine, or one that Relevo starts, restarts and hands KV between; "
+        "flags of that go after --. See docs/guides/engines.md.",
+    )
+    worker: Words = Field(
+        (),
+        description="A running engine as a worker, once for each: URL,role=prefill,engine=vllm and more, see "
+        "docs/guides/engines.md. MODEL names its tokenizer. In the environment spaces lie between them.",
+    )
+    engine_args: ShellWords = Field((), description="Flags of an engine that Relevo starts: all that stands after --.")
     kv_transport: Parts = Field(
         ("shm",),
         description="How KV blocks change worker: shm (one shared arena, nothing is copied), tcp, or several, for "
@@ -378,7 +391,9 @@ class Settings(BaseModel):
 
 
 # makes no sense for several
-OF_ONE_MODEL = frozenset(("model", "served_model_name", "revision", "chat_template", "script"))
+OF_ONE_MODEL = frozenset(
+    ("model", "served_model_name", "revision", "chat_template", "script", "engine", "worker", "engine_args")
+)
 OF_THE_SERVER = frozenset(
     (
         *(
@@ -425,7 +440,8 @@ def settings_markdown() -> str:
         "|---|---|---|---|",
     ]
     for name, field in Settings.model_fields.items():
-        flag = "`MODEL` (argument)" if name == "model" else f"`--{name.replace('_', '-')}`"
+        positional = {"model": "`MODEL` (argument)", "engine_args": "`-- FLAGS` (arguments)"}
+        flag = positional[name] if name in positional else f"`--{name.replace('_', '-')}`"
         default = field.default
         value = ",".join(default) if isinstance(default, tuple) else default
         shown = "" if value in (None, "", {}) else f"`{value}`"

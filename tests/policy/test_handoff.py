@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from relevo.core.baton import SampledToken
+from relevo.core.baton import KVTicket, SampledToken
 from relevo.core.events import TokenOutput
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import Reservation
@@ -353,3 +353,32 @@ def test_only_the_end_of_a_worker_that_computes_the_request_is_held_against_it(p
         driver.tell(events.Routed(D, split=False))
         driver.tell(events.WorkerDied(D, has_left=phase == "it leaves", is_unsent=phase == "unsent"))
     assert driver.state.num_deaths == (phase == "prefill") and not driver.state.has_ended
+
+
+def ticket(use_by_ns: int | None = 5 * S, fields: bytes = b"{}") -> events.PrefillFinished:
+    return events.PrefillFinished(P, 10, ticket=KVTicket(name="t", fields=fields, use_by_ns=use_by_ns))
+
+
+def test_a_ticket_goes_to_the_decode_worker_which_draws_the_first_token() -> None:
+    driver = Driver().until_prefill()
+    finished = ticket()
+    assert driver.tell(finished, at_ns=4 * S) == (effects.SendStartDecode(D, 10, finished.ticket),)
+    assert driver.state.phase is Phase.DECODING
+    assert driver.tell(tokens(D, 7)) == (effects.Emit(tokens(D, 7).output),)
+    assert driver.state.samples[0].output_token_ids == [7]
+
+
+@pytest.mark.parametrize("late", [ticket(), ticket(use_by_ns=None, fields=b"")])
+def test_a_late_or_empty_ticket_is_not_sent(late: events.PrefillFinished) -> None:
+    driver = Driver().until_prefill()
+    assert driver.tell(late, at_ns=5 * S) == (effects.SendSubmit(D, use_reservation=True, resume=False),)
+    assert driver.state.phase is Phase.SUBMITTED
+    assert driver.state.prefill is None
+
+
+def test_a_ticket_after_the_end_asks_for_nothing() -> None:
+    driver = Driver().until_prefill()
+    driver.tell(GONE)
+    assert "SendStartDecode" not in kinds(driver.tell(ticket()))
+    driver.tell(events.Dropped(P), events.Dropped(D))
+    assert driver.state.is_gone

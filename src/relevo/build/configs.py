@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from relevo.core.cluster import ClusterFacts, NodeFacts
+from relevo.engines.spec import EngineSpec
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +70,25 @@ class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     role: str
     address: str
+    engine: EngineSpec | None = None  # it is not ours
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that is not ours and that Relevo starts."""
+
+    worker_id: str
+    section: str
+    argv: tuple[str, ...]
+    environment: dict[str, str]  # beside that of the process; may hold a key
+    url: str
+    shutdown_timeout_s: float
+    log_level: str
+    epoch: int = 0
+    status_fd: int = -1
+    life_fd: int = -1
+
+    def __repr__(self) -> str:
+        return f"EngineConfig({self.worker_id!r}, epoch={self.epoch})"
 
 
 class GatewayAddress(msgspec.Struct, frozen=True, kw_only=True):

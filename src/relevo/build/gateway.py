@@ -12,7 +12,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.dialects import dialect_of
 from relevo.build.documents import read_text
+from relevo.build.engine_links import build_openers
 from relevo.build.event_loop import LoopTimers, run_until_complete
 from relevo.build.gateway_cluster import GatewayCluster
 from relevo.build.http_server import build_limiter, build_site
@@ -55,6 +56,7 @@ from relevo.orchestrator.insight import Insight
 from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
+from relevo.orchestrator.ports import AwaitedLink
 from relevo.planner.loop import RolePlanning
 from relevo.policy.admission.admission import Admission, AdmissionLimits
 from relevo.policy.admission.room import RoomLimits
@@ -74,6 +76,7 @@ from relevo.wire.status import Status
 
 if TYPE_CHECKING:
     from relevo.build.gossip import Others
+    from relevo.engines.opening import Opener
 
 log = logging.getLogger("relevo.gateway")
 
@@ -215,16 +218,20 @@ def build_backend(
     config: ServedModelConfig, metrics: GatewayMetrics, report: Report, cluster: GatewayCluster | None = None
 ) -> ModelBackend:
     membership = Membership(
-        [Member(WorkerId(worker.worker_id), worker.role, worker.address) for worker in config.workers],
+        [
+            Member(WorkerId(worker.worker_id), worker.role, worker.address, writes_to_others=worker.engine is None)
+            for worker in config.workers
+        ],
         heartbeat_timeout_s=config.heartbeat_timeout_s,
     )
     placement = Placement(
         membership, build_chooser(config), config.block_size, random.Random(), build_room_limits(config)
     )
     insight = Insight()
-    kill = partial(_kill, report, cluster)
+    openers = build_openers(config, metrics)
+    kill = partial(_kill, report, cluster, openers)
     dispatcher = build_dispatcher(config, membership, placement, metrics, kill, insight)
-    connections = Connections(membership, WorkerConnection.open if cluster is None else cluster.connect)
+    connections = Connections(membership, partial(_connect, cluster, openers))
     if cluster is not None:
         cluster.follow(membership, connections)
     return ModelBackend(
@@ -236,8 +243,26 @@ def build_backend(
     )
 
 
-def _kill(report: Report, cluster: GatewayCluster | None, worker: WorkerRef, reason: str) -> None:
-    """By the supervisor of the box that it is on."""
+async def _connect(cluster: GatewayCluster | None, openers: Mapping[str, Opener], address: str) -> AwaitedLink:
+    """To an engine that is not ours, a worker of another box, or one of this box."""
+    opener = openers.get(address)
+    if opener is not None:
+        return await opener.open()
+    return await (WorkerConnection.open(address) if cluster is None else cluster.connect(address))
+
+
+def _kill(
+    report: Report,
+    cluster: GatewayCluster | None,
+    openers: Mapping[str, Opener],
+    worker: WorkerRef,
+    reason: str,
+) -> None:
+    """By the supervisor of the box that it is on. An engine that is not ours has no blocks of ours: its link ends."""
+    opener = next((each for each in openers.values() if each.spec.worker_id == worker.worker_id), None)
+    if opener is not None:
+        opener.end(reason)
+        return
     if cluster is not None and cluster.kill(worker, reason):
         return
     incarnation = incarnation_of(worker.epoch) if cluster is not None else worker.epoch

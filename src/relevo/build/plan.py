@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from relevo.build.about_model import about_model
 from relevo.build.configs import GatewayConfig, HttpConfig, WorkerConfig
+from relevo.build.engines import has_engines, plan_engines
 from relevo.build.hardware import Hardware, gib
 from relevo.build.resolve import (
     GATEWAY_BYTES,
@@ -48,6 +49,22 @@ class ServePlan:
 def resolve(settings: Settings, asks: Sequence[ModelAsk], hardware: Hardware) -> ServePlan:
     """`settings`: those of the whole server. Raises SettingsError when the combination cannot work."""
     _check_names(asks)
+    ours = [ask for ask in asks if not has_engines(ask.settings)]
+    plans = _with_own_workers(settings, ours, hardware)
+    plans |= {id(ask): _engines(ask) for ask in asks if has_engines(ask.settings)}
+    in_order = [plans[id(ask)] for ask in asks]
+    return ServePlan(models=tuple(in_order), gateway=_gateway(settings, in_order), notes=hardware.notes)
+
+
+def _engines(ask: ModelAsk) -> ModelPlan:
+    with about_model(ask.section):
+        return plan_engines(ask)
+
+
+def _with_own_workers(settings: Settings, asks: Sequence[ModelAsk], hardware: Hardware) -> dict[int, ModelPlan]:
+    """By `id` of the ask."""
+    if not asks:
+        return {}
     total_share = sum(ask.settings.resource_share for ask in asks)
     plans = []
     cores_of = _cores(settings, asks, hardware)
@@ -59,7 +76,7 @@ def resolve(settings: Settings, asks: Sequence[ModelAsk], hardware: Hardware) ->
             own = replace(hardware, cores=cores, available_memory_bytes=hardware.available_memory_bytes - others_bytes)
             plans.append(resolve_model(ask, own, ask.settings.resource_share / total_share))
     _check_memory(plans, in_front_bytes, hardware)
-    return ServePlan(models=tuple(plans), gateway=_gateway(settings, plans), notes=hardware.notes)
+    return {id(ask): plan for ask, plan in zip(asks, plans, strict=True)}
 
 
 def _at_least_bytes(ask: ModelAsk, cores: Sequence[int], hardware: Hardware) -> int:

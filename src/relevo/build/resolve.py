@@ -7,17 +7,18 @@ names the values, the rule and the fix. What several models share out is `build.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relevo.build.configs import ServedModelConfig, WorkerAddress, WorkerConfig
+from relevo.build.configs import EngineConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.hardware import Hardware, gib
 from relevo.build.model import kv_layout
 from relevo.core.errors import SettingsError
 from relevo.core.handoff import Reach
 from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
+from relevo.engines.spec import EngineSpec
 from relevo.kv.transports.registry import TRANSPORTS
 from relevo.policy.host.generation_defaults import checked_overrides
 from relevo.policy.host.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_part, parse_topology
@@ -69,6 +70,8 @@ class ModelPlan:
     workers: tuple[WorkerConfig, ...]
     served: ServedModelConfig
     notes: tuple[str, ...]
+    engines: tuple[EngineSpec, ...] = ()  # instead of workers of our own
+    commands: tuple[EngineConfig, ...] = ()  # of those, what Relevo starts
 
     @property
     def num_arena_blocks(self) -> int:
@@ -156,7 +159,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         topology_reason=topology_reason,
         layout=layout,
         workers=workers,
-        served=_served(ask, topology, max_model_len, budget),
+        served=served_config(ask, topology, max_model_len, budget),
         notes=(*ask.notes, *_worker_notes(workers, layout, num_blocks)),
     )
 
@@ -332,12 +335,19 @@ def _max_model_len(settings: Settings, model: ModelConfig, num_blocks: int) -> i
     return asked
 
 
-def _served(ask: ModelAsk, topology: Topology, max_model_len: int, budget: int) -> ServedModelConfig:
+def served_config(
+    ask: ModelAsk, topology: Topology, max_model_len: int, budget: int, engines: Sequence[EngineSpec] = ()
+) -> ServedModelConfig:
+    """Of a model whose tokens `engines` make, or workers of our own."""
     settings = ask.settings
+    of_engines = [
+        WorkerAddress(worker_id=spec.worker_id, role=spec.role, address=spec.address, engine=spec) for spec in engines
+    ]
+    ours = [WorkerAddress(worker_id=w, role=role, address="") for w, role in _worker_roles(ask, topology)]
     return ServedModelConfig(
         section=ask.section,
         served_model_names=ask.served_names,
-        workers=tuple(WorkerAddress(worker_id=w, role=role, address="") for w, role in _worker_roles(ask, topology)),
+        workers=tuple(of_engines or ours),
         topology=str(topology),
         model=settings.model,
         revision=settings.revision,

@@ -16,7 +16,8 @@ import msgspec
 from relevo.build.about_model import about_model
 from relevo.build.backend import check_installed
 from relevo.build.cluster import FEED_SOCKET, ClusterPart, node_config
-from relevo.build.configs import GatewayConfig, NodeConfig, ServedModelConfig, WorkerConfig
+from relevo.build.configs import EngineConfig, GatewayConfig, NodeConfig, ServedModelConfig, WorkerConfig
+from relevo.build.engines import engine_ask, has_engines
 from relevo.build.gateways import gateway_configs
 from relevo.build.hardware import detect_hardware
 from relevo.build.ledger import with_metering
@@ -55,6 +56,9 @@ def _with_tracing(plan: ServePlan) -> ServePlan:
 def _with_head(asked: AskedModel) -> ModelAsk:
     """Adds what the model's files say of it, without its weights. Raises StartError."""
     settings = asked.settings
+    if has_engines(settings) or settings.engine_args:
+        with about_model(asked.section):
+            return engine_ask(asked)
     if settings.model == "fake":
         from relevo.build.fake_head import fake_ask
 
@@ -139,6 +143,11 @@ def serving(
                 _worker_child(worker, model.served.heartbeat_timeout_s)
                 for model, workers in zip(plan.models, located, strict=True)
                 for worker in workers
+            ]
+            + [
+                _child(command.worker_id, "engine", command, (), settings.heartbeat_timeout_s)
+                for model in plan.models
+                for command in model.commands
             ],
             gateways=[
                 _child(each.gateway_id, "gateway", each, (each.listen_fd,), settings.heartbeat_timeout_s)
@@ -188,6 +197,8 @@ def _located(worker: WorkerConfig, address: str, arena_fd: int, kv_secret: str) 
 
 
 def _with_addresses(model: ServedModelConfig, workers: tuple[WorkerConfig, ...]) -> ServedModelConfig:
+    if not workers:
+        return model  # engines have theirs
     entries = zip(model.workers, workers, strict=True)
     return msgspec.structs.replace(
         model, workers=tuple(msgspec.structs.replace(entry, address=worker.address) for entry, worker in entries)
@@ -202,7 +213,7 @@ def _worker_child(worker: WorkerConfig, heartbeat_timeout_s: float) -> ChildSpec
 def _child(
     name: str,
     kind: str,
-    config: WorkerConfig | GatewayConfig | NodeConfig,
+    config: WorkerConfig | EngineConfig | GatewayConfig | NodeConfig,
     fds: tuple[int, ...],
     heartbeat_timeout_s: float,
 ) -> ChildSpec:

@@ -1,5 +1,5 @@
 """Entry point of the processes that the supervisor starts: `python -P -m relevo.cli.child
-worker|gateway|node LIFE_FD`.
+worker|engine|gateway|node LIFE_FD`.
 
 Reads its configuration as JSON from stdin, ends with its parent (`wire.leash`), and reports a failed start in one
 sentence.
@@ -15,15 +15,16 @@ import sys
 import msgspec
 
 from relevo.build.about_model import about_model
-from relevo.build.configs import GatewayConfig, NodeConfig, WorkerConfig
+from relevo.build.configs import EngineConfig, GatewayConfig, NodeConfig, WorkerConfig
 from relevo.core.errors import StartError
 from relevo.telemetry.progress import be_quiet
 from relevo.wire.child_process import scarcity
 from relevo.wire.leash import end_with_parent
 from relevo.wire.status import EXIT_START_ERROR, Status
 
-_CONFIGS: dict[str, type[WorkerConfig | NodeConfig | GatewayConfig]] = {
+_CONFIGS: dict[str, type[WorkerConfig | EngineConfig | NodeConfig | GatewayConfig]] = {
     "worker": WorkerConfig,
+    "engine": EngineConfig,
     "node": NodeConfig,
     "gateway": GatewayConfig,
 }
@@ -48,6 +49,11 @@ def main() -> None:
             from relevo.build.node import run_node
 
             run_node(config, report)
+        elif isinstance(config, EngineConfig):
+            from relevo.build.engine_process import run_engine
+
+            with about_model(config.section):
+                run_engine(config, report)
         else:
             from relevo.build.gateway import run_gateway
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from relevo.engines.promises import promises_markdown
 from relevo.settings import settings_markdown
 from relevo.telemetry.metrics import metrics_markdown
 
+ENGINES_GUIDE = "guides/engines.md"
+_BEGIN = "<!-- made by `python -m relevo.cli.docs docs` from src/relevo/engines/promises.py -->\n"
+_END = "<!-- end -->"
 PAGES = {"settings.md": settings_markdown, "metrics.md": metrics_markdown}
 
 
@@ -15,6 +19,16 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for name, make in PAGES.items():
         (folder / name).write_text(make(), encoding="utf-8")
+    guide = folder / ENGINES_GUIDE
+    guide.write_text(with_promises(guide.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_promises(guide: str) -> str:
+    """The guide to other engines, its tables made anew."""
+    before, begin, rest = guide.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    assert begin and end, "the guide has lost the marks around its tables"
+    return f"{before}{begin}{promises_markdown()}{end}{after}"
 
 
 if __name__ == "__main__":

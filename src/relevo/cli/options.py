@@ -52,6 +52,8 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     default: Any
     if name == "model":
         default = typer.Argument(None, help=f"{help_text} [default: {shown}]", show_default=False)
+    elif name == "engine_args":
+        default = typer.Argument(None, help=help_text, show_default=False, metavar="[-- FLAGS]")
     elif annotation == (bool | None):
         flag = name.replace("_", "-")
         default = typer.Option(None, f"--{flag}/--no-{flag}", help=help_text, show_default=False)

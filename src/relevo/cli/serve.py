@@ -74,6 +74,7 @@ class StartView:
         self._progress: Progress = SILENT
         self._has_been_ready = False
         workers = [worker.worker_id for model in plan.models for worker in model.workers]
+        workers += [command.worker_id for model in plan.models for command in model.commands]
         self._unready = {f"gateway-{i}" for i in range(num_gateways)} if num_gateways > 1 else {"gateway"}
         if not num_gateways:  # it works for those of other boxes
             self._unready = set(workers)

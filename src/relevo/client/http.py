@@ -64,14 +64,19 @@ class HttpClient:
     """Connections to servers, as an async context manager. Their number is unlimited: how much is sent is for others
     to decide."""
 
-    def __init__(self, *, timeout_s: float | None, reuse_connections: bool) -> None:
-        """`timeout_s` bounds every request as a whole. Without `reuse_connections` every request connects anew."""
+    def __init__(self, *, timeout_s: float | None, reuse_connections: bool, idle_s: float = 15.0) -> None:
+        """`timeout_s` bounds every request as a whole. Without `reuse_connections` every request connects anew;
+        otherwise a connection is kept for `idle_s`, which should be less than the server keeps it."""
         self._timeout_s = timeout_s
+        self._idle_s = idle_s
         self._reuse_connections = reuse_connections
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0, force_close=not self._reuse_connections)
+        if self._reuse_connections:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self._idle_s)
+        else:
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector)
         return self
 
@@ -88,6 +93,8 @@ class HttpClient:
         """The answer from its head on; leaving early closes the connection. `timeout_s`: shorter than the client's;
         `silence_s`: between two pieces."""
         assert self._session is not None, "use it as an async context manager"
+        if self._session.closed:
+            raise CannotConnect("this client was closed")
         total_s = timeout_s or self._timeout_s
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s)
         with _told_as_connection_errors():

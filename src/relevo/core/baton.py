@@ -44,6 +44,23 @@ class PrefillFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVTicket:
+    """What a prefill worker gives for KV that it keeps until the decode worker fetches it, and only for so long: a
+    decode worker that comes later may read another request's. It then computes the prompt itself.
+
+    The decode worker draws the first token, too: it is asked for all that the client asked for.
+    """
+
+    name: str  # of this handoff; never used again
+    fields: bytes  # for the decode worker's engine, JSON; empty: nothing is kept
+    use_by_ns: int | None  # gateway clock; None: it waits for the decode worker, however long
+    facts: PrefillFacts | None = None  # None: the decode worker knows
+
+    def is_good(self, now_ns: int) -> bool:
+        return bool(self.fields) and (self.use_by_ns is None or now_ns < self.use_by_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Baton:
     """To the worker that reserved room for the request, and has it since: its continuations, and how much of its KV
     lies in the reserved blocks."""
@@ -51,3 +68,4 @@ class Baton:
     request_id: RequestId
     samples: tuple[SampleState, ...]
     num_sealed_tokens: int  # the KV of these tokens is complete on the receiver
+    ticket: KVTicket | None = None  # it has yet to fetch that KV, and nothing was sampled yet

@@ -57,9 +57,14 @@ class HandoffMeter:
         elif times.first_token_at_ns is not None:
             self.placement.handoff_took((now_ns - times.first_token_at_ns) / 1e9, event.worker, times.link)
             times.is_unmeasured = False
+        else:  # it computed the prompt after all
+            times.is_unmeasured = False
 
-    def baton_sent(self, in_flight: InFlightRequest) -> None:
+    def baton_sent(self, in_flight: InFlightRequest, *, with_ticket: bool = False) -> None:
+        """`with_ticket`: the KV is fetched only now, and the first token comes after it."""
         times, handoff, now_ns = in_flight.handoff_times, in_flight.handoff, self.clock.now_ns()
+        if with_ticket:
+            times.first_token_at_ns = now_ns
         handoff_s = (now_ns - (times.first_token_at_ns or now_ns)) / 1e9
         self.metrics.handoff_finished(
             self.model_name, "completed", handoff_s, handoff.transferred_bytes, handoff.transfer_s

@@ -62,6 +62,7 @@ class Member:
     is_silent: bool = False
     is_leaving: bool = False  # finishes what it has, takes nothing new
     is_removed: bool = False  # is forgotten once its link has ended
+    writes_to_others: bool = True  # False: an engine that is not ours, which has nothing to do with blocks of ours
     may_have_room: bool = True  # its last report shows less work than the one before
     wanted: RoleChange | None = None  # the last role that it was given, which a new incarnation gets, too
     ref: WorkerRef = field(init=False)  # the present or last incarnation

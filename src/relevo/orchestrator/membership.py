@@ -301,7 +301,9 @@ class Membership:
         member.fence_nonce += 1
         member.orphans.update(orphans)
         member.unfenced = {
-            other.worker_id for other in self._members.values() if other is not member and not other.is_gone
+            other.worker_id
+            for other in self._members.values()
+            if other is not member and other.writes_to_others and not other.is_gone
         }
         for other in self._others(member):
             self.send(other.ref, wire.Fence(member.worker_id, member.ref.epoch, member.fence_nonce))
@@ -356,5 +358,7 @@ class Membership:
         if member.is_ready or member.is_silent or member.is_leaving:
             return
         member.is_ready, member.why_not_ready = True, ""
-        self.is_complete = self.is_complete or all(each.hello is not None for each in self.members)
+        self.is_complete = self.is_complete or all(
+            each.hello is not None or not each.writes_to_others for each in self.members
+        )
         self._sink.on_worker_ready(member.ref)

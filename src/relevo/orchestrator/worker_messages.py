@@ -40,7 +40,7 @@ class WorkerMessages:
             if path is None:
                 return self.lost(decode if self.membership.get(decode) is None else effect.worker, in_flight, True)
         elif isinstance(effect, effects.SendStartDecode):
-            self.meter.baton_sent(in_flight)
+            self.meter.baton_sent(in_flight, with_ticket=effect.ticket is not None)
         is_sent = self.membership.send(effect.worker, _message_for(effect, in_flight, path))
         return None if is_sent else self.lost(effect.worker, in_flight, True)
 
@@ -61,7 +61,9 @@ def event_of(worker: WorkerRef, answer: Answer) -> events.Event:
         case wire.Sealed():
             return events.Sealed(worker, answer.num_tokens)
         case wire.PrefillDone():
-            return events.PrefillFinished(worker, answer.num_sealed_tokens, answer.transferred_bytes, answer.transfer_s)
+            return events.PrefillFinished(
+                worker, answer.num_sealed_tokens, answer.transferred_bytes, answer.transfer_s, answer.ticket
+            )
         case wire.Dropped():
             return events.Dropped(worker)
         case wire.RequestFailed() | wire.Refused():
@@ -82,7 +84,12 @@ def _message_for(effect: Send, in_flight: InFlightRequest, path: KVPath | None =
         case effects.SendStartDecode():
             num_sealed_tokens = effect.num_sealed_tokens
             return wire.StartDecode(
-                Baton(request_id=request.request_id, samples=handoff.samples, num_sealed_tokens=num_sealed_tokens)
+                Baton(
+                    request_id=request.request_id,
+                    samples=handoff.samples,
+                    num_sealed_tokens=num_sealed_tokens,
+                    ticket=effect.ticket,
+                )
             )
         case effects.SendSubmit():
             samples = handoff.samples if effect.resume else ()

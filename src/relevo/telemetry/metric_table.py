@@ -77,6 +77,7 @@ OUTCOMES = ("finished", "aborted", "failed")
 
 MISSED_WHEN = ("waiting", "running")
 HANDOFF_OUTCOMES = ("completed", "local", "failed", "aborted", "replayed")
+ENGINE_HANDOFFS = ("completed", "late", "failed", "half_failed", "no_ticket", "given_back")
 REJECTIONS = (*LIMITS, "ledger", "budget", "tokens_per_minute")
 PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")  # vLLM's; the last one stays 0
 WAITING_REASONS = ("capacity", "deferred")  # vLLM's; nothing here waits for what it calls deferred
@@ -239,6 +240,23 @@ TABLE: tuple[Metric, ...] = (
         "Requests that were to change worker, by what came of it.",
         labels=(*_MODEL, "outcome"),
         label_values=HANDOFF_OUTCOMES,
+    ),
+    _count(
+        "relevo:engine_handoffs_total",
+        "Handoffs between engines that are not ours, by what came of them: completed; or the prompt was computed "
+        "where it is decoded after all, since the KV would have come late (late), its transfer failed (failed), the "
+        "other half failed (half_failed) or no KV was kept (no_ticket); or the KV was given back unused (given_back).",
+        labels=(*_MODEL, "outcome"),
+        label_values=ENGINE_HANDOFFS,
+    ),
+    Metric(
+        name="relevo:engine_pairs",
+        kind=Kind.GAUGE,
+        origin=Origin.REQUESTS,
+        labels=(*_MODEL, "state"),
+        help="Engines with a role that this gateway reaches: in a pair that hands over (paired), or not (unpaired); "
+        "the log says why.",
+        label_values=("paired", "unpaired"),
     ),
     _of_requests(
         "relevo:handoff_seconds",

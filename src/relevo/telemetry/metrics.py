@@ -132,6 +132,14 @@ class GatewayMetrics:
             self._observe("relevo:handoff_transfer_seconds", labels, transfer_s)
             self._observe("relevo:handoff_transfer_bytes", labels, transferred_bytes)
 
+    def engine_handoff(self, model: str, outcome: str) -> None:
+        """`outcome`: one of metric_table.ENGINE_HANDOFFS."""
+        self._counters["relevo:engine_handoffs_total"].labels(model_name=model, outcome=outcome).inc()
+
+    def engine_pairs(self, model: str, num_paired: int, num_unpaired: int) -> None:
+        for state, number in (("paired", num_paired), ("unpaired", num_unpaired)):
+            self._gauges["relevo:engine_pairs"].labels(model_name=model, state=state).set(number)
+
     def ledger_kept(self, outcomes: Sequence[str], commit_s: float) -> None:
         """One transaction of the usage ledger: the outcome of each row (one of metric_table.OUTCOMES)."""
         for outcome in outcomes:

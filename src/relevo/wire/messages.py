@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import msgspec
 
-from relevo.core.baton import Baton, SampleState
+from relevo.core.baton import Baton, KVTicket, SampleState
 from relevo.core.events import UNKNOWN_LIMITS, StepCounters, TokenOutput, WorkerLimits, WorkerLoad
 from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite
 from relevo.core.ids import BlockHash, RequestId, WorkerId
@@ -185,6 +185,7 @@ class PrefillDone(Message, frozen=True, tag=True):
     num_sealed_tokens: int
     transferred_bytes: int
     transfer_s: float
+    ticket: KVTicket | None = None  # instead of a first token: the KV is here, for D to fetch
 
 
 class StepOutputs(Message, frozen=True, tag=True):

@@ -137,7 +137,7 @@ class PromptRun:
         if output.prompt_scores is not None:
             self._take_scores(output.prompt_scores)
             return
-        if output.facts is not None and self._facts is None:
+        if (output.facts is not None and self._facts is None) or self._is_better_known(output.facts):
             self._facts = output.facts
         if self._on_first_output is not None:
             self._on_first_output(self._started.route if self._started is not None else "")
@@ -159,6 +159,10 @@ class PromptRun:
         self._listener.on_delta(self, delta)
         if not self._num_unfinished:
             self.end(COMPLETE)
+
+    def _is_better_known(self, facts: PrefillFacts | None) -> bool:
+        """The worker that computed the prompt says it once more, as engines do that know only at the end."""
+        return facts is not None and self._facts is not None and facts.worker_id == self._facts.worker_id
 
     def _take_scores(self, scores: PromptScores) -> None:
         if self._scoring is None:

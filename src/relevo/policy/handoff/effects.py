@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from relevo.core.baton import KVTicket
 from relevo.core.events import TokenOutput
 from relevo.core.ids import WorkerRef
 from relevo.core.kv import Reservation
@@ -55,10 +56,11 @@ class SendSeal:
 
 @dataclass(frozen=True, slots=True)
 class SendStartDecode:
-    """The baton is the request, `state.samples` and `num_sealed_tokens`."""
+    """The baton is the request, `state.samples`, `num_sealed_tokens` and the ticket."""
 
     worker: WorkerRef
     num_sealed_tokens: int
+    ticket: KVTicket | None = None
 
 
 @dataclass(frozen=True, slots=True)

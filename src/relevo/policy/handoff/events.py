@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from relevo.core.baton import KVTicket
 from relevo.core.events import TokenOutput
 from relevo.core.ids import WorkerRef
 from relevo.core.kv import Reservation
@@ -56,12 +57,14 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class PrefillFinished:
-    """The worker holds and writes nothing of the request any more."""
+    """The worker writes nothing of the request any more. With a `ticket` it keeps the KV for the decode worker, which
+    draws the first token; the end of that is not the request's to wait for."""
 
     worker: WorkerRef
     num_sealed_tokens: int
     transferred_bytes: int = 0
     transfer_s: float = 0.0
+    ticket: KVTicket | None = None
 
 
 @dataclass(frozen=True, slots=True)

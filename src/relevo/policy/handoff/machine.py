@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from relevo.core.baton import SampleState
+from relevo.core.baton import KVTicket, SampleState
 from relevo.core.events import TokenOutput
 from relevo.core.ids import RequestId, WorkerRef
 from relevo.core.outcome import COMPLETE
@@ -204,6 +204,9 @@ def _on_sealed(state: HandoffState, worker: WorkerRef, num_tokens: int, now_ns: 
 def _on_prefill_finished(state: HandoffState, event: PrefillFinished, now_ns: int, out: list[Effect]) -> HandoffState:
     if state.prefill is None or state.prefill.worker != event.worker or not state.prefill.holds:
         return state
+    if event.ticket is not None:
+        state = replace(state, prefill=replace(state.prefill, holds=False))
+        return _on_ticket(state, event.ticket, event.num_sealed_tokens, now_ns, out)
     state = _on_sealed(state, event.worker, event.num_sealed_tokens, now_ns, out)
     state = replace(
         state,
@@ -212,6 +215,20 @@ def _on_prefill_finished(state: HandoffState, event: PrefillFinished, now_ns: in
         transfer_s=state.transfer_s + event.transfer_s,
     )
     return _start_decode(state, now_ns, out) if state.phase is Phase.TRANSFERRING else state
+
+
+def _on_ticket(
+    state: HandoffState, ticket: KVTicket, num_sealed_tokens: int, now_ns: int, out: list[Effect]
+) -> HandoffState:
+    """The decode worker fetches the KV, if it still may; otherwise it computes the prompt itself."""
+    if state.phase is not Phase.PREFILLING:
+        return state
+    assert state.decode is not None
+    if not ticket.is_good(now_ns):
+        return recovery.submit_reserved(state, now_ns, out)
+    out.append(SendStartDecode(state.decode.worker, num_sealed_tokens, ticket))
+    deadline = after_ns(now_ns, state.limits.decode_stall_s)
+    return replace(state, phase=Phase.DECODING, prefill=None, deadline_at_ns=deadline)
 
 
 def _on_tokens(state: HandoffState, event: Tokens, now_ns: int, out: list[Effect]) -> HandoffState:

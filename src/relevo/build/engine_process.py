@@ -1,0 +1,89 @@
+"""Keeps an engine that is not ours running, in a process of its own: starts it on a leash, tells when it answers, hands
+SIGTERM on, and ends when it ends, so that the supervisor starts both again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from relevo.build.configs import EngineConfig
+from relevo.client.http import CLIENT_ERRORS, HttpClient, Request
+from relevo.core.errors import StartError
+from relevo.telemetry.log import configure
+from relevo.wire.child_process import Lifeline, answer_pulses, on_leash, python_environment
+from relevo.wire.status import Status
+
+_ASK_S = 0.5  # arbitrary
+_KILL_AFTER_S = 5.0  # beside its own time for running requests; arbitrary
+_DIED = "the engine ended"
+
+
+def run_engine(config: EngineConfig, report: Callable[[Status], None]) -> None:
+    """Until the engine ends. Raises StartError if it ends before it ever answered."""
+    configure(config.log_level, config.worker_id)
+    status = asyncio.run(_run(config, report))
+    if status:
+        sys.exit(status)
+
+
+async def _run(config: EngineConfig, report: Callable[[Status], None]) -> int:
+    report(Status(kind="progress", message=f"starting {config.argv[0]}"))
+    lifeline = Lifeline()
+    environment = python_environment() | config.environment
+    engine = await asyncio.create_subprocess_exec(
+        *on_leash(lifeline.read_fd, list(config.argv)),
+        pass_fds=(lifeline.read_fd,),
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=2,  # our standard error: its log is beside ours
+        start_new_session=True,
+    )
+    lifeline.passed()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _end, engine)
+    if config.life_fd >= 0:
+        alive = answer_pulses(config.life_fd, lambda: report(Status(kind="alive")))
+        loop.add_reader(config.life_fd, alive)
+    asking = asyncio.create_task(_until_it_answers(config.url, report))
+    try:
+        status = await engine.wait()
+        was_ready = asking.done() and not asking.cancelled()
+    finally:
+        asking.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(engine.pid, signal.SIGKILL)  # what it started and left behind
+        lifeline.close()
+    if not was_ready:
+        raise StartError(
+            f"{config.argv[0]} for {config.worker_id} ended with status {status} before it answered; its own log above "
+            "says why"
+        )
+    return status
+
+
+def _end(engine: asyncio.subprocess.Process) -> None:
+    """Gateways have let their requests finish before: it has nothing left of ours."""
+    with contextlib.suppress(ProcessLookupError):
+        engine.terminate()
+    asyncio.get_running_loop().call_later(_KILL_AFTER_S, _kill, engine)
+
+
+def _kill(engine: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(engine.pid, signal.SIGKILL)
+
+
+async def _until_it_answers(url: str, report: Callable[[Status], None]) -> None:
+    async with HttpClient(timeout_s=_ASK_S * 4, reuse_connections=False) as http:
+        while True:
+            with contextlib.suppress(*CLIENT_ERRORS):
+                async with http.open(Request(method="GET", url=f"{url}/health", headers={})) as response:
+                    if response.status == 200:
+                        report(Status(kind="ready"))
+                        return
+            await asyncio.sleep(_ASK_S)
