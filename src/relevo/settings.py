@@ -263,6 +263,18 @@ class Settings(BaseModel):
         description="How KV blocks change worker: shm (one shared arena, nothing is copied), tcp, or several, for "
         "example shm,tcp: each pair of workers takes the nearest that both have.",
     )
+    kv_port: str = Field(
+        "0",
+        description="Port, or range as 7100-7107, at which workers take KV of other boxes. 0: any free one.",
+    )
+    kv_encryption: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether KV travels encrypted between boxes: on, off, or auto: on if this processor sends it at "
+        "80 % of the plain rate; where it does not, the server asks for on or off.",
+    )
+    kv_streams: int = Field(
+        4, ge=1, le=64, description="Connections per pair of workers on two boxes, at most; more than one when busy."
+    )
     cores: Parts = Field((), description="CPU cores the workers may use, for example 0,1. Default: all allowed ones.")
     share_cores: bool = Field(False, description="Let workers share cores if there are fewer cores than workers.")
     resource_share: float = Field(

@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
-from transport_rigs import SECRET, WAIT_S, make_layout, make_reservation
+from transport_rigs import SECRET, WAIT_S, connected, make_layout, make_reservation, receive_frame
 
 from relevo.core.errors import ProtocolError
 from relevo.core.events import TransferFailed, TransferSealed
@@ -24,6 +24,7 @@ from relevo.kv.transports import tcp_acceptor, tcp_receiver
 from relevo.kv.transports import tcp_frames as frames
 from relevo.kv.transports import tcp_handshake as handshakes
 from relevo.kv.transports.tcp import TcpTransport
+from relevo.kv.transports.tcp_address import split_address
 from relevo.kv.transports.tcp_handshake import SenderHandshake, StaleTarget
 from relevo.kv.transports.tcp_sender import TcpOptions
 
@@ -47,7 +48,7 @@ def receiver(arena: Arena) -> Iterator[TcpTransport]:
 
 
 def dial(receiver: TcpTransport) -> socket.socket:
-    sock = socket.create_connection(frames.split_address(receiver.address()), WAIT_S)
+    sock = socket.create_connection(split_address(receiver.address())[:2], WAIT_S)
     sock.settimeout(WAIT_S)
     return sock
 
@@ -186,7 +187,7 @@ def test_a_challenge_cannot_be_reflected_to_its_maker(receiver: TcpTransport) ->
         own.challenge(SenderHandshake(SECRET, OWN, bytes(32)).opening)
     )
     own.judge(proof)
-    assert own.verdict(handshakes.Verdict.ACCEPTED)[1:] != proof[32:], "each role has its own proof"
+    assert own.told(handshakes.Verdict.ACCEPTED)[1:] != proof[32:], "each role has its own proof"
 
 
 def test_a_sender_tells_nothing_to_who_sits_at_a_workers_former_port(arena: Arena) -> None:
@@ -293,7 +294,7 @@ def test_the_longest_there_makes_room_for_the_next(receiver: TcpTransport, monke
         silent = [held.enter_context(dial(receiver)) for _ in range(5)]
         assert everything(silent[0]) == everything(silent[1]) == b""
         assert refused(receiver, KVRefusal.LIMIT) == 2
-        with receiver._sender.connect(receiver.address(), OWN):
+        with connected(receiver, OWN):
             assert receiver.num_connections[0] == 1
 
 
@@ -301,10 +302,9 @@ def test_senders_that_have_proved_themselves_are_bounded_too(
     receiver: TcpTransport, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_receiver, "MAX_SENDERS", 2)
-    sender = receiver._sender
-    with sender.connect(receiver.address(), OWN), sender.connect(receiver.address(), OWN):
+    with connected(receiver, OWN), connected(receiver, OWN):
         with pytest.raises(ProtocolError, match="no room"):
-            sender.connect(receiver.address(), OWN)
+            receiver._sender.connect(receiver.address(), OWN)
         eventually(lambda: refused(receiver, KVRefusal.LIMIT) == 1)
     eventually(lambda: receiver.num_connections[0] == 0)
     still_serves(receiver, arena)
@@ -316,11 +316,11 @@ def test_senders_that_have_proved_themselves_are_bounded_too(
 def test_the_handshake_is_no_right_to_a_block(receiver: TcpTransport, arena: Arena, changes: dict[str, object]) -> None:
     """Red if a worker of this server may write where it has no reservation."""
     receiver.reserve(make_reservation([3], epoch=OWN.epoch))
-    with receiver._sender.connect(receiver.address(), OWN) as sock:
+    with connected(receiver, OWN) as sock:
         fields = {name: getattr(WRITE, name) for name in WRITE.__struct_fields__} | changes
         frame = frames.WriteBlocks(**fields)
         sock.sendall(plain_frame(frame, SIZE) + SIZE * b"\x11")
-        answer, _ = frames.receive_frame(sock)
+        answer, _ = receive_frame(sock)
         assert isinstance(answer, frames.Refused)
     assert bytes(arena.buffer) == b"\x5e" * len(arena.buffer)
     assert receiver.num_refused_writes == 1
@@ -329,17 +329,19 @@ def test_the_handshake_is_no_right_to_a_block(receiver: TcpTransport, arena: Are
 def test_no_frame_reads_a_block(receiver: TcpTransport, arena: Arena) -> None:
     """The protocol has no word for it. Red if one comes back without a right that it names."""
     kinds = frames.AnyFrame.__args__  # type: ignore[attr-defined]
-    assert {kind.__name__ for kind in kinds if kind.has_payload} == {"WriteBlocks"}
-    with receiver._sender.connect(receiver.address(), OWN) as sock:
-        sock.sendall(struct.pack("<4sHHIQ", b"RLKV", 2, 0, 14, 0) + b"\x92\xaaReadBlocks\x91\x03")
+    assert {kind.__name__ for kind in kinds if kind.has_payload} == {"WriteBlocks", "Probe", "Probed"}
+    with connected(receiver, OWN) as sock:
+        sock.sendall(
+            struct.pack("<4sHHIQ", b"RLKV", frames.KV_PROTOCOL_VERSION, 0, 14, 0) + b"\x92\xaaReadBlocks\x91\x03"
+        )
         assert everything(sock) == b""
     eventually(lambda: refused(receiver, KVRefusal.PROTOCOL) == 1)
     still_serves(receiver, arena)
 
 
 def test_a_huge_head_is_refused_before_it_is_made_room_for(receiver: TcpTransport, arena: Arena) -> None:
-    with receiver._sender.connect(receiver.address(), OWN) as sock:
-        sock.sendall(struct.pack("<4sHHIQ", b"RLKV", 2, 0, 2**32 - 1, 0))
+    with connected(receiver, OWN) as sock:
+        sock.sendall(struct.pack("<4sHHIQ", b"RLKV", frames.KV_PROTOCOL_VERSION, 0, 2**32 - 1, 0))
         assert everything(sock) == b""
     eventually(lambda: refused(receiver, KVRefusal.PROTOCOL) == 1)
     still_serves(receiver, arena)

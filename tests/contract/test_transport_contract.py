@@ -13,7 +13,7 @@ from transport_rigs import NUM_BLOCKS, Rig, make_layout, make_reservation
 
 from relevo.core.events import TransferFailed, TransferSealed
 
-KINDS = ("shm", "tcp", "fake", "sim", "heap")
+KINDS = ("shm", "tcp", "tcp-nodes", "fake", "sim", "heap")
 
 
 @pytest.fixture(params=KINDS)
@@ -189,7 +189,7 @@ def test_a_new_incarnation_refuses_the_old_ones_writers(rig: Rig) -> None:
     assert not any(received(rig, [2])[0])
 
 
-@pytest.mark.parametrize("kind", ["tcp", "fake", "sim", "heap"])
+@pytest.mark.parametrize("kind", ["tcp", "tcp-nodes", "fake", "sim", "heap"])
 def test_the_death_of_the_receiver_fails_what_is_under_way(kind: str) -> None:
     with closing(Rig(kind)) as rig:
         sender = rig.join()
@@ -209,7 +209,7 @@ def test_the_death_of_the_receiver_fails_what_is_under_way(kind: str) -> None:
         assert isinstance(rig.next_event(sender), TransferFailed)  # nobody there any more
 
 
-@pytest.mark.parametrize("kind", ["tcp", "fake", "sim", "heap"])
+@pytest.mark.parametrize("kind", ["tcp", "tcp-nodes", "fake", "sim", "heap"])
 def test_another_layout_is_refused_in_one_sentence(kind: str) -> None:
     with closing(Rig(kind)) as rig:
         sender = rig.join(layout=make_layout(64, block_size=2))

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from transport_rigs import SECRET, WAIT_S, make_layout, make_reservation
+from transport_rigs import SECRET, WAIT_S, connected, make_layout, make_reservation, receive_frame, send_frame
 
 from relevo.core.errors import ProtocolError
 from relevo.core.events import TransferFailed, TransferSealed
@@ -24,6 +24,7 @@ from relevo.kv.arena import Arena
 from relevo.kv.transports import tcp_frames as frames
 from relevo.kv.transports import tcp_handshake as handshakes
 from relevo.kv.transports.tcp import TcpTransport
+from relevo.kv.transports.tcp_address import split_address
 from relevo.kv.transports.tcp_sender import TcpOptions
 
 LAYOUT = make_layout(64 * 1024)
@@ -45,13 +46,6 @@ def receiver(arena: Arena) -> Iterator[TcpTransport]:
 
 def transport(arena: Arena, **more: Any) -> TcpTransport:
     return TcpTransport(arena, secret=SECRET, identity=OWN, **more)
-
-
-@contextmanager
-def connected(receiver: TcpTransport) -> Iterator[socket.socket]:
-    """A sender whose every byte the test decides, once it has proved itself."""
-    with receiver._sender.connect(receiver.address(), OWN) as sock:
-        yield sock
 
 
 def write_frame(reservation: Reservation, **changes: object) -> frames.WriteBlocks:
@@ -89,20 +83,20 @@ def test_release_in_the_middle_of_a_write_ends_it_at_once(receiver: TcpTransport
     """Red if the rest of a block that has begun to arrive is stored after release, or if release waits for it."""
     reservation = make_reservation([3, 4])
     receiver.reserve(reservation)
-    with connected(receiver) as sock:
+    with connected(receiver, OWN) as sock:
         sock.sendall(frame_bytes(write_frame(reservation), 2 * SIZE) + b"\x11" * (SIZE + SIZE // 2))
         eventually(lambda: arena.block(4)[SIZE // 2 - 1] == 0x11)
         receiver.release(reservation)  # the sender has stopped in mid-block
         arena.block(3)[:] = arena.block(4)[:] = b"\xee" * SIZE  # the new owner
         sock.sendall(b"\x11" * (SIZE // 2))
-        answer, _ = frames.receive_frame(sock)
+        answer, _ = receive_frame(sock)
         assert answer == frames.Refused(7, "the receiver has withdrawn the blocks", stale=True)
         assert bytes(arena.block(3)) == bytes(arena.block(4)) == b"\xee" * SIZE
         assert receiver.num_refused_writes == 1
         again = make_reservation([5], generation=8)  # the connection is still good
         receiver.reserve(again)
         sock.sendall(frame_bytes(write_frame(again), SIZE) + b"\x22" * SIZE)
-        assert frames.receive_frame(sock)[0] == frames.Applied(7)
+        assert receive_frame(sock)[0] == frames.Applied(7)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +108,9 @@ def test_blocks_other_than_the_reserved_ones_are_refused(
 ) -> None:
     reservation = make_reservation([3, 4])
     receiver.reserve(reservation)
-    with connected(receiver) as sock:
+    with connected(receiver, OWN) as sock:
         sock.sendall(frame_bytes(write_frame(reservation, **changes), 2 * SIZE) + b"\x11" * 2 * SIZE)
-        answer, _ = frames.receive_frame(sock)
+        answer, _ = receive_frame(sock)
         assert isinstance(answer, frames.Refused)
     assert not any(arena.buffer)
 
@@ -125,10 +119,10 @@ def test_a_damaged_block_is_refused(receiver: TcpTransport) -> None:
     reservation = make_reservation([3])
     receiver.reserve(reservation)
     content = b"\x33" * SIZE
-    with connected(receiver) as sock:
+    with connected(receiver, OWN) as sock:
         for checksum, want in ((zlib.crc32(content), frames.Applied), (zlib.crc32(content) ^ 1, frames.Refused)):
             sock.sendall(frame_bytes(write_frame(reservation, checksums=(checksum,)), SIZE) + content)
-            answer, _ = frames.receive_frame(sock)
+            answer, _ = receive_frame(sock)
             assert isinstance(answer, want)
     assert receiver.num_refused_writes == 1
 
@@ -146,11 +140,11 @@ def test_a_damaged_block_is_refused(receiver: TcpTransport) -> None:
     ],
 )
 def test_nonsense_ends_the_connection_and_nothing_else(receiver: TcpTransport, nonsense: bytes) -> None:
-    with connected(receiver) as sock:
+    with connected(receiver, OWN) as sock:
         sock.sendall(nonsense)
         with pytest.raises(ConnectionError):
-            frames.receive_frame(sock)
-    with connected(receiver):
+            receive_frame(sock)
+    with connected(receiver, OWN):
         pass
 
 
@@ -165,14 +159,14 @@ def test_a_connection_that_cannot_be_accepted_is_not_the_last(arena: Arena, monk
         return accept(sock)
 
     monkeypatch.setattr(socket.socket, "accept", failing_accept)
-    with closing(transport(arena)) as receiver, connected(receiver):
+    with closing(transport(arena)) as receiver, connected(receiver, OWN):
         assert next(failures, None) is None
 
 
 def test_a_broken_address_is_named() -> None:
     for wrong in ("tcp:host", "unix:/x", "tcp:host:http"):
         with pytest.raises(ProtocolError, match="is not the address"):
-            frames.split_address(wrong)
+            split_address(wrong)
 
 
 def welcome(sock: socket.socket) -> None:
@@ -181,9 +175,11 @@ def welcome(sock: socket.socket) -> None:
     deadline_s = time.monotonic() + WAIT_S
     sock.sendall(handshake.challenge(frames.receive_exactly(sock, handshakes.OPENING_BYTES, deadline_s)))
     verdict = handshake.judge(frames.receive_exactly(sock, handshakes.PROOF_BYTES, deadline_s))
-    sock.sendall(handshake.verdict(verdict))
+    sock.sendall(handshake.told(verdict))
     sock.settimeout(WAIT_S)
-    assert frames.receive_frame(sock)[0] == frames.Connect(LAYOUT)
+    connect, _ = receive_frame(sock)
+    assert isinstance(connect, frames.Connect)
+    assert connect.layout == LAYOUT
 
 
 @contextmanager
@@ -196,7 +192,7 @@ def mute_receiver() -> Iterator[str]:
             sock, _ = listener.accept()
             held.append(sock)
             welcome(sock)
-            frames.send_frame(sock, frames.Accepted())
+            send_frame(sock, frames.Accepted())
 
         thread = threading.Thread(target=greet, daemon=True)
         thread.start()
@@ -239,7 +235,7 @@ def test_a_receiver_that_answers_nonsense_is_given_up(arena: Arena, num_greeting
             with sock:
                 welcome(sock)
                 for _ in range(num_greetings):
-                    frames.send_frame(sock, frames.Accepted())
+                    send_frame(sock, frames.Accepted())
                 sock.sendall(NESTED)
                 assert woken.wait(WAIT_S)
             (event,) = sender.poll()
@@ -286,14 +282,14 @@ def test_a_failure_is_reported_when_nothing_of_the_transfer_is_in_flight(arena: 
             sock, _ = listener.accept()
             with sock:
                 welcome(sock)
-                frames.send_frame(sock, frames.Accepted())
+                send_frame(sock, frames.Accepted())
                 link = sender._sender._links[address, OWN]
                 eventually(lambda: len(link._unanswered) == 2)
-                frames.send_frame(sock, frames.Refused(0, "why", stale=True))
+                send_frame(sock, frames.Refused(0, "why", stale=True))
                 eventually(lambda: len(link._unanswered) == 1)
                 with sender._sender.changed:
                     assert sender.poll() == []
-                frames.send_frame(sock, frames.Applied(1))
+                send_frame(sock, frames.Applied(1))
                 eventually(lambda: not link._unanswered)
                 with sender._sender.changed:
                     assert sender.poll() == [TransferFailed(reservation, "why", stale=True)]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import socket
+import tempfile
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from guide_transport import GUIDE
+from node_identities import TestCluster
 
 from relevo.core.events import TransferEvent
 from relevo.core.handoff import Reach
@@ -13,10 +21,13 @@ from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.ports import KVTransport
 from relevo.kv.arena import Arena
+from relevo.kv.transports import tcp_frames
 from relevo.kv.transports.fake import FakeHub, Faults
 from relevo.kv.transports.registry import OwnEnd
 from relevo.kv.transports.shm import ShmTransport
 from relevo.kv.transports.tcp import TcpTransport
+from relevo.kv.transports.tcp_address import split_address
+from relevo.kv.transports.tcp_channel import PlainChannel
 from relevo.kv.transports.tcp_sender import TcpOptions
 from relevo.sim.kernel import Kernel
 from relevo.sim.network import Link, LinkTraits
@@ -41,6 +52,29 @@ def make_reservation(block_ids: list[int], *, name: str = "r", epoch: int = 1, g
         generations=tuple(generation + i for i in range(len(block_ids))),
         num_hit_tokens=hits,
     )
+
+
+@contextmanager
+def connected(receiver: TcpTransport, target: WorkerRef) -> Iterator[socket.socket]:
+    """A sender that has proved itself, whose every byte the test decides from then on."""
+    channel, _ = receiver._sender.connect(receiver.address(), target)
+    with channel.sock as sock:
+        yield sock
+
+
+def receive_frame(sock: socket.socket) -> tuple[tcp_frames.AnyFrame, int]:
+    return tcp_frames.receive_frame(PlainChannel(sock))
+
+
+def send_frame(sock: socket.socket, frame: tcp_frames.AnyFrame) -> None:
+    tcp_frames.send_frame(PlainChannel(sock), frame)
+
+
+@functools.cache
+def one_cluster() -> TestCluster:
+    folder = tempfile.TemporaryDirectory(prefix="relevo-cluster-")
+    atexit.register(folder.cleanup)
+    return TestCluster(Path(folder.name))
 
 
 @dataclass
@@ -102,6 +136,21 @@ class Rig:
             identity = WorkerRef(WorkerId("d" if not self.workers or address else "p"), self.epoch)
             transport = TcpTransport(
                 arena, secret=SECRET, identity=identity, port=port, options=options, on_wake=woken.set
+            )
+        elif self.kind == "tcp-nodes":
+            arena = Arena.create(layout, NUM_BLOCKS, shared=False)
+            options = TcpOptions(frame_bytes=3 * layout.bytes_per_block, checksum=True)
+            port = split_address(address).port if address else 0
+            self.epoch += bool(address)
+            is_receiver = not self.workers or bool(address)
+            door = one_cluster().door("d" if is_receiver else "p")
+            transport = TcpTransport(
+                arena,
+                secret=b"",
+                identity=WorkerRef(WorkerId("d" if is_receiver else "p"), self.epoch),
+                door=replace(door, ports=range(port, port + 1)),
+                options=options,
+                on_wake=woken.set,
             )
         elif self.kind == "sim":
             arena = Arena.create(layout, NUM_BLOCKS, shared=False)

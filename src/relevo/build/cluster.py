@@ -17,6 +17,7 @@ import msgspec
 from relevo import __version__
 from relevo.build.backend import instruction_path
 from relevo.build.configs import NodeConfig, ServedModelConfig, WorkerAddress, WorkerConfig
+from relevo.build.kv_door import with_doors
 from relevo.build.ledger import data_folder
 from relevo.build.plan import ServePlan
 from relevo.build.resolve import ModelPlan
@@ -139,10 +140,14 @@ def _clustered(model: ModelPlan, part: ClusterPart) -> ModelPlan:
             worker_id=named(worker.worker_id),
             box_id=f"node {part.name}",
             node_epoch=part.node_epoch,
-            kv_host=part.listen.host,
-            kv_advertised_host=part.control.host,
         )
-        for worker in model.workers
+        for worker in with_doors(
+            model.workers,
+            model.ask.settings,
+            node_folder=part.folder,
+            host=part.listen.host,
+            advertised_host=part.control.host,
+        )
     )
     served: ServedModelConfig = msgspec.structs.replace(
         model.served,

@@ -54,9 +54,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tenant_weights: dict[str, float] = {}
     box_id: str = ""  # empty: that of this machine; otherwise of its node
     node_epoch: int = 0  # of the node that it belongs to; 0: none, or it is told later
-    kv_host: str = "127.0.0.1"  # where its transports listen; so the next
+    node_folder: str = ""  # of the identity by which workers of other boxes know it; empty: its KV stays in the box
+    kv_host: str = "127.0.0.1"  # where its transports listen for other boxes; so the next
     kv_advertised_host: str = ""  # empty: the same
-    kv_port: int = 0
+    kv_ports: tuple[int, int] = (0, 0)  # first and last; the first free one is taken. 0: any
+    kv_encrypts: bool = True
+    kv_streams: int = 4
     epoch: int = 0
     status_fd: int = -1
     life_fd: int = -1  # of `wire.child_process`

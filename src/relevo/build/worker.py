@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import WorkerConfig
+from relevo.build.kv_door import kv_door
 from relevo.build.machine_limits import limits_at_start
 from relevo.build.model import kv_layout, load_model
 from relevo.build.model_work import model_work, operand
@@ -222,7 +223,8 @@ def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
 
 def _transports(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> TransportSet:
     worker = WorkerRef(WorkerId(config.worker_id), epoch_of(config))
-    own = OwnEnd(worker=worker, arena=arena, secret=bytes.fromhex(config.kv_secret), on_wake=wake)
+    secret, door = bytes.fromhex(config.kv_secret), kv_door(config)
+    own = OwnEnd(worker=worker, arena=arena, secret=secret, on_wake=wake, door=door)
     transports = [TRANSPORTS[name].open(own) for name in config.transports]
     return TransportSet(transports, arena.identity, config.box_id or None)
 

@@ -192,6 +192,7 @@ class KVRefusal(StrEnum):
 
     PROTOCOL = "protocol"  # it did not speak the protocol
     SECRET = "secret"  # it does not know the secret of this start of the server
+    CERTIFICATE = "certificate"  # between boxes: it has none of this cluster, or one that has expired or was revoked
     TIMEOUT = "timeout"  # it did not finish its handshake in time
     LIMIT = "limit"  # too many were there
     INCARNATION = "incarnation"  # it knows the secret, but wanted an incarnation that is gone

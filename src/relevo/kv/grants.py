@@ -47,6 +47,11 @@ class GrantTable:
                 if grant.reservation == reservation:
                     self._withdraw(grant)
 
+    def withdraw_all(self) -> None:
+        with self._lock:
+            for grant in {id(grant): grant for grant in self._by_block.values()}.values():
+                self._withdraw(grant)
+
     def find(
         self,
         request_id: RequestId,

@@ -18,6 +18,7 @@ from relevo.core.ports import KVTransport
 
 if TYPE_CHECKING:
     from relevo.kv.arena import Arena
+    from relevo.kv.door import KVDoor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class OwnEnd:
     arena: Arena
     secret: bytes  # shared by the workers of one start of a server; empty if no transport of the worker needs it
     on_wake: Callable[[], None]  # from any thread: `poll` has something
+    door: KVDoor | None = None  # to other boxes; None: workers of this start only
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,30 +1,36 @@
-"""Handoff between boxes, or without a shared arena: blocks travel over one TCP connection per pair of workers.
+"""Handoff between boxes, or without a shared arena: blocks travel over TCP connections between pairs of workers.
 
-Puts the two halves together. Each end proves to the other that it belongs to the same start of the same server before
-a frame is read (tcp_handshake). The receiver's grants decide what may land (relevo.kv.grants); a sender learns that it
-is too late from the refusal. Nothing polls: every thread of an idle transport is blocked in the kernel.
+Puts the two halves together. Each end proves to the other who it is before a frame is read: inside a box that it
+belongs to the same start of the same server (tcp_handshake), between boxes which node it is of (tcp_node_handshake).
+The receiver's grants decide what may land (relevo.kv.grants); a sender learns that it is too late from the refusal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from relevo.core.events import TransferEvent
 from relevo.core.handoff import Reach
 from relevo.core.ids import BlockId, WorkerRef
 from relevo.core.kv import KVRefusal, Reservation
 from relevo.kv.arena import Arena
+from relevo.kv.door import KVDoor
 from relevo.kv.grants import GrantTable
 from relevo.kv.transfer import EventQueue
 from relevo.kv.transports.registry import OwnEnd
+from relevo.kv.transports.tcp_address import TcpAddress, listen
+from relevo.kv.transports.tcp_credentials import Credentials, SecretCredentials
 from relevo.kv.transports.tcp_receiver import TcpReceiver
 from relevo.kv.transports.tcp_sender import TcpOptions, TcpSender
 
 CLOSE_TIMEOUT_S = 2.0
+HEARTBEAT_S = 1.0  # between boxes, where a network may forget connections; inside one there is nothing that would
+_LOOPBACK = "127.0.0.1"
 
 
 def open_transport(own: OwnEnd) -> TcpTransport:
-    return TcpTransport(own.arena, secret=own.secret, identity=own.worker, on_wake=own.on_wake)
+    return TcpTransport(own.arena, secret=own.secret, identity=own.worker, on_wake=own.on_wake, door=own.door)
 
 
 class TcpTransport:
@@ -39,25 +45,29 @@ class TcpTransport:
         *,
         secret: bytes,
         identity: WorkerRef,
-        host: str = "127.0.0.1",
         port: int = 0,
-        advertised_host: str | None = None,
+        door: KVDoor | None = None,
         options: TcpOptions | None = None,
         on_wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """Listen at (host, port); port 0 takes a free one. Senders are told `advertised_host`, or else `host`.
+        """Without a door, listen at the loopback; port 0 takes a free one.
 
-        `secret`: the same in every worker of one start of a server, and nowhere else. `identity`: whom reservations
-        of this worker name; a sender that wants another incarnation is refused. ValueError for a secret that could be
-        guessed.
+        `secret`: without a door, the same in every worker of one start of a server, and nowhere else. `identity`: whom
+        reservations of this worker name; a sender that wants another incarnation is refused. ValueError for a secret
+        that could be guessed, StartError if no port is free.
         """
         options = options or TcpOptions()
+        if door is not None:
+            options = replace(options, num_streams=door.num_streams, heartbeat_s=options.heartbeat_s or HEARTBEAT_S)
+        credentials = _credentials(secret, door)
         self._arena = arena
         self._grants = GrantTable()
         self._events = EventQueue(on_wake)
-        self._sender = TcpSender(arena, self._events, options, secret)
-        self._receiver = TcpReceiver(arena, self._grants, (host, port), secret, identity, options.handshake_timeout_s)
-        self._address = f"tcp:{advertised_host or host}:{self._receiver.acceptor.port}"
+        self._sender = TcpSender(arena, self._events, options, credentials)
+        listener = listen(_LOOPBACK, range(port, port + 1)) if door is None else listen(door.host, door.ports)
+        self._receiver = TcpReceiver(arena, self._grants, listener, credentials, identity, options.handshake_timeout_s)
+        host, node = (_LOOPBACK, "") if door is None else (door.advertised_host, door.keys.name)
+        self._address = str(TcpAddress(host, self._receiver.acceptor.port, node))
 
     @property
     def num_refused_writes(self) -> int:
@@ -77,7 +87,15 @@ class TcpTransport:
         return self._address
 
     def take_epoch(self, epoch: int) -> None:
-        self._receiver.acceptor.take_epoch(epoch)
+        """Every right that was granted ends, connections of both directions are closed, transfers that are under way
+        fail, and a sender that wants an earlier incarnation is refused."""
+        self._grants.withdraw_all()
+        self._receiver.take_epoch(epoch, CLOSE_TIMEOUT_S)
+        self._sender.leave_all("this worker has begun anew", CLOSE_TIMEOUT_S)
+
+    def warm(self, address: str, target: WorkerRef) -> None:
+        """Connect to that receiver now, so that the first handoff to it does not wait for the handshake."""
+        self._sender.warm(address, target)
 
     def reserve(self, reservation: Reservation) -> None:
         self._grants.open(reservation, self._arena.layout.block_size)
@@ -105,5 +123,13 @@ class TcpTransport:
         return self._events.take()
 
     def close(self) -> None:
-        self._sender.close(CLOSE_TIMEOUT_S)
+        self._sender.leave_all("this worker is closing", CLOSE_TIMEOUT_S)
         self._receiver.close(CLOSE_TIMEOUT_S)
+
+
+def _credentials(secret: bytes, door: KVDoor | None) -> Credentials:
+    if door is None:
+        return SecretCredentials(secret)
+    from relevo.kv.transports.tcp_node_handshake import NodeCredentials  # OpenSSL, between boxes only
+
+    return NodeCredentials(door)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import selectors
 import socket
 import threading
@@ -21,14 +20,8 @@ from dataclasses import dataclass, field
 
 from relevo.core.ids import WorkerRef
 from relevo.core.kv import KVRefusal
-from relevo.kv.transports.tcp_handshake import (
-    NONCE_BYTES,
-    OPENING_BYTES,
-    PROOF_BYTES,
-    HandshakeRefused,
-    ReceiverHandshake,
-    Verdict,
-)
+from relevo.kv.transports.tcp_credentials import Credentials
+from relevo.kv.transports.tcp_handshake import HandshakeRefused, ReceiverSide, Session, Verdict
 from relevo.telemetry.limited_log import LimitedLog
 
 MAX_STRANGERS = 64  # arbitrary; a worker's handshake is over in a millisecond
@@ -40,14 +33,15 @@ _log = logging.getLogger("relevo.kv")
 @dataclass(slots=True, eq=False)
 class _Stranger:
     sock: socket.socket
-    handshake: ReceiverHandshake
+    handshake: ReceiverSide
+    own: WorkerRef  # as who this worker talks to it
     deadline_s: float
     received: bytearray = field(default_factory=bytearray)
-    has_opened: bool = False
 
     @property
     def num_missing_bytes(self) -> int:
-        return (PROOF_BYTES if self.has_opened else OPENING_BYTES) - len(self.received)
+        """Of the message that it is sending: not one byte more is read."""
+        return self.handshake.size_of(self.received) - len(self.received)
 
 
 class TcpAcceptor:
@@ -55,27 +49,26 @@ class TcpAcceptor:
 
     def __init__(
         self,
-        address: tuple[str, int],
-        secret: bytes,
+        listener: socket.socket,
+        credentials: Credentials,
         own: WorkerRef,
         *,
         has_room: Callable[[], bool],
-        admit: Callable[[socket.socket], None],
+        admit: Callable[[socket.socket, Session, WorkerRef], None],
         on_stale: Callable[[], None] = lambda: None,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
-        """`admit` owns the socket it is given. `has_room`: whether it would take one more.
-        `on_stale`: a sender of this server wanted an incarnation that is gone."""
-        ReceiverHandshake(secret, own, b"")  # a secret that can be guessed is refused before anything listens
-        self._secret, self._own = secret, own
+        """Owns the listener from here on; `admit` owns the socket it is given. `has_room`: whether it would take one
+        more. `on_stale`: a sender of this server wanted an incarnation that is gone."""
+        self._credentials = credentials
+        self.own = own  # whom a sender has to want; may be replaced
         self._has_room, self._admit, self._on_stale = has_room, admit, on_stale
         self._timeout_s = handshake_timeout_s
         self._strangers: dict[socket.socket, _Stranger] = {}  # those that came first are first
         self._lock = threading.Lock()
         self._num_refused: dict[KVRefusal, int] = {}
         self._limited_log = LimitedLog(_log)
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._listener = socket.create_server(address, family=family, backlog=1024)
+        self._listener = listener
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._closing = threading.Event()
@@ -95,10 +88,6 @@ class TcpAcceptor:
     @property
     def num_strangers(self) -> int:
         return len(self._strangers)
-
-    def take_epoch(self, epoch: int) -> None:
-        """Senders that want an earlier incarnation are refused from here on."""
-        self._own = self._own._replace(epoch=epoch)
 
     def refused(self, reason: KVRefusal, message: str) -> None:
         """Count one, and say so where that has not been said for a while. From any thread."""
@@ -148,8 +137,8 @@ class TcpAcceptor:
         if len(self._strangers) >= MAX_STRANGERS:
             longest = next(iter(self._strangers.values()))
             self._refuse(longest, KVRefusal.LIMIT, f"{MAX_STRANGERS} others have not proved themselves either")
-        handshake = ReceiverHandshake(self._secret, self._own, secrets.token_bytes(NONCE_BYTES))
-        stranger = _Stranger(sock, handshake, time.monotonic() + self._timeout_s)
+        own = self.own
+        stranger = _Stranger(sock, self._credentials.as_receiver(own), own, time.monotonic() + self._timeout_s)
         self._strangers[sock] = stranger
         self._selector.register(sock, selectors.EVENT_READ, stranger)
 
@@ -159,7 +148,7 @@ class TcpAcceptor:
             if not data:
                 raise HandshakeRefused(KVRefusal.PROTOCOL, "it left before it had proved itself")
             stranger.received += data
-            if stranger.num_missing_bytes == 0:
+            if stranger.num_missing_bytes == 0:  # of a record of TLS first the head is, then the rest
                 self._take(stranger, bytes(stranger.received))
         except (BlockingIOError, InterruptedError):
             pass
@@ -169,24 +158,25 @@ class TcpAcceptor:
             self._refuse(stranger, refusal.reason, str(refusal))
 
     def _take(self, stranger: _Stranger, message: bytes) -> None:
-        if not stranger.has_opened:
-            stranger.sock.send(stranger.handshake.challenge(message))  # far below what a socket takes at once
-            stranger.has_opened = True
-            stranger.received.clear()
-            return
-        verdict = stranger.handshake.judge(message)
-        if verdict is Verdict.ACCEPTED and not self._has_room():
-            verdict = Verdict.BUSY
-        if verdict is Verdict.OTHER_INCARNATION:
+        stranger.received.clear()
+        handshake = stranger.handshake
+        answer = handshake.take(message, self._has_room)
+        if handshake.verdict is Verdict.OTHER_INCARNATION:
             self._on_stale()  # before the sender hears of it, and asks how many there were
-        stranger.sock.send(stranger.handshake.verdict(verdict))
-        if verdict is Verdict.OTHER_INCARNATION:
-            raise HandshakeRefused(KVRefusal.INCARNATION, "it wanted another incarnation of this worker")
-        if verdict is Verdict.BUSY:
-            raise HandshakeRefused(KVRefusal.LIMIT, "as many senders as may be are connected")
+        if answer and stranger.sock.send(answer) != len(answer):  # far below what a socket takes at once
+            raise HandshakeRefused(KVRefusal.TIMEOUT, "it did not take what a handshake says")
+        match handshake.verdict:
+            case None:
+                return
+            case Verdict.OTHER_INCARNATION:
+                raise HandshakeRefused(KVRefusal.INCARNATION, "it wanted another incarnation of this worker")
+            case Verdict.BUSY:
+                raise HandshakeRefused(KVRefusal.LIMIT, "as many senders as may be are connected")
+            case Verdict.NOT_ADMITTED:
+                raise HandshakeRefused(KVRefusal.CERTIFICATE, "its certificate has expired or was revoked")
         self._forget(stranger)
         stranger.sock.setblocking(True)
-        self._admit(stranger.sock)
+        self._admit(stranger.sock, handshake.session, stranger.own)
 
     def _send_silent_away(self) -> None:
         now_s = time.monotonic()
@@ -198,6 +188,8 @@ class TcpAcceptor:
     def _refuse(self, stranger: _Stranger, reason: KVRefusal, message: str) -> None:
         self._forget(stranger)
         self.refused(reason, message)
+        with contextlib.suppress(OSError):
+            stranger.sock.send(stranger.handshake.farewell)
         stranger.sock.close()
 
     def _forget(self, stranger: _Stranger) -> None:

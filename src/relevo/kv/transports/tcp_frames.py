@@ -18,10 +18,11 @@ import msgspec
 from relevo.core.errors import ProtocolError
 from relevo.core.ids import BlockId, RequestId
 from relevo.core.kv import KVLayout
+from relevo.kv.transports.tcp_channel import Channel
 from relevo.kv.transports.tcp_handshake import KV_PROTOCOL_VERSION
 
+_SCRATCH_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 4 * 1024 * 1024  # arbitrary; a head names a few hundred blocks
-MAX_IO_VECTORS = 512  # below every platform's IOV_MAX
 _MAGIC = b"RLKV"
 _PREFIX = struct.Struct("<4sHHIQ")
 
@@ -33,9 +34,30 @@ class Frame(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Connect(Frame, frozen=True, tag=True):
-    """First frame after the handshake, from the sender; answered with Accepted or Rejected."""
+    """First frame of a stream after the handshake, from the sender; answered with Accepted or Rejected."""
 
     layout: KVLayout
+    link_id: bytes = b""  # drawn; the same on all streams of one sender's link to this receiver
+
+
+class Probe(Frame, frozen=True, tag=True):
+    """Instead of Connect, or between writes: answered with as much payload as is asked for."""
+
+    has_payload: ClassVar[bool] = True
+
+    num_answer_bytes: int
+
+
+class Probed(Frame, frozen=True, tag=True):
+    has_payload: ClassVar[bool] = True
+
+
+class Ping(Frame, frozen=True, tag=True):
+    """Of a sender that has nothing to send; answered with Pong."""
+
+
+class Pong(Frame, frozen=True, tag=True):
+    pass
 
 
 class Accepted(Frame, frozen=True, tag=True):
@@ -59,7 +81,8 @@ class WriteBlocks(Frame, frozen=True, tag=True):
 
 
 class Seal(Frame, frozen=True, tag=True):
-    """Answered once everything sent before it on this connection has been stored or refused. Names one open block."""
+    """Answered once everything sent before it on this connection, and every ticket of the link below `after`, has been
+    stored or refused. Names one open block."""
 
     ticket: int
     request_id: RequestId
@@ -67,6 +90,7 @@ class Seal(Frame, frozen=True, tag=True):
     index: int
     block_id: BlockId
     generation: int
+    after: int = 0
 
 
 class Applied(Frame, frozen=True, tag=True):
@@ -79,32 +103,30 @@ class Refused(Frame, frozen=True, tag=True):
     stale: bool
 
 
-AnyFrame = Connect | Accepted | Rejected | WriteBlocks | Seal | Applied | Refused
+AnyFrame = Connect | Accepted | Rejected | WriteBlocks | Seal | Applied | Refused | Probe | Probed | Ping | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
-def send_frame(sock: socket.socket, frame: AnyFrame, payload: Sequence[memoryview] = ()) -> None:
+def send_frame(channel: Channel, frame: AnyFrame, payload: Sequence[memoryview] = ()) -> None:
     """Blocks until the kernel has taken everything; block bytes are not copied in this process."""
     head = _encoder.encode(frame)
     prefix = _PREFIX.pack(_MAGIC, KV_PROTOCOL_VERSION, 0, len(head), sum(view.nbytes for view in payload))
-    views = [memoryview(prefix + head), *payload]
-    while views:
-        views = advance(views, sock.sendmsg(views[:MAX_IO_VECTORS]))
+    channel.send([memoryview(prefix + head), *payload])
 
 
-def receive_frame(sock: socket.socket) -> tuple[AnyFrame, int]:
+def receive_frame(channel: Channel) -> tuple[AnyFrame, int]:
     """(frame, payload bytes still to be read). ConnectionError at the end of the stream, ProtocolError on nonsense."""
     prefix = bytearray(_PREFIX.size)
-    receive_into(sock, [memoryview(prefix)])
+    channel.receive_into([memoryview(prefix)])
     magic, version, _, head_bytes, payload_bytes = _PREFIX.unpack(prefix)
     if magic != _MAGIC or version != KV_PROTOCOL_VERSION:
         raise ProtocolError(f"the peer does not speak version {KV_PROTOCOL_VERSION} of the KV protocol")
     if head_bytes > MAX_HEAD_BYTES:
         raise ProtocolError(f"the peer announced a frame head of {head_bytes} bytes, the limit is {MAX_HEAD_BYTES}")
     head = bytearray(head_bytes)
-    receive_into(sock, [memoryview(head)])
+    channel.receive_into([memoryview(head)])
     try:
         frame = _decoder.decode(head)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -114,14 +136,12 @@ def receive_frame(sock: socket.socket) -> tuple[AnyFrame, int]:
     return frame, payload_bytes
 
 
-def receive_into(sock: socket.socket, views: Sequence[memoryview]) -> None:
-    """Fill the views in order. ConnectionError if the stream ends before."""
-    rest = list(views)
-    while rest:
-        count = sock.recvmsg_into(rest[:MAX_IO_VECTORS])[0]
-        if count == 0:
-            raise ConnectionError("the peer closed the connection")
-        rest = advance(rest, count)
+def skip_payload(channel: Channel, num_bytes: int) -> None:
+    scratch = memoryview(bytearray(min(num_bytes, _SCRATCH_BYTES)))
+    while num_bytes:
+        piece = scratch[: min(num_bytes, len(scratch))]
+        channel.receive_into([piece])
+        num_bytes -= len(piece)
 
 
 def receive_exactly(sock: socket.socket, num_bytes: int, deadline_s: float) -> bytes:
@@ -140,36 +160,18 @@ def receive_exactly(sock: socket.socket, num_bytes: int, deadline_s: float) -> b
     return bytes(received)
 
 
-def advance(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left of `views` after their first `num_bytes` bytes."""
-    for index, view in enumerate(views):
-        if num_bytes < view.nbytes:
-            return [view[num_bytes:], *views[index + 1 :]]
-        num_bytes -= view.nbytes
-    return []
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """("host", port) of "tcp:host:port". ProtocolError if it is none."""
-    kind, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind != "tcp" or not host or not port.isdecimal():
-        raise ProtocolError(f"{address!r} is not the address of a tcp transport (tcp:HOST:PORT)")
-    return host.strip("[]"), int(port)
-
-
 def tune(sock: socket.socket) -> None:
-    """No delay for small frames; notice a peer that vanished without a word within about ten seconds.
+    """No delay for small frames; notice a peer that vanished without a word within about five seconds.
 
     Buffer sizes are left to the kernel: over loopback, fixed ones of 4 MiB were measured no faster.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
-        ("TCP_KEEPIDLE", 5),
-        ("TCP_KEEPINTVL", 2),
+        ("TCP_KEEPIDLE", 2),
+        ("TCP_KEEPINTVL", 1),
         ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 10_000),  # ms
+        ("TCP_USER_TIMEOUT", 5_000),  # ms
     ):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -11,8 +11,9 @@ the incarnation that the sender wants to reach: a proof fits one connection, one
 can be neither replayed, nor reflected, nor passed on to another worker. The receiver says nothing that depends on the
 secret before the sender has proved that it knows it. Every message has a fixed size; no byte of a stranger is parsed.
 
-Owns the messages and what they prove. Pure: no sockets, clocks or randomness; nonces come in. Does not hide or sign
-what follows on the connection: an attacker who can change its bytes (root, a network between boxes) is not kept out.
+Owns the messages and what they prove, and the words that it shares with the handshake between boxes
+(tcp_node_handshake). Pure: no sockets, clocks or randomness; nonces come in. Does not hide or sign what follows on the
+connection: inside a box only root can change its bytes.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, Protocol
 
 from relevo.core.errors import ProtocolError
 from relevo.core.ids import WorkerRef
 from relevo.core.kv import KVRefusal
 
-KV_PROTOCOL_VERSION = 2
+KV_PROTOCOL_VERSION = 3
 MIN_SECRET_BYTES = 16  # required: 128 bits cannot be guessed
 NONCE_BYTES = 32  # required: never drawn twice
 _DIGEST_BYTES = 32
@@ -44,6 +48,7 @@ class Verdict(IntEnum):
     ACCEPTED = 0
     OTHER_INCARNATION = 1
     BUSY = 2
+    NOT_ADMITTED = 3  # between boxes: its certificate has expired or was revoked
 
 
 class StaleTarget(ProtocolError):
@@ -58,8 +63,45 @@ class HandshakeRefused(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a handshake came to."""
+
+    peer: Any = None  # of another box: as `NodeKeys.admit` told; None: a worker of this start
+    secrets: tuple[bytes, bytes] | None = None  # (of what is sent here, of what is received); None: bytes travel plain
+
+
+class SenderSide(Protocol):
+    """Send `opening`; then read messages of `size_of` what there is of them, and send what `take` answers, until there
+    is a session. `take` raises ProtocolError (StaleTarget: the incarnation is gone)."""
+
+    opening: bytes
+    session: Session | None
+
+    def size_of(self, received: bytes | bytearray) -> int: ...
+
+    def take(self, message: bytes) -> bytes: ...
+
+
+class ReceiverSide(Protocol):
+    """Read messages of `size_of` what there is of them, send what `take` answers, until there is a verdict. `take`
+    raises HandshakeRefused, after which `farewell` may be sent."""
+
+    verdict: Verdict | None
+    session: Session
+
+    @property
+    def farewell(self) -> bytes: ...
+
+    def size_of(self, received: bytes | bytearray) -> int: ...
+
+    def take(self, message: bytes, has_room: Callable[[], bool]) -> bytes: ...
+
+
 class SenderHandshake:
     """The sender's part: `opening`, then `proof` of the challenge, then `check` of the verdict."""
+
+    session: Session | None = None
 
     def __init__(self, secret: bytes, target: WorkerRef, nonce: bytes) -> None:
         self._secret = checked_secret(secret)
@@ -68,12 +110,22 @@ class SenderHandshake:
         self._transcript = b""
         self.opening = _greeting(nonce)
 
+    def size_of(self, received: bytes | bytearray) -> int:
+        return VERDICT_BYTES if self._transcript else CHALLENGE_BYTES
+
+    def take(self, message: bytes) -> bytes:
+        if not self._transcript:
+            return self.proof(message)
+        self.check(message)
+        self.session = Session()
+        return b""
+
     def proof(self, challenge: bytes) -> bytes:
         """ProtocolError if the peer is no receiver of this version."""
         nonce = _nonce_of(challenge)
         if nonce is None:
             raise ProtocolError(f"the peer does not speak version {KV_PROTOCOL_VERSION} of the KV protocol")
-        target = _target_digest(self._target)
+        target = target_digest(self._target)
         self._transcript = self._nonce + nonce + target
         return target + _mac(self._secret, b"sender", self._transcript)
 
@@ -82,21 +134,42 @@ class SenderHandshake:
         said, mac = verdict[:1], verdict[1:]
         if not hmac.compare_digest(mac, _mac(self._secret, b"receiver" + said, self._transcript)):
             raise ProtocolError("the receiver has not proved that it belongs to this server")
-        if said[0] == Verdict.OTHER_INCARNATION:
-            raise StaleTarget(f"{self._target.worker_id} of epoch {self._target.epoch} is not there any more")
-        if said[0] != Verdict.ACCEPTED:
-            raise ProtocolError("the receiver has no room for another sender")
+        told_apart(said[0], self._target)
+
+
+def told_apart(verdict: int, target: WorkerRef) -> None:
+    """Returns if a sender was accepted; else StaleTarget or ProtocolError."""
+    if verdict == Verdict.OTHER_INCARNATION:
+        raise StaleTarget(f"{target.worker_id} of epoch {target.epoch} is not there any more")
+    if verdict == Verdict.NOT_ADMITTED:
+        raise ProtocolError("the receiver does not let this node in: its certificate has expired or was revoked")
+    if verdict != Verdict.ACCEPTED:
+        raise ProtocolError("the receiver has no room for another sender")
 
 
 class ReceiverHandshake:
-    """The receiver's part: `challenge` for an opening, then `judge` a proof and answer with `verdict`."""
+    """The receiver's part: `challenge` for an opening, then `judge` a proof and answer with its verdict."""
+
+    farewell = b""
+    session = Session()
 
     def __init__(self, secret: bytes, own: WorkerRef, nonce: bytes) -> None:
+        self.verdict: Verdict | None = None
         self._secret = checked_secret(secret)
-        self._own = _target_digest(own)
+        self._own = target_digest(own)
         self._nonce = nonce
         self._transcript = b""
         self._senders_nonce = b""
+
+    def size_of(self, received: bytes | bytearray) -> int:
+        return PROOF_BYTES if self._senders_nonce else OPENING_BYTES
+
+    def take(self, message: bytes, has_room: Callable[[], bool]) -> bytes:
+        if not self._senders_nonce:
+            return self.challenge(message)
+        judged = self.judge(message)
+        self.verdict = Verdict.BUSY if judged is Verdict.ACCEPTED and not has_room() else judged
+        return self.told(self.verdict)
 
     def challenge(self, opening: bytes) -> bytes:
         """HandshakeRefused for anything but the opening of this version."""
@@ -116,7 +189,7 @@ class ReceiverHandshake:
             raise HandshakeRefused(KVRefusal.SECRET, "it does not know the secret of this server")
         return Verdict.ACCEPTED if hmac.compare_digest(target, self._own) else Verdict.OTHER_INCARNATION
 
-    def verdict(self, verdict: Verdict) -> bytes:
+    def told(self, verdict: Verdict) -> bytes:
         said = bytes((verdict,))
         return said + _mac(self._secret, b"receiver" + said, self._transcript)
 
@@ -137,7 +210,7 @@ def _nonce_of(greeting: bytes) -> bytes | None:
     return bytes(nonce) if (magic, version) == (_MAGIC, KV_PROTOCOL_VERSION) else None
 
 
-def _target_digest(target: WorkerRef) -> bytes:
+def target_digest(target: WorkerRef) -> bytes:
     return hashlib.sha256(f"{target.epoch}:{target.worker_id}".encode()).digest()
 
 

@@ -1,15 +1,14 @@
-"""Receiving half of the TCP transport: one blocking thread per connected sender stores blocks.
+"""Receiving half of the TCP transport: one blocking thread per stream of a sender stores blocks.
 
-Bytes go from the socket straight into arena blocks, in pieces that the kernel already holds and with the grant's lock
-held; waiting for the network happens without it. A write whose grant is closed, or closes half-way, is read to
-scratch and refused. Owns: the connections of senders that have proved themselves (`tcp_acceptor` owns the others),
-their number, the count of refused writes.
+Bytes go from the socket straight into arena blocks, or are deciphered into them, in pieces that are here already and
+with the grant's lock held; waiting for the network happens without it (tcp_channel). A write whose grant is closed, or
+closes half-way, is read to nowhere and refused. Owns: the connections of senders that have proved themselves
+(`tcp_acceptor` owns the others), their number, the count of refused writes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import threading
 import time
@@ -20,29 +19,37 @@ from relevo.core.errors import LayoutMismatch, ProtocolError
 from relevo.core.ids import WorkerRef
 from relevo.core.kv import KVRefusal
 from relevo.kv.arena import Arena
-from relevo.kv.grants import Grant, GrantTable
+from relevo.kv.grants import GrantTable
 from relevo.kv.layout_check import check_layout
 from relevo.kv.transports.tcp_acceptor import TcpAcceptor
+from relevo.kv.transports.tcp_answered import AnsweredTickets, LinksOfSenders
+from relevo.kv.transports.tcp_channel import Channel, open_channel
+from relevo.kv.transports.tcp_credentials import Credentials
 from relevo.kv.transports.tcp_frames import (
-    MAX_IO_VECTORS,
     Accepted,
     AnyFrame,
     Applied,
     Connect,
+    Ping,
+    Pong,
+    Probe,
+    Probed,
     Refused,
     Rejected,
     Seal,
     WriteBlocks,
-    advance,
     receive_frame,
-    receive_into,
     send_frame,
+    skip_payload,
     tune,
 )
+from relevo.kv.transports.tcp_handshake import Session
 
-MAX_SENDERS = 512  # as many workers as a topology may have (policy.host.topology); each has a thread once it is there
+MAX_SENDERS = 1024  # streams: of as many workers as a topology may have (policy.host.topology), and more of busy ones
 CONNECT_TIMEOUT_S = 5.0  # arbitrary; from the handshake to the first frame
-_SCRATCH_BYTES = 64 * 1024
+MAX_PROBE_BYTES = 64 * 1024 * 1024  # arbitrary; of one answer
+CHECK_EVERY_S = 1.0  # arbitrary; how long one that was revoked goes on writing
+_PROBE_PIECE = memoryview(bytes(64 * 1024))
 
 
 class TcpReceiver:
@@ -52,20 +59,23 @@ class TcpReceiver:
         self,
         arena: Arena,
         grants: GrantTable,
-        address: tuple[str, int],
-        secret: bytes,
+        listener: socket.socket,
+        credentials: Credentials,
         own: WorkerRef,
         handshake_timeout_s: float,
     ) -> None:
         self._arena = arena
         self._grants = grants
+        self._credentials = credentials
+        self._own = own
+        self._links = LinksOfSenders()
         self._lock = threading.Lock()
         self._threads: dict[socket.socket, threading.Thread] = {}  # some have ended: `close` waits for those too
         self._closing = False
         self.num_refused_writes = 0
         self.acceptor = TcpAcceptor(
-            address,
-            secret,
+            listener,
+            credentials,
             own,
             has_room=self._has_room,
             admit=self._admit,
@@ -78,54 +88,87 @@ class TcpReceiver:
         with self._lock:
             return sum(thread.is_alive() for thread in self._threads.values())
 
+    def take_epoch(self, epoch: int, timeout_s: float) -> None:
+        """From here on senders have to want that incarnation; those of the former one are sent away."""
+        with self._lock:
+            self._own = self.acceptor.own = self._own._replace(epoch=epoch)
+        self._end_all(time.monotonic() + timeout_s)
+
     def close(self, timeout_s: float) -> None:
         """Stop listening, end every connection, wait for the threads until the time is up."""
         deadline_s = time.monotonic() + timeout_s
         self.acceptor.close(timeout_s)
         with self._lock:
             self._closing = True
+        self._end_all(deadline_s)
+
+    def _end_all(self, deadline_s: float) -> None:
+        with self._lock:
             threads = dict(self._threads)
         for sock in threads:
             with contextlib.suppress(OSError):  # it may have ended by itself
                 sock.shutdown(socket.SHUT_RDWR)
+        self._links.end_all()
         for thread in threads.values():
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _has_room(self) -> bool:
         return self.num_senders < MAX_SENDERS
 
-    def _admit(self, sock: socket.socket) -> None:
+    def _admit(self, sock: socket.socket, session: Session, own: WorkerRef) -> None:
         with self._lock:
-            if self._closing:
+            if self._closing or own != self._own:
                 sock.close()
                 return
             self._threads = {each: thread for each, thread in self._threads.items() if thread.is_alive()}
-            thread = threading.Thread(target=self._serve, args=(sock,), name="kv-receive", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(sock, session), name="kv-receive", daemon=True)
             self._threads[sock] = thread
             thread.start()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, session: Session) -> None:
+        answered: AnsweredTickets | None = None
         try:
             tune(sock)
-            if self._agree(sock):
-                connection = _Connection(sock, self._arena, self._grants, self._count_refused)
+            channel = open_channel(sock, session)
+            answered = self._agree(channel)
+            if answered is not None:
+                checked_s = time.monotonic()
+                connection = _Connection(channel, self._arena, self._grants, answered, self._count_refused)
                 while True:
-                    connection.answer(*receive_frame(sock))
+                    frame, payload_bytes = receive_frame(channel)
+                    if time.monotonic() - checked_s > CHECK_EVERY_S:
+                        checked_s = time.monotonic()
+                        if not self._is_still_admitted(session):
+                            return
+                    connection.answer(frame, payload_bytes)
         except ProtocolError as error:
             self.acceptor.refused(KVRefusal.PROTOCOL, f"a sender that had proved itself then failed: {error.message}")
         except OSError:
             pass  # it left, or this worker closes
         finally:
+            if answered is not None:
+                self._links.leave(answered)
             sock.close()
 
-    def _agree(self, sock: socket.socket) -> bool:
-        """Whether the sender's blocks fit."""
-        sock.settimeout(CONNECT_TIMEOUT_S)
+    def _is_still_admitted(self, session: Session) -> bool:
         try:
-            frame, _ = receive_frame(sock)
+            self._credentials.check(session.peer)
+        except ProtocolError as error:
+            self.acceptor.refused(KVRefusal.CERTIFICATE, f"a sender was sent away: {error.message}")
+            return False
+        return True
+
+    def _agree(self, channel: Channel) -> AnsweredTickets | None:
+        """What was answered on the sender's link; None if its blocks do not fit. Probes come before or instead."""
+        channel.sock.settimeout(CONNECT_TIMEOUT_S)
+        try:
+            frame, payload_bytes = receive_frame(channel)
+            while isinstance(frame, Probe):
+                answer_probe(channel, frame, payload_bytes)
+                frame, payload_bytes = receive_frame(channel)
         except TimeoutError:
             self.acceptor.refused(KVRefusal.TIMEOUT, f"it sent no frame in {CONNECT_TIMEOUT_S:g} s")
-            return False
+            return None
         if not isinstance(frame, Connect):
             raise ProtocolError(f"a connection begins with Connect, not with {type(frame).__name__}")
         reason = None
@@ -135,9 +178,9 @@ class TcpReceiver:
             reason = error.message
         if reason is not None:
             self.acceptor.refused(KVRefusal.LAYOUT, reason)
-        send_frame(sock, Accepted() if reason is None else Rejected(reason))
-        sock.settimeout(None)
-        return reason is None
+        send_frame(channel, Accepted() if reason is None else Rejected(reason))
+        channel.sock.settimeout(None)
+        return self._links.join(frame.link_id) if reason is None else None
 
     def _count_refused(self) -> None:
         with self._lock:
@@ -145,35 +188,46 @@ class TcpReceiver:
 
 
 class _Connection:
-    """Answers the frames of one sender, in order."""
+    """Answers the frames of one stream, in order."""
 
     def __init__(
-        self, sock: socket.socket, arena: Arena, grants: GrantTable, count_refused: Callable[[], None]
+        self,
+        channel: Channel,
+        arena: Arena,
+        grants: GrantTable,
+        answered: AnsweredTickets,
+        count_refused: Callable[[], None],
     ) -> None:
-        self._sock = sock
+        self._channel = channel
         self._arena = arena
         self._grants = grants
+        self._answered = answered
         self._count_refused = count_refused
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._readable = select.poll()
-        self._readable.register(sock, select.POLLIN)
 
     def answer(self, frame: AnyFrame, payload_bytes: int) -> None:
         match frame:
             case WriteBlocks():
-                send_frame(self._sock, self._write(frame, payload_bytes))
+                answer: Applied | Refused = self._write(frame, payload_bytes)
             case Seal():
-                send_frame(self._sock, self._seal(frame))
+                answer = self._seal(frame)
+            case Ping():
+                send_frame(self._channel, Pong())
+                return
+            case Probe():
+                answer_probe(self._channel, frame, payload_bytes)
+                return
             case _:
                 raise ProtocolError(f"a sender may not send {type(frame).__name__}")
+        self._answered.add(frame.ticket)
+        send_frame(self._channel, answer)
 
     def _write(self, frame: WriteBlocks, payload_bytes: int) -> Applied | Refused:
         if payload_bytes != len(frame.block_ids) * self._arena.bytes_per_block:
             raise ProtocolError(f"{payload_bytes} bytes were announced for {len(frame.block_ids)} blocks")
         grant = self._grants.find(frame.request_id, frame.epoch, frame.first_index, frame.block_ids, frame.generations)
-        missing_bytes = payload_bytes if grant is None else self._store(grant, self._arena.spans(frame.block_ids))
-        if grant is None or missing_bytes:
-            self._drain(missing_bytes)
+        if grant is None:
+            skip_payload(self._channel, payload_bytes)
+        if grant is None or not self._channel.store(self._arena.spans(frame.block_ids), grant):
             self._count_refused()
             return Refused(frame.ticket, "the receiver has withdrawn the blocks", stale=True)
         for block_id, checksum in zip(frame.block_ids, frame.checksums, strict=False):
@@ -182,32 +236,21 @@ class _Connection:
                 return Refused(frame.ticket, f"block {block_id} arrived with a wrong checksum", stale=False)
         return Applied(frame.ticket)
 
-    def _store(self, grant: Grant, views: list[memoryview]) -> int:
-        """Receive into the views while the grant is open. Returns how many bytes were not stored."""
-        while views:
-            with grant.lock:
-                if not grant.is_open:
-                    return sum(view.nbytes for view in views)
-                try:
-                    count = self._sock.recvmsg_into(views[:MAX_IO_VECTORS], 0, socket.MSG_DONTWAIT)[0]
-                except BlockingIOError:
-                    count = -1
-            if count == 0:
-                raise ConnectionError("the sender closed the connection inside a block")
-            if count < 0:
-                self._readable.poll()
-            else:
-                views = advance(views, count)
-        return 0
-
-    def _drain(self, num_bytes: int) -> None:
-        while num_bytes:
-            piece = self._scratch[: min(num_bytes, _SCRATCH_BYTES)]
-            receive_into(self._sock, [piece])
-            num_bytes -= piece.nbytes
-
     def _seal(self, frame: Seal) -> Applied | Refused:
+        self._answered.wait_for_all_below(frame.after)
         grant = self._grants.find(frame.request_id, frame.epoch, frame.index, (frame.block_id,), (frame.generation,))
         if grant is None:
             return Refused(frame.ticket, "the receiver has withdrawn the blocks", stale=True)
         return Applied(frame.ticket)
+
+
+def answer_probe(channel: Channel, frame: Probe, payload_bytes: int) -> None:
+    if not 0 <= frame.num_answer_bytes <= MAX_PROBE_BYTES or payload_bytes > MAX_PROBE_BYTES:
+        raise ProtocolError(f"a probe moves {MAX_PROBE_BYTES} bytes at most")
+    skip_payload(channel, payload_bytes)
+    send_frame(channel, Probed(), probe_payload(frame.num_answer_bytes))
+
+
+def probe_payload(num_bytes: int) -> list[memoryview]:
+    whole, rest = divmod(num_bytes, len(_PROBE_PIECE))
+    return [_PROBE_PIECE] * whole + ([_PROBE_PIECE[:rest]] if rest else [])
