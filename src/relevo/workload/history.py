@@ -30,8 +30,8 @@ class History:
         """Of the whole blocks so far."""
         return self._ids[:]
 
-    def fork(self) -> History:
-        """Another session that begins with the same content."""
-        other = History(self.block_size, self._fresh_ids)
+    def fork(self, fresh_ids: Iterator[int] | None = None) -> History:
+        """Another session that begins with the same content. `fresh_ids`: for what it says then; None: as here."""
+        other = History(self.block_size, self._fresh_ids if fresh_ids is None else fresh_ids)
         other.num_tokens, other._ids = self.num_tokens, self._ids[:]
         return other
