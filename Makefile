@@ -59,6 +59,18 @@ cluster-vllm: $(VENV)/.dev  ## a real vLLM on CPUs, installed outside of .venv (
 bench: $(VENV)/.dev  ## the comparison of prefill/decode split and unified serving
 	$(BIN)/relevo bench interference --json bench-results/interference.json
 
+# MINUTES=8.5: parts of less than nine minutes; repeat until nothing is missing
+FORESIGHT ?= bench-results/foresight
+PART = $(if $(MINUTES),--max-minutes $(MINUTES))
+.PHONY: bench-foresight
+bench-foresight: $(VENV)/.dev  ## role switches, five workloads and agents by mode, live (50 minutes, an idle machine)
+	mkdir -p $(FORESIGHT)
+	test -s $(FORESIGHT)/roles.json || $(BIN)/relevo bench roles --json $(FORESIGHT)/roles.json \
+	  --report $(FORESIGHT)/roles.html || test $$? = 1 || { rm -f $(FORESIGHT)/roles.json; exit 1; }
+	$(BIN)/relevo bench workloads $(FORESIGHT)/workloads --phase-s 60 $(PART) --report $(FORESIGHT)/workloads.html
+	$(BIN)/relevo bench frontier $(FORESIGHT)/frontier --arms unified-128,unified-512,unified-2048,1p1d,hybrid,auto \
+	  --load-s 50 --settle-s 8 $(PART) --report $(FORESIGHT)/frontier.html
+
 # Folder with profiles/, model_configs/ and traces/, see docs/simulation.md
 DATA ?= ../shared/data
 .PHONY: plan-error plan-search

@@ -94,6 +94,8 @@ def _take_event(event: bytes, record: ClientRecord, now_ns: int) -> None:
     for choice in chunk.get("choices") or ():
         if _has_output(choice):
             record.chunk_at_ns.append(now_ns)
+            if record.text is not None:
+                record.text.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
         record.finish_reason = choice.get("finish_reason") or record.finish_reason
     usage = chunk.get("usage")
     if usage:

@@ -55,6 +55,7 @@ class ClientRecord:
     finish_reason: str | None = None
     error: str | None = None  # kind: "connect", "http_429", "timeout", "disconnected", "stream_error", "truncated"
     error_detail: str = ""
+    text: list[str] | None = None  # of every chunk, where it is asked for with an empty list
 
     @property
     def outcome(self) -> Outcome:

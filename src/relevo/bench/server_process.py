@@ -78,6 +78,11 @@ class ServerProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    @property
+    def returncode(self) -> int | None:
+        """None: it runs."""
+        return self._process.returncode if self._process else None
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

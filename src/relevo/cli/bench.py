@@ -30,6 +30,7 @@ from relevo.bench.transport.pictures import transport_page
 from relevo.bench.transport.run import TransportCost, TransportKind, measure_transport, parse_bytes, transport_table
 from relevo.cli.bench_console import console
 from relevo.cli.bench_engine import engine
+from relevo.cli.bench_frontier import frontier
 from relevo.cli.bench_gateway import gateway
 from relevo.cli.bench_overload import overload
 from relevo.cli.bench_peers import peers
@@ -37,6 +38,7 @@ from relevo.cli.bench_planner import planner
 from relevo.cli.bench_quality import quality
 from relevo.cli.bench_record import record
 from relevo.cli.bench_requests import requests
+from relevo.cli.bench_roles import roles
 from relevo.cli.bench_sessions import sessions
 from relevo.cli.bench_soak import soak
 from relevo.cli.bench_terminal import (
@@ -53,6 +55,7 @@ from relevo.cli.bench_terminal import (
     write_json,
     write_page,
 )
+from relevo.cli.bench_workloads import workloads
 from relevo.cli.quiet import Quiet
 from relevo.cli.report_file import ReportOut
 from relevo.telemetry.latency import Slo
@@ -62,6 +65,7 @@ from relevo.workload.traces.formats import TraceFormat
 
 app = typer.Typer(name="bench", help="Measure: load tests, interference, handoff and transport costs, peers.")
 app.command()(engine)
+app.command()(frontier)
 app.command()(gateway)
 app.command()(console)
 app.command()(overload)
@@ -70,8 +74,10 @@ app.command()(planner)
 app.command()(quality)
 app.command()(record)
 app.command()(requests)
+app.command()(roles)
 app.command()(sessions)
 app.command()(soak)
+app.command()(workloads)
 
 Model = Annotated[str | None, typer.Option(help="Served model to ask for. Default: the first of /v1/models.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as Bearer token.")]

@@ -19,16 +19,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from relevo.bench.leftovers import left_in_use
 from relevo.bench.server_process import ServerProcess, free_port, serve_command
 from relevo.bench.soak.memory_track import children_of
 from relevo.bench.soak.report import SoakResult, compare_with_ledger
 from relevo.bench.soak.traffic import REQUEST_TIMEOUT_S, SoakTraffic, TrafficOptions
-from relevo.client.prometheus_text import samples
 from relevo.client.server import OpenAIServer
 from relevo.telemetry.progress import Progress
 
 SAMPLE_INTERVAL_S = 2.0  # arbitrary
-IDLE_TIMEOUT_S = 60.0  # after the last request nothing may be in flight for longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +74,6 @@ class _Disturbances:
             self.result.memory.look(at_s, {self.server.pid: "supervisor", **children})
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
-    async def wait_idle(self) -> str:
-        """What is still in use at the end; empty if nothing is."""
-        deadline_s = time.monotonic() + IDLE_TIMEOUT_S
-        while True:
-            left = _in_use(await self.client.metrics_text())
-            if not left or time.monotonic() > deadline_s:
-                return left
-            await asyncio.sleep(0.2)
-
     async def _workers(self) -> dict[str, int]:
         """Process ids by worker, of those that have one."""
         _, ready = await self.client.get_json("/ready")
@@ -117,7 +107,7 @@ async def soak(options: SoakOptions, result: SoakResult, progress: Progress) -> 
             for task in aside:
                 task.cancel()
             await asyncio.gather(*aside, return_exceptions=True)
-        result.leftovers = await disturb.wait_idle()
+        result.leftovers = await left_in_use(client)
     result.memory.end(options.warm_up_s)
     result.unaccounted = compare_with_ledger(result.asked, options.folder / "relevo.db")
 
@@ -130,13 +120,3 @@ def killable(worker_ids: Iterable[str]) -> list[str]:
         by_role.setdefault(worker_id.rpartition("-")[0], []).append(worker_id)
     spared = {names[-1] for names in by_role.values() if len(names) > 1}
     return [worker_id for worker_id in in_order if worker_id not in spared]
-
-
-def _in_use(metrics: str) -> str:
-    held = [
-        sample
-        for sample in samples(metrics)
-        if (sample.name == "relevo:blocks" and sample.labels.get("state") in ("held", "quarantined"))
-        or sample.name == "relevo:requests_in_flight"
-    ]
-    return "; ".join(f"{each.name}{{{each.labels_text}}} {each.value:g}" for each in held if each.value)

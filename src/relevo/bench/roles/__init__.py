@@ -1,0 +1,1 @@
+"""`relevo bench roles`: workers change their roles under load."""

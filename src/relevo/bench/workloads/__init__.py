@@ -1,0 +1,1 @@
+"""`relevo bench workloads`: five kinds of traffic in sequence under every mode."""
