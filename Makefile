@@ -103,6 +103,11 @@ deploy-check: $(VENV)/.dev  ## the Helm chart over many values, against the sche
 	$(BIN)/python tests/deploy/deploy_tools.py $(DEPLOY_CHECK) $(CRDS)
 	$(BIN)/python -m pytest -v -rs tests/deploy
 
+.PHONY: ray-check
+ray-check: $(VENV)/.dev  ## two raylets in two network namespaces: serve, kill an actor, cut the link (root; Ray, 70 MB, once)
+	test -d build/ray-check/ray || $(BIN)/python -m pip install --quiet --target build/ray-check -c constraints.txt ray
+	$(BIN)/python -m pytest -v -rs -s -m slow --timeout 900 tests/cluster/test_ray_cluster.py
+
 # Node's packages, in the versions of tests/console/package-lock.json, beside .venv.
 CONSOLE_CHECK := build/console-check
 .PHONY: console-check

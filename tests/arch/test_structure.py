@@ -160,6 +160,10 @@ SUITES = {  # by seam: its implementations, each with a suite that holds it to t
         "LocalRunner": ("golden/test_runner_decoder.py", "LocalRunner"),
         "ModelledRunner": ("", ""),  # computes nothing: there is no KV that two ways could agree on
     },
+    "cluster.launchers.seats.Launcher": {
+        "LocalLauncher": ("component/test_launchers.py", "LocalLauncher"),
+        "RayLauncher": ("component/test_launchers.py", "RayLauncher"),
+    },
     "wire.gateway_links.GatewayLinks": {
         "WireServer": ("contract/test_gateway_links.py", "WireServer"),
         "InProcessLinks": ("contract/test_gateway_links.py", "InProcessLinks"),

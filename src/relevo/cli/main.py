@@ -33,6 +33,7 @@ _COMMANDS = {
     "keys": ("relevo.cli.keys", "app"),
     "cluster": ("relevo.cli.cluster", "app"),
     "bench": ("relevo.cli.bench", "app"),
+    "ray": ("relevo.cli.ray", "app"),
     "simulate": ("relevo.cli.simulate", "simulate"),
     "plan": ("relevo.cli.plan", "app"),
 }

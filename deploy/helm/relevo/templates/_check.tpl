@@ -4,7 +4,14 @@
 {{- if not $v.pools }}
 {{- fail "pools is empty, so nothing would compute; give one, for example --set pools.workers.replicas=1" }}
 {{- end }}
-{{- if not $v.cluster.secret }}
+{{- $engines := list }}
+{{- range $name, $_ := $v.pools }}
+{{- $engines = append $engines (include "relevo.pool" (dict "root" $ "name" $name) | fromYaml).engine }}
+{{- end }}
+{{- if gt (len ($engines | uniq)) 1 }}
+{{- fail (printf "pools have the engines %s, which cannot hand KV to each other; give all pools of a release the same engine" ($engines | uniq | sortAlpha | join " and ")) }}
+{{- end }}
+{{- if and (not $v.cluster.secret) (has "own" $engines) }}
 {{- fail "cluster.secret is empty, so no pod could join; name the Secret with the authority and the join token (docs/guides/kubernetes.md has the two commands that make it)" }}
 {{- end }}
 {{- if and (not $v.auth.secret) (not $v.auth.open) }}
@@ -21,7 +28,7 @@
 {{- include "relevo.checkPool" (dict "root" $ "name" $name "pool" $pool) }}
 {{- include "relevo.checkGrace" (dict "name" (printf "pools.%s" $name) "of" $pool) }}
 {{- end }}
-{{- $ports := list $v.gateway.port $v.gateway.probePort $v.cluster.port $v.cluster.kvPort }}
+{{- $ports := list (int $v.gateway.port) (int $v.gateway.probePort) (int $v.cluster.port) (int $v.cluster.kvPort) }}
 {{- if ne (len ($ports | uniq)) 4 }}
 {{- fail (printf "gateway.port %v, gateway.probePort %v, cluster.port %v and cluster.kvPort %v have to differ" $v.gateway.port $v.gateway.probePort $v.cluster.port $v.cluster.kvPort) }}
 {{- end }}
@@ -68,6 +75,9 @@
 
 {{- define "relevo.checkPool" -}}
 {{- $pool := .pool -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,13}[a-z0-9])?$" .name) }}
+{{- fail (printf "pools.%s: the name of a pool has at most 15 small letters, digits and dashes, and begins with a letter; rename it" .name) }}
+{{- end }}
 {{- $hosts := int $pool.hosts -}}
 {{- if and (gt $hosts 1) (ne $pool.engine "vllm") }}
 {{- fail (printf "pools.%s.hosts is %d and its engine is %s, of which a worker lives on one machine; raise replicas instead, or use engine vllm" .name $hosts $pool.engine) }}
@@ -75,8 +85,14 @@
 {{- if and (eq $pool.engine "own") $pool.engineArgs }}
 {{- fail (printf "pools.%s.engineArgs are flags of vllm or sglang, and its engine is own; give flags of `relevo join` as args" .name) }}
 {{- end }}
+{{- if and (ne $pool.engine "own") $pool.args }}
+{{- fail (printf "pools.%s.args are flags of `relevo join`, and its engine is %s; give its flags as engineArgs" .name $pool.engine) }}
+{{- end }}
 {{- if and (ne $pool.engine "own") (not (get ($pool.image | default dict) "repository")) }}
-{{- fail (printf "pools.%s.engine is %s and its image is not named; give pools.%s.image.repository, with %s and relevo in it (deploy/container/Containerfile, target vllm)" .name $pool.engine .name $pool.engine) }}
+{{- fail (printf "pools.%s.engine is %s and its image is not named; give pools.%s.image, for example {repository: vllm/vllm-openai, tag: v0.33.0}" .name $pool.engine .name) }}
+{{- end }}
+{{- if and (ne $pool.engine "own") (ne $pool.autoscaling.kind "none") }}
+{{- fail (printf "pools.%s.autoscaling.kind is %s, and the gateway knows pods of %s by their names, given at its start; set replicas" .name $pool.autoscaling.kind $pool.engine) }}
 {{- end }}
 {{- if and (ne $pool.engine "own") (eq $pool.role "any") }}
 {{- fail (printf "pools.%s.engine is %s, whose workers have one role for life; set pools.%s.role to prefill or decode" .name $pool.engine .name) }}

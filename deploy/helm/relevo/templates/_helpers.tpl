@@ -165,3 +165,10 @@ runtimeClassName: {{ . }}
 {{- define "relevo.podAddress" -}}
 {{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq .Values.ipFamily "IPv6") }}
 {{- end }}
+
+{{/* Empty: all pools are of a foreign engine, which the gateway knows by their addresses. */}}
+{{- define "relevo.isCluster" -}}
+{{- range $name, $_ := .Values.pools }}
+{{- if eq (include "relevo.pool" (dict "root" $ "name" $name) | fromYaml).engine "own" }}yes{{ end }}
+{{- end }}
+{{- end }}

@@ -1,8 +1,7 @@
-{{/* The pod of a node. (root, name, pool, isLeader, isFollower) */}}
+{{/* The pod of a node: own engine. (root, name, pool) */}}
 {{- define "relevo.poolPod" -}}
 {{- $v := .root.Values -}}
 {{- $pool := .pool -}}
-{{- $isForeign := ne $pool.engine "own" -}}
 metadata:
   labels:
     {{- include "relevo.poolLabels" . | nindent 4 }}
@@ -29,7 +28,6 @@ spec:
   {{- with include "relevo.placement" $pool | trim }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- if not (or .isLeader .isFollower) }}
   topologySpreadConstraints:
     - maxSkew: 1
       topologyKey: {{ $pool.topologyKey }}
@@ -38,30 +36,19 @@ spec:
         matchLabels:
           {{- include "relevo.poolSelector" . | nindent 10 }}
       matchLabelKeys: [pod-template-hash]
-  {{- end }}
-  {{- if not .isFollower }}
   initContainers:
     {{- include "relevo.identityInit" (dict "root" .root "image" $pool.image "files" (list "join-token")) | nindent 4 }}
-  {{- end }}
   containers:
     - name: worker
       image: {{ include "relevo.image" (dict "root" .root "of" $pool.image) }}
       imagePullPolicy: {{ get ($pool.image | default dict) "pullPolicy" | default $v.image.pullPolicy }}
       terminationMessagePolicy: FallbackToLogsOnError
-      {{- if .isFollower }}
-      # No node of its own: a part of the leader's engine, which ends and starts with it.
-      command: [tini, --, vllm, serve, {{ $v.model.name | quote }}]
-      {{- end }}
       args:
-        {{- if .isFollower }}
-        {{- include "relevo.hostFlags" . | nindent 8 }}
-        - --headless
-        {{- else }}
         - join
         - {{ include "relevo.heads" .root }}
         - --token-file=/var/lib/relevo-node/cluster/join-token
         - --cluster-dir=/var/lib/relevo-node/cluster
-        - --name={{ ternary (printf "%s-$(POD_UID)" .name) "$(POD_NAME)" (eq .isLeader true) }}
+        - --name=$(POD_NAME)
         - --role={{ get (dict "any" "unified") $pool.role | default $pool.role }}
         - --listen={{ include "relevo.everyAddress" .root }}:{{ $v.cluster.port }}
         - --advertise={{ include "relevo.podAddress" .root }}:{{ $v.cluster.port }}
@@ -76,26 +63,11 @@ spec:
         {{- range $pool.args }}
         - {{ . | quote }}
         {{- end }}
-        {{- if $isForeign }}
-        - --engine={{ $pool.engine }}
-        - --
-        {{- if .isLeader }}
-        {{- include "relevo.hostFlags" . | nindent 8 }}
-        {{- end }}
-        {{- end }}
-        {{- end }}
-        {{- range $pool.engineArgs }}
-        - {{ . | quote }}
-        {{- end }}
       env:
         {{- include "relevo.podEnv" .root | nindent 8 }}
-        {{- if $isForeign }}
-        - {name: VLLM_HOST_IP, value: $(POD_IP)}
-        {{- end }}
         {{- with $pool.env }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- if not .isFollower }}
       ports:
         - {name: control, containerPort: {{ $v.cluster.port }}}
         - {name: kv, containerPort: {{ $v.cluster.kvPort }}}
@@ -117,7 +89,6 @@ spec:
       lifecycle:
         preStop: {sleep: {seconds: {{ $pool.drain.preStopSeconds }}}}
       {{- end }}
-      {{- end }}
       securityContext:
         {{- mergeOverwrite (include "relevo.containerSecurity" .root | fromYaml) (deepCopy $pool.securityContext) | toYaml | nindent 8 }}
       {{- with $pool.resources }}
@@ -129,31 +100,16 @@ spec:
         - {name: state, mountPath: /var/lib/relevo}
         - {name: models, mountPath: /var/cache/relevo}
         - {name: tmp, mountPath: /tmp}
-        {{- if $isForeign }}
-        - {name: shm, mountPath: /dev/shm}
-        {{- end }}
   volumes:
     - {name: node, emptyDir: {}} # of this pod: a new pod is a new node
     - {name: state, emptyDir: {}}
     {{- include "relevo.modelVolume" .root | nindent 4 }}
     - {name: tmp, emptyDir: {}}
-    {{- if not .isFollower }}
     - name: cluster-secret
       secret:
         secretName: {{ $v.cluster.secret }}
         defaultMode: 0440
         items: [{key: join-token, path: join-token}] # the authority's key is the heads'
-    {{- end }}
-    {{- if $isForeign }}
-    - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ $pool.sharedMemory }}}}
-    {{- end }}
-{{- end }}
-
-{{/* Of one engine over several machines; LeaderWorkerSet gives the variables. */}}
-{{- define "relevo.hostFlags" -}}
-- --nnodes={{ .pool.hosts }}
-- --node-rank=$(LWS_WORKER_INDEX)
-- --master-addr=$(LWS_LEADER_ADDRESS)
 {{- end }}
 
 {{- define "relevo.poolSelector" -}}
