@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 RAY = ROOT / "build" / "ray-check"
 BACK_S = 15.0
+SIZES = ("--set", "num_kv_blocks=512", "--gateway-setting", "max_model_len=2048", "--start-timeout-s", "120")
 ASK = """
 import json, sys, urllib.request as u
 body = json.dumps({"model": "fake", "prompt": "word " * 600, "max_tokens": 8, "temperature": 0}).encode()
@@ -114,7 +115,7 @@ def told(line: str) -> None:
 @needs_ray
 def test_an_actor_that_is_killed_and_a_link_that_is_cut(cluster: Cluster) -> None:
     nodes = ["--prefill", "1", "--decode", "1", "--resource", "prefill:m0=1", "--resource", "decode:m1=1"]
-    said = cluster.relevo("up", "fake", *nodes, "--set", "num_kv_blocks=512", "--start-timeout-s", "90")
+    said = cluster.relevo("up", "fake", *nodes, *SIZES)
     assert "ready: http://" in said
     seconds_until(lambda: len(cluster.ready_workers()) == 2 and cluster.answers(), 60.0)
     joined = "--name decode-0"

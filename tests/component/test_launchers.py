@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from scripted_ray import ScriptedRay
+from typer.testing import CliRunner
 
 from relevo.cli import ray as ray_cli
 from relevo.cluster.launchers import keepers
@@ -302,6 +303,18 @@ def test_too_small_a_cluster_is_said_with_both_numbers(
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["serve", "up"])
+def test_the_commands_have_the_options(command: str) -> None:
+    shown = CliRunner().invoke(ray_cli.app, [command, "--help"], env={"COLUMNS": "200"}).output
+    for word in ("MODEL", "--prefill", "--set", "--gateway-setting", "--resource", "--strategy", "--address"):
+        assert word in shown
+
+
+def test_the_command_says_what_is_wrong() -> None:
+    ended = CliRunner().invoke(ray_cli.app, ["serve", "fake", "--set", "cores=0"])
+    assert isinstance(ended.exception, SettingsError) and "no node would compute" in ended.exception.message
 
 
 @pytest.mark.parametrize(

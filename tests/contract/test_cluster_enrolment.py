@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from cluster_rigs import WORD, Head, Word, running_head, until
 
-from relevo.cluster.enroller import Enroller, enroller_of, found_cluster
+from relevo.cluster.enroller import Enroller, another_head, enroller_of, found_cluster
 from relevo.cluster.enrolment import Enrol, enrol, enrolment_handlers, renew
 from relevo.cluster.identity import NodeIdentity, blind_context
 from relevo.cluster.identity_authority import is_genuine
@@ -420,3 +420,37 @@ def test_a_process_that_only_connects_imports_no_cryptography() -> None:
         "sys.exit('cryptography' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- more heads ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_box_that_was_brought_the_authority_is_a_head_and_takes_what_the_first_one_invited(
+    tmp_path: Path,
+) -> None:
+    """As pods of a Deployment are: the same files, each a name and a key of its own."""
+    async with running_head(tmp_path / "a") as first:
+        token = first.enroller.new_token(is_reusable=True)
+        second = tmp_path / "b"
+        second.mkdir(mode=0o700)
+        for name in ("ca.crt", "ca.key", "tokens.json"):
+            (second / name).write_bytes((tmp_path / "a" / name).read_bytes())
+            (second / name).chmod(0o600)
+        enroller = another_head(second, "head-b")
+        identity = NodeIdentity.load(second)
+        assert (identity.name, identity.role) == ("head-b", NodeRole.HEAD)
+        assert identity.fingerprint == first.identity.fingerprint
+        made = new_request("node-c")
+        assert "BEGIN CERTIFICATE" in enroller.enrol(token, made.request_pem, "node-c", "node")
+        stream = await open_stream(first.place, Purpose.PROBE, identity=identity, name="head-a", role=NodeRole.HEAD)
+        stream.send(Word(7))
+        assert await stream.receive(WORD) == Word(7)
+
+
+def test_a_head_without_the_authority_and_one_that_is_a_node_already_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir(mode=0o700)
+    with pytest.raises(StartError, match=r"no key of the authority"):
+        another_head(tmp_path / "empty", "b")
+    found_cluster(tmp_path / "a", "a")
+    with pytest.raises(SettingsError, match=r"certificate of a node already"):
+        another_head(tmp_path / "a", "b")

@@ -352,7 +352,7 @@ def test_a_head_gets_the_authority_as_files_of_its_own_and_a_certificate_once(tm
     }
     assert not any(path.is_symlink() for path in folder.iterdir())
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert [shlex.split(line)[:2] for line in asked] == [["cluster", "init"]] and "--name gateway-abc" in asked[0]
+    assert [shlex.split(line)[:2] for line in asked] == [["cluster", "head"]] and "--name gateway-abc" in asked[0]
 
 
 def test_a_worker_gets_the_token_alone(tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ Red when a unit waits less than a stop may take, restarts what a person has to m
 from __future__ import annotations
 
 import configparser
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from relevo.cli.main import make_app
 from relevo.settings import Settings
 from relevo.supervisor import GATEWAY_END_S
 
@@ -72,3 +75,15 @@ def test_a_misspelt_word_is_found(tmp_path: Path) -> None:
     unit.write_text(text.replace("WatchdogSec=", "WatchdogSecs="))
     checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
     assert "WatchdogSecs" in checked.stderr
+
+
+def test_settings_of_the_environment_files_exist() -> None:
+    named = re.findall(r"^#?RELEVO_([A-Z_]+)=", (FOLDER / "relevo.env").read_text(), re.MULTILINE)
+    assert {name.lower() for name in named} <= set(Settings.model_fields)
+
+
+def test_the_joined_machine_is_started_with_options_that_there_are() -> None:
+    shown = CliRunner().invoke(make_app("join"), ["join", "--help"], env={"COLUMNS": "200"}).output
+    command = service(FOLDER / "relevo-join.service")["ExecStart"] + (FOLDER / "join.env").read_text()
+    flags = set(re.findall(r"--[a-z-]+", command))
+    assert {"--token-file", "--role"} <= flags and all(flag in shown for flag in flags)

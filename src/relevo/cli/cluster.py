@@ -14,7 +14,7 @@ from rich.table import Table
 from relevo.build.cluster_folder import cluster_folder, default_node_name
 from relevo.cli.database import print_table
 from relevo.cli.lifetimes import checked_lifetime_s, shown
-from relevo.cluster.enroller import Enroller, enroller_of, found_cluster
+from relevo.cluster.enroller import Enroller, another_head, enroller_of, found_cluster
 from relevo.cluster.identity import NodeIdentity
 from relevo.cluster.identity_folder import write_private
 from relevo.cluster.identity_revoked import RevokedList
@@ -66,6 +66,19 @@ def init(
         err=True,
     )
     _tell(enroller.new_token(ttl_s=ttl_s), out, ttl, "once")
+
+
+@app.command()
+def head(
+    dir: Dir = None,
+    data_dir: DataDir = None,
+    name: Annotated[str | None, typer.Option(help="Name of this box in the cluster. Default: the machine's.")] = None,
+) -> None:
+    """Make this box one more head of the cluster whose ca.crt, ca.key and tokens.json were brought into its folder."""
+    folder = cluster_folder(dir, data_dir)
+    another_head(folder, name or default_node_name())
+    identity = NodeIdentity.load(folder)
+    typer.echo(f"cluster {identity.fingerprint}\n{folder}: the certificate of this head, {identity.name}", err=True)
 
 
 @app.command()

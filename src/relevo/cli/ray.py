@@ -52,7 +52,9 @@ class Asked:
 
 
 def asked(
-    model: Annotated[str, typer.Argument(help="As for `relevo serve`; a path has to be there on every machine.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="As for `relevo serve`; a path has to be there on every machine.")
+    ],
     prefill: Annotated[int, typer.Option(min=0, help="Nodes that compute prompts.")] = 0,
     decode: Annotated[int, typer.Option(min=0, help="Nodes that decode.")] = 0,
     nodes: Annotated[int, typer.Option(min=0, help="Nodes that do both.")] = 0,
@@ -121,8 +123,13 @@ def _with_options(run: Callable[[Asked], None]) -> Callable[..., None]:
     def command(**values: Any) -> None:
         run(asked(**values))
 
-    command.__signature__ = inspect.signature(asked)  # type: ignore[attr-defined]  # read by typer
-    command.__annotations__ = typing.get_type_hints(asked, include_extras=True) | {"return": None}
+    hints = typing.get_type_hints(asked, include_extras=True)
+    parameters = [
+        each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in inspect.signature(asked).parameters.values()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
     command.__doc__ = run.__doc__
     return command
 

@@ -13,6 +13,7 @@ from typing import Self
 
 from relevo.cluster.identity import fingerprint_of
 from relevo.cluster.identity_authority import Authority, is_genuine, key_digest, make_ca, new_enrolment_id
+from relevo.cluster.identity_folder import NODE
 from relevo.cluster.identity_records import (
     AuthorityTerms,
     Enrolled,
@@ -212,9 +213,23 @@ def found_cluster(folder: Path, name: str, *, life_s: float = DEFAULT_LIFE_S) ->
     check_node_name(name, "--name")
     enroller = Enroller(folder, make_ca(folder), life_s=life_s)
     keep_terms(folder, AuthorityTerms(certificate_life_s=life_s))
-    made = new_request(name)
-    keep_identity(folder, made.key_pem, enroller.enrol_self(made.request_pem, name), enroller.authority.certificate_pem)
+    _become_head(enroller, name)
     return enroller
+
+
+def another_head(folder: Path, name: str) -> Enroller:
+    """This box as one more head of the cluster whose authority was brought here. Raises StartError, SettingsError."""
+    check_node_name(name, "--name")
+    enroller = enroller_of(folder)
+    if (folder / NODE).exists():
+        raise SettingsError(f"{folder} has the certificate of a node already ({NODE}); it needs no other")
+    _become_head(enroller, name)
+    return enroller
+
+
+def _become_head(enroller: Enroller, name: str) -> None:
+    made, authority_pem = new_request(name), enroller.authority.certificate_pem
+    keep_identity(enroller.folder, made.key_pem, enroller.enrol_self(made.request_pem, name), authority_pem)
 
 
 def enroller_of(folder: Path) -> Enroller:
