@@ -26,7 +26,7 @@ BACK_S = 15.0
 SIZES = ("--set", "num_kv_blocks=512", "--gateway-setting", "max_model_len=2048", "--start-timeout-s", "120")
 ASK = """
 import json, sys, urllib.request as u
-body = json.dumps({"model": "fake", "prompt": "word " * 600, "max_tokens": 8, "temperature": 0}).encode()
+body = json.dumps({"model": "fake", "prompt": "word " * 200, "max_tokens": 8, "temperature": 0}).encode()
 asked = u.Request("http://127.0.0.1:8000/v1/completions", body, {"content-type": "application/json"})
 print(json.load(u.urlopen(asked, timeout=float(sys.argv[1])))["usage"]["completion_tokens"])
 """
