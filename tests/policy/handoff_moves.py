@@ -11,6 +11,7 @@ from handoff_world import (
     Violation,
     Worker,
     World,
+    cut,
     die,
     fenced,
     let_go,
@@ -43,6 +44,8 @@ def progress(world: World) -> Iterator[tuple[str, World]]:
             if isinstance(event, tuple):
                 yield f"hear {i} {event[0]}", fenced(after, i, event[1])
                 continue
+            if isinstance(event, events.WorkerCut):
+                after = after._replace(known_dead=after.known_dead | {i})
             if isinstance(event, events.WorkerDied):
                 after = after._replace(known_dead=after.known_dead | {i})
                 for former in range(NUM_PLACES):
@@ -52,7 +55,10 @@ def progress(world: World) -> Iterator[tuple[str, World]]:
             if w.inbox:
                 yield f"receive {i} {w.inbox[0][0]}", receive(world, i)
             for after in work(world, i):
-                yield f"work {i}", after
+                heard = w.outbox if w.is_cut else after.workers[i].outbox
+                yield f"work {i}", put(after, i, after.workers[i]._replace(outbox=heard))
+        if w.alive and w.is_cut:
+            yield f"fence itself {i}", die(world, i)
         if w.alive and w.hung and not is_fenced_by_policy(world, i):
             yield f"health check {i}", die(world, i)
     if any(w.hung and w.alive for w in world.workers) and not is_fence_awaited(world):
@@ -113,6 +119,8 @@ def faults(world: World) -> Iterator[tuple[str, World]]:
             continue
         if budget.deaths:
             yield f"die {i}", die(world._replace(budget=budget._replace(deaths=budget.deaths - 1)), i)
+        if budget.cuts and not w.is_cut:
+            yield f"cut {i}", cut(world._replace(budget=budget._replace(cuts=budget.cuts - 1)), i)
         if budget.hangs and not w.hung:
             yield (
                 f"hang {i}",
@@ -145,7 +153,8 @@ def check_gone(world: World) -> None:
         raise Violation("gone without an end")
     for i, w in enumerate(world.workers):
         wanted = [m[0] for m in w.inbox if m[0] not in ("release", "abort", "seal", "fence")]
-        if w.alive and not w.hung and (wanted or w.task != "none") and not frees_itself(w):
+        is_here = w.alive and not w.hung and not w.is_cut
+        if is_here and (wanted or w.task != "none") and not frees_itself(w):
             raise Violation(f"worker {i} is left with {w.task} {wanted}")
 
 

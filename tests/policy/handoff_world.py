@@ -40,6 +40,8 @@ class Worker(NamedTuple):
     target: int = -1  # prefill: whose blocks it writes
     num_sealed: int = 0  # granted: as told; prefill: computed and sealed
     counts: tuple[int, ...] = ()  # prefill, decode: tokens sampled so far
+    room: int = 0  # number of the room that it granted last, or writes into; over a network a closed one takes nothing
+    is_cut: bool = False  # it is at work, and nothing passes between it and the gateway any more
     inbox: tuple[tuple[Any, ...], ...] = ()
     outbox: tuple[Any, ...] = ()
 
@@ -51,6 +53,7 @@ class Budget(NamedTuple):
     ticks: int = 0
     client: int = 0
     unsplit: int = 0  # routes and prefill choices that keep the request on one worker
+    cuts: int = 0  # of links: the worker goes on until it fences itself
     restarts: int = 0  # of workers that died: a new incarnation over the same blocks
 
 
@@ -65,6 +68,7 @@ class World(NamedTuple):
     max_tokens: int = 2
     stopped: bool = False
     absent: frozenset[int] = frozenset()  # places where nobody ever was
+    is_network: bool = False  # blocks travel; otherwise workers write into each other's memory
     unfenced: frozenset[tuple[int, int]] = frozenset()  # (new incarnation, who has yet to let go of the former one)
 
 
@@ -77,7 +81,9 @@ REFS = (*(ref(i) for i in range(NUM_PLACES)), *(WorkerRef(ref(i).worker_id, 2) f
 INDEX = {r: i for i, r in enumerate(REFS)}
 
 
-def first_world(num_workers: int, budget: Budget, *, num_samples: int = 1, max_tokens: int = 2) -> World:
+def first_world(
+    num_workers: int, budget: Budget, *, num_samples: int = 1, max_tokens: int = 2, is_network: bool = False
+) -> World:
     waiting = machine.start(
         REQUEST, num_prompt_tokens=NUM_PROMPT_TOKENS, num_samples=num_samples, block_size=BLOCK_SIZE, limits=LIMITS
     )
@@ -94,6 +100,7 @@ def first_world(num_workers: int, budget: Budget, *, num_samples: int = 1, max_t
         budget=budget,
         ask=asked[0],
         max_tokens=max_tokens,
+        is_network=is_network,
         known_dead=absent,
         absent=frozenset(i for i in absent if i < NUM_PLACES),
     )
@@ -131,7 +138,7 @@ def carry_out(world: World, effect: effects.Effect) -> World:
             return send(world, worker, ("reserve",))
         case effects.SendPrefill(worker, reservation):
             target = INDEX[WorkerRef(reservation.worker_id, reservation.epoch)]
-            return send(world, worker, ("prefill", target, reservation.num_hit_tokens))
+            return send(world, worker, ("prefill", target, reservation.num_hit_tokens, reservation.generations[0]))
         case effects.SendSeal(worker, num_tokens):
             return send(world, worker, ("seal", num_tokens))
         case effects.SendStartDecode(worker, num_sealed):
@@ -166,11 +173,22 @@ def carry_out(world: World, effect: effects.Effect) -> World:
 def send(world: World, worker: WorkerRef, message: tuple[Any, ...]) -> World:
     i = INDEX[worker]
     w = world.workers[i]
-    if w.alive:
+    if w.alive and not w.is_cut:
         return put(world, i, w._replace(inbox=(*w.inbox, message)))
     if i in world.known_dead:  # the driver owes the answer of a connection that is gone
-        return put(world, i, w._replace(outbox=(*w.outbox, events.WorkerDied(worker))))
+        ended = end_of_link(world, i) if w.is_cut else events.WorkerDied(worker)
+        return put(world, i, w._replace(outbox=(*w.outbox, ended)))
     return world
+
+
+def end_of_link(world: World, i: int) -> events.WorkerCut:
+    return events.WorkerCut(REFS[i], may_write=not world.is_network)
+
+
+def cut(world: World, i: int) -> World:
+    """What is under way is lost in both directions; it works on, and does not know."""
+    w = world.workers[i]
+    return put(world, i, w._replace(inbox=(), outbox=(end_of_link(world, i),), is_cut=True))
 
 
 def put(world: World, i: int, worker: Worker) -> World:
@@ -212,6 +230,8 @@ def fenced(world: World, who: int, former: int) -> World:
 
 
 def check_nobody_writes(world: World, target: int, what: str) -> None:
+    if world.is_network:  # the room is closed now: what still comes for it is refused
+        return
     for w in world.workers:  # a message that waits behind a fence is refused
         queued = any(m[0] == "prefill" and m[1] == target for m in w.inbox)
         if w.alive and (queued or (w.task == "prefill" and w.target == target)):
@@ -225,9 +245,13 @@ def receive(world: World, i: int) -> World:
     match message:
         case ("reserve",):
             return put(world, i, idle(w)._replace(task="waiting"))
-        case ("prefill", target, num_hit):
+        case ("prefill", target, num_hit, room):
             counts = (0,) * len(world.outputs)
-            return put(world, i, idle(w)._replace(task="prefill", target=target, num_sealed=num_hit, counts=counts))
+            others = [each for each in world.workers if each.alive and each.task == "prefill"]
+            if any((each.target, each.room) == (target, room) for each in others):
+                raise Violation("two workers write into one room")
+            w = idle(w)._replace(task="prefill", target=target, num_sealed=num_hit, counts=counts, room=room)
+            return put(world, i, w)
         case ("seal", num_tokens):
             if w.task == "granted" and num_tokens <= w.num_sealed:
                 raise Violation("sealed tokens went backwards")
@@ -303,10 +327,10 @@ def work(world: World, i: int) -> Iterator[World]:
             worker_id=REFS[i].worker_id,
             epoch=REFS[i].epoch,
             block_ids=tuple(range(num_blocks)),
-            generations=(0,) * num_blocks,
+            generations=(w.room + world.is_network,) * num_blocks,
             num_hit_tokens=0,
         )
-        yield put(world, i, say(w, events.Granted(granted))._replace(task="granted"))
+        yield put(world, i, say(w, events.Granted(granted))._replace(task="granted", room=w.room + world.is_network))
     elif w.task == "prefill":
         yield put(world, i, prefill_step(world, i, w))
     elif w.task == "decode":
@@ -320,7 +344,8 @@ def work(world: World, i: int) -> Iterator[World]:
 def prefill_step(world: World, i: int, w: Worker) -> Worker:
     """A chunk and its seal, then the last chunk and first tokens one by one, then the last seal."""
     target = world.workers[w.target]
-    if target.alive and target.task == "granted" and w.num_sealed < target.num_sealed:
+    is_open = target.alive and target.task == "granted" and target.room == w.room
+    if is_open and w.num_sealed < target.num_sealed:
         raise Violation("sealed blocks are written again")
     if w.num_sealed < NUM_PROMPT_TOKENS - 1:
         return say(w._replace(num_sealed=w.num_sealed + 1), events.Sealed(REFS[i], w.num_sealed + 1))

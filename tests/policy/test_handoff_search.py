@@ -22,6 +22,12 @@ CASES = {
     "one token": (2, Budget(deaths=1, ticks=1, client=1), 1),
 }
 
+CUT_CASES = {  # of links to other boxes, over which blocks travel, or on which workers share memory
+    "cut": (3, Budget(cuts=1, unsplit=1), 2),
+    "cut and client": (2, Budget(cuts=1, client=1), 2),
+    "cut and death": (2, Budget(cuts=1, deaths=1), 2),
+    "late and cut": (2, Budget(cuts=1, ticks=1), 2),
+}
 
 WIDE_CASES = {  # of minutes
     "restart, aborted": (2, Budget(deaths=1, restarts=1, client=1), 2),
@@ -94,6 +100,18 @@ def test_every_interleaving_of_a_small_world_is_safe_and_ends(name: str) -> None
     assert num_worlds > 500, "the faults of this case hardly happen"
     assert "finished" in outcomes
     assert ("aborted" in outcomes) == bool(budget.client)
+
+
+@pytest.mark.parametrize("is_network", [True, False], ids=["network", "memory"])
+@pytest.mark.parametrize("name", CUT_CASES)
+def test_every_interleaving_around_a_cut_is_safe_and_ends(name: str, is_network: bool) -> None:
+    """A worker that is cut off works on under its old epoch, writes late, and fences itself at any later time. Red when
+    its room is given to another writer, or is freed while it may still write and cannot be refused."""
+    num_workers, budget, max_tokens = CUT_CASES[name]
+    first = first_world(num_workers, budget, max_tokens=max_tokens, is_network=is_network)
+    num_worlds, outcomes = search(first, max_worlds=120_000)
+    assert num_worlds > 500, "the faults of this case hardly happen"
+    assert "finished" in outcomes
 
 
 @pytest.mark.slow

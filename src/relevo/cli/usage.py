@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from relevo.build.ledger import data_folder
 from relevo.build.metering import unix_ms
 from relevo.cli.database import DatabaseUrl, DataDir, connect, print_table
+from relevo.cluster.identity_folder import NODE
 from relevo.core.errors import StartError
 from relevo.gateway.metering.database import DatabaseError
 from relevo.gateway.metering.ledger import UsageFilter, usage_sums
@@ -51,6 +53,8 @@ def usage(
         sums = usage_sums(connect(data_dir, database_url), group_by, where)
     except DatabaseError as error:
         raise StartError(f"the usage ledger cannot be read: {error}") from error
+    if not database_url and (data_folder(data_dir) / "cluster" / NODE).exists():
+        typer.echo("this box belongs to a cluster and keeps a ledger of its own: others have theirs", err=True)
     found = usage_json(group_by, where, sums)
     columns = [*found["group_by"], *COUNT_NAMES]
     if format is UsageFormat.JSON:
