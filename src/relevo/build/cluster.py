@@ -16,9 +16,9 @@ import msgspec
 
 from relevo import __version__
 from relevo.build.backend import instruction_path
+from relevo.build.cluster_folder import cluster_folder
 from relevo.build.configs import NodeConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.kv_door import with_doors
-from relevo.build.ledger import data_folder
 from relevo.build.plan import ServePlan
 from relevo.build.resolve import ModelPlan
 from relevo.build.vocabulary import tokenizer_files
@@ -52,12 +52,6 @@ class ClusterPart:
     kv_secret: str = field(repr=False)
 
 
-def cluster_folder(settings: Settings) -> Path:
-    if settings.cluster_dir:
-        return Path(settings.cluster_dir).expanduser()
-    return data_folder(settings.data_dir) / "cluster"
-
-
 def head_part(settings: Settings) -> ClusterPart | None:
     """Of `relevo serve --cluster`; None: it serves alone. Its epoch is on disk. Raises SettingsError, StartError."""
     if settings.cluster is None:
@@ -69,7 +63,7 @@ def head_part(settings: Settings) -> ClusterPart | None:
     if settings.models is not None:
         raise SettingsError("--cluster serves one model on all boxes, and --models names a file of several; give MODEL")
     listen = HostPort.parse(settings.cluster, "--cluster", default_port=DEFAULT_PORT)
-    folder = cluster_folder(settings)
+    folder = cluster_folder(settings.cluster_dir, settings.data_dir)
     heads = tuple(place for text in settings.join for place in parse_host_ports(text, "--join"))
     if heads and listen.is_wildcard and not settings.advertise:
         raise SettingsError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from relevo.build.remote_members import RemoteMembers
 from relevo.cluster.feed import FeedClient
 from relevo.cluster.feed_messages import DrainRemote, KillRemote, Roster
 from relevo.cluster.identity import NodeIdentity
+from relevo.cluster.moving import Mover
+from relevo.cluster.stream_guard import StreamGuard
 from relevo.core.ids import WorkerRef
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.membership import Membership
@@ -25,7 +28,9 @@ class GatewayCluster:
     """One per gateway process."""
 
     def __init__(self, config: GatewayConfig, identity: NodeIdentity) -> None:
-        self.connect = connect_anywhere(identity, f"{config.node_name}/{config.gateway_id}")
+        self._guard = StreamGuard(identity)
+        mover = Mover(identity, self._guard)
+        self.connect = connect_anywhere(identity, mover, f"{config.node_name}/{config.gateway_id}")
         self._feed = FeedClient(config.feed_path, self._take)
         self.members: RemoteMembers | None = None
 
@@ -45,7 +50,9 @@ class GatewayCluster:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._feed.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._feed.run())
+            tasks.create_task(self._guard.run())
 
     def kill(self, worker: WorkerRef, reason: str) -> bool:
         """False: it is on this box."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from relevo.build.cluster import DEFAULT_PORT, ClusterPart, advertised, cluster_folder, clustered, node_facts
+from relevo.build.cluster import DEFAULT_PORT, ClusterPart, advertised, clustered, node_facts
+from relevo.build.cluster_folder import cluster_folder, default_node_name
 from relevo.build.plan import ServePlan
 from relevo.build.serve import plan_serving
 from relevo.cluster.enrolment import enrol
@@ -64,7 +65,7 @@ def join_ask(
     return JoinAsk(
         heads=parse_host_ports(heads, "HEAD"),
         token_file=Path(token_file).expanduser() if token_file else None,
-        name=name or socket.gethostname().partition(".")[0],
+        name=name or default_node_name(),
         listen=HostPort.parse(listen, "--listen", default_port=DEFAULT_PORT) if listen else None,
         advertise=advertise,
         model=model,
@@ -74,7 +75,7 @@ def join_ask(
 def plan_joining(ask: JoinAsk, settings: Settings, say: Say) -> tuple[Settings, ServePlan, ClusterPart]:
     """`settings`: those of this box alone. Returns when a head has said what must be equal, and it is. Raises
     JoinRefused, SettingsError, StartError."""
-    folder = cluster_folder(settings)
+    folder = cluster_folder(settings.cluster_dir, settings.data_dir)
     identity = asyncio.run(_identity(ask, folder, say))
     facts, heads, reached_from = asyncio.run(_facts(ask, identity, say))
     settings = _with_equal(settings, facts, ask.model)

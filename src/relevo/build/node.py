@@ -25,6 +25,7 @@ from relevo.cluster.members import Members
 from relevo.cluster.node import Node, be_there
 from relevo.cluster.opening import Purpose
 from relevo.cluster.own_workers import OwnWorkers
+from relevo.cluster.renewal import keep_renewed
 from relevo.cluster.stream_guard import StreamGuard
 from relevo.cluster.stream_server import Handler, StreamServer
 from relevo.core.cluster import NodeReport
@@ -94,6 +95,7 @@ class NodeProcess:
             self._feed = FeedServer(self._roster, self._asked)
         self._node.on_change = self._tell
         self._guard = StreamGuard(identity)
+        self._enroller = Enroller.load(identity.folder)
         self._server = StreamServer(identity, self._guard, self._handlers())
 
     async def run(self) -> None:
@@ -125,17 +127,23 @@ class NodeProcess:
 
     def _running(self) -> Iterator[Coroutine[None, None, None]]:
         yield self._guard.run()
+        yield keep_renewed(self._identity, self._enroller, lambda: self._node.places)
         yield self._node.run(map(HostPort.parse, self._config.heads))
         if self._members is not None:
             yield self._members.run()
             yield self._tell_again()
 
     def _handlers(self) -> dict[Purpose, Handler]:
-        handlers: dict[Purpose, Handler] = {Purpose.LINK: self._node.links.serve, Purpose.PROBE: be_there}
+        links = self._node.links
+        handlers: dict[Purpose, Handler] = {
+            Purpose.LINK: links.serve,
+            Purpose.MOVE: links.moves.serve,
+            Purpose.PROBE: be_there,
+        }
         if self._members is not None:
             handlers[Purpose.MEMBER] = self._members.serve_member
             handlers[Purpose.HEARTBEAT] = self._members.serve_heartbeat
-            handlers |= enrolment_handlers(self._identity, Enroller.load(self._identity.folder))
+            handlers |= enrolment_handlers(self._identity, self._enroller, lambda: self._node.places)
         return handlers
 
     def _kill(self, worker_id: str, incarnation: int, reason: str) -> None:

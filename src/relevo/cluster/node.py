@@ -78,6 +78,11 @@ class Node:
         self._said: dict[HostPort, tuple[str, float]] = {}
         self._remembered = max(epoch, epochs.read().get(_OWN, 0))
 
+    @property
+    def places(self) -> tuple[HostPort, ...]:
+        """Of the heads that it knows."""
+        return tuple(self._head_links)
+
     async def run(self, heads: Iterable[HostPort]) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from relevo.cluster.member_messages import LINK_TO, LinkTo
+from relevo.cluster.moving import Moves
 from relevo.cluster.own_workers import OwnWorkers
 from relevo.cluster.splice import Splice
 from relevo.cluster.stream import FramedStream
@@ -26,6 +27,7 @@ log = logging.getLogger("relevo.cluster")
 class WorkerLinks:
     def __init__(self, workers: OwnWorkers, may_serve: Callable[[str, Session], bool]) -> None:
         """`may_serve(head, session)`: does the node have a lease of that session now?"""
+        self.moves = Moves()  # links go on over another connection before their certificates expire
         self._workers = workers
         self._may_serve = may_serve
         self._open: dict[tuple[str, str, str], Splice] = {}  # by head, gateway, worker
@@ -66,15 +68,12 @@ class WorkerLinks:
     async def _splice(self, stream: FramedStream, splice: Splice, address: str, wanted: LinkTo) -> None:
         """The worker speaks first, as soon as it has taken the connection: the gateway's end is there by then."""
         try:
-            transport, received = stream.detach()
-            transport.set_protocol(splice.near)
-            splice.near.connection_made(transport)
-            transport.pause_reading()
+            carrier = self.moves.carrier(stream)
+            carrier.start(splice.near)
+            carrier.pause_reading()
             await asyncio.get_running_loop().create_unix_connection(lambda: splice.far, unix_path(address))
         except (OSError, WorkerLost) as error:
             log.info("no link to %s for %s: %s", wanted.worker_id, wanted.gateway, error)
             return
-        if received:
-            splice.near.data_received(received)
-        transport.resume_reading()
+        carrier.resume_reading()
         await splice.ended
