@@ -245,13 +245,14 @@ class Membership:
         member = self._members.get(worker_id)
         if member is None:
             return
+        member.is_removed = member.is_removed or for_good  # nothing waits for it from here on
         if member.link is not None:
             member.link.close()
             self.lost(worker_id, reason)
         member.is_away, member.why_not_ready = True, reason
         if member.is_cut:
             self._let_go(member)
-        if for_good:
+        if for_good and member in self:
             self._sink.on_worker_gone(member.ref)
             self._forget(member)
 
