@@ -19,6 +19,8 @@ from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.wire import messages as wire
 from relevo.wire.in_process_links import InProcessLinks
 
+COSTS = StepCosts(base_s=0.0, per_token_s=0.0, per_kv_token_s=0.0)
+
 
 class Worker:
     def __init__(self) -> None:
@@ -32,6 +34,7 @@ class Worker:
             num_blocks=32,
             block_size=4,
             max_batched_tokens=64,
+            max_prefill_tokens=64,
             max_running=8,
             max_model_len=64,
             vocab_size=256,
@@ -39,7 +42,7 @@ class Worker:
         self.loop = EngineLoop(
             identity=WorkerIdentity(worker_id=WorkerId("w"), epoch=1, pid=1, role="unified", model_name="fake"),
             scheduler=Scheduler(config),
-            runner=FakeRunner(self.arena, costs=StepCosts(), vocab_size=256, max_model_len=64),
+            runner=FakeRunner(self.arena, costs=COSTS, vocab_size=256, max_model_len=64),
             transports=TransportSet([self.transport], self.arena.identity),
             links=self.links,
             costs=StepCostModel(),
