@@ -10,10 +10,8 @@ from relevo.engines.pool import EngineMetrics, EnginePool
 
 
 def build_openers(config: ServedModelConfig, metrics: EngineMetrics) -> dict[str, Opener]:
-    """By the address of the worker; none where all workers are ours."""
+    """By the address of the worker."""
     specs = {worker.address: worker.engine for worker in config.workers if worker.engine is not None}
-    if not specs:
-        return {}
     clock = MonotonicClock()
     pool = EnginePool(
         model=config.served_model_names[0],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -17,9 +18,12 @@ from relevo.telemetry.log import configure
 from relevo.wire.child_process import Lifeline, answer_pulses, on_leash, python_environment
 from relevo.wire.status import Status
 
+log = logging.getLogger("relevo.engine")
+
 _ASK_S = 0.5  # arbitrary
 _KILL_AFTER_S = 5.0  # beside its own time for running requests; arbitrary
-_DIED = "the engine ended"
+_LOOK_S = 5.0  # arbitrary: how often an engine that runs is looked at
+_MAX_SILENT = 12  # looks in a row without an answer, a minute: no load keeps it silent for so long
 
 
 def run_engine(config: EngineConfig, report: Callable[[Status], None]) -> None:
@@ -49,16 +53,16 @@ async def _run(config: EngineConfig, report: Callable[[Status], None]) -> int:
     if config.life_fd >= 0:
         alive = answer_pulses(config.life_fd, lambda: report(Status(kind="alive")))
         loop.add_reader(config.life_fd, alive)
-    asking = asyncio.create_task(_until_it_answers(config.url, report))
+    ready = asyncio.Event()
+    asking = asyncio.create_task(_look_after(config.url, ready, report, engine))
     try:
         status = await engine.wait()
-        was_ready = asking.done() and not asking.cancelled()
     finally:
         asking.cancel()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(engine.pid, signal.SIGKILL)  # what it started and left behind
         lifeline.close()
-    if not was_ready:
+    if not ready.is_set():
         raise StartError(
             f"{config.argv[0]} for {config.worker_id} ended with status {status} before it answered; its own log above "
             "says why"
@@ -78,12 +82,25 @@ def _kill(engine: asyncio.subprocess.Process) -> None:
         os.killpg(engine.pid, signal.SIGKILL)
 
 
-async def _until_it_answers(url: str, report: Callable[[Status], None]) -> None:
-    async with HttpClient(timeout_s=_ASK_S * 4, reuse_connections=False) as http:
-        while True:
-            with contextlib.suppress(*CLIENT_ERRORS):
-                async with http.open(Request(method="GET", url=f"{url}/health", headers={})) as response:
-                    if response.status == 200:
-                        report(Status(kind="ready"))
-                        return
-            await asyncio.sleep(_ASK_S)
+async def _look_after(
+    url: str, ready: asyncio.Event, report: Callable[[Status], None], engine: asyncio.subprocess.Process
+) -> None:
+    """Tells when it answers; ends one that hangs, so that it is started again."""
+    num_silent = 0
+    async with HttpClient(timeout_s=_LOOK_S, reuse_connections=False) as http:
+        while num_silent < _MAX_SILENT:
+            await asyncio.sleep(_LOOK_S if ready.is_set() else _ASK_S)
+            is_well = await _is_well(http, url)
+            if is_well and not ready.is_set():
+                ready.set()
+                report(Status(kind="ready"))
+            num_silent = 0 if is_well or not ready.is_set() else num_silent + 1
+    log.error("the engine has not answered for %.0f s and is ended", _MAX_SILENT * _LOOK_S)
+    _kill(engine)
+
+
+async def _is_well(http: HttpClient, url: str) -> bool:
+    with contextlib.suppress(*CLIENT_ERRORS):
+        async with http.open(Request(method="GET", url=f"{url}/health", headers={})) as response:
+            return response.status == 200
+    return False

@@ -70,6 +70,11 @@ def _check(settings: Settings) -> None:
             f"{settings.engine_args[0]!r} is for an engine that Relevo starts, and none was asked for; add --engine "
             "vllm or --engine sglang, or leave it out"
         )
+    if settings.cluster is not None and has_engines(settings):
+        raise SettingsError(
+            f"--cluster {settings.cluster} joins boxes of workers of Relevo's own; name engines of all boxes with "
+            "--worker, and leave --cluster out"
+        )
     for name in _NOT_THEIRS:
         if name in settings.model_fields_set:
             raise SettingsError(

@@ -23,7 +23,6 @@ from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.dialects import dialect_of
 from relevo.build.documents import read_text
-from relevo.build.engine_links import build_openers
 from relevo.build.event_loop import LoopTimers, run_until_complete
 from relevo.build.gateway_cluster import GatewayCluster
 from relevo.build.http_server import build_limiter, build_site
@@ -228,7 +227,7 @@ def build_backend(
         membership, build_chooser(config), config.block_size, random.Random(), build_room_limits(config)
     )
     insight = Insight()
-    openers = build_openers(config, metrics)
+    openers = _openers(config, metrics)
     kill = partial(_kill, report, cluster, openers)
     dispatcher = build_dispatcher(config, membership, placement, metrics, kill, insight)
     connections = Connections(membership, partial(_connect, cluster, openers))
@@ -241,6 +240,15 @@ def build_backend(
         dispatcher=dispatcher,
         insight=insight,
     )
+
+
+def _openers(config: ServedModelConfig, metrics: GatewayMetrics) -> Mapping[str, Opener]:
+    """Of engines that are not ours, by address."""
+    if all(worker.engine is None for worker in config.workers):
+        return {}
+    from relevo.build.engine_links import build_openers  # an HTTP client, for those who have such engines
+
+    return build_openers(config, metrics)
 
 
 async def _connect(cluster: GatewayCluster | None, openers: Mapping[str, Opener], address: str) -> AwaitedLink:
