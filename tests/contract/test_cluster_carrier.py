@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from cluster_rigs import Head, running_head, until
+from cluster_rigs import WORD, Head, Word, echo, running_head, until
 
 from relevo.cluster.carrier import Carrier
 from relevo.cluster.identity import NodeIdentity
@@ -18,6 +18,7 @@ from relevo.cluster.moving import Move, Mover, Moves
 from relevo.cluster.opening import Purpose
 from relevo.cluster.peer import NodeRole, PeerRefused, Refusal
 from relevo.cluster.stream import FramedStream, open_stream
+from relevo.core.errors import WorkerLost
 
 
 class Echo(asyncio.Protocol):
@@ -171,9 +172,6 @@ async def test_another_node_cannot_take_a_link_over(rig: Rig, tmp_path: Path) ->
     mover = Mover(thief, rig.head.guard)
     with pytest.raises(PeerRefused, match="has ended"):
         await mover._agreed(rig.head.place, "head-a", Move(rig.stream_id))
-    node = await rig.head.join(tmp_path / "node", "e")
-    with pytest.raises(PeerRefused, match="needs a head"):
-        await Mover(node, rig.head.guard)._agreed(rig.head.place, "head-a", Move(rig.stream_id))
     rig.carrier.write(b"still here")
     await until(lambda: rig.near.num_bytes == 10)
 
@@ -207,3 +205,35 @@ async def test_a_connection_that_breaks_in_a_move_is_an_end_and_no_gap(rig: Rig)
     await until(lambda: bool(rig.near.end))
     assert rig.near.num_bytes <= 100
     assert isinstance(rig.carrier, Carrier) and rig.carrier.is_closing()
+
+
+async def test_a_stream_of_messages_outlives_the_connection_that_it_began_with(tmp_path: Path) -> None:
+    """As a member's: its frames, its ends and its peer are those of before."""
+    moves = Moves()
+
+    async def echo_over(stream: FramedStream, about: bytes) -> None:
+        moves.keep(stream)
+        await echo(stream, about)
+
+    async with running_head(tmp_path / "head", {Purpose.MEMBER: echo_over, Purpose.MOVE: moves.serve}) as head:
+        node = await head.join(tmp_path / "b", "b")
+        mover = Mover(node, head.guard)
+        stream = await open_stream(head.place, Purpose.MEMBER, identity=node, name="head-a")
+        mover.keep(stream, head.place, "head-a")
+        carrier = stream._ridden
+        assert isinstance(carrier, Carrier)
+        for number in range(5):
+            for _ in range(3):
+                stream.send(Word(number, b"x" * 5000))
+            newer = await mover._agreed(head.place, "head-a", Move(stream.stream_id))
+            await until(lambda: carrier.can_move)
+            carrier.move_to(newer, speaks_first=True)
+            for _ in range(3):
+                assert await stream.receive(WORD) == Word(number, b"x" * 5000)
+        assert stream.peer is not None and stream.peer.name == "head-a"
+        assert stream.remote_address == head.place
+        head.enroller.revoke("b")
+        head.guard.look()
+        with pytest.raises(WorkerLost):
+            await stream.receive(WORD)
+        await until(lambda: moves.num_carriers == 0)

@@ -107,6 +107,9 @@ class Carrier(asyncio.Transport):
             self._is_reading_paused = False
             self._reading.transport.resume_reading()
 
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self._writing.transport.get_extra_info(name, default)
+
     def is_closing(self) -> bool:
         return self._is_over or self._writing.transport.is_closing()
 

@@ -47,8 +47,13 @@ class Moves:
     def __init__(self) -> None:
         self._carriers: dict[tuple[str, str], Carrier] = {}  # by the other end, and its first connection
 
+    def keep(self, stream: FramedStream) -> None:
+        """It lasts longer than its certificates. Before anything is sent over it, and where the other end does so,
+        too."""
+        stream.ride(self.carrier(stream))
+
     def carrier(self, stream: FramedStream) -> Carrier:
-        """Over this stream, and over those that it moves to."""
+        """Raw bytes over this stream, and over those that it moves to."""
         assert stream.peer is not None
         key = (stream.peer.enrolment_id, stream.stream_id)
 
@@ -89,6 +94,11 @@ class Mover:
         self._guard = guard
         self._limited_log = LimitedLog(log)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def keep(self, stream: FramedStream, place: HostPort, name: str) -> None:
+        """As `Moves.keep`, at the end that has opened it."""
+        carrier = self.carry(stream, place, name)
+        stream.ride(carrier)
 
     def carry(self, stream: FramedStream, place: HostPort, name: str) -> Carrier:
         """`place`, `name`: where the other end is reached again, and which node it is."""

@@ -44,7 +44,7 @@ RULES = {
     Purpose.MEMBER: PurposeRule(max_frame_bytes=MAX_FRAME_BYTES),
     Purpose.HEARTBEAT: PurposeRule(),
     Purpose.LINK: PurposeRule(caller=NodeRole.HEAD, max_frame_bytes=MAX_FRAME_BYTES),
-    Purpose.MOVE: PurposeRule(caller=NodeRole.HEAD),
+    Purpose.MOVE: PurposeRule(),  # of what this node has opened itself
     Purpose.PROBE: PurposeRule(max_frame_bytes=4 * 1024 * 1024),
     Purpose.ADMIN: PurposeRule(caller=NodeRole.HEAD, max_frame_bytes=1024 * 1024),
 }

@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -34,6 +34,15 @@ ADDRESS_TIMEOUT_S = 1.5  # arbitrary; of one address to take the connection
 T = TypeVar("T")
 
 
+class Ridden(Protocol):
+    """A `carrier.Carrier`."""
+
+    @property
+    def peer(self) -> Peer | None: ...
+
+    def start(self, protocol: asyncio.Protocol) -> None: ...
+
+
 class FramedStream:
     """Both ends have one. `peer`: who is there; None for a stranger that enrols."""
 
@@ -42,12 +51,18 @@ class FramedStream:
     ) -> None:
         self._messages = messages
         self._end_of_transport: Callable[[PeerRefused], None] | None = None
-        self.peer = peer
+        self._first_peer = peer
+        self._ridden: Ridden | None = None
         self.stream_id = stream_id  # both ends know it
         self.opened_at_s = time.time()
         self.reconnect_at_s = (
             reconnect_at_s(own.validity, peer.validity, self.opened_at_s, random.random()) if own and peer else None
         )
+
+    @property
+    def peer(self) -> Peer | None:
+        """Who is at the other end, by the certificate of now."""
+        return self._first_peer if self._ridden is None else self._ridden.peer
 
     @property
     def label(self) -> str:
@@ -119,6 +134,11 @@ class FramedStream:
         self._messages.transport = None
         self._end_of_transport = end or (lambda _refused: transport.abort())
         return transport, received
+
+    def ride(self, ridden: Ridden) -> None:
+        """Go on over what was made of this stream's own connection, and outlives it."""
+        self._ridden, self.reconnect_at_s = ridden, None
+        ridden.start(self._messages)
 
     def _place(self, which: str) -> HostPort:
         found = self._messages.transport.get_extra_info(which) if self._messages.transport is not None else None
