@@ -5,6 +5,7 @@ From settings and a plan to the configuration of its node process. Reads the box
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import time
@@ -16,15 +17,18 @@ import msgspec
 
 from relevo import __version__
 from relevo.build.backend import instruction_path
-from relevo.build.cluster_folder import cluster_folder
+from relevo.build.cluster_folder import cluster_folder, default_node_name
 from relevo.build.configs import NodeConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.kv_door import with_doors
 from relevo.build.plan import ServePlan
 from relevo.build.resolve import ModelPlan
 from relevo.build.vocabulary import tokenizer_files
+from relevo.cluster.enrolment import enrol
 from relevo.cluster.epoch_file import OWN_EPOCH, EpochFile
 from relevo.cluster.identity import NodeIdentity
-from relevo.cluster.identity_folder import locked, read_private, write_private
+from relevo.cluster.identity_folder import NODE, locked, read_private, write_private
+from relevo.cluster.join_token import read_join_token
+from relevo.cluster.peer import NodeRole, PeerRefused
 from relevo.core.cluster import ClusterFacts, NodeFacts
 from relevo.core.errors import SettingsError, StartError
 from relevo.core.host_port import HostPort, parse_host_ports
@@ -69,7 +73,14 @@ def head_part(settings: Settings) -> ClusterPart | None:
         raise SettingsError(
             f"--cluster {listen} is no place that other heads reach; say one with --advertise, as 10.0.0.5"
         )
+    if heads and not (folder / NODE).exists():
+        enrol_head(folder, heads, settings.token_file)
     identity = NodeIdentity.load(folder)
+    if identity.role is not NodeRole.HEAD:
+        raise StartError(
+            f"this box is enrolled as a node ({folder}) and --cluster makes it a head; enrol it with a token of "
+            "`relevo cluster token --role head` and another --cluster-dir"
+        )
     return ClusterPart(
         folder=folder,
         name=identity.name,
@@ -80,6 +91,20 @@ def head_part(settings: Settings) -> ClusterPart | None:
         node_epoch=begin_epoch(folder),
         kv_secret=kv_secret(folder),
     )
+
+
+def enrol_head(folder: Path, heads: Sequence[HostPort], token_file: str | None) -> None:
+    """A further head of a cluster: its certificate is in the folder afterwards. Raises SettingsError, StartError."""
+    token = read_join_token(Path(token_file).expanduser() if token_file else None)
+    name = token.name or default_node_name()
+    try:
+        asyncio.run(enrol(heads, token, folder=folder, name=name, role=NodeRole.HEAD))
+    except OSError as error:
+        raise StartError(
+            f"no head of --join could be asked for a certificate: {error}; start one"
+        ) from error
+    except PeerRefused as refused:
+        raise StartError(f"no head lets this box in: {refused.message}") from refused
 
 
 def kv_secret(folder: Path) -> str:

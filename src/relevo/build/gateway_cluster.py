@@ -51,8 +51,8 @@ class GatewayCluster:
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._feed.run())
             tasks.create_task(self._guard.run())
+            tasks.create_task(self._feed.run())
 
     def kill(self, worker: WorkerRef, reason: str) -> bool:
         """False: it is on this box."""

@@ -22,10 +22,12 @@ from relevo.cluster.feed import Asked, FeedServer
 from relevo.cluster.feed_messages import DrainRemote, KillRemote, Roster
 from relevo.cluster.identity import NodeIdentity
 from relevo.cluster.members import Members
+from relevo.cluster.moving import Mover, Moves
 from relevo.cluster.node import Node, be_there
 from relevo.cluster.opening import Purpose
 from relevo.cluster.own_workers import OwnWorkers
 from relevo.cluster.renewal import keep_renewed
+from relevo.cluster.stream import FramedStream
 from relevo.cluster.stream_guard import StreamGuard
 from relevo.cluster.stream_server import Handler, StreamServer
 from relevo.core.cluster import NodeReport
@@ -62,12 +64,17 @@ class NodeProcess:
         self._numbers = itertools.count(1)
         self._is_stopping = asyncio.Event()
         folder, clock = Path(config.folder), BootClock()
+        self._guard = StreamGuard(identity, self._identity_changed)
+        self._moves = Moves()
+        self._enroller = Enroller.load(folder) if config.cluster is not None else None
         control = HostPort.parse(config.control)
         self._workers = OwnWorkers(
             [(worker.worker_id, worker.address) for worker in config.workers], self._changed, self._kill
         )
         self._node = Node(
             identity=identity,
+            mover=Mover(identity, self._guard),
+            moves=self._moves,
             facts=config.facts,
             workers=self._workers,
             epochs=EpochFile(folder / OWN_EPOCH),
@@ -85,6 +92,7 @@ class NodeProcess:
         if config.cluster is not None:
             self._members = Members(
                 identity=identity,
+                moves=self._moves,
                 facts=config.cluster,
                 place=control,
                 epochs=EpochFile(folder / ACCEPTED_EPOCHS),
@@ -94,8 +102,7 @@ class NodeProcess:
             )
             self._feed = FeedServer(self._roster, self._asked)
         self._node.on_change = self._tell
-        self._guard = StreamGuard(identity)
-        self._enroller = Enroller.load(identity.folder)
+        self._node.on_revoked = self._revoked
         self._server = StreamServer(identity, self._guard, self._handlers())
 
     async def run(self) -> None:
@@ -134,16 +141,16 @@ class NodeProcess:
             yield self._tell_again()
 
     def _handlers(self) -> dict[Purpose, Handler]:
-        links = self._node.links
         handlers: dict[Purpose, Handler] = {
-            Purpose.LINK: links.serve,
-            Purpose.MOVE: links.moves.serve,
+            Purpose.LINK: self._node.links.serve,
+            Purpose.MOVE: self._moves.serve,
             Purpose.PROBE: be_there,
         }
         if self._members is not None:
-            handlers[Purpose.MEMBER] = self._members.serve_member
+            handlers[Purpose.MEMBER] = self._member
             handlers[Purpose.HEARTBEAT] = self._members.serve_heartbeat
-            handlers |= enrolment_handlers(self._identity, self._enroller, lambda: self._node.places)
+            members = self._members
+            handlers |= enrolment_handlers(self._identity, self._enroller, lambda: members.other_heads)
         return handlers
 
     def _kill(self, worker_id: str, incarnation: int, reason: str) -> None:
@@ -153,6 +160,22 @@ class NodeProcess:
 
     def _changed(self) -> None:
         self._node.changed()
+
+    async def _member(self, stream: FramedStream, about: bytes) -> None:
+        """What was let in can be revoked here, whichever box has enrolled it."""
+        assert self._members is not None
+        if self._enroller is not None and stream.peer is not None:
+            await asyncio.to_thread(self._enroller.note, stream.peer)
+        await self._members.serve_member(stream, about)
+
+    def _revoked(self) -> None:
+        """Heard from a head."""
+        self._guard.look()
+        self._identity_changed()
+
+    def _identity_changed(self) -> None:
+        if self._members is not None:
+            self._members.tell_revoked()
 
     def _tell(self) -> None:
         if self._feed is not None:

@@ -18,7 +18,7 @@ Connect = Callable[[str], Awaitable[AwaitedLink]]
 
 
 def connect_anywhere(identity: NodeIdentity, mover: Mover, gateway: str) -> Connect:
-    """`gateway`: of this process, so that nodes know its older links. `mover`: keeps links beyond certificates."""
+    """`gateway`: of this process, so that nodes know its older links. `mover`: links outlive certificates."""
 
     async def connect(address: str) -> AwaitedLink:
         node = NodeAddress.parse(address)

@@ -81,9 +81,7 @@ class Carrier(asyncio.Transport):
     def start(self, protocol: asyncio.Protocol) -> None:
         self._protocol = protocol
         protocol.connection_made(self)
-        early, self._reading.early = self._reading.early, b""
-        if early:
-            self.hear(self._reading, early)
+        self._hear_early()
 
     # ---- as a transport ----------------------------------------------------------------------------------------------
 
@@ -106,6 +104,7 @@ class Carrier(asyncio.Transport):
         if self._is_reading_paused and not self._is_over:
             self._is_reading_paused = False
             self._reading.transport.resume_reading()
+            self._hear_early()
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return self._writing.transport.get_extra_info(name, default)
@@ -172,9 +171,13 @@ class Carrier(asyncio.Transport):
             self._deadline.cancel()
         if not self._is_reading_paused:
             leg.transport.resume_reading()
-        early, leg.early = leg.early, b""
-        if early:
-            self.hear(leg, early)
+        self._hear_early()
+
+    def _hear_early(self) -> None:
+        """What a connection had received before it was its turn."""
+        if self._reading.early and not self._is_reading_paused:
+            early, self._reading.early = self._reading.early, b""
+            self.hear(self._reading, early)
 
     # ---- called by the legs ------------------------------------------------------------------------------------------
 

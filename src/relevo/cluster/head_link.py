@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from relevo.cluster.identity import NodeIdentity
+from relevo.cluster.identity_revoked import Revocation
 from relevo.cluster.member_messages import (
     ACK,
     FROM_HEAD,
@@ -29,9 +30,11 @@ from relevo.cluster.member_messages import (
     Known,
     Leave,
     NodeHello,
+    Revoked,
     Welcome,
     Workers,
 )
+from relevo.cluster.moving import Mover
 from relevo.cluster.opening import Purpose
 from relevo.cluster.peer import NodeRole, PeerRefused, Refusal
 from relevo.cluster.stream import FramedStream, open_stream
@@ -64,6 +67,7 @@ class Joining(Protocol):
 
     membership: NodeMembership
     identity: NodeIdentity
+    mover: Mover
     clock: Clock
 
     def hello(self) -> NodeHello: ...
@@ -81,6 +85,8 @@ class Joining(Protocol):
     def given_up(self, head: str) -> None: ...
 
     def heads_are(self, message: Heads) -> None: ...
+
+    def are_revoked(self, entries: tuple[Revocation, ...]) -> None: ...
 
     def asked_to(self, message: KillWorker | DrainNode, head: str) -> None: ...
 
@@ -136,6 +142,7 @@ class HeadLink:
         stream = await open_stream(self.place, Purpose.MEMBER, identity=self.node.identity, role=NodeRole.HEAD)
         assert stream.peer is not None
         head = stream.peer.name
+        self.node.mover.keep(stream, self.place, head)
         try:
             if not self.node.may_join(head, self.place):
                 await asyncio.sleep(SAME_HEAD_S)
@@ -147,12 +154,10 @@ class HeadLink:
             stream.send(self.node.workers())
             async with asyncio.TaskGroup() as tasks:
                 beating = tasks.create_task(self._beat(stream, head, session))
-                ageing = tasks.create_task(self._replace_when_old(stream))
                 try:
                     await self._listen(stream, head)
                 finally:
                     beating.cancel()
-                    ageing.cancel()
         finally:
             self.head, self._stream = "", None
             self.node.membership.refused(head)
@@ -201,17 +206,14 @@ class HeadLink:
             match message:
                 case Heads():
                     self.node.heads_are(message)
+                case Revoked():
+                    self.node.are_revoked(message.entries)
                 case KillWorker() | DrainNode():
                     self.node.asked_to(message, head)
                 case Denied():
                     self.node.not_joined(self.place, message.message, is_final=message.is_final)
                     self.node.given_up(head)
                     return
-
-    async def _replace_when_old(self, stream: FramedStream) -> None:
-        """A stay begins anew before the certificates that it began with expire."""
-        await stream.wait_until_old()
-        stream.close("its certificates are about to expire")
 
     # ---- heartbeats --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 node → head  NodeHello                 head → node  Known | Denied      (what differs; the highest epoch it knows)
 node → head  Claim                     head → node  Welcome | Denied    (after it has dialled back)
-node → head  Workers 1, 2, …           head → node  Heads, KillWorker, DrainNode
+node → head  Workers 1, 2, …           head → node  Heads, Revoked, KillWorker, DrainNode
 node → head  Leave
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from relevo.cluster.identity_revoked import Revocation
 from relevo.core.cluster import ClusterFacts, LinkReport, NodeFacts, NodeWorker
 
 
@@ -82,6 +83,12 @@ class NodePeer(msgspec.Struct, frozen=True, array_like=True):
     kv_addresses: tuple[str, ...]
 
 
+class Revoked(_Message, frozen=True, tag=True):
+    """Enrolments that were revoked, all that are known; the authority has signed each."""
+
+    entries: tuple[Revocation, ...]
+
+
 class KillWorker(_Message, frozen=True, tag=True):
     """It does not let go of blocks, or its loop does not answer."""
 
@@ -127,8 +134,8 @@ class LinkTo(msgspec.Struct, frozen=True, array_like=True):
 FROM_NODE: msgspec.msgpack.Decoder[AskFacts | NodeHello | Claim | Workers | Leave] = msgspec.msgpack.Decoder(
     AskFacts | NodeHello | Claim | Workers | Leave
 )
-FROM_HEAD: msgspec.msgpack.Decoder[Facts | Known | Denied | Welcome | Heads | KillWorker | DrainNode] = (
-    msgspec.msgpack.Decoder(Facts | Known | Denied | Welcome | Heads | KillWorker | DrainNode)
+FROM_HEAD: msgspec.msgpack.Decoder[Facts | Known | Denied | Welcome | Heads | Revoked | KillWorker | DrainNode] = (
+    msgspec.msgpack.Decoder(Facts | Known | Denied | Welcome | Heads | Revoked | KillWorker | DrainNode)
 )
 BEAT: msgspec.msgpack.Decoder[Beat] = msgspec.msgpack.Decoder(Beat)
 ACK: msgspec.msgpack.Decoder[Ack] = msgspec.msgpack.Decoder(Ack)

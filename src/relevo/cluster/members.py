@@ -35,9 +35,11 @@ from relevo.cluster.member_messages import (
     Leave,
     NodeHello,
     NodePeer,
+    Revoked,
     Welcome,
     Workers,
 )
+from relevo.cluster.moving import Moves
 from relevo.cluster.opening import Purpose
 from relevo.cluster.stream import FramedStream, open_stream
 from relevo.core.cluster import ClusterFacts, NodeReport, RemoteWorker
@@ -79,6 +81,7 @@ class Members:
         self,
         *,
         identity: NodeIdentity,
+        moves: Moves,
         facts: ClusterFacts,
         place: HostPort,
         epochs: EpochFile,
@@ -90,6 +93,7 @@ class Members:
         self.identity, self.clock = identity, clock
         self.num_denied: Counter[str] = Counter()
         self.num_gone = 0
+        self._moves = moves
         self._facts, self._place, self._epochs = facts, place, epochs
         self._on_change, self._other_head = on_change, other_head
         self._policy = HeadMembers(epochs.read())
@@ -105,6 +109,7 @@ class Members:
     # ---- handlers of the control port --------------------------------------------------------------------------------
 
     async def serve_member(self, stream: FramedStream, about: bytes) -> None:
+        self._moves.keep(stream)
         try:
             async with asyncio.timeout(_FIRST_WORDS_S):
                 first = await stream.receive(FROM_NODE)
@@ -171,6 +176,7 @@ class Members:
         self._guests[name] = guest
         log.info("%s joined (epoch %d, session %d) at %s", name, session.epoch, session.number, hello.control)
         stream.send(Welcome())
+        stream.send(Revoked(self.identity.revoked.entries))
         self._learn_head(hello)
         self._changed()
         await self._listen(guest, session)
@@ -226,6 +232,18 @@ class Members:
         if hello.head and hello.head not in self._heads:
             self._heads[hello.head] = None
             self._other_head(HostPort.parse(hello.head))
+
+    def tell_revoked(self) -> None:
+        """Every member, which tells its own; one that is revoked itself is put out by the guard of the port."""
+        told = Revoked(self.identity.revoked.entries)
+        for guest in self._guests.values():
+            if guest.stream is not None:
+                with contextlib.suppress(RelevoError):
+                    guest.stream.send(told)
+
+    @property
+    def other_heads(self) -> list[HostPort]:
+        return [HostPort.parse(each) for each in self._heads if each != str(self._place)]
 
     # ---- what gateways ask -------------------------------------------------------------------------------------------
 

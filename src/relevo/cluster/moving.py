@@ -105,16 +105,17 @@ class Mover:
         over = asyncio.Event()
         carrier = Carrier(stream, over.set)
         self._guard.add(carrier)
-        task = asyncio.get_running_loop().create_task(self._keep_young(carrier, stream, place, name, over))
+        assert stream.reconnect_at_s is not None, "both ends have a certificate"
+        move = Move(stream.stream_id)
+        keeping = self._keep_young(carrier, move, stream.reconnect_at_s, place, name, over)
+        task = asyncio.get_running_loop().create_task(keeping)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return carrier
 
     async def _keep_young(
-        self, carrier: Carrier, stream: FramedStream, place: HostPort, name: str, over: asyncio.Event
+        self, carrier: Carrier, move: Move, move_at_s: float, place: HostPort, name: str, over: asyncio.Event
     ) -> None:
-        move, move_at_s = Move(stream.stream_id), stream.reconnect_at_s
-        assert move_at_s is not None, "both ends have a certificate"
         try:
             while not await _is_over_by(over, move_at_s):
                 if not carrier.can_move:

@@ -18,8 +18,11 @@ import msgspec
 from relevo.cluster.epoch_file import EpochFile
 from relevo.cluster.head_link import HeadLink
 from relevo.cluster.identity import NodeIdentity
+from relevo.cluster.identity_revoked import Revocation
 from relevo.cluster.member_messages import DrainNode, Heads, KillWorker, NodeHello, NodePeer, Workers
+from relevo.cluster.moving import Mover, Moves
 from relevo.cluster.own_workers import OwnWorkers
+from relevo.cluster.revocations import learn
 from relevo.cluster.stream import FramedStream
 from relevo.cluster.worker_links import WorkerLinks
 from relevo.core.cluster import LinkReport, NodeFacts
@@ -44,6 +47,8 @@ class Node:
         self,
         *,
         identity: NodeIdentity,
+        mover: Mover,
+        moves: Moves,
         facts: NodeFacts,
         workers: OwnWorkers,
         epochs: EpochFile,
@@ -58,12 +63,13 @@ class Node:
     ) -> None:
         """`epoch`: that the workers were started under; 0: none. `control`: where others reach this process. `say`: one
         line for the person at the terminal; `fail`: the same, and the end; `leave`: the supervisor is to end all."""
-        self.identity, self.clock = identity, clock
+        self.identity, self.mover, self.clock = identity, mover, clock
         self.membership = NodeMembership(epoch, first_session, is_head=is_head)
-        self.links = WorkerLinks(workers, self._may_serve)
+        self.links = WorkerLinks(workers, self._may_serve, moves)
         self.round_trips_s: dict[str, float] = {}  # of heartbeats, by head
         self.peers: tuple[NodePeer, ...] = ()  # other nodes, as heads last said
         self.on_change: Callable[[], None] = lambda: None
+        self.on_revoked: Callable[[], None] = lambda: None
         self.link_reports: tuple[LinkReport, ...] = ()
         self._facts, self._workers, self._epochs = facts, workers, epochs
         self._is_head, self._control = is_head, control
@@ -151,6 +157,10 @@ class Node:
             if not (self._is_head and place == self._control):
                 self.add_head(place)
         self.on_change()
+
+    def are_revoked(self, entries: tuple[Revocation, ...]) -> None:
+        if learn(self.identity, entries):
+            self.on_revoked()
 
     def asked_to(self, message: KillWorker | DrainNode, head: str) -> None:
         if isinstance(message, KillWorker):

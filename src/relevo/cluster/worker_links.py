@@ -20,16 +20,18 @@ from relevo.cluster.stream import FramedStream
 from relevo.core.errors import WorkerLost
 from relevo.policy.cluster.epochs import Session
 from relevo.wire.address import unix_path
+from relevo.wire.message_stream import MAX_UNSENT_BYTES
 
+MAX_TO_GATEWAY_BYTES = 1024 * 1024  # arbitrary; then the worker keeps what follows, and counts it
 log = logging.getLogger("relevo.cluster")
 
 
 class WorkerLinks:
-    def __init__(self, workers: OwnWorkers, may_serve: Callable[[str, Session], bool]) -> None:
-        """`may_serve(head, session)`: does the node have a lease of that session now?"""
-        self.moves = Moves()  # links go on over another connection before their certificates expire
+    def __init__(self, workers: OwnWorkers, may_serve: Callable[[str, Session], bool], moves: Moves) -> None:
+        """`may_serve(head, session)`: does the node have a lease of that session now? `moves`: of its control port."""
         self._workers = workers
         self._may_serve = may_serve
+        self._moves = moves
         self._open: dict[tuple[str, str, str], Splice] = {}  # by head, gateway, worker
 
     @property
@@ -68,10 +70,12 @@ class WorkerLinks:
     async def _splice(self, stream: FramedStream, splice: Splice, address: str, wanted: LinkTo) -> None:
         """The worker speaks first, as soon as it has taken the connection: the gateway's end is there by then."""
         try:
-            carrier = self.moves.carrier(stream)
-            carrier.start(splice.near)
+            carrier = self._moves.carrier(stream)
             carrier.pause_reading()
-            await asyncio.get_running_loop().create_unix_connection(lambda: splice.far, unix_path(address))
+            carrier.set_write_buffer_limits(MAX_TO_GATEWAY_BYTES)
+            carrier.start(splice.near)
+            worker, _ = await asyncio.get_running_loop().create_unix_connection(lambda: splice.far, unix_path(address))
+            worker.set_write_buffer_limits(MAX_UNSENT_BYTES)
         except (OSError, WorkerLost) as error:
             log.info("no link to %s for %s: %s", wanted.worker_id, wanted.gateway, error)
             return
