@@ -24,6 +24,7 @@ _NEVER = (
     "grpc",
     "relevo.bench",
     "relevo.check",
+    "cryptography",
 )
 _FOR_SETTINGS = ("pydantic", "typer", "rich", "relevo.settings")
 _FOR_HTTP = ("uvicorn", "starlette", "jinja2", "tokenizers", "prometheus_client", "aiohttp")

@@ -23,7 +23,6 @@ from relevo.build.kv_door import with_doors
 from relevo.build.plan import ServePlan
 from relevo.build.resolve import ModelPlan
 from relevo.build.vocabulary import tokenizer_files
-from relevo.cluster.enrolment import enrol
 from relevo.cluster.epoch_file import OWN_EPOCH, EpochFile
 from relevo.cluster.identity import NodeIdentity
 from relevo.cluster.identity_folder import NODE, locked, read_private, write_private
@@ -95,14 +94,14 @@ def head_part(settings: Settings) -> ClusterPart | None:
 
 def enrol_head(folder: Path, heads: Sequence[HostPort], token_file: str | None) -> None:
     """A further head of a cluster: its certificate is in the folder afterwards. Raises SettingsError, StartError."""
+    from relevo.cluster.enrolment import enrol  # needs a library that no other start does
+
     token = read_join_token(Path(token_file).expanduser() if token_file else None)
     name = token.name or default_node_name()
     try:
         asyncio.run(enrol(heads, token, folder=folder, name=name, role=NodeRole.HEAD))
     except OSError as error:
-        raise StartError(
-            f"no head of --join could be asked for a certificate: {error}; start one"
-        ) from error
+        raise StartError(f"no head of --join could be asked for a certificate: {error}; start one") from error
     except PeerRefused as refused:
         raise StartError(f"no head lets this box in: {refused.message}") from refused
 
