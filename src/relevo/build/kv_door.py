@@ -12,6 +12,7 @@ import ssl
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,9 +21,10 @@ from relevo.cluster.identity import NodeIdentity
 from relevo.cluster.peer import Peer
 from relevo.core.errors import SettingsError
 from relevo.kv.door import KVDoor
-from relevo.kv.encryption_rate import measure_sending
 from relevo.policy.host.kv_encryption import KVEncryption, SendingRates, choose_encryption
-from relevo.settings import Settings
+
+if TYPE_CHECKING:  # a worker opens its door through this module and reads no settings
+    from relevo.settings import Settings
 
 log = logging.getLogger("relevo.kv")
 
@@ -85,7 +87,11 @@ def with_doors(
     ports = parse_ports(settings.kv_port, len(workers))
     num_cores = min(len(worker.cores) for worker in workers)
     asked = KVEncryption(settings.kv_encryption)
-    rates = SendingRates(plain=0.0, encrypted=0.0) if asked is KVEncryption.OFF else measure_sending(advertised_host)
+    rates = SendingRates(plain=0.0, encrypted=0.0)
+    if asked is not KVEncryption.OFF:
+        from relevo.kv.encryption_rate import measure_sending  # its ciphers are between boxes only
+
+        rates = measure_sending(advertised_host)
     choice = choose_encryption(asked, rates, max(1, min(settings.kv_streams, num_cores)))
     log.log(logging.INFO if choice.encrypts else logging.WARNING, "%s", choice.told)
     return tuple(
