@@ -1,6 +1,6 @@
 """One end of KV links, as a program for a machine: a transport with its arena, told by lines of JSON what to do.
 
-    kv_end.py IDENTITY_FOLDER WORKER_ID EPOCH HOST PORT BLOCK_BYTES NUM_BLOCKS encrypted|plain
+    kv_end.py IDENTITY_FOLDER WORKER_ID EPOCH HOST PORT BLOCK_BYTES NUM_BLOCKS encrypted|plain STREAMS
 
 Answers each line with one: what happened, and the seconds that it took.
 """
@@ -32,7 +32,7 @@ BLOCK_SIZE = 4
 
 class KVEnd:
     def __init__(self, folder: str, worker_id: str, epoch: str, host: str, port: str, *sizes: str) -> None:
-        block_bytes, num_blocks, encryption = sizes
+        block_bytes, num_blocks, encryption, num_streams = sizes
         group = KVGroup.full([0], 1, int(block_bytes) // (8 * BLOCK_SIZE))
         layout = KVLayout(model_hash="m", dtype="float32", block_size=BLOCK_SIZE, groups=(group,))
         self.arena = Arena.create(layout, int(num_blocks), shared=True)
@@ -43,6 +43,7 @@ class KVEnd:
             ports=range(int(port), int(port) + 1),
             advertised_host=host,
             encrypts=encryption == "encrypted",
+            num_streams=int(num_streams),
         )
         self.worker = WorkerRef(WorkerId(worker_id), int(epoch))
         self.transport = TcpTransport(
@@ -86,6 +87,16 @@ class KVEnd:
             )
             for event in events
         }
+
+    def timed(self, target: list[Any], address: str, name: str, block_ids: list[int]) -> float:
+        """Seconds from the first write to the acknowledged seal."""
+        started_s = time.perf_counter()
+        self.begin(target, address, name, block_ids)
+        told = self.end(60.0)
+        took_s = time.perf_counter() - started_s
+        assert told == {name: "sealed"}, told
+        self.cancel(target, name, block_ids)
+        return took_s
 
     def cancel(self, target: list[Any], name: str, block_ids: list[int]) -> None:
         self.transport.cancel(_reservation(WorkerRef(WorkerId(target[0]), target[1]), name, block_ids))

@@ -29,13 +29,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> TestCluster:
 class End:
     """`kv_end.py` on a machine."""
 
-    def __init__(self, cluster: TestCluster, machine: Machine, worker: str, epoch: int = 1, blocks: int = 64) -> None:
+    def __init__(
+        self,
+        cluster: TestCluster,
+        machine: Machine,
+        worker: str,
+        epoch: int = 1,
+        blocks: int = 64,
+        block_bytes: int = BLOCK,
+        encryption: str = "encrypted",
+        streams: int = 4,
+    ) -> None:
         node = worker.partition("/")[0]
         folder = cluster.folder / node
         if not folder.exists():
             cluster.node_folder(node)
         self.worker, self.epoch = worker, epoch
-        sizes = (str(BLOCK), str(blocks), "encrypted")
+        sizes = (str(block_bytes), str(blocks), encryption, str(streams))
         self.process = machine.start(
             sys.executable,
             str(HERE / "kv_end.py"),

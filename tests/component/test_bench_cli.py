@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from relevo.bench.html.file import read_data
 from relevo.bench.transport.run import TransportKind, measure_transport, parse_bytes
+from relevo.build.trial_nodes import trial_doors
 from relevo.cli.bench import app
 from relevo.core.errors import SettingsError
 from relevo.core.kv import KVGroup, KVLayout
@@ -175,3 +176,11 @@ def test_transports_are_measured_and_their_bytes_compared(kind: TransportKind) -
     assert (cost.num_blocks, cost.num_bytes) == (3, 3 * layout.bytes_per_block)
     assert (cost.handoff_s.count, cost.write_s.count) == (3, 3)
     assert cost.to_json()["gigabytes_per_s"] > 0
+
+
+def test_what_is_between_boxes_is_measured_by_certificates_and_encrypted(tmp_path: Path) -> None:
+    layout = KVLayout(model_hash="t", dtype="float32", block_size=4, groups=(KVGroup.full(range(2), 1, 8),))
+    doors = trial_doors(tmp_path, encrypts=True, num_streams=2)
+    cost = measure_transport(TransportKind.TCP, 3 * layout.bytes_per_block, 2, layout, doors=doors)
+    assert cost.transport == "tcp encrypted x2"
+    assert cost.gigabytes_per_s > 0

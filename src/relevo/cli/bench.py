@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ from relevo.bench.serve.run import LoadTest, ServeOptions, TraceOptions
 from relevo.bench.tables import load_tables
 from relevo.bench.transport.pictures import transport_page
 from relevo.bench.transport.run import TransportCost, TransportKind, measure_transport, parse_bytes, transport_table
+from relevo.build.trial_nodes import trial_doors
 from relevo.cli.bench_console import console
 from relevo.cli.bench_engine import engine
 from relevo.cli.bench_frontier import frontier
@@ -258,11 +260,20 @@ def handoff(
     finish(interrupted)
 
 
+class BenchEncryption(StrEnum):
+    ON = "on"
+    OFF = "off"
+
+
 @app.command()
 def transport(
     transport: Annotated[list[TransportKind] | None, typer.Option(help="Which ones; repeat. Default: all.")] = None,
     size: Annotated[str, typer.Option("--bytes", help="Bytes to hand over: 45MB, 64MiB.")] = "45MB",
     num_repeats: Annotated[int, typer.Option(min=1)] = 10,
+    encryption: Annotated[
+        BenchEncryption | None, typer.Option(help="Measure tcp as between boxes: by certificates, encrypted or not.")
+    ] = None,
+    streams: Annotated[int, typer.Option(min=1, max=64, help="Connections at most, between boxes.")] = 4,
     json_out: JsonOut = None,
     report_out: ReportOut = None,
     quiet: Quiet = False,
@@ -273,9 +284,14 @@ def transport(
 
     def measure(progress: Progress) -> None:
         num_bytes = parse_bytes(size)
-        for kind in transport or list(TransportKind):
-            cost = measure_transport(kind, num_bytes, num_repeats, progress=progress)
-            costs.append(cost)  # an interrupted run keeps those before
+        with tempfile.TemporaryDirectory(prefix="relevo-bench-") as folder:
+            doors = None
+            if encryption is not None:
+                is_on = encryption is BenchEncryption.ON
+                doors = trial_doors(Path(folder), encrypts=is_on, num_streams=streams)
+            for kind in transport or list(TransportKind):
+                cost = measure_transport(kind, num_bytes, num_repeats, progress=progress, doors=doors)
+                costs.append(cost)  # an interrupted run keeps those before
 
     interrupted = run_here(measure)
     out.print(transport_table(costs))

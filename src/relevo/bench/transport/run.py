@@ -4,6 +4,7 @@ The blocks have the size of a small model's (30 layers, 3 KV heads of 64, float3
 of one arena and moves nothing, so what is measured is the bookkeeping from reserve to seal; its GB/s are the rate at
 which bytes change owner, not a copy. `tcp` sends from this process to a second one over the loopback. Reservations,
 generations and acknowledgements are the real ones; every transfer's bytes are compared by checksum afterwards.
+`sockets` is what a program without blocks, rights or keys would get: the same bytes over one plain connection.
 """
 
 from __future__ import annotations
@@ -13,26 +14,28 @@ import multiprocessing
 import os
 import re
 import secrets
+import socket
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from relevo.bench.transport.peer import receive_blocks
+from relevo.bench.transport.peer import receive_blocks, receive_bytes
 from relevo.core.errors import HandoffFailed, SettingsError
 from relevo.core.events import TransferFailed, TransferSealed
-from relevo.core.handoff import Reach
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.core.ports import KVTransport
 from relevo.kv.arena import Arena
-from relevo.kv.transports.registry import TRANSPORTS
+from relevo.kv.door import KVDoor
 from relevo.kv.transports.shm import ShmTransport
 from relevo.kv.transports.tcp import TcpTransport
 from relevo.telemetry.latency import Summary, summarise
@@ -52,6 +55,19 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 class TransportKind(StrEnum):
     SHM = "shm"
     TCP = "tcp"
+    SOCKETS = "sockets"
+
+
+OpenDoor = Callable[[], KVDoor]  # in a process of its own, so what is pickled opens it there
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Of two nodes, for what is measured between them; `told`: how, for the table."""
+
+    senders: OpenDoor
+    receivers: OpenDoor
+    told: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +104,27 @@ def measure_transport(
     num_repeats: int,
     layout: KVLayout = LAYOUT,
     progress: Progress = SILENT,
+    doors: Doors | None = None,
 ) -> TransportCost:
-    """Hand over `num_bytes` (rounded up to whole blocks) `num_repeats` times, after one unmeasured warm-up.
+    """Hand over `num_bytes` (rounded up to whole blocks) `num_repeats` times, after one unmeasured warm-up. With
+    `doors` tcp is measured as between boxes.
 
     Raises HandoffFailed if a transfer is refused, takes longer than SEAL_TIMEOUT_S or arrives damaged.
     """
     num_blocks = -(-num_bytes // layout.bytes_per_block)
-    measure = _measure_shm if kind is TransportKind.SHM else _measure_tcp
+    measure: Callable[[KVLayout, int, int, Progress], list[tuple[float, float]]]
+    match kind:
+        case TransportKind.SHM:
+            measure = _measure_shm
+        case TransportKind.SOCKETS:
+            measure = _measure_sockets
+        case TransportKind.TCP:
+            measure = partial(_measure_tcp, doors)
+    name = f"{kind.value} {doors.told}" if doors is not None and kind is TransportKind.TCP else kind.value
     progress.begin(f"handing over by {kind}", num_repeats + 1, "times")
     samples = measure(layout, num_blocks, num_repeats + 1, progress)[1:]
     return TransportCost(
-        transport=kind.value,
+        transport=name,
         num_bytes=num_blocks * layout.bytes_per_block,
         num_blocks=num_blocks,
         handoff_s=summarise([handoff_s for handoff_s, _ in samples]),
@@ -111,7 +137,7 @@ def transport_table(costs: Sequence[TransportCost]) -> Table:
     for heading in ("transport", "MB", "blocks", "repeats", "handoff p50", "max", "write p50", "max", "GB/s"):
         table.add_column(heading, justify="right")
     for cost in costs:
-        is_still = TRANSPORTS[cost.transport].reach is Reach.ARENA  # nothing moves in shared memory
+        is_still = cost.transport == TransportKind.SHM  # nothing moves in shared memory
         seconds = (cost.handoff_s.p50, cost.handoff_s.max, cost.write_s.p50, cost.write_s.max)
         table.add_row(
             cost.transport,
@@ -150,21 +176,40 @@ def _measure_shm(layout: KVLayout, num_blocks: int, num_repeats: int, progress: 
     return samples
 
 
-def _measure_tcp(layout: KVLayout, num_blocks: int, num_repeats: int, progress: Progress) -> list[tuple[float, float]]:
-    secret = secrets.token_bytes(32)
+@contextlib.contextmanager
+def _peer(target: Callable[..., None], *args: object) -> Iterator[Connection]:
+    """A second process; what `target` is given first is the other end of the pipe."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    peer = context.Process(target=receive_blocks, args=(theirs, layout, num_blocks, secret, RECEIVER), daemon=True)
+    peer = context.Process(target=target, args=(theirs, *args), daemon=True)
     with _no_imports_from_here():
         peer.start()
     theirs.close()
+    try:
+        yield ours
+    except EOFError as error:
+        raise HandoffFailed("the receiving process ended during the measurement") from error
+    finally:
+        ours.close()
+        peer.join(SEAL_TIMEOUT_S)
+
+
+def _measure_tcp(
+    doors: Doors | None, layout: KVLayout, num_blocks: int, num_repeats: int, progress: Progress
+) -> list[tuple[float, float]]:
+    secret = secrets.token_bytes(32)
     arena = Arena.create(layout, num_blocks, shared=False)
     _fill(arena)
     expected = zlib.crc32(arena.buffer)
     woken = threading.Event()
-    sender = TcpTransport(arena, secret=secret, identity=SENDER, on_wake=woken.set)
+    door, their_door = (doors.senders(), doors.receivers) if doors is not None else (None, None)
+    sender = TcpTransport(arena, secret=secret, identity=SENDER, on_wake=woken.set, door=door)
     samples = []
-    try:
+    with (
+        contextlib.closing(arena),
+        contextlib.closing(sender),
+        _peer(receive_blocks, layout, num_blocks, secret, RECEIVER, their_door) as ours,
+    ):
         address = ours.recv()
         for repeat in range(num_repeats):
             reservation = _reservation(repeat, num_blocks)
@@ -176,13 +221,24 @@ def _measure_tcp(layout: KVLayout, num_blocks: int, num_repeats: int, progress: 
             ours.send(("release", reservation))
             _check_equal(ours.recv(), expected)
             progress.advance()
-    except EOFError as error:
-        raise HandoffFailed("the receiving process ended during the measurement") from error
-    finally:
-        sender.close()
-        ours.close()
-        peer.join(SEAL_TIMEOUT_S)
-        arena.close()
+    return samples
+
+
+def _measure_sockets(
+    layout: KVLayout, num_blocks: int, num_repeats: int, progress: Progress
+) -> list[tuple[float, float]]:
+    content = np.random.default_rng(0).bytes(num_blocks * layout.bytes_per_block)
+    samples = []
+    with _peer(receive_bytes, len(content)) as ours, socket.create_connection(ours.recv()) as sock:
+        for _ in range(num_repeats):
+            started_s = time.perf_counter()
+            sock.sendall(content)
+            if sock.recv(1) != b"k":
+                raise HandoffFailed("the receiving process ended during the measurement")
+            took_s = time.perf_counter() - started_s
+            samples.append((took_s, took_s))
+            _check_equal(ours.recv(), zlib.crc32(content))
+            progress.advance()
     return samples
 
 
