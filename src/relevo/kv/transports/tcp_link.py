@@ -133,6 +133,7 @@ class Link:
             stream = self._connect()
             while stream is not None and (next_job := self._take(stream)) is not None:
                 if isinstance(next_job, Ping):
+                    self._sender.credentials.check(stream.peer)
                     send_frame(stream.channel, next_job)
                 else:
                     self._send(stream.channel, *next_job)
@@ -154,7 +155,7 @@ class Link:
             if self.is_lost:
                 channel.sock.close()
                 return None
-            stream = _Stream(channel, peer)
+            stream = _Stream(channel, peer, heard_s=time.monotonic())
             stream.thread = threading.Thread(target=self._answer_loop, args=(stream,), name="kv-ack", daemon=True)
             self._streams.append(stream)
             self._threads.append(stream.thread)
@@ -164,21 +165,28 @@ class Link:
 
     def _take(self, stream: _Stream) -> tuple[int, Job] | Ping | None:
         """The next job, in flight from now on; or a sign of life that is due; None once the link is lost."""
-        pause_s = self._sender.options.heartbeat_s or None
         with self._sender.changed:
             while not self.is_lost:
                 if self.queued and self._has_credit():
                     return self._taken()
-                if self._sender.changed.wait(pause_s) or pause_s is None or self._unanswered:
-                    continue
-                now_s = time.monotonic()
-                if stream.asked_s and now_s - stream.asked_s >= self._sender.options.silence_s:
-                    raise TimeoutError("the receiver does not answer")
-                if now_s - stream.heard_s >= pause_s and not (self.queued and self._has_credit()):
-                    self._sender.credentials.check(stream.peer)
-                    stream.asked_s = stream.asked_s or now_s
+                pause_s = self._pause_s(stream)
+                if pause_s is not None and pause_s <= 0.0:
+                    stream.asked_s = time.monotonic()
                     return Ping()
+                self._sender.changed.wait(pause_s)
             return None
+
+    def _pause_s(self, stream: _Stream) -> float | None:
+        """Until it has to ask for a sign of life (0: now), or to give up; None: it has not. TimeoutError if one that it
+        asked for has not come. While something is unanswered the kernel watches (TCP_USER_TIMEOUT)."""
+        options, now_s = self._sender.options, time.monotonic()
+        if not options.heartbeat_s or self._unanswered:
+            return None
+        if not stream.asked_s:
+            return max(0.0, stream.heard_s + options.heartbeat_s - now_s)
+        if (left_s := stream.asked_s + options.silence_s - now_s) <= 0.0:
+            raise TimeoutError("the receiver does not answer")
+        return left_s
 
     def _taken(self) -> tuple[int, Job]:
         job = self.queued.popleft()
@@ -225,7 +233,7 @@ class Link:
                         case Applied() | Refused():
                             self._take_answer(answer)
                         case Pong():
-                            continue
+                            pass
                         case _:
                             raise ProtocolError(f"a receiver may not send {type(answer).__name__}")
                     self._sender.changed.notify_all()
@@ -275,8 +283,8 @@ class _Stream:
 
     channel: Channel
     peer: Any
+    heard_s: float
     thread: threading.Thread = None  # type: ignore[assignment] # reads answers; set before the stream is known to others
-    heard_s: float = 0.0
     asked_s: float = 0.0  # 0: no sign of life is waited for
 
 
