@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from relevo.core.events import StepCosts
 from relevo.core.handoff import Link
-from relevo.policy.perf.step_costs import HandoffCostModel, StepCostModel
+from relevo.core.ids import WorkerId
+from relevo.policy.perf.handoff_costs import HandoffCostModel
+from relevo.policy.perf.step_costs import StepCostModel
 
 TRUE = StepCosts(base_s=0.008, per_token_s=0.0011, per_kv_token_s=0.8e-6)
 
@@ -122,3 +124,29 @@ def test_links_are_measured_apart_and_an_unused_one_is_worth_a_try() -> None:
     model.observe(Link.MEMORY, waited_s=0.012, step_s=0.010)
     model.observe(Link.NETWORK, waited_s=0.110, step_s=0.010)
     assert model.handoff_s == pytest.approx({Link.MEMORY: 0.002, Link.BOX: 0.002, Link.NETWORK: 0.1})
+
+
+FAST, SLOW_PAIR = (WorkerId("p"), WorkerId("d")), (WorkerId("q"), WorkerId("d"))
+
+
+def test_a_pair_far_below_the_others_is_told_from_its_link_and_named() -> None:
+    """Over a network that was asked for and is not used. Red when one mean hides which pair it is."""
+    model = HandoffCostModel()
+    for _ in range(3):
+        model.observe(Link.NETWORK, 0.110, 0.010, FAST)
+        model.observe(Link.NETWORK, 0.710, 0.010, SLOW_PAIR)
+    assert model.handoff_s[FAST] == pytest.approx(0.1) and model.handoff_s[SLOW_PAIR] == pytest.approx(0.7)
+    assert model.slow_pairs() == {SLOW_PAIR: pytest.approx(7.0)}
+    for _ in range(200):
+        model.observe(Link.NETWORK, 0.110, 0.010, FAST)
+    assert model.slow_pairs() == {}, "it is worth another try, now and then"
+
+
+def test_pairs_of_milliseconds_are_all_alike_and_the_gone_are_forgotten() -> None:
+    model = HandoffCostModel()
+    for _ in range(5):
+        model.observe(Link.MEMORY, 0.011, 0.010, FAST)
+        model.observe(Link.MEMORY, 0.018, 0.010, SLOW_PAIR)
+    assert model.slow_pairs() == {}, "seven milliseconds are noise"
+    model.forget(WorkerId("q"))
+    assert SLOW_PAIR not in model.handoff_s and FAST in model.handoff_s

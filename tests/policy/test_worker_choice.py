@@ -153,6 +153,22 @@ def test_a_handoff_costs_what_its_link_costs() -> None:
         assert choice.worker == chosen.ref
 
 
+def test_a_pair_that_is_slow_gets_no_prompt_for_which_there_is_another_way() -> None:
+    """One worker's KV comes five times as slowly as planned. Red when a mean over all pairs decides."""
+    slow, other = view("slow", "prefill", shares=False), view("other", "prefill", shares=False, queued=200)
+    here = replace(view("d", shares=False), load=replace(D.load, num_running=50))
+    ask = Ask(num_tokens=1000)
+    planned = dict.fromkeys(Link, 0.1)
+    measured = planned | {(slow.ref.worker_id, here.ref.worker_id): 0.5}
+    picks = [
+        WorkerChooser().choose_prefill(here, [slow, other], ask, 1000, costs, RNG).worker
+        for costs in (planned, measured)
+    ]
+    assert picks == [slow.ref, other.ref]
+    alone = WorkerChooser().choose_decode([D, view("e", shares=False), slow], ask, measured, (), RNG)
+    assert alone is not None
+
+
 def test_who_has_measured_nothing_is_taken_for_as_slow_as_the_slowest() -> None:
     fresh = replace(view("fresh"), load=WorkerLoad())
     slow = replace(view("slow"), load=WorkerLoad(costs=replace(COSTS, per_token_s=0.01)))

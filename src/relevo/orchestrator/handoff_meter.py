@@ -55,7 +55,8 @@ class HandoffMeter:
         if event.worker != decode.worker:
             times.first_token_at_ns = times.first_token_at_ns or now_ns
         elif times.first_token_at_ns is not None:
-            self.placement.handoff_took((now_ns - times.first_token_at_ns) / 1e9, event.worker, times.link)
+            waited_s = (now_ns - times.first_token_at_ns) / 1e9
+            self.placement.handoff_took(waited_s, event.worker, times.link, times.prefill)
             times.is_unmeasured = False
         else:  # it computed the prompt after all
             times.is_unmeasured = False

@@ -6,6 +6,7 @@ Owns the ledger, the index and the measured cost of a handoff. Every choice is `
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from random import Random
@@ -17,7 +18,7 @@ from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
 from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
 from relevo.policy.handoff import events
-from relevo.policy.perf.step_costs import HandoffCostModel
+from relevo.policy.perf.handoff_costs import HandoffCostModel, Pair
 from relevo.policy.routing.charges import ChargeLedger
 from relevo.policy.routing.gossip import ChangeLog, PeerState
 from relevo.policy.routing.prefix_index import PrefixIndex
@@ -26,6 +27,8 @@ from relevo.policy.routing.tenant_use import TenantUse
 from relevo.policy.routing.worker_choice import Ask, Choice, PrefillChoice, WorkerChooser, WorkerView, is_anyone_away
 from relevo.policy.worker.stopping import num_least_output_tokens
 from relevo.wire import messages as wire
+
+log = logging.getLogger("relevo.gateway")
 
 
 class Placement:
@@ -50,6 +53,7 @@ class Placement:
         self._index = PrefixIndex()
         self._unfollowed: set[WorkerRef] = set()  # whose cache reports have a gap; a snapshot is on its way
         self._handoff = HandoffCostModel()
+        self._slow_pairs: set[Pair] = set()  # that were named
         self._known: dict[WorkerId, tuple[WorkerView, tuple[bool, int, int]]] = {}  # the last view of each
         self.change_log = ChangeLog(self._ledger, self._index)
         self.peer_state = PeerState(self._ledger, self._index, chooser)
@@ -160,12 +164,27 @@ class Placement:
             self._unfollowed.add(worker)
             self.follow_cache(worker)
 
-    def handoff_took(self, waited_s: float, decode: WorkerRef, link: Link) -> None:
+    def handoff_took(self, waited_s: float, decode: WorkerRef, link: Link, prefill: WorkerRef | None = None) -> None:
         """Seconds from the first token of the prefill worker to the first of the decode worker, one step included."""
         member = self._membership.get(decode)
         if member is not None:
             step_s = member.load.costs.step_s(max(1, member.load.num_running), member.load.num_decode_kv_tokens)
-            self._handoff.observe(link, waited_s, step_s)
+            pair = (prefill.worker_id, decode.worker_id) if prefill is not None else None
+            self._handoff.observe(link, waited_s, step_s, pair)
+            self._name_slow_pairs()
+
+    def _name_slow_pairs(self) -> None:
+        """Each once, until it is as fast as the others again."""
+        slow = self._handoff.slow_pairs()
+        for pair in slow.keys() - self._slow_pairs:
+            log.warning(
+                "handoffs from %s to %s take %.0f ms, %.0f times as long as between others that are joined alike; "
+                "prompts go another way where that is faster",
+                *pair,
+                1e3 * self._handoff.handoff_s[pair],
+                slow[pair],
+            )
+        self._slow_pairs = set(slow)
 
     def end(self, request_id: RequestId) -> None:
         """The request is over: charges and expectations go. What its workers said they cached stays."""
@@ -178,6 +197,7 @@ class Placement:
         self._ledger.forget(worker)
         self._known.pop(worker.worker_id, None)
         self._unfollowed.discard(worker)
+        self._handoff.forget(worker.worker_id)
         self._index.forget(worker)
         if self._tell is not None:
             self.change_log.all_changed()

@@ -1,4 +1,4 @@
-"""What a step and a handoff cost, learned while they happen.
+"""What a step costs, learned while steps happen.
 
 Step time is taken as base + per_token * tokens + per_kv_token * context tokens read, fitted by exponentially weighted
 least squares of the relative error. Samples are kept apart by the power of two of their token count, and only a newer
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from relevo.core.events import UNKNOWN_COSTS, StepCosts
-from relevo.core.handoff import Link
 from relevo.policy.perf.linear import solve
 
 _FADING = 0.98  # of a sample with each newer one of its class: the last fifty or so count. Arbitrary.
@@ -115,21 +114,3 @@ def _least_squares(matrix: _Matrix, vector: list[float]) -> list[float]:
         if len(support) == 3:
             break  # the unconstrained optimum is admissible: nothing is better
     return best
-
-
-class HandoffCostModel:
-    """Seconds that a handoff adds to a request, by how far its blocks go: exponentially weighted means."""
-
-    def __init__(self, weight: float = 0.1) -> None:
-        self._weight = weight  # of the newest handoff
-        self._measured: dict[Link, float] = {}
-        self.handoff_s: dict[Link, float] = dict.fromkeys(Link, 0.0)
-
-    def observe(self, link: Link, waited_s: float, step_s: float) -> None:
-        """`waited_s`: last token of the prefill worker -> first output of the decode worker; `step_s` of it is the
-        decode step that would have been there anyway."""
-        added_s = max(0.0, waited_s - step_s)
-        before_s = self._measured.get(link, added_s)
-        self._measured[link] = before_s + self._weight * (added_s - before_s)
-        least_s = min(self._measured.values())  # a link that was never used is to be tried
-        self.handoff_s = {each: self._measured.get(each, least_s) for each in Link}

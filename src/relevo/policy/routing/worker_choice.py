@@ -26,7 +26,7 @@ from random import Random
 
 from relevo.core.events import WorkerLoad
 from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite, Link
-from relevo.core.ids import WorkerRef
+from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.role import Role
 from relevo.policy.routing.kv_path import kv_path
 from relevo.policy.routing.lost_blocks import NOTHING_LOST, LostHits
@@ -35,7 +35,8 @@ from relevo.policy.routing.tenant_use import Held, Sent
 
 _DECODE_STEPS = 32  # arbitrary: so many steps of decoding weigh as much as the way to the first token
 
-HandoffSeconds = Mapping[Link, float]  # what a handoff adds to a request, by how far its blocks go
+# What a handoff adds to a request, by how far its blocks go; of pairs that were measured (prefill, decode) their own.
+HandoffSeconds = Mapping[Link | tuple[WorkerId, WorkerId], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +203,7 @@ class WorkerChooser:
                 ttft_local_s=local_s,
                 stall_s=stall_s,
             )
-        pick, num_uncached = self._pick_prefill(views, paths, ask, num_uncached_tokens, handoff_s, rng)
+        pick, num_uncached = self._pick_prefill(decode_view, views, paths, ask, num_uncached_tokens, handoff_s, rng)
         remote_s = pick.candidate.cost_s
         saved_s = max(0.0, remote_s - local_s)
         is_local = has_costs and stall_s <= saved_s
@@ -225,6 +226,7 @@ class WorkerChooser:
 
     def _pick_prefill(
         self,
+        decode_view: WorkerView,
         views: list[WorkerView],
         paths: Mapping[WorkerRef, KVPath],
         ask: Ask,
@@ -246,7 +248,8 @@ class WorkerChooser:
             Candidate(
                 key=view.ref,
                 name=view.ref.worker_id,
-                cost_s=_prefill_ttft_s(view, num_uncached[view.ref]) + handoff_s[paths[view.ref].link],
+                cost_s=_prefill_ttft_s(view, num_uncached[view.ref])
+                + added_s(handoff_s, paths[view.ref].link, view, decode_view),
                 num_hit_tokens=hits_on_decode if view.ref in reads_there else ask.hit_tokens.get(view.ref, 0),
                 prefix=b"" if view.ref in reads_there else ask.prefixes.get(view.ref, b""),
                 num_load_tokens=view.num_queued_prefill_tokens,
@@ -256,6 +259,12 @@ class WorkerChooser:
         ]
         pick = self._prefill.pick(candidates, num_tokens, ask.session if is_cached_there else b"", rng)
         return pick, num_uncached[pick.candidate.key]
+
+
+def added_s(handoff_s: HandoffSeconds, link: Link, prefill: WorkerView, decode: WorkerView) -> float:
+    """By a handoff between these two."""
+    own_s = handoff_s.get((prefill.ref.worker_id, decode.ref.worker_id))
+    return handoff_s[link] if own_s is None else own_s
 
 
 def is_anyone_away(views: Sequence[WorkerView]) -> bool:
@@ -304,7 +313,7 @@ def _way_to_first_token_s(
     if not others:
         return local_s
     remote_s = min(
-        handoff_s[paths[other.ref].link]
+        added_s(handoff_s, paths[other.ref].link, other, view)
         + (_prefill_ttft_s(other, num_uncached) if paths[other.ref].zero_copy else own_s[other.ref])
         for other in others
     )
