@@ -331,9 +331,9 @@ def test_a_bound_too_small_to_divide_is_refused_by_name() -> None:
         gateway_configs(gateway_config(max_num_queued_reqs=2), 3, "/run")
 
 
-def test_a_planner_that_would_see_a_part_of_what_comes_in_is_refused() -> None:
-    with pytest.raises(SettingsError, match="--planner on sees what comes in at one gateway, and --gateways is 3"):
-        gateway_configs(gateway_config(planner="on"), 3, "/run")
+def test_every_gateway_has_a_planner_of_which_one_acts() -> None:
+    configs = gateway_configs(gateway_config(planner="on"), 3, "/run")
+    assert [config.models[0].planner for config in configs] == ["on"] * 3
 
 
 def test_one_gateway_is_told_nothing_of_others() -> None:

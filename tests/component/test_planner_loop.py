@@ -134,7 +134,7 @@ async def test_a_decision_reaches_the_workers_and_a_dry_run_does_not() -> None:
             await until(partial(has_roles, dispatcher, wanted))
             told = planning.plan()
             assert told["is_dry_run"] is is_dry and told["decisions"][0]["verdict"] == "change"
-            assert set(told["decisions"][0]["modes"]) == {"unified", "1p1d", "hybrid"}
+            assert set(told["decisions"][0]["modes"]) == {"unified", "2u", "1p1d", "1p1h", "hybrid"}
 
 
 async def test_an_answer_that_comes_late_or_not_at_all_changes_nothing() -> None:
@@ -165,7 +165,7 @@ async def test_an_answer_that_comes_late_or_not_at_all_changes_nothing() -> None
         await planning.tick()
         planning.ask = late
         decision = await planning.tick()
-        assert decision.verdict is PlanVerdict.UNKNOWN and "roles changed" in decision.reason
+        assert decision.verdict is PlanVerdict.UNKNOWN and "roles or workers changed" in decision.reason
         assert has_roles(dispatcher, ["hybrid", "hybrid"]) and planning.planner.num_changes == 0
 
 
@@ -184,7 +184,7 @@ async def test_workers_that_are_not_ready_are_nothing_to_plan_for() -> None:
     window = DemandWindow(ScriptedGenerator([]), MonotonicClock(), SLO)
     window._generator.engine_status = status_of(ready=False)  # type: ignore[attr-defined]
     decision = await planning_of(window, is_dry=False).tick()
-    assert decision.verdict is PlanVerdict.UNKNOWN and "not ready" in decision.reason
+    assert decision.verdict is PlanVerdict.UNKNOWN and "no worker is ready" in decision.reason
 
 
 async def test_a_planner_on_virtual_time_decides_as_the_live_one() -> None:
@@ -271,8 +271,8 @@ def has_roles(generator: TokenGenerator, wanted: list[str]) -> bool:
 
 def planning_of(window: DemandWindow, is_dry: bool, clock: Clock | None = None) -> RolePlanning:
     async def ask(modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]) -> Mapping[Mode, ModeOutlook]:
-        attained = {"unified": 1.0, "1p1d": 0.5, "hybrid": 0.5}
-        return {mode: ModeOutlook(attained=attained[mode.name], ttft_p90_s=0.1, itl_p90_s=0.01) for mode in modes}
+        attained = {mode: 1.0 if mode.name == "unified" else 0.5 for mode in modes}
+        return {mode: ModeOutlook(attained=part, ttft_p90_s=0.1, itl_p90_s=0.01) for mode, part in attained.items()}
 
     return RolePlanning(
         model="fake",

@@ -17,10 +17,11 @@ from relevo.core.ids import WorkerId
 from relevo.core.role import DECODE, PREFILL, STANDBY, UNIFIED
 from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
-from relevo.policy.scaling.modes import Mode, mode_named, modes_of
+from relevo.policy.scaling.modes import SPILLING, Mode, mode_named, modes_of
 from relevo.policy.scaling.role_planner import ModeOutlook, PlanDecision, PlannerLimits, PlanVerdict, RolePlanner, Seen
 
-MODES = modes_of({"box": [WorkerId("prefill-0"), WorkerId("decode-0")]})
+ALL_MODES = modes_of({"box": [WorkerId("prefill-0"), WorkerId("decode-0")]})
+MODES = tuple(mode for mode in ALL_MODES if mode.name in ("unified", "1p1d", "hybrid"))
 UNIFIED_MODE, SPLIT, HYBRID_MODE = MODES
 LIMITS = PlannerLimits()
 
@@ -78,7 +79,9 @@ class Run:
 
 
 def test_modes_of_two_workers_and_of_several_machines() -> None:
-    assert [mode.name for mode in MODES] == ["unified", "1p1d", "hybrid"]
+    assert [mode.name for mode in ALL_MODES] == ["unified", "2u", "1p1d", "1p1h", "hybrid"]
+    assert dict(ALL_MODES[1].roles) == dict.fromkeys(dict(SPLIT.roles), UNIFIED)
+    assert dict(ALL_MODES[3].roles) == {"prefill-0": PREFILL, "decode-0": SPILLING}
     assert dict(UNIFIED_MODE.roles) == {"prefill-0": STANDBY, "decode-0": UNIFIED}
     assert dict(SPLIT.roles) == {"prefill-0": PREFILL, "decode-0": DECODE}
     machines = {"a": [WorkerId("p"), WorkerId("d")], "b": [WorkerId("e")]}
@@ -87,6 +90,7 @@ def test_modes_of_two_workers_and_of_several_machines() -> None:
     assert [mode.name for mode in modes_of(machines, abilities_differ=True)] == ["unified"]
     assert modes_of({}) == ()
     assert mode_named(MODES, dict(SPLIT.roles)) is SPLIT
+    assert [mode.name for mode in modes_of({"a": [WorkerId("p")], "b": [WorkerId("d")]})][:2] == ["unified", "1p1d"]
     assert mode_named(MODES, dict.fromkeys(dict(SPLIT.roles), UNIFIED)).name == "decode-0=unified prefill-0=unified"
 
 

@@ -37,7 +37,7 @@ def test_traces_give_the_lengths_where_they_are_there() -> None:
 def test_every_rule_meets_the_same_requests_and_the_planner_changes_for_them() -> None:
     """Red when an arm is spared something, or the planner is not the one that acts."""
     day = Day(kinds=drawn_kinds(0), hours=SHORT, death_at_s=None, num_simulated=12)
-    assert day.rules == ("unified", "1p1d", "hybrid", "threshold", "planner")
+    assert day.rules == ("unified", "2u", "1p1d", "1p1h", "hybrid", "threshold", "planner")
     runs = {rule: day.run(rule) for rule in ("unified", "planner")}
     reports = [report_day(run, day.hours, day.slo) for run in runs.values()]
     arrivals = [[(each.row, each.arrived_at_ns) for each in run.requests] for run in runs.values()]

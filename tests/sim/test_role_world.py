@@ -39,8 +39,8 @@ def two(**traits: Any) -> tuple[WorkerSpec, ...]:
     )
 
 
-def world_of(workload: Workload, **parts: Any) -> RoleWorld:
-    serving = ServingSpec(layout=LAYOUT, max_model_len=4096, enable_prefix_caching=False, restart_s=2.0)
+def world_of(workload: Workload, restart_s: float = 2.0, **parts: Any) -> RoleWorld:
+    serving = ServingSpec(layout=LAYOUT, max_model_len=4096, enable_prefix_caching=False, restart_s=restart_s)
     return RoleWorld(config(two(), serving=serving, network=NetworkSpec(shares_memory=True), **parts), workload, SLO)
 
 
@@ -69,7 +69,7 @@ def test_a_simulated_planner_changes_roles_and_what_comes_of_it_is_better() -> N
     """Red when its roles do not reach the workers, or steps take no notice of the cores that they bring."""
     world, planned = first_run()
     first = planned.changes[0]
-    assert first.mode in ("unified", "hybrid") and len(planned.changes) <= 2
+    assert first.mode != "1p1d" and len(planned.changes) <= 2
     met = [SLO.is_met(each.times, each.times.tpot_s) for each in world.result.requests]
     assert sum(met[-50:]) > sum(met[:50])
 
@@ -79,13 +79,15 @@ def test_the_same_seed_gives_the_same_decisions() -> None:
     assert one.decisions == other.decisions and one.planning.plan() == other.planning.plan()
 
 
-def test_a_death_is_not_planned_on_and_no_hand_is_blamed_for_the_restart() -> None:
-    """Red when the planner acts while a worker is gone, or takes the role with which an incarnation starts for one
-    that an operator gave it."""
-    world, planned = planned_run(faults=(Fault(at_s=61.0, kind=FaultKind.KILL, target="decode-0"),))
+def test_a_death_is_planned_around_and_no_hand_is_blamed_for_the_restart() -> None:
+    """Red when the planner stands still while a worker is away, or takes the role with which an incarnation starts for
+    one that an operator gave it."""
+    world, planned = planned_run(restart_s=12.0, faults=(Fault(at_s=61.0, kind=FaultKind.KILL, target="decode-0"),))
     verdicts = planned.planning.num_decisions
-    assert verdicts["adopt"] == 0 and verdicts["unknown"] <= 2
+    assert verdicts["adopt"] == 0
     assert all(each.outcome is RequestOutcome.FINISHED for each in world.result.requests)
+    alone = [seen for _, seen in planned.decisions if len(seen.mode.roles) == 1]
+    assert alone and all(each.verdict.value in ("hold", "unknown") for each in alone), "one worker has one way"
 
 
 def test_cores_move_with_roles_while_streams_run() -> None:

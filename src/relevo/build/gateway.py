@@ -111,7 +111,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     )
     gossip = None
     if config.peers:
-        others = _others(config, backends, context, metrics, metering)
+        others = _others(config, backends, context, metrics, metering, at_work)
         context, gossip = replace(context, others=others), others.sockets
     routes = route_table()
     app = create_app(context, routes)
@@ -317,6 +317,7 @@ def _others(
     context: GatewayContext,
     metrics: GatewayMetrics,
     metering: Metering,
+    plannings: Sequence[RolePlanning],
 ) -> Others:
     from relevo.build.gossip import RequestSearch, build_others  # one gateway alone has no other to tell
 
@@ -332,6 +333,7 @@ def _others(
             slowest=partial(slowest_reports, context),
         ),
         meter=metering.meter,
+        plannings=plannings,
     )
 
 

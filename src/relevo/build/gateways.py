@@ -21,12 +21,6 @@ def gateway_configs(config: GatewayConfig, num_gateways: int, runtime_folder: st
 
     Raises SettingsError if a bound is too small to divide.
     """
-    planned = [model for model in config.models if model.planner != "off"]
-    if planned and num_gateways > 1:
-        raise SettingsError(
-            f"--planner {planned[0].planner} sees what comes in at one gateway, and --gateways is {num_gateways}; use "
-            "one gateway, or --planner off and relevo role"
-        )
     if num_gateways == 1:
         return (config,)
     for model, name in itertools.product(config.models, _SHARED_OUT):

@@ -22,11 +22,14 @@ from relevo.orchestrator.dispatch import Dispatcher
 from relevo.orchestrator.gossip import Gossip, GossipSource
 from relevo.orchestrator.gossip_sockets import GossipSockets, Peer
 from relevo.orchestrator.placement import Placement
+from relevo.planner.loop import RolePlanning
+from relevo.planner.together import Together
 from relevo.policy.billing.pricing import plain
 from relevo.telemetry.merged_series import SeriesFamily
 from relevo.wire.gossip import Ended, Spending
 
 _METRICS, _READINESS, _REQUEST, _SLOWEST = "metrics", "readiness", "request", "slowest"
+_DEMAND = "demand "  # and which model's
 _encode = msgspec.msgpack.encode
 
 
@@ -79,6 +82,7 @@ def build_others(
     state: Callable[[str], bytes],
     requests: RequestSearch,
     meter: Meter,
+    plannings: Sequence[RolePlanning] = (),
 ) -> Others:
     """`metrics`, `readiness`, `state`, `requests`: what this gateway says of itself."""
     clock = MonotonicClock()
@@ -97,6 +101,7 @@ def build_others(
         answers={
             _METRICS: lambda: _encode(tuple(metrics())),
             _READINESS: lambda: _encode(readiness()),
+            **{f"{_DEMAND}{index}": planning.tell for index, planning in enumerate(plannings)},
             **{question: partial(state, question) for question in (STATE, STATE_WITH_HISTORY)},
         },
         searches={
@@ -104,6 +109,12 @@ def build_others(
             _SLOWEST: requests.answer_slowest,
         },
     )
+    for index, planning in enumerate(plannings):
+        planning.together = Together(
+            gateway_id=config.gateway_id,
+            ask=partial(sockets.ask, f"{_DEMAND}{index}"),
+            connected=lambda: sockets.connected,
+        )
     share_accounts(gossip, meter.accounts, meter.clock)
     for placement, _ in models.values():
         placement.tell(gossip.news)

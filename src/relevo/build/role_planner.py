@@ -42,7 +42,7 @@ def planned(config: ServedModelConfig, generator: TokenGenerator) -> RolePlannin
     assert slo.ttft_s is not None
     assert slo.itl_s is not None
     window, is_dry = DemandWindow(generator, clock, slo), config.planner == "dry-run"
-    simulator = SimulatorProcess(config, slo)
+    simulator = SimulatorProcess(config, slo, limits.surge)
     return RolePlanning(
         model=config.served_model_names[0],
         window=window,
@@ -61,6 +61,7 @@ def planned(config: ServedModelConfig, generator: TokenGenerator) -> RolePlannin
 class SimulatorProcess:
     config: ServedModelConfig
     slo: Slo
+    surge: float
     _pool: ProcessPoolExecutor | None = None
     _costs: WorkerCosts = field(init=False)
 
@@ -84,7 +85,7 @@ class SimulatorProcess:
             spawned = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(1, spawned, initializer=_give_way, initargs=(os.getpid(),))
         loop = asyncio.get_running_loop()
-        question = (facts, self.config.max_model_len, self.slo, tuple(modes), demand)
+        question = (facts, self.config.max_model_len, self.slo, self.surge, tuple(modes), demand)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await loop.run_in_executor(self._pool, _simulate, *question)
@@ -114,9 +115,14 @@ def _give_way(parent: int) -> None:
 
 
 def _simulate(
-    facts: tuple[WorkerFacts, ...], max_model_len: int, slo: Slo, modes: tuple[Mode, ...], demand: Demand
+    facts: tuple[WorkerFacts, ...],
+    max_model_len: int,
+    slo: Slo,
+    surge: float,
+    modes: tuple[Mode, ...],
+    demand: Demand,
 ) -> dict[Mode, ModeOutlook]:
     from relevo.sim.mode_worlds import ModeWorlds
 
     worlds = ModeWorlds(workers=facts, max_model_len=max_model_len, slo=slo, num_requests=_SIMULATED_REQUESTS)
-    return {mode: worlds.outlook(mode, demand) for mode in modes}
+    return {mode: worlds.outlook(mode, demand, surge) for mode in modes}

@@ -18,6 +18,7 @@ from relevo.core.ids import WorkerId
 from relevo.core.ports import Clock
 from relevo.core.role import Role, parse_role
 from relevo.orchestrator.ports import WorkerStatus
+from relevo.planner.together import Telling, Together, encode
 from relevo.planner.window import DemandWindow, Window
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.modes import Mode, mode_named, modes_of
@@ -68,6 +69,7 @@ class RolePlanning:
     unix_s: Callable[[], float]
     is_dry: bool
     targets: Mapping[str, float]  # as the operator set them, for the page
+    together: Together | None = None  # with other gateways over the same workers; None: there are none
     num_decisions: Counter[str] = field(default_factory=Counter)  # by verdict
     _told: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT))
     mode_now: str = ""  # of the workers, as of the last tick; empty: there was none
@@ -83,6 +85,10 @@ class RolePlanning:
 
     async def tick(self) -> PlanDecision:
         """One decision, carried out."""
+        if self.together is not None:
+            await self.together.hear()
+            if not self.together.leads:
+                return self._stand_back(self.together.leader)
         found = self.look()
         if isinstance(found, Question):
             try:
@@ -95,19 +101,37 @@ class RolePlanning:
     def look(self) -> Question | PlanDecision:
         """What is to be found out before `decide`, or what was decided and carried out without."""
         workers, window = self.window.status().workers, self.window.look()
-        modes = modes_of(_machines(workers))
-        seen = self._seen(workers, window, modes)
+        if self.together is not None:
+            window = self.together.whole(window)
+        there = tuple(worker for worker in workers if worker.ready)
+        modes = modes_of(_machines(there))
+        seen = self._seen(workers, there, window, modes)
         found = self.planner.question(seen)
         if isinstance(found, Demand):
-            return Question(modes if seen.mode in modes else (*modes, seen.mode), found, workers, seen, window)
+            return Question(modes if seen.mode in modes else (*modes, seen.mode), found, there, seen, window)
         return self._carry_out(found, seen, window)
 
     def decide(self, question: Question, outlooks: Mapping[Mode, ModeOutlook]) -> PlanDecision:
-        """And carry it out, unless a worker was given another role meanwhile."""
-        if self._mode_of(self.window.status().workers, question.modes) != question.seen.mode:
-            why = "roles changed while the simulator was asked"
+        """And carry it out, unless a worker was given another role meanwhile, came or left."""
+        there = [worker for worker in self.window.status().workers if worker.ready]
+        if self._mode_of(there, question.modes) != question.seen.mode:
+            why = "roles or workers changed while the simulator was asked"
             return self._carry_out(self.planner.unanswered(question.seen, why), question.seen, question.window)
         return self._carry_out(self.planner.decide(question.seen, outlooks), question.seen, question.window)
+
+    def tell(self) -> bytes:
+        """What another gateway is told that asks."""
+        return encode(Telling.of(self.window.look(), self.plan() if self.together and self.together.leads else None))
+
+    def _stand_back(self, leader: str) -> PlanDecision:
+        """Another gateway plans: two would fight over the same roles."""
+        there = tuple(worker for worker in self.window.status().workers if worker.ready)
+        mode = self._mode_of(there, modes_of(_machines(there)))
+        window = self.window.look()
+        seen = Seen(now_s=self.clock.now_ns() / 1e9, mode=mode, num_requests=window.num_requests)
+        found = self.planner.stand_back(seen, f"{leader} plans for all gateways")
+        self._tell(found, seen, window)
+        return found
 
     def _carry_out(self, found: PlanDecision, seen: Seen, window: Window) -> PlanDecision:
         if found.verdict in _ACTS and not self.is_dry:
@@ -120,13 +144,15 @@ class RolePlanning:
         self._tell(found, seen, window)
         return found
 
-    def _seen(self, workers: Sequence[WorkerStatus], window: Window, modes: Sequence[Mode]) -> Seen:
-        missing = [worker.worker_id for worker in workers if not worker.ready]
+    def _seen(
+        self, workers: Sequence[WorkerStatus], there: Sequence[WorkerStatus], window: Window, modes: Sequence[Mode]
+    ) -> Seen:
         now_s = self.clock.now_ns() / 1e9
         return Seen(
             now_s=now_s,
-            mode=self._mode_of(workers, modes),
-            unknown=f"{', '.join(missing)} not ready" if missing else "",
+            mode=self._mode_of(there, modes),
+            unknown=(self.together.unknown if self.together is not None else "") or _unknown(there, window),
+            away=tuple(worker.worker_id for worker in workers if not worker.ready),
             num_requests=window.num_requests,
             demand=window.demand,
             attained=window.attained,
@@ -166,9 +192,13 @@ class RolePlanning:
         }
 
     def plan(self) -> dict[str, Any]:
-        """For /v1/plan: the last decision, and those before it that brought something new."""
+        """For /v1/plan, of the gateway that plans: the last decision, and those before it that brought something new."""
+        together = self.together
+        if together is not None and not together.leads and together.leaders_plan is not None:
+            return together.leaders_plan
         return {
             "model": self.model,
+            "planned_by": together.gateway_id if together is not None else "",
             "mode": self.mode_now,
             "is_dry_run": self.is_dry,
             "targets": dict(self.targets),
@@ -177,6 +207,15 @@ class RolePlanning:
             "num_decisions": dict(self.num_decisions),
             "decisions": list(reversed(self._told)),
         }
+
+
+def _unknown(there: Sequence[WorkerStatus], window: Window) -> str:
+    """What is missing to plan by. A worker that is away is known: it is planned for those that are there."""
+    if not there:
+        return "no worker is ready"
+    if window.num_requests and window.demand is None:
+        return f"no answer of {window.num_requests} requests has ended, so nothing is known of their lengths"
+    return ""
 
 
 def _machines(workers: Sequence[WorkerStatus]) -> dict[str, list[WorkerId]]:

@@ -20,7 +20,7 @@ from relevo.policy.scaling.demand import Demand, Sample, dispersion, rate_of_lat
 from relevo.telemetry.latency import RequestRecord, Slo
 
 MAX_ARRIVALS = 20_000  # arbitrary; of more in a window the first are forgotten, and the window counts as shorter
-_NUM_SAMPLES = 64  # that stand for all of a window. Arbitrary
+NUM_SAMPLES = 64  # that stand for all of a window. Arbitrary
 _BURST_WINDOW_S = 2.0
 
 
@@ -117,7 +117,7 @@ def _demand(arrivals: Sequence[_Arrival], span_s: float, now_ns: int) -> Demand 
         return None
     mean_output = max(1, round(fmean(arrival.num_output_tokens or 0 for arrival in ended)))
     mean_cached = sum(a.num_cached_tokens for a in ended) / max(1, sum(a.num_prompt_tokens for a in ended))
-    rows = strata([arrival.num_prompt_tokens for arrival in arrivals], _NUM_SAMPLES)
+    rows = strata([arrival.num_prompt_tokens for arrival in arrivals], NUM_SAMPLES)
     ages_s = [(now_ns - arrival.at_ns) / 1e9 for arrival in arrivals]
     return Demand(
         requests_per_s=rate_of_late(ages_s, span_s),

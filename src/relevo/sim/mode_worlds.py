@@ -20,7 +20,7 @@ from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.role_planner import ModeOutlook
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.sim.config import NetworkSpec, RegionSpec, ServingSpec, WorkerSpec, WorldConfig
-from relevo.sim.report import ReportOptions, report_world
+from relevo.sim.report import ReportOptions, SimReport, report_world
 from relevo.sim.world import World
 from relevo.telemetry.latency import Slo
 from relevo.workload.requests import Workload, WorkloadRequest
@@ -36,9 +36,37 @@ class ModeWorlds:
     num_requests: int = 240  # of one run. Arbitrary: about a second of computing
     seed: int = 0
 
-    def outlook(self, mode: Mode, demand: Demand) -> ModeOutlook:
+    def outlook(self, mode: Mode, demand: Demand, surge: float = 0.0) -> ModeOutlook:
+        """`surge`: how many times as many may come; 0: that is not asked."""
         roles = dict(mode.roles)
         cores = self._cores(roles)
+        report = self._run(mode, roles, cores, demand, self.num_requests, _WARM_FRACTION)
+        surged = self._run(mode, roles, cores, demand.at(surge), self.num_requests // 2, 0.0) if surge else None
+        told = report.steady_latencies
+        return ModeOutlook(
+            attained=_attained(report),
+            ttft_p90_s=told["ttft_s"].value("p90"),
+            itl_p90_s=told["itl_s"].value("p90"),
+            floor_ttft_s=self._floor_s(roles, cores, demand),
+            surge_attained=None if surged is None else _attained(surged),
+        )
+
+    def facts_of(self, mode: Mode) -> tuple[object, ...]:
+        """All that an outlook on that mode depends on, but for the demand."""
+        roles = dict(mode.roles)
+        cores = self._cores(roles)
+        times = [(facts.costs_on(cores[facts.worker_id]), facts.num_blocks) for facts in self.workers]
+        return (mode, *times, self.num_requests, self.seed)
+
+    def _run(
+        self,
+        mode: Mode,
+        roles: Mapping[WorkerId, Role],
+        cores: Mapping[WorkerId, int],
+        demand: Demand,
+        num_requests: int,
+        warm_fraction: float,
+    ) -> SimReport:
         specs = tuple(self._worker(facts, roles[facts.worker_id], cores) for facts in self.workers)
         block_size = self.workers[0].block_size
         layout = KVLayout("planned", "float16", block_size, (KVGroup.full(range(1), 1, 64),))
@@ -48,19 +76,10 @@ class ModeWorlds:
             network=NetworkSpec(shares_memory=True),
             seed=self.seed,
         )
-        workload = self._workload(demand)
-        warm_up_s = workload.requests[int(_WARM_FRACTION * len(workload.requests))].arrived_at_s or 0.0
-        report = report_world(
-            mode.name, World(config, workload).run(), ReportOptions(slo=self.slo, warm_up_s=warm_up_s)
-        )
-        told = report.steady_latencies
-        goodput = report.goodput
-        return ModeOutlook(
-            attained=(goodput.steady_met_fraction if goodput is not None else None) or 0.0,
-            ttft_p90_s=told["ttft_s"].value("p90"),
-            itl_p90_s=told["itl_s"].value("p90"),
-            floor_ttft_s=self._floor_s(roles, cores, demand),
-        )
+        workload = self._workload(demand, num_requests)
+        warm_up_s = workload.requests[int(warm_fraction * len(workload.requests))].arrived_at_s or 0.0
+        options = ReportOptions(slo=self.slo, warm_up_s=warm_up_s)
+        return report_world(mode.name, World(config, workload).run(), options)
 
     def _cores(self, roles: Mapping[WorkerId, Role]) -> dict[WorkerId, int]:
         boxes: dict[str, dict[WorkerId, tuple[int, ...]]] = {}
@@ -84,10 +103,10 @@ class ModeWorlds:
             itl_target_s=facts.itl_target_s,
         )
 
-    def _workload(self, demand: Demand) -> Workload:
+    def _workload(self, demand: Demand, num_requests: int) -> Workload:
         rng, at_s = Random(self.seed), 0.0
         requests = []
-        for row in range(self.num_requests):
+        for row in range(num_requests):
             sample = demand.samples[rng.randrange(len(demand.samples))]
             num_prompt = max(1, sample.num_prompt_tokens - sample.cached[0])
             num_output = max(1, min(sample.num_output_tokens, self.max_model_len - num_prompt))
@@ -103,3 +122,8 @@ class ModeWorlds:
         median = uncached[len(uncached) // 2]
         able = [facts for facts in self.workers if roles[facts.worker_id].computes_prompts] or self.workers
         return min(facts.costs_on(cores[facts.worker_id]).step_s(median, median) for facts in able)
+
+
+def _attained(report: SimReport) -> float:
+    goodput = report.goodput
+    return (goodput.steady_met_fraction if goodput is not None else None) or 0.0

@@ -2,20 +2,26 @@
 
 A pure core: `question` says what to find out about which demand, a driver asks the simulator, `decide` says what to do
 with the answers. It acts on what comes in, not on what comes out; it holds when something is not known; it changes only
-for a clear and lasting gain, not more often than the cool-down allows; it looks back at each change, and takes it back
-if what came of it is worse than what was. A change by hand is adopted. Knows no clock, no simulator, no messages.
+for a clear and lasting gain in requests that meet the targets, now or in a surge, above what the change itself costs,
+and not more often than the cool-down allows; it looks back at each change, and takes it back if what came of it is
+worse than what was. It plans for the workers that are there. A change by hand is adopted. Knows no clock, no simulator,
+no messages.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.modes import Mode
 
+_SURGE_WEIGHT = 0.3  # of what a surge would make of a mode. Arbitrary: it may come, the expected load will
+_SWITCHES = 8  # of late, whose times say what the next one takes. Arbitrary
 _MORE_LOAD = 1.25  # than before a change: what came of it is not the change's fault. Arbitrary
 
 
@@ -25,8 +31,10 @@ class PlannerLimits:
 
     tick_s: float = 5.0
     min_requests: int = 20  # in the window, for lengths to mean anything
-    gain: float = 0.05  # of attainment, that a change must promise; or of time, see `ModeOutlook.better_by`
+    gain: float = 0.02  # see `ModeOutlook.better_by`: that a change must promise above what it costs
     num_ticks_of_gain: int = 2  # in a row
+    surge: float = 2.0  # times the expected load: the head-room that modes are compared by, beside it
+    stays_s: float = 120.0  # that a mode has to stay to be worth the change to it
     cool_down_s: float = 30.0  # after a change
     arrive_s: float = 30.0  # after a change, until every worker has to have its new role
     settle_s: float = 20.0  # after a change, until it is judged
@@ -41,8 +49,9 @@ class Seen:
     """What was observed when a tick began. `unknown`: why it cannot be relied on; empty: it can."""
 
     now_s: float
-    mode: Mode
+    mode: Mode  # of the workers that are there
     unknown: str = ""
+    away: tuple[str, ...] = ()  # workers that are not there
     num_requests: int = 0  # that came in the window
     demand: Demand | None = None  # of the window; None without requests
     attained: float | None = None  # part of those that ended in the window that met both targets
@@ -58,20 +67,15 @@ class ModeOutlook:
     ttft_p90_s: float | None
     itl_p90_s: float | None
     floor_ttft_s: float = 0.0  # of a median prompt that meets no other request
+    surge_attained: float | None = None  # part that does when `PlannerLimits.surge` times as many come; None: not asked
 
     def better_by(self, other: ModeOutlook) -> float:
-        """Gain over another one: in attainment, or, where both attain about as much, in the time to the first token and
-        between tokens, of which a quarter counts as much as all of attainment's hundredth."""
+        """Gain over another one, in requests that meet the targets: under the load that is expected, and, for less,
+        in a surge. Where all meet them there is nothing to gain: times that no request misses are no reason."""
         gain = self.attained - other.attained
-        if abs(gain) >= 0.01:
+        if self.surge_attained is None or other.surge_attained is None:
             return gain
-        return gain + 0.2 * (self._slowness_of(other) - 1.0)
-
-    def _slowness_of(self, other: ModeOutlook) -> float:
-        """How many times as long the other takes: the mean of both times."""
-        pairs = ((self.ttft_p90_s, other.ttft_p90_s), (self.itl_p90_s, other.itl_p90_s))
-        ratios = [theirs / mine for mine, theirs in pairs if mine and theirs]
-        return sum(ratios) / len(ratios) if ratios else 1.0
+        return (1.0 - _SURGE_WEIGHT) * gain + _SURGE_WEIGHT * (self.surge_attained - other.surge_attained)
 
 
 class PlanVerdict(StrEnum):
@@ -115,6 +119,8 @@ class RolePlanner:
             (Constant(), Kalman(), Seasonal(limits.season_ticks)), num_ticks_ahead=limits.num_ticks_ahead
         )
         self._mode: Mode | None = None  # that it set, or found
+        self._switch_s: deque[float] = deque(maxlen=_SWITCHES)  # until all roles had arrived
+        self._joined_at_s = -inf  # when a worker came or went last
         self._change: _Change | None = None  # the last
         self._arriving: tuple[float, Mode] | None = None  # since when, and from which mode, roles are on their way
         self._held_until_s = 0.0
@@ -126,16 +132,23 @@ class RolePlanner:
     def question(self, seen: Seen) -> Demand | PlanDecision:
         """What is to be found out of each mode, or what is decided without."""
         limits = self._limits
-        if self._mode is None:
-            self._mode = seen.mode
         if seen.unknown:
             self.num_unknown_ticks += 1
             return self._hold(seen, f"not known: {seen.unknown}", PlanVerdict.UNKNOWN)
         self._rate.add(seen.demand.requests_per_s if seen.demand is not None else 0.0)
+        if self._mode is None:
+            self._mode = seen.mode
+        if self._mode.workers != seen.mode.workers:
+            self._mode, self._change, self._arriving, self._favourite = seen.mode, None, None, None
+            self._joined_at_s = seen.now_s
         if seen.mode == self._mode:
+            if self._arriving is not None:
+                self._switch_s.append(seen.now_s - self._arriving[0])
             self._arriving = None
         elif self._arriving is not None:
             return self._not_arrived(seen, *self._arriving)
+        elif seen.now_s - self._joined_at_s < limits.arrive_s:
+            self._mode = seen.mode  # who joined has its role by now
         else:
             was, self._mode, self._change, self._favourite = self._mode, seen.mode, None, None
             self._held_until_s = seen.now_s + limits.hand_hold_s
@@ -157,7 +170,7 @@ class RolePlanner:
         best = max(allowed, key=lambda mode: allowed[mode].better_by(present))
         gain = allowed[best].better_by(present)
         told = self._told(seen, outlooks)
-        if best == seen.mode or gain < self._limits.gain:
+        if best == seen.mode or gain < self._limits.gain + self.switch_cost:
             self._favourite = None
             floor_s = min(outlook.floor_ttft_s for outlook in outlooks.values())
             if floor_s > self._ttft_s:
@@ -174,11 +187,22 @@ class RolePlanner:
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
         return self._act(seen, best, _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best]), why, told)
 
+    @property
+    def switch_cost(self) -> float:
+        """Of requests that meet the targets, as if none did until every worker has its new role: the part of the time
+        that a mode has to stay. As long as switches have taken of late."""
+        return min(1.0, max(self._switch_s, default=0.0) / self._limits.stays_s)
+
     def unanswered(self, seen: Seen, why: str) -> PlanDecision:
         """Nothing was found out about `question`'s demand that still counts."""
         self._favourite = None
         self.num_unknown_ticks += 1
         return self._hold(seen, f"not known: {why}", PlanVerdict.UNKNOWN)
+
+    def stand_back(self, seen: Seen, why: str) -> PlanDecision:
+        """Another planner decides. What it does is no change by hand, should this one have to take over."""
+        self._mode, self._change, self._arriving, self._favourite = None, None, None, None
+        return self._hold(seen, why)
 
     def not_done(self, seen: Seen, why: str) -> PlanDecision:
         """What was decided last could not be carried out: everything is as it was."""
@@ -280,7 +304,8 @@ class RolePlanner:
 def _words(outlook: ModeOutlook) -> str:
     ttft = "-" if outlook.ttft_p90_s is None else f"{outlook.ttft_p90_s:.2f} s"
     itl = "-" if outlook.itl_p90_s is None else f"{outlook.itl_p90_s * 1e3:.0f} ms"
-    return f"is to meet the targets for {outlook.attained:.0%} (TTFT p90 {ttft}, ITL p90 {itl})"
+    surge = "" if outlook.surge_attained is None else f", {outlook.surge_attained:.0%} in a surge"
+    return f"is to meet the targets for {outlook.attained:.0%}{surge} (TTFT p90 {ttft}, ITL p90 {itl})"
 
 
 def _next_best(present: Mode, outlooks: Mapping[Mode, ModeOutlook]) -> str:

@@ -15,6 +15,7 @@ from relevo.planner.worker_costs import WorkerCosts
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.role_planner import ModeOutlook
+from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.sim.mode_worlds import ModeWorlds
 from relevo.telemetry.latency import Slo
 
@@ -26,14 +27,18 @@ class Outlooks:
     costs: WorkerCosts
     max_model_len: int
     slo: Slo
-    num_requests: int = 180  # of one small world: fewer have no p90 without warm-up and drain
+    surge: float
+    num_requests: int = 120  # of one small world: fewer have no p90 without warm-up and drain
     seed: int = 0
     num_worlds: int = 0  # that were run
-    _known: dict[tuple[Mode, tuple[int, ...], str], ModeOutlook] = field(default_factory=dict)
+    _known: dict[tuple[tuple[object, ...], tuple[int, ...]], ModeOutlook] = field(default_factory=dict)
 
     def of(self, question: Question, now_s: float) -> Mapping[Mode, ModeOutlook]:
         self.costs.learn(question.workers, now_s)
         facts = self.costs.facts(question.workers)
+        return {mode: self.of_facts(facts, mode, question.demand) for mode in question.modes}
+
+    def of_facts(self, facts: tuple[WorkerFacts, ...], mode: Mode, demand: Demand) -> ModeOutlook:
         worlds = ModeWorlds(
             workers=facts,
             max_model_len=self.max_model_len,
@@ -41,13 +46,10 @@ class Outlooks:
             num_requests=self.num_requests,
             seed=self.seed,
         )
-        return {mode: self._outlook(worlds, mode, question.demand) for mode in question.modes}
-
-    def _outlook(self, worlds: ModeWorlds, mode: Mode, demand: Demand) -> ModeOutlook:
-        key = (mode, _cell(demand), repr(worlds.workers))
+        key = (worlds.facts_of(mode), _cell(demand))
         if key not in self._known:
             self.num_worlds += 1
-            self._known[key] = worlds.outlook(mode, demand)
+            self._known[key] = worlds.outlook(mode, demand, self.surge)
         return self._known[key]
 
 

@@ -112,7 +112,7 @@ def planned_in(
     slo: Slo,
     *,
     limits: PlannerLimits = _LIMITS,
-    num_requests: int = 180,
+    num_requests: int = 120,
     answer_s: float = 1.0,
     is_dry: bool = False,
     unix_s: Callable[[], float] | None = None,
@@ -128,7 +128,11 @@ def planned_in(
         itl_target_s=first.itl_target_s,
     )
     outlooks = Outlooks(
-        costs=WorkerCosts(rules), max_model_len=serving.max_model_len, slo=slo, num_requests=num_requests
+        costs=WorkerCosts(rules),
+        max_model_len=serving.max_model_len,
+        slo=slo,
+        surge=limits.surge,
+        num_requests=num_requests,
     )
     planning = RolePlanning(
         model="model",

@@ -32,8 +32,8 @@ HOURS = (
 )
 DEATH_AT_S, RESTART_S = 420.0, 15.0
 TARGETS = Slo(ttft_s=1.5, itl_s=0.05)
-_CORES, _MAX_MODEL_LEN = 8, 16_384
-_LAYOUT = KVLayout("day", "float16", 64, (KVGroup.full(range(1), 1, 64),))
+_CORES, MAX_MODEL_LEN = 8, 16_384
+LAYOUT = KVLayout("day", "float16", 64, (KVGroup.full(range(1), 1, 64),))
 _START = "1p1d"
 
 
@@ -56,7 +56,7 @@ class Day:
     death_at_s: float | None = DEATH_AT_S
     slo: Slo = TARGETS
     seed: int = 0
-    num_simulated: int = 180  # requests of each world that the planner asks for
+    num_simulated: int = 120  # requests of each world that the planner asks for
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Day:
         return WorldConfig(
             regions=(RegionSpec(workers=_workers()),),
             serving=ServingSpec(
-                layout=_LAYOUT, max_model_len=_MAX_MODEL_LEN, enable_prefix_caching=False, restart_s=RESTART_S
+                layout=LAYOUT, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False, restart_s=RESTART_S
             ),
             network=NetworkSpec(shares_memory=True),
             faults=faults,
