@@ -192,7 +192,7 @@ class RolePlanning:
         }
 
     def plan(self) -> dict[str, Any]:
-        """For /v1/plan, of the gateway that plans: the last decision, and those before it that brought something new."""
+        """For /v1/plan, of the gateway that plans: the last decision, and those before that brought something new."""
         together = self.together
         if together is not None and not together.leads and together.leaders_plan is not None:
             return together.leaders_plan

@@ -1,0 +1,180 @@
+"""How many workers: in small worlds in which so many serve so many requests per second, tick by tick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relevo.policy.scaling.demand import Demand, Sample
+from relevo.policy.scaling.role_planner import ModeOutlook
+from relevo.policy.scaling.worker_count import CountDecision, CountLimits, CountPlanner, CountSeen, CountVerdict
+
+LIMITS = CountLimits(most=8)
+OF_ONE = 2.0  # requests per second that a worker serves within the targets
+
+
+@dataclass
+class Cluster:
+    """Gives what is ordered after `start_s`, unless it is `broken`."""
+
+    number: int = 2
+    start_s: float = 30.0
+    limits: CountLimits = LIMITS
+    broken: bool = False
+    floor_s: float = 0.1
+    useless: bool = False  # more workers do not help
+    planner: CountPlanner = field(init=False)
+    now_s: float = 0.0
+    due_s: list[float] = field(default_factory=list)  # of orders
+    decisions: list[CountDecision] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.planner = CountPlanner(self.limits, ttft_s=1.0, start_s=self.start_s)
+
+    def outlook(self, number: int, rate: float) -> ModeOutlook:
+        attained = min(1.0, (1 if self.useless else number) * OF_ONE / rate)
+        return ModeOutlook(attained=attained, ttft_p90_s=0.5, itl_p90_s=0.01, floor_ttft_s=self.floor_s)
+
+    def tick(self, rate: float, unknown: str = "") -> CountDecision:
+        self.now_s += self.limits.tick_s
+        come = [due_s for due_s in self.due_s if due_s <= self.now_s and not self.broken]
+        self.due_s = [due_s for due_s in self.due_s if due_s not in come]
+        self.number += len(come)
+        num = round(60 * rate)
+        demand = Demand(requests_per_s=rate, samples=(Sample(100, 100),), longest_tokens=200) if num else None
+        seen = CountSeen(
+            now_s=self.now_s,
+            num_there=self.number,
+            num_coming=len(self.due_s),
+            start_s=self.start_s,
+            unknown=unknown,
+            num_requests=num,
+            demand=demand,
+        )
+        found = self.planner.question(seen)
+        if isinstance(found, Demand):
+            numbers = range(max(1, self.total - 1), self.limits.most + 1)
+            found = self.planner.decide(seen, {n: self.outlook(n, found.requests_per_s) for n in numbers})
+        self.decisions.append(found)
+        more = found.num_workers - self.total
+        self.due_s += [self.now_s + self.start_s] * max(0, more)
+        for _ in range(max(0, -more)):
+            if self.due_s:
+                self.due_s.pop()
+            else:
+                self.number -= 1
+        return found
+
+    @property
+    def total(self) -> int:
+        return self.number + len(self.due_s)
+
+    @property
+    def acts(self) -> list[CountVerdict]:
+        idle = (CountVerdict.HOLD, CountVerdict.UNKNOWN, CountVerdict.INFEASIBLE)
+        return [each.verdict for each in self.decisions if each.verdict not in idle]
+
+
+@given(st.floats(0.5, 15.0))
+@settings(max_examples=25, deadline=None)
+def test_constant_load_moves_the_number_to_where_it_stays(rate: float) -> None:
+    """An hour at any level. Red when the survivor's state after a step is not predicted, so that it swings."""
+    cluster = Cluster()
+    for _ in range(240):
+        cluster.tick(rate)
+    settled = len(cluster.acts)
+    for _ in range(480):
+        cluster.tick(rate)
+    assert len(cluster.acts) == settled
+    assert len(set(cluster.acts)) <= 1, "in one direction only"
+    assert (
+        cluster.total == LIMITS.most or cluster.outlook(cluster.total, rate * LIMITS.headroom).attained >= LIMITS.goal
+    )
+
+
+def test_load_that_ends_brings_the_least_number_soon() -> None:
+    """Red when an average over no requests keeps seven workers for ever."""
+    cluster = Cluster(number=8)
+    for _ in range(20):
+        cluster.tick(14.0)
+    for _ in range(2 * round(LIMITS.down_after_s / LIMITS.tick_s) + 2):
+        cluster.tick(0.0)
+    assert cluster.total == LIMITS.least
+
+
+def test_what_is_not_known_takes_no_worker_away() -> None:
+    cluster = Cluster(number=4)
+    for _ in range(12):
+        decision = cluster.tick(0.0, unknown="the reports stopped")
+        assert decision.verdict is CountVerdict.UNKNOWN and decision.num_workers == 4
+    assert cluster.total == 4
+
+
+def test_what_is_on_its_way_is_not_ordered_twice() -> None:
+    """A start takes six ticks. Red when each tick orders again."""
+    cluster = Cluster(number=2)
+    for _ in range(30):
+        cluster.tick(7.0)
+        assert cluster.total <= 4
+    assert cluster.acts == [CountVerdict.MORE] and cluster.number == 4
+
+
+def test_an_order_that_does_not_come_is_given_up_and_the_budget_holds() -> None:
+    """Pods that stay pending. Red when it waits for ever, or has more than it may at any instant."""
+    cluster = Cluster(number=2, broken=True)
+    for _ in range(60):
+        cluster.tick(30.0)
+        assert cluster.total <= LIMITS.most
+    assert CountVerdict.GIVE_UP in cluster.acts
+    given_up = next(each for each in cluster.decisions if each.verdict is CountVerdict.GIVE_UP)
+    assert given_up.num_workers == 2 and "did not come" in given_up.reason
+
+
+def test_nothing_is_ordered_that_comes_after_what_a_forecast_reaches() -> None:
+    """A model that takes two hours to load. Red when a burst orders workers that come when it is over."""
+    cluster = Cluster(start_s=7200.0)
+    decision = cluster.tick(12.0)
+    assert decision.verdict is CountVerdict.HOLD and "takes 7200 s to start" in decision.reason and not cluster.acts
+
+
+def test_what_no_number_cures_is_said_and_not_ordered() -> None:
+    """One prompt alone takes longer than the target; and a load that more workers do not serve better. Red when it
+    orders one more at every tick."""
+    alone = Cluster(floor_s=1.4)
+    for _ in range(50):
+        decision = alone.tick(9.0)
+    assert decision.verdict is CountVerdict.INFEASIBLE and "1.40 s" in decision.reason and not alone.acts
+    useless = Cluster(useless=True)
+    for _ in range(50):
+        decision = useless.tick(9.0)
+    assert "more would not do better" in decision.reason and not useless.acts
+
+
+def test_demand_rules_and_not_what_young_workers_made_of_it() -> None:
+    """The number follows the load up, without a detour. Red when a cold worker's slow steps order more."""
+    cluster, seen = Cluster(number=1), []
+    for tick in range(200):
+        cluster.tick(1.0 + tick * 0.05)
+        seen.append(cluster.total)
+    assert seen == sorted(seen) and seen[-1] <= 8
+
+
+def test_a_ramp_is_met_when_it_arrives() -> None:
+    """Red when start time is ignored: each order would come when its load has been there for half a minute."""
+    cluster, late = Cluster(number=2), 0
+    for tick in range(120):
+        rate = 2.0 + tick * 0.05
+        cluster.tick(rate)
+        late += cluster.number * OF_ONE < rate
+    assert late <= 2
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_the_least_number_is_the_operators(least: int) -> None:
+    cluster = Cluster(number=4, limits=CountLimits(least=least, most=8))
+    for _ in range(100):
+        cluster.tick(0.0)
+    assert cluster.total == least
