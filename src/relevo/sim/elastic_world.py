@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from relevo.core.ids import WorkerId
+from relevo.orchestrator.membership import Member, Membership
 from relevo.orchestrator.ports import WorkerStatus
 from relevo.sim.config import WorldConfig
 from relevo.sim.kernel import seconds
@@ -37,8 +39,15 @@ class ElasticWorld(RoleWorld):
         self._paid: dict[str, list[_Paid]] = {worker_id: [] for worker_id in self._ids}
         for worker_id in self.ordered:
             self._paid[worker_id].append(_Paid(self.traffic_at_ns))
+        for worker_id in self._ids[num_at_first:]:
+            self._membership.remove(WorkerId(worker_id))
         self._num_orders = 0
         self._last_order: dict[str, int] = {}
+
+    @property
+    def _membership(self) -> Membership:
+        (gateway,) = self.gateways.values()
+        return gateway.membership
 
     @property
     def there(self) -> tuple[WorkerStatus, ...]:
@@ -65,8 +74,11 @@ class ElasticWorld(RoleWorld):
         return sum(max(0, end - span.since_ns) for span, end in zip(spans, ends, strict=True)) / 1e9
 
     def start_worker(self, worker_id: str) -> None:
-        if worker_id in self.ordered and worker_id not in self.workers:
-            super().start_worker(worker_id)
+        if worker_id not in self.ordered or worker_id in self.workers:
+            return
+        if all(member.worker_id != worker_id for member in self._membership.members):
+            self._membership.add(Member(WorkerId(worker_id), self._specs[worker_id].role, worker_id))
+        super().start_worker(worker_id)
 
     def _is_free(self, worker_id: str) -> bool:
         return worker_id not in self.workers
@@ -87,9 +99,8 @@ class ElasticWorld(RoleWorld):
         """What it has goes on until it ends."""
         self.ordered.discard(worker_id)
         self._last_order.pop(worker_id, None)
-        if worker_id in self.workers:
-            self.window.drain(worker_id)
-        else:
+        self._membership.remove(WorkerId(worker_id))
+        if worker_id not in self.workers:
             self._paid[worker_id][-1].until_ns = self.kernel.now_ns()
 
     def _follow_up(self, worker: SimWorker) -> None:
