@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relevo.core.ids import WorkerId
-from relevo.orchestrator.membership import Member, Membership
+from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.ports import WorkerStatus
 from relevo.sim.config import WorldConfig
 from relevo.sim.kernel import seconds

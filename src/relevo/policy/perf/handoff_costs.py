@@ -1,7 +1,7 @@
 """What a handoff adds to a request, learned while handoffs happen: by link, and by pair of workers once that is known.
 
 A pair that is much slower than others which are joined alike is named: a network that was asked for and is not used, a
-cable, a crowded port. It is avoided by whoever reads its costs, so what is known of it fades, and it is tried again.
+cable, a crowded port. Routers avoid it by its costs, so what is known of it fades, and it is tried again.
 Does not know workers or queues.
 """
 
