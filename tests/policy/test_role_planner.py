@@ -265,3 +265,11 @@ def test_a_decision_tells_every_mode_that_it_looked_at() -> None:
     run = Run(fixed(unified=4.0, split=2.0, hybrid=3.0))
     assert set(seen_outlooks(run.tick(3.5))) == {"unified", "1p1d", "hybrid"}
     assert replace(run.decisions[0].outlooks["1p1d"], attained=0.0).better_by(run.decisions[0].outlooks["unified"]) < 0
+
+
+def test_of_modes_that_are_about_as_good_one_with_more_workers_is_taken() -> None:
+    """Red when a hair's breadth puts everything on one worker, whose death then takes everything with it."""
+    run = Run(fixed(unified=3.52, split=2.0, hybrid=3.5))
+    run.tick(3.52)
+    run.tick(3.52)
+    assert run.mode is HYBRID_MODE

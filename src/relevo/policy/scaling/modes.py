@@ -27,6 +27,10 @@ class Mode:
     def workers(self) -> frozenset[WorkerId]:
         return frozenset(worker for worker, _ in self.roles)
 
+    @property
+    def num_at_work(self) -> int:
+        return sum(not role.is_standby for _, role in self.roles)
+
     @classmethod
     def of(cls, name: str, roles: Mapping[WorkerId, Role]) -> Mode:
         return cls(name, tuple(sorted(roles.items())))

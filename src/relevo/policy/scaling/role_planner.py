@@ -167,7 +167,7 @@ class RolePlanner:
         """`outlooks`: of every mode, the present one among them, under the demand of `question`."""
         present = outlooks[seen.mode]
         allowed = {m: o for m, o in outlooks.items() if m == seen.mode or self._blocked.get(m, 0.0) <= seen.now_s}
-        best = max(allowed, key=lambda mode: allowed[mode].better_by(present))
+        best = self._best(allowed, present)
         gain = allowed[best].better_by(present)
         told = self._told(seen, outlooks)
         if best == seen.mode or gain < self._limits.gain + self.switch_cost:
@@ -186,6 +186,12 @@ class RolePlanner:
             return self._hold(seen, f"{why}; once more to be sure", told=told)
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
         return self._act(seen, best, _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best]), why, told)
+
+    def _best(self, allowed: Mapping[Mode, ModeOutlook], present: ModeOutlook) -> Mode:
+        """Of those that are about as good, one in which most workers serve: its death takes the least with it."""
+        gains = {mode: outlook.better_by(present) for mode, outlook in allowed.items()}
+        near = [mode for mode, gain in gains.items() if gain > max(gains.values()) - self._limits.gain]
+        return max(near, key=lambda mode: (mode.num_at_work, gains[mode]))
 
     @property
     def switch_cost(self) -> float:
