@@ -12,6 +12,7 @@ from relevo.bench.arms.arm import arm_named, arms_named, in_turns
 from relevo.bench.arms.results import arm_outcome, by_time, told_ms
 from relevo.bench.arms.slices import Slices
 from relevo.bench.frontier.report import front, is_outside, meets
+from relevo.bench.frontier.run import FrontierOptions
 from relevo.bench.workloads.report import WorkloadsReport, adapted_after_s
 from relevo.core.errors import SettingsError
 from relevo.core.role import HYBRID, Role
@@ -170,6 +171,13 @@ def test_the_front_and_what_is_outside_of_it() -> None:
     assert ratios["auto"]["ttft_p90"] == pytest.approx(1.04)
     assert [meets(ratios[name]) for name in ("auto", "hybrid", "1p1d")] == [True, False, False]
     assert meets({"itl_p90": 4.0, "itl_p99": None, "ttft_p90": 1.0}) is None
+
+
+def test_what_the_others_are_compared_with_has_to_be_an_arm() -> None:
+    """Red when a run of half an hour ends without a ratio."""
+    options = FrontierOptions(plan=plan("unified-512,auto"), percents=[60], load_s=1.0, settle_s=0.0)
+    with pytest.raises(SettingsError, match="unified-2048"):
+        options.check()
 
 
 def test_an_arm_that_equals_a_fixed_one_is_not_outside() -> None:

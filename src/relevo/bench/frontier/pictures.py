@@ -26,6 +26,9 @@ def frontier_sentence(report: FrontierReport) -> str:
     told = []
     for load in report.loads:
         points = report.points(load)
+        if not any(point.is_unified and point.place for point in points):
+            told.append(f"at {load} there are too few samples of unified servers to compare with")
+            continue
         outside = [point.arm for point in points if is_outside(point, points)]
         met = [arm for arm, found in report.ratios_at(load).items() if meets(found)]
         told.append(

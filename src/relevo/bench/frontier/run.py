@@ -40,6 +40,13 @@ class FrontierOptions:
     def check(self) -> None:
         if list(self.percents) != sorted(set(self.percents)) or self.percents[-1] > MAX_PERCENT:
             raise SettingsError(f"--loads are percents up to {MAX_PERCENT}, from the least to the most: 60,75,90")
+        names = {arm.name for arm in self.plan.arms}
+        missing = [arm.name for arm in self.plan.capacity_arms if arm.name not in names]
+        if missing:
+            raise SettingsError(
+                f"--capacity-arms {', '.join(missing)}: the best of them is what the others are compared with, so each "
+                "has to be among --arms, too"
+            )
 
     def to_json(self) -> dict[str, Any]:
         return {
