@@ -233,6 +233,13 @@ class Settings(BaseModel):
         description="Ended requests whose phases are kept in the usage database too, of all gateways: the last ones, "
         "some 3 KB each. 0: none; they are gone with their gateway.",
     )
+    traffic_log_bytes: int = Field(
+        0,
+        ge=0,
+        le=2**40,
+        description="Bytes of files in the data folder that keep of each request what simulate --ledger replays: its "
+        "arrival, lengths, times, and keyed hashes of its blocks and tenant, never text. The oldest go. 0: none.",
+    )
     ledger_fsync: bool = Field(
         False,
         description="Rows in the ledger file survive a power cut too, not only kill -9; commits wait for the disk.",
@@ -244,8 +251,14 @@ class Settings(BaseModel):
     # topology
     topology: str = Field(
         "auto",
-        description="auto, unified, or NpMd: N prefill and M decode workers, for example 1p1d. In a cluster also Np, "
-        "Md, prefill, decode, and none: all workers are on other boxes.",
+        description="auto (by this machine, then by its traffic), unified, hybrid, or NpMd: N prefill and M decode "
+        "workers, for example 1p1d. In a cluster also Np, Md, prefill, decode, and none: all workers are on other "
+        "boxes.",
+    )
+    auto_from: str | None = Field(
+        None,
+        description="With --topology auto: start in the mode that is best for traffic that was, `ledger` (what this "
+        "server was asked for in the last week) or a trace's file. Default: by the cores.",
     )
     engine: Literal["relevo", "vllm", "sglang"] = Field(
         "relevo",
@@ -299,10 +312,10 @@ class Settings(BaseModel):
     max_prefill_tokens: int | None = Field(
         None, ge=1, description="Most prefill tokens in a step that also decodes. Default: the token budget."
     )
-    planner: Literal["off", "dry-run", "on"] = Field(
-        "off",
+    planner: Literal["auto", "off", "dry-run", "on"] = Field(
+        "auto",
         description="on: who computes prompts and who decodes follows the traffic. dry-run: it is only said what "
-        "would be done, in the log and at /v1/plan.",
+        "would be done, in the log and at /v1/plan. auto: on with --topology auto, two workers and one gateway.",
     )
     slo_ttft_p90: Seconds | None = Field(
         None, gt=0, description="Time to the first token that the planner aims at. Default: 2 s."
@@ -311,7 +324,8 @@ class Settings(BaseModel):
         None,
         gt=0,
         description="Time between tokens to aim at: prompts that share steps with running streams are cut so that a "
-        "step stays below it, by measured costs. Default: only max_prefill_tokens bounds them.",
+        "step stays below it, by measured costs. Default: 0.1 s with --topology auto; otherwise only "
+        "max_prefill_tokens bounds them.",
     )
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prefixes.")
 
@@ -433,7 +447,7 @@ OF_THE_SERVER = frozenset(
             "ssl_ca_certs",
             "ssl_cert_reqs",
         ),
-        *("kept_requests", "ledger_timelines"),
+        *("kept_requests", "ledger_timelines", "traffic_log_bytes"),
         *("data_dir", "database_url", "ledger_fsync", "share_cores", "affinity_header", "shutdown_timeout_s"),
         *("log_level", "quiet", "start_timeout_s", "require_keys"),
         *("cluster", "join", "advertise", "token_file", "cluster_dir"),

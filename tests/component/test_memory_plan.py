@@ -62,8 +62,12 @@ def test_a_gibibyte_holds_two_workers_of_the_embedded_model_and_half_of_it_one()
 
 def test_auto_says_that_the_planner_may_change_what_it_chose() -> None:
     """Red when an operator has to guess why roles are not those of the start, or why they never change."""
-    chosen = {mode: plan(GIB, topology="auto", planner=mode).models[0].topology_reason for mode in ("on", "dry-run")}
-    assert "it may change the roles" in chosen["on"] and "planner" not in chosen["dry-run"]
+    modes = ("auto", "on", "dry-run", "off")
+    chosen = {mode: plan(GIB, topology="auto", planner=mode).models[0] for mode in modes}
+    follows = {mode: "roles follow the traffic" in model.topology_reason for mode, model in chosen.items()}
+    assert follows == {"auto": True, "on": True, "dry-run": False, "off": False}
+    assert [chosen[mode].served.planner for mode in modes] == ["on", "on", "dry-run", "off"]
+    assert plan(GIB, topology="1p1d").models[0].served.planner == "off", "a topology that was written stays"
     one = plan(560 * MIB, topology="auto", planner="on", num_cores=1).models[0]
     assert str(one.topology) == "unified" and "nothing to choose with one worker" in one.topology_reason
 

@@ -15,16 +15,17 @@ from test_state import state_of
 from relevo.build.clock import MonotonicClock
 from relevo.core.errors import NoWorker
 from relevo.core.events import TokenOutput
-from relevo.core.ids import RequestId
+from relevo.core.ids import RequestId, WorkerId
 from relevo.core.outcome import RequestEnd
 from relevo.core.ports import Clock
 from relevo.core.request import EngineRequest, ServiceTerms
 from relevo.core.role import HYBRID, Role
 from relevo.orchestrator.ports import EngineStatus, OutputSink, TokenGenerator, WorkerStatus
 from relevo.planner.loop import NotSimulated, Question, RolePlanning
+from relevo.planner.remembered import KEPT_S, RememberedAnswers
 from relevo.planner.window import MAX_ARRIVALS, DemandWindow
-from relevo.policy.scaling.demand import Demand
-from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.demand import Demand, Sample
+from relevo.policy.scaling.modes import Mode, modes_of
 from relevo.policy.scaling.role_planner import ModeOutlook, PlannerLimits, PlanVerdict, RolePlanner
 from relevo.telemetry.latency import RequestRecord, RequestTimes, Slo
 from relevo.telemetry.metrics import GatewayMetrics
@@ -228,6 +229,39 @@ async def test_a_worker_that_leaves_before_the_act_changes_nothing() -> None:
     assert refused.verdict is PlanVerdict.HOLD and "decode-0 is not there" in refused.reason
     assert planning.plan()["num_changes"] == 0 and planning.mode_now == "1p1d"
     assert (await planning.tick()).verdict is PlanVerdict.HOLD, "and nobody's hand was in it"
+
+
+async def test_steady_traffic_is_not_simulated_anew_each_tick() -> None:
+    """Red when the simulator computes all the time for one answer, or an old one is given to other traffic."""
+    clock, generator = Hand(), ScriptedGenerator([])
+    generator.engine_status = two_workers()
+    asked: list[Demand] = []
+    planning = planning_of(DemandWindow(generator, clock, SLO), is_dry=True, clock=clock)
+    answer = planning.ask
+
+    async def ask(modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]) -> Any:
+        asked.append(demand)
+        return await answer(modes, demand, workers)
+
+    remembered = RememberedAnswers(ask, clock, 60.0)
+    modes, workers = modes_of({"box": [WorkerId("a"), WorkerId("b")]}), generator.engine_status.workers
+    steady = Demand(requests_per_s=2.0, samples=(Sample(100, 10),), longest_tokens=110)
+    for demand, num_asked in (
+        (steady, 1),
+        (steady.at(1.1), 1),
+        (replace(steady, samples=(Sample(105, 10),)), 1),
+        (steady.at(2.0), 2),
+        (steady.at(2.0), 2),
+        (replace(steady.at(2.0), samples=(Sample(100, 20),)), 3),
+        (replace(steady.at(2.0), samples=(Sample(100, 20, (50,)),)), 4),
+    ):
+        outlooks = await remembered.ask(modes, demand, workers)
+        assert len(asked) == num_asked and set(outlooks) == set(modes)
+    await remembered.ask(modes, asked[-1], [replace(worker, epoch=9) for worker in workers])
+    assert len(asked) == 5, "a worker is new"
+    clock.at_ns += round(KEPT_S * S)
+    await remembered.ask(modes, asked[-1], [replace(worker, epoch=9) for worker in workers])
+    assert len(asked) == 6, "costs may have changed"
 
 
 def two_workers() -> EngineStatus:

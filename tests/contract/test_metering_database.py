@@ -116,9 +116,9 @@ def test_lengths_are_told_in_the_order_of_coming_and_nothing_else(connection: Co
     put(connection, late, ROW, early)
     told = request_lengths(connection, UsageFilter(since_ms=MONDAY_MS))
     assert told == [
-        RequestLengths(MONDAY_MS - 9, 100, 64, 13),
-        RequestLengths(MONDAY_MS - 5, 100, 64, 10),
-        RequestLengths(MONDAY_MS - 1, 107, 64, 10),
+        RequestLengths(MONDAY_MS - 9, 100, 64, 13, ROW.ended_at_ms, "m", ROW.tenant, ROW.outcome),
+        RequestLengths(MONDAY_MS - 5, 100, 64, 10, ROW.ended_at_ms, "m", ROW.tenant, ROW.outcome),
+        RequestLengths(MONDAY_MS - 1, 107, 64, 10, ROW.ended_at_ms, "other", ROW.tenant, ROW.outcome),
     ]
     assert request_lengths(connection, UsageFilter(), "other") == told[2:]
     assert request_lengths(connection, UsageFilter(since_ms=MONDAY_MS + 1), "m") == []

@@ -7,6 +7,7 @@ import shlex
 from itertools import islice
 
 import pytest
+from engine_options import parsed
 from planned_machines import demand, expert_shape, question
 
 from relevo.core.errors import SettingsError
@@ -143,3 +144,33 @@ def test_relevos_command_starts_the_split_and_says_what_it_cannot() -> None:
 
 def _after(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
+
+
+@pytest.mark.parametrize("counts", [(1,), (3,), (1, 1), (2, 3)])
+@pytest.mark.parametrize(
+    "spread",
+    [Parallelism(), Parallelism(tensor=4), Parallelism(tensor=2, pipeline=2), Parallelism(attention_data=8, expert=8)],
+)
+def test_engines_take_every_command(spread: Parallelism, counts: tuple[int, ...]) -> None:
+    """Against options that were recorded of the engines. Red when a flag is spelt as no engine has it, or its value is
+    none that it takes."""
+    shape = expert_shape() if spread.expert > 1 else question(_demand()).shape
+    candidate = _candidate(question(_demand(), "64xH200", shape=shape), spread, *counts)
+    roles = ("prefill", "decode") if len(counts) > 1 else ("unified",)
+    serving = _serving(**dict.fromkeys(roles, 48))
+    lines = [*vllm_commands(candidate, serving), *sglang_commands(candidate, serving)]
+    for line in lines:
+        assert parsed(shlex.split(line.command))
+    with pytest.raises(SystemExit):
+        parsed(["vllm", "serve", "m", "--tensor-paralel-size", "2"])
+    assert len(lines) == 2 * (len(counts) + (sum(counts) > 1))
+
+
+def test_relevos_command_has_the_plans_pool_and_a_token_for_every_row() -> None:
+    """Red when the server that is started sizes its own cache, or refuses what it is told."""
+    candidate = _candidate(question(_demand()), Parallelism(), 1, 1)
+    (line,) = relevo_commands(candidate, _serving(prefill=8, decode=100_000))
+    words = shlex.split(line.command)
+    pool = min(stage.kind.memory.num_pool_tokens for stage in candidate.stages)
+    assert int(_after(words, "--num-kv-blocks")) * 16 == pytest.approx(pool, abs=16)
+    assert _after(words, "--max-num-batched-tokens") == _after(words, "--max-num-seqs") == "100000"

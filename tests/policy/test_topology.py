@@ -26,7 +26,7 @@ def test_a_topology_reads_as_it_is_written(text: str, topology: Topology) -> Non
 
 @pytest.mark.parametrize("text", ["", "auto", "1p", "p1d", "1p1d ", "1d1p", "1P1D", "-1p1d", "unified2", "1p1d1u"])
 def test_other_words_are_refused_with_those_that_are_known(text: str) -> None:
-    with pytest.raises(SettingsError, match="auto, unified, or NpMd"):
+    with pytest.raises(SettingsError, match="auto, unified, hybrid, or NpMd"):
         parse_topology(text)
 
 

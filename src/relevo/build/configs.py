@@ -107,6 +107,16 @@ class PriceConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_cost_per_token: str
 
 
+class HistoryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for before: what `--topology auto` starts from."""
+
+    source: str  # in words
+    requests_per_s: float
+    samples: tuple[tuple[int, int, int], ...]  # tokens of a prompt, of its answer, and of the prompt those cached
+    longest_tokens: int
+    costs: tuple[tuple[int, float, float, float], ...] = ()  # number of cores, and the coefficients of a step on them
+
+
 class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One model behind the gateway: where its text parts are, its workers, and what bounds and routes its requests."""
 
@@ -146,9 +156,11 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     routing_policy: str = "ttft"
     affinity_load_factor: float = 1.25
     affinity_max_penalty_s: float = 0.5
+    enable_prefix_caching: bool = True
     planner: str = "off"  # or "dry-run" or "on"
     slo_ttft_s: float = 0.0  # 0: none was set; so the next
     slo_itl_s: float = 0.0
+    history: HistoryConfig | None = None
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +225,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     ledger_fsync: bool = False
     kept_requests: int = 10_000  # by each gateway; 0: none
     ledger_timelines: int = 0  # in the database; 0: none
+    traffic_log_bytes: int = 0  # of files; 0: none
+    traffic_log_dir: str = ""
+    traffic_log_key: str = ""  # hexadecimal; filled in by build.ledger, like the folder
     require_keys: bool = False  # also where there are none
     journal_dir: str = ""  # for rows that the database does not take; empty: nothing is kept
     prices: dict[str, PriceConfig] = {}  # by served name; none: everything is free

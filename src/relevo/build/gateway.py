@@ -31,6 +31,7 @@ from relevo.build.role_planner import planned
 from relevo.build.serve_http import serve_until_stopped
 from relevo.build.start_phases import StartPhases
 from relevo.build.tracing import Tracing, build_tracing, check_tracing
+from relevo.build.traffic_log import TrafficRecording, TrafficRecordings, traffic_recordings
 from relevo.build.vocabulary import tokenizer_files
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.model import TokenizerFiles
@@ -51,6 +52,7 @@ from relevo.gateway.text.tokenizer import Tokenizer
 from relevo.gateway.text.tokenizer_info import tokenizer_info
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.dispatch import Dispatcher
+from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.insight import Insight
 from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
@@ -92,10 +94,10 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     os.set_inheritable(config.listen_fd, False)  # ours, and of no process that we may start
     configure(config.log_level, config.gateway_id)
     phases = StartPhases()
-    model_names = [model.served_model_names[0] for model in config.models]
-    metrics = GatewayMetrics(model_names, by_tenant=config.metrics_by_tenant)
+    metrics = GatewayMetrics([m.served_model_names[0] for m in config.models], by_tenant=config.metrics_by_tenant)
     cluster = GatewayCluster.of(config, metrics)
-    backends = [build_backend(model, metrics, report, cluster) for model in config.models]
+    recordings = traffic_recordings(config, metrics)
+    backends = [build_backend(model, metrics, report, cluster, recordings.of(model)) for model in config.models]
     metering = build_metering(config, metrics, MonotonicClock())
     phases.done("dispatchers and ledger")
     tracing = _tracing(config, metrics)
@@ -103,11 +105,10 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     models = [_served_model(backend, planning) for backend, planning in zip(backends, plannings, strict=True)]
     context = build_context(config, models, metrics, metering, cluster)
     at_work = [planning for planning in plannings if planning is not None]
+    beside: list[RolePlanning | TrafficRecordings] = [*at_work, recordings]
     _show_plans(metrics, at_work)
     context = replace(
-        context,
-        traces=tracing.traces if tracing is not None else None,
-        plans=tuple(planning.plan for planning in at_work),
+        context, traces=tracing.traces if tracing is not None else None, plans=tuple(each.plan for each in at_work)
     )
     gossip = None
     if config.peers:
@@ -127,7 +128,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
         tasks = [asyncio.create_task(each.run()) for each in connections]
         tasks += [asyncio.create_task(each.run()) for each in (cluster,) if each is not None]
         tasks.append(asyncio.create_task(_report_ready(backends, report)))
-        tasks += [asyncio.create_task(planning.run()) for planning in at_work]
+        tasks += [asyncio.create_task(each.run()) for each in beside]
         tasks.append(asyncio.create_task(keep_watching(context.watch, context.models, context.metrics)))
         if gossip is not None:
             if config.epoch > 1:  # the others serve meanwhile
@@ -139,10 +140,10 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
             async with metering.running():
                 yield
         finally:
+            for each in beside:
+                each.close()
             for task in tasks:
                 task.cancel()
-            for planning in at_work:
-                planning.close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     limiter = build_limiter(config.http, app, routes.error_format, metrics)
@@ -214,7 +215,11 @@ class ModelBackend:
 
 
 def build_backend(
-    config: ServedModelConfig, metrics: GatewayMetrics, report: Report, cluster: GatewayCluster | None = None
+    config: ServedModelConfig,
+    metrics: GatewayMetrics,
+    report: Report,
+    cluster: GatewayCluster | None = None,
+    recording: TrafficRecording | None = None,
 ) -> ModelBackend:
     membership = Membership(
         [
@@ -229,10 +234,13 @@ def build_backend(
     insight = Insight()
     openers = _openers(config, metrics)
     kill = partial(_kill, report, cluster, openers)
-    dispatcher = build_dispatcher(config, membership, placement, metrics, kill, insight)
+    on_ended = recording.ended if recording is not None else None
+    dispatcher = build_dispatcher(config, membership, placement, metrics, kill, insight, on_ended)
     connections = Connections(membership, partial(_connect, cluster, openers))
     if cluster is not None:
         cluster.follow(membership, connections)
+    if recording is not None:
+        recording.generator = dispatcher
     return ModelBackend(
         config=config,
         connections=connections,
@@ -284,6 +292,7 @@ def build_dispatcher(
     metrics: GatewayMetrics,
     kill: Callable[[WorkerRef, str], None],
     insight: Insight,
+    on_ended: Callable[[InFlightRequest], None] | None = None,
 ) -> Dispatcher:
     clock = MonotonicClock()
     limits = HandoffLimits(
@@ -308,6 +317,7 @@ def build_dispatcher(
         hash_prompt=partial(prompt_hashes, block_size=config.block_size),
         decide=insight.decisions,
         insight=insight,
+        on_ended=on_ended,
     )
 
 

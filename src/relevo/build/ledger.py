@@ -13,6 +13,7 @@ import msgspec
 from relevo.build.configs import PriceConfig
 from relevo.build.documents import read_document
 from relevo.build.operator_key import operator_key
+from relevo.build.traffic_key import TRAFFIC_FOLDER, check_traffic_bytes, traffic_key
 from relevo.core.errors import DatabaseUnreachable, SettingsError, StartError
 from relevo.gateway.http.auth import digest_of
 from relevo.gateway.metering.database import Connection, Database, DatabaseError, MemoryDatabase, SqliteDatabase
@@ -74,6 +75,7 @@ def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
             f"--ledger-timelines {settings.ledger_timelines} keeps requests in the usage database, and "
             "--database-url memory keeps nothing; leave one of them away"
         )
+    check_traffic_bytes(settings.traffic_log_bytes, location)
     notes = check_keys(location, settings)
     journal_dir = "" if location == "memory" else str(data_folder(settings.data_dir) / JOURNAL_FOLDER)
     if journal_dir:
@@ -92,10 +94,23 @@ def with_metering(plan: ServePlan, settings: Settings) -> ServePlan:
         ledger_fsync=settings.ledger_fsync,
         require_keys=settings.require_keys,
         journal_dir=journal_dir,
+        **_traffic_log(settings),
         prices={name: price for model in plan.models for name, price in _prices(model.ask).items()},
     )
     note = "usage is kept in memory only" if location == "memory" else f"usage and API keys: {location_name(location)}"
     return replace(plan, gateway=gateway, notes=(*plan.notes, note, *notes))
+
+
+def _traffic_log(settings: Settings) -> dict[str, str]:
+    """Raises StartError."""
+    if not settings.traffic_log_bytes:
+        return {}
+    folder = traffic_folder(settings.data_dir)
+    return {"traffic_log_dir": str(folder), "traffic_log_key": traffic_key(folder)}
+
+
+def traffic_folder(data_dir: str | None) -> Path:
+    return data_folder(data_dir) / TRAFFIC_FOLDER
 
 
 def keys_marker(data_dir: str | None, location: str) -> KeysMarker:

@@ -207,6 +207,7 @@ def _gateway(settings: Settings, plans: Sequence[ModelPlan]) -> GatewayConfig:
         sse_keepalive_s=settings.sse_keepalive_s or 0.0,
         kept_requests=settings.kept_requests,
         ledger_timelines=settings.ledger_timelines,
+        traffic_log_bytes=settings.traffic_log_bytes,
         response_lifetime_s=settings.response_lifetime_s,
         max_body_bytes=settings.max_body_bytes or 8 * 2**20,
         max_body_memory_bytes=max(

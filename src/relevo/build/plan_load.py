@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from relevo.build.plan_options import PlanOptions, warm_requests
-from relevo.core.errors import SettingsError, StartError
-from relevo.gateway.metering.database import Connection, DatabaseError
-from relevo.gateway.metering.ledger import MS_PER_DAY, RequestLengths, UsageFilter, request_lengths
+from relevo.build.served_history import HistoryAsk, read_history
+from relevo.core.errors import SettingsError
+from relevo.gateway.metering.database import Connection
 from relevo.policy.scaling.demand import Demand
 from relevo.sim.planned_load import Piece, demand_of, opened, piece_of
 from relevo.sim.workload_facts import WorkloadFacts, workload_facts
@@ -23,7 +22,6 @@ from relevo.workload.traces.files import read_trace_file
 _MOST_BLOCKS = 64  # of a made-up prompt, about: coarser blocks than those of engines are quicker. Arbitrary
 _BLOCK_SIZES = (16, 32, 64, 128, 256, 512)
 PLAIN_BLOCK_SIZE = 16
-_MS_PER_HOUR = 3_600_000
 _NUM_MADE_UP = 2000  # at least; arbitrary
 
 
@@ -89,41 +87,9 @@ def _short(requests: Sequence[WorkloadRequest], most: int | None) -> list[Worklo
 
 
 def _from_ledger(options: PlanOptions, connection: Connection, now_ms: int) -> tuple[str, Workload, None]:
-    """The busiest hour of the last days: lengths and times, never text."""
-    days = options.ledger_days or 0
-    where = UsageFilter(since_ms=now_ms - days * MS_PER_DAY)
-    try:
-        rows = request_lengths(connection, where, options.ledger_model)
-    except DatabaseError as error:
-        raise StartError(f"the usage ledger cannot be read: {error}") from error
-    rows = [row for row in rows if row.num_prompt_tokens > 0]
-    if not rows:
-        of_model = f" of {options.ledger_model}" if options.ledger_model else ""
-        raise SettingsError(f"the ledger has no request{of_model} of the last {days} days; give more, or a --trace")
-    hour, busiest = _busiest_hour(rows)
-    cached = sum(row.num_cached_tokens for row in busiest) / sum(row.num_prompt_tokens for row in busiest)
-    first_ms = busiest[0].started_at_ms
-    requests = [
-        WorkloadRequest(
-            row=index,
-            num_prompt_tokens=row.num_prompt_tokens,
-            num_output_tokens=max(1, row.num_output_tokens),
-            arrived_at_s=(row.started_at_ms - first_ms) / 1e3,
-        )
-        for index, row in enumerate(busiest)
-    ]
-    notes = (
-        f"the busiest hour of {len(rows):,} requests in {days} days; it ended {hour} h before the last of them",
-        f"{cached:.0%} of its prompt tokens were cached; the ledger keeps no hash chains, so this plan counts on none",
+    """The busiest hour of the last days: lengths and times, and chains where they were kept; never text."""
+    ask = HistoryAsk(
+        days=options.ledger_days or 0, folder=options.traffic_folder, model=options.ledger_model, now_ms=now_ms
     )
-    return "ledger", Workload(requests=requests, notes=notes), None
-
-
-def _busiest_hour(rows: Sequence[RequestLengths]) -> tuple[int, list[RequestLengths]]:
-    """By tokens; and how many hours before the last request it was."""
-    last_ms = rows[-1].started_at_ms
-    tokens: Counter[int] = Counter()
-    for row in rows:
-        tokens[(last_ms - row.started_at_ms) // _MS_PER_HOUR] += row.num_prompt_tokens + row.num_output_tokens
-    hour = min(tokens, key=lambda ago: (-tokens[ago], ago))
-    return hour, [row for row in rows if (last_ms - row.started_at_ms) // _MS_PER_HOUR == hour]
+    busiest = read_history(ask, connection).busiest_hour()
+    return busiest.source, busiest.workload(), None

@@ -49,6 +49,7 @@ class PlanOptions:
     made_up: MadeUp | None = None
     ledger_days: int | None = None
     ledger_model: str | None = None
+    traffic_folder: Path = Path()  # of the ledger's traffic log, whether or not it is there
     rate_per_s: float | None = None  # None: that of the source
     max_request_tokens: int | None = None
     engine: str | None = None

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relevo.build.auto_topology import check_history, planner_of, what_may_change
 from relevo.build.configs import EngineConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.hardware import Hardware, gib
 from relevo.build.model import kv_layout
@@ -20,6 +21,7 @@ from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
 from relevo.engines.spec import EngineSpec
 from relevo.kv.transports.registry import TRANSPORTS
+from relevo.policy.host.auto_mode import itl_target_s
 from relevo.policy.host.generation_defaults import checked_overrides
 from relevo.policy.host.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_part, parse_topology
 from relevo.settings import Settings
@@ -138,7 +140,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             tenant_weights=_tenant_weights(settings.tenant_weight),
             max_num_batched_tokens=budget,
             max_prefill_tokens=min(settings.max_prefill_tokens or budget, budget),
-            itl_target_s=settings.slo_itl_p90 or 0.0,
+            itl_target_s=itl_target_s(settings.slo_itl_p90, is_auto=settings.topology == "auto"),
             max_step_s=settings.max_step_s if settings.max_num_batched_tokens is None else 0.0,
             enable_prefix_caching=settings.enable_prefix_caching,
             drain_lease_s=settings.drain_lease_s,
@@ -226,6 +228,7 @@ def _dtype(settings: Settings, model: ModelConfig, device: str, backend: str, ha
 
 def _topology(ask: ModelAsk, layout: KVLayout, device: str, hardware: Hardware) -> tuple[Topology, str]:
     settings = ask.settings
+    check_history(settings)
     if settings.topology == "auto":
         if device == "cuda":
             return parse_topology("unified"), "KV in device memory is not handed between processes yet"
@@ -236,7 +239,7 @@ def _topology(ask: ModelAsk, layout: KVLayout, device: str, hardware: Hardware) 
                 f"{topology.num_workers} workers with {gib(weights_bytes(ask))} GiB of weights each and room for KV "
                 f"do not fit into the {gib(hardware.available_memory_bytes)} GiB {hardware.memory_reason}".rstrip()
             )
-        return topology, reason + _what_may_change(settings.planner, topology)
+        return topology, reason + what_may_change(settings, topology)
     topology = topology_of(settings)
     if device == "cuda" and topology.num_workers > 1:
         raise SettingsError(
@@ -249,14 +252,6 @@ def _topology(ask: ModelAsk, layout: KVLayout, device: str, hardware: Hardware) 
 def topology_of(settings: Settings) -> Topology:
     """As written; `auto` is decided elsewhere. Raises SettingsError."""
     return parse_part(settings.topology) if settings.cluster or settings.join else parse_topology(settings.topology)
-
-
-def _what_may_change(planner: str, topology: Topology) -> str:
-    if planner != "on":
-        return ""
-    if topology.num_workers < 2:
-        return "; --planner on has nothing to choose with one worker"
-    return "; that is where --planner on starts, it may change the roles and says so here and at /v1/plan"
 
 
 def room_for_kv(ask: ModelAsk, num_workers: int, hardware: Hardware) -> int:
@@ -381,9 +376,10 @@ def served_config(
         routing_policy=settings.routing_policy,
         affinity_load_factor=settings.affinity_load_factor,
         affinity_max_penalty_s=settings.affinity_max_penalty_s,
-        planner=settings.planner,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        planner=planner_of(settings, topology),
         slo_ttft_s=settings.slo_ttft_p90 or 0.0,
-        slo_itl_s=settings.slo_itl_p90 or 0.0,
+        slo_itl_s=itl_target_s(settings.slo_itl_p90, is_auto=settings.topology == "auto"),
     )
 
 

@@ -15,12 +15,15 @@ from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from relevo.build.clock import MonotonicClock
-from relevo.build.configs import ServedModelConfig
+from relevo.build.configs import HistoryConfig, ServedModelConfig
+from relevo.core.events import StepCosts
 from relevo.orchestrator.ports import TokenGenerator, WorkerStatus
-from relevo.planner.loop import NotSimulated, RolePlanning
+from relevo.planner.loop import History, NotSimulated, RolePlanning
+from relevo.planner.remembered import RememberedAnswers
 from relevo.planner.window import DemandWindow
 from relevo.planner.worker_costs import WorkerCosts, WorkerRules
-from relevo.policy.scaling.demand import Demand
+from relevo.policy.host.auto_mode import AUTO_ITL_S, AUTO_TTFT_S
+from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.role_planner import ModeOutlook, PlannerLimits, RolePlanner
 from relevo.policy.scaling.worker_facts import WorkerFacts
@@ -28,17 +31,16 @@ from relevo.telemetry.latency import Slo
 from relevo.wire.leash import ask_for_end_with_parent
 
 _LEAST_URGENT = 19
-_DEFAULT_TTFT_S, _DEFAULT_ITL_S = 2.0, 0.1  # where the operator set no target. Arbitrary
 _SIMULATED_REQUESTS = 240
 _ANSWER_S = 120.0  # arbitrary: on idle cores an answer takes some seconds; what comes later is about another demand
 
 
 def planned(config: ServedModelConfig, generator: TokenGenerator) -> RolePlanning | None:
-    """None unless it is asked for."""
-    if config.planner == "off":
+    """None unless it is asked for, or there is a history to start from."""
+    if config.planner == "off" and config.history is None:
         return None
     clock, limits = MonotonicClock(), PlannerLimits()
-    slo = Slo(ttft_s=config.slo_ttft_s or _DEFAULT_TTFT_S, itl_s=config.slo_itl_s or _DEFAULT_ITL_S)
+    slo = Slo(ttft_s=config.slo_ttft_s or AUTO_TTFT_S, itl_s=config.slo_itl_s or AUTO_ITL_S)
     assert slo.ttft_s is not None
     assert slo.itl_s is not None
     window, is_dry = DemandWindow(generator, clock, slo), config.planner == "dry-run"
@@ -48,13 +50,24 @@ def planned(config: ServedModelConfig, generator: TokenGenerator) -> RolePlannin
         window=window,
         planner=RolePlanner(limits, slo.ttft_s, slo.itl_s, acts=not is_dry),
         limits=limits,
-        ask=simulator.ask,
+        ask=RememberedAnswers(simulator.ask, clock, window.span_s).ask,
         close=simulator.close,
         clock=clock,
         unix_s=time.time,
         is_dry=is_dry,
         targets={"ttft_p90_s": slo.ttft_s, "itl_p90_s": slo.itl_s},
+        history=None if config.history is None else _history(config.history),
+        only_begins=config.planner == "off",
     )
+
+
+def _history(config: HistoryConfig) -> History:
+    demand = Demand(
+        requests_per_s=config.requests_per_s,
+        samples=tuple(Sample(prompt, output, (cached,)) for prompt, output, cached in config.samples),
+        longest_tokens=config.longest_tokens,
+    )
+    return History(config.source, demand)
 
 
 @dataclass(slots=True)
@@ -67,14 +80,8 @@ class SimulatorProcess:
 
     def __post_init__(self) -> None:
         config = self.config
-        self._costs = WorkerCosts(
-            WorkerRules(
-                budget_tokens=config.dispatch_ahead_tokens,
-                block_size=config.block_size,
-                max_running=config.max_num_seqs,
-                itl_target_s=config.slo_itl_s,
-            )
-        )
+        before = config.history.costs if config.history is not None else ()
+        self._costs = WorkerCosts(rules_of(config), before={number: _costs(*costs) for number, *costs in before})
 
     async def ask(
         self, modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]
@@ -103,6 +110,20 @@ class SimulatorProcess:
             for process in list(pool._processes.values()):
                 process.kill()
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def rules_of(config: ServedModelConfig) -> WorkerRules:
+    """What all workers of a model have in common."""
+    return WorkerRules(
+        budget_tokens=config.dispatch_ahead_tokens,
+        block_size=config.block_size,
+        max_running=config.max_num_seqs,
+        itl_target_s=config.slo_itl_s,
+    )
+
+
+def _costs(base_s: float, per_token_s: float, per_kv_token_s: float) -> StepCosts:
+    return StepCosts(base_s=base_s, per_token_s=per_token_s, per_kv_token_s=per_kv_token_s)
 
 
 def _give_way(parent: int) -> None:

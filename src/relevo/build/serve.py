@@ -44,7 +44,12 @@ def plan_serving(settings: Settings) -> ServePlan:
         if model.ask.settings.model != "fake" and model.workers:
             with about_model(model.ask.section):
                 check_installed(model.workers[0].backend)
-    return with_metering(_with_tracing(plan), settings)
+    metered = with_metering(_with_tracing(plan), settings)
+    if all(model.ask.settings.auto_from is None for model in plan.models):
+        return metered
+    from relevo.build.start_history import with_histories  # who names none does not wait for the simulator's imports
+
+    return with_histories(metered, settings)
 
 
 def _with_tracing(plan: ServePlan) -> ServePlan:

@@ -12,11 +12,16 @@ from math import inf
 from pathlib import Path
 from typing import Any, TextIO
 
+from relevo.build.scenario import Scenario, machines_json
+from relevo.build.served_history import ServedHistory
+from relevo.build.served_workers import ServedWorkers, who_served
 from relevo.build.simulated_machines import Machines, ModelOptions
+from relevo.build.what_if import Common, WhatIf, served_scenarios
 from relevo.core.decisions import DecisionLines
 from relevo.core.errors import SettingsError
 from relevo.sim.config import NetworkSpec, RegionSpec, ServingSpec, WorldConfig
 from relevo.sim.fleet import Fleet
+from relevo.sim.measured import Comparison, measured_facts, simulated_facts
 from relevo.sim.network import LinkTraits
 from relevo.sim.pictures import RequestColumns
 from relevo.sim.report import ReportOptions, SimReport, report_world
@@ -28,7 +33,7 @@ from relevo.telemetry.distribution import Samples
 from relevo.workload.generated import generate
 from relevo.workload.requests import Workload
 from relevo.workload.sessions import SessionShape
-from relevo.workload.timing import Timing, time_workload
+from relevo.workload.timing import Timing, in_order, time_workload
 from relevo.workload.traces.files import ReadOptions, read_trace_file
 from relevo.workload.traces.rows import Tally, whole_sessions
 
@@ -42,12 +47,16 @@ class SimulateOptions:
     """Everything that was asked for."""
 
     trace: Path | None = None
+    history: ServedHistory | None = None  # of this server, instead of a trace
     reading: ReadOptions
     made_up: SessionShape | None = None  # where there is no trace
     num_requests: int = 1000  # made up
     max_request_tokens: int | None = None  # prompt and answer; longer ones are left out
     timing: Timing
     fleets: tuple[Fleet, ...]
+    what_if: WhatIf = field(
+        default_factory=WhatIf
+    )  # with a history and no model: other sharings of what served, instead of fleets
     model: ModelOptions
     block_size: int | None = None  # None: that of the workload's hash ids
     max_model_len: int = 131_072
@@ -72,49 +81,105 @@ class Simulation:
     reports: list[SimReport] = field(default_factory=list)
     samples: dict[str, dict[str, Samples]] = field(default_factory=dict)
     requests: dict[str, RequestColumns] = field(default_factory=dict)
+    served: ServedWorkers | None = None  # the machines are theirs
+    comparison: Comparison | None = None  # of what was measured with the same simulated
+    labels: list[str] = field(default_factory=list)  # of all that is to be simulated
 
     def __post_init__(self) -> None:
-        _check_fleets(self.options.fleets)
-        self.workload = make_workload(self.options)
-        self.facts = workload_facts(self.options.trace.name if self.options.trace else MADE_UP, self.workload)
+        options = self.options
+        _check_fleets(options.fleets)
+        self.workload = make_workload(options)
+        notes: tuple[str, ...] = ()
+        if options.history is not None and options.model.model is None and options.model.step_costs is None:
+            times_s = [request.at_s for request in options.history.requests]
+            self.served, notes = who_served(options.history.serving, times_s)
+        self.facts = workload_facts(_source(options), replace(self.workload, notes=(*self.workload.notes, *notes)))
 
     def run(self, progress: Progress, *, keep_samples: bool = False) -> None:
         """All configurations, one after the other. What cannot run is refused before the first begins."""
-        options = self.options
-        block_size = options.block_size or self.facts.hash_block_size or FINE_BLOCK_SIZE
-        machines = Machines(options.model, block_size)
-        configs = [world_config(options, machines, fleet, self.facts.longest_tokens) for fleet in options.fleets]
-        for fleet, config in zip(options.fleets, configs, strict=True):
+        options, scenarios = self.options, self._scenarios()
+        self.labels = [scenario.label for scenario in scenarios]
+        for scenario in scenarios:
+            label = scenario.label
             with ExitStack() as files:
                 lines = None
                 if options.decision_log is not None:
-                    path = _log_path(options.decision_log, fleet, options.fleets)
+                    path = _log_path(options.decision_log, label, len(scenarios))
                     lines = DecisionLines(files.enter_context(_writable(path)).write)
-                world = World(config, self.workload, decisions=lines)
-                result = _run_world(world, fleet.label, len(self.workload.requests), progress)
-            self.reports.append(self._report(fleet, result))
-            self.machines.append(_machines_json(fleet, config))
+                world = World(scenario.config, self.workload, decisions=lines)
+                result = _run_world(world, label, len(self.workload.requests), progress)
+            if scenario.is_as_served:
+                self._compare(result)
+            self.reports.append(self._report(scenario, result))
+            self.machines.append(scenario.machines)
             if keep_samples:
-                self.samples[fleet.label] = latency_samples(result.requests).samples
-                self.requests[fleet.label] = RequestColumns.of(result.requests)
+                self.samples[label] = latency_samples(result.requests).samples
+                self.requests[label] = RequestColumns.of(result.requests)
+
+    def _scenarios(self) -> list[Scenario]:
+        options, longest = self.options, self.facts.longest_tokens
+        if self.served is not None and options.history is not None:
+            return served_scenarios(self.served, options.what_if, self._common(options.history), longest)
+        block_size = options.block_size or self.facts.hash_block_size or FINE_BLOCK_SIZE
+        machines = Machines(options.model, block_size)
+        found = []
+        for fleet in options.fleets:
+            config = world_config(options, machines, fleet, longest)
+            prices = {pool.role: pool.machine.price for pool in fleet.pools if pool.machine.price is not None}
+            found.append(
+                Scenario(label=fleet.label, config=config, prices_per_h=prices, machines=machines_json(fleet, config))
+            )
+        return found
+
+    def _common(self, history: ServedHistory) -> Common:
+        """The front end takes what it took."""
+        fronts_s = sorted(request.front_s for request in history.requests if request.front_s is not None)
+        return Common(
+            front_end_s=fronts_s[len(fronts_s) // 2] if fronts_s else 0.0,
+            seed=self.options.seed,
+            jumps=self.options.jumps,
+            until_s=self.options.until_s,
+        )
+
+    def _compare(self, result: WorldResult) -> None:
+        """With what was measured of the same requests; not where they come at other times than they came."""
+        history, timing = self.options.history, self.options.timing
+        if (
+            history is None
+            or timing.num_clients is not None
+            or timing.arrival
+            or timing.rate_per_s
+            or timing.speed != 1
+        ):
+            return
+        measured = [history.requests[request.row] for request in self.workload.requests]
+        self.comparison = Comparison(measured=measured_facts(measured), simulated=simulated_facts(result.requests))
 
     def to_json(self) -> dict[str, Any]:
         """The same options give the same bytes: nothing here is measured on this machine."""
         pairs = zip(self.machines, self.reports, strict=True)
+        compared = {} if self.comparison is None else {"as_served": self.comparison.to_json()}
         return {
             "workload": asdict(self.facts),
+            **compared,
             "configurations": [{"machines": machines, **report.to_json()} for machines, report in pairs],
         }
 
-    def _report(self, fleet: Fleet, result: WorldResult) -> SimReport:
-        prices = {pool.role: pool.machine.price for pool in fleet.pools if pool.machine.price is not None}
+    def _report(self, scenario: Scenario, result: WorldResult) -> SimReport:
+        prices = scenario.prices_per_h
         num_unsent = len(self.workload.requests) - len(result.requests)
         if num_unsent:
             reason = "the answer that they wait for did not come"
             if self.options.until_s is not None:
                 reason = f"the world was stopped before, or {reason}"
             result.notes += (f"{num_unsent:,} requests were never sent: {reason}",)
-        return report_world(fleet.label, result, replace(self.options.report, prices_per_h=prices or None))
+        return report_world(scenario.label, result, replace(self.options.report, prices_per_h=prices or None))
+
+
+def _source(options: SimulateOptions) -> str:
+    if options.history is not None:
+        return options.history.source
+    return options.trace.name if options.trace else MADE_UP
 
 
 def _check_fleets(fleets: Sequence[Fleet]) -> None:
@@ -132,7 +197,9 @@ def _check_fleets(fleets: Sequence[Fleet]) -> None:
 
 def make_workload(options: SimulateOptions) -> Workload:
     """Read or made up, timed, and without what is too long. Raises SettingsError."""
-    if options.trace is not None:
+    if options.history is not None:
+        workload = _part_of(options.history.workload(warm=True), options.reading)
+    elif options.trace is not None:
         workload = read_trace_file(options.trace, options.reading)
     elif options.made_up is not None:
         rng = random.Random(f"workload:{options.seed}")
@@ -148,6 +215,12 @@ def make_workload(options: SimulateOptions) -> Workload:
     if not timed.requests:
         raise SettingsError("no request is left to send; check --duration-s and --max-request-tokens")
     return timed
+
+
+def _part_of(workload: Workload, reading: ReadOptions) -> Workload:
+    stop = None if reading.limit is None else reading.skip + reading.limit
+    requests = in_order(whole_sessions(workload.requests[reading.skip : stop], Tally()))
+    return Workload(requests=requests, notes=workload.notes)
 
 
 def _without_longer(workload: Workload, max_tokens: int | None) -> Workload:
@@ -179,28 +252,6 @@ def world_config(options: SimulateOptions, machines: Machines, fleet: Fleet, lon
     )
 
 
-def _machines_json(fleet: Fleet, config: WorldConfig) -> dict[str, Any]:
-    layout, workers = config.serving.layout, config.regions[0].workers
-    num_blocks = {worker.role: worker.num_blocks for worker in workers}
-    pools = [
-        {"role": pool.role, "num_workers": pool.num_workers, **asdict(pool.machine), "kv_blocks": num_blocks[pool.role]}
-        for pool in fleet.pools
-    ]
-    return {
-        "model": layout.model_hash,
-        "block_size": layout.block_size,
-        "kv_bytes_per_token": layout.bytes_per_token,
-        "front_end_s": config.front_end_s,
-        "link_bytes_per_s": _finite(config.network.port.bandwidth_bytes_per_s),
-        "pools": pools,
-    }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return None if value == inf else value
-
-
 def _run_world(world: World, label: str, num_requests: int, progress: Progress) -> WorldResult:
     def tell() -> None:
         progress(label, len(world.result.requests) - len(world.clients), num_requests)
@@ -208,11 +259,11 @@ def _run_world(world: World, label: str, num_requests: int, progress: Progress) 
     return world.run(tell)
 
 
-def _log_path(path: Path, fleet: Fleet, fleets: Sequence[Fleet]) -> Path:
+def _log_path(path: Path, label: str, num_scenarios: int) -> Path:
     """Each configuration has a log of its own: `decisions.log` becomes `decisions-8p8d.log` if there are several."""
-    if len(fleets) == 1:
+    if num_scenarios == 1:
         return path
-    return path.with_name(f"{path.stem}-{re.sub('[^A-Za-z0-9]+', '-', fleet.label)}{path.suffix}")
+    return path.with_name(f"{path.stem}-{re.sub('[^A-Za-z0-9]+', '-', label)}{path.suffix}")
 
 
 def _writable(path: Path) -> TextIO:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from relevo.build.capacity_plan import Planner
+from relevo.build.ledger import traffic_folder
 from relevo.build.metering import unix_ms
 from relevo.build.plan_json import plan_json
 from relevo.build.plan_options import PlanOptions, parse_rate, parse_seconds, parse_workload
@@ -106,6 +107,7 @@ def plan(
         made_up=None if workload is None else parse_workload(workload, mean_gap_s),
         ledger_days=ledger,
         ledger_model=ledger_model,
+        traffic_folder=traffic_folder(data_dir) if ledger is not None else Path(),
         rate_per_s=None if rate is None else parse_rate(rate, "--rate"),
         max_request_tokens=max_request_tokens,
         engine=engine,

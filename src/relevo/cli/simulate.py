@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,13 +16,19 @@ import typer
 
 from relevo.bench.environment import describe_environment
 from relevo.bench.html.page import Report
+from relevo.build.ledger import traffic_folder
+from relevo.build.metering import unix_ms
+from relevo.build.served_history import HistoryAsk, ServedHistory, read_history
 from relevo.build.simulate import SimulateOptions, Simulation
 from relevo.build.simulated_machines import ModelOptions
+from relevo.build.what_if import WhatIf
 from relevo.cli.bench_terminal import note, out
+from relevo.cli.database import DatabaseUrl, DataDir, connect
 from relevo.cli.quiet import Quiet
 from relevo.cli.report_file import ReportOut, write_report
 from relevo.core.errors import SettingsError
 from relevo.sim.fleet import Machine, parse_fleet
+from relevo.sim.measured import comparison_table
 from relevo.sim.pictures import simulation_page
 from relevo.sim.report import ReportOptions
 from relevo.sim.report_tables import report_tables, workload_table
@@ -49,9 +56,16 @@ def _number(least: float, told: str | None = None) -> Any:
 
 def simulate(
     trace: Annotated[Path | None, typer.Option(help="Requests to replay: a trace in any known format.")] = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Replay what this server was asked for, as it kept that: lengths, no text.")
+    ] = False,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="--ledger: of so many last days.")] = 1,
+    ledger_model: Annotated[str | None, typer.Option(help="--ledger: requests for this served name only.")] = None,
     trace_format: Annotated[TraceFormat | None, typer.Option(help="Format of --trace. Default: by content.")] = None,
     trace_block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per hash id, where unusual.")] = None,
-    trace_part: Annotated[str | None, typer.Option(help="Part of a ServeGen archive, such as reason/r1.")] = None,
+    trace_part: Annotated[
+        str | None, typer.Option(help="Of a ServeGen archive, such as reason/r1; of Relevo's file a model.")
+    ] = None,
     trace_start_s: Annotated[float, typer.Option(min=0.0, help="ServeGen: begin at this time.")] = 0.0,
     trace_output_fraction: Annotated[float, typer.Option(min=0.0, max=1.0, help="Fleet CDF: share of output.")] = 0.2,
     skip_requests: Annotated[int, typer.Option(min=0, help="Leave out so many at the start of --trace.")] = 0,
@@ -86,9 +100,18 @@ def simulate(
     memory_utilization: Annotated[float, typer.Option(min=0.05, max=1.0, help="Of device memory.")] = 0.9,
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens. Default: of the trace's ids, or 16.")] = None,
     max_model_len: Annotated[int, typer.Option(min=2, help="Longest prompt and answer.")] = 131_072,
-    batched_tokens: Annotated[int, typer.Option(min=1, help="Of one step of a worker.")] = 8192,
-    prefill_tokens: Annotated[int, typer.Option(min=1, help="Of one step while others decode.")] = 2048,
-    running: Annotated[int, typer.Option(min=1, help="Requests that a worker runs at a time.")] = 256,
+    batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of one step of a worker. Default: 8192; with --ledger as it was.")
+    ] = None,
+    prefill_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of one step while others decode. Default: 2048, or as it was.")
+    ] = None,
+    running: Annotated[
+        int | None, typer.Option(min=1, help="Requests that a worker runs. Default: 256, or as it was.")
+    ] = None,
+    itl_target_ms: Annotated[
+        float | None, _number(1e-6, "--ledger: what bounds prompts beside streams. Default: as it was.")
+    ] = None,
     num_gateways: Annotated[int, typer.Option(min=1, max=64)] = 1,
     link_gb_s: Annotated[float | None, _number(1e-6, "KV out of a worker. Default: the devices' network.")] = None,
     link_latency_us: Annotated[float, _number(0.0)] = 5.0,
@@ -104,23 +127,21 @@ def simulate(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the reports to this file.")] = None,
     decision_log: Annotated[Path | None, typer.Option(help="Write who decided what, and why, line by line.")] = None,
     report_out: ReportOut = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
     quiet: Quiet = False,
 ) -> None:
     """Replay a trace, or made-up load, on simulated workers: the real router, admission, schedulers and caches."""
-    usual = Machine(
-        device=device,
-        tp=tp,
-        dp=dp,
-        ep=ep,
-        pp=pp,
-        kv_blocks=num_kv_blocks,
-        batched_tokens=batched_tokens,
-        prefill_tokens=prefill_tokens,
-        running=running,
-        price=price_per_h,
+    if ledger and (trace is not None or prompt_tokens is not None):
+        raise SettingsError("--ledger replays what was served; leave --trace and --prompt-tokens out, or leave it out")
+    history = _history(days, ledger_model, data_dir, database_url) if ledger else None
+    given = _given(
+        kv_blocks=num_kv_blocks, batched_tokens=batched_tokens, prefill_tokens=prefill_tokens, running=running
     )
+    usual = replace(Machine(device=device, tp=tp, dp=dp, ep=ep, pp=pp, price=price_per_h), **given)
     options = SimulateOptions(
         trace=trace,
+        history=history,
         reading=ReadOptions(
             format=trace_format,
             block_size=trace_block_size,
@@ -147,6 +168,11 @@ def simulate(
             seed=seed,
         ),
         fleets=tuple(parse_fleet(text, usual) for text in topology or ["1p1d"]),
+        what_if=WhatIf(
+            topologies=tuple(topology or ()),
+            changed=given,
+            itl_target_s=None if itl_target_ms is None else itl_target_ms / 1e3,
+        ),
         model=ModelOptions(
             model=model,
             engine=engine,
@@ -185,6 +211,8 @@ def _run(options: SimulateOptions, json_out: Path | None, report_out: Path | Non
             raise
     simulated_s = sum(report.duration_s for report in simulation.reports)
     note(f"{simulated_s:,.0f} s were simulated in {time.monotonic() - started_s:,.1f} s")
+    if simulation.comparison is not None and simulation.served is not None:
+        out.print(comparison_table(simulation.comparison, simulation.served.label))
     out.print(report_tables(simulation.reports))
     if len(sizes := {report.num_devices for report in simulation.reports}) > 1:
         note(f"configurations of {min(sizes)} to {max(sizes)} devices: compare them per device, or by cost")
@@ -207,12 +235,26 @@ def _write_report(
     def make() -> Report:
         return simulation_page(simulation.facts, simulation.reports, simulation.samples, simulation.requests)
 
-    num_done, labels = len(simulation.reports), [fleet.label for fleet in simulation.options.fleets]
+    num_done, labels = len(simulation.reports), simulation.labels
     partial = f"it was interrupted; not simulated to the end: {', '.join(labels[num_done:])}" if interrupted else ""
     requests = {label: columns.to_json() for label, columns in simulation.requests.items()}
     body = {**simulation.to_json(), "requests": requests}
     if write_report(path, make, environment, body, partial=partial):
         note(f"wrote {path}")
+
+
+def _history(days: int, model: str | None, data_dir: str | None, database_url: str | None) -> ServedHistory:
+    """Raises SettingsError, StartError."""
+    connection = connect(data_dir, database_url)
+    try:
+        ask = HistoryAsk(days=days, folder=traffic_folder(data_dir), model=model, now_ms=unix_ms())
+        return read_history(ask, connection)
+    finally:
+        connection.close()
+
+
+def _given(**numbers: int | None) -> dict[str, Any]:
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _requests_ended(progress: Progress) -> Callable[[str, int, int], None]:

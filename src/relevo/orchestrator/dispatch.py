@@ -69,10 +69,11 @@ class Dispatcher:
         batch_limits: HandoffLimits | None = None,
         decide: Decide = unlogged,
         insight: Insight | None = None,
+        on_ended: Callable[[InFlightRequest], None] | None = None,
     ) -> None:
         """`kill(worker, reason)` asks for the end of a worker's process. `hash_prompt`: the blocks of a prompt that may
         be found in caches. `batch_limits`: of batch requests; None: the same as for all. `decide` is told what was
-        decided, `insight` what happened."""
+        decided, `insight` what happened, `on_ended` of each request that its client has the end of."""
         self._membership = membership
         self._placement = placement
         self._limits = {False: limits, True: batch_limits or limits}  # by: is it a batch request
@@ -84,6 +85,7 @@ class Dispatcher:
         self._kill = kill
         self._hash_prompt = hash_prompt
         self._decide = decide
+        self._on_ended = on_ended
         self._may_have_room = True  # what a message brought may let a request in that waits
         self._requests: dict[RequestId, InFlightRequest] = {}
         self._insight = insight or Insight()
@@ -422,6 +424,8 @@ class Dispatcher:
             num_tokens=in_flight.num_output_tokens,
             num_failures=in_flight.handoff.num_failures,
         )
+        if self._on_ended is not None:
+            self._on_ended(in_flight)
         in_flight.sink.on_end(end)
 
     def _forget(self, in_flight: InFlightRequest) -> None:

@@ -34,7 +34,8 @@ from relevo.policy.scaling.role_planner import (
 log = logging.getLogger("relevo.planner")
 
 _KEPT = 100  # decisions, those that hold for the reason of the one before left out
-_ACTS = (PlanVerdict.CHANGE, PlanVerdict.UNDO)
+_ACTS = (PlanVerdict.START, PlanVerdict.CHANGE, PlanVerdict.UNDO)
+_LOOK_S = 0.25  # while workers start. Arbitrary
 
 
 class NotSimulated(RelevoError):
@@ -55,6 +56,14 @@ class Question:
     window: Window
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """What was asked for before the server started."""
+
+    source: str  # in words
+    demand: Demand
+
+
 @dataclass(slots=True, kw_only=True)
 class RolePlanning:
     """`ask`: what each mode would make of a demand; raises NotSimulated. `is_dry`: what it would do is only said."""
@@ -71,17 +80,37 @@ class RolePlanning:
     targets: Mapping[str, float]  # as the operator set them, for the page
     together: Together | None = None  # with other gateways over the same workers; None: there are none
     num_decisions: Counter[str] = field(default_factory=Counter)  # by verdict
+    history: History | None = None  # that it starts from
+    only_begins: bool = False  # and does nothing after that
     _told: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT))
     mode_now: str = ""  # of the workers, as of the last tick; empty: there was none
     _last: PlanDecision | None = None
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(self.limits.tick_s)
+        while self.history is not None or not self.only_begins:
+            await asyncio.sleep(self.limits.tick_s if self.history is None else _LOOK_S)
             try:
-                await self.tick()
+                if self.history is None:
+                    await self.tick()
+                elif all(worker.ready for worker in self.window.status().workers):
+                    history, self.history = self.history, None
+                    await self._begin(history)
             except Exception:
                 log.exception("a tick of the planner failed; the roles stay as they are")
+
+    async def _begin(self, history: History) -> None:
+        """Every worker is there: in the mode that would have been best for the history."""
+        workers, window = self.window.status().workers, self.window.look()
+        modes = modes_of(_machines(workers))
+        mode = self._mode_of(workers, modes)
+        seen = Seen(now_s=self.clock.now_ns() / 1e9, mode=mode, demand=history.demand)
+        try:
+            outlooks = await self.ask(modes if mode in modes else (*modes, mode), history.demand, workers)
+        except NotSimulated as failed:
+            log.warning("%s: it starts as %s: %s", self.model, mode, failed.message)
+            return
+        if self._mode_of(self.window.status().workers, modes) == mode:
+            self._carry_out(self.planner.begin(seen, outlooks, history.source), seen, window)
 
     async def tick(self) -> PlanDecision:
         """One decision, carried out."""
@@ -138,7 +167,8 @@ class RolePlanning:
             before = dict(seen.mode.roles)
             changed: dict[str, Role] = {name: role for name, role in found.mode.roles if before[name] != role}
             try:
-                self.window.set_roles(changed, found.reason)
+                if changed:
+                    self.window.set_roles(changed, found.reason)
             except RelevoError as refused:  # a worker left between the look and the act
                 found = self.planner.not_done(seen, refused.message)
         self._tell(found, seen, window)

@@ -51,6 +51,7 @@ class DemandWindow:
         self._generator = generator
         self._clock = clock
         self._slo = slo
+        self.span_s = span_s
         self._span_ns = round(span_s * 1e9)
         self._arrivals: deque[_Arrival] = deque(maxlen=MAX_ARRIVALS)
         self._running: dict[RequestId, _Arrival] = {}

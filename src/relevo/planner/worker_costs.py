@@ -6,7 +6,7 @@ of what its steps will cost, and one on standby nothing: their figures are left 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relevo.core.events import UNKNOWN_COSTS, StepCosts
@@ -31,6 +31,7 @@ class WorkerRules:
 @dataclass(slots=True)
 class WorkerCosts:
     rules: WorkerRules
+    before: Mapping[int, StepCosts] = field(default_factory=dict)  # of an earlier start, by number of cores
     _costs: dict[tuple[str, int], StepCosts] = field(default_factory=dict)  # by machine and number of cores
     _since: dict[str, tuple[int, int, float]] = field(default_factory=dict)  # by worker: epoch, cores, and since when
 
@@ -57,7 +58,8 @@ class WorkerCosts:
             worker_id=WorkerId(worker.worker_id),
             box=worker.box_id,
             cores=worker.started_on,
-            costs={number: costs for (box, number), costs in self._costs.items() if box == worker.box_id},
+            costs=dict(self.before)
+            | {number: costs for (box, number), costs in self._costs.items() if box == worker.box_id},
             num_blocks=worker.load.num_total_blocks,
             block_size=self.rules.block_size,
             max_batched_tokens=budget,

@@ -1,4 +1,4 @@
-"""What a person writes of the machines to simulate: `8p8d`, `unified`, `16u`, and settings that differ from the others.
+"""What a person writes of the machines to simulate: `8p8d`, `unified`, `16u`, `hybrid`, `4h`, and settings that differ.
 
     8p8d,tp=2,decode.device=a100
 
@@ -16,7 +16,7 @@ from relevo.core.errors import SettingsError
 from relevo.policy.host.topology import MAX_WORKERS, Topology, parse_topology
 
 _UNIFIED = re.compile(r"([0-9]+)u")
-ROLES = ("prefill", "decode", "unified")
+ROLES = ("prefill", "decode", "unified", "hybrid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +53,15 @@ class Fleet:
 
     @property
     def is_split(self) -> bool:
-        return any(pool.role == "decode" for pool in self.pools)
+        """KV moves between workers."""
+        return any(pool.role in ("decode", "hybrid") for pool in self.pools)
 
 
 def parse_fleet(text: str, usual: Machine) -> Fleet:
     """`usual` with what the text changes. Raises SettingsError that says what to write."""
     words = [word.strip() for word in text.split(",")]
     topology = _topology(words[0])
-    numbers = {"prefill": topology.num_prefill, "decode": topology.num_decode, "unified": topology.num_unified}
+    numbers = dict(zip(ROLES, _numbers(topology), strict=True))
     machines = dict.fromkeys(ROLES, usual)
     for word in words[1:]:
         key, equals, value = word.partition("=")
@@ -78,6 +79,10 @@ def parse_fleet(text: str, usual: Machine) -> Fleet:
             there = ", ".join(role for role, number in numbers.items() if number)
             raise SettingsError(f"--topology {text}: there is no {role} worker for {word!r}; there are {there}")
     return Fleet(text, tuple(Pool(role, number, machines[role]) for role, number in numbers.items() if number))
+
+
+def _numbers(topology: Topology) -> tuple[int, ...]:
+    return topology.num_prefill, topology.num_decode, topology.num_unified, topology.num_hybrid
 
 
 def _topology(text: str) -> Topology:

@@ -129,12 +129,16 @@ def usage_sums(connection: Connection, group_by: Sequence[GroupBy], where: Usage
 
 @dataclass(frozen=True, slots=True)
 class RequestLengths:
-    """Of one admitted request: when it came, and how long it was. No text and no name."""
+    """Of one admitted request: when it came, how long it was, and for whom. No text."""
 
     started_at_ms: int
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    ended_at_ms: int
+    model: str
+    tenant: str
+    outcome: str
 
 
 def request_lengths(connection: Connection, where: UsageFilter, model: str | None = None) -> list[RequestLengths]:
@@ -145,11 +149,27 @@ def request_lengths(connection: Connection, where: UsageFilter, model: str | Non
         parameters = {**parameters, "model": model}
     rows = connection.read(
         "SELECT started_at_ms, prompt_tokens + unbilled_prompt_tokens, cached_tokens,"
-        f" completion_tokens + unbilled_completion_tokens FROM usage_ledger{condition}"
+        " completion_tokens + unbilled_completion_tokens, ended_at_ms, model, tenant, outcome"
+        f" FROM usage_ledger{condition}"
         " ORDER BY started_at_ms, request_id",
         parameters,
     )
-    return [RequestLengths(*(_integer(value) for value in row)) for row in rows]
+    return [_lengths(row) for row in rows]
+
+
+def _lengths(row: Sequence[Value]) -> RequestLengths:
+    started_at_ms, num_prompt, num_cached, num_output, ended_at_ms = (_integer(value) for value in row[:5])
+    model, tenant, outcome = (str(value) for value in row[5:])
+    return RequestLengths(
+        started_at_ms=started_at_ms,
+        num_prompt_tokens=num_prompt,
+        num_cached_tokens=num_cached,
+        num_output_tokens=num_output,
+        ended_at_ms=ended_at_ms,
+        model=model,
+        tenant=tenant,
+        outcome=outcome,
+    )
 
 
 def total_of(sums: Sequence[UsageSum]) -> UsageSum:

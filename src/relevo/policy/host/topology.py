@@ -1,6 +1,6 @@
 """Which workers there are, with which role, on which cores. Pure: hardware is told, nothing is probed.
 
-Owns the words `unified` and `NpMd`. Does not know models, memory or processes.
+Owns the words `unified`, `NpMd` and `hybrid`. Does not know models, memory or processes.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from relevo.core.errors import SettingsError
 _NPMD = re.compile(r"([0-9]+)p([0-9]+)d")
 _PART = re.compile(r"(?:([0-9]+)p)?(?:([0-9]+)d)?")  # of a cluster, on one box
 _ONE = {"prefill": "1p", "decode": "1d"}
+_HYBRID = re.compile(r"([0-9]+)h")
 MAX_WORKERS = 512  # arbitrary: more than one machine serves a model with; a slip of the finger would start them all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Either some prefill and some decode workers, or unified ones only."""
+    """Either some prefill and some decode workers, or unified ones only, or hybrid ones only."""
 
     num_prefill: int = 0
     num_decode: int = 0
     num_unified: int = 0
+    num_hybrid: int = 0
 
     @property
     def num_workers(self) -> int:
-        return self.num_prefill + self.num_decode + self.num_unified
+        return self.num_prefill + self.num_decode + self.num_unified + self.num_hybrid
 
     @property
     def is_split(self) -> bool:
@@ -35,12 +37,19 @@ class Topology:
 
     def worker_roles(self) -> tuple[tuple[str, str], ...]:
         """(worker id, role) of every worker; prefill workers first."""
-        numbers = (("prefill", self.num_prefill), ("decode", self.num_decode), ("unified", self.num_unified))
+        numbers = (
+            ("prefill", self.num_prefill),
+            ("decode", self.num_decode),
+            ("unified", self.num_unified),
+            ("hybrid", self.num_hybrid),
+        )
         return tuple((f"{role}-{i}", role) for role, number in numbers for i in range(number))
 
     def __str__(self) -> str:
         if not self.num_workers:
             return "none"
+        if self.num_hybrid:
+            return "hybrid" if self == TWO_HYBRID else f"{self.num_hybrid}h"
         if self.num_unified:
             return "unified"
         prefill, decode = (f"{number}{letter}" if number else "" for number, letter in self._letters)
@@ -53,15 +62,21 @@ class Topology:
 
 UNIFIED = Topology(num_unified=1)
 ONE_OF_EACH = Topology(num_prefill=1, num_decode=1)
+TWO_HYBRID = Topology(num_hybrid=2)
 
 
 def parse_topology(text: str) -> Topology:
-    """`unified` or `NpMd`. Raises SettingsError; `auto` is not a topology but the wish to have one chosen."""
-    if text == "unified":
-        return UNIFIED
+    """`unified`, `NpMd`, or `hybrid` with two workers or `Nh`. Raises SettingsError; `auto` is not a topology but the
+    wish to have one chosen."""
+    if text in ("unified", "hybrid"):
+        return UNIFIED if text == "unified" else TWO_HYBRID
+    if match := _HYBRID.fullmatch(text):
+        return _hybrid(text, int(match[1]))
     match = _NPMD.fullmatch(text)
     if match is None:
-        raise SettingsError(f"--topology {text!r} is not known; use auto, unified, or NpMd such as 1p1d or 2p1d")
+        raise SettingsError(
+            f"--topology {text!r} is not known; use auto, unified, hybrid, or NpMd such as 1p1d or 2p1d"
+        )
     num_prefill, num_decode = int(match[1]), int(match[2])
     if num_prefill < 1 or num_decode < 1:
         raise SettingsError(
@@ -89,6 +104,12 @@ def parse_part(text: str) -> Topology:
     if part.num_workers > MAX_WORKERS:
         raise SettingsError(f"{text} has more than {MAX_WORKERS} workers; use fewer")
     return part
+
+
+def _hybrid(text: str, number: int) -> Topology:
+    if not 2 <= number <= MAX_WORKERS:
+        raise SettingsError(f"--topology {text}: hybrid workers hand prompts to each other; use 2h to {MAX_WORKERS}h")
+    return Topology(num_hybrid=number)
 
 
 def choose_topology(num_cores: int, num_devices: int = 0) -> tuple[Topology, str]:

@@ -12,6 +12,7 @@ from relevo.policy.scaling.candidates import Candidate, Role, Stage
 
 _NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 _PORT = 8000
+_RELEVO_BLOCK = 16  # tokens of a block, unless it is set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +34,19 @@ class Serving:
 
 
 def relevo_commands(candidate: Candidate, serving: Serving) -> list[CommandLine]:
-    """One command serves all workers of one machine."""
+    """One command serves all workers of one machine. Their pool is the plan's, and every row has a token in a step."""
     widest = max(stage.kind.num_devices for stage in candidate.stages)
     kinds = {stage.kind.device.name for stage in candidate.stages}
     counts = {stage.role: stage.num_workers for stage in candidate.stages}
     topology = "unified" if not candidate.is_split else f"{counts[Role.PREFILL]}p{counts[Role.DECODE]}d"
+    rows = max(serving.rows.values())
+    pool = min(stage.kind.memory.num_pool_tokens for stage in candidate.stages)
     parts = [
         *("relevo", "serve", serving.model, "--topology", topology),
         *("--max-model-len", str(serving.max_model_len)),
-        *("--max-num-seqs", str(max(serving.rows.values()))),
-        *("--max-num-batched-tokens", str(max(stage.kind.chunk_tokens for stage in candidate.stages))),
+        *("--max-num-seqs", str(rows)),
+        *("--max-num-batched-tokens", str(max(rows, *(stage.kind.chunk_tokens for stage in candidate.stages)))),
+        *("--num-kv-blocks", str(pool // _RELEVO_BLOCK)),
     ]
     notes = []
     if widest > 1:

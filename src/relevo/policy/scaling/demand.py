@@ -13,6 +13,7 @@ from statistics import fmean
 
 _LAST_PART = 0.25  # of a window, that shows a burst. Arbitrary
 _FEWEST_LATE = 20  # requests in it, to be one. Arbitrary
+_ALIKE = 0.1  # part by which mean lengths may differ and be the same. Arbitrary
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,19 @@ class Demand:
         """Of prompt tokens, in a cache of that size."""
         total = sum(sample.num_prompt_tokens for sample in self.samples)
         return sum(sample.cached[index] for sample in self.samples) / total
+
+
+def is_alike(one: Demand, other: Demand, window_s: float) -> bool:
+    """Whether they differ by chance at most: rates by two deviations of a count in that window, lengths by little."""
+    rates = (one.requests_per_s, other.requests_per_s)
+    if abs(rates[0] - rates[1]) > 2.0 * (max(rates) / window_s) ** 0.5:
+        return False
+    pairs = (
+        (one.mean_prompt_tokens, other.mean_prompt_tokens),
+        (one.mean_output_tokens, other.mean_output_tokens),
+        (1.0 - one.hit_fraction(0), 1.0 - other.hit_fraction(0)),
+    )
+    return all(abs(mine - theirs) <= _ALIKE * max(mine, theirs) for mine, theirs in pairs)
 
 
 def strata(sizes: Sequence[float], most: int) -> list[int]:

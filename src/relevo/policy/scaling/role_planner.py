@@ -79,6 +79,7 @@ class ModeOutlook:
 
 
 class PlanVerdict(StrEnum):
+    START = "start"  # from what was asked for before
     HOLD = "hold"
     UNKNOWN = "unknown"  # something is not known, so nothing is done
     CHANGE = "change"
@@ -215,6 +216,30 @@ class RolePlanner:
         self._mode, self._change, self._arriving = seen.mode, None, None
         self.num_changes -= 1
         return self._hold(seen, f"nothing was changed: {why}")
+
+    def begin(self, seen: Seen, outlooks: Mapping[Mode, ModeOutlook], source: str) -> PlanDecision:
+        """The mode to start in, by what each would have made of the traffic of `source`; as it is, for less than a
+        clear gain. What comes of it is looked back at as at a change."""
+        present = outlooks[seen.mode]
+        best = max(outlooks, key=lambda mode: outlooks[mode].better_by(present))
+        chosen = best if outlooks[best].better_by(present) >= self._limits.gain else seen.mode
+        assert seen.demand is not None, "it is what was asked about"
+        self._mode = seen.mode
+        self._change = _Change(seen.now_s, seen.mode, None, seen.demand.requests_per_s, outlooks[chosen])
+        if self._acts and chosen != seen.mode:
+            self._mode, self._arriving = chosen, (seen.now_s, seen.mode)
+        reason = (
+            f"by {source}, {seen.demand.requests_per_s:.2f} requests/s: {chosen} {_words(outlooks[chosen])};"
+            f" {_next_best(chosen, outlooks)}"
+        )
+        return PlanDecision(
+            verdict=PlanVerdict.START,
+            reason=reason,
+            mode=chosen,
+            expected=outlooks[chosen],
+            outlooks=self._told(seen, outlooks),
+            rate_per_s=seen.demand.requests_per_s,
+        )
 
     def _not_arrived(self, seen: Seen, since_s: float, before: Mode) -> PlanDecision:
         """Not every worker has the role that it was given: one that computes a long step takes it later."""

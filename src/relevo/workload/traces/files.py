@@ -35,13 +35,13 @@ NUM_DRAWN = 1000  # requests of a distribution, which has no end, where no limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How to read a trace. From `part` on only what is drawn rather than read is concerned."""
+    """How to read a trace. From `start_s` on only what is drawn rather than read is concerned."""
 
     format: TraceFormat | None = None  # None: by its content
     block_size: int | None = None  # tokens per hash id; None: what the format says
     skip: int = 0  # leave out so many requests at the start
     limit: int | None = None  # read no more than so many
-    part: str | None = None  # of a ServeGen folder or archive with several: such as reason/deepseek-r1
+    part: str | None = None  # of several: of ServeGen such as reason/deepseek-r1, of Relevo's own files a model
     start_s: float = 0.0  # ServeGen: from which time on
     duration_s: float = 3600.0  # ServeGen: for how long
     output_fraction: float = 0.2  # fleet CDF: of a request's tokens; arbitrary
@@ -83,7 +83,7 @@ def _requests(path: Path, options: ReadOptions, tally: Tally) -> Generator[Workl
         if trace_format is TraceFormat.FLEET_CDF:
             yield from _drawn_of_cdf(_document(lines), options, tally)
         else:
-            yield from read_rows(trace_format, lines, tally, options.block_size)
+            yield from read_rows(trace_format, lines, tally, options.block_size, options.part)
 
 
 def _bounded(requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:

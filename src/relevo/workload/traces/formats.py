@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
 from relevo.workload.requests import WorkloadRequest
-from relevo.workload.traces import hashed, plain
+from relevo.workload.traces import hashed, plain, served
 from relevo.workload.traces.rows import Tally
 
 Reader = Callable[[Iterable[str], Tally], Iterator[WorkloadRequest]]
@@ -15,6 +15,7 @@ HashedReader = Callable[[Iterable[str], Tally, int], Iterator[WorkloadRequest]]
 
 
 class TraceFormat(StrEnum):
+    RELEVO = "relevo"
     MOONCAKE = "mooncake"
     BAILIAN = "bailian"
     AGENTS = "agents"
@@ -44,6 +45,7 @@ _HASHED: dict[TraceFormat, tuple[HashedReader, int]] = {  # with the tokens of a
 
 # The first rule of which a JSON line has all keys, or a header all columns, decides.
 _BY_KEYS = (
+    (TraceFormat.RELEVO, {"kind", "at_s", "model"}),
     (TraceFormat.BAILIAN, {"chat_id", "input_length"}),
     (TraceFormat.AGENTS, {"session_id", "turn", "input_length", "hash_ids"}),
     (TraceFormat.AGENT_TEXT, {"session_id", "input", "output"}),
@@ -74,12 +76,19 @@ def recognise(first_line: str) -> TraceFormat | None:
 
 
 def read_rows(
-    trace_format: TraceFormat, lines: Iterable[str], tally: Tally, block_size: int | None = None
+    trace_format: TraceFormat,
+    lines: Iterable[str],
+    tally: Tally,
+    block_size: int | None = None,
+    part: str | None = None,
 ) -> Iterator[WorkloadRequest]:
     """The requests of a format that is read line by line, in the order of the file; `block_size` None: the format's.
+    `part`: the model, where a file may hold several.
 
     Raises TraceError for a line that cannot be read, when it is reached.
     """
+    if trace_format is TraceFormat.RELEVO:
+        return served.read_served(lines, tally, part)
     if trace_format in _HASHED:
         reader, usual_block_size = _HASHED[trace_format]
         return reader(lines, tally, block_size or usual_block_size)

@@ -1,0 +1,42 @@
+"""What follows from leaving the topology to Relevo, and what is refused of it: words and errors. Pure."""
+
+from __future__ import annotations
+
+from relevo.core.errors import SettingsError
+from relevo.policy.host.auto_mode import planner_for
+from relevo.policy.host.topology import Topology
+from relevo.settings import Settings
+
+
+def planner_of(settings: Settings, topology: Topology) -> str:
+    """In a cluster each box's gateway sees a part of what comes in, and engines that are not ours change no role."""
+    has_own_workers = settings.engine == "relevo" and not settings.worker
+    return planner_for(
+        settings.planner,
+        is_auto=settings.topology == "auto" and has_own_workers and not (settings.cluster or settings.join),
+        num_workers=topology.num_workers,
+        num_gateways=settings.gateways,
+    )
+
+
+def check_history(settings: Settings) -> None:
+    if settings.auto_from is None:
+        return
+    if settings.topology != "auto":
+        raise SettingsError(
+            f"--auto-from {settings.auto_from} chooses how --topology auto starts, and --topology is"
+            f" {settings.topology}; leave one of them out"
+        )
+    if settings.gateways > 1:
+        raise SettingsError(
+            f"--auto-from {settings.auto_from} needs one gateway, which gives the roles, and --gateways is"
+            f" {settings.gateways}; use 1, or leave it out"
+        )
+
+
+def what_may_change(settings: Settings, topology: Topology) -> str:
+    if planner_of(settings, topology) != "on":
+        return ""
+    if topology.num_workers < 2:
+        return "; --planner on has nothing to choose with one worker"
+    return "; where it starts: roles follow the traffic, which is said here and at /v1/plan (--planner off keeps them)"
