@@ -58,7 +58,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "gateway.terminationGracePeriodSeconds=135",
         "pools.workers.terminationGracePeriodSeconds=600",
     ),
-    "encryption off": (*LEAST, "cluster.kvEncryption=off"),
+    "encryption off": (*LEAST, "cluster.kvEncryption=off", "model.maxLength=8192"),
     "sglang": (
         "auth.open=true,model.name=org/model,poolDefaults.engine=sglang,poolDefaults.image.repository=lmsysorg/sglang",
         "pools.p.role=prefill,pools.d.role=decode,pools.d.replicas=3",
