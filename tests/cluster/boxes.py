@@ -28,7 +28,7 @@ from machines import OWNER, Machine
 from relevo.cluster.enroller import Enroller, found_cluster
 from relevo.cluster.peer import NodeRole
 
-START_S = 90.0
+START_S = 180.0
 KEY = "operator-of-the-tests"
 PORT, HTTP_PORT = 7000, 8000
 
@@ -116,7 +116,7 @@ class Box:
 
 
 class Boxes:
-    """A context: leaving it ends everything, and shows the logs of all if the test failed."""
+    """A context: leaving it ends everything, and shows the logs of all."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,8 +127,7 @@ class Boxes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None:
-            print("\n".join(box.log[-6000:] for box in self.boxes))  # noqa: T201
+        print("\n".join(box.log[-6000:] for box in self.boxes))  # noqa: T201  # shown where a test fails
         for box in self.boxes:
             box.process.kill()
             box.process.wait()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relevo.core.events import StepCosts
 from relevo.core.handoff import Link
 from relevo.core.ids import WorkerId
-from relevo.policy.perf.handoff_costs import HandoffCostModel
+from relevo.policy.perf.handoff_costs import BoxPair, HandoffCostModel
 from relevo.policy.perf.step_costs import StepCostModel
 
 TRUE = StepCosts(base_s=0.008, per_token_s=0.0011, per_kv_token_s=0.8e-6)
@@ -150,3 +150,14 @@ def test_pairs_of_milliseconds_are_all_alike_and_the_gone_are_forgotten() -> Non
     assert model.slow_pairs() == {}, "seven milliseconds are noise"
     model.forget(WorkerId("q"))
     assert SLOW_PAIR not in model.handoff_s and FAST in model.handoff_s
+
+
+def test_a_pair_begins_with_what_was_measured_of_the_way_between_its_boxes() -> None:
+    """Red when a slow way is tried as if it were the fastest one that is known."""
+    model = HandoffCostModel()
+    model.observe(Link.NETWORK, 0.012, 0.010, FAST)
+    model.expect(BoxPair("a", "c"), 0.5)
+    assert model.handoff_s[BoxPair("a", "c")] == 0.5
+    assert model.handoff_s[Link.NETWORK] == pytest.approx(0.002)
+    model.observe(Link.NETWORK, 0.012, 0.010, FAST)
+    assert model.handoff_s[BoxPair("a", "c")] == 0.5, "kept while others are measured"

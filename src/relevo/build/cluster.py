@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -25,10 +24,10 @@ from relevo.build.resolve import ModelPlan
 from relevo.build.vocabulary import tokenizer_files
 from relevo.cluster.epoch_file import OWN_EPOCH, EpochFile
 from relevo.cluster.identity import NodeIdentity
-from relevo.cluster.identity_folder import NODE, locked, read_private, write_private
+from relevo.cluster.identity_folder import NODE
 from relevo.cluster.join_token import read_join_token
 from relevo.cluster.peer import NodeRole, PeerRefused
-from relevo.core.cluster import ClusterFacts, NodeFacts
+from relevo.core.cluster import ClusterFacts, NodeFacts, box_id_of
 from relevo.core.errors import SettingsError, StartError
 from relevo.core.host_port import HostPort, parse_host_ports
 from relevo.policy.cluster.epochs import next_epoch
@@ -37,7 +36,6 @@ from relevo.wire.messages import PROTOCOL_VERSION
 
 FEED_SOCKET = "node.sock"  # of the runtime folder
 DEFAULT_PORT = 7000  # of the control port, where none is said
-KV_SECRET = "kv-secret"
 _OWN = "own"
 
 
@@ -52,7 +50,6 @@ class ClusterPart:
     heads: tuple[HostPort, ...]  # to join
     is_head: bool
     node_epoch: int  # 0: the first join gives one
-    kv_secret: str = field(repr=False)
 
 
 def head_part(settings: Settings) -> ClusterPart | None:
@@ -88,7 +85,6 @@ def head_part(settings: Settings) -> ClusterPart | None:
         heads=heads,
         is_head=True,
         node_epoch=begin_epoch(folder),
-        kv_secret=kv_secret(folder),
     )
 
 
@@ -104,18 +100,6 @@ def enrol_head(folder: Path, heads: Sequence[HostPort], token_file: str | None) 
         raise StartError(f"no head of --join could be asked for a certificate: {error}; start one") from error
     except PeerRefused as refused:
         raise StartError(f"no head lets this box in: {refused.message}") from refused
-
-
-def kv_secret(folder: Path) -> str:
-    """That of the cluster, made by its first head."""
-    path = folder / KV_SECRET
-    with locked(folder):
-        try:
-            return read_private(path).decode("ascii").strip()
-        except FileNotFoundError:
-            made = secrets.token_hex(32)
-            write_private(path, made.encode())
-            return made
 
 
 def advertised(text: str | None, listen: HostPort) -> HostPort:
@@ -156,7 +140,7 @@ def _clustered(model: ModelPlan, part: ClusterPart) -> ModelPlan:
         msgspec.structs.replace(
             worker,
             worker_id=named(worker.worker_id),
-            box_id=f"node {part.name}",
+            box_id=box_id_of(part.name),
             node_epoch=part.node_epoch,
         )
         for worker in with_doors(
@@ -189,10 +173,11 @@ def node_config(
         ),
         facts=facts,
         heads=tuple(map(str, part.heads)),
-        cluster=cluster_facts(model, facts, part.kv_secret) if part.is_head else None,
+        cluster=cluster_facts(model, facts) if part.is_head else None,
         feed_path=f"{folder}/{FEED_SOCKET}" if part.is_head else "",
         node_epoch=part.node_epoch,
         drain_timeout_s=settings.shutdown_timeout_s,
+        kv_encrypts=all(worker.kv_encrypts for worker in workers),
         log_level=settings.log_level,
     )
 
@@ -211,7 +196,7 @@ def node_facts(model: ModelPlan) -> NodeFacts:
     )
 
 
-def cluster_facts(model: ModelPlan, facts: NodeFacts, secret: str) -> ClusterFacts:
+def cluster_facts(model: ModelPlan, facts: NodeFacts) -> ClusterFacts:
     settings = model.ask.settings
     return ClusterFacts(
         node=facts,
@@ -222,7 +207,6 @@ def cluster_facts(model: ModelPlan, facts: NodeFacts, secret: str) -> ClusterFac
         activation_dtype=settings.activation_dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
         block_size=settings.block_size,
-        kv_secret=secret,
     )
 
 

@@ -195,6 +195,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     feed_path: str = ""  # of a head, for the gateways of its box
     node_epoch: int = 0  # that its workers were started under
     drain_timeout_s: float = 30.0
+    kv_encrypts: bool = True  # as its workers do
     log_level: str = "info"
     epoch: int = 0
     status_fd: int = -1

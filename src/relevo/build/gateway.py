@@ -238,7 +238,7 @@ def build_backend(
     dispatcher = build_dispatcher(config, membership, placement, metrics, kill, insight, on_ended)
     connections = Connections(membership, partial(_connect, cluster, openers))
     if cluster is not None:
-        cluster.follow(membership, connections)
+        cluster.follow(membership, connections, placement)
     if recording is not None:
         recording.generator = dispatcher
     return ModelBackend(

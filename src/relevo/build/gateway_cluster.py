@@ -21,6 +21,7 @@ from relevo.cluster.stream_guard import StreamGuard
 from relevo.core.ids import WorkerRef
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.membership import Membership
+from relevo.orchestrator.placement import Placement
 from relevo.telemetry.metrics import GatewayMetrics
 
 
@@ -43,10 +44,10 @@ class GatewayCluster:
         metrics.show_cluster(cluster)
         return cluster
 
-    def follow(self, membership: Membership, connections: Connections) -> None:
+    def follow(self, membership: Membership, connections: Connections, placement: Placement) -> None:
         """A cluster serves one model."""
         assert self.members is None
-        self.members = RemoteMembers(membership, connections)
+        self.members = RemoteMembers(membership, connections, placement)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -95,7 +95,6 @@ def plan_joining(ask: JoinAsk, settings: Settings, say: Say) -> tuple[Settings, 
         heads=tuple(dict.fromkeys((*ask.heads, *heads))),
         is_head=False,
         node_epoch=0,
-        kv_secret=facts.kv_secret,
     )
     return settings, clustered(plan, part), part
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from relevo.build.configs import WorkerConfig
+from relevo.build.configs import NodeConfig, WorkerConfig
 from relevo.cluster.identity import NodeIdentity
 from relevo.cluster.peer import Peer
 from relevo.core.errors import SettingsError
@@ -70,6 +70,18 @@ def kv_door(config: WorkerConfig) -> KVDoor | None:
         advertised_host=config.kv_advertised_host or config.kv_host,
         encrypts=config.kv_encrypts,
         num_streams=config.kv_streams,
+    )
+
+
+def node_door(config: NodeConfig) -> KVDoor:
+    """Of the node process, which measures the ways that its workers' KV takes. Raises StartError."""
+    return KVDoor(
+        keys=IdentityKeys(NodeIdentity.load(Path(config.folder))),
+        host="",
+        ports=range(0, 1),
+        advertised_host="",
+        encrypts=config.kv_encrypts,
+        num_streams=1,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from relevo.build.configs import NodeConfig
 from relevo.build.event_loop import run_until_complete
+from relevo.build.kv_door import node_door
 from relevo.cluster.boot_clock import BootClock
 from relevo.cluster.enroller import Enroller
 from relevo.cluster.enrolment import enrolment_handlers
@@ -21,6 +22,8 @@ from relevo.cluster.epoch_file import ACCEPTED_EPOCHS, OWN_EPOCH, EpochFile
 from relevo.cluster.feed import Asked, FeedServer
 from relevo.cluster.feed_messages import DrainRemote, KillRemote, Roster
 from relevo.cluster.identity import NodeIdentity
+from relevo.cluster.kv_probes import KVProbes
+from relevo.cluster.member_messages import NodePeer
 from relevo.cluster.members import Members
 from relevo.cluster.moving import Mover, Moves
 from relevo.cluster.node import Node, be_there
@@ -99,10 +102,12 @@ class NodeProcess:
                 clock=clock,
                 on_change=self._tell,
                 other_head=self._node.add_head,
+                own_workers=self._workers.offered,
             )
             self._feed = FeedServer(self._roster, self._asked)
         self._node.on_change = self._tell
         self._node.on_revoked = self._revoked
+        self._probes = KVProbes(node_door(config), self._peers, self._measured) if config.workers else None
         self._server = StreamServer(identity, self._guard, self._handlers())
 
     async def run(self) -> None:
@@ -136,6 +141,8 @@ class NodeProcess:
         yield self._guard.run()
         yield keep_renewed(self._identity, self._enroller, lambda: self._node.places)
         yield self._node.run(map(HostPort.parse, self._config.heads))
+        if self._probes is not None:
+            yield self._probes.run()
         if self._members is not None:
             yield self._members.run()
             yield self._tell_again()
@@ -159,6 +166,18 @@ class NodeProcess:
     # ---- the gateways of this box ------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
+        self._node.changed()
+        if self._members is not None:
+            self._members.changed()
+
+    def _peers(self) -> tuple[NodePeer, ...]:
+        own = self._members.peers() if self._members is not None else ()
+        known = {peer.name: peer for peer in (*self._node.peers, *own) if peer.name != self._identity.name}
+        return tuple(known.values())
+
+    def _measured(self) -> None:
+        assert self._probes is not None
+        self._node.link_reports = self._probes.reports
         self._node.changed()
 
     async def _member(self, stream: FramedStream, about: bytes) -> None:

@@ -11,18 +11,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from relevo.cluster.feed_messages import Roster
-from relevo.core.cluster import NodeReport, RemoteWorker
+from relevo.core.cluster import NodeReport, RemoteWorker, box_id_of
 from relevo.core.ids import WorkerId
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
+from relevo.orchestrator.placement import Placement
 
 log = logging.getLogger("relevo.gateway")
 
 
 class RemoteMembers:
-    def __init__(self, membership: Membership, connections: Connections) -> None:
-        self._membership, self._connections = membership, connections
+    def __init__(self, membership: Membership, connections: Connections, placement: Placement) -> None:
+        self._membership, self._connections, self._placement = membership, connections, placement
         self._known: dict[str, RemoteWorker] = {}
         self.nodes: Sequence[NodeReport] = ()
         self.denied: dict[str, int] = {}
@@ -30,6 +31,10 @@ class RemoteMembers:
 
     def take(self, roster: Roster) -> None:
         self.nodes, self.denied, self.num_gone = roster.nodes, roster.denied, roster.num_gone
+        for node in roster.nodes:
+            for link in node.links:
+                boxes = box_id_of(node.name), box_id_of(link.to_node)
+                self._placement.link_measured(*boxes, link.bytes_per_s, link.round_trip_s)
         told = {worker.worker_id: worker for worker in roster.workers}
         for worker in told.values():
             before = self._known.get(worker.worker_id)

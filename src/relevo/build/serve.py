@@ -132,7 +132,7 @@ def serving(
     system. Without a `listener` there is no gateway: this box works for those of others."""
     with contextlib.ExitStack() as owned:
         folder = owned.enter_context(runtime_folder())
-        secret = part.kv_secret if part is not None else secrets.token_hex(32)  # for as long as this server runs
+        secret = secrets.token_hex(32)  # the supervisor's and the workers', for as long as this server runs
         located = []
         addresses = (f"unix:{folder}/w{number}.sock" for number in itertools.count())
         for model in plan.models:

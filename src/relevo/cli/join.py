@@ -38,6 +38,10 @@ def join(
     advertise: Annotated[
         str | None, typer.Option(help="HOST[:PORT] where others reach this box. Default: the way it reached the head.")
     ] = None,
+    kv_port: Annotated[
+        str | None, typer.Option(help="Port for KV, or a range with one per worker, such as 7100-7107. Default: any.")
+    ] = None,
+    kv_encryption: Annotated[str | None, typer.Option(help="As for `relevo serve`.")] = None,
     cluster_dir: Annotated[str | None, typer.Option(help="Folder of this box's certificate and epochs.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder in which the one above is `cluster`.")] = None,
     options: Annotated[
@@ -56,9 +60,14 @@ def join(
     Model, types and block size are the head's. A head that is not there yet is waited for.
     """
     given: dict[str, object] = {"topology": role, "join": ["head"], "cluster_dir": cluster_dir, "data_dir": data_dir}
-    given |= {"log_level": log_level, "probe_port": probe_port, "host": host, "quiet": quiet or None} | _named(
-        options or []
-    )
+    given |= {
+        "log_level": log_level,
+        "probe_port": probe_port,
+        "host": host,
+        "kv_port": kv_port,
+        "kv_encryption": kv_encryption,
+        "quiet": quiet or None,
+    } | _named(options or [])
     settings = make_settings({key: value for key, value in given.items() if value is not None})
     configure(settings.log_level, "relevo")
     be_quiet(settings.quiet)

@@ -69,6 +69,7 @@ class Joining(Protocol):
     identity: NodeIdentity
     mover: Mover
     clock: Clock
+    round_trips_s: dict[str, float]  # of heartbeats, by head
 
     def hello(self) -> NodeHello: ...
 
@@ -243,7 +244,7 @@ class HeadLink:
         try:
             while (number := membership.beat(head, clock.now_ns())) is not None:
                 began_s = time.monotonic()
-                stream.send(Beat(number))
+                stream.send(Beat(number, self.node.round_trips_s.get(head, 0.0)))
                 async with asyncio.timeout(UNANSWERED_S):
                     while (await stream.receive(ACK)).number != number:
                         pass

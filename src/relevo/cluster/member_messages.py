@@ -81,6 +81,7 @@ class NodePeer(msgspec.Struct, frozen=True, array_like=True):
     name: str
     control: str
     kv_addresses: tuple[str, ...]
+    kv_workers: tuple[tuple[str, int], ...]  # of which worker each is, and its epoch
 
 
 class Revoked(_Message, frozen=True, tag=True):
@@ -116,6 +117,7 @@ class HeartbeatOf(msgspec.Struct, frozen=True, array_like=True):
 
 class Beat(_Message, frozen=True, tag=True):
     number: int
+    round_trip_s: float = 0.0  # of the one before; 0: not known
 
 
 class Ack(_Message, frozen=True, tag=True):

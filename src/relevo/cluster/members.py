@@ -42,7 +42,7 @@ from relevo.cluster.member_messages import (
 from relevo.cluster.moving import Moves
 from relevo.cluster.opening import Purpose
 from relevo.cluster.stream import FramedStream, open_stream
-from relevo.core.cluster import ClusterFacts, NodeReport, RemoteWorker
+from relevo.core.cluster import ClusterFacts, NodeReport, NodeWorker, RemoteWorker
 from relevo.core.errors import ProtocolError, RelevoError
 from relevo.core.host_port import HostPort
 from relevo.core.ports import Clock
@@ -88,8 +88,11 @@ class Members:
         clock: Clock,
         on_change: Callable[[], None],
         other_head: Callable[[HostPort], None],
+        own_workers: Callable[[], tuple[NodeWorker, ...]],
     ) -> None:
-        """`place`: where nodes reach this head. `other_head`: one was learned of; this head is to join it, too."""
+        """`place`: where nodes reach this head. `other_head`: one was learned of; this head is to join it, too.
+        `own_workers`: of this box, as nodes hear of them."""
+        self._own_workers = own_workers
         self.identity, self.clock = identity, clock
         self.num_denied: Counter[str] = Counter()
         self.num_gone = 0
@@ -141,6 +144,8 @@ class Members:
                 if not self._policy.heard(stream.peer.name, session, self.clock.now_ns()):
                     return
                 stream.send(Ack(beat.number))
+                if (guest := self._guests.get(stream.peer.name)) is not None:
+                    guest.round_trip_s = beat.round_trip_s
                 if before is not MemberState.JOINED:
                     self._on_change()
 
@@ -315,6 +320,19 @@ class Members:
             )
         return tuple(found)
 
+    def peers(self) -> tuple[NodePeer, ...]:
+        """Nodes that are here, for this box's own KV."""
+        found = (
+            _peer(guest.name, guest.hello.control, guest.told.workers)
+            for guest in self._guests.values()
+            if (member := self._policy.get(guest.name)) is not None and member.is_here
+        )
+        return tuple(peer for peer in found if peer.kv_addresses)
+
+    def changed(self) -> None:
+        """Workers of this box came or went."""
+        self._changed()
+
     @property
     def states(self) -> Counter[str]:
         """How many nodes are in each state."""
@@ -338,11 +356,25 @@ class Members:
         self._on_change()
         for guest in self._guests.values():
             peers = tuple(
-                NodePeer(other.name, other.hello.control, addresses)
-                for other in self._guests.values()
-                if other is not guest
-                and (addresses := tuple(a for worker in other.told.workers for a in worker.kv_addresses))
+                peer
+                for name, control, workers in (self._own(), *self._others(guest))
+                if (peer := _peer(name, control, workers)).kv_addresses
             )
             if guest.stream is not None:
                 with contextlib.suppress(RelevoError):
                     guest.stream.send(Heads(tuple(self._heads), peers))
+
+    def _others(self, guest: Guest) -> list[tuple[str, str, tuple[NodeWorker, ...]]]:
+        return [
+            (other.name, other.hello.control, other.told.workers)
+            for other in self._guests.values()
+            if other is not guest and (member := self._policy.get(other.name)) is not None and member.is_here
+        ]
+
+    def _own(self) -> tuple[str, str, tuple[NodeWorker, ...]]:
+        return self.identity.name, str(self._place), self._own_workers()
+
+
+def _peer(name: str, control: str, workers: tuple[NodeWorker, ...]) -> NodePeer:
+    ends = [(address, (worker.worker_id, worker.epoch)) for worker in workers for address in worker.kv_addresses]
+    return NodePeer(name, control, tuple(address for address, _ in ends), tuple(worker for _, worker in ends))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from relevo.core.kv import KVLayout
 
@@ -33,7 +33,6 @@ class ClusterFacts:
     activation_dtype: str
     kv_cache_dtype: str
     block_size: int
-    kv_secret: str = field(default="", repr=False)  # by which workers know each other; hex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +84,8 @@ class NodeReport:
     links: tuple[LinkReport, ...] = ()
     notes: tuple[str, ...] = ()
     round_trip_s: float = 0.0  # of heartbeats
+
+
+def box_id_of(node: str) -> str:
+    """What workers of a cluster call the box that they are on; see `core.handoff.KVSite`."""
+    return f"node {node}"

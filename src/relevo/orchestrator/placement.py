@@ -18,7 +18,7 @@ from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
 from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
 from relevo.policy.handoff import events
-from relevo.policy.perf.handoff_costs import HandoffCostModel, Pair
+from relevo.policy.perf.handoff_costs import BoxPair, HandoffCostModel, Pair
 from relevo.policy.routing.charges import ChargeLedger
 from relevo.policy.routing.gossip import ChangeLog, PeerState
 from relevo.policy.routing.prefix_index import PrefixIndex
@@ -29,6 +29,8 @@ from relevo.policy.worker.stopping import num_least_output_tokens
 from relevo.wire import messages as wire
 
 log = logging.getLogger("relevo.gateway")
+
+_FIRST_HANDOFF_TOKENS = 512  # arbitrary: of a prompt, by which the first handoff between two boxes is judged
 
 
 class Placement:
@@ -185,6 +187,13 @@ class Placement:
                 slow[pair],
             )
         self._slow_pairs = set(slow)
+
+    def link_measured(self, from_box: str, to_box: str, bytes_per_s: float, round_trip_s: float) -> None:
+        """Of the way for KV between two boxes: what a handoff over it is taken to cost until some were made."""
+        hello = next((each.hello for each in self._membership.members if each.hello is not None), None)
+        if hello is not None and bytes_per_s > 0.0:
+            num_bytes = _FIRST_HANDOFF_TOKENS * hello.layout.bytes_per_token
+            self._handoff.expect(BoxPair(from_box, to_box), 2 * round_trip_s + num_bytes / bytes_per_s)
 
     def end(self, request_id: RequestId) -> None:
         """The request is over: charges and expectations go. What its workers said they cached stays."""

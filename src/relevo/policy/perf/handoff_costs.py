@@ -1,4 +1,5 @@
 """What a handoff adds to a request, learned while handoffs happen: by link, and by pair of workers once that is known.
+Between two boxes it begins with what was measured of the way between them.
 
 A pair that is much slower than others which are joined alike is named: a network that was asked for and is not used, a
 cable, a crowded port. Routers avoid it by its costs, so what is known of it fades, and it is tried again.
@@ -8,6 +9,7 @@ Does not know workers or queues.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from relevo.core.handoff import Link
 from relevo.core.ids import WorkerId
@@ -21,6 +23,12 @@ _MAX_PAIRS = 4096  # the one that was used longest ago is forgotten
 Pair = tuple[WorkerId, WorkerId]  # who computes the prompt, who decodes
 
 
+@dataclass(frozen=True, slots=True)
+class BoxPair:
+    from_box: str  # where a prompt is computed
+    to_box: str
+
+
 class HandoffCostModel:
     """Seconds that a handoff adds to a request, by pair of workers, and by how far blocks go for pairs that are not
     known: exponentially weighted means."""
@@ -29,7 +37,8 @@ class HandoffCostModel:
         self._weight = weight  # of the newest handoff
         self._measured: dict[Link, float] = {}
         self._pairs: OrderedDict[Pair, tuple[Link, float, int]] = OrderedDict()  # link, mean, how many handoffs
-        self.handoff_s: dict[Link | Pair, float] = dict.fromkeys(Link, 0.0)
+        self._expected: dict[BoxPair, float] = {}
+        self.handoff_s: dict[Link | Pair | BoxPair, float] = dict.fromkeys(Link, 0.0)
 
     def observe(self, link: Link, waited_s: float, step_s: float, pair: Pair | None = None) -> None:
         """`waited_s`: last token of the prefill worker -> first output of the decode worker; `step_s` of it is the
@@ -39,8 +48,17 @@ class HandoffCostModel:
         self._measured[link] = before_s + self._weight * (added_s - before_s)
         if pair is not None:
             self._observe_pair(link, added_s, pair)
-        least_s = min(self._measured.values())  # a link that was never used is to be tried
+        self._note()
+
+    def expect(self, boxes: BoxPair, added_s: float) -> None:
+        """What the way between two boxes was measured to take: of pairs of workers that are not known yet."""
+        self._expected[boxes] = added_s
+        self._note()
+
+    def _note(self) -> None:
+        least_s = min(self._measured.values(), default=0.0)  # a link that was never used is to be tried
         self.handoff_s = {each: self._measured.get(each, least_s) for each in Link}
+        self.handoff_s |= self._expected
         self.handoff_s |= {each: mean_s for each, (_, mean_s, number) in self._pairs.items() if number >= _SURE_AFTER}
 
     def _observe_pair(self, link: Link, added_s: float, pair: Pair) -> None:

@@ -28,6 +28,7 @@ from relevo.core.events import WorkerLoad
 from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite, Link
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.role import Role
+from relevo.policy.perf.handoff_costs import BoxPair
 from relevo.policy.routing.kv_path import kv_path
 from relevo.policy.routing.lost_blocks import NOTHING_LOST, LostHits
 from relevo.policy.routing.router import NO_USE, Candidate, Pick, Router, RouterLimits, RoutingPolicy, Use
@@ -35,8 +36,8 @@ from relevo.policy.routing.tenant_use import Held, Sent
 
 _DECODE_STEPS = 32  # arbitrary: so many steps of decoding weigh as much as the way to the first token
 
-# What a handoff adds to a request, by how far its blocks go; of pairs that were measured (prefill, decode) their own.
-HandoffSeconds = Mapping[Link | tuple[WorkerId, WorkerId], float]
+# What a handoff adds to a request, by how far its blocks go; of pairs that were measured their own.
+HandoffSeconds = Mapping[Link | tuple[WorkerId, WorkerId] | BoxPair, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +265,8 @@ class WorkerChooser:
 def added_s(handoff_s: HandoffSeconds, link: Link, prefill: WorkerView, decode: WorkerView) -> float:
     """By a handoff between these two."""
     own_s = handoff_s.get((prefill.ref.worker_id, decode.ref.worker_id))
+    if own_s is None and link is Link.NETWORK:
+        own_s = handoff_s.get(BoxPair(prefill.kv_site.box_id, decode.kv_site.box_id))
     return handoff_s[link] if own_s is None else own_s
 
 
