@@ -37,7 +37,7 @@ class HandoffCostModel:
         self._weight = weight  # of the newest handoff
         self._measured: dict[Link, float] = {}
         self._pairs: OrderedDict[Pair, tuple[Link, float, int]] = OrderedDict()  # link, mean, how many handoffs
-        self._expected: dict[BoxPair, float] = {}
+        self._expected: dict[Link | Pair | BoxPair, float] = {}
         self.handoff_s: dict[Link | Pair | BoxPair, float] = dict.fromkeys(Link, 0.0)
 
     def observe(self, link: Link, waited_s: float, step_s: float, pair: Pair | None = None) -> None:
@@ -58,7 +58,7 @@ class HandoffCostModel:
     def _note(self) -> None:
         least_s = min(self._measured.values(), default=0.0)  # a link that was never used is to be tried
         self.handoff_s = {each: self._measured.get(each, least_s) for each in Link}
-        self.handoff_s |= {boxes: expected_s for boxes, expected_s in self._expected.items()}
+        self.handoff_s |= self._expected
         self.handoff_s |= {each: mean_s for each, (_, mean_s, number) in self._pairs.items() if number >= _SURE_AFTER}
 
     def _observe_pair(self, link: Link, added_s: float, pair: Pair) -> None:
