@@ -6,6 +6,7 @@ That process computes only when no other wants the cores, and ends with the gate
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import HistoryConfig, ServedModelConfig
@@ -126,9 +128,18 @@ def _costs(base_s: float, per_token_s: float, per_kv_token_s: float) -> StepCost
     return StepCosts(base_s=base_s, per_token_s=per_token_s, per_kv_token_s=per_kv_token_s)
 
 
+def _give_way_to_other_sessions() -> None:
+    """Where the kernel shares cores among sessions first (autogroup), niceness counts within one only: workers are
+    sessions of their own, and a session as nice as theirs would have as much of their cores as they have."""
+    with contextlib.suppress(OSError):  # another kernel, or none of its files here
+        os.setsid()
+        Path("/proc/self/autogroup").write_text(str(_LEAST_URGENT), encoding="ascii")
+
+
 def _give_way(parent: int) -> None:
     """In the process that simulates, once."""
     os.nice(_LEAST_URGENT)
+    _give_way_to_other_sessions()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the gateway that is stopped
     ask_for_end_with_parent()
     if os.getppid() != parent:
