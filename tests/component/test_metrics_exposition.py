@@ -16,6 +16,7 @@ from relevo.core.events import StepCosts, StepCounters, WorkerLimits, WorkerLoad
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.orchestrator.ports import EngineStatus, LineStatus, WorkerStatus
+from relevo.policy.cluster.checks import Denial
 from relevo.telemetry.latency import RequestRecord, RequestTimes
 from relevo.telemetry.metric_table import TABLE, Kind, Origin, one_two_five
 from relevo.telemetry.metrics import GatewayMetrics
@@ -59,6 +60,16 @@ class Planner:
     model: str = MODEL
     mode_now: str = "1p1d"
     num_decisions: dict[str, int] = field(default_factory=lambda: {"hold": 3})
+
+
+@dataclass
+class Cluster:
+    """Implements telemetry.metrics.ClusterCounts."""
+
+    num_nodes: dict[str, int] = field(default_factory=lambda: {"joined": 2})
+    num_denied: dict[str, int] = field(default_factory=lambda: {Denial.CLOCK: 1})
+    num_gone: int = 1
+    round_trips_s: dict[str, float] = field(default_factory=lambda: {"b": 0.002})
 
 
 @dataclass
@@ -150,6 +161,7 @@ def test_every_row_of_the_table_is_exported_with_its_labels() -> None:
     scrape.metrics.http_response("/v1/models", "GET", 200)
     scrape.metrics.http_took("/v1/models", "GET", 0.1)
     scrape.metrics.show_plans(lambda: [Planner()])
+    scrape.metrics.show_cluster(Cluster())
     limits = WorkerLimits(product_ops_per_s=1.0, read_bytes_per_s=1.0)
     samples = scrape.samples(worker(load=WorkerLoad(num_total_blocks=4, num_free_blocks=4), limits=limits))
     labels_of = {name: {label.partition("=")[0] for label in labels} for name, labels in samples}

@@ -36,6 +36,7 @@ def test_roles_change_and_no_answer_does(tmp_path: Path) -> None:
     assert done.returncode in (0, 1)
 
 
+@pytest.mark.slow
 def test_workloads_go_on_where_they_were_cut_short(tmp_path: Path) -> None:
     """Red when a repeated command measures anew what is there, or a part is left out without a word."""
     folder, target, page = tmp_path / "results", tmp_path / "out.json", tmp_path / "out.html"

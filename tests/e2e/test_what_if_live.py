@@ -74,6 +74,7 @@ def test_traffic_of_a_hybrid_server_comes_back_and_auto_starts_from_it(tmp_path:
         chat(server, 99)
 
 
+@pytest.mark.slow
 def test_the_command_that_is_printed_starts_with_the_pool_that_was_planned(tmp_path: Path) -> None:
     """The shape of the embedded model, on devices that leave it a pool of a few hundred MB. Red when a flag is refused,
     or the engine's pool differs by more than 2 %."""

@@ -118,6 +118,7 @@ class World:
         self.processes += 1
         if lost_disk:
             self.node_disk = 0
+        self.pass_time(S // 5)  # no process starts faster
         self.node = NodeMembership(0, sessions_of_process(self.processes))
         self.linked.clear()
 

@@ -171,7 +171,8 @@ def _transports(settings: Settings, device: str) -> tuple[str, ...]:
     if not asked or not TRANSPORTS.keys() >= set(asked):
         raise SettingsError(f"--kv-transport {','.join(asked)} must name one or more of {', '.join(TRANSPORTS)}")
     if settings.cluster or settings.join:  # others are reached over the network
-        asked = tuple(dict.fromkeys((*asked, "tcp")))
+        over_network = [name for name, kind in TRANSPORTS.items() if kind.reach is Reach.NETWORK]
+        asked = tuple(dict.fromkeys((*asked, over_network[0])))
     return asked if device == "cpu" else ()  # what lies in device memory is not handed over
 
 

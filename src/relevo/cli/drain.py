@@ -44,7 +44,7 @@ def drain(
     known = {worker["worker_id"]: worker for worker in workers_of(url)}
     chosen = [name for name in known if every or known[name]["model"] == model] or list(workers or [])
     if chosen and not known.keys() & set(chosen):
-        _drain_nodes(url, chosen, admin_key(url, api_key, data_dir), timeout_s, for_good=leave)
+        _drain_nodes(url, chosen, admin_key(url, api_key, data_dir), timeout_s, list(known), for_good=leave)
         return
     if leave:
         raise SettingsError("--leave is for nodes of a cluster; workers come back, which is what their drain is for")
@@ -64,9 +64,14 @@ def drain(
         typer.echo(f"{worker_id} drained and back after {took_s:.1f} s")
 
 
-def _drain_nodes(url: str, names: list[str], key: str | None, timeout_s: float, *, for_good: bool) -> None:
+def _drain_nodes(
+    url: str, names: list[str], key: str | None, timeout_s: float, workers: list[str], *, for_good: bool
+) -> None:
     """One after the other; each is done when its head says that it has left."""
-    known = {node["name"]: node for node in nodes_of(url, key)}
+    try:
+        known = {node["name"]: node for node in nodes_of(url, key)}
+    except NotDone as error:
+        raise NotDone(f"{url} has no worker {names[0]}; it has {', '.join(workers)}; nodes: {error.message}") from error
     unknown = [name for name in names if name not in known]
     if unknown:
         raise SettingsError(f"{url} has no worker and no node {unknown[0]}; its nodes are {', '.join(known) or 'none'}")

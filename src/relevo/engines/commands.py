@@ -63,7 +63,7 @@ def _sglang(
     spec: EngineSpec, model: str, max_model_len: int | None, side_channel_port: int
 ) -> tuple[list[str], dict[str, str]]:
     parts = urlsplit(spec.url)
-    argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
+    argv = [sys.executable, "-P", "-m", "sglang.launch_server", "--model-path", model]
     argv += ["--host", str(parts.hostname), "--port", str(parts.port), "--served-model-name", spec.served_name]
     argv += ["--skip-tokenizer-init", "--page-size", str(spec.block_size), "--api-key", spec.api_key]
     argv += ["--context-length", str(max_model_len)] if max_model_len is not None else []

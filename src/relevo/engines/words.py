@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from relevo.core.baton import SampledToken
-from relevo.core.errors import RelevoError, WorkerError
+from relevo.core.errors import StartError, WorkerError
 from relevo.core.ids import TokenId
 from relevo.core.request import FinishReason, SamplingParams
 
@@ -50,10 +50,8 @@ class EngineFailed(WorkerError):
         return self.status in (400, 413, 422)
 
 
-class NotFitting(RelevoError):
+class NotFitting(StartError):
     """What is reached there cannot be a worker of this server; the message says what to change."""
-
-    code = "worker_refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

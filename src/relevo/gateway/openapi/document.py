@@ -87,9 +87,12 @@ def statuses(route: Route) -> list[int]:
     return sorted({*route.statuses, *(route.error_format.reply(error, "").status for error in errors)})
 
 
+_ANSWERED_BY = ("relevo.core.", "relevo.gateway.")  # what boxes and engines say to each other is no API's answer
+
+
 def _one_of_each(kind: type[RelevoError]) -> Iterator[RelevoError]:
     """An API may answer some errors with statuses of its own."""
-    if kind not in (BadHttp, MethodNotAllowed):
+    if kind not in (BadHttp, MethodNotAllowed) and kind.__module__.startswith(_ANSWERED_BY):
         yield kind("")
     for narrower in kind.__subclasses__():
         yield from _one_of_each(narrower)

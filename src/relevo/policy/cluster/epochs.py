@@ -1,7 +1,8 @@
 """Numbers of incarnations: of nodes, of sessions of a node with a head, and of workers as gateways see them.
 
 A node's epoch never repeats: it is above all that the node remembers, above all that any head it reached remembers, and
-not below the time in seconds, so that a node or a head that lost its disk does not begin again from one.
+not below the time in tenths of a second, so that a node or a head that lost its disk does not begin again from one: no
+process is started again within one of them. Worker's epochs stay below 2**53, which JSON's readers keep exactly.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+_TICKS_PER_S = 10
 INCARNATION_BITS = 16  # of a worker's process within one epoch of its node; a supervisor gives up long before
 
 
@@ -32,7 +34,7 @@ NO_SESSION = Session(0, 0)
 
 def next_epoch(known: Iterable[int], unix_s: float) -> int:
     """Above every known one. `known`: what the node has on disk, and what the heads say."""
-    return max(*(epoch + 1 for epoch in known), int(unix_s), 1)
+    return max(*(epoch + 1 for epoch in known), int(unix_s * _TICKS_PER_S), 1)
 
 
 def worker_epoch(node_epoch: int, incarnation: int) -> int:
