@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FAKE = ["--serve-args", "--fake-base-s 0.004 --fake-per-token-s 0.00001"]
 
 
