@@ -43,6 +43,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -148,7 +149,12 @@ class Machine:
         self._signal(signal.SIGKILL)
 
     def freeze(self) -> None:
+        """When it returns, nothing on the machine runs any more."""
         self._signal(signal.SIGSTOP)
+        deadline_s = time.monotonic() + 10.0
+        while any(_runs(pid) for pid in self.processes()):
+            assert time.monotonic() < deadline_s, "a process does not stop"
+            time.sleep(0.005)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
@@ -361,3 +367,12 @@ def _sweep() -> None:
                 owner = next((w for w in words if w.startswith(OWNER.encode() + b"=")), None)
                 if owner and not Path(f"/proc/{int(owner.partition(b'=')[2])}").exists():
                     os.kill(int(folder.name), signal.SIGKILL)
+
+
+def _runs(pid: int) -> bool:
+    """It is neither stopped nor over."""
+    try:
+        states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # it ended meanwhile
+        return False
+    return any(state not in "TtZX" for state in states)

@@ -25,6 +25,7 @@ from relevo.policy.perf.rank_memory import (
 )
 
 GIB = 2**30
+FP8_BYTES = 1 + 4 / 128**2  # of a weight, with the scale of its block
 H100_BYTES = 79.2 * GIB  # that a process sees
 SCOUT: dict[str, Any] = {
     "model_type": "llama4",
@@ -149,16 +150,16 @@ def test_stages_are_cut_where_most_tokens_fit(num_layers: int, num_dense: int, p
     moe = shape.experts
     assert moe is not None
     attention = shape.attention[0]
-    projections = (attention.num_weights + attention.num_replicated_weights) * 1.0002441
-    experts = (moe.num_experts * moe.num_weights_each + moe.num_shared_weights) * 1.0002441
+    projections = (attention.num_weights + attention.num_replicated_weights) * FP8_BYTES
+    experts = (moe.num_experts * moe.num_weights_each + moe.num_shared_weights) * FP8_BYTES
     layer_bytes = [
         projections
-        + (experts + moe.num_router_weights * 4.0 if layer in moe.layers else shape.num_dense_weights_each * 1.0002441)
+        + (experts + moe.num_router_weights * 4.0 if layer in moe.layers else shape.num_dense_weights_each * FP8_BYTES)
         for layer in range(num_layers)
     ]
     best = max(tokens(borders) for borders in combinations(range(1, num_layers), pipeline - 1))
     if best > 1:
-        assert made.num_tokens == pytest.approx(best, rel=1e-3)
+        assert made.num_tokens == pytest.approx(best, rel=1e-3, abs=2)
     elif best < -1:
         assert made.missing_bytes > 0
 
