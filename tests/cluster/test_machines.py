@@ -151,6 +151,7 @@ def test_a_machine_can_lose_its_power_or_hang(make_network: MakeNetwork) -> None
     assert Caller(a, b.ipv4).says() == "no connection"
 
 
+@pytest.mark.slow
 def test_nothing_stays_behind_when_the_test_is_killed() -> None:
     """Red if a namespace or a process on a machine outlives a test that could not clean up."""
     if reason := why_not():
