@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
+from rich.console import RenderableType
 
 from relevo.bench.arms.arm import arms_named
 from relevo.bench.arms.run import ArmsPlan
 from relevo.bench.arms.slices import Slices
-from relevo.cli.bench_terminal import note
+from relevo.bench.environment import describe_environment
+from relevo.bench.html.page import Report
+from relevo.cli.bench_terminal import finish, friendly, note, out, run, write_json, write_page
 from relevo.telemetry.latency import Slo
+from relevo.telemetry.progress import Progress
 from relevo.workload.open_loop import Scale
 
 EXIT_INCOMPLETE = 3
@@ -72,12 +77,45 @@ def arms_plan(
     return plan
 
 
-def say_missing(num_missing: int, slices: Slices) -> None:
-    if num_missing:
-        note(f"{num_missing} parts are missing in {slices.folder}; the same command measures them")
+class CountedReport(Protocol):
+    """Of parts that are on disk."""
+
+    @property
+    def num_missing(self) -> int: ...
+
+    def to_json(self) -> Any: ...
 
 
-def end_of(num_missing: int) -> None:
-    """After everything was written. Raises typer.Exit if parts are missing."""
-    if num_missing:
+R = TypeVar("R", bound=CountedReport)
+
+
+def measure(
+    slices: Slices,
+    compare: Callable[[Slices, Progress], Coroutine[Any, Any, None]],
+    read: Callable[[Slices], R],
+    show: Callable[[R], tuple[RenderableType, str]],
+    page: Callable[[R], Report],
+    *,
+    json_out: Path | None,
+    report_out: Path | None,
+) -> None:
+    """Measure what is missing, print tables and sentence, write. Raises typer.Exit if parts are missing still."""
+    friendly(slices.open)
+    environment = describe_environment()
+    interrupted = run(lambda progress: compare(slices, progress))
+    report = friendly(lambda: read(slices))
+    tables, sentence = show(report)
+    out.print(tables)
+    note(sentence)
+    if report.num_missing:
+        note(f"{report.num_missing} parts are missing in {slices.folder}; the same command measures them")
+    body = {"report": report.to_json()}
+    write_json(json_out, environment, body)
+    write_page(report_out, lambda: page(report), environment, body, interrupted)
+    finish(interrupted)
+    if report.num_missing:
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def slices_of(folder: Path, options: dict[str, Any], max_minutes: float | None) -> Slices:
+    return Slices(folder, options, None if max_minutes is None else 60 * max_minutes)

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from relevo.bench.arms.slices import Slices
-from relevo.bench.environment import describe_environment
 from relevo.bench.frontier.pictures import frontier_page, frontier_sentence
 from relevo.bench.frontier.report import frontier_tables
 from relevo.bench.frontier.run import FrontierOptions, compare_frontier, read_report
@@ -26,21 +24,15 @@ from relevo.cli.bench_arms import (
     SloItl,
     SloTtft,
     arms_plan,
-    end_of,
-    say_missing,
+    measure,
+    slices_of,
     slo_of,
 )
 from relevo.cli.bench_terminal import (
     JsonOut,
     Seed,
-    finish,
     friendly,
     integers,
-    note,
-    out,
-    run,
-    write_json,
-    write_page,
 )
 from relevo.cli.quiet import Quiet
 from relevo.cli.report_file import ReportOut
@@ -94,16 +86,12 @@ def frontier(
     percents = integers(loads, "--loads")
     options = FrontierOptions(plan=plan, percents=percents, load_s=load_s, settle_s=settle_s)
     friendly(options.check)
-    slices = Slices(folder, options.to_json(), None if max_minutes is None else 60 * max_minutes)
-    friendly(slices.open)
-    environment = describe_environment()
-    interrupted = run(lambda progress: compare_frontier(options, slices, progress))
-    report = friendly(lambda: read_report(options, slices))
-    out.print(frontier_tables(report))
-    note(frontier_sentence(report))
-    say_missing(report.num_missing, slices)
-    body = {"report": report.to_json()}
-    write_json(json_out, environment, body)
-    write_page(report_out, lambda: frontier_page(report), environment, body, interrupted)
-    finish(interrupted)
-    end_of(report.num_missing)
+    measure(
+        slices_of(folder, options.to_json(), max_minutes),
+        lambda slices, progress: compare_frontier(options, slices, progress),
+        lambda slices: read_report(options, slices),
+        lambda report: (frontier_tables(report), frontier_sentence(report)),
+        frontier_page,
+        json_out=json_out,
+        report_out=report_out,
+    )

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from relevo.bench.arms.slices import Slices
-from relevo.bench.environment import describe_environment
 from relevo.bench.workloads.pictures import workloads_page, workloads_sentence
 from relevo.bench.workloads.report import workloads_tables
 from relevo.bench.workloads.run import KINDS, WorkloadsOptions, compare_workloads, kinds_named, read_report
@@ -26,11 +24,11 @@ from relevo.cli.bench_arms import (
     SloItl,
     SloTtft,
     arms_plan,
-    end_of,
-    say_missing,
+    measure,
+    slices_of,
     slo_of,
 )
-from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, note, out, run, write_json, write_page
+from relevo.cli.bench_terminal import JsonOut, Seed, friendly
 from relevo.cli.quiet import Quiet
 from relevo.cli.report_file import ReportOut
 from relevo.workload.open_loop import Scale
@@ -81,16 +79,12 @@ def workloads(
         plan=plan, kinds=friendly(lambda: kinds_named(kinds)), load=load, phase_s=phase_s, warm_up_s=warm_up_s
     )
     friendly(options.check)
-    slices = Slices(folder, options.to_json(), None if max_minutes is None else 60 * max_minutes)
-    friendly(slices.open)
-    environment = describe_environment()
-    interrupted = run(lambda progress: compare_workloads(options, slices, progress))
-    report = friendly(lambda: read_report(options, slices))
-    out.print(workloads_tables(report))
-    note(workloads_sentence(report))
-    say_missing(report.num_missing, slices)
-    body = {"report": report.to_json()}
-    write_json(json_out, environment, body)
-    write_page(report_out, lambda: workloads_page(report), environment, body, interrupted)
-    finish(interrupted)
-    end_of(report.num_missing)
+    measure(
+        slices_of(folder, options.to_json(), max_minutes),
+        lambda slices, progress: compare_workloads(options, slices, progress),
+        lambda slices: read_report(options, slices),
+        lambda report: (workloads_tables(report), workloads_sentence(report)),
+        workloads_page,
+        json_out=json_out,
+        report_out=report_out,
+    )

@@ -3,13 +3,15 @@ real SGLang, which needs a GPU: only against a server that speaks its protocol (
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relevo.core.baton import SampledToken
 from relevo.core.request import FinishReason
+from relevo.engines.answers import failure_of, json_object, whole
 from relevo.engines.words import EngineAsk, EngineFacts, EngineFailed, EngineLoad, NotFitting, Piece
+
+_ENGINE = "SGLang"
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _ROLES = {"prefill": "prefill", "decode": "decode"}
@@ -58,9 +60,9 @@ class SGLangProtocol:
         """Its streams tell all output so far, or what is new, as it was started: `completion_tokens` tells which."""
         if event.strip() == b"[DONE]":
             return None
-        told = _object(event)
+        told = json_object(event, _ENGINE)
         if "error" in told:
-            raise _failed(told, 500)
+            raise failure_of(told, 500, _ENGINE)
         meta = told.get("meta_info") or {}
         try:
             ids = [int(token) for token in told.get("output_ids") or []]
@@ -89,27 +91,27 @@ class SGLangProtocol:
         status, body = answers["/server_info"]
         if status != 200:
             raise NotFitting(f"it answers HTTP {status} to /server_info: is this an SGLang server?")
-        told = _object(body)
+        told = json_object(body, _ENGINE)
         return EngineFacts(
             version=str(told.get("version", "")),
             model=str(told.get("model_path", "")),
             served_names=(str(told["served_model_name"]),) if told.get("served_model_name") else (),
-            max_model_len=_whole(told.get("context_length")),
-            block_size=_whole(told.get("page_size")),
-            num_blocks=_whole(told.get("max_total_num_tokens")) // max(1, _whole(told.get("page_size"))),
+            max_model_len=whole(told.get("context_length")),
+            block_size=whole(told.get("page_size")),
+            num_blocks=whole(told.get("max_total_num_tokens")) // max(1, whole(told.get("page_size"))),
             kv_dtype=str(told.get("kv_cache_dtype", "")),
-            tensor_parallel_size=_whole(told.get("tp_size")),
+            tensor_parallel_size=whole(told.get("tp_size")),
             role=_ROLES.get(str(told.get("disaggregation_mode", "")), ""),
             started_at=str(told.get("startup_time") or told.get("pid") or ""),
         )
 
     def load(self, body: bytes) -> EngineLoad:
-        loads = _object(body).get("loads") or []
+        loads = json_object(body, _ENGINE).get("loads") or []
         ranks = [each for each in loads if isinstance(each, dict)]
         used = [float(each.get("token_usage", 0.0)) for each in ranks]
         return EngineLoad(
-            num_running=sum(_whole(each.get("num_running_reqs")) for each in ranks),
-            num_waiting=sum(_whole(each.get("num_waiting_reqs")) for each in ranks),
+            num_running=sum(whole(each.get("num_running_reqs")) for each in ranks),
+            num_waiting=sum(whole(each.get("num_waiting_reqs")) for each in ranks),
             cache_use=max(used, default=0.0),
         )
 
@@ -118,7 +120,7 @@ class SGLangProtocol:
             how = "name the environment variable with its key as api_key_env=NAME"
             return EngineFailed(f"SGLang answered HTTP {status}: {how}", status=status)
         try:
-            return _failed(_object(body), status)
+            return failure_of(json_object(body, _ENGINE), status, _ENGINE)
         except EngineFailed:
             return EngineFailed(f"SGLang answered HTTP {status}", status=status)
 
@@ -138,29 +140,6 @@ def _with_logprobs(new: Sequence[int], meta: Mapping[str, Any], num_before: int)
     return tuple(tokens)
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        told = json.loads(body)
-    except ValueError as error:
-        raise EngineFailed("SGLang answered with what is no JSON") from error
-    if not isinstance(told, dict):
-        raise EngineFailed("SGLang answered with JSON that is no object")
-    return told
-
-
-def _failed(told: Mapping[str, Any], status: int) -> EngineFailed:
-    error = told.get("error", told)
-    message = str(error.get("message", error)) if isinstance(error, Mapping) else str(error)
-    return EngineFailed(f"SGLang: {message[:300]}", status=status)
-
-
 def _status(reason: Mapping[str, Any]) -> int:
     status = reason.get("status_code")
     return status if isinstance(status, int) else 500
-
-
-def _whole(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return 0

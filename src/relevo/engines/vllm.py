@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relevo.client.prometheus_text import samples
 from relevo.core.baton import SampledToken
 from relevo.core.request import FinishReason
+from relevo.engines.answers import failure_of, json_object, whole
 from relevo.engines.words import EngineAsk, EngineFacts, EngineFailed, EngineLoad, NotFitting, Piece
+
+_ENGINE = "vLLM"
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _PREFIX = "generate-tokens-"  # what it puts before our names
@@ -61,9 +63,9 @@ class VLLMProtocol:
     def piece(self, event: bytes, ask: EngineAsk, num_before: int) -> Piece | None:
         if event.strip() == b"[DONE]":
             return None
-        told = _object(event)
+        told = json_object(event, _ENGINE)
         if "error" in told:
-            raise _failed(told, 500)
+            raise failure_of(told, 500, _ENGINE)
         cached = _cached(told)
         choices = told.get("choices") or []
         if not choices:
@@ -91,7 +93,7 @@ class VLLMProtocol:
             raise NotFitting(
                 f"it answers HTTP {status} to {'/version' if version[0] != 200 else '/v1/models'}: {_key(status)}"
             )
-        cards = [card for card in _object(models[1]).get("data", []) if isinstance(card, dict)]
+        cards = [card for card in json_object(models[1], _ENGINE).get("data", []) if isinstance(card, dict)]
         if not cards:
             raise NotFitting("it serves no model; wait until it has loaded one")
         started_at, cache = "", {}
@@ -101,12 +103,12 @@ class VLLMProtocol:
             elif sample.name == "vllm:cache_config_info":
                 cache = sample.labels
         return EngineFacts(
-            version=str(_object(version[1]).get("version", "")),
+            version=str(json_object(version[1], _ENGINE).get("version", "")),
             model=str(cards[0].get("root") or cards[0].get("id", "")),
             served_names=tuple(str(card.get("id")) for card in cards),
-            max_model_len=_whole(cards[0].get("max_model_len")),
-            block_size=_whole(cache.get("block_size")),
-            num_blocks=_whole(cache.get("num_gpu_blocks")) or _whole(cache.get("num_cpu_blocks")),
+            max_model_len=whole(cards[0].get("max_model_len")),
+            block_size=whole(cache.get("block_size")),
+            num_blocks=whole(cache.get("num_gpu_blocks")) or whole(cache.get("num_cpu_blocks")),
             kv_dtype=str(cache.get("cache_dtype", "")),
             started_at=started_at,
         )
@@ -132,7 +134,7 @@ class VLLMProtocol:
         if status == 404:
             return EngineFailed(f"vLLM has no {self.generate_path}; {_HOW}", status=status)
         try:
-            return _failed(_object(body), status)
+            return failure_of(json_object(body, _ENGINE), status, _ENGINE)
         except EngineFailed:
             return EngineFailed(f"vLLM answered HTTP {status}", status=status)
 
@@ -171,31 +173,7 @@ def _cached(told: Mapping[str, Any]) -> int | None:
     return cached if isinstance(cached, int) else None
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        told = json.loads(body)
-    except ValueError as error:
-        raise EngineFailed("vLLM answered with what is no JSON") from error
-    if not isinstance(told, dict):
-        raise EngineFailed("vLLM answered with JSON that is no object")
-    return told
-
-
-def _failed(told: Mapping[str, Any], status: int) -> EngineFailed:
-    error = told.get("error", told)
-    code = error.get("code") if isinstance(error, Mapping) else None
-    message = str(error.get("message", error)) if isinstance(error, Mapping) else str(error)
-    return EngineFailed(f"vLLM: {message[:300]}", status=code if isinstance(code, int) and code >= 400 else status)
-
-
 def _key(status: int) -> str:
     if status in (401, 403):
         return f"name the environment variable with its key as api_key_env=NAME, and {_HOW}"
     return "is this a vLLM server?"
-
-
-def _whole(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return 0
