@@ -68,3 +68,13 @@ def test_a_pair_that_has_become_slow_is_named_and_one_that_moved_little_is_not()
     assert not rates.slow()
     rates.forget("p-f")
     assert rates.rate("p-f") == 0.0
+
+
+def test_of_two_measurements_the_better_counts() -> None:
+    """Red when a start is refused for a moment in which a neighbour computed."""
+    disturbed = SendingRates(plain=2e9, encrypted=0.9e9)
+    undisturbed = SendingRates(plain=3e9, encrypted=1.2e9)
+    assert not disturbed.suffice(1)
+    assert disturbed.best_with(undisturbed) == undisturbed.best_with(disturbed) == undisturbed
+    assert undisturbed.suffice(1)
+    assert disturbed.suffice(2), "streams on two cores"

@@ -34,6 +34,15 @@ class SendingRates:
         """What would be sent without encryption."""
         return min(self.plain * num_cores, self.interface or ASSUMED_INTERFACE)
 
+    def suffice(self, num_cores: int) -> bool:
+        """Encryption costs next to nothing."""
+        return self.encrypted * num_cores >= LEAST_FRACTION * self.wanted(num_cores)
+
+    def best_with(self, other: SendingRates) -> SendingRates:
+        """Of two measurements of one machine: what was slower was disturbed."""
+        plain, encrypted = max(self.plain, other.plain), max(self.encrypted, other.encrypted)
+        return SendingRates(plain=plain, encrypted=encrypted, interface=other.interface)
+
 
 @dataclass(frozen=True, slots=True)
 class EncryptionChoice:
@@ -51,7 +60,7 @@ def choose_encryption(asked: KVEncryption, rates: SendingRates, num_cores: int) 
             "KV travels unencrypted between boxes (--kv-encryption off): who can read or change the network between "
             "them can read and change prompts' KV; workers are still known by their certificates",
         )
-    if asked is KVEncryption.ON or encrypted >= LEAST_FRACTION * wanted:
+    if asked is KVEncryption.ON or rates.suffice(num_cores):
         return EncryptionChoice(True, f"KV travels encrypted between boxes (AES-128-GCM): {figures}")
     raise SettingsError(
         f"this processor sends KV at {figures}, which is below {LEAST_FRACTION:.0%}; write --kv-encryption on to have "
