@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -68,16 +68,7 @@ NIXL_PULL = HandoffDialect(
     cached_tokens_in="remote_prefill_cached_tokens",
     lease_s=10.0,
 )
-NIXL_PUSH = HandoffDialect(
-    name="nixl-push",
-    engine="vllm",
-    to_prefill={"kv_transfer_params": _NOTHING_YET},
-    to_decode={"kv_transfer_params": Slot.ANSWER},
-    answers_in="kv_transfer_params",
-    required=_ANSWERED,
-    cached_tokens_in="remote_prefill_cached_tokens",
-    lease_s=10.0,
-)
+NIXL_PUSH = replace(NIXL_PULL, name="nixl-push")  # the direction is the engines' own affair
 MOONCAKE = HandoffDialect(
     name="mooncake",
     engine="vllm",
