@@ -6,6 +6,8 @@ MODEL ?= smollm2
 ARGS ?=
 # Test files that run at the same time: much of a test run is waiting for processes.
 JOBS ?= 3
+# More for pytest, such as a file or -k NAME.
+TESTS ?=
 # What computes: native (kernels compiled here, for CPUs) or torch (CUDA, and CPUs without a compiler).
 BACKEND ?= $(if $(wildcard /dev/nvidia0),torch,native)
 DTYPE ?= auto
@@ -22,8 +24,8 @@ NOT_SANITIZED := $(OWN_PROGRAMS) tests/native/test_load_memory.py
 serve: $(VENV)/.serve-$(BACKEND)  ## install into .venv and serve the embedded model (MODEL=..., BACKEND=torch, ARGS="--port 8001 ...")
 	$(BIN)/relevo serve $(MODEL) --backend $(BACKEND) --dtype $(DTYPE) $(ARGS)
 
-test: $(VENV)/.dev  ## install what the tests need and run them
-	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
+test: $(VENV)/.dev  ## install what the tests need and run them (TESTS="tests/policy -x")
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(TESTS)
 
 parity: $(VENV)/.dev  ## the slow equality and fault runs, with the real model
 	$(BIN)/python -m pytest -m slow -s

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from relevo.bench.html.page import Report
 from relevo.build.event_loop import run_until_complete
+from relevo.cli.interrupts import interruptible
 from relevo.cli.report_file import write_report
 from relevo.core.errors import RelevoError
 from relevo.telemetry.progress import Progress, shown, ticking
@@ -42,12 +43,20 @@ def run(work: Callable[[Progress], Coroutine[Any, Any, None]]) -> bool:
         async with ticking(progress):
             await work(progress)
 
-    return run_here(lambda progress: run_until_complete(told(progress)))
+    return _run(lambda progress: run_until_complete(told(progress)))
 
 
 def run_here(work: Callable[[Progress], None]) -> bool:
     """As `run`, for work that waits for nothing."""
 
+    def heard(progress: Progress) -> None:
+        with interruptible():
+            work(progress)
+
+    return _run(heard)
+
+
+def _run(work: Callable[[Progress], None]) -> bool:
     def told() -> None:
         with shown() as progress:
             work(progress)

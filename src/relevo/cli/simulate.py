@@ -24,6 +24,7 @@ from relevo.build.simulated_machines import ModelOptions
 from relevo.build.what_if import WhatIf
 from relevo.cli.bench_terminal import note, out
 from relevo.cli.database import DatabaseUrl, DataDir, connect
+from relevo.cli.interrupts import interruptible
 from relevo.cli.quiet import Quiet
 from relevo.cli.report_file import ReportOut, write_report
 from relevo.core.errors import SettingsError
@@ -204,7 +205,8 @@ def _run(options: SimulateOptions, json_out: Path | None, report_out: Path | Non
     started_s = time.monotonic()
     with shown() as progress:
         try:
-            simulation.run(_requests_ended(progress), keep_samples=report_out is not None)
+            with interruptible():
+                simulation.run(_requests_ended(progress), keep_samples=report_out is not None)
         except KeyboardInterrupt:
             progress.done()
             _write_report(simulation, report_out, environment, interrupted=True)
