@@ -11,6 +11,8 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Glm4MoeConfig,
     LlamaConfig,
     MiniMaxM2Config,
@@ -46,6 +48,8 @@ _CONFIGS = {
     "qwen3_moe": Qwen3MoeConfig,
     "glm4_moe": Glm4MoeConfig,
     "minimax_m2": MiniMaxM2Config,
+    "deepseek_v2": DeepseekV2Config,
+    "deepseek_v3": DeepseekV3Config,
 }
 _SMALL = {
     "vocab_size": VOCAB,
@@ -70,6 +74,26 @@ def hf_model(family: str, **changes: Any) -> PreTrainedModel:
             if name.endswith("correction_bias"):
                 buffer.normal_(0.0, 0.25)
     return model.eval()
+
+
+# Sizes that all differ, so that no two of them can be taken for each other; the native backend wants multiples of 8.
+TINY_LATENT = {
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+}
 
 
 def hf_logits(model: PreTrainedModel, token_ids: list[int]) -> np.ndarray:

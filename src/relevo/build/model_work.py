@@ -6,6 +6,7 @@ import math
 
 from relevo.build.configs import WorkerConfig
 from relevo.core.kv import DTYPE_BYTES, KVLayout
+from relevo.core.model import ModelConfig
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.models.weight_plan import EMBEDDING, HEAD
 from relevo.policy.perf.model_work import ModelWork
@@ -29,9 +30,14 @@ def model_work(files: ModelFiles, config: WorkerConfig, layout: KVLayout) -> Mod
         weight_bytes=round(sum(passed(stored) * packed_bytes(stored, config) for stored in (*layers, *head))),
         products_per_token=round(sum(passed(stored) * math.prod(stored.shape) for stored in layers)),
         head_products=sum(math.prod(stored.shape) for stored in head),
-        attention_products=2 * model.num_layers * model.num_heads * model.head_size,
+        attention_products=model.num_layers * model.num_heads * _products_per_pair(model),
         kv_bytes_per_token=layout.bytes_per_token,
     )
+
+
+def _products_per_pair(model: ModelConfig) -> int:
+    """Of one head's query and one token that it sees."""
+    return 2 * model.head_size if model.latent is None else 2 * model.latent.latent_size + model.latent.rope_size
 
 
 def packed_bytes(stored: StoredTensor, config: WorkerConfig) -> int:

@@ -18,7 +18,8 @@ class Routing:
     scale: float = 1.0  # of all weights
     has_bias: bool = False  # added to what is chosen by, never to a weight
     num_groups: int = 1  # of consecutive experts
-    num_used_groups: int = 1  # those with the best sums of two; the others' experts are not chosen
+    num_used_groups: int = 1  # those with the best sums; the others' experts are not chosen
+    group_sum_of: int = 2  # of how many of a group's experts, the best ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,23 @@ class ExpertsConfig:
     block: str = "mlp"  # what checkpoints call it, and its parts:
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     bias: str = "gate.e_score_correction_bias"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Of attention whose keys and values are made of one latent per token (MLA). Sizes in elements."""
+
+    latent_size: int
+    rope_size: int  # of the rotated part of a key, which all heads share, and of each query
+    nope_size: int  # of the other part, for each head
+    value_size: int  # for each head
+    query_rank: int | None = None  # of the latent that queries are made of; None: they are made of the hidden state
+    is_interleaved: bool = True  # in checkpoints elements 2i and 2i + 1 are rotated together, else i and i + size / 2
+
+    @property
+    def width(self) -> int:
+        """What a layer keeps of a token."""
+        return self.latent_size + self.rope_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +77,8 @@ class ModelConfig:
     qk_norm_spans_heads: bool = False  # one norm over all heads of a token, not one per head
     rotary_size: int | None = None  # elements of a head that positions rotate, the first ones; None: all
     experts: ExpertsConfig | None = None
+    latent: LatentAttention | None = None  # None: keys and values of their own; `head_size` is that of a query
+    num_mtp_layers: int = 0  # behind the others in a checkpoint, for drafts of more tokens; not computed
     sliding_window: int | None = None
     dtype: str = "float32"  # the dtype the weights were stored in
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.loaders.text_files import parse_object, read_text
+from relevo.engine.loaders.text_tensors import text_tensors
 from relevo.engine.loaders.tied_head import with_head
-from relevo.engine.models.families import config_from_hf, spec_of
+from relevo.engine.models.families import config_from_hf, spec_of, wrapper_of
 from relevo.engine.models.weight_plan import is_harmless, unasked
 
 if TYPE_CHECKING:  # a process that only opens a folder does without numpy
@@ -33,9 +34,11 @@ _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 def open_folder(folder: Path, name: str) -> ModelFiles:
     """Reads the headers only. Raises ModelFileError, UnsupportedModel."""
     config_path = folder / "config.json"
-    config = config_from_hf(_json(config_path), str(config_path))
+    raw = _json(config_path)
+    config, wrapper = config_from_hf(raw, str(config_path)), wrapper_of(raw)
     weight_map = _weight_map(folder)
     stored = _one_of_each(folder, weight_map, [t for shard in _shards(folder, weight_map) for t in _read_header(shard)])
+    stored = text_tensors(config, wrapper, stored)
     config, stored, notes = with_head(config, stored, str(folder))
     if strange := unasked(spec_of(config).weights(config), (tensor.name for tensor in stored)):
         raise ModelFileError(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from relevo.core.model import ModelConfig
 from relevo.engine.inputs import StepInputs
+from relevo.engine.models.latent_attention import attend_latents
 from relevo.engine.models.rope import rope_frequencies
 from relevo.engine.models.weights import DecoderWeights, LayerWeights, load_weights
 from relevo.engine.ops.protocol import Buffer, HostTensor, Operations, Ops, Router, StepLogits
@@ -49,6 +50,9 @@ class Decoder:
     def _attention(self, ops: Operations, x: Buffer, layer: LayerWeights, index: int, angles: Buffer) -> Buffer:
         config = self.config
         x = ops.rms_norm(x, layer.input_norm, config.rms_norm_eps)
+        if layer.latent is not None:
+            attended = attend_latents(ops, x, config, layer.latent, index, angles)  # [T, H * V]
+            return ops.linear(attended, layer.output, layer.output_bias)
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         q, k, v = ops.split_heads(qkv, heads, config.head_size)  # [T, H, D], [T, K, D], [T, K, D]

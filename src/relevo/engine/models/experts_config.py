@@ -99,6 +99,44 @@ def glm_experts(fields: ConfigFields) -> ExpertsConfig | None:
     )
 
 
+def deepseek_experts(fields: ConfigFields, *, scoring: str = "sigmoid") -> ExpertsConfig | None:
+    """Of V2 (softmax, no bias) and V3 (sigmoids, a bias of choice). None: all layers have an MLP only."""
+    if (stated := fields.raw.get("scoring_func", scoring)) != scoring:
+        raise UnsupportedModel(f"{fields.origin}: scoring_func {stated!r} is not implemented here; {scoring!r} is")
+    methods = {"sigmoid": ("noaux_tc",), "softmax": ("greedy", "group_limited_greedy")}[scoring]
+    if (method := fields.raw.get("topk_method") or methods[0]) not in methods:
+        known = " and ".join(map(repr, methods))
+        raise UnsupportedModel(f"{fields.origin}: topk_method {method!r} is not implemented here; of {known} one is")
+    normalises = fields.flag("norm_topk_prob")
+    if normalises and scoring == "softmax":
+        raise UnsupportedModel(f"{fields.origin}: norm_topk_prob true is not implemented for this family; false is")
+    num_layers, first = fields.integer("num_hidden_layers"), fields.integer("first_k_dense_replace", least=0)
+    step = fields.integer("moe_layer_freq", 1)
+    layers = tuple(layer for layer in range(first, num_layers) if layer % step == 0)
+    if not layers or fields.optional_integer("n_routed_experts") is None:
+        return None
+    size, has_groups = fields.integer("moe_intermediate_size"), method != "greedy"
+    return _checked(
+        fields,
+        ExpertsConfig(
+            layers=layers,
+            num_experts=fields.integer("n_routed_experts"),
+            intermediate_size=size,
+            routing=Routing(
+                num_active=fields.integer("num_experts_per_tok"),
+                scoring=scoring,
+                normalises=normalises,
+                scale=fields.number("routed_scaling_factor", 1.0),
+                has_bias=scoring == "sigmoid",
+                num_groups=fields.integer("n_group", 1) if has_groups else 1,
+                num_used_groups=fields.integer("topk_group", 1) if has_groups else 1,
+                group_sum_of=2 if scoring == "sigmoid" else 1,
+            ),
+            shared_size=size * (fields.optional_integer("n_shared_experts", least=0) or 0),
+        ),
+    )
+
+
 def _either(fields: ConfigFields, name: str, other: str, default: int) -> int:
     """A count that is spelled in two ways. Raises ModelFileError where they differ."""
     stated = {value for key in (name, other) if (value := fields.optional_integer(key)) is not None}

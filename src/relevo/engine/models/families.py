@@ -6,14 +6,22 @@ A family that differs from another in its config only is one entry here (docs/de
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from relevo.core.errors import UnsupportedModel
+from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import ModelConfig
 from relevo.engine.models.config_fields import ConfigFields
 from relevo.engine.models.dense import DenseTraits, dense
-from relevo.engine.models.experts_config import glm_experts, minimax_experts, mixtral_experts, qwen_experts
-from relevo.engine.models.spec import ModelSpec
+from relevo.engine.models.experts_config import (
+    deepseek_experts,
+    glm_experts,
+    minimax_experts,
+    mixtral_experts,
+    qwen_experts,
+)
+from relevo.engine.models.latent import latent
+from relevo.engine.models.spec import ModelSpec, Wrapper
 from relevo.engine.models.weight_plan import GGUF_IN_LAYER
 
 _MIXTRAL_GGUF = {
@@ -96,6 +104,19 @@ _FAMILIES = (
             experts=minimax_experts,
         ),
     ),
+    latent("deepseek_v2", partial(deepseek_experts, scoring="softmax")),
+    latent(
+        "deepseek_v3",
+        deepseek_experts,
+        also=("kimi_k2",),
+        wrappers=(
+            Wrapper(
+                "kimi_k25",
+                {"language_model.": "", "model.language_model.": "model."},
+                ("vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector."),
+            ),
+        ),
+    ),
 )
 MODELS = {spec.name: spec for spec in _FAMILIES}  # by ModelConfig.architecture
 
@@ -118,14 +139,39 @@ def spec_of_gguf(architecture: str, origin: str, *, has_experts: bool = False) -
 
 
 def config_from_hf(raw: Mapping[str, Any], origin: str) -> ModelConfig:
-    """`raw` is config.json, `origin` names it in errors. Raises ModelFileError, UnsupportedModel."""
+    """`raw` is config.json, `origin` names it in errors. Of a model of more than text, the text part's. Raises
+    ModelFileError, UnsupportedModel."""
     model_type = str(raw.get("model_type", ""))
     found = {name: spec for spec in MODELS.values() for name in spec.model_types}
+    wrapped = {each.model_type: spec for spec in MODELS.values() for each in spec.wrappers}
+    if model_type in wrapped:
+        _refuse_quantized(raw, origin)
+        raw, origin = _text_config(raw, wrapped[model_type], origin), f"{origin}: text_config"
+        model_type = str(raw["model_type"])
     if model_type not in found:
-        known = ", ".join(found)
+        known = ", ".join((*wrapped, *found))
         raise UnsupportedModel(f"{origin}: model_type {model_type!r} is not implemented; one of {known} is")
     _refuse_quantized(raw, origin)
     return found[model_type].read_config(ConfigFields(raw, origin))
+
+
+def wrapper_of(raw: Mapping[str, Any]) -> Wrapper | None:
+    """Of a config.json; None: its folder has a text model only."""
+    wrappers = [each for spec in MODELS.values() for each in spec.wrappers]
+    return next((each for each in wrappers if each.model_type == raw.get("model_type")), None)
+
+
+def _text_config(raw: Mapping[str, Any], spec: ModelSpec, origin: str) -> Mapping[str, Any]:
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ModelFileError(f"{origin}: text_config is missing; download the file again")
+    if text.get("model_type") not in spec.model_types:
+        known = ", ".join(spec.model_types)
+        raise UnsupportedModel(
+            f"{origin}: text_config has model_type {text.get('model_type')!r}, which is not implemented here; one of "
+            f"{known} is"
+        )
+    return text
 
 
 def _refuse_quantized(raw: Mapping[str, Any], origin: str) -> None:

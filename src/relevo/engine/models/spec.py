@@ -54,6 +54,15 @@ class GgufNames:
     has_experts: bool = False  # of files of this architecture with `expert_count` this family is meant
 
 
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A model of more than text, whose folder has a model of the family under `text_config` and in its tensors."""
+
+    model_type: str  # of config.json
+    prefixes: Mapping[str, str]  # what names of its tensors begin with, and what they begin with in a folder of its own
+    skipped: tuple[str, ...]  # beginnings of names of what is not computed
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     name: str  # ModelConfig.architecture
@@ -63,3 +72,4 @@ class ModelSpec:
     weights: Callable[[ModelConfig], list[Shapes]]  # the tensors of a safetensors file, those stacked in one together
     kv_groups: Callable[[ModelConfig], tuple[KVGroup, ...]]
     load: LoadModel
+    wrappers: tuple[Wrapper, ...] = ()

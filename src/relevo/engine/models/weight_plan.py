@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from relevo.core.model import ModelConfig
 
+KV_UP = "self_attn.kv_b_proj.weight"
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 GGUF_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": HEAD}
 GGUF_IN_LAYER = {
@@ -50,7 +51,8 @@ def weight_groups(config: ModelConfig) -> list[Shapes]:
     """Every weight of the decoder, by its parts."""
     layers = [group for index in range(config.num_layers) for group in layer_plan(config, index).values()]
     routed = [group for index in expert_layers(config) for group in expert_plan(config, index).groups]
-    return [*top_plan(config).values(), *layers, *routed]
+    latent = [group for index in range(config.num_layers) for group in latent_plan(config, index).values()]
+    return [*top_plan(config).values(), *layers, *routed, *latent]
 
 
 def exact_names(config: ModelConfig) -> frozenset[str]:
@@ -94,6 +96,29 @@ def expert_plan(config: ModelConfig, index: int) -> ExpertPlan:
     )
 
 
+def latent_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
+    """LatentWeights' fields, each with its part; empty: the model has no latents."""
+    latent = config.latent
+    if latent is None:
+        return {}
+    attention, rank, hidden = f"model.layers.{index}.self_attn.", latent.query_rank, config.hidden_size
+    has_bias = config.attention_bias
+    query = "q_proj" if rank is None else "q_b_proj"
+    down_bias: Shapes = {attention + "kv_a_proj_with_mqa.bias": (latent.width,)} if has_bias else {}
+    query_bias: Shapes = {attention + "q_a_proj.bias": (rank,)} if has_bias and rank else {}
+    up_rows = config.num_heads * (latent.nope_size + latent.value_size)
+    return {
+        "query_down": {attention + "q_a_proj.weight": (rank, hidden)} if rank else {},
+        "query_down_bias": query_bias,
+        "query_norm": {attention + "q_a_layernorm.weight": (rank,)} if rank else {},
+        "query": {f"{attention}{query}.weight": (config.num_heads * config.head_size, rank or hidden)},
+        "down": {attention + "kv_a_proj_with_mqa.weight": (latent.width, hidden)},
+        "down_bias": down_bias,
+        "latent_norm": {attention + "kv_a_layernorm.weight": (latent.latent_size,)},
+        "heads": {f"model.layers.{index}.{KV_UP}": (up_rows, latent.latent_size)},
+    }
+
+
 def top_plan(config: ModelConfig) -> dict[str, Shapes]:
     plan: dict[str, Shapes] = {
         "embedding": {EMBEDDING: (config.vocab_size, config.hidden_size)},
@@ -113,6 +138,8 @@ def layer_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
         mlp, inner = f"{prefix}{config.experts.block}.shared_experts.", config.experts.shared_size
     query, key = config.num_heads * size, config.num_kv_heads * size
     qkv_rows = {"q_proj": query, "k_proj": key, "v_proj": key}
+    if config.latent is not None:
+        qkv_rows, query = {}, config.num_heads * config.latent.value_size
 
     def biases(present: bool, stem: str, rows: dict[str, int]) -> Shapes:
         return {f"{stem}{name}.bias": (count,) for name, count in rows.items()} if present else {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from relevo.core.errors import ModelFileError
 from relevo.core.model import ModelConfig
+from relevo.engine.models.latent_weights import LatentWeights, latent_weights, pack
 from relevo.engine.models.weight_plan import (
     Shapes,
     exact_names,
@@ -36,7 +37,7 @@ class LayerWeights:
     """None: the model has no such weight."""
 
     input_norm: Buffer
-    qkv: Buffer  # [(H + 2K) * D, E]
+    qkv: Buffer | None  # [(H + 2K) * D, E]; None: there are latents
     qkv_bias: Buffer | None
     q_norm: Buffer | None  # [D]
     k_norm: Buffer | None  # [D]
@@ -48,6 +49,7 @@ class LayerWeights:
     down: Buffer | None  # [E, I]
     down_bias: Buffer | None
     experts: ExpertWeights | None
+    latent: LatentWeights | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +65,13 @@ def load_weights(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]],
 
     A tensor that the model does not use is skipped: loaders refuse such names (`weight_plan.unasked`).
     """
-    ready = _gather(weight_groups(config), exact_names(config), tensors, ops)
+    ready = _gather(config, exact_names(config), tensors, ops)
     top = {role: ready[next(iter(group))] for role, group in top_plan(config).items()}
     layers = tuple(
         LayerWeights(
             **{role: ready[next(iter(group))] if group else None for role, group in layer_plan(config, index).items()},
             experts=_experts(config, index, ready) if index in expert_layers(config) else None,
+            latent=latent_weights(config, index, ready) if config.latent else None,
         )
         for index in range(config.num_layers)
     )
@@ -92,10 +95,10 @@ def _experts(config: ModelConfig, index: int, ready: Mapping[str, Buffer]) -> Ex
 
 
 def _gather(
-    groups: list[Shapes], exact: Collection[str], tensors: Iterable[tuple[str, HostTensor]], ops: Ops
+    config: ModelConfig, exact: Collection[str], tensors: Iterable[tuple[str, HostTensor]], ops: Ops
 ) -> dict[str, Buffer]:
     """Weights by the name of their first part. Parts wait only until their group is complete."""
-    group_of = {name: group for group in groups for name in group}
+    group_of = {name: group for group in weight_groups(config) for name in group}
     waiting: dict[str, HostTensor] = {}
     ready: dict[str, Buffer] = {}
     loaded: set[str] = set()
@@ -108,8 +111,11 @@ def _gather(
                 f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(group[name])}; "
                 "weights and config do not belong together"
             )
-        waiting[name] = tensor
         loaded.add(name)
+        if (packed := pack(config, name, tensor, ops)) is not None:
+            ready[name] = packed
+            continue
+        waiting[name] = tensor
         if all(part in waiting for part in group):
             ready[next(iter(group))] = ops.weight([waiting.pop(part) for part in group], is_exact=name in exact)
     missing = [name for name in group_of if name not in loaded]

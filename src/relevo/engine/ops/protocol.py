@@ -99,6 +99,14 @@ class Operations(Protocol):
         """[T, sum(num_heads) * D] -> one [T, n, D] for each n in num_heads"""
         ...
 
+    def split(self, x: Buffer, widths: Sequence[int]) -> tuple[Buffer, ...]:
+        """[T, sum(widths)] -> one [T, width] for each. x is used up."""
+        ...
+
+    def linear_heads(self, x: Buffer, weights: Buffer) -> Buffer:
+        """[T, H * in] -> [T, H * out]: each head times its own matrix of `Ops.head_weights`."""
+        ...
+
     def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float) -> Buffer:
         """Cosines and sines for the positions of the step, times `scale`; inv_freq is [R / 2], radians per position."""
         ...
@@ -112,6 +120,17 @@ class Operations(Protocol):
         """Write k and v [T, K, D] into the step's slots, then attend: q [T, H, D] -> [T, H * D].
 
         Causal, scaled by D ** -0.5, each row over its own block table and within the sliding window.
+        """
+        ...
+
+    def latent_attention(
+        self, q: Buffer, q_rotated: Buffer, latent: Buffer, key: Buffer, layer: int, scale: float
+    ) -> Buffer:
+        """Write latent [T, L] and key [T, 1, R] into the step's slots, then attend: q [T, H * L] and q_rotated
+        [T, H, R] -> [T, H * L].
+
+        A token's key is its latent and its rotated key, one behind the other, its value the latent; all heads share
+        them. Causal, each row over its own block table.
         """
         ...
 
@@ -153,8 +172,12 @@ class Ops(Protocol):
         `is_exact`: in float32, whatever others are rounded to."""
         ...
 
+    def head_weights(self, matrices: HostTensor) -> Buffer:
+        """One matrix for each head, [H, out, in] floats, for `linear_heads`. Never rounded to integers."""
+        ...
+
     def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> Buffer:
-        """A cache of num_blocks blocks, each laid out as KVLayout says: [N, L, 2, K, S, D].
+        """A cache of num_blocks blocks, each laid out as KVLayout says: [N, L, 2, K, S, D], of latents [N, L, S, D].
 
         With `kv_in_host_memory` it is a view over `host_memory` (num_blocks * layout.bytes_per_block bytes, writable).
         """

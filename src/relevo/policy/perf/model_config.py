@@ -34,6 +34,7 @@ _ABOVE_ZERO = (  # what is divided by; a family's config has some of them, as of
     "sliding_window_pattern",
     "full_attention_interval",
     "decoder_sparse_step",
+    "moe_layer_freq",
     "interleave_moe_layer_step",
 )
 _AT_LEAST_ZERO = (
@@ -238,6 +239,7 @@ _ATTENTION: dict[str, Callable[[Config], tuple[AttentionLayers, ...]]] = {
     "gpt_oss": _windowed,
     "gemma3_text": _windowed,
     "llama4_text": _llama4,
+    "deepseek_v2": _latent,
     "deepseek_v3": _latent,
     "deepseek_v32": _latent,
     "kimi_k2": _latent,
@@ -277,7 +279,8 @@ def _expert_layers(text: Config, num_layers: int) -> tuple[int, ...]:
         first = int(text["first_k_dense_replace"])
         if first > num_layers:
             raise ValueError(f"first_k_dense_replace is {first} and there are {num_layers} layers")
-        return tuple(range(first, num_layers))
+        step = int(text.get("moe_layer_freq") or 1)
+        return tuple(layer for layer in range(first, num_layers) if layer % step == 0)
     if "interleave_moe_layer_step" in text:
         step = int(text["interleave_moe_layer_step"])
         return tuple(range(step - 1, num_layers, step))

@@ -98,6 +98,9 @@ class NativeOps:
     def _format(self, stored_as: str) -> str:
         return stored_as if stored_as in BLOCK_BYTES or self._packed_as is None else self._packed_as
 
+    def head_weights(self, matrices: HostTensor) -> Any:
+        raise UnsupportedModel("latent attention is not implemented on the native backend; choose --backend torch")
+
     def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> Any:
         group = only_full_group(layout)
         if host_memory is None:

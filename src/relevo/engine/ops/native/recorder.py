@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,25 @@ class Recorder:
             heads.append(Heads(Columns(columns.buffer, offset, count * head_size), count, head_size))
             offset += count * head_size
         return tuple(heads)
+
+    def split(self, x: Value, widths: Sequence[int]) -> tuple[Columns, ...]:
+        if x.width != sum(widths):
+            raise UnsupportedModel(f"{x.width} columns are not {' and '.join(map(str, widths))}")
+        columns = self._columns(x)
+        columns.spend()
+        ends = accumulate(widths)
+        return tuple(
+            Columns(columns.buffer, columns.offset + end - width, width)
+            for width, end in zip(widths, ends, strict=True)
+        )
+
+    def linear_heads(self, x: Value, weights: Any) -> Columns:
+        raise UnsupportedModel("a matrix for each head is not implemented on the native backend")
+
+    def latent_attention(
+        self, q: Value, q_rotated: Heads, latent: Value, key: Heads, layer: int, scale: float
+    ) -> Columns:
+        raise UnsupportedModel("latent attention is not implemented on the native backend; choose --backend torch")
 
     def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float) -> int:
         number: int = self._program.add_angles(np.ascontiguousarray(inv_freq, dtype=np.float32), scale)

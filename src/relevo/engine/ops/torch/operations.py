@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +13,18 @@ import torch.nn.functional as F  # noqa: N812
 from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.protocol import Router, StepLogits, Trace
 from relevo.engine.ops.torch.kv_cache import TorchKVCache
+from relevo.engine.ops.torch.latent_cache import TorchLatentCache
 from relevo.engine.ops.torch.routing import choose
 from relevo.engine.ops.torch.step import AttentionBatch, TorchStep, place_step
 
+TorchCache = TorchKVCache | TorchLatentCache
 Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 class TorchOperations:
     """Of one step. Runs every call at once."""
 
-    def __init__(self, step: TorchStep, kv: TorchKVCache, dtype: torch.dtype, logit_tokens: Sequence[int]) -> None:
+    def __init__(self, step: TorchStep, kv: TorchCache, dtype: torch.dtype, logit_tokens: Sequence[int]) -> None:
         self._step = step
         self._kv = kv
         self._dtype = dtype
@@ -61,6 +63,13 @@ class TorchOperations:
     def split_heads(self, x: torch.Tensor, num_heads: Sequence[int], head_size: int) -> tuple[torch.Tensor, ...]:
         return torch.split(x.view(len(x), -1, head_size), list(num_heads), dim=1)
 
+    def split(self, x: torch.Tensor, widths: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        return torch.split(x, list(widths), dim=-1)
+
+    def linear_heads(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        heads = x.view(len(x), len(weights), -1).transpose(0, 1)  # [H, T, in]
+        return torch.bmm(heads, weights.transpose(1, 2)).transpose(0, 1).reshape(len(x), -1)
+
     def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float) -> Angles:
         """[T, 1, D] each; the sines of the first half are negated, as `rope` wants them."""
         angles = self._step.positions[:, None] * torch.from_numpy(inv_freq).to(self._kv.device)
@@ -78,17 +87,44 @@ class TorchOperations:
 
     def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
         kv, step = self._kv, self._step
+        assert isinstance(kv, TorchKVCache), "a model of keys and values has such a cache"
         kv.write(layer, step.slots, k, v)
-        if len(step.batches) == 1 and step.batches[0].token_indices is None:
-            return _attend(q, kv, layer, step.batches[0])
-        attended = q.new_empty(len(q), q.shape[1] * q.shape[2])
-        for batch in step.batches:
+        return self._attended(q, lambda rows, batch: _attend(rows, kv, layer, batch))
+
+    def latent_attention(
+        self,
+        q: torch.Tensor,
+        q_rotated: torch.Tensor,
+        latent: torch.Tensor,
+        key: torch.Tensor,
+        layer: int,
+        scale: float,
+    ) -> torch.Tensor:
+        kv, size = self._kv, latent.shape[-1]
+        assert isinstance(kv, TorchLatentCache), "a model of latents has such a cache"
+        kv.write_latents(layer, self._step.slots, latent, key.flatten(1))
+        queries = torch.cat((q.view(*q_rotated.shape[:2], size), q_rotated), dim=-1)  # [T, H, L + R]
+        return self._attended(queries, lambda rows, batch: _attend_latents(rows, kv, layer, batch, size, scale))
+
+    def _attended(
+        self, q: torch.Tensor, attend: Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
+    ) -> torch.Tensor:
+        """Batch by batch, and each row where its token is."""
+        batches = self._step.batches
+        if len(batches) == 1 and batches[0].token_indices is None:
+            return attend(q, batches[0])
+        attended: torch.Tensor | None = None
+        for batch in batches:
             if batch.token_indices is not None:
-                rows = q.index_select(0, batch.token_indices)
-                attended.index_copy_(0, batch.token_indices, _attend(rows, kv, layer, batch))
+                part = attend(q.index_select(0, batch.token_indices), batch)
             else:
-                span = slice(batch.first_token, batch.first_token + batch.num_rows * batch.num_queries)
-                attended[span] = _attend(q[span], kv, layer, batch)
+                part = attend(q[batch.first_token : batch.first_token + batch.num_rows * batch.num_queries], batch)
+            attended = part.new_empty(len(q), part.shape[1]) if attended is None else attended
+            if batch.token_indices is not None:
+                attended.index_copy_(0, batch.token_indices, part)
+            else:
+                attended[batch.first_token : batch.first_token + len(part)] = part
+        assert attended is not None, "a step has a row"
         return attended
 
     def logits(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -101,7 +137,7 @@ class TorchProgram:
         self._dtype = dtype
         self._sliding_window = sliding_window
 
-    def run(self, inputs: StepInputs, kv: TorchKVCache, logit_tokens: Sequence[int]) -> StepLogits:
+    def run(self, inputs: StepInputs, kv: TorchCache, logit_tokens: Sequence[int]) -> StepLogits:
         started = time.perf_counter()
         with torch.inference_mode():  # no bookkeeping for gradients: a tenth of the cost of small operations
             kv.clear(inputs.fresh_tail_blocks())
@@ -131,3 +167,19 @@ def _attend(q: torch.Tensor, kv: TorchKVCache, layer: int, batch: AttentionBatch
         q, k.transpose(0, 1).expand(shape), v.transpose(0, 1).expand(shape), attn_mask=batch.mask
     )
     return out.permute(2, 0, 1, 3).reshape(num_tokens, num_heads * head_size)
+
+
+def _attend_latents(
+    q: torch.Tensor, kv: TorchLatentCache, layer: int, batch: AttentionBatch, size: int, scale: float
+) -> torch.Tensor:
+    """q [R * Q, H, L + R] -> [R * Q, H * L], over latents of `size`: all heads are queries of the one key."""
+    num_tokens, num_heads, _ = q.shape
+    keys = kv.read_latents(layer, batch.key_runs, batch.num_rows, q.dtype)[:, None]  # [R, 1, C, L + R]
+    if batch.num_queries == 1:
+        q, mask = q[:, None], batch.mask  # [R, 1, H, L + R]
+    else:
+        q, mask = q.transpose(0, 1)[None], batch.mask  # [1, H, Q, L + R]
+        keys = keys.expand(-1, num_heads, -1, -1)
+    out = F.scaled_dot_product_attention(q, keys, keys[..., :size], attn_mask=mask, scale=scale)
+    out = out[:, 0] if batch.num_queries == 1 else out[0].transpose(0, 1)
+    return out.reshape(num_tokens, num_heads * size)

@@ -13,9 +13,11 @@ import torch
 from relevo.core.errors import SettingsError
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
+from relevo.engine.ops.cache_groups import latent_group
 from relevo.engine.ops.protocol import HostTensor, Trace
 from relevo.engine.ops.torch.kv_cache import TORCH_DTYPES, TorchKVCache
-from relevo.engine.ops.torch.operations import TorchProgram
+from relevo.engine.ops.torch.latent_cache import TorchLatentCache
+from relevo.engine.ops.torch.operations import TorchCache, TorchProgram
 from relevo.engine.row_math import NumpyRowMath, RowMath
 
 
@@ -52,10 +54,16 @@ class TorchOps:
             target.copy_(tensor)
         return stacked
 
-    def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> TorchKVCache:
-        return TorchKVCache(layout, num_blocks, self._device, host_memory if self.kv_in_host_memory else None)
+    def head_weights(self, matrices: HostTensor) -> torch.Tensor:
+        return _as_torch(matrices).to(self._device, self._dtype)
 
-    def copy_blocks(self, kv: TorchKVCache, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
+    def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> TorchCache:
+        memory = host_memory if self.kv_in_host_memory else None
+        if (group := latent_group(layout)) is not None:
+            return TorchLatentCache(layout, group, num_blocks, self._device, memory)
+        return TorchKVCache(layout, num_blocks, self._device, memory)
+
+    def copy_blocks(self, kv: TorchCache, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         kv.copy(copies)
 
     def program(self, trace: Trace, sliding_window: int | None) -> TorchProgram:

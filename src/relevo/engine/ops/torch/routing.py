@@ -15,7 +15,7 @@ def choose(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) ->
     choice = scores if bias is None else scores + bias
     if routing.num_used_groups < routing.num_groups:
         grouped = choice.view(len(choice), routing.num_groups, -1)
-        sums = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+        sums = grouped.topk(min(routing.group_sum_of, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
         kept = torch.zeros_like(sums, dtype=torch.bool)
         kept.scatter_(1, sums.topk(routing.num_used_groups, dim=-1).indices, True)
         choice = grouped.masked_fill(~kept[..., None], float("-inf")).view(choice.shape)

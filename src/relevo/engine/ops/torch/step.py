@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from relevo.engine.inputs import StepInputs
-from relevo.engine.ops.torch.kv_cache import TorchKVCache
 
 Int64Array = npt.NDArray[np.int64]
+
+
+class PlacesKeys(Protocol):
+    """What a cache says of where its numbers lie."""
+
+    device: torch.device
+
+    def slots(self, blocks: Int64Array, offsets: Int64Array) -> Int64Array: ...
+
+    def runs(self, tables: Int64Array) -> Int64Array: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +49,7 @@ class TorchStep:
     batches: tuple[AttentionBatch, ...]
 
 
-def place_step(inputs: StepInputs, cache: TorchKVCache, dtype: torch.dtype, sliding_window: int | None) -> TorchStep:
+def place_step(inputs: StepInputs, cache: PlacesKeys, dtype: torch.dtype, sliding_window: int | None) -> TorchStep:
     """Index tensors and masks on the cache's device."""
     device = cache.device
     return TorchStep(
@@ -75,7 +85,7 @@ def _block_range(inputs: StepInputs, row: int, num_queries: int, sliding_window:
 
 
 def _place_batch(
-    rows: list[int], inputs: StepInputs, cache: TorchKVCache, dtype: torch.dtype, sliding_window: int | None
+    rows: list[int], inputs: StepInputs, cache: PlacesKeys, dtype: torch.dtype, sliding_window: int | None
 ) -> AttentionBatch:
     first_tokens = inputs.row_first_token[rows]
     num_queries = int(inputs.row_first_token[rows[0] + 1] - first_tokens[0])
