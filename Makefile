@@ -53,6 +53,10 @@ check: $(VENV)/.dev  ## format, lint, types, import contracts, structure and pol
 schemas: $(VENV)/.dev  ## hold random answers to the public schemas of packages on PyPI
 	$(BIN)/python tests/component/public_schemas.py
 
+.PHONY: cluster-chaos
+cluster-chaos: $(VENV)/.dev  ## machines that are cut off, killed, frozen, behind bad networks, in namespaces (root; an hour, mostly waiting)
+	$(BIN)/python -m pytest -v -rs -m slow tests/cluster --ignore tests/cluster/test_vllm_pair.py --ignore tests/cluster/test_ray_cluster.py
+
 .PHONY: cluster-vllm
 cluster-vllm: $(VENV)/.dev  ## a real vLLM on CPUs, installed outside of .venv (2 GB), as prefill and decode engine behind Relevo
 	PYTHONPATH=tests/cluster $(BIN)/python tests/cluster/vllm_install.py build/vllm

@@ -132,7 +132,15 @@ class Boxes:
             box.process.kill()
             box.process.wait()
 
-    def serve(self, machine: Machine, *flags: str, name: str = "", join: Box | None = None, model: str = "fake") -> Box:
+    def serve(
+        self,
+        machine: Machine,
+        *flags: str,
+        name: str = "",
+        join: Box | None = None,
+        model: str = "fake",
+        env: dict[str, str] | None = None,
+    ) -> Box:
         """A head. The first one founds the cluster."""
         name = name or machine.name
         home = self.folder / name
@@ -150,21 +158,29 @@ class Boxes:
             *("--host", "127.0.0.1", "--port", str(HTTP_PORT)),
             *more,
             *flags,
+            env=env,
         )
 
-    def alone(self, machine: Machine, *flags: str) -> Box:
+    def alone(self, machine: Machine, *flags: str, model: str = "fake") -> Box:
         """A server of no cluster: what answers have to be."""
         flags = ("--host", "127.0.0.1", "--port", str(HTTP_PORT), "--topology", "unified", *flags)
-        return self._start(machine, f"{machine.name}-alone", "serve", "fake", *flags)
+        return self._start(machine, f"{machine.name}-alone", "serve", model, *flags)
 
-    def join(self, machine: Machine, heads: Sequence[Machine], role: str, *flags: str, name: str = "") -> Box:
+    def join(
+        self,
+        machine: Machine,
+        heads: Sequence[Machine],
+        role: str,
+        *flags: str,
+        name: str = "",
+        env: dict[str, str] | None = None,
+    ) -> Box:
         name = name or machine.name
         home = self.folder / name
         token = [] if (home / "node.pem").exists() else ["--token-file", self.token(name, NodeRole.NODE)]
         places = ",".join(f"{head.ipv4}:{PORT}" for head in heads)
-        return self._start(
-            machine, name, "join", places, *token, "--name", name, "--role", role, "--cluster-dir", str(home), *flags
-        )
+        command = ("join", places, *token, "--name", name, "--role", role, "--cluster-dir", str(home), *flags)
+        return self._start(machine, name, *command, env=env)
 
     def token(self, name: str, role: NodeRole) -> str:
         assert self._enroller is not None
@@ -173,7 +189,7 @@ class Boxes:
         path.chmod(0o600)
         return str(path)
 
-    def _start(self, machine: Machine, name: str, *command: str) -> Box:
+    def _start(self, machine: Machine, name: str, *command: str, env: dict[str, str] | None = None) -> Box:
         env = {
             **os.environ,
             OWNER: str(os.getpid()),
@@ -181,6 +197,7 @@ class Boxes:
             "RELEVO_ADMIN_KEY": KEY,
             "RELEVO_NUM_KV_BLOCKS": "512",
             "RELEVO_MAX_MODEL_LEN": "2048",
+            **(env or {}),
         }
         process = subprocess.Popen(
             machine.command(sys.executable, "-m", "relevo", *command),
@@ -194,9 +211,11 @@ class Boxes:
         return box
 
     def until(self, is_so: Callable[[], bool], deadline_s: float = START_S, what: str = "") -> float:
-        """Seconds that it took."""
+        """Seconds that it took. A box that gave up by itself fails at once."""
         began_s = time.monotonic()
         while not is_so():
+            for box in self.boxes:
+                assert (box.process.poll() or 0) <= 0, f"{box.name} has ended: {box.log[-2000:]}"
             took_s = time.monotonic() - began_s
             assert took_s < deadline_s, f"not within {deadline_s:g} s: {what}"
             time.sleep(0.1)
@@ -206,7 +225,8 @@ class Boxes:
 class Clients:
     """Many requests at once, from a head's machine."""
 
-    def __init__(self, head: Box) -> None:
+    def __init__(self, head: Box, model: str = "fake") -> None:
+        self._model = model
         command = head.machine.command(sys.executable, "-I", "-S", "-c", CALLER, f"http://127.0.0.1:{HTTP_PORT}")
         env = {**os.environ, OWNER: str(os.getpid())}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
@@ -222,7 +242,7 @@ class Clients:
                 self.answers[number] = took_s, said
 
     def ask(self, prompt: str, max_tokens: int = 8) -> int:
-        body = {"model": "fake", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        body = {"model": self._model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         self._num_asked += 1
         asked = {"id": self._num_asked, "path": "/v1/completions", "body": body}
         assert self._process.stdin is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,6 @@ from machines import Machine, Network
 MakeNetwork = Callable[..., Network]
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
-
-
-@pytest.fixture
-def boxes(tmp_path: Path) -> Iterator[Boxes]:
-    with Boxes(tmp_path) as made:
-        yield made
 
 
 def ask(head: Box, prompt: str) -> dict[str, Any]:

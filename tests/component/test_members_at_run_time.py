@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
+import pytest
 from by_hand import Link, World
 from entry_counts import entry_counts
 
@@ -15,6 +16,7 @@ from relevo.core.outcome import COMPLETE
 from relevo.core.request import FinishReason
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.member import Member
+from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.ports import AwaitedLink
 from relevo.wire import messages as wire
 
@@ -208,3 +210,14 @@ async def test_an_address_that_is_none_keeps_one_worker_out_and_ends_nothing() -
 
     connections = Connections(world.membership, connect)
     await connected(world, connections, act)
+
+
+def test_a_refusal_is_logged_once_however_often_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    """A node that was revoked is tried again twice a second. Another reason is news."""
+    members = Membership([Member(WorkerId("one/w"), "unified", "node:one", is_remote=True)])
+    for reason in ("one was revoked",) * 5 + ("one does not fit",) * 5:
+        members.refused(WorkerId("one/w"), reason)
+    assert [each.getMessage() for each in caplog.records] == [
+        "one/w refused: one was revoked",
+        "one/w refused: one does not fit",
+    ]

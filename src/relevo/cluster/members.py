@@ -49,6 +49,7 @@ from relevo.core.ports import Clock
 from relevo.policy.cluster.checks import Denial, Mismatch, mismatch, mixing
 from relevo.policy.cluster.epochs import Session
 from relevo.policy.cluster.head import Ended, HeadMembers, MemberState
+from relevo.telemetry.limited_log import LimitedLog
 from relevo.wire.address import NodeAddress
 
 log = logging.getLogger("relevo.cluster")
@@ -102,6 +103,7 @@ class Members:
         self._policy = HeadMembers(epochs.read())
         self._guests: dict[str, Guest] = {}
         self._heads: dict[str, None] = {str(place): None}
+        self._limited_log = LimitedLog(log)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -217,7 +219,7 @@ class Members:
 
     def _deny(self, stream: FramedStream, name: str, wrong: Mismatch, epoch: int = 0) -> None:
         self.num_denied[wrong.reason] += 1
-        log.warning("%s was not taken in: %s", name, wrong.message)
+        self._limited_log.warning(f"{name} {wrong.reason}", f"{name} was not taken in: {wrong.message}")
         stream.send(Denied(wrong.reason, wrong.message, wrong.is_final, epoch))
         self._on_change()
 

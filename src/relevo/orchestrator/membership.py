@@ -198,9 +198,9 @@ class Membership:
         return True
 
     def refused(self, worker_id: WorkerId, reason: str) -> None:
-        """What was reached at its address is none of ours."""
+        """What was reached at its address is none of ours. Said once, however often it is tried again."""
         member = self._members.get(worker_id)
-        if member is not None:
+        if member is not None and member.why_not_ready != reason:
             member.why_not_ready = reason
             log.error("%s refused: %s", worker_id, reason)
 

@@ -20,7 +20,7 @@ LINE_INTERVAL_S = 10.0  # arbitrary: seen soon by a person, and 8,640 lines a da
 
 @dataclass(slots=True)
 class LimitedLog:
-    """`kind` comes from a short fixed list."""
+    """`kind` comes from a short list, or from names that are few."""
 
     logger: logging.Logger
     now_ns: Callable[[], int] = time.monotonic_ns
