@@ -120,6 +120,7 @@ class Boxes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.environment = {"RELEVO_NUM_KV_BLOCKS": "512", "RELEVO_MAX_MODEL_LEN": "2048"}
         self.boxes: list[Box] = []
         self._enroller: Enroller | None = None
 
@@ -195,8 +196,7 @@ class Boxes:
             OWNER: str(os.getpid()),
             "RELEVO_DATABASE_URL": "memory",
             "RELEVO_ADMIN_KEY": KEY,
-            "RELEVO_NUM_KV_BLOCKS": "512",
-            "RELEVO_MAX_MODEL_LEN": "2048",
+            **self.environment,
             **(env or {}),
         }
         process = subprocess.Popen(

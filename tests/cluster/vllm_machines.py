@@ -6,22 +6,33 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from machines import Machine, Network
 
-VLLM = Path(__file__).parents[2] / "build" / "vllm"
+VLLM = Path(os.environ.get("RELEVO_VLLM") or Path(__file__).parents[2] / "build" / "vllm").absolute()
 MODEL = VLLM / "tiny"
 LEASE_S = 12
 BLOCK_SIZE = 32
+NUM_BLOCKS = 400  # few, so that what is freed is soon written over
 START_S = 900.0  # two engines on two cores under load
-PORT, EVENTS, REPLAY, SIDE_CHANNEL = 8100, 5557, 5607, 5600
+PORT, DOOR, EVENTS, REPLAY, SIDE_CHANNEL = 8100, 8200, 5557, 5607, 5600
+WITH_TICKET = '"remote_block_ids":['  # in an ask for a decode with KV that another engine holds
+
+
+def until(condition: Callable[[], object], wait_s: float = START_S, what: str = "it") -> None:
+    deadline = time.monotonic() + wait_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {wait_s:.0f} s"
+        time.sleep(0.2)
 
 
 @dataclass
@@ -31,7 +42,12 @@ class Engine:
     machine: Machine
     role: str
     log: Path
+    model: Path = MODEL
     process: subprocess.Popen[Any] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.machine.address}:{PORT}"
 
     def start(self) -> None:
         transfer = {
@@ -42,46 +58,51 @@ class Engine:
         }
         events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{EVENTS}"}
         events["replay_endpoint"] = f"tcp://*:{REPLAY}"
-        words = ["serve", str(MODEL), "--host", "0.0.0.0", "--port", str(PORT), "--served-model-name", "tiny"]
-        words += ["--tokens-only", "--skip-tokenizer-init", "--enable-prompt-tokens-details", "--dtype", "float32"]
-        words += ["--block-size", str(BLOCK_SIZE), "--shutdown-timeout", "60", "--max-model-len", "2048"]
-        words += ["--enforce-eager", "--max-num-seqs", "16", "--kv-transfer-config", json.dumps(transfer)]
-        words += ["--kv-events-config", json.dumps(events)]
-        environment = {
-            **os.environ,
+        words = ["--tokens-only", "--skip-tokenizer-init", "--enable-prompt-tokens-details"]
+        words += ["--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(events)]
+        words += ["--num-gpu-blocks-override", str(NUM_BLOCKS), "--shutdown-timeout", "60"]
+        more = {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": self.machine.address,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_CHANNEL),
-            "VLLM_HOST_IP": self.machine.address,
             "UCX_TLS": "tcp,self",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
         }
-        with self.log.open("ab") as log:
-            program = str(VLLM / "bin" / "vllm")
-            self.process = self.machine.start(program, *words, env=environment, stdout=log, stderr=log)
+        self.process = serve(self.machine, self.log, self.model, PORT, words, more)
 
     def kill(self) -> None:
         """kill -9 of all its processes."""
-        for pid in self._processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
         assert self.process is not None
+        for pid in (self.process.pid, *descendants(self.process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait(30)
 
-    def terminate(self) -> None:
+    def end(self, wait_s: float = 120.0) -> None:
+        """SIGTERM, and its end."""
         assert self.process is not None
         self.process.terminate()
+        self.process.wait(wait_s)
 
-    def _processes(self) -> list[int]:
-        assert self.process is not None
-        found = [self.process.pid]
-        for pid in found:
-            for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                found += [int(child) for child in children.read_text().split()]
-        return found
+
+def serve(
+    machine: Machine, log: Path, model: Path, port: int, words: Sequence[str], more: dict[str, str] | None = None
+) -> subprocess.Popen[Any]:
+    """`vllm serve`, with what is needed on a CPU that others use, too."""
+    command = ["serve", str(model), "--host", "0.0.0.0", "--port", str(port), "--served-model-name", "tiny"]
+    command += ["--dtype", "float32", "--block-size", str(BLOCK_SIZE), "--max-model-len", "2048"]
+    command += ["--enforce-eager", "--max-num-seqs", "16"]
+    environment = {
+        **os.environ,
+        "VLLM_HOST_IP": machine.address,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        **(more or {}),
+    }
+    with log.open("ab") as to:
+        program = str(VLLM / "bin" / "vllm")
+        return machine.start(program, *command, *words, env=environment, stdout=to, stderr=to)
 
 
 @dataclass
@@ -89,78 +110,138 @@ class Pair:
     prefill: Engine
     decode: Engine
     gateway: Machine
+    folder: Path
     url: str = ""
     process: subprocess.Popen[Any] | None = None
+    door: subprocess.Popen[Any] | None = None
 
     def ask_all(self, asks: Sequence[dict[str, Any]], width: int = 4) -> list[tuple[int, Any]]:
-        done = self.gateway.run(
-            sys.executable, "-c", _POST_ALL, json.dumps({"asks": asks, "width": width}), timeout_s=1800.0
-        )
-        return [(status, told) for status, told in json.loads(done.stdout)]
+        asking = self.gateway.start(sys.executable, "-c", _POST_ALL, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        said, _ = asking.communicate(json.dumps({"asks": asks, "width": width}).encode(), timeout=1800.0)
+        return [(status, told) for status, told in json.loads(said)]
 
     def behind(self, prompt: list[int], max_tokens: int = 16, **fields: Any) -> dict[str, Any]:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
         body |= {"ignore_eos": True, "return_token_ids": True, **fields}
         return {"url": f"{self.url}/v1/completions", "body": body}
 
-    def alone(self, engine: Engine, prompt: list[int], max_tokens: int = 16) -> dict[str, Any]:
+    def alone(self, engine: Engine, prompt: list[int], max_tokens: int = 16, **more: Any) -> dict[str, Any]:
         """vLLM by itself, under a salt of its own so that nothing is found in its cache."""
-        sampling = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "detokenize": False}
+        sampling = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "detokenize": False, **more}
         body = {"token_ids": prompt, "sampling_params": sampling, "cache_salt": f"alone-{random.getrandbits(64)}"}
-        return {"url": f"http://{engine.machine.address}:{PORT}/inference/v1/generate", "body": body}
+        return {"url": f"{engine.url}/inference/v1/generate", "body": body}
 
     def metric(self, url: str, name: str, label: str = "") -> float:
-        text = self.gateway.run("curl", "-s", f"{url}/metrics").stdout
+        text = self.gateway.run("curl", "-s", f"{url}/metrics", check=False).stdout
         lines = [line for line in text.splitlines() if line.startswith(name + "{") and label in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def handoffs(self, outcome: str) -> float:
         return self.metric(self.url, "relevo:engine_handoffs_total", f'outcome="{outcome}"')
 
+    def usage(self) -> dict[str, int]:
+        """Of the ledger: all that was ever used."""
+        told = json.loads(self.gateway.run("curl", "-s", f"{self.url}/v1/usage").stdout)["total"]
+        return {name: value for name, value in told.items() if isinstance(value, int)}
+
     def wait_paired(self, wait_s: float = START_S) -> None:
-        deadline = time.monotonic() + wait_s
-        while self.metric(self.url, "relevo:engine_pairs", 'state="paired"') < 2.0:
-            assert time.monotonic() < deadline, "no handoff between the engines in time"
-            time.sleep(1.0)
+        until(lambda: self.metric(self.url, "relevo:engine_pairs", 'state="paired"') >= 2.0, wait_s, "a handoff")
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[Callable[[], int]]:
+        """Asks for a decode with a ticket reach the decode engine's door and go no further; how many do."""
+        hold, held = self.folder / "hold", self.folder / "held"
+        held.write_text("")
+        hold.touch()
+        try:
+            yield lambda: len(held.read_text().splitlines())
+        finally:
+            hold.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def asked(self, asks: Sequence[dict[str, Any]], width: int) -> Iterator[list[tuple[int, Any]]]:
+        """Answers meanwhile; they are complete when the context ends."""
+        told: list[tuple[int, Any]] = []
+        asking = threading.Thread(target=lambda: told.extend(self.ask_all(asks, width)))
+        asking.start()
+        try:
+            yield told
+        finally:
+            asking.join(1200)
+
+    def num_running(self, engine: Engine) -> float:
+        return self.metric(engine.url, "vllm:num_requests_running")
+
+    def start_relevo(self) -> None:
+        workers = []
+        for engine, port in ((self.prefill, PORT), (self.decode, DOOR)):
+            address = engine.machine.address
+            told = f"http://{address}:{port},role={engine.role},engine=vllm,name={engine.role},lease_s={LEASE_S}"
+            workers += ["--worker", f"{told},events=tcp://{address}:{EVENTS},replay=tcp://{address}:{REPLAY}"]
+        words = ["serve", str(self.decode.model), "--served-model-name", "tiny", "--host", "0.0.0.0", "--port", "8000"]
+        words += ["--block-size", str(BLOCK_SIZE), "--data-dir", str(self.folder / "data")]
+        words += ["--max-queue-ttft-s", "3600", "--queue-timeout-s", "900", "--shutdown-timeout-s", "120"]
+        words += ["--heartbeat-timeout-s", "60"]  # a gateway that a test stops is not ended for it
+        with (self.folder / "relevo.log").open("ab") as log:
+            self.process = self.gateway.start(sys.executable, "-m", "relevo", *words, *workers, stdout=log, stderr=log)
+
+
+@dataclass
+class Alone:
+    """A whole vLLM, with a tokenizer and its own HTTP API."""
+
+    machine: Machine
+    log: Path
+    model: Path = MODEL
+    processes: list[subprocess.Popen[Any]] = field(default_factory=list)
+
+    def start(self, port: int, *words: str) -> None:
+        self.processes.append(serve(self.machine, self.log, self.model, port, words))
 
 
 _POST_ALL = """
 import json, sys, urllib.error, urllib.request
 from concurrent.futures import ThreadPoolExecutor
-told = json.loads(sys.argv[1])
+told = json.load(sys.stdin)
 def ask(each):
     head = {"Content-Type": "application/json"}
     request = urllib.request.Request(each["url"], json.dumps(each["body"]).encode(), head)
     try:
-        with urllib.request.urlopen(request, timeout=600) as answer:
+        with urllib.request.urlopen(request, timeout=1000) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(errors="replace")
+    except OSError as error:
+        return 0, repr(error)
 with ThreadPoolExecutor(told["width"]) as pool:
     print(json.dumps(list(pool.map(ask, told["asks"]))))
 """
 
 
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in children.read_text().split():
+                found += [int(child), *descendants(int(child))]
+    return found
+
+
 @contextlib.contextmanager
-def vllm_pair(network: Network, folder: Path) -> Iterator[Pair]:
+def vllm_pair(network: Network, folder: Path, model: Path = MODEL) -> Iterator[Pair]:
     first, second = network.machines[:2]
-    prefill = Engine(first, "prefill", folder / "prefill.log")
-    decode = Engine(second, "decode", folder / "decode.log")
+    prefill = Engine(first, "prefill", folder / "prefill.log", model)
+    decode = Engine(second, "decode", folder / "decode.log", model)
     for engine in (prefill, decode):
         engine.start()
-    pair = Pair(prefill, decode, second, f"http://{second.address}:8000")
-    workers = []
-    for engine in (prefill, decode):
-        address = engine.machine.address
-        told = f"http://{address}:{PORT},role={engine.role},engine=vllm,name={engine.role},lease_s={LEASE_S}"
-        workers += ["--worker", f"{told},events=tcp://{address}:{EVENTS},replay=tcp://{address}:{REPLAY}"]
-    words = ["-m", "relevo", "serve", str(MODEL), "--served-model-name", "tiny", "--host", "0.0.0.0", "--port", "8000"]
-    words += ["--block-size", str(BLOCK_SIZE), "--max-queue-ttft-s", "3600", "--database-url", "memory"]
-    with (folder / "relevo.log").open("wb") as log:
-        pair.process = second.start(sys.executable, *words, *workers, stdout=log, stderr=log)
-        try:
-            pair.wait_paired()
-            yield pair
-        finally:
-            pair.process.terminate()
-            pair.process.wait(60)
+    pair = Pair(prefill, decode, second, folder, f"http://{second.address}:8000")
+    script = str(Path(__file__).with_name("held_door.py"))
+    pair.door = second.start(sys.executable, script, str(DOOR), str(PORT), WITH_TICKET, str(folder))
+    pair.start_relevo()
+    try:
+        pair.wait_paired()
+        yield pair
+    finally:
+        assert pair.process is not None
+        pair.process.terminate()
+        pair.process.wait(150)

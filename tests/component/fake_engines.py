@@ -66,6 +66,7 @@ class FakeEngine:
     keep_alive_s: float = 5.0
     api_key: str = ""
     before: Callable[[str, dict[str, Any]], Any] | None = None  # called with (kind, body) before an ask is worked on
+    host: str = "127.0.0.1"
     port: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -98,7 +99,7 @@ class FakeEngine:
             app.router.add_route(method, path, handler)
         self._runner = web.AppRunner(app, keepalive_timeout=self.keep_alive_s, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, shutdown_timeout=0.0)
+        site = web.TCPSite(self._runner, self.host, self.port, shutdown_timeout=0.0)
         await site.start()
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 

@@ -61,6 +61,7 @@ def command(folder: Path) -> Path:
 async def _serve() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("words", nargs=2)
+    parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--block-size", type=int)
     parser.add_argument("--served-model-name")
@@ -69,6 +70,7 @@ async def _serve() -> None:
     if told.fail_at_start:
         sys.exit("there is no GPU here")
     engine = FakeVLLM(Fabric(), "unified", block_size=told.block_size, model=told.served_model_name, port=told.port)
+    engine.host = told.host
     engine.api_key = os.environ["VLLM_API_KEY"]
     await engine.start()
     await asyncio.Event().wait()

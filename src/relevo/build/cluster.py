@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from relevo import __version__
 from relevo.build.backend import instruction_path
 from relevo.build.cluster_folder import cluster_folder, default_node_name
 from relevo.build.configs import NodeConfig, ServedModelConfig, WorkerAddress, WorkerConfig
+from relevo.build.engines import commands_of, engine_of, started_at
 from relevo.build.kv_door import with_doors
 from relevo.build.plan import ServePlan
 from relevo.build.resolve import ModelPlan
@@ -30,6 +31,7 @@ from relevo.cluster.peer import NodeRole, PeerRefused
 from relevo.core.cluster import ClusterFacts, NodeFacts, box_id_of
 from relevo.core.errors import SettingsError, StartError
 from relevo.core.host_port import HostPort, parse_host_ports
+from relevo.engines.spec import EngineSpec
 from relevo.policy.cluster.epochs import next_epoch
 from relevo.settings import Settings
 from relevo.wire.messages import PROTOCOL_VERSION
@@ -136,6 +138,8 @@ def _clustered(model: ModelPlan, part: ClusterPart) -> ModelPlan:
     def named(worker_id: str) -> str:
         return f"{part.name}/{worker_id}"
 
+    specs = tuple(_reachable(spec, named(spec.worker_id), part, model) for spec in model.engines)
+    engines = {spec.worker_id: spec for spec in specs}
     workers = tuple(
         msgspec.structs.replace(
             worker,
@@ -153,9 +157,22 @@ def _clustered(model: ModelPlan, part: ClusterPart) -> ModelPlan:
     )
     served: ServedModelConfig = msgspec.structs.replace(
         model.served,
-        workers=tuple(msgspec.structs.replace(each, worker_id=named(each.worker_id)) for each in model.served.workers),
+        workers=tuple(_named(each, named(each.worker_id), engines) for each in model.served.workers),
     )
-    return replace(model, workers=workers, served=served)
+    return replace(model, workers=workers, served=served, engines=specs, commands=commands_of(model.ask, specs))
+
+
+def _named(worker: WorkerAddress, name: str, engines: Mapping[str, EngineSpec]) -> WorkerAddress:
+    engine = engines.get(name)
+    address = worker.address if engine is None else engine.address
+    return msgspec.structs.replace(worker, worker_id=name, address=address, engine=engine)
+
+
+def _reachable(spec: EngineSpec, name: str, part: ClusterPart, model: ModelPlan) -> EngineSpec:
+    """One that is started here listens where other boxes reach this one, and asks for its key."""
+    if not model.commands:
+        return replace(spec, worker_id=name)
+    return replace(started_at(spec, part.control.host), worker_id=name)
 
 
 def node_config(
@@ -168,8 +185,10 @@ def node_config(
         folder=str(part.folder),
         listen=str(part.listen),
         control=str(part.control),
-        workers=tuple(
-            WorkerAddress(worker_id=each.worker_id, role=each.role, address=each.address) for each in workers
+        workers=tuple(WorkerAddress(worker_id=each.worker_id, role=each.role, address=each.address) for each in workers)
+        + tuple(
+            WorkerAddress(worker_id=spec.worker_id, role=spec.role, address=spec.address, engine=spec)
+            for spec in model.engines
         ),
         facts=facts,
         heads=tuple(map(str, part.heads)),
@@ -192,7 +211,7 @@ def node_facts(model: ModelPlan) -> NodeFacts:
         tokenizer_hash=tokenizer_hash(model.ask.settings),
         max_model_len=model.served.max_model_len,
         layout=model.layout,
-        compute=compute_of(model.workers[0]) if model.workers else "",
+        compute=compute_of(model.workers[0]) if model.workers else "",  # engines look at each other by themselves
     )
 
 
@@ -207,6 +226,7 @@ def cluster_facts(model: ModelPlan, facts: NodeFacts) -> ClusterFacts:
         activation_dtype=settings.activation_dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
         block_size=settings.block_size,
+        engine=engine_of(settings),
     )
 
 

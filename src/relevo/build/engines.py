@@ -9,20 +9,26 @@ import shutil
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
+from urllib.parse import urlsplit
 
-from relevo.build.configs import EngineConfig
+import msgspec
+
+from relevo.build.configs import EngineConfig, ServedModelConfig
 from relevo.build.models_file import AskedModel
-from relevo.build.resolve import ModelAsk, ModelPlan, served_config
+from relevo.build.resolve import ModelAsk, ModelPlan, served_config, topology_of
+from relevo.core.cluster import OWN_ENGINE
 from relevo.core.errors import SettingsError
+from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
+from relevo.core.urls import authority
 from relevo.engines.commands import EngineCommand, command_of
 from relevo.engines.layout import layout_of
 from relevo.engines.spec import EngineSpec, parse_engines
 from relevo.policy.handoff.dialects import FIRST_OF_ENGINE
-from relevo.policy.host.topology import ONE_OF_EACH, Topology, parse_topology
+from relevo.policy.host.topology import ONE_OF_EACH, Topology
 from relevo.settings import Settings
 
-_NOT_THEIRS = (
+NOT_OF_ENGINES = (
     "quantization",
     "activation_dtype",
     "kv_cache_dtype",
@@ -34,7 +40,7 @@ _NOT_THEIRS = (
 
 def has_engines(settings: Settings) -> bool:
     """Tokens of this model are made by engines that are not ours."""
-    return bool(settings.worker) or settings.engine != "relevo"
+    return bool(settings.worker) or settings.engine != OWN_ENGINE
 
 
 def engine_ask(asked: AskedModel) -> ModelAsk:
@@ -61,21 +67,16 @@ def engine_ask(asked: AskedModel) -> ModelAsk:
 
 
 def _check(settings: Settings) -> None:
-    if settings.worker and settings.engine != "relevo":
+    if settings.worker and settings.engine != OWN_ENGINE:
         raise SettingsError(
             f"--engine {settings.engine} starts engines and --worker names running ones; keep one of the two"
         )
-    if settings.engine_args and settings.engine == "relevo":
+    if settings.engine_args and settings.engine == OWN_ENGINE:
         raise SettingsError(
             f"{settings.engine_args[0]!r} is for an engine that Relevo starts, and none was asked for; add --engine "
             "vllm or --engine sglang, or leave it out"
         )
-    if settings.cluster is not None and has_engines(settings):
-        raise SettingsError(
-            f"--cluster {settings.cluster} joins boxes of workers of Relevo's own; name engines of all boxes with "
-            "--worker, and leave --cluster out"
-        )
-    for name in _NOT_THEIRS:
+    for name in NOT_OF_ENGINES:
         if name in settings.model_fields_set:
             raise SettingsError(
                 f"--{name.replace('_', '-')} is of Relevo's own engine; give the other engine its own flags, after --"
@@ -106,10 +107,10 @@ def _sizes(settings: Settings) -> tuple[int, int]:
 
 def plan_engines(ask: ModelAsk) -> ModelPlan:
     """Raises SettingsError."""
-    settings, started = ask.settings, ask.settings.engine != "relevo"
+    settings, started = ask.settings, ask.settings.engine != OWN_ENGINE
     max_model_len = settings.max_model_len or ask.model.max_position
     prefix = f"{ask.section}/" if ask.section else ""
-    specs = _started(settings) if started else parse_engines(settings.worker)
+    specs = _started(settings) if started else parse_engines(settings.worker, is_part=_is_part(settings))
     specs = tuple(
         replace(
             spec,
@@ -121,19 +122,25 @@ def plan_engines(ask: ModelAsk) -> ModelPlan:
         )
         for spec in specs
     )
-    commands = tuple(_command(ask, spec, number) for number, spec in enumerate(specs)) if started else ()
     topology = _topology(specs)
     return ModelPlan(
         ask=ask,
         topology=topology,
         topology_reason="started by Relevo" if started else "as --worker names them",
-        layout=layout_of(specs[0]),
+        layout=_layout(ask, specs),
         workers=(),
         engines=specs,
-        commands=commands,
+        commands=commands_of(ask, specs),
         served=served_config(ask, topology, max_model_len, 2048, specs),
         notes=tuple(f"{spec.worker_id}: {spec.engine} at {spec.url}, {spec.dialect}" for spec in specs),
     )
+
+
+def _layout(ask: ModelAsk, specs: Sequence[EngineSpec]) -> KVLayout:
+    """Of all boxes of a cluster, this one may have no engine."""
+    none = EngineSpec(worker_id="", url="", role="unified", engine=engine_of(ask.settings), dialect="")
+    here = specs[0] if specs else none
+    return layout_of(replace(here, served_name=ask.served_names[0], block_size=ask.settings.block_size))
 
 
 def _topology(specs: Sequence[EngineSpec]) -> Topology:
@@ -147,8 +154,14 @@ def _topology(specs: Sequence[EngineSpec]) -> Topology:
 
 
 def _started(settings: Settings) -> tuple[EngineSpec, ...]:
-    check_engine_installed(settings.engine)
-    topology = ONE_OF_EACH if settings.topology == "auto" else parse_topology(settings.topology)
+    topology = ONE_OF_EACH if settings.topology == "auto" else topology_of(settings)
+    if topology.num_hybrid:
+        raise SettingsError(
+            f"--topology {settings.topology} is of Relevo's own engine; an engine of {settings.engine} has one role, "
+            "so write 1p1d or unified"
+        )
+    if topology.num_workers:
+        check_engine_installed(settings.engine)
     key = secrets.token_hex(16)  # of one start: no other user of this machine may ask the engines
     return tuple(
         EngineSpec(
@@ -157,8 +170,6 @@ def _started(settings: Settings) -> tuple[EngineSpec, ...]:
             role=role,
             engine=settings.engine,
             dialect=FIRST_OF_ENGINE[settings.engine].name,
-            events=f"tcp://127.0.0.1:{free_port()}" if _has_zmq() else "",
-            replay=f"tcp://127.0.0.1:{free_port()}" if _has_zmq() else "",
             bootstrap=f"127.0.0.1:{free_port()}" if settings.engine == "sglang" else "",
             api_key=key,
             lease_s=STARTED_LEASE_S if settings.engine == "vllm" else 0.0,
@@ -168,6 +179,37 @@ def _started(settings: Settings) -> tuple[EngineSpec, ...]:
 
 
 STARTED_LEASE_S = 12.0  # short: nothing but a lost decode engine needs more, and it ends what an abort left behind
+
+
+def started_at(spec: EngineSpec, host: str) -> EngineSpec:
+    """Of a box of a cluster: where others reach it. vLLM tells its KV events over IPv4 only."""
+    url = f"http://{authority(host, urlsplit(spec.url).port or 0)}"
+    bootstrap = authority(host, int(spec.bootstrap.rpartition(":")[2])) if spec.bootstrap else ""
+    events, replay = (f"tcp://{host}:{free_port()}" if _has_zmq() and ":" not in host else "" for _ in range(2))
+    return replace(spec, url=url, bootstrap=bootstrap, events=events, replay=replay)
+
+
+def with_event_sockets(model: ModelPlan, folder: str, first: int) -> ModelPlan:
+    """Engines that Relevo starts for this box alone tell their KV events over sockets that only its user opens: prompts
+    are in them. `folder`: of this start."""
+    if not model.commands or not _has_zmq() or any(spec.events for spec in model.engines):
+        return model
+    specs = tuple(
+        replace(spec, events=f"ipc://{folder}/e{number}", replay=f"ipc://{folder}/r{number}")
+        for number, spec in enumerate(model.engines, start=first)
+    )
+    return replace(
+        model, engines=specs, commands=commands_of(model.ask, specs), served=with_engines(model.served, specs)
+    )
+
+
+def with_engines(served: ServedModelConfig, specs: Sequence[EngineSpec]) -> ServedModelConfig:
+    """The same engines, reached in another way."""
+    of_name = {spec.worker_id: spec for spec in specs}
+    workers = tuple(
+        msgspec.structs.replace(each, engine=of_name.get(each.worker_id, each.engine)) for each in served.workers
+    )
+    return msgspec.structs.replace(served, workers=workers)
 
 
 def _has_zmq() -> bool:
@@ -184,7 +226,22 @@ def check_engine_installed(engine: str) -> None:
         )
 
 
-def _command(ask: ModelAsk, spec: EngineSpec, number: int) -> EngineConfig:
+def commands_of(ask: ModelAsk, specs: Sequence[EngineSpec]) -> tuple[EngineConfig, ...]:
+    """Of those that Relevo starts."""
+    return tuple(_command(ask, spec) for spec in specs) if ask.settings.engine != OWN_ENGINE else ()
+
+
+def _is_part(settings: Settings) -> bool:
+    """Other boxes have more of them."""
+    return bool(settings.cluster or settings.join)
+
+
+def engine_of(settings: Settings) -> str:
+    """What computes."""
+    return parse_engines(settings.worker, is_part=True)[0].engine if settings.worker else settings.engine
+
+
+def _command(ask: ModelAsk, spec: EngineSpec) -> EngineConfig:
     from relevo.engine.loaders.locate import locate_model
 
     settings = ask.settings

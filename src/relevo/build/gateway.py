@@ -12,7 +12,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from relevo.build.clock import MonotonicClock
 from relevo.build.configs import GatewayConfig, ServedModelConfig
 from relevo.build.dialects import dialect_of
 from relevo.build.documents import read_text
+from relevo.build.engine_links import EngineLinks
 from relevo.build.event_loop import LoopTimers, run_until_complete
 from relevo.build.gateway_cluster import GatewayCluster
 from relevo.build.http_server import build_limiter, build_site
@@ -77,7 +78,6 @@ from relevo.wire.status import Status
 
 if TYPE_CHECKING:
     from relevo.build.gossip import Others
-    from relevo.engines.opening import Opener
 
 log = logging.getLogger("relevo.gateway")
 
@@ -232,13 +232,13 @@ def build_backend(
         membership, build_chooser(config), config.block_size, random.Random(), build_room_limits(config)
     )
     insight = Insight()
-    openers = _openers(config, metrics)
-    kill = partial(_kill, report, cluster, openers)
+    engines = EngineLinks(config, metrics)
+    kill = partial(_kill, report, cluster, engines)
     on_ended = recording.ended if recording is not None else None
     dispatcher = build_dispatcher(config, membership, placement, metrics, kill, insight, on_ended)
-    connections = Connections(membership, partial(_connect, cluster, openers))
+    connections = Connections(membership, partial(_connect, cluster, engines))
     if cluster is not None:
-        cluster.follow(membership, connections, placement)
+        cluster.follow(membership, connections, placement, engines)
     if recording is not None:
         recording.generator = dispatcher
     return ModelBackend(
@@ -250,18 +250,9 @@ def build_backend(
     )
 
 
-def _openers(config: ServedModelConfig, metrics: GatewayMetrics) -> Mapping[str, Opener]:
-    """Of engines that are not ours, by address."""
-    if all(worker.engine is None for worker in config.workers):
-        return {}
-    from relevo.build.engine_links import build_openers  # an HTTP client, for those who have such engines
-
-    return build_openers(config, metrics)
-
-
-async def _connect(cluster: GatewayCluster | None, openers: Mapping[str, Opener], address: str) -> AwaitedLink:
+async def _connect(cluster: GatewayCluster | None, engines: EngineLinks, address: str) -> AwaitedLink:
     """To an engine that is not ours, a worker of another box, or one of this box."""
-    opener = openers.get(address)
+    opener = engines.at(address)
     if opener is not None:
         return await opener.open()
     return await (WorkerConnection.open(address) if cluster is None else cluster.connect(address))
@@ -270,14 +261,12 @@ async def _connect(cluster: GatewayCluster | None, openers: Mapping[str, Opener]
 def _kill(
     report: Report,
     cluster: GatewayCluster | None,
-    openers: Mapping[str, Opener],
+    engines: EngineLinks,
     worker: WorkerRef,
     reason: str,
 ) -> None:
     """By the supervisor of the box that it is on. An engine that is not ours has no blocks of ours: its link ends."""
-    opener = next((each for each in openers.values() if each.spec.worker_id == worker.worker_id), None)
-    if opener is not None:
-        opener.end(reason)
+    if engines.end(worker.worker_id, reason):
         return
     if cluster is not None and cluster.kill(worker, reason):
         return

@@ -11,6 +11,7 @@ from typing import Any, Self
 import msgspec
 
 from relevo.build.configs import GatewayConfig
+from relevo.build.engine_links import EngineLinks
 from relevo.build.node_link import connect_anywhere
 from relevo.build.remote_members import RemoteMembers
 from relevo.cluster.feed import FeedClient
@@ -44,10 +45,12 @@ class GatewayCluster:
         metrics.show_cluster(cluster)
         return cluster
 
-    def follow(self, membership: Membership, connections: Connections, placement: Placement) -> None:
+    def follow(
+        self, membership: Membership, connections: Connections, placement: Placement, engines: EngineLinks
+    ) -> None:
         """A cluster serves one model."""
         assert self.members is None
-        self.members = RemoteMembers(membership, connections, placement)
+        self.members = RemoteMembers(membership, connections, placement, engines)
 
     async def run(self) -> None:
         """Until cancelled."""

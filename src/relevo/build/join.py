@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from relevo.build.cluster import DEFAULT_PORT, ClusterPart, advertised, clustered, node_facts
 from relevo.build.cluster_folder import cluster_folder, default_node_name
+from relevo.build.engines import NOT_OF_ENGINES, engine_of
 from relevo.build.plan import ServePlan
 from relevo.build.serve import plan_serving
 from relevo.cluster.enrolment import enrol
@@ -28,7 +29,7 @@ from relevo.cluster.opening import Purpose
 from relevo.cluster.peer import NodeRole, PeerRefused, Refusal
 from relevo.cluster.sockets import listening_sockets
 from relevo.cluster.stream import open_stream
-from relevo.core.cluster import ClusterFacts
+from relevo.core.cluster import OWN_ENGINE, ClusterFacts
 from relevo.core.errors import ProtocolError, RelevoError, SettingsError, StartError
 from relevo.core.host_port import HostPort, parse_host_ports
 from relevo.policy.cluster.backoff import Backoff
@@ -105,7 +106,7 @@ def _every_address() -> str:
 
 def _with_equal(settings: Settings, facts: ClusterFacts, model: str | None) -> Settings:
     """What must be equal is the head's."""
-    equal = {
+    equal: dict[str, object] = {
         "model": model or facts.model,
         "revision": facts.revision,
         "dtype": facts.dtype,
@@ -116,7 +117,26 @@ def _with_equal(settings: Settings, facts: ClusterFacts, model: str | None) -> S
         "max_model_len": facts.node.max_model_len,
         "join": ("head",),  # others are reached over the network
     }
+    if (engine := _engine(settings, facts)) is not None:
+        equal = {name: value for name, value in equal.items() if name not in NOT_OF_ENGINES} | engine
     return settings.model_copy(update=equal)
+
+
+def _engine(settings: Settings, facts: ClusterFacts) -> dict[str, object] | None:
+    """The head's, unless this box names running ones of that kind; None: Relevo's own. Raises SettingsError."""
+    here = engine_of(settings)
+    if here not in (OWN_ENGINE, facts.engine):
+        said = "Relevo's own engine" if facts.engine == OWN_ENGINE else facts.engine
+        raise SettingsError(
+            f"this cluster computes with {said}, and this box was asked for {here}: they cannot hand KV to each other; "
+            f"leave --engine and --worker out, or join a cluster whose head was started with --engine {here}"
+        )
+    if facts.engine == OWN_ENGINE:
+        return None
+    return {
+        "engine": OWN_ENGINE if settings.worker else facts.engine,
+        "served_model_name": (facts.node.model_name,),  # engines are asked for it
+    }
 
 
 async def _identity(ask: JoinAsk, folder: Path, say: Say) -> NodeIdentity:

@@ -10,6 +10,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 
 from relevo.build.configs import NodeConfig
@@ -33,8 +34,10 @@ from relevo.cluster.renewal import keep_renewed
 from relevo.cluster.stream import FramedStream
 from relevo.cluster.stream_guard import StreamGuard
 from relevo.cluster.stream_server import Handler, StreamServer
-from relevo.core.cluster import NodeReport
+from relevo.core.cluster import NodeEngine, NodeReport, shown_engines
 from relevo.core.host_port import HostPort
+from relevo.engines.draining import idle
+from relevo.engines.spec import packed_spec
 from relevo.policy.cluster.epochs import sessions_of_process
 from relevo.policy.cluster.leases import GONE_S
 from relevo.telemetry.log import configure
@@ -71,9 +74,10 @@ class NodeProcess:
         self._moves = Moves()
         self._enroller = Enroller.load(folder) if config.cluster is not None else None
         control = HostPort.parse(config.control)
-        self._workers = OwnWorkers(
-            [(worker.worker_id, worker.address) for worker in config.workers], self._changed, self._kill
-        )
+        engines = [worker.engine for worker in config.workers if worker.engine is not None]
+        own = [(worker.worker_id, worker.address) for worker in config.workers if worker.engine is None]
+        offered = [NodeEngine(worker_id=each.worker_id, role=each.role, spec=packed_spec(each)) for each in engines]
+        self._workers = OwnWorkers(own, self._changed, self._kill, offered, partial(idle, engines))
         self._node = Node(
             identity=identity,
             mover=Mover(identity, self._guard),
@@ -107,7 +111,7 @@ class NodeProcess:
             self._feed = FeedServer(self._roster, self._asked)
         self._node.on_change = self._tell
         self._node.on_revoked = self._revoked
-        self._probes = KVProbes(node_door(config), self._peers, self._measured) if config.workers else None
+        self._probes = KVProbes(node_door(config), self._peers, self._measured) if own else None
         self._server = StreamServer(identity, self._guard, self._handlers())
 
     async def run(self) -> None:
@@ -215,7 +219,10 @@ class NodeProcess:
             since_unix_s=time.time() - (time.monotonic() - self._began_s),
             address=self._config.control,
             version=self._config.facts.version,
-            workers=self._workers.offered(),
+            workers=(
+                *self._workers.offered(),
+                *shown_engines(self._workers.offered_engines(), self._node.membership.epoch),
+            ),
             links=self._node.link_reports,
         )
         return Roster(

@@ -10,9 +10,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from relevo.build.engine_links import EngineLinks
 from relevo.cluster.feed_messages import Roster
 from relevo.core.cluster import NodeReport, RemoteWorker, box_id_of
 from relevo.core.ids import WorkerId
+from relevo.engines.spec import engine_address, unpacked_spec
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
@@ -22,8 +24,11 @@ log = logging.getLogger("relevo.gateway")
 
 
 class RemoteMembers:
-    def __init__(self, membership: Membership, connections: Connections, placement: Placement) -> None:
+    def __init__(
+        self, membership: Membership, connections: Connections, placement: Placement, engines: EngineLinks
+    ) -> None:
         self._membership, self._connections, self._placement = membership, connections, placement
+        self._engines = engines
         self._known: dict[str, RemoteWorker] = {}
         self.nodes: Sequence[NodeReport] = ()
         self.denied: dict[str, int] = {}
@@ -52,20 +57,37 @@ class RemoteMembers:
             elif roster.is_settled:
                 del self._known[worker_id]
                 self._membership.gone(WorkerId(worker_id), f"node {before.node} has left", for_good=True)
+                self._engines.remove(engine_address(worker_id))
 
     def is_remote(self, worker_id: str) -> bool:
         return worker_id in self._known
 
     def _changed(self, before: RemoteWorker | None, now: RemoteWorker) -> None:
-        worker_id = WorkerId(now.worker_id)
+        worker_id, engine = WorkerId(now.worker_id), now.engine
         if before is None:
             if any(member.worker_id == worker_id for member in self._membership.members):
                 log.error("%s of node %s has the name of another worker, and is left out", worker_id, now.node)
                 return
-            self._connections.add(Member(worker_id, now.role, now.address, is_remote=True, is_away=not now.is_here))
+            self._connections.add(self._member(now))
             return
         if before.address != now.address or not now.is_here:
             why = now.reason or f"node {now.node} joined anew"
             self._membership.gone(worker_id, why)
-        if now.is_here:
+        if not now.is_here:
+            return
+        if engine is None:
             self._membership.is_at(worker_id, now.address)
+            return
+        self._engines.put(unpacked_spec(engine.spec))
+        self._membership.is_at(worker_id, engine_address(worker_id))
+        if engine.is_leaving:
+            self._engines.drain(engine_address(worker_id))
+
+    def _member(self, worker: RemoteWorker) -> Member:
+        """An engine's link ends with the engine: nothing of it is waited for, as it writes into no blocks of ours."""
+        worker_id, is_away = WorkerId(worker.worker_id), not worker.is_here
+        if worker.engine is None:
+            return Member(worker_id, worker.role, worker.address, is_remote=True, is_away=is_away)
+        self._engines.put(unpacked_spec(worker.engine.spec))
+        address = engine_address(worker.worker_id)
+        return Member(worker_id, worker.role, address, is_away=is_away, writes_to_others=False)

@@ -17,7 +17,7 @@ from relevo.build.about_model import about_model
 from relevo.build.backend import check_installed
 from relevo.build.cluster import FEED_SOCKET, ClusterPart, node_config
 from relevo.build.configs import EngineConfig, GatewayConfig, NodeConfig, ServedModelConfig, WorkerConfig
-from relevo.build.engines import engine_ask, has_engines
+from relevo.build.engines import engine_ask, has_engines, with_engines, with_event_sockets
 from relevo.build.gateways import gateway_configs
 from relevo.build.hardware import detect_hardware
 from relevo.build.ledger import with_metering
@@ -132,6 +132,7 @@ def serving(
     system. Without a `listener` there is no gateway: this box works for those of others."""
     with contextlib.ExitStack() as owned:
         folder = owned.enter_context(runtime_folder())
+        plan = _with_event_sockets(plan, folder)
         secret = secrets.token_hex(32)  # the supervisor's and the workers', for as long as this server runs
         located = []
         addresses = (f"unix:{folder}/w{number}.sock" for number in itertools.count())
@@ -165,6 +166,12 @@ def serving(
             # a copy that no process accepts from would keep clients waiting
             on_stopping=listener.close if listener is not None else lambda: None,
         )
+
+
+def _with_event_sockets(plan: ServePlan, folder: str) -> ServePlan:
+    models = tuple(with_event_sockets(model, folder, 100 * number) for number, model in enumerate(plan.models))
+    served = tuple(with_engines(each, model.engines) for each, model in zip(plan.gateway.models, models, strict=True))
+    return replace(plan, models=models, gateway=msgspec.structs.replace(plan.gateway, models=served))
 
 
 def _gateways(

@@ -38,6 +38,14 @@ def join(
     advertise: Annotated[
         str | None, typer.Option(help="HOST[:PORT] where others reach this box. Default: the way it reached the head.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="vllm or sglang, if the head computes with it; it does so anyway. Its flags go after --."),
+    ] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(help="A running engine of this box, as for `relevo serve`; its URL is one that heads reach."),
+    ] = None,
     kv_port: Annotated[
         str | None, typer.Option(help="Port for KV, or a range with one per worker, such as 7100-7107. Default: any.")
     ] = None,
@@ -53,6 +61,9 @@ def join(
     probe_port: Annotated[int | None, typer.Option(help="As for `relevo serve`.")] = None,
     host: Annotated[str | None, typer.Option(help="Of the probe port; as for `relevo serve`.")] = None,
     log_level: Annotated[str | None, typer.Option(help="As for `relevo serve`.")] = None,
+    engine_args: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- FLAGS]", help="Of an engine that Relevo starts.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Join a cluster: start workers here, and keep them ready for its gateways until Ctrl-C or `relevo drain NODE`.
@@ -66,6 +77,9 @@ def join(
         "host": host,
         "kv_port": kv_port,
         "kv_encryption": kv_encryption,
+        "engine": engine,
+        "worker": tuple(worker) if worker else None,
+        "engine_args": tuple(engine_args) if engine_args else None,
         "quiet": quiet or None,
     } | _named(options or [])
     settings = make_settings({key: value for key, value in given.items() if value is not None})

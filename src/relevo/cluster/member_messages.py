@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from relevo.cluster.identity_revoked import Revocation
-from relevo.core.cluster import ClusterFacts, LinkReport, NodeFacts, NodeWorker
+from relevo.core.cluster import ClusterFacts, LinkReport, NodeEngine, NodeFacts, NodeWorker
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -66,6 +66,7 @@ class Workers(_Message, frozen=True, tag=True):
     number: int
     workers: tuple[NodeWorker, ...]
     links: tuple[LinkReport, ...] = ()
+    engines: tuple[NodeEngine, ...] = ()  # that are not ours
 
 
 class Heads(_Message, frozen=True, tag=True):

@@ -42,7 +42,7 @@ from relevo.cluster.member_messages import (
 from relevo.cluster.moving import Moves
 from relevo.cluster.opening import Purpose
 from relevo.cluster.stream import FramedStream, open_stream
-from relevo.core.cluster import ClusterFacts, NodeReport, NodeWorker, RemoteWorker
+from relevo.core.cluster import ClusterFacts, NodeEngine, NodeReport, NodeWorker, RemoteWorker, shown_engines
 from relevo.core.errors import ProtocolError, RelevoError
 from relevo.core.host_port import HostPort
 from relevo.core.ports import Clock
@@ -284,7 +284,8 @@ class Members:
             if member is None:
                 continue
             session = member.session
-            for worker in guest.told.workers:
+            workers: tuple[NodeWorker | NodeEngine, ...] = (*guest.told.workers, *guest.told.engines)
+            for worker in workers:
                 address = NodeAddress(guest.name, session.epoch, session.number, guest.place, worker.worker_id)
                 found.append(
                     RemoteWorker(
@@ -294,6 +295,7 @@ class Members:
                         address=str(address),
                         is_here=member.is_here,
                         reason="" if member.is_here else f"node {guest.name}: {guest.ended or 'gone'}",
+                        engine=worker if isinstance(worker, NodeEngine) else None,
                     )
                 )
         return tuple(found)
@@ -314,7 +316,7 @@ class Members:
                     since_unix_s=now_unix_s - (now_ns - member.since_ns) / 1e9,
                     address=guest.hello.control,
                     version=guest.hello.facts.version,
-                    workers=guest.told.workers,
+                    workers=(*guest.told.workers, *shown_engines(guest.told.engines, member.session.epoch)),
                     links=guest.told.links,
                     notes=(*guest.notes, *((guest.ended,) if guest.ended and not member.is_here else ())),
                     round_trip_s=guest.round_trip_s,

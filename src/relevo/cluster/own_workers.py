@@ -1,4 +1,5 @@
 """The node process's connections to the workers of its own box: tells them their epoch, knows which can be reached.
+Engines that are not ours are told of only: gateways reach them directly.
 
 A worker is offered to heads once it has said Hello under the node's present epoch. One that ends is looked for again,
 as its supervisor starts it again. What workers say beside Hello is for gateways and not read here.
@@ -8,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from relevo.core.cluster import NodeWorker
+from relevo.core.cluster import NodeEngine, NodeWorker
 from relevo.core.errors import RelevoError
 from relevo.core.handoff import Reach
 from relevo.policy.cluster.epochs import incarnation_of, node_epoch_of, worker_epoch
@@ -41,8 +42,12 @@ class OwnWorkers:
         addresses: Iterable[tuple[str, str]],
         on_change: Callable[[], None],
         kill: Callable[[str, int, str], None],
+        engines: Sequence[NodeEngine] = (),
+        engines_idle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`addresses`: worker id and where it listens. `kill(worker_id, incarnation, reason)`: by the supervisor."""
+        """`addresses`: worker id and where it listens. `kill(worker_id, incarnation, reason)`: by the supervisor.
+        `engines_idle()` returns when the engines have nothing left to do."""
+        self._engines, self._engines_idle = engines, engines_idle
         self._workers = {worker_id: OwnWorker(worker_id, address) for worker_id, address in addresses}
         self._on_change = on_change
         self._kill = kill
@@ -60,7 +65,9 @@ class OwnWorkers:
         return len(self._workers)
 
     async def all_gone(self) -> None:
-        """Returns when none of them is connected."""
+        """Returns when none of them is connected, and no engine has anything to do."""
+        if self._engines and self._engines_idle is not None:
+            await self._engines_idle()
         while any(each.connection is not None for each in self._workers.values()):
             self._lost.clear()
             await self._lost.wait()
@@ -84,6 +91,11 @@ class OwnWorkers:
             if each.hello is not None and self._is_offered(each)
         )
 
+    def offered_engines(self) -> tuple[NodeEngine, ...]:
+        if not self._epoch:
+            return ()
+        return tuple(replace(each, is_leaving=self._is_draining) for each in self._engines)
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for worker in self._workers.values():
@@ -106,6 +118,8 @@ class OwnWorkers:
         self._is_draining = True
         for worker in self._workers.values():
             self._send(worker, wire.Drain())
+        if self._engines:
+            self._on_change()
 
     def kill(self, worker_id: str, epoch: int, reason: str) -> None:
         """If that incarnation is still there."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from relevo.core.kv import KVLayout
+
+OWN_ENGINE = "relevo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,7 @@ class ClusterFacts:
     activation_dtype: str
     kv_cache_dtype: str
     block_size: int
+    engine: str = OWN_ENGINE  # what computes on all boxes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,16 @@ class NodeWorker:
     role: str
     epoch: int
     kv_addresses: tuple[str, ...] = ()  # where other boxes reach its blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEngine:
+    """An engine that is not ours on a node, as the node tells heads; gateways reach it directly."""
+
+    worker_id: str
+    role: str
+    spec: str = field(repr=False)  # as `engines.spec` packs it; its key is in there
+    is_leaving: bool = False  # finishes what it has, takes nothing new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +81,7 @@ class RemoteWorker:
     address: str  # of `wire.address.NodeAddress`
     is_here: bool = True  # False: its node is gone, and has let go of everything
     reason: str = ""  # why it is not
+    engine: NodeEngine | None = None  # it is not ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +99,11 @@ class NodeReport:
     links: tuple[LinkReport, ...] = ()
     notes: tuple[str, ...] = ()
     round_trip_s: float = 0.0  # of heartbeats
+
+
+def shown_engines(engines: Sequence[NodeEngine], node_epoch: int) -> tuple[NodeWorker, ...]:
+    """As operators see them: without the way to them, which holds a key."""
+    return tuple(NodeWorker(worker_id=each.worker_id, role=each.role, epoch=node_epoch) for each in engines)
 
 
 def box_id_of(node: str) -> str:

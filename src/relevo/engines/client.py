@@ -39,6 +39,9 @@ class EngineClient:
         self._is_open = True
         return self
 
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         """Idempotent."""
         if self._is_open:

@@ -44,12 +44,7 @@ def _vllm(
         }
         argv += ["--kv-transfer-config", json.dumps(transfer)]
     if spec.events:
-        events = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": spec.events,
-            "replay_endpoint": spec.replay,
-        }
+        events = {"enable_kv_cache_events": True, "publisher": "zmq", **_told_at(spec)}
         argv += ["--kv-events-config", json.dumps(events)]
     environment = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": str(parts.hostname),
@@ -71,6 +66,16 @@ def _sglang(
         bootstrap_port = spec.bootstrap.rpartition(":")[2]
         argv += ["--disaggregation-mode", spec.role, "--disaggregation-bootstrap-port", bootstrap_port]
     if spec.events:
-        argv += ["--kv-events-config", json.dumps({"publisher": "zmq", "endpoint": spec.events, "topic": ""})]
+        argv += ["--kv-events-config", json.dumps({"publisher": "zmq", "topic": "", **_told_at(spec)})]
     environment = {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "30", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "30"}
     return argv, environment
+
+
+def _told_at(spec: EngineSpec) -> dict[str, str]:
+    """Where it tells of its cache. Both engines listen at a TCP address with a star in it only, and dial any other."""
+    places = {"endpoint": spec.events, "replay_endpoint": spec.replay}
+    return {
+        name: f"tcp://*:{place.rpartition(':')[2]}" if place.startswith("tcp:") else place
+        for name, place in places.items()
+        if place
+    }

@@ -155,6 +155,7 @@ class Follower:
         socket = self._context.socket(self._zmq.SUB)
         socket.setsockopt(self._zmq.SUBSCRIBE, b"")
         socket.setsockopt(self._zmq.LINGER, 0)
+        socket.setsockopt(self._zmq.IPV6, 1)
         try:
             socket.connect(self._spec.events)
             if self._spec.replay:
@@ -206,6 +207,7 @@ class Follower:
             return False
         socket = self._context.socket(self._zmq.DEALER)
         socket.setsockopt(self._zmq.LINGER, 0)
+        socket.setsockopt(self._zmq.IPV6, 1)
         is_whole = True
         try:
             socket.connect(self._spec.replay)

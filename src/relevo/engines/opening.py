@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from dataclasses import dataclass, field
 
 from relevo.client.http import CLIENT_ERRORS
-from relevo.core.errors import RelevoError
+from relevo.core.errors import RelevoError, SettingsError, WorkerLost
 from relevo.core.events import WorkerLoad
 from relevo.core.handoff import NO_SITE, Ability
 from relevo.core.ids import WorkerId
@@ -20,9 +19,10 @@ from relevo.engines.layout import layout_of, site_of
 from relevo.engines.link import EngineLink
 from relevo.engines.pool import EnginePool, Peer, probe_ask
 from relevo.engines.sglang import SGLangProtocol
-from relevo.engines.spec import EngineSpec
+from relevo.engines.spec import EngineSpec, key_of
 from relevo.engines.vllm import VLLMProtocol
 from relevo.engines.words import EngineFacts, EngineProtocol, NotFitting
+from relevo.wire import messages as wire
 from relevo.wire.messages import PROTOCOL_VERSION, Hello
 
 log = logging.getLogger("relevo.gateway")
@@ -42,12 +42,16 @@ class Opener:
     retry_s: float = RETRY_S
     _epoch: int = 0
     _said: str = ""
+    _closed: str = ""
     _link: EngineLink | None = field(default=None, init=False)
 
     async def open(self) -> EngineLink:
-        """Waits until it is there. Raises NotFitting once for each reason why it is not: then it is called again."""
+        """Waits until it is there. Raises NotFitting once for each reason why it is not: then it is called again;
+        WorkerLost once it is closed."""
         self.pool.start()
         while True:
+            if self._closed:
+                raise WorkerLost(self._closed)
             try:
                 link = await self._open_once()
             except NotFitting as error:
@@ -69,11 +73,22 @@ class Opener:
         if self._link is not None:
             self._link.end(reason)
 
+    def drain(self) -> None:
+        """What it has is finished, nothing new goes there."""
+        if self._link is not None and not self._link.has_ended:
+            self._link.send(wire.Drain())
+
+    def close(self, reason: str) -> None:
+        """It is not waited for any more."""
+        self._closed = reason
+        self.end(reason)
+
     async def _open_once(self) -> EngineLink:
         spec = self.spec
-        client = EngineClient(spec.url, PROTOCOLS[spec.engine], spec.api_key or os.environ.get(spec.api_key_env, ""))
-        if spec.api_key_env and spec.api_key_env not in os.environ:
-            raise NotFitting(f"the environment has no {spec.api_key_env}, which api_key_env names; set it")
+        try:
+            client = EngineClient(spec.url, PROTOCOLS[spec.engine], key_of(spec))
+        except SettingsError as error:
+            raise NotFitting(error.message) from None
         peer: Peer | None = None
         try:
             await client.__aenter__()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from relevo.core.errors import SettingsError
 from relevo.core.urls import authority, normalise_url, with_plain_zone
@@ -43,12 +46,40 @@ class EngineSpec:
 
     @property
     def address(self) -> str:
-        """As gateways know the worker by."""
-        return f"engine:{self.worker_id}"
+        return engine_address(self.worker_id)
 
 
-def parse_engines(texts: tuple[str, ...]) -> tuple[EngineSpec, ...]:
-    """Of all `--worker`. Raises SettingsError."""
+def engine_address(worker_id: str) -> str:
+    """As gateways know the worker by, wherever it is."""
+    return f"engine:{worker_id}"
+
+
+def packed_spec(spec: EngineSpec) -> str:
+    """For gateways on other boxes. Its key goes with it: they look for none in an environment, as what another box
+    names there is none of its affair. Raises SettingsError."""
+    if spec.api_key_env:
+        spec = replace(spec, api_key=key_of(spec), api_key_env="")
+    return msgspec.json.encode(spec).decode()
+
+
+def unpacked_spec(text: str) -> EngineSpec:
+    """Of what another box packed. Raises SettingsError."""
+    try:
+        spec = msgspec.json.decode(text, type=EngineSpec)
+    except msgspec.MsgspecError as error:
+        raise SettingsError(f"another box names an engine in words that are not read here: {error}") from None
+    return replace(spec, api_key_env="")
+
+
+def key_of(spec: EngineSpec) -> str:
+    """Empty: it needs none. Raises SettingsError."""
+    if spec.api_key_env and spec.api_key_env not in os.environ:
+        raise SettingsError(f"the environment has no {spec.api_key_env}, which api_key_env names; set it")
+    return spec.api_key or os.environ.get(spec.api_key_env, "")
+
+
+def parse_engines(texts: tuple[str, ...], *, is_part: bool = False) -> tuple[EngineSpec, ...]:
+    """Of all `--worker`. `is_part`: other boxes have the rest. Raises SettingsError."""
     specs = [_parse(text, index) for index, text in enumerate(texts)]
     seen: dict[str, str] = {}
     for spec in specs:
@@ -56,11 +87,11 @@ def parse_engines(texts: tuple[str, ...]) -> tuple[EngineSpec, ...]:
             if value in seen:
                 raise SettingsError(f"--worker {spec.url} has the {what} of another worker; give each its own")
             seen[value] = what
-    check_roles(specs)
+    check_roles(specs, is_part=is_part)
     return tuple(specs)
 
 
-def check_roles(specs: list[EngineSpec]) -> None:
+def check_roles(specs: list[EngineSpec], *, is_part: bool = False) -> None:
     """Raises SettingsError for workers that cannot serve together."""
     engines = {spec.engine for spec in specs}
     if len(engines) > 1:
@@ -72,7 +103,7 @@ def check_roles(specs: list[EngineSpec]) -> None:
     if len(dialects) > 1:
         raise SettingsError(f"--worker names dialects {' and '.join(sorted(dialects))}; all must hand over alike")
     roles = {spec.role for spec in specs}
-    alone = next(iter(roles)) if len(roles) == 1 else ""
+    alone = next(iter(roles)) if len(roles) == 1 and not is_part else ""
     if alone == "prefill" or (alone == "decode" and not specs[0].handoff.decodes_alone):
         other = "decode" if alone == "prefill" else "prefill"
         raise SettingsError(
@@ -83,7 +114,7 @@ def check_roles(specs: list[EngineSpec]) -> None:
             "role=unified takes part in no handoff and would idle beside role=prefill and role=decode; give all "
             "workers one of the two, or make all unified"
         )
-    if "prefill" in roles and "decode" not in roles:
+    if "prefill" in roles and "decode" not in roles and not is_part:
         raise SettingsError("there is no --worker with role=decode; add one, or make all role=unified")
 
 

@@ -68,6 +68,9 @@ class Connections:
             if member not in self._membership:  # removed meanwhile; its name may be another member's by now
                 link.close()
                 return
+            if member.is_away:  # its node is gone meanwhile, whatever answers there
+                link.close()
+                continue
             try:
                 await self._serve(member.worker_id, link)
             except Exception:  # it would end the other connections too
