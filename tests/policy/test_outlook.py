@@ -12,7 +12,7 @@ from relevo.core.events import StepCosts, WorkerLoad
 from relevo.core.handoff import NO_SITE
 from relevo.core.ids import WorkerId, WorkerRef
 from relevo.core.role import parse_role
-from relevo.policy.admission.room import RoomLimits, RoomView, has_room, may_make_room, outlook
+from relevo.policy.admission.room import RoomLimits, RoomView, may_make_room, outlook, way_out
 from relevo.policy.routing.tenant_use import Held, Sent
 from relevo.policy.routing.worker_choice import Ask, WorkerView
 
@@ -36,7 +36,7 @@ def view(name: str, role: str, **of: int) -> WorkerView:
 
 
 def room(*views: WorkerView, ask: Ask = ASK, is_batch: bool = False) -> bool:
-    return has_room(views, ask, LIMITS, is_batch=is_batch)
+    return way_out(views, ask, LIMITS, is_batch=is_batch) is not None
 
 
 def unified(**of: int) -> WorkerView:

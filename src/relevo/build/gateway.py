@@ -343,6 +343,7 @@ def build_room_limits(config: ServedModelConfig) -> RoomLimits:
         max_ahead_s=config.dispatch_ahead_s,
         block_size=config.block_size,
         tenant_weights=config.tenant_weights,
+        streams_wait_for_line=config.slo_itl_s > 0.0,
     )
 
 

@@ -132,8 +132,9 @@ class AdmissionQueue:
         )
 
     def _has_room(self, ticket: Ticket) -> bool:
+        num_behind = self.admission.num_in_line(is_batch=False) - 1
         try:
-            return self.placement.has_room(self.requests[ticket.request_id])
+            return self.placement.has_room(self.requests[ticket.request_id], num_behind)
         except Exception:  # let in, it keeps no other in line; what is wrong with it shows where it is placed
             log.exception("request %s: it cannot be said whether there is room for it", ticket.request_id)
             return True

@@ -46,6 +46,7 @@ class InFlightRequest:
     admission_due_at_ns: int | None = None  # when admission is to be asked whether it is too late
     parked: Route | None = None  # no worker is ready: what to decide when one is
     parked_until_ns: int | None = None
+    num_behind: int = 0  # requests that waited in line behind it for a prefill worker, see `Placement.has_room`
     is_started: bool = False  # its first token has been told
     is_faulty: bool = False  # code of this process raised over it; said once
     is_driven: bool = False  # an event is being carried out; what comes meanwhile waits in `events`

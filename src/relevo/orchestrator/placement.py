@@ -16,7 +16,7 @@ from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
-from relevo.policy.admission.room import RoomLimits, RoomView, has_room, outlook
+from relevo.policy.admission.room import RoomLimits, RoomView, Way, outlook, way_out
 from relevo.policy.handoff import events
 from relevo.policy.perf.handoff_costs import BoxPair, HandoffCostModel, Pair
 from relevo.policy.routing.charges import ChargeLedger
@@ -74,10 +74,16 @@ class Placement:
         """What the request may expect of the workers."""
         return outlook(self._views(), self._ask(in_flight), min(self._handoff.handoff_s.values()), self._room)
 
-    def has_room(self, in_flight: InFlightRequest) -> bool:
-        """May it be sent now?"""
+    def has_room(self, in_flight: InFlightRequest, num_behind: int) -> bool:
+        """May it be sent now? `num_behind`: interactive requests that wait behind it in line. Where those have room
+        that compute prompts they wait for none of it."""
         is_batch = in_flight.request.terms.is_batch
-        return has_room(self._views(), self._ask(in_flight), self._room, is_batch=is_batch)
+        in_flight.num_behind = num_behind if self._room.streams_wait_for_line and not is_batch else 0
+        handoff_s = min(self._handoff.handoff_s.values())
+        way = way_out(self._views(), self._ask(in_flight), self._room, handoff_s, is_batch=is_batch)
+        if way is not Way.DECODE:
+            in_flight.num_behind = 0
+        return way is not None
 
     def choose_decode(self, in_flight: InFlightRequest, exclude: Iterable[WorkerRef]) -> Choice | None:
         """The decode worker, charged; None if none is ready. `end` must follow, in the end."""
@@ -237,6 +243,7 @@ class Placement:
             session=request.session,
             tenant=request.terms.tenant,
             num_unstarted=self._tenant_use.num_unstarted(request.terms.tenant),
+            num_behind=in_flight.num_behind,
         )
 
     def _views(self) -> list[WorkerView]:

@@ -148,11 +148,11 @@ class _LatePlacement(Placement):
 
     quiet: Quiet
 
-    def has_room(self, in_flight: InFlightRequest) -> bool:
+    def has_room(self, in_flight: InFlightRequest, num_behind: int) -> bool:
         with self.quiet.as_told():
-            if not super().has_room(in_flight):
+            if not super().has_room(in_flight, num_behind):
                 return False
-        return super().has_room(in_flight)
+        return super().has_room(in_flight, num_behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +225,7 @@ class SimGateway:
             max_ahead_s=serving.max_ahead_s,
             block_size=block_size,
             tenant_weights=serving.tenant_weights,
+            streams_wait_for_line=all(spec.itl_target_s > 0.0 for spec in specs),
         )
         chooser = WorkerChooser(serving.routing, serving.router)
         rng = self.kernel.rng(f"placement of {self.gateway_id}")

@@ -112,7 +112,7 @@ class Admission:
         return not self._entries and self._line.is_forgotten and not self.num_queued_tokens
 
     def num_in_line(self, *, is_batch: bool) -> int:
-        return sum(1 for ticket in self._line if ticket.is_batch == is_batch)
+        return self._line.num_of(is_batch=is_batch)
 
     def oldest_wait_s(self, now_ns: int, *, is_batch: bool) -> float:
         """Seconds that the longest waiting request of the class has been in line; 0 if none is."""

@@ -1,9 +1,11 @@
 """What the workers can take at present: is there room for one more request, and how soon would it be served?
 
 A gateway holds requests back so that their order is decided late. It sends one when the worker that would compute the
-prompt has at most a step or two of work, and the worker that would decode has a slot and blocks. Everything is read
-from `WorkerView`s: last reports, and what was sent since. A worker on which this gateway has nothing may always be sent
-one request, so a report that has grown old never keeps a gateway out for good.
+prompt has at most a step or two of work, and the worker that would decode has a slot and blocks. Who would compute it
+is `policy.routing.worker_choice`'s to say: a decode worker does so itself where that is the better deal for all. So a
+line before busy prefill workers also moves on over decode workers, each of which has its own two steps. Everything is
+read from `WorkerView`s: last reports, and what was sent since. A worker on which this gateway has nothing may always be
+sent one request, so a report that has grown old never keeps a gateway out for good.
 
 A tenant may also be sent what its share of a worker allows, although others fill it, and always one request that has no
 token yet: the worker gives it room as soon as that is fair (`policy.worker.fair_turns`), and no slot waits for a
@@ -18,12 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from heapq import nsmallest
+from typing import NamedTuple
 
 from relevo.core.events import WorkerLoad
+from relevo.core.handoff import Ability
+from relevo.core.ids import WorkerRef
 from relevo.policy.routing.worker_choice import (
     Ask,
+    Kept,
     WorkerView,
     decode_rank,
+    line_s,
     preferred,
     prefill_rank,
     prefill_s,
@@ -40,6 +49,7 @@ class RoomLimits:
     max_ahead_s: float  # the same in seconds, by measured costs
     block_size: int  # tokens
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1 for every other tenant
+    streams_wait_for_line: bool = False  # steps keep an ITL target, so who waits in line counts beside running streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +80,68 @@ def may_make_room(before: WorkerLoad, now: WorkerLoad) -> bool:
     )
 
 
-def has_room(views: Sequence[WorkerView], ask: Ask, limits: RoomLimits, *, is_batch: bool = False) -> bool:
-    """May the request be sent now? Some worker must have room to compute its prompt, and some to decode a continuation
-    of it."""
-    ready = [view for view in views if view.ready]
+class Way(Enum):
+    """How a request may leave the line."""
+
+    PREFILL = "prefill"  # who is there to compute its prompt has room for it
+    DECODE = "decode"  # those have none, but who decodes has, and is to compute it as well
+
+
+def way_out(
+    views: Sequence[WorkerView], ask: Ask, limits: RoomLimits, handoff_s: float = 0.0, *, is_batch: bool = False
+) -> Way | None:
+    """How the request may be sent now; None: not yet. Some worker must have room to decode a continuation of it, and
+    who would then compute its prompt must have room for that. `handoff_s`: that a handoff adds at least."""
+    ready = with_costs([view for view in views if view.ready])
     prefill, decode = preferred(ready, prefill_rank), preferred(ready, decode_rank)
     if not is_batch and ask.num_unstarted == 0 and any(view.load.num_waiting < limits.max_running for view in decode):
-        return True
-    on_the_way = sum(view.in_flight_asked_tokens for view in ready if view not in prefill)  # to some prefill worker
+        return Way.PREFILL
+    on_the_way = sum(view.in_flight_asked_tokens for view in ready if view.role.hands_over)  # to some prefill worker
     share = -(-on_the_way // max(1, len(prefill)))
-    return any(_can_prefill(view, ask, share, limits, is_batch) for view in prefill) and any(
-        _can_decode(view, ask, limits, is_batch) for view in decode
-    )
+    refs = {view.ref for view in prefill}
+    able = {view.ref for view in prefill if _can_prefill(view, ask, share, limits, is_batch)}
+    keepers = []
+    for view in decode:
+        if not _can_decode(view, ask, limits, is_batch):
+            continue
+        others = refs - {view.ref}
+        if not others or not view.role.hands_over or Ability.RESERVE not in view.abilities:
+            if _can_prefill(view, ask, 0, limits, is_batch):
+                return Way.PREFILL
+        elif able & others:
+            return Way.PREFILL
+        else:
+            keepers.append(view)
+    if is_batch or not keepers:
+        return None
+    soonest = _soonest(prefill, ask, handoff_s)
+    measured = {view.ref for view in views if view.has_measured_costs}
+    keeps = (view.ref in measured and _keeps(view, ask, soonest, len(refs - {view.ref}), limits) for view in keepers)
+    return Way.DECODE if any(keeps) else None
+
+
+def _keeps(view: WorkerView, ask: Ask, soonest: Sequence[_Soonest], num_others: int, limits: RoomLimits) -> bool:
+    """Whether who decodes would compute the prompt, and has room for it."""
+    best = next(each for each in soonest if each.ref != view.ref)
+    behind_s = line_s(ask, best.computes_s, num_others)
+    kept = Kept.of(view, ask.num_uncached(view.ref), best.ttft_s, behind_s)
+    return kept.is_better and _can_prefill(view, ask, view.in_flight_asked_tokens, limits, is_batch=False)
+
+
+class _Soonest(NamedTuple):
+    ttft_s: float  # at least
+    ref: WorkerRef
+    computes_s: float
+
+
+def _soonest(prefill: Sequence[WorkerView], ask: Ask, handoff_s: float) -> list[_Soonest]:
+    """Who would have computed the prompt first, and second: one of them is another one than who decodes."""
+    num_uncached = min((ask.num_uncached(ref) for ref in ask.hit_tokens), default=ask.num_tokens)
+    found = []
+    for view in prefill:
+        computes_s = prefill_s(view, num_uncached)
+        found.append(_Soonest(view.prefill_queue_s + computes_s + handoff_s, view.ref, computes_s))
+    return nsmallest(2, found, key=lambda each: each.ttft_s)
 
 
 def outlook(views: Sequence[WorkerView], ask: Ask, handoff_s: float, limits: RoomLimits) -> RoomView:

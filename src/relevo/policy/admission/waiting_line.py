@@ -103,6 +103,7 @@ class WaitingLine:
         self._weights = dict(weights or {})
         self._levels: dict[Level, _LevelLine] = {}
         self._tickets: dict[RequestId, Ticket] = {}  # in order of arrival
+        self._num_batch = 0  # of them
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -113,6 +114,10 @@ class WaitingLine:
     def __iter__(self) -> Iterator[Ticket]:
         """In order of arrival."""
         return iter(self._tickets.values())
+
+    def num_of(self, *, is_batch: bool) -> int:
+        """Requests that wait in a class."""
+        return self._num_batch if is_batch else len(self._tickets) - self._num_batch
 
     @property
     def is_forgotten(self) -> bool:
@@ -133,6 +138,7 @@ class WaitingLine:
         insort(flow.tickets, ticket, key=lambda each: each.priority)
         flow.backlog_tokens += ticket.cost_tokens
         self._tickets[ticket.request_id] = ticket
+        self._num_batch += ticket.is_batch
 
     def peek(self, passed: Collection[str] = ()) -> Ticket | None:
         """Whose turn it is, if the tenants `passed` are left out; of the best level that waits. Stays so until the line
@@ -226,6 +232,7 @@ class WaitingLine:
 
     def _take_out(self, ticket: Ticket) -> None:
         del self._tickets[ticket.request_id]
+        self._num_batch -= ticket.is_batch
         line = self._levels[ticket.level]
         flow = line.flows[ticket.tenant]
         del flow.tickets[next(index for index, each in enumerate(flow.tickets) if each is ticket)]

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import NamedTuple
 
 from relevo.core.events import WorkerLoad
 from relevo.core.handoff import ALL_ABILITIES, Ability, KVPath, KVSite, Link
@@ -100,6 +101,7 @@ class Ask:
     session: bytes = b""  # empty: belongs to none
     tenant: str = ""
     num_unstarted: int | None = None  # requests of the tenant that were sent and have no token yet; None: unknown
+    num_behind: int = 0  # requests that wait in line behind it, if running streams may wait for them
 
     def num_uncached(self, ref: WorkerRef) -> int:
         """At least one token is always computed."""
@@ -193,26 +195,26 @@ class WorkerChooser:
         decode_view, *prefill_views = with_costs([decode_view, *prefill_views])
         paths = _prefillers(decode_view, [view for view in prefill_views if view.ready])
         views = [view for view in prefill_views if view.ref in paths]
-        local_s = _local_ttft_s(decode_view, num_uncached_tokens)
-        running = max(1, decode_view.load.num_running)
-        stall_s = decode_view.load.costs.per_token_s * num_uncached_tokens * running
         if not views:
+            kept = Kept.of(decode_view, num_uncached_tokens, 0.0, 0.0)
             return PrefillChoice(
                 worker=None,
                 reason="no other worker is ready",
                 num_uncached_tokens=num_uncached_tokens,
-                ttft_local_s=local_s,
-                stall_s=stall_s,
+                ttft_local_s=kept.ttft_s,
+                stall_s=kept.stall_s,
             )
         pick, num_uncached = self._pick_prefill(decode_view, views, paths, ask, num_uncached_tokens, handoff_s, rng)
         remote_s = pick.candidate.cost_s
-        saved_s = max(0.0, remote_s - local_s)
-        is_local = has_costs and stall_s <= saved_s
+        computes_s = prefill_s(next(view for view in views if view.ref == pick.candidate.key), num_uncached)
+        kept = Kept.of(decode_view, num_uncached_tokens, remote_s, line_s(ask, computes_s, len(views)))
+        is_local = has_costs and kept.is_better
         reason = f"{pick.reason}; {num_uncached} tokens to compute"
         if is_local:
+            behind = f", {ask.num_behind} behind it included," if ask.num_behind else ""
             reason = (
-                f"local: {num_uncached_tokens} tokens, here they save {saved_s * 1e3:.1f} ms and make {running} "
-                f"streams wait {stall_s * 1e3:.1f} ms in all"
+                f"local: {num_uncached_tokens} tokens, here they save {kept.saved_s * 1e3:.1f} ms{behind} and make "
+                f"{max(1, decode_view.load.num_running)} streams wait {kept.stall_s * 1e3:.1f} ms in all"
             )
         return PrefillChoice(
             worker=None if is_local else pick.candidate.key,
@@ -220,8 +222,8 @@ class WorkerChooser:
             num_uncached_tokens=num_uncached_tokens if is_local else num_uncached,
             path=None if is_local else paths[pick.candidate.key],
             ttft_remote_s=remote_s,
-            ttft_local_s=local_s,
-            stall_s=stall_s,
+            ttft_local_s=kept.ttft_s,
+            stall_s=kept.stall_s,
             use=pick.use,
         )
 
@@ -260,6 +262,30 @@ class WorkerChooser:
         ]
         pick = self._prefill.pick(candidates, num_tokens, ask.session if is_cached_there else b"", rng)
         return pick, num_uncached[pick.candidate.key]
+
+
+class Kept(NamedTuple):
+    """What it means that the decode worker computes a prompt itself."""
+
+    ttft_s: float
+    stall_s: float  # waiting of running streams, summed
+    saved_s: float  # of waiting, of its client and of those behind it
+
+    @classmethod
+    def of(cls, decode: WorkerView, num_uncached_tokens: int, remote_s: float, line_s: float) -> Kept:
+        """`remote_s`: to the first token through another worker. `line_s`: that others wait less, see there."""
+        ttft_s = _local_ttft_s(decode, num_uncached_tokens)
+        stall_s = decode.load.costs.per_token_s * num_uncached_tokens * max(1, decode.load.num_running)
+        return cls(ttft_s, stall_s, max(0.0, remote_s - ttft_s + line_s))
+
+    @property
+    def is_better(self) -> bool:
+        return self.stall_s <= self.saved_s
+
+
+def line_s(ask: Ask, computes_s: float, num_prefillers: int) -> float:
+    """What those in line behind the request wait less, summed, if it keeps no prefill worker busy for `computes_s`."""
+    return ask.num_behind * computes_s / num_prefillers
 
 
 def added_s(handoff_s: HandoffSeconds, link: Link, prefill: WorkerView, decode: WorkerView) -> float:
@@ -310,18 +336,20 @@ def _way_to_first_token_s(
     """If `view` decodes: the prompt is computed on the best other worker, or on `view` by `choose_prefill`'s rule.
     `own_s`: of each worker, if it computes what it does not hold itself."""
     num_uncached = ask.num_uncached(view.ref)
-    local_s = _local_ttft_s(view, num_uncached)
     paths = _prefillers(view, able) if view.role.hands_over else {}
     others = [other for other in able if other.ref in paths]
     if not others:
-        return local_s
-    remote_s = min(
-        added_s(handoff_s, paths[other.ref].link, other, view)
-        + (_prefill_ttft_s(other, num_uncached) if paths[other.ref].zero_copy else own_s[other.ref])
-        for other in others
+        return _local_ttft_s(view, num_uncached)
+    remote_s, best = min(
+        (
+            added_s(handoff_s, paths[other.ref].link, other, view)
+            + (_prefill_ttft_s(other, num_uncached) if paths[other.ref].zero_copy else own_s[other.ref]),
+            place,
+        )
+        for place, other in enumerate(others)
     )
-    stall_s = view.load.costs.per_token_s * num_uncached * max(1, view.load.num_running)
-    return local_s if stall_s <= remote_s - local_s else remote_s
+    kept = Kept.of(view, num_uncached, remote_s, line_s(ask, prefill_s(others[best], num_uncached), len(others)))
+    return kept.ttft_s if kept.is_better else remote_s
 
 
 def _decode_s(view: WorkerView, ask: Ask) -> float:
