@@ -2,10 +2,10 @@
 
 A pure core: `question` says what to find out about which demand, a driver asks the simulator, `decide` says what to do
 with the answers. It acts on what comes in, not on what comes out; it holds when something is not known; it changes only
-for a clear and lasting gain in requests that meet the targets, now or in a surge, above what the change itself costs,
-and not more often than the cool-down allows; it looks back at each change, and takes it back if what came of it is
-worse than what was. It plans for the workers that are there. A change by hand is adopted. Knows no clock, no simulator,
-no messages.
+for a clear and lasting gain in requests that meet the targets, now or in a surge, above what the change itself costs
+and above the error of its predictions of late, and not more often than the cool-down allows; it looks back at each
+change, and takes it back if what came of it is worse than what was. It plans for the workers that are there. A change
+by hand is adopted. Knows no clock, no simulator, no messages.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from math import inf
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.past_errors import PastErrors
 
 _SURGE_WEIGHT = 0.3  # of what a surge would make of a mode. Arbitrary: it may come, the expected load will
 _SWITCHES = 8  # of late, whose times say what the next one takes. Arbitrary
@@ -31,7 +32,8 @@ class PlannerLimits:
 
     tick_s: float = 5.0
     min_requests: int = 20  # in the window, for lengths to mean anything
-    gain: float = 0.02  # see `ModeOutlook.better_by`: that a change must promise above what it costs
+    gain: float = 0.02  # see `ModeOutlook.better_by`: that a change must promise above what it costs and past errors
+    min_compared: int = 2  # predictions with what came of them, before anything is changed
     num_ticks_of_gain: int = 2  # in a row
     surge: float = 2.0  # times the expected load: the head-room that modes are compared by, beside it
     stays_s: float = 120.0  # that a mode has to stay to be worth the change to it
@@ -127,6 +129,8 @@ class RolePlanner:
         self._held_until_s = 0.0
         self._blocked: dict[Mode, float] = {}  # until when
         self._favourite: tuple[Mode, int] | None = None  # and in how many ticks in a row
+        self._same_since_s = -inf  # that the workers have their mode
+        self.past = PastErrors()
         self.num_changes = 0
         self.num_unknown_ticks = 0
 
@@ -139,6 +143,8 @@ class RolePlanner:
         self._rate.add(seen.demand.requests_per_s if seen.demand is not None else 0.0)
         if self._mode is None:
             self._mode = seen.mode
+        if self._mode != seen.mode or self._arriving is not None:
+            self._same_since_s = seen.now_s
         if self._mode.workers != seen.mode.workers:
             self._mode, self._change, self._arriving, self._favourite = seen.mode, None, None, None
             self._joined_at_s = seen.now_s
@@ -167,11 +173,12 @@ class RolePlanner:
     def decide(self, seen: Seen, outlooks: Mapping[Mode, ModeOutlook]) -> PlanDecision:
         """`outlooks`: of every mode, the present one among them, under the demand of `question`."""
         present = outlooks[seen.mode]
+        self._compare(seen, present)
         allowed = {m: o for m, o in outlooks.items() if m == seen.mode or self._blocked.get(m, 0.0) <= seen.now_s}
         best = self._best(allowed, present)
         gain = allowed[best].better_by(present)
         told = self._told(seen, outlooks)
-        if best == seen.mode or gain < self._limits.gain + self.switch_cost:
+        if best == seen.mode or gain < self.least_gain:
             self._favourite = None
             floor_s = min(outlook.floor_ttft_s for outlook in outlooks.values())
             if floor_s > self._ttft_s:
@@ -179,12 +186,16 @@ class RolePlanner:
                     f"a median prompt alone takes {floor_s:.2f} s on these workers, the target is {self._ttft_s:g} s"
                 )
                 return self._hold(seen, reason, PlanVerdict.INFEASIBLE, told)
-            return self._hold(seen, f"{seen.mode} {_words(present)}; {_next_best(seen.mode, outlooks)}", told=told)
+            told_best = f"{seen.mode} {_words(present)}; {_next_best(seen.mode, outlooks)}"
+            return self._hold(seen, told_best + self._doubts(gain), told=told)
         count = self._favourite[1] + 1 if self._favourite is not None and self._favourite[0] == best else 1
         self._favourite = (best, count)
         why = f"{best} {_words(outlooks[best])}, {seen.mode} {_words(present)}"
         if count < self._limits.num_ticks_of_gain:
             return self._hold(seen, f"{why}; once more to be sure", told=told)
+        if self.past.num_compared < self._limits.min_compared:
+            lacking = f"{self.past.num_compared} predictions have been compared with what came of them"
+            return self._hold(seen, f"{why}; {lacking}, {self._limits.min_compared} are needed", told=told)
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
         return self._act(seen, best, _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best]), why, told)
 
@@ -199,6 +210,27 @@ class RolePlanner:
         """Of requests that meet the targets, as if none did until every worker has its new role: the part of the time
         that a mode has to stay. As long as switches have taken of late."""
         return min(1.0, max(self._switch_s, default=0.0) / self._limits.stays_s)
+
+    @property
+    def least_gain(self) -> float:
+        """That a change must promise: a clear one, above what it costs and what predictions were off of late."""
+        return self._limits.gain + self.switch_cost + self.past.error
+
+    def _compare(self, seen: Seen, present: ModeOutlook) -> None:
+        """What the simulator says of the present mode under the window's load, with what the window has seen of it."""
+        is_whole = seen.since_s >= self._same_since_s and seen.num_judged >= self._limits.min_requests
+        if not is_whole or seen.attained is None or seen.demand is None:
+            return
+        asked = self._expected(seen.demand).requests_per_s
+        came = seen.num_requests / max(1e-9, seen.now_s - seen.since_s)
+        if asked <= _MORE_LOAD * came:
+            self.past.add(present.attained, seen.attained)
+
+    def _doubts(self, gain: float) -> str:
+        """Why a gain that would do otherwise does not."""
+        if gain < self._limits.gain + self.switch_cost or not self.past.error:
+            return ""
+        return f"; predictions were {self.past.error:.0%} off of late, which is not less than the gain"
 
     def unanswered(self, seen: Seen, why: str) -> PlanDecision:
         """Nothing was found out about `question`'s demand that still counts."""
