@@ -8,13 +8,14 @@ import pytest
 from planned_machines import demand, expert_shape, question, screen
 
 from relevo.core.errors import SettingsError
+from relevo.core.role import DECODE, PREFILL
 from relevo.policy.perf.devices import DEVICES
 from relevo.policy.perf.known_engines import KNOWN, known_engine
 from relevo.policy.perf.parallelism import Parallelism
 from relevo.policy.perf.roofline import RooflineModel
 from relevo.policy.perf.step_time import decode_shape
 from relevo.policy.perf.step_work import DeviceWork
-from relevo.policy.scaling.candidates import Assumptions, Candidate, Refused, Role, Stage, worker_kind
+from relevo.policy.scaling.candidates import Assumptions, Candidate, Refused, Stage, worker_kind
 from relevo.policy.scaling.error_band import validity
 from relevo.policy.scaling.inventory import parse_inventory
 from relevo.policy.scaling.refine import RefineLimits, Verdict, cheapest, refine
@@ -32,9 +33,9 @@ def stages(asked: Question, tensor: int = 1) -> tuple[Stage, Stage]:
     kinds, _ = worker_kinds(asked)
     prefill, decode = (
         next(kind for kind in kinds[role] if kind.parallelism == Parallelism(tensor=tensor))
-        for role in (Role.PREFILL, Role.DECODE)
+        for role in (PREFILL, DECODE)
     )
-    return Stage(Role.PREFILL, prefill, 1), Stage(Role.DECODE, decode, 1)
+    return Stage(PREFILL, prefill, 1), Stage(DECODE, decode, 1)
 
 
 def test_what_is_found_keeps_the_promise_with_room_to_the_cliff() -> None:
@@ -121,16 +122,16 @@ def test_a_pool_of_two_kinds_computes_prompts_where_products_are_cheap() -> None
 def test_wide_expert_parallel_pools_are_searched() -> None:
     """Red when the width of a decode pool (attention data parallel, experts over 8 or 16) is no choice."""
     kinds, _ = worker_kinds(question(demand(), "64xH200", shape=expert_shape()))
-    spreads = {kind.spread for kind in kinds[Role.DECODE]}
+    spreads = {kind.spread for kind in kinds[DECODE]}
     assert {"dp8 ep8", "dp16 ep16", "tp8"} <= spreads
     dense, _ = worker_kinds(question(demand(), "64xH200"))
-    assert not any("dp" in kind.spread for kind in dense[Role.DECODE])
+    assert not any("dp" in kind.spread for kind in dense[DECODE])
 
 
 def test_what_does_not_fit_is_refused_with_what_is_missing() -> None:
     """Red when a plan is made that could not start: weights, or one longest request without a place."""
     asked = question(demand(), "8xL40S", shape=expert_shape())
-    assert worker_kinds(asked)[0][Role.DECODE] == ()
+    assert worker_kinds(asked)[0][DECODE] == ()
     refused = worker_kinds(asked)[1]
     assert refused and all("GiB missing" in each.reason and each.missing_bytes > 0 for each in refused)
     (holding,) = parse_inventory("1xL40S")
@@ -230,7 +231,7 @@ def test_refining_finds_the_least_that_holds_and_asks_for_no_candidate_twice() -
             assert candidate not in judged
             judged.append(candidate)
             prefill, decode = (stage.num_workers for stage in candidate.stages)
-            return Verdict(prefill >= need[0] and decode >= need[1], Role.PREFILL if prefill < need[0] else Role.DECODE)
+            return Verdict(prefill >= need[0] and decode >= need[1], PREFILL if prefill < need[0] else DECODE)
 
         first, second = stages(asked)
         start = Candidate((replace_workers(first, 3), replace_workers(second, 3)))
@@ -245,6 +246,6 @@ def replace_workers(stage: Stage, number: int) -> Stage:
 def test_refining_never_asks_for_devices_that_are_not_there() -> None:
     """Red when a stage grows past the inventory."""
     asked = question(demand(), "3xH100")
-    seen = refine(Candidate(stages(asked)), asked.holdings, lambda c: Verdict(False, Role.DECODE), RefineLimits())
+    seen = refine(Candidate(stages(asked)), asked.holdings, lambda c: Verdict(False, DECODE), RefineLimits())
     assert [candidate.num_devices for candidate in seen] == [2, 3]
     assert cheapest(seen) is None

@@ -11,8 +11,9 @@ from engine_options import parsed
 from planned_machines import demand, expert_shape, question
 
 from relevo.core.errors import SettingsError
+from relevo.core.role import DECODE, PREFILL, UNIFIED, parse_role
 from relevo.policy.perf.parallelism import Parallelism
-from relevo.policy.scaling.candidates import Candidate, Role, Stage
+from relevo.policy.scaling.candidates import Candidate, Stage
 from relevo.policy.scaling.command_lines import Serving, relevo_commands, sglang_commands, vllm_commands
 from relevo.policy.scaling.demand import Demand, dispersion, strata
 from relevo.policy.scaling.inventory import parse_inventory
@@ -86,7 +87,7 @@ def test_a_queue_waits_as_queues_do() -> None:
 
 def _candidate(asked: Question, spread: Parallelism, *counts: int) -> Candidate:
     kinds, _ = worker_kinds(asked)
-    roles = (Role.PREFILL, Role.DECODE) if len(counts) > 1 else (Role.UNIFIED,)
+    roles = (PREFILL, DECODE) if len(counts) > 1 else (UNIFIED,)
     return Candidate(
         tuple(
             Stage(role, next(kind for kind in kinds[role] if kind.parallelism == spread), count)
@@ -101,7 +102,7 @@ def _serving(**rows: int) -> Serving:
         max_model_len=32_768,
         block_size=16,
         utilization=0.9,
-        rows={Role(role): number for role, number in rows.items()},
+        rows={parse_role(role): number for role, number in rows.items()},
     )
 
 

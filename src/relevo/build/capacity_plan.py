@@ -12,11 +12,12 @@ from relevo.build.plan_load import PlanLoad, plan_load
 from relevo.build.plan_options import PlanOptions
 from relevo.build.simulated_machines import read_shape
 from relevo.core.errors import SettingsError
+from relevo.core.role import DECODE, PREFILL, UNIFIED, Role
 from relevo.gateway.metering.database import Connection
 from relevo.policy.perf.engine_constants import DEFAULT_CONSTANTS, EngineConstants
 from relevo.policy.perf.known_engines import KNOWN
 from relevo.policy.perf.model_shape import ModelShape
-from relevo.policy.scaling.candidates import GIB, Candidate, Role, Stage
+from relevo.policy.scaling.candidates import GIB, Candidate, Stage
 from relevo.policy.scaling.error_band import Validity, validity
 from relevo.policy.scaling.refine import RefineLimits, Verdict, cheapest, refine
 from relevo.policy.scaling.screen import Outlook, Screen
@@ -194,8 +195,8 @@ def _unsplit_for(best: Candidate, found: Found) -> Candidate | None:
     if first is None or not best.is_split:
         return None
     kind = first.stages[0].kind
-    number = int(best.weight / Candidate((Stage(Role.UNIFIED, kind, 1),)).weight + 1e-9)
-    return Candidate((Stage(Role.UNIFIED, kind, number),)) if number >= 1 else None
+    number = int(best.weight / Candidate((Stage(UNIFIED, kind, 1),)).weight + 1e-9)
+    return Candidate((Stage(UNIFIED, kind, number),)) if number >= 1 else None
 
 
 def _dearest_loss(candidate: Candidate) -> Role:
@@ -208,7 +209,7 @@ def _short_role(candidate: Candidate, report: SimReport, planner: Planner) -> Ro
     if not candidate.is_split:
         return candidate.stages[0].role
     itl_s = report.steady_latencies["itl_s"].value("p90")
-    return Role.DECODE if itl_s is not None and itl_s > planner.options.targets.itl_s else Role.PREFILL
+    return DECODE if itl_s is not None and itl_s > planner.options.targets.itl_s else PREFILL
 
 
 def _explained(row: PlanRow, best: PlanRow, planner: Planner) -> PlanRow:

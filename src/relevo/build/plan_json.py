@@ -99,7 +99,7 @@ def _row_json(row: PlanRow, planner: Planner) -> dict[str, Any]:
         "screened_load_limit": row.load_limit,
         "simulated": figures(row.report),
         "with_1.5_times_the_load": figures(row.with_peak) if row.with_peak else None,
-        "when_one_dies": {"role": row.dying, **figures(row.with_death)} if row.with_death else None,
+        "when_one_dies": {"role": str(row.dying), **figures(row.with_death)} if row.with_death else None,
         "why_not": row.why_not,
     }
 
@@ -107,7 +107,7 @@ def _row_json(row: PlanRow, planner: Planner) -> dict[str, Any]:
 def _stage_json(stage: Stage, planner: Planner) -> dict[str, Any]:
     kind, spread = stage.kind, stage.kind.parallelism
     return {
-        "role": stage.role,
+        "role": str(stage.role),
         "num_workers": stage.num_workers,
         "device": kind.device.name,
         "devices_per_worker": kind.num_devices,

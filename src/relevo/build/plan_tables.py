@@ -8,6 +8,7 @@ from rich.table import Table
 
 from relevo.build.capacity_plan import PEAK, CapacityPlan, Planner, PlanRow
 from relevo.build.plan_json import commands, per_million, rows_that_fit
+from relevo.core.role import DECODE, PREFILL
 from relevo.policy.scaling.search import LEAST_HEADROOM, Found
 from relevo.sim.planned_world import held
 from relevo.sim.report import SimReport
@@ -42,13 +43,13 @@ def stage_table(plan: CapacityPlan, planner: Planner) -> Table:
     cpu = planner.options.assumed.cpu_cache_bytes
     for stage in plan.rows[0].candidate.stages:
         kind = stage.kind
-        tier = " on devices" + (f" + {cpu / 1e9:,.0f} GB CPU each" if cpu and stage.role != "decode" else "")
+        tier = " on devices" + (f" + {cpu / 1e9:,.0f} GB CPU each" if cpu and stage.role != DECODE else "")
         table.add_row(
-            stage.role.value,
+            str(stage.role),
             str(stage.num_workers),
             f"{kind.num_devices} {kind.device.name}, {kind.spread}",
-            f"{kind.chunk_tokens:,}" if stage.role != "decode" else "-",
-            f"{rows_that_fit(stage, context):,}" if stage.role != "prefill" else "-",
+            f"{kind.chunk_tokens:,}" if stage.role != DECODE else "-",
+            f"{rows_that_fit(stage, context):,}" if stage.role != PREFILL else "-",
             f"{kind.memory.weight_bytes / 2**30:,.1f} GiB",
             f"{stage.num_pool_tokens / 1e6:,.2f} M tokens{tier}",
         )

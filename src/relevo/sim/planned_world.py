@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from relevo.core.kv import KVGroup, KVLayout
-from relevo.policy.scaling.candidates import Candidate, Role, Stage
+from relevo.core.role import DECODE, PREFILL, Role
+from relevo.policy.scaling.candidates import Candidate, Stage
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.screen import Targets
 from relevo.policy.scaling.worker_times import WorkerTimes
@@ -55,7 +56,7 @@ class PlannedWorlds:
         if dies is not None:
             fault = Fault(at_s=warm_up_s, kind=FaultKind.KILL, target=f"{dies}-0")
             config = _with_fault(config, fault)
-        prices = {stage.role.value: stage.kind.price_per_h for stage in candidate.stages}
+        prices = {str(stage.role): stage.kind.price_per_h for stage in candidate.stages}
         options = ReportOptions(
             slo=Slo(ttft_s=self.targets.ttft_s, itl_s=self.targets.itl_s),
             warm_up_s=warm_up_s,
@@ -86,16 +87,16 @@ class PlannedWorlds:
     def _worker(self, stage: Stage, index: int, token_bytes: int) -> WorkerSpec:
         kind = stage.kind
         num_blocks = kind.memory.num_blocks
-        if stage.role is not Role.DECODE:
+        if stage.role != DECODE:
             num_blocks += int(self.times.assumed.cpu_cache_bytes / (token_bytes * self.block_size))
-        chunk = kind.chunk_tokens * (kind.parallelism.attention_data if stage.role is Role.PREFILL else 1)
+        chunk = kind.chunk_tokens * (kind.parallelism.attention_data if stage.role == PREFILL else 1)
         return WorkerSpec(
             worker_id=f"{stage.role}-{index}",
-            role=stage.role.value,
+            role=str(stage.role),
             times=self.times.of(kind),
             num_blocks=num_blocks,
             box=f"{stage.role}-{index}",
-            max_batched_tokens=chunk + (0 if stage.role is Role.PREFILL else kind.max_rows),
+            max_batched_tokens=chunk + (0 if stage.role == PREFILL else kind.max_rows),
             max_prefill_tokens=chunk,
             max_running=kind.max_rows,
             num_devices=kind.num_devices,

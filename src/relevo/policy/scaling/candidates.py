@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from relevo.core.errors import SettingsError
+from relevo.core.role import DECODE, PREFILL, UNIFIED, Role
 from relevo.policy.perf.devices import Device
 from relevo.policy.perf.memory_plan import MemoryLimits, MemoryPlan, memory_plan
 from relevo.policy.perf.model_shape import ModelShape
@@ -26,12 +26,6 @@ _PIPELINES = (1, 2, 4)
 _TENSORS = (1, 2, 4, 8)
 _WIDTHS = (8, 16)  # ranks of attention data parallelism with experts spread over them
 _MOST_DEVICES = 16  # of one worker
-
-
-class Role(StrEnum):
-    PREFILL = "prefill"
-    DECODE = "decode"
-    UNIFIED = "unified"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +123,13 @@ class Candidate:
     @property
     def layout(self) -> str:
         """The label with what each stage is."""
-        letters = {Role.PREFILL: "P", Role.DECODE: "D", Role.UNIFIED: "U"}
+        letters = {PREFILL: "P", DECODE: "D", UNIFIED: "U"}
         parts = (f"{s.num_workers}{letters[s.role]} {s.kind.spread} {s.kind.device.name}" for s in self.stages)
         return " + ".join(parts)
 
     def with_workers(self, role: Role, change: int) -> Candidate | None:
         """With more or fewer of one role; None where none would be left."""
-        stages = tuple(Stage(s.role, s.kind, s.num_workers + change) if s.role is role else s for s in self.stages)
+        stages = tuple(Stage(s.role, s.kind, s.num_workers + change) if s.role == role else s for s in self.stages)
         return None if min(stage.num_workers for stage in stages) < 1 else Candidate(stages)
 
     def fits(self, holdings: Sequence[Holding]) -> bool:

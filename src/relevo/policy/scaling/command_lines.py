@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from shlex import quote
 
-from relevo.policy.scaling.candidates import Candidate, Role, Stage
+from relevo.core.role import DECODE, PREFILL, UNIFIED, Role
+from relevo.policy.scaling.candidates import Candidate, Stage
 
 _NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 _PORT = 8000
@@ -38,7 +39,7 @@ def relevo_commands(candidate: Candidate, serving: Serving) -> list[CommandLine]
     widest = max(stage.kind.num_devices for stage in candidate.stages)
     kinds = {stage.kind.device.name for stage in candidate.stages}
     counts = {stage.role: stage.num_workers for stage in candidate.stages}
-    topology = "unified" if not candidate.is_split else f"{counts[Role.PREFILL]}p{counts[Role.DECODE]}d"
+    topology = "unified" if not candidate.is_split else f"{counts[PREFILL]}p{counts[DECODE]}d"
     rows = max(serving.rows.values())
     pool = min(stage.kind.memory.num_pool_tokens for stage in candidate.stages)
     parts = [
@@ -53,8 +54,8 @@ def relevo_commands(candidate: Candidate, serving: Serving) -> list[CommandLine]
         notes.append(f"a worker of this plan has {widest} devices; Relevo's own workers have one each today")
     if len(kinds) > 1:
         notes.append("the pools are of different devices: start one server on each machine")
-    if not candidate.is_split and counts[Role.UNIFIED] > 1:
-        notes.append(f"on each of {counts[Role.UNIFIED]} workers' devices, behind one gateway or load balancer")
+    if not candidate.is_split and counts[UNIFIED] > 1:
+        notes.append(f"on each of {counts[UNIFIED]} workers' devices, behind one gateway or load balancer")
     return [CommandLine(where="relevo", command=_joined(parts), note="; ".join(notes))]
 
 
@@ -75,7 +76,7 @@ def _vllm(stage: Stage, serving: Serving, is_split: bool) -> CommandLine:
         parts += ["--data-parallel-size", str(spread.attention_data), "--enable-expert-parallel"]
     rows = max(1, serving.rows[stage.role] // spread.attention_data)  # of each rank
     parts += ["--max-model-len", str(serving.max_model_len), "--max-num-seqs", str(rows)]
-    parts += ["--max-num-batched-tokens", str(kind.chunk_tokens + (rows if stage.role is Role.UNIFIED else 0))]
+    parts += ["--max-num-batched-tokens", str(kind.chunk_tokens + (rows if stage.role == UNIFIED else 0))]
     parts += ["--gpu-memory-utilization", f"{serving.utilization:g}"]
     if is_split:
         parts += ["--kv-transfer-config", _NIXL]
@@ -95,7 +96,7 @@ def _sglang(stage: Stage, serving: Serving, is_split: bool) -> CommandLine:
     parts += ["--chunked-prefill-size", str(kind.chunk_tokens * spread.attention_data)]
     parts += ["--mem-fraction-static", f"{serving.utilization:g}"]
     if is_split:
-        parts += ["--disaggregation-mode", stage.role.value, "--disaggregation-transfer-backend", "nixl"]
+        parts += ["--disaggregation-mode", str(stage.role), "--disaggregation-transfer-backend", "nixl"]
     return CommandLine(where=_where(stage), command=_joined(parts))
 
 

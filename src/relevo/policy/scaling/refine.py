@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from relevo.policy.scaling.candidates import Candidate, Role
+from relevo.core.role import Role
+from relevo.policy.scaling.candidates import Candidate
 from relevo.policy.scaling.inventory import Holding
 
 

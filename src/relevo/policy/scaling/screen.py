@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf, sqrt
 from statistics import fmean
 
+from relevo.core.role import DECODE, PREFILL, Role
 from relevo.policy.perf.reshard import reshard_s
 from relevo.policy.perf.step_time import StepShape, StepTimeModel, decode_shape
-from relevo.policy.scaling.candidates import Candidate, Role, Stage, WorkerKind
+from relevo.policy.scaling.candidates import Candidate, Stage, WorkerKind
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.queueing import Wait, response_quantile, wait_for
 from relevo.policy.scaling.worker_times import WorkerTimes
@@ -266,7 +267,7 @@ def _mixed_steps(model: StepTimeModel, kind: WorkerKind, num_rows: float, contex
 
 def _limit(stage: Stage, load: float, link_load: float) -> str:
     if load >= 1.0:
-        what = {Role.PREFILL: "prompts come faster than they can be computed", Role.DECODE: "decode is full"}
+        what = {PREFILL: "prompts come faster than they can be computed", DECODE: "decode is full"}
         return f"{stage.num_workers} {stage.role} workers are too few: {what.get(stage.role, 'they are full')}"
     if link_load > _MOST_LINK_LOAD:
         return f"handing KV over takes {link_load:.0%} of the network of the {stage.role} workers"

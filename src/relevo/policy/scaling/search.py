@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from relevo.core.role import DECODE, PREFILL, UNIFIED, Role
 from relevo.policy.perf.model_shape import ModelShape
 from relevo.policy.scaling.candidates import (
     SPLIT_CHUNK,
@@ -17,7 +18,6 @@ from relevo.policy.scaling.candidates import (
     Assumptions,
     Candidate,
     Refused,
-    Role,
     Stage,
     WorkerKind,
     parallelisms,
@@ -83,7 +83,7 @@ class Found:
 
 def search(question: Question, screen: Screen) -> Found | Infeasible:
     kinds, refused = worker_kinds(question)
-    if not kinds[Role.DECODE]:
+    if not kinds[DECODE]:
         return Found(candidates=(), is_enough=False, refused=refused, kinds=kinds)
     infeasible = _infeasible(question, screen, kinds)
     if infeasible is not None:
@@ -107,7 +107,7 @@ def _by_cost(question: Question, screen: Screen, enough: Sequence[Candidate]) ->
 
 def worker_kinds(question: Question) -> tuple[dict[Role, tuple[WorkerKind, ...]], tuple[Refused, ...]]:
     """What can be built for each role, and what cannot."""
-    kinds: dict[Role, list[WorkerKind]] = {role: [] for role in Role}
+    kinds: dict[Role, list[WorkerKind]] = {role: [] for role in (PREFILL, DECODE, UNIFIED)}
     refused: dict[str, Refused] = {}
     for holding in question.holdings:
         for spread in parallelisms(question.shape, holding.device, holding.num_devices):
@@ -124,17 +124,17 @@ def worker_kinds(question: Question) -> tuple[dict[Role, tuple[WorkerKind, ...]]
                 if isinstance(made, Refused):
                     refused.setdefault(made.name, made)
                     continue
-                kinds[Role.UNIFIED].append(made)
+                kinds[UNIFIED].append(made)
                 if chunk == SPLIT_CHUNK:
-                    kinds[Role.PREFILL].append(made)
-                    kinds[Role.DECODE].append(made)
+                    kinds[PREFILL].append(made)
+                    kinds[DECODE].append(made)
     return {role: tuple(found) for role, found in kinds.items()}, tuple(refused.values())
 
 
 def _infeasible(question: Question, screen: Screen, kinds: dict[Role, tuple[WorkerKind, ...]]) -> Infeasible | None:
     demand, targets = question.demand, question.targets
-    first = min(kinds[Role.PREFILL], key=lambda kind: screen.best_ttft_s(kind, demand))
-    second = min(kinds[Role.DECODE], key=lambda kind: screen.best_itl_s(kind, demand))
+    first = min(kinds[PREFILL], key=lambda kind: screen.best_ttft_s(kind, demand))
+    second = min(kinds[DECODE], key=lambda kind: screen.best_itl_s(kind, demand))
     found = Infeasible(
         ttft_p90_s=screen.best_ttft_s(first, demand),
         ttft_by=f"{first.device.name} {first.spread}",
@@ -151,9 +151,9 @@ def _sized(
     """The smallest stages that keep their promise, paired."""
     targets = question.targets
     looks: dict[Role, Callable[[Stage], StageOutlook]] = {
-        Role.PREFILL: lambda stage: screen.prefill(stage, demand),
-        Role.DECODE: lambda stage: screen.decode(stage, demand),
-        Role.UNIFIED: lambda stage: screen.unified(stage, demand),
+        PREFILL: lambda stage: screen.prefill(stage, demand),
+        DECODE: lambda stage: screen.decode(stage, demand),
+        UNIFIED: lambda stage: screen.unified(stage, demand),
     }
 
     def holds(stage: Stage) -> bool:
@@ -164,11 +164,9 @@ def _sized(
     for role, of_role in kinds.items():
         stages = [_fewest(role, kind, question.holdings, holds) for kind in of_role]
         smallest[role] = sorted((s for s in stages if s is not None), key=_weight)
-    unified = [Candidate((stage,)) for stage in smallest[Role.UNIFIED][:_MOST_KINDS]]
+    unified = [Candidate((stage,)) for stage in smallest[UNIFIED][:_MOST_KINDS]]
     split = [
-        Candidate((prefill, decode))
-        for prefill in _cheap(smallest[Role.PREFILL])
-        for decode in _cheap(smallest[Role.DECODE])
+        Candidate((prefill, decode)) for prefill in _cheap(smallest[PREFILL]) for decode in _cheap(smallest[DECODE])
     ]
     return unified + [pair for pair in split if not screen.outlook(pair, demand).misses(targets)]
 
@@ -198,12 +196,9 @@ def _fewest(role: Role, kind: WorkerKind, holdings: Sequence[Holding], holds: Ca
 def _best_of_few(question: Question, screen: Screen, kinds: dict[Role, tuple[WorkerKind, ...]]) -> list[Candidate]:
     """All devices used, so that most of the load is carried within the promises."""
     most = {holding.device.name: holding.num_devices for holding in question.holdings}
-    found = [
-        Candidate((Stage(Role.UNIFIED, kind, most[kind.device.name] // kind.num_devices),))
-        for kind in kinds[Role.UNIFIED]
-    ]
-    for prefill in kinds[Role.PREFILL]:
-        for decode in kinds[Role.DECODE]:
+    found = [Candidate((Stage(UNIFIED, kind, most[kind.device.name] // kind.num_devices),)) for kind in kinds[UNIFIED]]
+    for prefill in kinds[PREFILL]:
+        for decode in kinds[DECODE]:
             found += _balanced(question, screen, prefill, decode, most)
     limits = {c: screen.load_limit(c, question.demand, question.targets, most=1.0) for c in found}
     ranked = sorted(found, key=lambda c: (-limits[c], c.weight, c.layout))
@@ -216,13 +211,13 @@ def _balanced(
     """Of two kinds that share devices the split at which both stages are as full; of two devices all of both."""
     if prefill.device is not decode.device:
         counts = [(most[kind.device.name] // kind.num_devices) for kind in (prefill, decode)]
-        return [Candidate((Stage(Role.PREFILL, prefill, counts[0]), Stage(Role.DECODE, decode, counts[1])))]
+        return [Candidate((Stage(PREFILL, prefill, counts[0]), Stage(DECODE, decode, counts[1])))]
     total, low = most[prefill.device.name], 1
     high = (total - decode.num_devices) // prefill.num_devices
 
     def at(num_prefill: int) -> tuple[float, float, Candidate]:
         num_decode = (total - num_prefill * prefill.num_devices) // decode.num_devices
-        split = Candidate((Stage(Role.PREFILL, prefill, num_prefill), Stage(Role.DECODE, decode, num_decode)))
+        split = Candidate((Stage(PREFILL, prefill, num_prefill), Stage(DECODE, decode, num_decode)))
         first, second = screen.outlook(split, question.demand).stages
         return first.load, second.load, split
 
