@@ -19,7 +19,8 @@ from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.families import spec_of
 from relevo.engine.ops.native.ops import NativeOps
 
-FORMATS = ["Q4_0", "Q4_1", "Q8_0", "BF16", "F16"]
+FORMATS = ["Q4_0", "Q4_1", "Q8_0", "BF16", "F16", "Q4_K", "Q6_K", "Q5_0"]
+WIDE_ROWS = {"hidden_size": 256, "intermediate_size": 512}  # of whole blocks of 256
 NUM_BLOCKS = 16
 
 
@@ -46,7 +47,8 @@ class NativeDecoder:
 @pytest.fixture(scope="module", params=FORMATS)
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     path: Path = tmp_path_factory.mktemp("formats") / f"{request.param}.gguf"
-    write_gguf(hf_model("llama"), path, GGMLQuantizationType[request.param])
+    model = hf_model("llama", **(WIDE_ROWS if request.param.endswith("_K") else {}))
+    write_gguf(model, path, GGMLQuantizationType[request.param])
     return load_model_files(str(path))
 
 

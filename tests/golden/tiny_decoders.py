@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
+from k_quants import quantised
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
@@ -230,7 +230,7 @@ def write_gguf(
             if part.ndim == 1 or "ffn_gate_inp" in stored:
                 writer.add_tensor(stored, part)
             else:
-                writer.add_tensor(stored, quantize(part, matrices_as), raw_dtype=matrices_as)
+                writer.add_tensor(stored, quantised(part, matrices_as), raw_dtype=matrices_as)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

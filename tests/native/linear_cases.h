@@ -48,6 +48,12 @@ std::vector<uint8_t> random_rows(const Case& c, std::mt19937& random) {
       const uint16_t bits = static_cast<uint16_t>(0x3e00 + random() % 0x200 + (random() % 2 << 15));
       std::memcpy(raw.data() + at, &bits, 2);
     }
+  } else if (is_super(stored)) {
+    const size_t block = row_bytes / (c.k / 256);
+    for (size_t at = 0; at < raw.size(); at += block) {
+      put_half(stored == Format::q4_k ? at : at + 208);
+      if (stored == Format::q4_k) put_half(at + 2);
+    }
   } else {
     const size_t block = row_bytes / (c.k / 32);
     for (size_t at = 0; at < raw.size(); at += block) {

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relevo.engine.ops.formats import BLOCK_FORMATS as HELD
+
 native = pytest.importorskip("relevo_native._native")
 
 Floats = npt.NDArray[np.float32]
@@ -23,10 +25,12 @@ BLOCK_FORMATS = {
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
     "q4_1": gguf.GGMLQuantizationType.Q4_1,
 }
+SUPER_FORMATS = {"q4_k": gguf.GGMLQuantizationType.Q4_K, "q6_k": gguf.GGMLQuantizationType.Q6_K}
+HALVES_AT = {"q4_k": (0, 2), "q6_k": (208,)}  # in a block of 256
 FLOAT_FORMATS = ("float32", "float16", "bfloat16")
-STORED_FORMATS = (*FLOAT_FORMATS, *BLOCK_FORMATS, "q8_channel")
+STORED_FORMATS = (*FLOAT_FORMATS, *BLOCK_FORMATS, *SUPER_FORMATS, "q8_channel")
 WIDE = "_wide"  # the same weights, multiplied with inputs rounded to 16 bits
-FORMATS = (*STORED_FORMATS, *(name + WIDE for name in (*BLOCK_FORMATS, "q8_channel")))
+FORMATS = (*STORED_FORMATS, *(name + WIDE for name in (*BLOCK_FORMATS, *SUPER_FORMATS, "q8_channel")))
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Weight:
 def make_weight(format: str, n: int, k: int, seed: int) -> Weight:
     if format.endswith(WIDE):
         return replace(make_weight(format.removesuffix(WIDE), n, k, seed), format=format)
+    if format in SUPER_FORMATS:
+        return random_super_blocks(format, n, k, seed)
     values = np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32) / np.float32(k**0.5)
     if format in BLOCK_FORMATS:
         raw = gguf.quantize(values, BLOCK_FORMATS[format])
@@ -60,10 +66,21 @@ def make_weight(format: str, n: int, k: int, seed: int) -> Weight:
     return Weight(format, values.view(np.uint8), values)
 
 
+def random_super_blocks(format: str, n: int, k: int, seed: int) -> Weight:
+    """Random bytes but for the float16, which are small: the `gguf` package does not write these formats."""
+    rng, kind = np.random.default_rng(seed), SUPER_FORMATS[format]
+    blocks = rng.integers(0, 256, (n * k // 256, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+    for at in HALVES_AT[format]:
+        halves = (rng.uniform(0.5, 1.5, (len(blocks), 1)) * 1e-3).astype(np.float16)
+        blocks[:, at : at + 2] = halves.view(np.uint8)
+    raw = blocks.reshape(n, -1)
+    return Weight(format, raw, gguf.dequantize(raw, kind))
+
+
 def quantised_inputs(x: Floats, format: str) -> Floats:
     """What integer formats multiply: int8 per block, scale = max |x| / 127, rounded half to even; int16 if wide."""
     levels = np.float32(32767 if format.endswith(WIDE) else 127)
-    block = 64 if format.startswith("q8_channel") else 32
+    block = {"q8_channel": 64, "q6_k": 16}.get(format.removesuffix(WIDE), 32)
     m, k = x.shape
     padded = np.zeros((m, -(-k // block) * block), np.float32)
     padded[:, :k] = x
@@ -85,9 +102,10 @@ def multiply(linear: Any, x: Floats, **options: Any) -> Floats:
 
 
 def lengths(format: str) -> st.SearchStrategy[int]:
-    return (
-        st.integers(1, 8).map(lambda n: 32 * n) if format.removesuffix(WIDE) in BLOCK_FORMATS else st.integers(1, 200)
-    )
+    stored = format.removesuffix(WIDE)
+    if stored in SUPER_FORMATS:
+        return st.integers(1, 4).map(lambda n: 256 * n)
+    return st.integers(1, 8).map(lambda n: 32 * n) if stored in BLOCK_FORMATS else st.integers(1, 200)
 
 
 @st.composite
@@ -153,7 +171,8 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_in_any_part_of_the_panels(
 @pytest.mark.parametrize("format", FORMATS)
 def test_many_rows_and_a_long_k_have_the_bits_of_one_row(path: str, format: str) -> None:
     """Long enough that a fast path works in stretches of k and in several passes over the rows."""
-    k, n, m = (1216, 40, 150) if path != "portable" else (1216, 24, 30)
+    n, m = (40, 150) if path != "portable" else (24, 30)
+    k = 1280 if format.removesuffix(WIDE) in SUPER_FORMATS else 1216
     linear, x = make_weight(format, n, k, 5).packed(path), inputs(m, k, 5)
     alone = np.concatenate([multiply(linear, x[row : row + 1]) for row in range(m)])
     np.testing.assert_array_equal(multiply(linear, x), alone)
@@ -195,14 +214,15 @@ def test_bias_accumulation_and_strides(path: str, shape: tuple[str, int, int, in
 @pytest.mark.parametrize("format", FORMATS)
 def test_extreme_inputs(path: str, format: str) -> None:
     """Zeros and tiny blocks give zero, the largest nibbles and inputs do not overflow, and a NaN is not lost."""
-    linear = make_weight(format, 16, 64, 3).packed(path)
-    np.testing.assert_array_equal(multiply(linear, np.zeros((1, 64), np.float32)), 0)
-    assert np.isfinite(multiply(linear, np.full((3, 64), 1e-40, np.float32))).all()
-    large = Weight(format, *_largest(format, 16, 64))
-    y = multiply(large.packed(path), np.full((5, 64), 3.0, np.float32))
+    k = 256 if format.removesuffix(WIDE) in SUPER_FORMATS else 64
+    linear = make_weight(format, 16, k, 3).packed(path)
+    np.testing.assert_array_equal(multiply(linear, np.zeros((1, k), np.float32)), 0)
+    assert np.isfinite(multiply(linear, np.full((3, k), 1e-40, np.float32))).all()
+    large = Weight(format, *_largest(format, 16, k))
+    y = multiply(large.packed(path), np.full((5, k), 3.0, np.float32))
     np.testing.assert_allclose(y, np.broadcast_to(3.0 * large.values.sum(axis=1), (5, 16)), rtol=1e-5)
     for bad in (np.nan, np.inf, -np.inf):
-        x = np.ones((2, 64), np.float32)
+        x = np.ones((2, k), np.float32)
         x[1, 37] = bad
         y = multiply(linear, x)
         assert np.isfinite(y[0]).all()
@@ -210,12 +230,14 @@ def test_extreme_inputs(path: str, format: str) -> None:
 
 
 def _largest(format: str, n: int, k: int) -> tuple[npt.NDArray[np.uint8], Floats]:
-    """Rows whose stored integers all have the largest magnitude: 15, -8 and -128 (-127 per channel)."""
+    """Rows whose stored integers all have the largest magnitude: 15, -8, -32 and -128 (-127 per channel)."""
     scale = np.float16(0.5).tobytes()
     blocks = {
         "q4_1": scale + np.float16(-1).tobytes() + b"\xff" * 16,
         "q4_0": scale + b"\x00" * 16,
         "q8_0": scale + b"\x80" * 32,
+        "q4_k": scale + np.float16(-1).tobytes() + b"\xff" * 140,
+        "q6_k": b"\x00" * 192 + b"\x80" * 16 + scale,
     }
     stored = format.removesuffix(WIDE)
     if stored not in blocks:
@@ -224,14 +246,16 @@ def _largest(format: str, n: int, k: int) -> tuple[npt.NDArray[np.uint8], Floats
         if stored in ("float32", "q8_channel"):
             return values.view(np.uint8), values
         return weight.raw, weight.values
-    raw = np.tile(np.frombuffer(blocks[stored], np.uint8), (n, k // 32))
-    return raw, gguf.dequantize(raw, BLOCK_FORMATS[stored])
+    raw = np.tile(np.frombuffer(blocks[stored], np.uint8), (n, k // (256 if stored in SUPER_FORMATS else 32)))
+    return raw, gguf.dequantize(raw, (BLOCK_FORMATS | SUPER_FORMATS)[stored])
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
-def test_packing_keeps_the_stored_size(path: str, format: str) -> None:
-    weight = make_weight(format, 32, 576, 1)
-    assert weight.packed(path).packed_bytes == weight.raw.nbytes
+@pytest.mark.parametrize("format", [*BLOCK_FORMATS, *SUPER_FORMATS])
+def test_packed_weights_have_the_size_that_plans_count_with(path: str, format: str) -> None:
+    block = HELD[format]
+    weight = make_weight(format, 32, 768, 1)
+    assert weight.raw.nbytes == 32 * 768 // block.elements * block.stored_bytes
+    assert weight.packed(path).packed_bytes == 32 * 768 // block.elements * block.packed_bytes
 
 
 def test_what_does_not_fit_is_refused(path: str) -> None:

@@ -41,6 +41,10 @@ Format format_named(const std::string& name) {
       {"q4_0_wide", Format::q4_0_wide},
       {"q4_1_wide", Format::q4_1_wide},
       {"q8_channel_wide", Format::q8_channel_wide},
+      {"q4_k", Format::q4_k},
+      {"q6_k", Format::q6_k},
+      {"q4_k_wide", Format::q4_k_wide},
+      {"q6_k_wide", Format::q6_k_wide},
   };
   const auto found = formats.find(name);
   if (found != formats.end()) return found->second;
@@ -57,6 +61,7 @@ bool has_blocks(Format format) {
 void require_k(Format format, int64_t k) {
   require(k > 0, "k must be positive");
   require(!has_blocks(format) || k % 32 == 0, "k must be a multiple of 32 in a format with blocks");
+  require(!is_super(format) || k % 256 == 0, "k must be a multiple of 256 in a format with blocks of blocks");
 }
 
 // Exactly as many bytes as asked for, so that a sanitizer sees a read past the end.

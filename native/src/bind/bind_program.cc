@@ -61,7 +61,8 @@ class Turn {
 Format format_named(const std::string& name) {
   static const std::map<std::string, Format> formats = {
       {"float32", Format::f32}, {"float16", Format::f16}, {"bfloat16", Format::bf16},       {"q8_0", Format::q8_0},
-      {"q4_0", Format::q4_0},   {"q4_1", Format::q4_1},   {"q8_channel", Format::q8_channel}};
+      {"q4_0", Format::q4_0},   {"q4_1", Format::q4_1},   {"q8_channel", Format::q8_channel},
+      {"q4_k", Format::q4_k},   {"q6_k", Format::q6_k}};
   const auto found = formats.find(name);
   if (found == formats.end()) refuse("no weights are stored as " + name);
   return found->second;
@@ -92,6 +93,7 @@ Matrix make_matrix(Engine& engine, const std::vector<Part>& parts, int64_t k) {
     require(stored != Format::q8_channel, "q8_channel is made while packing");
     const bool blocks = !is_plain(packed) && packed != Format::q8_channel;
     require(k >= 1 && !(blocks && k % 32 != 0), "blocks of 32 weights need a row length that is a multiple of 32");
+    require(!is_super(packed) || k % 256 == 0, "blocks of 256 weights need a row length that is a multiple of 256");
     require(data.shape(0) >= 1 && data.shape(1) == raw_row_bytes(stored, k), "rows have the wrong number of bytes");
     rows.push_back({stored, packed, static_cast<int64_t>(data.shape(0)), data.data()});
   }

@@ -17,9 +17,26 @@
 namespace relevo {
 
 // Stored formats. q8_0, q4_0 and q4_1 are GGUF's: blocks of 32 along k with a float16 scale (and minimum). q8_channel:
-// int8 with one float32 scale per output row, made at load. These four round a product's inputs to 8 bits; their wide twins
-// are the same weights, packed alike, whose products round inputs to 16 bits.
-enum class Format { f32, f16, bf16, q8_0, q4_0, q4_1, q8_channel, q8_0_wide, q4_0_wide, q4_1_wide, q8_channel_wide };
+// int8 with one float32 scale per output row, made at load. q4_k and q6_k are GGUF's, too: blocks of 256 whose parts have
+// scales (and minima) that are an integer times one float16 of the block. These six round a product's inputs to 8 bits; their
+// wide twins are the same weights, packed alike, whose products round inputs to 16 bits.
+enum class Format {
+  f32,
+  f16,
+  bf16,
+  q8_0,
+  q4_0,
+  q4_1,
+  q8_channel,
+  q4_k,
+  q6_k,
+  q8_0_wide,
+  q4_0_wide,
+  q4_1_wide,
+  q8_channel_wide,
+  q4_k_wide,
+  q6_k_wide
+};
 
 // The twin whose products round inputs to 16 bits; a float format is its own.
 constexpr Format widened(Format format) {
@@ -32,6 +49,10 @@ constexpr Format widened(Format format) {
       return Format::q4_1_wide;
     case Format::q8_channel:
       return Format::q8_channel_wide;
+    case Format::q4_k:
+      return Format::q4_k_wide;
+    case Format::q6_k:
+      return Format::q6_k_wide;
     default:
       return format;
   }
@@ -48,6 +69,10 @@ constexpr Format narrowed(Format format) {
       return Format::q4_1;
     case Format::q8_channel_wide:
       return Format::q8_channel;
+    case Format::q4_k_wide:
+      return Format::q4_k;
+    case Format::q6_k_wide:
+      return Format::q6_k;
     default:
       return format;
   }
@@ -55,13 +80,18 @@ constexpr Format narrowed(Format format) {
 
 constexpr bool is_wide(Format format) { return narrowed(format) != format; }
 
+// Whether scales have scales: blocks of 256.
+constexpr bool is_super(Format format) {
+  return narrowed(format) == Format::q4_k || narrowed(format) == Format::q6_k;
+}
+
 // Bytes of one row of k weights as it comes from the file (for q8_channel: float32, quantised while packing).
 size_t raw_row_bytes(Format format, int64_t k);
 
 struct Linear {
   Format format;
   int64_t n;  // output rows
-  int64_t k;  // inputs; a multiple of 32 for the block formats
+  int64_t k;  // inputs; a multiple of a stored block for the block formats
   uint8_t* packed;  // ceil(n / panel_rows) * panel_bytes bytes, 64-byte aligned
 };
 

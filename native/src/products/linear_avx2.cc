@@ -97,7 +97,10 @@ struct Nibbles {
     }
   };
 
-  static void expand(const uint8_t* block, uint8_t* out) {
+  static void expand(const uint8_t* block, uint8_t* out) { expand_block<Packed>(block, out); }
+
+  template <class Packed>
+  static void expand_block(const uint8_t* block, uint8_t* out) {
 #pragma GCC unroll 2
     for (int vector = 0; vector < 2; ++vector) {
       uint8_t* to = out + vector * kVector;
@@ -147,7 +150,7 @@ struct Nibbles {
   }
 };
 
-// ---- Products of pairs of k in 16 bits: q8_0 and q8_channel, narrow and wide, and wide q4_0 and q4_1. Of 4 consecutive k, the
+// ---- Products of pairs of k in 16 bits: q8_0, q8_channel and parts of q6_k, narrow and wide, and wide q4_0 and q4_1. Of 4 consecutive k, the
 // even ones make one vector of pairs and the odd ones the other.
 // Inputs are prepared as pairs in that order.
 
@@ -159,7 +162,7 @@ struct Pairs {
   static constexpr bool kHasMinimum = kOne == Format::q4_1_wide;
   static constexpr int kRaised = kOne == Format::q4_0_wide ? 8 : 0;
   static constexpr int64_t kGroup = 4;
-  static constexpr int kSteps = kPerChannel ? 16 : 8;
+  static constexpr int kSteps = kPerChannel ? 16 : narrowed(kOne) == Format::q6_k ? 4 : 8;
   static constexpr int64_t kInputBlock = kSteps * 4;
   static constexpr int64_t kInputBlockBytes = kInputBlock * 2 + end_bytes(kHasMinimum, kRaised);
   static constexpr bool kExpands = true;
@@ -287,8 +290,104 @@ struct WideNibbles : Pairs<kOne> {
   static void expand(const uint8_t* block, uint8_t* out) { Shared::template expand_block<Packed>(block, out); }
 };
 
+// ---- q4_k, q6_k: a block is kParts parts, each a block of `Part`, whose scales and minima lie at the end of the whole.
+
+// Of `Part`, as packed; `kPart`: which, since that says how far away its scales are.
+template <Format kStored, class Part, int kPart>
+struct PackedPart;
+
+template <class Part, int kPart>
+struct PackedPart<Format::q4_k, Part, kPart> : Part::Packed {
+  static __m256 product(const uint8_t* part, size_t code, size_t half) {
+    const uint8_t* block = part - kPart * kNibblePartBytes;
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + kNibbleCodesAt + kPart * 2 * kPanelRows + code));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)), Avx2::load_halves(block + kNibbleHalvesAt + half));
+  }
+  static __m256 scale(const uint8_t* part, int vector) { return product(part, vector * 8, vector * 16); }
+  static __m256 minimum(const uint8_t* part, int vector) { return product(part, kPanelRows + vector * 8, 32 + vector * 16); }
+};
+
+template <class Part, int kPart>
+struct PackedPart<Format::q6_k, Part, kPart> : Part::Packed {
+  static __m256 scale(const uint8_t* part, int vector) {
+    const uint8_t* block = part - kPart * kBytePartBytes;
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + kByteCodesAt + kPart * kPanelRows + vector * 8));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), Avx2::load_halves(block + kByteHalvesAt + vector * 16));
+  }
+};
+
+template <Format kOne, class Part>
+struct SuperBlocks {
+  using Machine = Avx2;
+  static constexpr Format kFormat = kOne;
+  static constexpr Format kStored = narrowed(kOne);
+  static constexpr int kParts = kSuperBlock / Part::kInputBlock;
+  static constexpr int64_t kGroup = Part::kGroup;
+  static constexpr int64_t kInputBlock = kSuperBlock;
+  static constexpr int64_t kInputBlockBytes = kParts * Part::kInputBlockBytes;
+  static constexpr bool kExpands = true;
+  static constexpr bool kScalesAtEnd = false;
+
+  struct Packed {
+    static constexpr size_t kPartBytes = kStored == Format::q4_k ? kNibblePartBytes : kBytePartBytes;
+    static constexpr size_t kBytes = kStored == Format::q4_k ? kNibbleHalvesAt + 64 : kByteHalvesAt + 32;
+    static constexpr bool kPrefetch = true;
+    template <int kPart>
+    using At = PackedPart<kStored, Part, kPart>;
+  };
+
+  struct Expanded {
+    static constexpr size_t kPartBytes = Part::Expanded::kBytes;
+    static constexpr size_t kBytes = kParts * kPartBytes;
+    static constexpr bool kPrefetch = false;
+    template <int kPart>
+    using At = typename Part::Expanded;
+  };
+
+  static void expand(const uint8_t* block, uint8_t* out) { expand_from<0>(block, out); }
+
+  static void prepare_block(const float* x, int64_t, int64_t rows, int64_t r, uint8_t* out) {
+    for (int part = 0; part < kParts; ++part)
+      Part::prepare_block(x + part * Part::kInputBlock, Part::kInputBlock, rows, r, out + part * rows * Part::kInputBlockBytes);
+  }
+
+  template <class Weights, int R>
+  static void add_block(const uint8_t* w, const uint8_t* x, __m256 (*acc)[2]) {
+    if constexpr (std::is_same_v<Weights, Packed>) {
+      add_from<R, 0>(w, x, acc);
+    } else {
+      for (int part = 0; part < kParts; ++part, w += Weights::kPartBytes, x += R * Part::kInputBlockBytes)
+        Part::template add_block<typename Part::Expanded, R>(w, x, acc);
+    }
+  }
+
+ private:
+  template <int kPart>
+  static void expand_from(const uint8_t* block, uint8_t* out) {
+    if constexpr (kPart < kParts) {
+      using One = typename Packed::template At<kPart>;
+      Part::template expand_block<One>(block + kPart * Packed::kPartBytes, out + kPart * Expanded::kPartBytes);
+      expand_from<kPart + 1>(block, out);
+    }
+  }
+
+  template <int R, int kPart>
+  static void add_from(const uint8_t* w, const uint8_t* x, __m256 (*acc)[2]) {
+    if constexpr (kPart < kParts) {
+      using One = typename Packed::template At<kPart>;
+      Part::template add_block<One, R>(w + kPart * Packed::kPartBytes, x + kPart * R * Part::kInputBlockBytes, acc);
+      add_from<R, kPart + 1>(w, x, acc);
+    }
+  }
+};
+
 struct Avx2Path {
   static constexpr Path kPath = Path::avx2;
+  static constexpr bool kHasSuperBlocks = true;
+  using SuperNibbles = SuperBlocks<Format::q4_k, relevo::Nibbles<Format::q4_1>>;
+  using WideSuperNibbles = SuperBlocks<Format::q4_k_wide, relevo::WideNibbles<Format::q4_1_wide>>;
+  using SuperBytes = SuperBlocks<Format::q6_k, relevo::Bytes<Format::q6_k>>;
+  using WideSuperBytes = SuperBlocks<Format::q6_k_wide, relevo::Bytes<Format::q6_k_wide>>;
   template <Format kStored>
   using Floats = relevo::Floats<kStored, Avx2>;
   template <Format kOne>

@@ -14,6 +14,9 @@
 #include "products/linear_vectors_avx512.h"
 
 namespace relevo {
+
+extern const LinearKernels kLinearAvx2;
+
 namespace {
 
 __m512i load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
@@ -239,6 +242,8 @@ struct WideBytes : Pairs<kOne> {
 
 struct Avx512Path {
   static constexpr Path kPath = Path::avx512;
+  static constexpr bool kHasSuperBlocks = false;
+  static const LinearKernels& kernels_of_super_blocks() { return kLinearAvx2; }
   template <Format kStored>
   using Floats = relevo::Floats<kStored, Avx512>;
   template <Format kOne>

@@ -15,11 +15,11 @@
 namespace relevo {
 namespace {
 
-// The largest magnitude of 32 values, compared as bits, so that a NaN among them is the result.
+// The largest magnitude of 16 values, compared as bits, so that a NaN among them is the result.
 __m256i magnitudes(const float* x) {
   const __m256i mask = _mm256_set1_epi32(0x7fffffff);
   __m256i largest = _mm256_setzero_si256();
-  for (int i = 0; i < 4; ++i)
+  for (int i = 0; i < 2; ++i)
     largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + i * 8)), mask));
   return largest;
 }
@@ -73,7 +73,7 @@ struct RoundedPairs {
 template <class F>
 BlockScale block_scale(const float* x) {
   __m256i largest = magnitudes(x);
-  for (int i = 32; i < F::kInputBlock; i += 32) largest = _mm256_max_epi32(largest, magnitudes(x + i));
+  for (int i = 16; i < F::kInputBlock; i += 16) largest = _mm256_max_epi32(largest, magnitudes(x + i));
   return scale_of(largest_lane(largest), F::kFormat);
 }
 

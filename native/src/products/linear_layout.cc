@@ -110,6 +110,90 @@ void unpack_elements(Format format, int64_t k, int64_t row, const uint8_t* panel
   }
 }
 
+// ---- q4_k. Raw: float16 scale and minimum; 12 bytes with 8 scales and 8 minima of 6 bits; for each pair of parts 32 bytes,
+// whose low nibbles are the first part and whose high ones the second.
+
+constexpr size_t kRawNibbles = 144, kRawBytes = 210;
+
+void codes_of(const uint8_t* packed, int64_t part, uint8_t* scale, uint8_t* minimum) {
+  if (part < 4) {
+    *scale = packed[part] & 63;
+    *minimum = packed[part + 4] & 63;
+  } else {
+    *scale = static_cast<uint8_t>((packed[part + 4] & 15) | (packed[part - 4] >> 6) << 4);
+    *minimum = static_cast<uint8_t>(packed[part + 4] >> 4 | (packed[part] >> 6) << 4);
+  }
+}
+
+void pack_super_nibbles(int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
+  for (int64_t block = 0; block < k / kSuperBlock; ++block) {
+    const uint8_t* from = raw + block * kRawNibbles;
+    uint8_t* to = panel + block * block_bytes(Format::q4_k);
+    for (int64_t part = 0; part < kSuperBlock / kBlock; ++part) {
+      const uint8_t* bytes = from + 2 * kHalf + 12 + part / 2 * 32;
+      const int shift = part % 2 * 4;
+      for (int64_t i = 0; i < 16; ++i)
+        to[part * kNibblePartBytes + i / 4 * kGroupBytes + row * 4 + i % 4] =
+            static_cast<uint8_t>((bytes[i] >> shift & 15) | (bytes[i + 16] >> shift & 15) << 4);
+      uint8_t* codes = to + kNibbleCodesAt + part * 2 * kPanelRows;
+      codes_of(from + 2 * kHalf, part, codes + row, codes + kPanelRows + row);
+    }
+    const uint16_t minimum = read_u16(from + kHalf) ^ 0x8000;
+    std::memcpy(to + kNibbleHalvesAt + row * kHalf, from, kHalf);
+    std::memcpy(to + kNibbleHalvesAt + (kPanelRows + row) * kHalf, &minimum, kHalf);
+  }
+}
+
+void unpack_super_nibbles(int64_t k, int64_t row, const uint8_t* panel, float* out) {
+  for (int64_t block = 0; block < k / kSuperBlock; ++block, panel += block_bytes(Format::q4_k)) {
+    const float scale_unit = half_to_float(read_u16(panel + kNibbleHalvesAt + row * kHalf));
+    const float minimum_unit = half_to_float(read_u16(panel + kNibbleHalvesAt + (kPanelRows + row) * kHalf));
+    for (int64_t part = 0; part < kSuperBlock / kBlock; ++part) {
+      const uint8_t* codes = panel + kNibbleCodesAt + part * 2 * kPanelRows + row;
+      const float scale = scale_unit * codes[0], minimum = minimum_unit * codes[kPanelRows];
+      float* values = out + block * kSuperBlock + part * kBlock;
+      for (int64_t i = 0; i < 16; ++i) {
+        const uint8_t byte = panel[part * kNibblePartBytes + i / 4 * kGroupBytes + row * 4 + i % 4];
+        values[i] = static_cast<float>(byte & 15) * scale + minimum;
+        values[i + 16] = static_cast<float>(byte >> 4) * scale + minimum;
+      }
+    }
+  }
+}
+
+// ---- q6_k. Raw: the low 4 bits of 256 values in 128 bytes, their high 2 bits in 64, 16 scales of int8, a float16. Of each
+// half of the values, byte l of the first 64 holds value l in its low nibble and value l + 64 in its high one; bits 2 s and
+// 2 s + 1 of byte l of the next 32 belong to value l + 32 s. All are raised by 32.
+
+int8_t six_bits(const uint8_t* raw, int64_t index) {
+  const int64_t half = index / 128, at = index % 128;
+  const uint8_t low = raw[half * 64 + at % 64] >> at / 64 * 4 & 15;
+  const uint8_t high = raw[128 + half * 32 + at % 32] >> at / 32 * 2 & 3;
+  return static_cast<int8_t>((low | high << 4) - 32);
+}
+
+void pack_super_bytes(int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
+  for (int64_t block = 0; block < k / kSuperBlock; ++block) {
+    const uint8_t* from = raw + block * kRawBytes;
+    uint8_t* to = panel + block * block_bytes(Format::q6_k);
+    for (int64_t i = 0; i < kSuperBlock; ++i)
+      to[i / 4 * kGroupBytes + row * 4 + i % 4] = static_cast<uint8_t>(six_bits(from, i));
+    for (int64_t part = 0; part < kSuperBlock / kSmallBlock; ++part)
+      to[kByteCodesAt + part * kPanelRows + row] = from[192 + part];
+    std::memcpy(to + kByteHalvesAt + row * kHalf, from + 208, kHalf);
+  }
+}
+
+void unpack_super_bytes(int64_t k, int64_t row, const uint8_t* panel, float* out) {
+  for (int64_t block = 0; block < k / kSuperBlock; ++block, panel += block_bytes(Format::q6_k)) {
+    const float unit = half_to_float(read_u16(panel + kByteHalvesAt + row * kHalf));
+    for (int64_t i = 0; i < kSuperBlock; ++i) {
+      const float scale = unit * static_cast<int8_t>(panel[kByteCodesAt + i / kSmallBlock * kPanelRows + row]);
+      out[block * kSuperBlock + i] = static_cast<float>(static_cast<int8_t>(panel[i / 4 * kGroupBytes + row * 4 + i % 4])) * scale;
+    }
+  }
+}
+
 bool is_float(Format format) { return format == Format::f32 || format == Format::f16 || format == Format::bf16; }
 
 }  // namespace
@@ -135,19 +219,26 @@ float bfloat_to_float(uint16_t bfloat) {
   return value;
 }
 
-int64_t input_block(Format format) { return narrowed(format) == Format::q8_channel ? kChannelBlock : kBlock; }
+int64_t input_block(Format format) {
+  if (narrowed(format) == Format::q6_k) return kSmallBlock;
+  return narrowed(format) == Format::q8_channel ? kChannelBlock : kBlock;
+}
+
+int64_t stored_block(Format format) { return is_super(format) ? kSuperBlock : input_block(format); }
 
 size_t block_bytes(Format stored) {
   const Format format = narrowed(stored);
   if (is_float(format)) return kPanelRows * element_bytes(format);
   if (format == Format::q8_channel) return kChannelBlock * kPanelRows;
+  if (format == Format::q4_k) return kNibbleHalvesAt + 2 * kPanelRows * kHalf;
+  if (format == Format::q6_k) return kByteHalvesAt + kPanelRows * kHalf;
   const BlockShape shape = block_shape(format);
   return shape.num_groups * kGroupBytes + shape.num_halves * kPanelRows * kHalf;
 }
 
 int64_t num_blocks(Format format, int64_t k) {
   if (is_float(format)) return k;
-  const int64_t block = input_block(format);
+  const int64_t block = stored_block(format);
   return (k + block - 1) / block;
 }
 
@@ -160,6 +251,7 @@ size_t raw_row_bytes(Format format, int64_t k) {
   const Format stored = narrowed(format);
   if (stored == Format::f32 || stored == Format::q8_channel) return k * sizeof(float);
   if (is_float(stored)) return k * kHalf;
+  if (is_super(stored)) return k / kSuperBlock * (stored == Format::q4_k ? kRawNibbles : kRawBytes);
   return k / kBlock * block_shape(stored).raw_bytes();
 }
 
@@ -172,6 +264,10 @@ void pack_panel(const Linear& w, int64_t panel, const uint8_t* const* raw, int64
       pack_elements(stored, w.k, row, raw[row], to);
     else if (stored == Format::q8_channel)
       pack_channel(w.k, row, raw[row], to);
+    else if (stored == Format::q4_k)
+      pack_super_nibbles(w.k, row, raw[row], to);
+    else if (stored == Format::q6_k)
+      pack_super_bytes(w.k, row, raw[row], to);
     else
       pack_blocks(stored, w.k, row, raw[row], to);
   }
@@ -184,6 +280,10 @@ void unpack_packed_row(const Linear& w, int64_t row, float* out) {
     unpack_elements(stored, w.k, row % kPanelRows, panel, out);
   else if (stored == Format::q8_channel)
     unpack_channel(w.k, row % kPanelRows, panel, out);
+  else if (stored == Format::q4_k)
+    unpack_super_nibbles(w.k, row % kPanelRows, panel, out);
+  else if (stored == Format::q6_k)
+    unpack_super_bytes(w.k, row % kPanelRows, panel, out);
   else
     unpack_blocks(stored, w.k, row % kPanelRows, panel, out);
 }

@@ -8,6 +8,11 @@
 //   q8_0             one block of 32 k: 8 groups of [16 rows][4 bytes], k = 4 g + i. Then float16 [16 rows] scales
 //   q8_channel       one block of 64 k (the last is filled with zeros): 16 groups as q8_0's; after the last block
 //                    float32 [16 rows] scales
+//   q4_k             one block of 256 k: 8 parts of 32 k, each 4 groups as q4_1's; then for each part [16 rows] uint8 scales
+//                    and [16 rows] uint8 minima; then float16 [16 rows] what scales and [16 rows] what minima are multiples
+//                    of, the latter negated
+//   q6_k             one block of 256 k: 64 groups as q8_0's; then int8 [16 rows] scales for each part of 16 k; then
+//                    float16 [16 rows] what they are multiples of
 // A wide format is packed as its twin.
 #pragma once
 
@@ -22,6 +27,16 @@ constexpr int64_t kPanelRows = 16;
 constexpr int64_t kBlock = 32;         // k per scale of q8_0, q4_0 and q4_1
 constexpr int64_t kChannelBlock = 64;  // k per input scale of q8_channel
 constexpr size_t kGroupBytes = 64;     // 16 rows of 4 bytes
+constexpr int64_t kSuperBlock = 256;   // k per float16 of q4_k and q6_k
+constexpr int64_t kSmallBlock = 16;    // k per scale of q6_k
+
+// In a block of q4_k and q6_k.
+constexpr size_t kNibblePartBytes = 4 * kGroupBytes;
+constexpr size_t kNibbleCodesAt = kSuperBlock / kBlock * kNibblePartBytes;
+constexpr size_t kNibbleHalvesAt = kNibbleCodesAt + kSuperBlock / kBlock * 2 * kPanelRows;
+constexpr size_t kBytePartBytes = kSmallBlock / 4 * kGroupBytes;
+constexpr size_t kByteCodesAt = kSuperBlock / kSmallBlock * kBytePartBytes;
+constexpr size_t kByteHalvesAt = kByteCodesAt + kSuperBlock / kSmallBlock * kPanelRows;
 
 // Below this largest magnitude a block of inputs counts as zero, so that no scale overflows.
 constexpr float kLeastMagnitude = 0x1p-100f;
@@ -43,6 +58,8 @@ static inline BlockScale scale_of(float largest, Format format) {
 
 // Inputs per scale, for the formats that multiply integers.
 int64_t input_block(Format format);
+// Weights along k that are stored together, for the same formats.
+int64_t stored_block(Format format);
 // Bytes of one block of a panel (of one k for the float formats).
 size_t block_bytes(Format format);
 // Blocks of a panel (k for the float formats).

@@ -1,10 +1,12 @@
 // Matrix products in plain C++: the definition of what every path computes.
 //
-// Inputs of the integer formats are quantised per block (32 along k; 64 for q8_channel): scale = max |x| / 127 (32767 for
+// Inputs of the integer formats are quantised per block (32 along k; 64 for q8_channel, 16 for q6_k): scale = max |x| / 127 (32767 for
 // the wide formats), values rounded to nearest, ties to even. Per block, in ascending order, with the exact integer dot
 // product, which fits into 32 bits:
 //   q8_0, q4_0    acc = fma(w_scale * x_scale, dot, acc)
 //   q4_1          the same, then acc = fma(w_minimum, x_scale * sum(q_x), acc)
+//   q4_k          as q4_1, w_scale and w_minimum being products of two, which are exact
+//   q6_k          as q8_0, likewise
 //   q8_channel    acc = fma(x_scale, dot, acc); at the end acc *= w_scale of the row
 // Float formats: acc = fma(w, x, acc) in float32 with k ascending. Then y = acc + bias, added to y if asked.
 #include <cmath>
@@ -26,7 +28,8 @@ struct BlockEnd {
 
 size_t input_row_bytes(Format format, int64_t k) {
   if (is_float(format)) return k * sizeof(float);
-  return num_blocks(format, k) * (input_block(format) * sizeof(int16_t) + sizeof(BlockEnd));
+  const int64_t block = input_block(format);
+  return (k + block - 1) / block * (block * sizeof(int16_t) + sizeof(BlockEnd));
 }
 
 float float_from_bits(uint32_t bits) {
@@ -90,9 +93,9 @@ int32_t input_at(const uint8_t* x, int64_t i) {
   return q;
 }
 
-// dot[row] of one block of a panel with one prepared block; `format` as stored.
+// dot[row] of one block of a panel (one part of it, of q4_k and q6_k) with one prepared block; `format` as stored.
 void dot_block(Format format, const uint8_t* w, const uint8_t* x, int32_t sum, int32_t* dot) {
-  const bool is_q4 = format == Format::q4_0 || format == Format::q4_1;
+  const bool is_q4 = format == Format::q4_0 || format == Format::q4_1 || format == Format::q4_k;
   const int64_t num_groups = is_q4 ? 4 : input_block(format) / 4;
   for (int64_t row = 0; row < kPanelRows; ++row) dot[row] = format == Format::q4_0 ? -8 * sum : 0;
   for (int64_t g = 0; g < num_groups; ++g)
@@ -111,6 +114,38 @@ float half_at(const uint8_t* halves, int64_t index) {
   uint16_t half;
   std::memcpy(&half, halves + index * sizeof half, sizeof half);
   return half_to_float(half);
+}
+
+// What part `part` of a block of q4_k or q6_k is scaled by and raised by.
+struct PartEnd {
+  float scale, minimum;
+};
+
+PartEnd part_end(Format format, const uint8_t* block, int64_t part, int64_t row) {
+  if (format == Format::q6_k)
+    return {half_at(block + kByteHalvesAt, row) * static_cast<int8_t>(block[kByteCodesAt + part * kPanelRows + row]), 0.0f};
+  const uint8_t* codes = block + kNibbleCodesAt + part * 2 * kPanelRows + row;
+  return {half_at(block + kNibbleHalvesAt, row) * codes[0],
+          half_at(block + kNibbleHalvesAt, kPanelRows + row) * codes[kPanelRows]};
+}
+
+void add_parts(Format wide_or_not, const uint8_t* panel, const uint8_t* x, int64_t k, float* acc) {
+  const Format format = narrowed(wide_or_not);
+  const int64_t part_size = input_block(format);
+  const size_t values_bytes = part_size * sizeof(int16_t);
+  const size_t part_bytes = format == Format::q4_k ? kNibblePartBytes : kBytePartBytes;
+  for (int64_t b = 0; b < num_blocks(format, k); ++b, panel += block_bytes(format))
+    for (int64_t part = 0; part < kSuperBlock / part_size; ++part, x += values_bytes + sizeof(BlockEnd)) {
+      BlockEnd end;
+      int32_t dot[kPanelRows];
+      std::memcpy(&end, x + values_bytes, sizeof end);
+      dot_block(format, panel + part * part_bytes, x, end.sum, dot);
+      for (int64_t row = 0; row < kPanelRows; ++row) {
+        const PartEnd w = part_end(format, panel, part, row);
+        acc[row] = std::fma(w.scale * end.scale, static_cast<float>(dot[row]), acc[row]);
+        if (format == Format::q4_k) acc[row] = std::fma(w.minimum, end.scaled_sum, acc[row]);
+      }
+    }
 }
 
 void add_blocks(Format wide_or_not, const uint8_t* panel, const uint8_t* x, int64_t k, float* acc) {
@@ -167,6 +202,8 @@ void multiply(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_p
       float acc[kPanelRows] = {};
       if (is_float(w.format))
         add_elements(w.format, weights, inputs + t * row_bytes, w.k, acc);
+      else if (is_super(w.format))
+        add_parts(w.format, weights, inputs + t * row_bytes, w.k, acc);
       else
         add_blocks(w.format, weights, inputs + t * row_bytes, w.k, acc);
       float* out = y + t * y_stride + first_row;

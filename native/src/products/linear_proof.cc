@@ -16,10 +16,13 @@
 namespace relevo {
 namespace {
 
-constexpr int64_t kRows = 37, kOutputs = 40, kDepth = 160;  // of inputs, of the weight; arbitrary, with remainders
+constexpr int64_t kRows = 37, kOutputs = 40;  // of inputs, of the weight; arbitrary, with remainders
 constexpr int64_t kRowCounts[] = {1, 3, 21};                // compared with the same rows among all
 constexpr int64_t kRowStep = 6;                             // every how many rows are computed by definition, too
 constexpr int64_t kDefinedRows = (kRows + kRowStep - 1) / kRowStep;
+
+// Inputs of a row; arbitrary, with a remainder where the format has one.
+constexpr int64_t depth_of(Format format) { return is_super(format) ? 512 : 160; }
 
 struct Named {
   Format format;
@@ -35,7 +38,11 @@ constexpr Named kFormats[] = {{Format::f32, "float32"},
                               {Format::q8_0_wide, "q8_0 with 16-bit inputs"},
                               {Format::q4_0_wide, "q4_0 with 16-bit inputs"},
                               {Format::q4_1_wide, "q4_1 with 16-bit inputs"},
-                              {Format::q8_channel_wide, "q8_channel with 16-bit inputs"}};
+                              {Format::q8_channel_wide, "q8_channel with 16-bit inputs"},
+                              {Format::q4_k, "q4_k"},
+                              {Format::q6_k, "q6_k"},
+                              {Format::q4_k_wide, "q4_k with 16-bit inputs"},
+                              {Format::q6_k_wide, "q6_k with 16-bit inputs"}};
 
 class AlignedBytes {
  public:
@@ -59,7 +66,7 @@ void put(std::vector<uint8_t>* raw, size_t at, Element value) {
 // kOutputs rows as a file holds them. Numbers have few bits, halves and scales are between 1/4 and 1/2.
 std::vector<uint8_t> stored_rows(Format format, bool exact, Numbers* numbers) {
   const Format stored = narrowed(format);
-  std::vector<uint8_t> raw(kOutputs * raw_row_bytes(stored, kDepth));
+  std::vector<uint8_t> raw(kOutputs * raw_row_bytes(stored, depth_of(stored)));
   const auto half = [&] { return static_cast<uint16_t>(0x3400 + numbers->bits() % 0x400 + (numbers->bits() % 2 << 15)); };
   if (stored == Format::f32 || stored == Format::q8_channel) {
     for (size_t at = 0; at < raw.size(); at += 4) put(&raw, at, exact ? numbers->eighth() : numbers->uneven());
@@ -73,11 +80,11 @@ std::vector<uint8_t> stored_rows(Format format, bool exact, Numbers* numbers) {
   } else if (stored == Format::f16) {
     for (size_t at = 0; at < raw.size(); at += 2) put(&raw, at, half());
   } else {
-    const size_t block_bytes = raw_row_bytes(stored, 32);
+    const size_t block_bytes = raw_row_bytes(stored, is_super(stored) ? 256 : 32);
     for (uint8_t& byte : raw) byte = static_cast<uint8_t>(numbers->bits());
     for (size_t at = 0; at < raw.size(); at += block_bytes) {
-      put(&raw, at, half());
-      if (stored == Format::q4_1) put(&raw, at + 2, half());
+      put(&raw, stored == Format::q6_k ? at + 208 : at, half());
+      if (stored == Format::q4_1 || stored == Format::q4_k) put(&raw, at + 2, half());
     }
   }
   return raw;
@@ -88,8 +95,8 @@ class Weight {
   Weight(const LinearKernels& kernels, Format format, const std::vector<uint8_t>& raw)
       : kernels_(kernels),
         panel_rows_(kernels.panel_rows(format)),
-        packed_(num_panels() * kernels.panel_bytes(format, kDepth)),
-        linear_{format, kOutputs, kDepth, packed_.data()} {
+        packed_(num_panels() * kernels.panel_bytes(format, depth_of(format))),
+        linear_{format, kOutputs, depth_of(format), packed_.data()} {
     const size_t row_bytes = raw.size() / kOutputs;
     for (int64_t panel = 0; panel < num_panels(); ++panel) {
       std::vector<const uint8_t*> rows;
@@ -101,15 +108,15 @@ class Weight {
 
   // y [m, kOutputs] for the first m rows of x.
   std::vector<float> product(const std::vector<float>& x, int64_t m) const {
-    const AlignedBytes inputs(kernels_.input_bytes(linear_.format, m, kDepth));
+    const AlignedBytes inputs(kernels_.input_bytes(linear_.format, m, linear_.k));
     std::vector<float> y(m * kOutputs);
-    kernels_.prepare(linear_.format, x.data(), kDepth, m, kDepth, 0, m, inputs.data());
+    kernels_.prepare(linear_.format, x.data(), linear_.k, m, linear_.k, 0, m, inputs.data());
     kernels_.multiply(linear_, inputs.data(), m, 0, num_panels(), nullptr, false, y.data(), kOutputs);
     return y;
   }
 
   std::vector<float> row(int64_t n) const {
-    std::vector<float> values(kDepth);
+    std::vector<float> values(linear_.k);
     kernels_.unpack_row(linear_, n, values.data());
     return values;
   }
@@ -138,19 +145,20 @@ std::vector<float> some_rows(const std::vector<float>& values, int64_t width) {
   return some;
 }
 
-// Whether y is within the rounding of kDepth additions of x times the rows of `weight`.
+// Whether y is within the rounding of the additions of x times the rows of `weight`.
 std::string distance(const std::vector<float>& y, const std::vector<float>& x, const Weight& weight) {
   for (int64_t n = 0; n < kOutputs; ++n) {
     const std::vector<float> w = weight.row(n);
+    const int64_t depth = static_cast<int64_t>(w.size());
     for (int64_t t = 0; t < kDefinedRows; ++t) {
       double sum = 0, magnitude = 0;
-      for (int64_t k = 0; k < kDepth; ++k) {
-        const double product = static_cast<double>(x[t * kDepth + k]) * w[k];
+      for (int64_t k = 0; k < depth; ++k) {
+        const double product = static_cast<double>(x[t * depth + k]) * w[k];
         sum += product;
         magnitude += std::fabs(product);
       }
       const float found = y[t * kOutputs + n];
-      if (!(std::fabs(found - sum) <= kDepth * 0x1p-24 * magnitude))
+      if (!(std::fabs(found - sum) <= depth * 0x1p-24 * magnitude))
         return std::to_string(found) + " instead of about " + std::to_string(sum);
     }
   }
@@ -161,10 +169,11 @@ std::string distance(const std::vector<float>& y, const std::vector<float>& x, c
 std::string defect_of_format(const LinearKernels& kernels, const LinearKernels& reference, Format format, bool exact) {
   Numbers numbers;
   const std::vector<uint8_t> raw = stored_rows(format, exact, &numbers);
-  std::vector<float> x(kRows * kDepth);
+  const int64_t depth = depth_of(format);
+  std::vector<float> x(kRows * depth);
   for (float& value : x) value = exact ? numbers.eighth() : numbers.uneven();
   const Weight weight(kernels, format, raw), defined(reference, format, raw);
-  const std::vector<float> y = weight.product(x, kRows), some_x = some_rows(x, kDepth), some_y = some_rows(y, kOutputs);
+  const std::vector<float> y = weight.product(x, kRows), some_x = some_rows(x, depth), some_y = some_rows(y, kOutputs);
   std::string defect = exact || format != Format::bf16
                            ? difference(some_y, defined.product(some_x, kDefinedRows), "")
                            : distance(some_y, some_x, defined);

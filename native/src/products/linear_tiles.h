@@ -9,7 +9,8 @@
 //   Machine: kStretchBytes (expanded weights at a time), kInputsBytes (prepared inputs at a time) and
 //   add_tile<F, Weights, R>(w, x, blocks, sums [R][16]), which adds blocks to the accumulators of a tile
 // and a table of them: Path::Floats<Format>, Path::Bytes<Format>, Path::Nibbles<Format>, Path::WideNibbles<Format>,
-// Path::kPath.
+// Path::kPath; Path::SuperNibbles, SuperBytes and their wide twins if Path::kHasSuperBlocks, else
+// Path::kernels_of_super_blocks(): the kernels of another path that multiply q4_k and q6_k for it.
 // Included by one source per path, which is compiled for it: everything here has internal linkage.
 #pragma once
 
@@ -172,6 +173,12 @@ void prepare_format(const float* x, int64_t x_stride, int64_t m, int64_t k, int6
 // Calls `call` with the path's kernel of `format`.
 template <class P, class Call>
 auto with_format(Format format, const Call& call) {
+  if constexpr (P::kHasSuperBlocks) {
+    if (format == Format::q4_k) return call(typename P::SuperNibbles{});
+    if (format == Format::q4_k_wide) return call(typename P::WideSuperNibbles{});
+    if (format == Format::q6_k) return call(typename P::SuperBytes{});
+    if (format == Format::q6_k_wide) return call(typename P::WideSuperBytes{});
+  }
   switch (format) {
     case Format::f32:
       return call(typename P::template Floats<Format::f32>{});
@@ -193,7 +200,7 @@ auto with_format(Format format, const Call& call) {
       return call(typename P::template WideNibbles<Format::q4_0_wide>{});
     case Format::q4_1_wide:
       return call(typename P::template WideNibbles<Format::q4_1_wide>{});
-    case Format::q4_1:
+    default:
       break;
   }
   return call(typename P::template Nibbles<Format::q4_1>{});
@@ -201,13 +208,24 @@ auto with_format(Format format, const Call& call) {
 
 int64_t panel_rows(Format) { return kPanelRows; }
 
+// Whose kernels multiply a format: those of another path where this one has none for it, else null.
+template <class P>
+const LinearKernels* others(Format format) {
+  if constexpr (!P::kHasSuperBlocks) {
+    if (is_super(format)) return &P::kernels_of_super_blocks();
+  }
+  return nullptr;
+}
+
 template <class P>
 int64_t input_group(Format format) {
+  if (const LinearKernels* other = others<P>(format)) return other->input_group(format);
   return with_format<P>(format, [](auto f) { return decltype(f)::kGroup; });
 }
 
 template <class P>
 size_t input_bytes(Format format, int64_t m, int64_t k) {
+  if (const LinearKernels* other = others<P>(format)) return other->input_bytes(format, m, k);
   const int64_t block = with_format<P>(format, [](auto f) { return decltype(f)::kInputBlockBytes; });
   return static_cast<size_t>(m * num_blocks(format, k) * block);
 }
@@ -215,12 +233,15 @@ size_t input_bytes(Format format, int64_t m, int64_t k) {
 template <class P>
 void prepare(Format format, const float* x, int64_t x_stride, int64_t m, int64_t k, int64_t first, int64_t end,
              uint8_t* inputs) {
+  if (const LinearKernels* other = others<P>(format)) return other->prepare(format, x, x_stride, m, k, first, end, inputs);
   with_format<P>(format, [&](auto f) { prepare_format<decltype(f)>(x, x_stride, m, k, first, end, inputs); });
 }
 
 template <class P>
 void multiply(const Linear& w, const uint8_t* inputs, int64_t m, int64_t first_panel, int64_t end_panel,
               const float* bias, bool accumulate, float* y, int64_t y_stride) {
+  if (const LinearKernels* other = others<P>(w.format))
+    return other->multiply(w, inputs, m, first_panel, end_panel, bias, accumulate, y, y_stride);
   const Output output{bias, accumulate, y, y_stride};
   with_format<P>(w.format,
                  [&](auto f) { multiply_format<decltype(f)>(w, inputs, m, first_panel, end_panel, output); });

@@ -9,6 +9,9 @@
 #include "products/linear_vectors.h"
 
 namespace relevo {
+
+extern const LinearKernels kLinearPortable;
+
 namespace {
 
 struct NeonVectors {
@@ -39,6 +42,8 @@ struct Neon : Tiles<NeonVectors> {
 template <Path kOne, template <Format> class Integers>
 struct NeonPath {
   static constexpr Path kPath = kOne;
+  static constexpr bool kHasSuperBlocks = false;
+  static const LinearKernels& kernels_of_super_blocks() { return kLinearPortable; }
   template <Format kStored>
   using Floats = relevo::Floats<kStored, Neon>;
   template <Format kFormat>

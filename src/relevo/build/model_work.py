@@ -9,9 +9,18 @@ from relevo.core.kv import DTYPE_BYTES, KVLayout
 from relevo.core.model import ModelConfig
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.models.weight_plan import EMBEDDING, HEAD
+from relevo.engine.ops.formats import BLOCK_FORMATS
 from relevo.policy.perf.model_work import ModelWork
 
-_OPERANDS = {"q4_0": "int4", "q4_1": "int4", "q8_0": "int8", "F32": "f32", "F16": "f32"}  # the rest becomes bfloat16
+_OPERANDS = {  # the rest becomes bfloat16
+    "q4_0": "int4",
+    "q4_1": "int4",
+    "q4_k": "int4",
+    "q6_k": "int8",
+    "q8_0": "int8",
+    "F32": "f32",
+    "F16": "f32",
+}
 
 
 def model_work(files: ModelFiles, config: WorkerConfig, layout: KVLayout) -> ModelWork:
@@ -46,8 +55,10 @@ def packed_bytes(stored: StoredTensor, config: WorkerConfig) -> int:
     if config.quantization == "int8":
         return rows * (k + 4)
     if config.backend == "native" and config.dtype == "auto":
-        is_kept = stored.raw_format is not None or stored.stored_as in ("F32", "F16", "BF16")
-        return stored.num_bytes if is_kept else 2 * rows * k
+        if stored.raw_format is not None:
+            block = BLOCK_FORMATS[stored.raw_format]
+            return rows * k // block.elements * block.packed_bytes
+        return stored.num_bytes if stored.stored_as in ("F32", "F16", "BF16") else 2 * rows * k
     return rows * k * DTYPE_BYTES[config.dtype]
 
 

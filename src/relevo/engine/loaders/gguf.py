@@ -24,7 +24,7 @@ from relevo.engine.models.families import spec_of_gguf
 from relevo.engine.models.rope_config import checked_scaling
 from relevo.engine.models.spec import GgufNames
 from relevo.engine.models.weight_plan import unasked
-from relevo.engine.ops.formats import BLOCK_BYTES
+from relevo.engine.ops.formats import BLOCK_FORMATS, HELD_AS
 
 if TYPE_CHECKING:  # a process that only opens a file does without numpy
     import numpy as np
@@ -244,7 +244,9 @@ def _stored(path: Path, tensor: GgufTensor, name: str, num_heads: int | None) ->
 
         return as_stored(data, ggml_type, tensor.shape[0], num_heads)
 
-    is_raw = len(tensor.shape) == 2 and ggml_type.name.lower() in BLOCK_BYTES
+    stored_as = ggml_type.name.lower()
+    raw_format = HELD_AS.get(stored_as, stored_as)
+    is_raw = len(tensor.shape) == 2 and raw_format in BLOCK_FORMATS
     return StoredTensor(
         name=name,
         path=path,
@@ -253,7 +255,7 @@ def _stored(path: Path, tensor: GgufTensor, name: str, num_heads: int | None) ->
         shape=tensor.shape,
         stored_as=ggml_type.name,
         decode=decode,
-        raw_format=ggml_type.name.lower() if is_raw else None,
+        raw_format=raw_format if is_raw else None,
         as_raw=as_raw if is_raw else None,
     )
 

@@ -36,7 +36,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     stored_as: str  # the format's own word for the data type
     decode: Callable[[npt.NDArray[np.uint8], str], HostTensor]  # bytes, what quantised ones become: float32 or bfloat16
-    raw_format: str | None = None  # a key of ops.formats.BLOCK_BYTES, if backends may take the file's own bytes
+    raw_format: str | None = None  # a key of ops.formats.BLOCK_FORMATS, if backends may take the file's own bytes
     as_raw: Callable[[npt.NDArray[np.uint8]], HostTensor] | None = None  # wherever raw_format is set
 
 

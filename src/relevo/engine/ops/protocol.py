@@ -21,7 +21,7 @@ from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
 from relevo.core.model import Routing
 from relevo.engine.inputs import StepInputs
-from relevo.engine.ops.formats import BLOCK_BYTES, BLOCK_ELEMENTS
+from relevo.engine.ops.formats import BLOCK_FORMATS
 from relevo.engine.row_math import RowMath, RowSummaries
 
 Buffer = Any
@@ -31,19 +31,20 @@ Buffer = Any
 class HostTensor:
     """A weight in host memory, row-major. numpy has no bfloat16: such a tensor is held as its uint16 bits.
 
-    A matrix in one of the BLOCK_BYTES formats is held as its file's bytes: uint8 [rows, bytes of a row].
+    A matrix in one of the BLOCK_FORMATS is held as its file's bytes: uint8 [rows, bytes of a row].
     """
 
     array: npt.NDArray[Any]
-    dtype: str  # "float32", "bfloat16", "float16" or a key of BLOCK_BYTES
+    dtype: str  # "float32", "bfloat16", "float16" or a key of BLOCK_FORMATS
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the weights, however they are stored: (rows, k) for a matrix."""
-        if self.dtype not in BLOCK_BYTES:
+        block = BLOCK_FORMATS.get(self.dtype)
+        if block is None:
             return self.array.shape
         rows, row_bytes = self.array.shape
-        return rows, row_bytes // BLOCK_BYTES[self.dtype] * BLOCK_ELEMENTS
+        return rows, row_bytes // block.stored_bytes * block.elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class Ops(Protocol):
     """A backend."""
 
     dtype: str  # of activations, a key of core.kv.DTYPE_BYTES
-    native_formats: frozenset[str]  # keys of BLOCK_BYTES that `weight` takes as the file's bytes
+    native_formats: frozenset[str]  # keys of BLOCK_FORMATS that `weight` takes as the file's bytes
     kv_in_host_memory: bool  # False: the cache lies on a device, and a transport over host memory cannot move it
     row_math: RowMath  # for the logits of its programs
 
