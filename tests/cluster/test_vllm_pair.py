@@ -69,12 +69,15 @@ def overwrite(pair: Pair) -> None:
 def test_answers_equal_vllm_alone_and_are_counted(pair: Pair) -> None:
     asked = prompts(1, NUM_PROMPTS)
     expected = alone(pair, asked)
-    handed_over, ledger = pair.handoffs("completed"), pair.usage()
+    handed_over, late_before, ledger = pair.handoffs("completed"), pair.handoffs("late"), pair.usage()
     told = pair.ask_all([pair.behind(each) for each in asked], width=1)
     differing = [n for n, tokens in enumerate(tokens_of(told)) if tokens != expected[n]]
     say(f"\n{len(asked) - len(differing)} of {len(asked)} answers equal vLLM alone; different: {differing}")
     assert not differing
-    assert pair.handoffs("completed") - handed_over == len(asked)
+    late = pair.handoffs("late") - late_before
+    say(f"handoffs: {pair.handoffs('completed') - handed_over:.0f} completed, {late:.0f} late")
+    assert pair.handoffs("completed") - handed_over + late == len(asked)
+    assert late <= len(asked) / 20  # of a gateway that had to wait for a core for seconds
 
     last = asked[-20:]
     again = pair.ask_all([pair.behind(each) for each in last], width=1)

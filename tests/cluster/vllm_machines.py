@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Engine:
     role: str
     log: Path
     model: Path = MODEL
+    has_own_api: bool = False  # chats and completions beside token ids
     process: subprocess.Popen[Any] | None = None
 
     @property
@@ -58,7 +59,8 @@ class Engine:
         }
         events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{EVENTS}"}
         events["replay_endpoint"] = f"tcp://*:{REPLAY}"
-        words = ["--tokens-only", "--skip-tokenizer-init", "--enable-prompt-tokens-details"]
+        words = ["--enable-scale-out"] if self.has_own_api else ["--tokens-only", "--skip-tokenizer-init"]
+        words += ["--enable-prompt-tokens-details"]
         words += ["--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(events)]
         words += ["--num-gpu-blocks-override", str(NUM_BLOCKS), "--shutdown-timeout", "60"]
         more = {
@@ -186,19 +188,6 @@ class Pair:
             self.process = self.gateway.start(sys.executable, "-m", "relevo", *words, *workers, stdout=log, stderr=log)
 
 
-@dataclass
-class Alone:
-    """A whole vLLM, with a tokenizer and its own HTTP API."""
-
-    machine: Machine
-    log: Path
-    model: Path = MODEL
-    processes: list[subprocess.Popen[Any]] = field(default_factory=list)
-
-    def start(self, port: int, *words: str) -> None:
-        self.processes.append(serve(self.machine, self.log, self.model, port, words))
-
-
 _POST_ALL = """
 import json, sys, urllib.error, urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -228,10 +217,10 @@ def descendants(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def vllm_pair(network: Network, folder: Path, model: Path = MODEL) -> Iterator[Pair]:
+def vllm_pair(network: Network, folder: Path, model: Path = MODEL, has_own_api: bool = False) -> Iterator[Pair]:
     first, second = network.machines[:2]
-    prefill = Engine(first, "prefill", folder / "prefill.log", model)
-    decode = Engine(second, "decode", folder / "decode.log", model)
+    prefill = Engine(first, "prefill", folder / "prefill.log", model, has_own_api)
+    decode = Engine(second, "decode", folder / "decode.log", model, has_own_api)
     for engine in (prefill, decode):
         engine.start()
     pair = Pair(prefill, decode, second, folder, f"http://{second.address}:8000")

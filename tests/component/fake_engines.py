@@ -62,6 +62,8 @@ class FakeEngine:
     version: str = "0.32.0"
     model: str = "tiny"
     max_model_len: int = 512
+    kv_dtype: str = "auto"
+    tensor_parallel_size: int = 1
     step_s: float = 0.0
     keep_alive_s: float = 5.0
     api_key: str = ""
@@ -206,7 +208,8 @@ class FakeVLLM(FakeEngine):
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(
-            text=f'vllm:cache_config_info{{block_size="{self.block_size}",num_gpu_blocks="64"}} 1.0\n'
+            text=f'vllm:cache_config_info{{block_size="{self.block_size}",num_gpu_blocks="64",'
+            f'cache_dtype="{self.kv_dtype}"}} 1.0\n'
             f"process_start_time_seconds {self.started_at}\n"
             f'vllm:num_requests_running{{engine="0"}} {self.num_running}\n'
             'vllm:num_requests_waiting{engine="0"} 0\nvllm:kv_cache_usage_perc{engine="0"} 0.25\n'
@@ -311,8 +314,8 @@ class FakeSGLang(FakeEngine):
                 "served_model_name": self.model,
                 "context_length": self.max_model_len,
                 "page_size": self.block_size,
-                "kv_cache_dtype": "auto",
-                "tp_size": 1,
+                "kv_cache_dtype": self.kv_dtype,
+                "tp_size": self.tensor_parallel_size,
                 "disaggregation_mode": self.role,
                 "startup_time": self.started_at,
             }

@@ -176,6 +176,7 @@ async def test_pairs_form_in_either_order(first: str) -> None:
         ("version", "0.33.0", "engine version 0.33.0 here, 0.32.0 there"),
         ("model", "other", "model /models/other here, /models/tiny there"),
         ("max_model_len", 1024, "longest context 1024 here, 512 there"),
+        ("kv_dtype", "fp8", "dtype of the KV cache fp8 here, auto there"),
         ("block_size", 16, "has blocks of 16 tokens and Relevo counts in 4; start Relevo with --block-size 16"),
     ],
 )
@@ -190,6 +191,29 @@ async def test_engines_that_do_not_fit_are_refused_in_a_sentence(field: str, val
         assert not stack.is_ready("decode-0")
         prompt = prompt_of(1)
         assert await stack.tokens(request_for(1, prompt)) == continuation(prompt, 8)
+
+
+async def test_what_the_decode_engine_refuses_is_given_back_to_the_other() -> None:
+    """The client gets the refusal, and the prefill engine's blocks are free before their lease is over."""
+    from aiohttp import web
+
+    from relevo.core.errors import InvalidRequest
+
+    async with engine_stack(PAIR) as stack:
+        prefill, decode = stack.engines["prefill-0"], stack.engines["decode-0"]
+
+        async def refuse(kind: str, body: dict[str, Any]) -> None:
+            if kind == "decode":
+                decode.before = None
+                raise web.HTTPBadRequest(text='{"error": {"message": "not this one", "code": 400}}')
+
+        decode.before = refuse
+        with pytest.raises(InvalidRequest, match="not this one"):
+            await stack.tokens(request_for(1, prompt_of(1)))
+        await until(lambda: stack.counts.handoffs["given_back"] == 1)
+        assert not prefill.leases
+        assert not stack.pool.num_open
+        assert await stack.is_idle()
 
 
 async def test_an_engine_that_keeps_no_kv_is_said_and_the_rest_is_served() -> None:
@@ -254,6 +278,51 @@ async def test_sglang_halves_meet_in_rooms_of_ours(is_incremental: bool) -> None
         rooms = stack.fabric.rooms_ever
         assert len(set(rooms)) * 2 == len(rooms)
         assert await stack.is_idle()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("version", "0.5.24", "engine version 0.5.24 here, 0.32.0 there"),
+        ("kv_dtype", "fp8_e5m2", "dtype of the KV cache fp8_e5m2 here, auto there"),
+        ("tensor_parallel_size", 4, "tensor parallel size 4 here, 1 there"),
+    ],
+)
+async def test_a_second_sglang_that_does_not_fit_is_refused(field: str, value: object, words: str) -> None:
+    async with engine_stack(PAIR | {"decode-1": "decode"}, engine="sglang") as stack:
+        second = stack.engines["decode-1"]
+        await second.kill()
+        await until(lambda: not stack.is_ready("decode-1"), 15.0)
+        setattr(second, field, value)
+        await second.start()
+        await until(lambda: words in stack.why_not_ready("decode-1"))
+        second.bodies.clear()
+        await sglang_stack_works(stack)
+        assert not second.bodies
+
+
+async def test_halves_are_there_once_their_bootstrap_server_is() -> None:
+    """A prefill engine whose bootstrap server listens later than its HTTP server: it counts as there when a handoff
+    went through, and no request has failed by then."""
+    from aiohttp import web
+
+    async with engine_stack(PAIR, engine="sglang") as stack:
+        prefill = stack.engines["prefill-0"]
+        await prefill.kill()
+        await until(lambda: not stack.is_ready("prefill-0"), 15.0)
+        refused = [0]
+
+        async def not_yet(kind: str, body: dict[str, Any]) -> None:
+            refused[0] += 1
+            if refused[0] > 3:
+                prefill.before = None
+            raise web.HTTPServiceUnavailable(text='{"error": {"message": "no bootstrap server yet"}}')
+
+        prefill.before = not_yet
+        await prefill.start()
+        await until(lambda: "no bootstrap server yet" in stack.why_not_ready("prefill-0"), 15.0)
+        await until(lambda: stack.is_ready("prefill-0"), 30.0)
+        await sglang_stack_works(stack)
 
 
 async def test_one_half_that_is_dropped_ends_the_other_at_once() -> None:

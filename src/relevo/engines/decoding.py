@@ -40,6 +40,7 @@ class Decoding:
                         self._link.fail(job, error)
                     return
                 if isinstance(error, EngineFailed) and error.is_final and not is_concurrent:
+                    pool.give_back(ticket.name, is_redeemed=True)  # it fetched nothing
                     self._link.fail(job, error)
                     return
                 if not await self._link.is_there(error):

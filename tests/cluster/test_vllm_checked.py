@@ -1,0 +1,77 @@
+"""`relevo check` of vLLM behind Relevo, beside the same vLLM alone and behind vLLM's own router: `make cluster-vllm`.
+
+Both engines serve their own API here as well. Red when vLLM behind Relevo fails a check of a kind that it passes alone.
+The router is that of PyPI, if it is installed beside vLLM (`vllm-router`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import Network, why_not
+from vllm_machines import VLLM, Pair, until, vllm_pair
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(5400),
+    pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
+    pytest.mark.skipif(not (VLLM / ".installed").exists(), reason="make cluster-vllm installs vLLM first"),
+]
+GROUPS = os.environ.get(
+    "CHECKS", "shape stream sse stop logprobs choices usage limits errors unicode concurrency cancel"
+)
+ROUTER = Path(os.environ.get("VLLM_ROUTER") or VLLM / "bin" / "vllm-router")
+ROUTER_PORT = 8300
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("checked")
+    with Network(2) as network, vllm_pair(network, folder, has_own_api=True) as running:
+        yield running
+
+
+def checked(pair: Pair, name: str, url: str) -> dict[str, Any]:
+    """By id of the check."""
+    told = pair.folder / f"{name}.json"
+    only = [word for group in GROUPS.split() for word in ("--only", group)]
+    command = ["-m", "relevo", "check", url, "--json", str(told), "--quiet", "--settle-s", "20", *only]
+    with (pair.folder / f"{name}.txt").open("w") as shown:
+        pair.gateway.start(sys.executable, *command, stdout=shown, stderr=shown).wait(3000)
+    found = json.loads(told.read_text())["results"]
+    sys.stdout.write(f"\n{name}: {dict(Counter(each['status'] for each in found))}\n")
+    for each in found:
+        if each["status"] == "failed":
+            sys.stdout.write(f"  {each['id']}: {each['got'][:160]!r}\n")
+    return {each["id"]: each for each in found}
+
+
+def test_behind_relevo_nothing_fails_that_passes_alone(pair: Pair) -> None:
+    behind = checked(pair, "behind-relevo", pair.url)
+    alone = checked(pair, "alone", pair.decode.url)
+    passed = {name for name, each in alone.items() if each["status"] == "passed"}
+    assert not [name for name, each in behind.items() if each["status"] == "failed" and name in passed]
+
+
+@pytest.mark.skipif(not ROUTER.exists(), reason="vllm-router is not installed beside vLLM")
+def test_behind_the_router_of_vllm(pair: Pair) -> None:
+    """For the record."""
+    words = ["--host", "0.0.0.0", "--port", str(ROUTER_PORT), "--vllm-pd-disaggregation", "--kv-connector", "nixl"]
+    words += ["--prefill", pair.prefill.url, "--decode", pair.decode.url]
+    with (pair.folder / "router.log").open("wb") as log:
+        router = pair.gateway.start(str(ROUTER), *words, stdout=log, stderr=subprocess.STDOUT)
+    url = f"http://{pair.gateway.address}:{ROUTER_PORT}"
+    try:
+        until(lambda: '"data"' in pair.gateway.run("curl", "-s", f"{url}/v1/models", check=False).stdout, 120)
+        checked(pair, "behind-vllm-router", url)
+    finally:
+        router.kill()
+        router.wait()
