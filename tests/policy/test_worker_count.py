@@ -178,3 +178,25 @@ def test_the_least_number_is_the_operators(least: int) -> None:
     for _ in range(100):
         cluster.tick(0.0)
     assert cluster.total == least
+
+
+@pytest.mark.parametrize(
+    ("of_three", "advice"),
+    [
+        (0.9, "the cluster gives no more: one more would make it 90%"),
+        (0.6, "the cluster gives no more: one more would not do better"),
+        (None, "the cluster gives no more"),
+    ],
+)
+def test_at_the_limit_it_says_what_one_more_would_do(of_three: float | None, advice: str) -> None:
+    """Red when it is ordered, or when an operator is not told what would help."""
+    limits = CountLimits(most=2)
+    planner = CountPlanner(limits, ttft_s=1.0, start_s=30.0)
+    demand = Demand(requests_per_s=9.0, samples=(Sample(100, 100),), longest_tokens=200)
+    seen = CountSeen(now_s=60.0, num_there=2, num_coming=0, start_s=30.0, num_requests=540, demand=demand)
+    assert isinstance(planner.question(seen), Demand)
+    parts = {1: 0.3, 2: 0.6} | ({} if of_three is None else {3: of_three})
+    outlooks = {n: ModeOutlook(attained=part, ttft_p90_s=0.5, itl_p90_s=0.01) for n, part in parts.items()}
+    decision = planner.decide(seen, outlooks)
+    assert (decision.verdict, decision.num_workers) == (CountVerdict.HOLD, 2)
+    assert decision.reason.endswith(advice)

@@ -30,6 +30,7 @@ from relevo.bench.tables import load_tables
 from relevo.bench.transport.pictures import transport_page
 from relevo.bench.transport.run import TransportCost, TransportKind, measure_transport, parse_bytes, transport_table
 from relevo.build.trial_nodes import trial_doors
+from relevo.cli.bench_around_the_clock import around_the_clock
 from relevo.cli.bench_console import console
 from relevo.cli.bench_engine import engine
 from relevo.cli.bench_frontier import frontier
@@ -73,6 +74,7 @@ app.command()(console)
 app.command()(overload)
 app.command()(peers)
 app.command()(planner)
+app.command()(around_the_clock)
 app.command()(quality)
 app.command()(record)
 app.command()(requests)

@@ -30,8 +30,8 @@ def planner(
     quiet: Quiet = False,
 ) -> None:
     """The planner on a simulated day of changing traffic, against modes that never change and a threshold."""
-    day = Day(kinds=friendly(lambda: _kinds(code, conversation, seed)), seed=seed)
-    chosen = friendly(lambda: _rules(rules, day.rules))
+    day = Day(kinds=friendly(lambda: kinds_of(code, conversation, seed)), seed=seed)
+    chosen = friendly(lambda: rules_of(rules, day.rules))
     environment = describe_environment()
     reports: list[DayReport] = []
 
@@ -57,7 +57,7 @@ def planner(
     finish(interrupted)
 
 
-def _kinds(code: File, conversation: File, seed: int) -> Kinds:
+def kinds_of(code: File, conversation: File, seed: int) -> Kinds:
     if code is None and conversation is None:
         return drawn_kinds(seed)
     if code is None or conversation is None:
@@ -65,7 +65,7 @@ def _kinds(code: File, conversation: File, seed: int) -> Kinds:
     return trace_kinds(code, conversation)
 
 
-def _rules(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+def rules_of(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     chosen = tuple(part.strip() for part in text.split(",")) if text else known
     for rule in chosen:
         if rule not in known:

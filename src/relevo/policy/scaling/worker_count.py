@@ -100,7 +100,8 @@ class CountPlanner:
 
     def decide(self, seen: CountSeen, outlooks: Mapping[int, ModeOutlook]) -> CountDecision:
         """`outlooks`: of the best mode of so many workers under the demand of `question`; the present number, those on
-        their way counted, is among them, and its neighbours as far as the limits allow."""
+        their way counted, is among them, and its neighbours as far as the limits allow; where they allow no more, one
+        more for advice, or none."""
         limits, total = self._limits, seen.num_there + seen.num_coming
         present = outlooks[total]
         enough = sorted(number for number, outlook in outlooks.items() if outlook.attained >= limits.goal)
@@ -129,7 +130,9 @@ class CountPlanner:
             reason = f"a median prompt alone takes {present.floor_ttft_s:.2f} s, which no number of workers cures"
             return CountDecision(verdict=CountVerdict.INFEASIBLE, num_workers=total, reason=reason)
         if total >= self._limits.most:
-            return self._hold(total, f"{total} workers {_words(present)}; the cluster gives no more")
+            return self._hold(
+                total, f"{total} workers {_words(present)}; the cluster gives no more{_advice(outlooks, total)}"
+            )
         if seen.start_s > self._reach_s:
             reason = (
                 f"a worker takes {seen.start_s:.0f} s to start, and no forecast reaches beyond {self._reach_s:.0f} s"
@@ -161,6 +164,15 @@ class CountPlanner:
 
     def _hold(self, total: int, reason: str) -> CountDecision:
         return CountDecision(verdict=CountVerdict.HOLD, num_workers=total, reason=reason)
+
+
+def _advice(outlooks: Mapping[int, ModeOutlook], total: int) -> str:
+    """What more workers than there may be would do, where that was asked."""
+    beyond = outlooks.get(total + 1)
+    if beyond is None:
+        return ""
+    gain = beyond.attained - outlooks[total].attained
+    return f": one more would make it {beyond.attained:.0%}" if gain > 0.0 else ": one more would not do better"
 
 
 def _words(outlook: ModeOutlook) -> str:

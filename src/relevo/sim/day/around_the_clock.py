@@ -32,7 +32,7 @@ BURST_HOUR, BURST = 3, 10.0
 DEATH_HOUR = 14.5
 START_S = 20.0
 MOST_WORKERS = 6
-_CORES = 8
+CORES = 8
 
 
 def hours_of(hour_s: float) -> tuple[Hour, ...]:
@@ -77,6 +77,13 @@ class AroundTheClock:
     def rules(self) -> tuple[str, ...]:
         """Fixed ones are named as their modes, with the number of workers where that does not say it."""
         return (*self._fixed, REACTIVE, PLANNER)
+
+    @property
+    def usual_rules(self) -> tuple[str, ...]:
+        """Of each number of workers replicas and one split, and the two that change."""
+        most = range(2, MOST_WORKERS + 1)
+        split = (f"{max(1, number // 3)}p{number - max(1, number // 3)}d" for number in most)
+        return (*(f"{number}u" for number in most), *split, REACTIVE, PLANNER)
 
     @property
     def _fixed(self) -> dict[str, tuple[int, Mode]]:
@@ -174,7 +181,7 @@ def _workers() -> tuple[WorkerSpec, ...]:
         WorkerSpec(
             worker_id=worker_id,
             role="unified",
-            times=times_on(_CORES),
+            times=times_on(CORES),
             num_blocks=1500,
             box=worker_id,
             max_batched_tokens=2048,

@@ -147,6 +147,8 @@ class PlannedCount:
                 found[total - 1] = self._best(total - 1, demand)
             return found
         number = total
+        if total >= limits.most:
+            found[total + 1] = self._best(total + 1, demand)  # to be told of
         while number < limits.most and found[number].attained < limits.goal:
             number += 1
             found[number] = self._best(number, demand)

@@ -38,7 +38,7 @@ class DayReport:
 
 
 def report_day(run: DayRun, hours: Sequence[Hour], slo: Slo) -> DayReport:
-    arrived = [((each.arrived_at_ns - run.starts_at_ns) / 1e9, _is_met(each, slo)) for each in run.requests]
+    arrived = _judged(run.requests, run.starts_at_ns, slo)
     by_hour, adapted_s, start_s = dict[str, float | None](), dict[str, float](), 0.0
     for hour in hours:
         end_s = start_s + hour.seconds
@@ -103,6 +103,18 @@ def day_page(reports: Sequence[DayReport], source: str) -> Report:
             )
         ],
     )
+
+
+def attained_between(
+    requests: Sequence[RequestResult], starts_at_ns: int, first_s: float, last_s: float, slo: Slo
+) -> float | None:
+    """Part of the requests that came in these seconds; None if none came."""
+    return _part([met for at_s, met in _judged(requests, starts_at_ns, slo) if first_s <= at_s < last_s])
+
+
+def _judged(requests: Sequence[RequestResult], starts_at_ns: int, slo: Slo) -> list[tuple[float, bool]]:
+    """When each came, in seconds, and whether it met the targets."""
+    return [((each.arrived_at_ns - starts_at_ns) / 1e9, _is_met(each, slo)) for each in requests]
 
 
 def _is_met(result: RequestResult, slo: Slo) -> bool:
