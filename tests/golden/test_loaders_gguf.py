@@ -50,6 +50,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, **_THETA}},
         {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
     ),
+    "gemma3": (
+        "gemma3_text",
+        {"num_hidden_layers": 7, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 7},
+        {},
+    ),
     "qwen2-yarn": (
         "qwen2",
         {"rope_parameters": _YARN | _THETA},

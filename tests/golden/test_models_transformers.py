@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_decoders import BACKENDS, PagedDecoder, hf_logits, hf_model, prompt, row
+from tiny_decoders import BACKENDS, LOCAL, PagedDecoder, hf_logits, hf_model, prompt, row
 
 from relevo.core.errors import UnsupportedModel
 from relevo.engine.loaders.resolve import load_model_files
@@ -85,6 +85,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe": ("glm4_moe", _GLM_EXPERTS),
     "glm4-moe-plain": ("glm4_moe", {**_GLM_EXPERTS, "norm_topk_prob": False, "n_group": 1, "topk_group": 1}),
     "minimax-m2": ("minimax_m2", {"num_local_experts": 12, "num_experts_per_tok": 3, "head_dim": 16, **_NO_ENDS}),
+    **{family: (family, changes) for family, changes in LOCAL.items()},
+    "gemma3-scaled": (
+        "gemma3_text",
+        LOCAL["gemma3_text"]
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, **_THETA},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "minimax-m2-partial": (
         "minimax_m2",
         {
@@ -162,7 +174,7 @@ def test_both_spellings_of_rope_give_one_config() -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"model_type": "gemma3"}, "gemma3"),
+        ({"model_type": "gemma2"}, "gemma2"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "mrope"),

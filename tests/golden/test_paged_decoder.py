@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_decoders import BACKENDS, BLOCK_SIZE, PagedDecoder, hf_logits, hf_model, prompt, row
+from tiny_decoders import BACKENDS, BLOCK_SIZE, LOCAL, PagedDecoder, hf_logits, hf_model, prompt, row
 
 from relevo.core.plan import ScheduledRow
 from relevo.engine.inputs import pack_rows
@@ -44,9 +44,9 @@ class Sequence:
         self.done += len(logits)
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral"])
+@pytest.fixture(scope="module", params=["llama", "mistral", *LOCAL])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    changes = {"sliding_window": 6} if request.param == "mistral" else {}
+    changes = {"mistral": {"sliding_window": 6}, **LOCAL}.get(request.param, {})
     folder = tmp_path_factory.mktemp(request.param)
     hf_model(request.param, **changes).save_pretrained(folder)
     return load_model_files(str(folder))

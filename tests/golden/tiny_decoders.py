@@ -13,7 +13,10 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Gemma3TextConfig,
     Glm4MoeConfig,
+    GptOssConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
     MistralConfig,
@@ -50,6 +53,50 @@ _CONFIGS = {
     "minimax_m2": MiniMaxM2Config,
     "deepseek_v2": DeepseekV2Config,
     "deepseek_v3": DeepseekV3Config,
+    "gemma3_text": Gemma3TextConfig,
+    "gpt_oss": GptOssConfig,
+    "llama4_text": Llama4TextConfig,
+}
+LOCAL = {  # tiny models whose layers see different parts of the context
+    "gemma3_text": {
+        "num_hidden_layers": 3,
+        "head_dim": 24,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 40,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
+    "gpt_oss": {
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "sliding_window": 7,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "truncate": False,
+            "rope_theta": 500.0,
+        },
+    },
+    "llama4_text": {
+        "num_hidden_layers": 5,
+        "head_dim": 16,
+        "attention_chunk_size": 7,
+        "floor_scale": 5,
+        "num_local_experts": 4,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size": 40,
+        "intermediate_size_mlp": 56,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        "bos_token_id": None,
+        "eos_token_id": None,
+    },
 }
 _SMALL = {
     "vocab_size": VOCAB,
@@ -67,9 +114,10 @@ def hf_model(family: str, **changes: Any) -> PreTrainedModel:
     """Random weights of a size that makes every part of the model matter: norms and biases are not left at 1 and 0."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(_CONFIGS[family](**{**_SMALL, **changes}), attn_implementation="eager")
+    neutral = 0.0 if family == "gemma3_text" else 1.0  # of a norm's weights
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+            parameter.normal_(neutral if "norm" in name else 0.0, 0.2)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.normal_(0.0, 0.25)
@@ -165,25 +213,30 @@ _GGUF_LAYER = {
     "mlp.gate": "ffn_gate_inp",
 }
 _GGUF_EXPERTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}
-_GGUF_FAMILY = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+_GGUF_GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GGUF_FAMILY = {"gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 
 
-def _gguf_tensors(name: str, array: np.ndarray) -> list[tuple[str, np.ndarray]]:
+def _gguf_tensors(name: str, array: np.ndarray, layer: dict[str, str]) -> list[tuple[str, np.ndarray]]:
     """Stacked experts have no kind in their names, and gate and up in one tensor [experts, 2 * I, E]."""
     *_, index, _, block, stem = ["", "", "", *name.split(".")]
     if block != "experts":
-        return [(_gguf_name(name), array)]
+        return [(_gguf_name(name, layer), array)]
     names = _GGUF_EXPERTS[stem]
     parts = np.split(array, len(names), axis=1)
     return [(f"blk.{index}.{each}.weight", np.ascontiguousarray(part)) for each, part in zip(names, parts, strict=True)]
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, layer: dict[str, str]) -> str:
     stem, kind = name.rsplit(".", 1)
     if stem in _GGUF_TOP:
         return f"{_GGUF_TOP[stem]}.{kind}"
     _, _, index, rest = stem.split(".", 3)
-    return f"blk.{index}.{_GGUF_LAYER[rest]}.{kind}"
+    return f"blk.{index}.{layer[rest]}.{kind}"
 
 
 def write_gguf(
@@ -207,7 +260,10 @@ def write_gguf(
     writer.add_key_length(head_size)
     writer.add_value_length(head_size)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if family == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
     if (num_experts := getattr(config, "num_local_experts", None)) is not None:
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -226,7 +282,9 @@ def write_gguf(
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             halves = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:])
             array = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
-        for stored, part in _gguf_tensors(name, array):
+        if family == "gemma3" and "norm" in name:
+            array = array + 1.0
+        for stored, part in _gguf_tensors(name, array, _GGUF_LAYER | (_GGUF_GEMMA if family == "gemma3" else {})):
             if part.ndim == 1 or "ffn_gate_inp" in stored:
                 writer.add_tensor(stored, part)
             else:

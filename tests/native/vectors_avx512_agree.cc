@@ -77,7 +77,7 @@ bool proofs_hold() {
               "float16 cache: a query alone") &&
          says(with_attention({attention.path, attention.store, attention.attend, spoilt_merge}),
               "float32 cache: a context in pieces") &&
-         says(elementwise_defect({elementwise.path, spoilt_norm, elementwise.add, elementwise.silu_mul, elementwise.rope},
+         says(elementwise_defect({elementwise.path, spoilt_norm, elementwise.add, elementwise.activate, elementwise.rope},
                                  elementwise_kernels_portable()),
               "gives wrong norms") &&
          says(sampling_defect({sampling.path, sampling.summary, spoilt_weights, sampling.bounds, sampling.hopeful,

@@ -26,10 +26,10 @@ int64_t rounded_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / mu
 
 // What one row of the step needs, for one KV head.
 struct RowWork {
-  int64_t row, num_queries, context, window;
+  const AttentionStep& step;
+  int64_t row, num_queries, context;
   int64_t first_visible(int64_t query) const {
-    const int64_t end = context - num_queries + query + 1;
-    return window > 0 ? std::max<int64_t>(0, end - window) : 0;
+    return step.first_visible(end_visible(query));
   }
   int64_t first_split_key(int64_t query) const { return first_visible(query) / SPLIT_TOKENS * SPLIT_TOKENS; }
   int64_t end_visible(int64_t query) const { return context - num_queries + query + 1; }
@@ -156,7 +156,7 @@ AttentionPlan plan_attention(const AttentionStep& step, int64_t num_kv_heads, in
   for (int64_t row = 0; row < step.num_rows; ++row) {
     const int64_t num_queries = step.row_first_token[row + 1] - step.row_first_token[row];
     if (num_queries == 0) continue;
-    rows.push_back({row, num_queries, step.context_lengths[row], step.sliding_window});
+    rows.push_back({step, row, num_queries, step.context_lengths[row]});
     total += num_kv_heads * rows.back().cost(0, num_queries);
   }
   Planner planner{num_kv_heads, step.num_heads / num_kv_heads,

@@ -48,6 +48,15 @@ struct AttentionStep {
   const int64_t* offset_of_token;  // [T]
   int64_t sliding_window;          // tokens a query sees, its own included; 0: all
   int64_t num_heads;               // H, a multiple of the cache's num_kv_heads
+  int64_t chunk = 0;               // a query sees keys from the last multiple of it on; 0: all
+  float scale = 0.0f;              // of scores; 0: D ** -0.5
+  const float* sinks = nullptr;    // [H], a score beside those of the keys, without a value; or null: there is none
+  // The first key that a query sees whose last one is before `end`.
+  int64_t first_visible(int64_t end) const {
+    const int64_t of_window = sliding_window > 0 && end > sliding_window ? end - sliding_window : 0;
+    const int64_t of_chunk = chunk > 0 ? (end - 1) / chunk * chunk : 0;
+    return of_window > of_chunk ? of_window : of_chunk;
+  }
 };
 
 // How a step's attention is cut into independent tasks; made once per step and used by every layer.
@@ -77,7 +86,7 @@ struct AttentionKernels {
   // Write k and v of tokens [first, end) into their slots; k and v point to token 0, `stride` floats apart per token.
   void (*store)(const KVCache& cache, int64_t layer, const AttentionStep& step, const float* k, const float* v,
                 int64_t stride, int64_t first, int64_t end);
-  // q [T, H * D] with row stride q_stride (already rotated); out [T, H * D] with row stride out_stride. Scale D ** -0.5.
+  // q [T, H * D] with row stride q_stride (already rotated); out [T, H * D] with row stride out_stride.
   void (*attend)(const KVCache& cache, int64_t layer, const AttentionStep& step, const AttentionPlan::Task& task,
                  const float* q, int64_t q_stride, float* out, int64_t out_stride, float* scratch);
   void (*merge)(const KVCache& cache, const AttentionStep& step, const AttentionPlan::Merge& merge, const float* scratch,

@@ -126,7 +126,7 @@ struct FewQueries : WeightedSums<V> {
       for (int64_t n = 0; n < heads; ++n) merge_into(results + n * record, fresh + n * record);
     }
     if (task.partial >= 0) return;
-    for (int64_t n = 0; n < heads; ++n) finish(results + n * record, out_of(out, out_stride, query, n));
+    for (int64_t n = 0; n < heads; ++n) finish(results + n * record, n, out_of(out, out_stride, query, n));
   }
 };
 

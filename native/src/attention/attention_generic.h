@@ -50,7 +50,7 @@ struct Attention {
         std::memcpy(more, from, sizeof(float) * static_cast<size_t>(record));
         row.merge_into(result, more);
       }
-      row.finish(result, row.out_of(out, out_stride, r / num_heads, r % num_heads));
+      row.finish(result, r % num_heads, row.out_of(out, out_stride, r / num_heads, r % num_heads));
     }
   }
 };

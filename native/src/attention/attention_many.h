@@ -240,7 +240,8 @@ struct ManyQueries : WeightedSums<V> {
     if (task.partial >= 0) return;
     for (int64_t r = 0; r < num_rows; ++r) {
       const int64_t query = task.first_query + r / group.num_heads;
-      finish(results + r * record, out_of(out, out_stride, query, r % group.num_heads));
+      const int64_t head = r % group.num_heads;
+      finish(results + r * record, head, out_of(out, out_stride, query, head));
     }
   }
 };

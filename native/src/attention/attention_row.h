@@ -70,7 +70,7 @@ struct Group {
   int64_t token(int64_t query) const { return step.row_first_token[row] + query; }
   int64_t end_visible(int64_t query) const { return context - num_queries + query + 1; }
   int64_t first_visible(int64_t query) const {
-    return step.sliding_window > 0 ? larger(0, end_visible(query) - step.sliding_window) : 0;
+    return step.first_visible(end_visible(query));
   }
 };
 
@@ -193,8 +193,18 @@ struct AttentionRow {
     weight_sum(result) = 0.0f;
   }
 
-  void finish(float* result, float* out) const {
-    const F inverse = V::set1(1.0f / weight_sum(result));
+  // What scales the sum of values of `head` (counted within the group), the sink being part of the denominator.
+  F inverse_of(float* result, int64_t head) const {
+    if (group.step.sinks == nullptr) return V::set1(1.0f / weight_sum(result));
+    const float sink = group.step.sinks[group.first_head + head];
+    const float most = larger_of(largest(result), sink);
+    const F keep = vector_exp_of_negative<V>(V::set1(largest(result) - most));
+    const F of_sink = vector_exp_of_negative<V>(V::set1(sink - most));
+    return V::div(keep, V::fma(V::set1(weight_sum(result)), keep, of_sink));
+  }
+
+  void finish(float* result, int64_t head, float* out) const {
+    const F inverse = inverse_of(result, head);
     for (int64_t i = 0; i < cache.head_size; i += W) {
       const F value = V::mul(V::load(result + i), inverse);
       if (i + W <= cache.head_size) {
@@ -216,7 +226,8 @@ struct AttentionRow {
   }
 
   void scaled_query(const float* q, float* to) const {
-    const F scale = V::set1(1.0f / std::sqrt(static_cast<float>(cache.head_size)));
+    const float own = group.step.scale;
+    const F scale = V::set1(own > 0.0f ? own : 1.0f / std::sqrt(static_cast<float>(cache.head_size)));
     for (int64_t i = 0; i < padded; i += W) {
       const int64_t left = cache.head_size - i;
       V::store(to + i, V::mul(left >= W ? V::load(q + i) : V::load_part(q + i, left), scale));

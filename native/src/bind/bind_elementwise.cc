@@ -58,7 +58,7 @@ void silu_mul(const std::string& path, ConstMatrix x, int64_t size, Matrix out, 
   require_rows(first, end, x);
   require(rows(out) >= end, "out has fewer rows than asked for");
   require(size >= 0 && 2 * size <= width(x) && size <= width(out), "size is more than a row of x or out holds");
-  kernels(path).silu_mul(x.data(), width(x), size, out.data(), width(out), first, end);
+  kernels(path).activate({}, x.data(), width(x), size, out.data(), width(out), first, end);
 }
 
 void rope(const std::string& path, Matrix x, int64_t num_heads, ConstMatrix cos, ConstMatrix sin, int64_t first,

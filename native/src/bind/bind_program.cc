@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <map>
@@ -58,14 +59,26 @@ class Turn {
   Engine& engine_;
 };
 
-Format format_named(const std::string& name) {
-  static const std::map<std::string, Format> formats = {
+const std::map<std::string, Format>& formats() {
+  static const std::map<std::string, Format> named = {
       {"float32", Format::f32}, {"float16", Format::f16}, {"bfloat16", Format::bf16},       {"q8_0", Format::q8_0},
       {"q4_0", Format::q4_0},   {"q4_1", Format::q4_1},   {"q8_channel", Format::q8_channel},
       {"q4_k", Format::q4_k},   {"q6_k", Format::q6_k}};
-  const auto found = formats.find(name);
-  if (found == formats.end()) refuse("no weights are stored as " + name);
+  return named;
+}
+
+Format format_named(const std::string& name) {
+  const auto found = formats().find(name);
+  if (found == formats().end()) refuse("no weights are stored as " + name);
   return found->second;
+}
+
+std::vector<std::string> format_names(const Matrix& matrix) {
+  std::vector<std::string> names;
+  for (const auto& [name, format] : formats()) {
+    if (std::find(matrix.formats.begin(), matrix.formats.end(), format) != matrix.formats.end()) names.push_back(name);
+  }
+  return names;
 }
 
 KVType kv_type_named(const std::string& name) {
@@ -148,26 +161,44 @@ const float* data_of(const VectorWeight* vector, int64_t size) {
   return vector->values.data();
 }
 
+Activation activation_of(const std::string& name, float alpha, float limit) {
+  using Kind = Activation::Kind;
+  static const std::map<std::string, Kind> kinds = {
+      {"silu", Kind::silu}, {"gelu_tanh", Kind::gelu_tanh}, {"clamped", Kind::clamped}};
+  const auto found = kinds.find(name);
+  if (found == kinds.end()) refuse("there is no activation " + name);
+  return {found->second, alpha, limit};
+}
+
 Input input_of(const std::string& source, const Columns& columns, const VectorWeight* gain, float eps,
-               const Matrix& matrix) {
-  static const std::map<std::string, Source> sources = {
-      {"plain", Source::plain}, {"norm", Source::norm}, {"silu", Source::silu}};
-  const auto found = sources.find(source);
-  if (found == sources.end()) refuse("an input cannot be " + source);
-  return {found->second, view_of(columns), data_of(gain, matrix.k), eps};
+               const Matrix& matrix, float alpha, float limit) {
+  const View view = view_of(columns);
+  if (source == "plain") return {Source::plain, view, nullptr, eps, {}};
+  if (source == "norm") return {Source::norm, view, data_of(gain, matrix.k), eps, {}};
+  return {Source::activation, view, nullptr, eps, activation_of(source, alpha, limit)};
+}
+
+std::vector<Vector> copies_of(const std::vector<const VectorWeight*>& weights) {
+  std::vector<Vector> copies;
+  for (const VectorWeight* weight : weights) copies.push_back(weight->values);
+  return copies;
 }
 
 void bind_operations(nb::class_<Program>& program) {
   program.def("add_buffer", &Program::add_buffer, "width"_a, "A new buffer of `width` columns; its number.");
   program.def(
       "add_angles",
-      [](Program& self, const Array1<float>& inv_freq, float scale) {
-        return self.add_angles(Vector(inv_freq.data(), inv_freq.data() + inv_freq.shape(0)), scale);
+      [](Program& self, const Array1<float>& inv_freq, float scale, float growth, float growth_tokens) {
+        return self.add_angles(Vector(inv_freq.data(), inv_freq.data() + inv_freq.shape(0)), scale, growth,
+                               growth_tokens);
       },
-      "inv_freq"_a, "scale"_a);
+      "inv_freq"_a, "scale"_a, "growth"_a = 0.0f, "growth_tokens"_a = 1.0f);
   program.def(
-      "embed", [](Program& self, const Matrix* table, Columns out) { self.add(op::Embed{table, view_of(out)}); },
-      nb::keep_alive<1, 2>(), "table"_a, "out"_a);
+      "embed",
+      [](Program& self, const Matrix* table, Columns out, float scale) {
+        self.add(op::Embed{table, view_of(out), scale});
+      },
+      nb::keep_alive<1, 2>(), "table"_a, "out"_a, "scale"_a = 1.0f);
   program.def(
       "rms_norm",
       [](Program& self, Columns in, Columns out, int64_t num_groups, const VectorWeight* gain, float eps) {
@@ -180,20 +211,21 @@ void bind_operations(nb::class_<Program>& program) {
       [](Program& self, Columns x, Columns y, int64_t width) { self.add(op::Add{view_of(x), view_of(y), width}); },
       "x"_a, "y"_a, "width"_a);
   program.def(
-      "silu_mul",
-      [](Program& self, Columns in, Columns out, int64_t width) {
-        self.add(op::SiluMul{view_of(in), view_of(out), width});
+      "activate",
+      [](Program& self, Columns in, Columns out, int64_t width, const std::string& activation, float alpha,
+         float limit) {
+        self.add(op::Activate{view_of(in), view_of(out), width, activation_of(activation, alpha, limit)});
       },
-      "in_"_a, "out"_a, "width"_a);
+      "in_"_a, "out"_a, "width"_a, "activation"_a = "silu", "alpha"_a = 1.0f, "limit"_a = 0.0f);
   program.def(
       "multiply",
       [](Program& self, const std::string& source, Columns in, const VectorWeight* gain, float eps,
-         const Matrix* matrix, const VectorWeight* bias, Columns out, bool accumulate) {
-        self.add(op::Multiply{input_of(source, in, gain, eps, *matrix), matrix, data_of(bias, matrix->n),
+         const Matrix* matrix, const VectorWeight* bias, Columns out, bool accumulate, float alpha, float limit) {
+        self.add(op::Multiply{input_of(source, in, gain, eps, *matrix, alpha, limit), matrix, data_of(bias, matrix->n),
                               view_of(out), accumulate});
       },
       nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), "source"_a, "in_"_a, "gain"_a.none(),
-      "eps"_a, "matrix"_a, "bias"_a.none(), "out"_a, "accumulate"_a);
+      "eps"_a, "matrix"_a, "bias"_a.none(), "out"_a, "accumulate"_a, "alpha"_a = 1.0f, "limit"_a = 0.0f);
   program.def(
       "rope",
       [](Program& self, Columns x, int64_t num_heads, int64_t head_size, int angles) {
@@ -204,36 +236,44 @@ void bind_operations(nb::class_<Program>& program) {
       "attend",
       [](Program& self, Columns q, Columns k, Columns v, Columns out, int64_t num_heads, int64_t num_kv_heads,
          int64_t head_size, int64_t layer, const VectorWeight* q_gain, const VectorWeight* k_gain, float eps,
-         int angles) {
+         int angles, int64_t window, int64_t chunk, float scale, const VectorWeight* sinks) {
         self.add(op::Attend{view_of(q), view_of(k), view_of(v), view_of(out), num_heads, num_kv_heads, head_size,
-                            layer, data_of(q_gain, head_size), data_of(k_gain, head_size), eps, angles});
+                            layer, data_of(q_gain, head_size), data_of(k_gain, head_size), eps, angles, window, chunk,
+                            scale, data_of(sinks, num_heads)});
       },
-      nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>(), "q"_a, "k"_a, "v"_a, "out"_a, "num_heads"_a,
-      "num_kv_heads"_a, "head_size"_a, "layer"_a, "q_gain"_a.none(), "k_gain"_a.none(), "eps"_a, "angles"_a);
+      nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>(), nb::keep_alive<1, 17>(), "q"_a, "k"_a, "v"_a, "out"_a, "num_heads"_a,
+      "num_kv_heads"_a, "head_size"_a, "layer"_a, "q_gain"_a.none(), "k_gain"_a.none(), "eps"_a, "angles"_a,
+      "window"_a = 0, "chunk"_a = 0, "scale"_a = 0.0f, "sinks"_a = nb::none());
   program.def(
       "experts",
       [](Program& self, Columns in, Columns scores, Columns out, const Matrix* router, const VectorWeight* bias,
          const std::vector<const Matrix*>& gate_up, const std::vector<const Matrix*>& down, int64_t num_active,
-         bool is_sigmoid, bool normalises, float scale, int64_t num_groups, int64_t num_used_groups) {
+         bool is_sigmoid, bool normalises, float scale, int64_t num_groups, int64_t num_used_groups,
+         const VectorWeight* logit_bias, const std::vector<const VectorWeight*>& gate_up_bias,
+         const std::vector<const VectorWeight*>& down_bias, const std::string& activation, float alpha, float limit,
+         bool weighs_inputs) {
         const int64_t count = static_cast<int64_t>(gate_up.size());
         require(count >= 1 && down.size() == gate_up.size(), "every expert needs two matrices");
         std::vector<Matrix> up, back;
         for (const Matrix* matrix : gate_up) up.push_back(*matrix);
         for (const Matrix* matrix : down) back.push_back(*matrix);
-        self.add(op::Experts{view_of(in), view_of(scores), view_of(out), router, data_of(bias, count), std::move(up),
-                             std::move(back),
+        self.add(op::Experts{view_of(in), view_of(scores), view_of(out), router, data_of(bias, count),
+                             data_of(logit_bias, count), std::move(up), std::move(back), copies_of(gate_up_bias),
+                             copies_of(down_bias), activation_of(activation, alpha, limit), weighs_inputs,
                              {count, num_active, is_sigmoid, normalises, scale, num_groups, num_used_groups}});
       },
-      nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
+      nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
       "gate_up"_a, "down"_a, "num_active"_a, "is_sigmoid"_a, "normalises"_a, "scale"_a, "num_groups"_a,
-      "num_used_groups"_a);
+      "num_used_groups"_a, "logit_bias"_a = nb::none(), "gate_up_bias"_a = std::vector<const VectorWeight*>(),
+      "down_bias"_a = std::vector<const VectorWeight*>(), "activation"_a = "silu", "alpha"_a = 1.0f, "limit"_a = 0.0f,
+      "weighs_inputs"_a = false);
   program.def(
       "compact", [](Program& self, std::vector<int> buffers) { self.add(op::Compact{std::move(buffers)}); },
       "buffers"_a, "From here on only rows whose logits were asked for are computed.");
   program.def(
       "logits",
       [](Program& self, const std::string& source, Columns in, const VectorWeight* gain, float eps,
-         const Matrix* head) { self.add(op::Logits{input_of(source, in, gain, eps, *head), head}); },
+         const Matrix* head) { self.add(op::Logits{input_of(source, in, gain, eps, *head, 1.0f, 0.0f), head}); },
       nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>(), "source"_a, "in_"_a, "gain"_a.none(), "eps"_a, "head"_a);
 }
 
@@ -352,6 +392,7 @@ void bind_program(nb::module_& module) {
            "[R, V]; elsewhere minus infinity. The best token of each.");
   nb::class_<Matrix>(module, "Matrix")
       .def_prop_ro("shape", [](const Matrix& self) { return std::pair(self.n, self.k); })
+      .def_prop_ro("formats", &format_names, "What its rows are stored as.")
       .def("wide", [](const Matrix& self) { return widened(self); }, nb::keep_alive<0, 1>(),
            "The same packed weights, whose products round inputs to 16 bits where they are integers.");
   nb::class_<VectorWeight>(module, "Vector")
@@ -382,7 +423,7 @@ void bind_program(nb::module_& module) {
       "profiling", [](const Program& self) { return self.is_profiling(); },
       [](Program& self, bool on) { self.set_profiling(on); });
   program.def_prop_ro("seconds_by_kind", [](const Program& self) {
-    static const char* const names[] = {"embed", "rms_norm", "add",    "silu_mul", "multiply",
+    static const char* const names[] = {"embed", "rms_norm", "add",    "activate", "multiply",
                                         "rope",  "attend",   "compact", "logits",   "experts"};
     static_assert(std::size(names) == std::variant_size_v<Operation>);
     nb::dict seconds;

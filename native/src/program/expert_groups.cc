@@ -32,18 +32,21 @@ void ExpertGroups::sort(int64_t num_experts) {
   }
   token_of_pair_.resize(chosen_.size());
   pair_of_.resize(chosen_.size());
+  place_of_pair_.resize(chosen_.size());
   for (int64_t row = 0; row < num_rows_; ++row) {
     for (int64_t slot = 0; slot < num_active_; ++slot) {
       const size_t place = static_cast<size_t>(row * num_active_ + slot);
       const int64_t pair = first_[static_cast<size_t>(chosen_[place])]++;
       token_of_pair_[static_cast<size_t>(pair)] = row;
       pair_of_[place] = pair;
+      place_of_pair_[static_cast<size_t>(pair)] = static_cast<int64_t>(place);
     }
   }
 }
 
 void GroupProducts::plan(const ExpertGroups& groups, const std::vector<Matrix>& matrices,
-                         const LinearKernels& kernels, int num_threads) {
+                         const std::vector<std::vector<float>>& biases, const LinearKernels& kernels,
+                         int num_threads) {
   kernels_ = &kernels;
   entries_.clear();
   jobs_.clear();
@@ -61,8 +64,10 @@ void GroupProducts::plan(const ExpertGroups& groups, const std::vector<Matrix>& 
       const auto format = std::find(matrix->formats.begin(), matrix->formats.end(), segment.linear.format);
       const int64_t panel_rows = kernels.panel_rows(segment.linear.format);
       const int64_t num_panels = (segment.linear.n + panel_rows - 1) / panel_rows;
+      const float* bias = biases.empty() ? nullptr : biases[static_cast<size_t>(group.expert)].data();
       jobs_.push_back({&segment.linear, entry.offsets[static_cast<size_t>(format - matrix->formats.begin())],
-                       group.first_pair, group.num_pairs, segment.first_output, num_panels, 0});
+                       group.first_pair, group.num_pairs, segment.first_output, num_panels, 0,
+                       bias == nullptr ? nullptr : bias + segment.first_output});
       total_panels += num_panels;
     }
     entries_.push_back(std::move(entry));
@@ -91,7 +96,7 @@ void GroupProducts::multiply(int64_t piece, const uint8_t* inputs, float* out, i
   const Job& job = *(after - 1);
   const int64_t panel = (piece - job.first_piece) * panels_per_piece_;
   kernels_->multiply(*job.linear, inputs + job.input_offset, job.num_pairs, panel,
-                     std::min(job.num_panels, panel + panels_per_piece_), nullptr, false,
+                     std::min(job.num_panels, panel + panels_per_piece_), job.bias, false,
                      out + job.first_pair * stride + job.first_output, stride);
 }
 

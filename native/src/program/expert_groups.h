@@ -27,6 +27,7 @@ class ExpertGroups {
 
   int64_t num_pairs() const { return static_cast<int64_t>(token_of_pair_.size()); }
   const std::vector<ExpertGroup>& groups() const { return groups_; }
+  float weight_of(int64_t pair) const { return weights_[static_cast<size_t>(place_of_pair_[static_cast<size_t>(pair)])]; }
   int64_t token_of(int64_t pair) const { return token_of_pair_[static_cast<size_t>(pair)]; }
   // Of a token's `slot`-th expert.
   int64_t pair_of(int64_t row, int64_t slot) const { return pair_of_[static_cast<size_t>(row * num_active_ + slot)]; }
@@ -37,6 +38,7 @@ class ExpertGroups {
   std::vector<float> weights_;   // [rows, active]
   std::vector<int64_t> first_;   // [experts + 1], then how far each is filled
   std::vector<int64_t> token_of_pair_, pair_of_;
+  std::vector<int64_t> place_of_pair_;  // in weights_
   std::vector<ExpertGroup> groups_;
 };
 
@@ -44,8 +46,9 @@ class ExpertGroups {
 class GroupProducts {
  public:
   // `matrices` by expert; called by one thread. Inputs of the groups lie one after the other from `input_offset` on.
-  void plan(const ExpertGroups& groups, const std::vector<Matrix>& matrices, const LinearKernels& kernels,
-            int num_threads);
+  // So are `biases`; empty: there are none.
+  void plan(const ExpertGroups& groups, const std::vector<Matrix>& matrices,
+            const std::vector<std::vector<float>>& biases, const LinearKernels& kernels, int num_threads);
   size_t input_bytes() const { return input_bytes_; }
   int64_t num_pieces() const { return num_pieces_; }
 
@@ -66,6 +69,7 @@ class GroupProducts {
     const Linear* linear;
     size_t input_offset;
     int64_t first_pair, num_pairs, first_output, num_panels, first_piece;
+    const float* bias;  // of the first output, or null
   };
   const LinearKernels* kernels_ = nullptr;
   std::vector<Entry> entries_;

@@ -2,10 +2,12 @@
 #include "program/program.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include <sys/mman.h>
 
@@ -67,11 +69,14 @@ int Program::add_buffer(int64_t width) {
   return static_cast<int>(buffers_.size()) - 1;
 }
 
-int Program::add_angles(Vector inv_freq, float scale) {
+int Program::add_angles(Vector inv_freq, float scale, float growth, float growth_tokens) {
   if (inv_freq.empty()) refuse("a rotation needs at least one frequency");
   Angles angles;
   angles.inv_freq = std::move(inv_freq);
   angles.scale = scale;
+  angles.growth = growth;
+  angles.growth_tokens = growth_tokens;
+  if (!(growth_tokens > 0.0f)) refuse("a scale cannot grow over no tokens");
   angles_.push_back(std::move(angles));
   row_capacity_ = 0;
   return static_cast<int>(angles_.size()) - 1;
@@ -98,7 +103,7 @@ void Program::check_view(View view, int64_t width) const {
 }
 
 void Program::check_input(const Input& input, const Matrix& matrix) const {
-  check_view(input.view, input.source == Source::silu ? 2 * matrix.k : matrix.k);
+  check_view(input.view, input.source == Source::activation ? 2 * matrix.k : matrix.k);
   if (input.source == Source::norm && input.gain == nullptr) refuse("a norm needs its weight");
 }
 
@@ -125,10 +130,10 @@ void Program::check(const op::Add& add) {
   check_view(add.y, add.width);
 }
 
-void Program::check(const op::SiluMul& silu) {
-  check_view(silu.in, 2 * silu.width);
-  check_view(silu.out, silu.width);
-  if (silu.in.buffer == silu.out.buffer) refuse("an activation cannot overwrite its own input");
+void Program::check(const op::Activate& activate) {
+  check_view(activate.in, 2 * activate.width);
+  check_view(activate.out, activate.width);
+  if (activate.in.buffer == activate.out.buffer) refuse("an activation cannot overwrite its own input");
 }
 
 void Program::check(const op::Multiply& multiply) {
@@ -161,10 +166,32 @@ void Program::check(const op::Attend& attend) {
   check_view(attend.out, width);
   if (attend.angles >= 0) check_angles(attend.angles, attend.head_size);
   if (attend.layer < 0) refuse("a layer's number cannot be negative");
+  if (attend.window < 0 || attend.chunk < 0 || !(attend.scale >= 0.0f)) {
+    refuse("a window, a chunk or a scale of scores cannot be negative");
+  }
+  if (reach_of(attend) == reaches_.size()) reaches_.push_back({attend.window, attend.chunk});
   num_heads_ = attend.num_heads;
   num_kv_heads_ = attend.num_kv_heads;
   head_size_ = attend.head_size;
   num_layers_ = std::max(num_layers_, attend.layer + 1);
+}
+
+size_t Program::reach_of(const op::Attend& attend) const {
+  size_t place = 0;
+  while (place < reaches_.size() &&
+         (reaches_[place].window != attend.window || reaches_[place].chunk != attend.chunk)) {
+    ++place;
+  }
+  return place;
+}
+
+AttentionStep Program::step_of(const AttentionStep& step, const Reach& reach) const {
+  AttentionStep own = step;
+  if (reach.window > 0 || reach.chunk > 0) {
+    own.sliding_window = reach.window;
+    own.chunk = reach.chunk;
+  }
+  return own;
 }
 
 void Program::check(const op::Compact& compact) {
@@ -193,6 +220,12 @@ void Program::check(const op::Experts& experts) {
     refuse(text(rule.num_used_groups) + " of " + text(rule.num_groups) + " groups do not have the experts to choose from");
   }
   const int64_t width = experts.router->k, inner = experts.down.front().k;
+  for (const auto& [biases, size] : {std::pair(&experts.gate_up_bias, 2 * inner), std::pair(&experts.down_bias, width)}) {
+    if (!biases->empty() && static_cast<int64_t>(biases->size()) != count) refuse("every expert has a bias or none");
+    for (const Vector& bias : *biases) {
+      if (static_cast<int64_t>(bias.size()) != size) refuse("an expert's bias needs " + text(size) + " elements");
+    }
+  }
   for (int64_t i = 0; i < count; ++i) {
     const Matrix& up = experts.gate_up[static_cast<size_t>(i)];
     const Matrix& down = experts.down[static_cast<size_t>(i)];
@@ -310,6 +343,14 @@ void Program::place_angles(const StepInputs& inputs) {
       for (int64_t position = first; position < end; ++position) positions.push_back(position);
       rope_angles(positions.data(), end - first, angles.inv_freq.data(), half, angles.scale, &cos[first * half],
                   &sin[first * half]);
+      for (int64_t position = first; angles.growth != 0.0f && position < end; ++position) {
+        const float steps = std::floor(static_cast<float>(position + 1) / angles.growth_tokens);
+        const float factor = std::log1p(steps) * angles.growth + 1.0f;
+        for (int64_t i = position * half; i < (position + 1) * half; ++i) {
+          cos[static_cast<size_t>(i)] *= factor;
+          sin[static_cast<size_t>(i)] *= factor;
+        }
+      }
       angles.cos_table = std::move(cos);
       angles.sin_table = std::move(sin);
       angles.num_positions = end;

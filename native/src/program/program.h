@@ -25,14 +25,15 @@ struct View {
   int64_t offset;
 };
 
-// What a matrix is multiplied with: the columns themselves, their norm, or silu(first half) * second half.
-enum class Source { plain, norm, silu };
+// What a matrix is multiplied with: the columns themselves, their norm, or their activation (first half: the gates).
+enum class Source { plain, norm, activation };
 
 struct Input {
   Source source;
   View view;
   const float* gain;  // of the norm
   float eps;
+  Activation activation;
 };
 
 namespace op {
@@ -40,6 +41,7 @@ namespace op {
 struct Embed {
   const Matrix* table;
   View out;
+  float scale;
 };
 
 struct RmsNorm {  // num_groups groups of `size` per token
@@ -54,9 +56,10 @@ struct Add {  // x += y
   int64_t width;
 };
 
-struct SiluMul {
+struct Activate {
   View in, out;
   int64_t width;  // of out
+  Activation activation;
 };
 
 struct Multiply {
@@ -73,12 +76,16 @@ struct Rope {
   int angles;
 };
 
-// Each token through the experts that its scores choose: out = sum of weight * down(silu(gate) * up).
+// Each token through the experts that its scores choose: out = sum of weight * down(activation of gate and up).
 struct Experts {
   View in, scores, out;
   const Matrix* router;
-  const float* bias;  // or null
+  const float* bias;  // of the choice, or null
+  const float* logit_bias;  // of the scores, or null
   std::vector<Matrix> gate_up, down;  // by expert
+  std::vector<Vector> gate_up_bias, down_bias;  // by expert; empty: there are none
+  Activation activation;
+  bool weighs_inputs;  // instead of what experts give
   RoutingRule rule;
 };
 
@@ -90,6 +97,9 @@ struct Attend {
   const float* k_gain;
   float eps;
   int angles;  // or -1
+  int64_t window = 0, chunk = 0;  // as in AttentionStep; both 0: the step's
+  float scale = 0.0f;
+  const float* sinks = nullptr;
 };
 
 // From here on only the tokens whose logits were asked for are computed: their rows of `buffers` move to the front.
@@ -104,7 +114,7 @@ struct Logits {
 
 }  // namespace op
 
-using Operation = std::variant<op::Embed, op::RmsNorm, op::Add, op::SiluMul, op::Multiply, op::Rope, op::Attend,
+using Operation = std::variant<op::Embed, op::RmsNorm, op::Add, op::Activate, op::Multiply, op::Rope, op::Attend,
                                op::Compact, op::Logits, op::Experts>;
 
 // One step's inputs; the caller checks them (Program::check). All arrays stay the caller's.
@@ -150,7 +160,8 @@ class Program {
 
   int add_buffer(int64_t width);
   // A table of cosines and sines [position, size of inv_freq], filled as positions come up.
-  int add_angles(Vector inv_freq, float scale);
+  // `growth`: both times 1 + growth * log(1 + floor((position + 1) / growth_tokens)).
+  int add_angles(Vector inv_freq, float scale, float growth = 0.0f, float growth_tokens = 1.0f);
   // Checks buffers, columns and shapes; throws std::invalid_argument with a sentence.
   void add(Operation operation);
 
@@ -179,7 +190,7 @@ class Program {
   };
   struct Angles {
     Vector inv_freq;
-    float scale;
+    float scale, growth, growth_tokens;
     int64_t num_positions = 0;  // in the table
     Vector cos_table, sin_table;
     Vector cos, sin;  // [T, half], of the step's tokens
@@ -192,7 +203,7 @@ class Program {
   void check(const op::Embed& embed);
   void check(const op::RmsNorm& norm);
   void check(const op::Add& add);
-  void check(const op::SiluMul& silu);
+  void check(const op::Activate& activate);
   void check(const op::Multiply& multiply);
   void check(const op::Rope& rope);
   void check(const op::Attend& attend);
@@ -213,6 +224,13 @@ class Program {
   Tasks counters_[2];  // of this phase and the next; a phase is what happens between two barriers
   std::vector<Buffer> buffers_;
   std::vector<Angles> angles_;
+  // How far back layers see; all with the same share the cutting of a step's attention.
+  struct Reach {
+    int64_t window, chunk;
+  };
+  size_t reach_of(const op::Attend& attend) const;
+  AttentionStep step_of(const AttentionStep& step, const Reach& reach) const;
+  std::vector<Reach> reaches_;
   std::vector<const Matrix*> matrices_;
   int64_t vocab_size_ = 0;
   int64_t num_embeddings_ = 0;

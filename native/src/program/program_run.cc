@@ -34,7 +34,7 @@ void clear_fresh_tails(const KVCache& cache, const AttentionStep& step) {
 struct StepInProgress {
   const KVCache& cache;
   const StepInputs& inputs;
-  AttentionPlan plan;
+  std::vector<AttentionPlan> plans;  // by reach
   float* logits;
   const StepSummaries& summaries;
 };
@@ -88,6 +88,8 @@ class Walker {
     share_rows(1, [&](int64_t first, int64_t end) {
       for (int64_t row = first; row < end; ++row) {
         unpack_row(*embed.table, step_.inputs.token_ids[row], engine_.linear, out + row * stride);
+        if (embed.scale == 1.0f) continue;
+        for (int64_t i = 0; i < embed.table->k; ++i) out[row * stride + i] *= embed.scale;
       }
     });
     barrier();
@@ -113,10 +115,11 @@ class Walker {
     barrier();
   }
 
-  void carry_out(const op::SiluMul& silu) {
+  void carry_out(const op::Activate& activate) {
     share_rows(1, [&](int64_t first, int64_t end) {
-      engine_.elementwise.silu_mul(program_.column(silu.in), program_.stride(silu.in), silu.width,
-                                   program_.column(silu.out), program_.stride(silu.out), first, end);
+      engine_.elementwise.activate(activate.activation, program_.column(activate.in), program_.stride(activate.in),
+                                   activate.width, program_.column(activate.out), program_.stride(activate.out), first,
+                                   end);
     });
     barrier();
   }
@@ -137,18 +140,21 @@ class Walker {
   void carry_out(const op::Attend& attend) {
     share_rows(1, [&](int64_t first, int64_t end) { place(attend, first, end); });
     barrier();
-    const AttentionStep& step = step_.inputs.attention;
+    const size_t reach = program_.reach_of(attend);
+    AttentionStep step = program_.step_of(step_.inputs.attention, program_.reaches_[reach]);
+    step.scale = attend.scale;
+    step.sinks = attend.sinks;
     const float* q = program_.column(attend.q);
     float* out = program_.column(attend.out);
     const int64_t q_stride = program_.stride(attend.q), out_stride = program_.stride(attend.out);
     float* partials = program_.partials_.floats();
-    const auto& tasks = step_.plan.tasks;
+    const auto& tasks = step_.plans[reach].tasks;
     for (int64_t i; (i = take(static_cast<int64_t>(tasks.size()))) >= 0;) {
       engine_.attention.attend(step_.cache, attend.layer, step, tasks[static_cast<size_t>(i)], q, q_stride, out,
                                out_stride, partials);
     }
     barrier();
-    const auto& merges = step_.plan.merges;
+    const auto& merges = step_.plans[reach].merges;
     if (merges.empty()) return;
     for (int64_t i; (i = take(static_cast<int64_t>(merges.size()))) >= 0;) {
       engine_.attention.merge(step_.cache, step, merges[static_cast<size_t>(i)], partials, out, out_stride);
@@ -186,8 +192,8 @@ class Walker {
   }
 
   void carry_out(const op::Experts& experts) {
-    const uint8_t* inputs = prepare({Source::plain, experts.in, nullptr, 0.0f}, *experts.router, false);
-    product(*experts.router, inputs, nullptr, false, program_.column(experts.scores), program_.stride(experts.scores));
+    const uint8_t* inputs = prepare({Source::plain, experts.in, nullptr, 0.0f, {}}, *experts.router, false);
+    product(*experts.router, inputs, experts.logit_bias, false, program_.column(experts.scores), program_.stride(experts.scores));
     barrier();
     for (int64_t first = 0; first < num_rows_; first += EXPERT_RUN_ROWS) {
       pass_experts(experts, first, std::min(num_rows_, first + EXPERT_RUN_ROWS));
@@ -223,8 +229,8 @@ class Walker {
     int64_t stride = program_.stride(input.view);
     if (input.source == Source::norm) {
       engine_.elementwise.rms_norm(x, stride, input.gain, matrix.k, input.eps, transformed, matrix.k, first, end);
-    } else if (input.source == Source::silu) {
-      engine_.elementwise.silu_mul(x, stride, matrix.k, transformed, matrix.k, first, end);
+    } else if (input.source == Source::activation) {
+      engine_.elementwise.activate(input.activation, x, stride, matrix.k, transformed, matrix.k, first, end);
     }
     if (input.source != Source::plain) {
       x = transformed;
@@ -291,8 +297,8 @@ class Walker {
     barrier();
     if (thread_ == 0) {
       groups.sort(experts.rule.num_experts);
-      up.plan(groups, experts.gate_up, engine_.linear, num_threads_);
-      down.plan(groups, experts.down, engine_.linear, num_threads_);
+      up.plan(groups, experts.gate_up, experts.gate_up_bias, engine_.linear, num_threads_);
+      down.plan(groups, experts.down, experts.down_bias, engine_.linear, num_threads_);
       const size_t num_pairs = static_cast<size_t>(groups.num_pairs());
       program_.expert_rows_.reserve(num_pairs * static_cast<size_t>(width) * sizeof(float));
       program_.expert_inner_.reserve(num_pairs * static_cast<size_t>(3 * inner) * sizeof(float));
@@ -306,23 +312,23 @@ class Walker {
     const float* in = program_.column(experts.in) + first * program_.stride(experts.in);
     share_groups(groups, up, [&](size_t group, const ExpertGroup& pairs, int64_t begin, int64_t stop) {
       for (int64_t pair = pairs.first_pair + begin; pair < pairs.first_pair + stop; ++pair) {
-        std::memcpy(rows + pair * width, in + groups.token_of(pair) * program_.stride(experts.in),
-                    sizeof(float) * static_cast<size_t>(width));
+        const float* from = in + groups.token_of(pair) * program_.stride(experts.in);
+        const float weight = experts.weighs_inputs ? groups.weight_of(pair) : 1.0f;
+        for (int64_t i = 0; i < width; ++i) rows[pair * width + i] = weight * from[i];
       }
       up.prepare(group, pairs, rows, begin, stop, prepared);
     });
     for (int64_t piece; (piece = take(up.num_pieces())) >= 0;) up.multiply(piece, prepared, gate_up, 2 * inner);
     barrier();
     share_groups(groups, down, [&](size_t group, const ExpertGroup& pairs, int64_t begin, int64_t stop) {
-      engine_.elementwise.silu_mul(gate_up, 2 * inner, inner, activated, inner, pairs.first_pair + begin,
-                                   pairs.first_pair + stop);
+      engine_.elementwise.activate(experts.activation, gate_up, 2 * inner, inner, activated, inner,
+                                   pairs.first_pair + begin, pairs.first_pair + stop);
       down.prepare(group, pairs, activated, begin, stop, prepared);
     });
     for (int64_t piece; (piece = take(down.num_pieces())) >= 0;) down.multiply(piece, prepared, rows, width);
     barrier();
     for (int64_t row; (row = take(end - first)) >= 0;) {
-      combine(groups, row, num_active, rows, width,
-              program_.column(experts.out) + (first + row) * program_.stride(experts.out));
+      combine(groups, row, experts, rows, program_.column(experts.out) + (first + row) * program_.stride(experts.out));
     }
     barrier();
   }
@@ -350,11 +356,11 @@ class Walker {
   }
 
   // Experts ascending: the same sum whatever else is in the step.
-  static void combine(ExpertGroups& groups, int64_t row, int64_t num_active, const float* rows, int64_t width,
-                      float* out) {
-    for (int64_t slot = 0; slot < num_active; ++slot) {
+  static void combine(ExpertGroups& groups, int64_t row, const op::Experts& experts, const float* rows, float* out) {
+    const int64_t width = experts.router->k;
+    for (int64_t slot = 0; slot < experts.rule.num_active; ++slot) {
       const float* from = rows + groups.pair_of(row, slot) * width;
-      const float weight = groups.weights(row)[slot];
+      const float weight = experts.weighs_inputs ? 1.0f : groups.weights(row)[slot];
       for (int64_t i = 0; i < width; ++i) out[i] = slot == 0 ? weight * from[i] : out[i] + weight * from[i];
     }
   }
@@ -412,8 +418,11 @@ double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSu
   for (Tasks& counter : counters_) counter.reset();
   StepInProgress step{cache, inputs, {}, logit_memory(inputs.num_logit_tokens).values.get(), summaries};
   if (num_heads_ > 0) {
-    step.plan = plan_attention(inputs.attention, num_kv_heads_, head_size_, engine_.pool.size());
-    partials_.reserve(step.plan.scratch_floats * sizeof(float));
+    for (const Reach& reach : reaches_) {
+      step.plans.push_back(plan_attention(step_of(inputs.attention, reach), num_kv_heads_, head_size_,
+                                          engine_.pool.size()));
+      partials_.reserve(step.plans.back().scratch_floats * sizeof(float));
+    }
   }
   struct Context {
     Program* program;

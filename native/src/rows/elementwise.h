@@ -7,6 +7,16 @@
 
 namespace relevo {
 
+// What becomes of a gate and of the value beside it.
+struct Activation {
+  enum class Kind {
+    silu,       // silu(gate) * up
+    gelu_tanh,  // gelu(gate) * up, gelu by its tanh approximation
+    clamped,    // (up + 1) * gate * sigmoid(alpha * gate), gate at most `limit`, up within it
+  } kind = Kind::silu;
+  float alpha = 1.0f, limit = 0.0f;  // of `clamped`
+};
+
 struct ElementwiseKernels {
   Path path;
   // out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight over `size` elements; groups of `size` lie `x_stride` apart.
@@ -15,9 +25,9 @@ struct ElementwiseKernels {
                    int64_t out_stride, int64_t first, int64_t end);
   // x[t] += y[t]
   void (*add)(float* x, int64_t x_stride, const float* y, int64_t y_stride, int64_t size, int64_t first, int64_t end);
-  // out[t, i] = silu(x[t, i]) * x[t, size + i] for i < size
-  void (*silu_mul)(const float* x, int64_t x_stride, int64_t size, float* out, int64_t out_stride, int64_t first,
-                   int64_t end);
+  // out[t, i] = activation of the gate x[t, i] and the value x[t, size + i] for i < size
+  void (*activate)(const Activation& activation, const float* x, int64_t x_stride, int64_t size, float* out,
+                   int64_t out_stride, int64_t first, int64_t end);
   // Rotate the first `rotated` elements of heads in place: x[t] holds num_heads * head_size floats; dimension i pairs with
   // i + rotated / 2. cos and sin: [T, rotated / 2], row t for token t.
   void (*rope)(float* x, int64_t x_stride, int64_t num_heads, int64_t head_size, int64_t rotated, const float* cos,

@@ -67,18 +67,43 @@ struct Elementwise {
     }
   }
 
-  static void silu_mul(const float* x, int64_t x_stride, int64_t size, float* out, int64_t out_stride, int64_t first,
-                       int64_t end) {
-    const F one = V::set1(1.0f);
+  // x * sigmoid(y)
+  static F times_sigmoid(F x, F y) {
+    return V::div(x, V::add(V::set1(1.0f), vector_exp<V>(V::sub(V::zero(), y))));
+  }
+
+  // Calls store(function(gate, up)) for every pair of rows [first, end).
+  template <class Function>
+  static void each_gate(const float* x, int64_t x_stride, int64_t size, float* out, int64_t out_stride, int64_t first,
+                        int64_t end, Function function) {
     for (int64_t t = first; t < end; ++t) {
       const float* gate = x + t * x_stride;
       const float* up = gate + size;
       float* to = out + t * out_stride;
-      each_vector(size, [&](int64_t i, auto load, auto store) {
-        const F g = load(gate + i);
-        const F silu = V::div(g, V::add(one, vector_exp<V>(V::sub(V::zero(), g))));
-        store(to + i, V::mul(silu, load(up + i)));
-      });
+      each_vector(size, [&](int64_t i, auto load, auto store) { store(to + i, function(load(gate + i), load(up + i))); });
+    }
+  }
+
+  static void activate(const Activation& activation, const float* x, int64_t x_stride, int64_t size, float* out,
+                       int64_t out_stride, int64_t first, int64_t end) {
+    switch (activation.kind) {
+      case Activation::Kind::silu:
+        return each_gate(x, x_stride, size, out, out_stride, first, end,
+                         [](F gate, F up) { return V::mul(times_sigmoid(gate, gate), up); });
+      case Activation::Kind::gelu_tanh:  // (1 + tanh(u)) / 2 is the sigmoid of 2 u
+        return each_gate(x, x_stride, size, out, out_stride, first, end, [](F gate, F up) {
+          const F cubic = V::mul(V::set1(0.044715f), V::mul(gate, V::mul(gate, gate)));
+          const F twice = V::mul(V::set1(1.59576912f), V::add(gate, cubic));  // 2 * sqrt(2 / pi)
+          return V::mul(times_sigmoid(gate, twice), up);
+        });
+      case Activation::Kind::clamped: {
+        const F alpha = V::set1(activation.alpha), most = V::set1(activation.limit), least = V::set1(-activation.limit);
+        return each_gate(x, x_stride, size, out, out_stride, first, end, [&](F gate, F up) {
+          const F low = V::min(most, gate);  // what is no number comes through: it is the second operand
+          const F value = V::max(least, V::min(most, up));
+          return V::mul(V::add(value, V::set1(1.0f)), times_sigmoid(low, V::mul(alpha, low)));
+        });
+      }
     }
   }
 
@@ -100,7 +125,7 @@ struct Elementwise {
     }
   }
 
-  static ElementwiseKernels kernels(Path path) { return {path, rms_norm, add, silu_mul, rope}; }
+  static ElementwiseKernels kernels(Path path) { return {path, rms_norm, add, activate, rope}; }
 };
 
 }  // namespace

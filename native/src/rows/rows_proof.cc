@@ -49,10 +49,10 @@ Rows added(const ElementwiseKernels& kernels) {
   return x;
 }
 
-Rows activated(const ElementwiseKernels& kernels) {
-  const Rows x = some_rows(40.0f);
+Rows activated(const ElementwiseKernels& kernels, const Activation& activation, float scale) {
+  const Rows x = some_rows(scale);
   Rows out(kRows * kStride);
-  kernels.silu_mul(x.data(), kStride, kSize, out.data(), kStride, 0, kRows);
+  kernels.activate(activation, x.data(), kStride, kSize, out.data(), kStride, 0, kRows);
   return out;
 }
 
@@ -100,7 +100,12 @@ bool same_summary(RowSummary a, RowSummary b) { return a.best == b.best && a.fin
 std::string elementwise_defect(const ElementwiseKernels& kernels, const ElementwiseKernels& reference) {
   if (!agree(normed(kernels), normed(reference), 1.0f)) return "gives wrong norms";
   if (!same_bits(added(kernels), added(reference))) return "gives wrong sums of rows";
-  if (!agree(activated(kernels), activated(reference), 1e-30f)) return "gives wrong activations";
+  const Activation silu{}, gelu{Activation::Kind::gelu_tanh}, clamped{Activation::Kind::clamped, 1.702f, 7.0f};
+  if (!agree(activated(kernels, silu, 40.0f), activated(reference, silu, 40.0f), 1e-30f) ||
+      !agree(activated(kernels, gelu, 4.0f), activated(reference, gelu, 4.0f), 1.0f) ||
+      !agree(activated(kernels, clamped, 12.0f), activated(reference, clamped, 12.0f), 8.0f)) {
+    return "gives wrong activations";
+  }
   if (!agree(rotated(kernels), rotated(reference), 1.0f)) return "gives wrong rotations";
   return "";
 }

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from relevo.core.ids import TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """Of a gate and the value beside it."""
+
+    kind: str = "silu"  # silu(gate) * up; "gelu_tanh"; "clamped": (up + 1) * gate * sigmoid(alpha * gate), both clamped
+    alpha: float = 1.0
+    limit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries of layers without positions grow with them: by 1 + factor * log(1 + floor((position + 1) / tokens))."""
+
+    factor: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAttention:
+    """Of the layers that see a part of the context: a window, or the chunk that a token is in."""
+
+    layers: tuple[int, ...]  # places in the model, ascending
+    window: int = 0  # tokens, a query's own included; 0: none
+    chunk: int = 0  # tokens; 0: none
+    rope_theta: float | None = None  # None: positions turn them as they turn the other layers
+    rope_scaling: dict[str, Any] = field(default_factory=dict)  # theirs, where they have a theta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +45,8 @@ class Routing:
     normalises: bool = True  # weights of a token sum to `scale`
     scale: float = 1.0  # of all weights
     has_bias: bool = False  # added to what is chosen by, never to a weight
+    has_logit_bias: bool = False  # added to the scores themselves
+    weighs_inputs: bool = False  # of experts, in place of what they give
     num_groups: int = 1  # of consecutive experts
     num_used_groups: int = 1  # those with the best sums; the others' experts are not chosen
     group_sum_of: int = 2  # of how many of a group's experts, the best ones
@@ -31,9 +61,14 @@ class ExpertsConfig:
     intermediate_size: int  # of each
     routing: Routing
     shared_size: int = 0  # of the MLP that every token passes besides; 0: there is none
+    activation: Activation = Activation()
+    has_biases: bool = False
     block: str = "mlp"  # what checkpoints call it, and its parts:
-    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two: gate and up are one matrix
+    is_interleaved: bool = False  # rows of that one alternate between gate and up
+    router: str = "gate"
     bias: str = "gate.e_score_correction_bias"
+    shared: str = "shared_experts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +114,33 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     latent: LatentAttention | None = None  # None: keys and values of their own; `head_size` is that of a query
     num_mtp_layers: int = 0  # behind the others in a checkpoint, for drafts of more tokens; not computed
-    sliding_window: int | None = None
+    sliding_window: int | None = None  # of all layers
+    local: LocalAttention | None = None  # of some layers
+    unturned_layers: tuple[int, ...] = ()  # whose queries and keys know no positions
+    query_growth: QueryGrowth | None = None  # in these
+    attention_scale: float | None = None  # of scores; None: head_size ** -0.5
+    sinks: bool = False
+    interleaved_rope: bool = False  # checkpoints pair element 2i of a head with 2i + 1, not i with i + D / 2
+    unit_qk_norm: bool = False  # queries and keys are normed after their rotation, without weights
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0  # added to the stored weights of norms
+    sandwich_norms: bool = False  # attention and MLP are normed before they are added, too
+    activation: Activation = Activation()
+    mlp: str = "mlp"  # what checkpoints call it
+    max_position_is_whole: bool = False  # its rope scaling included
     dtype: str = "float32"  # the dtype the weights were stored in
+
+    def local_rope(self) -> ModelConfig:
+        """The same, with the rope of the layers that see a part of the context."""
+        if self.local is None or self.local.rope_theta is None:
+            return self
+        return replace(self, rope_theta=self.local.rope_theta, rope_scaling=self.local.rope_scaling)
 
     @property
     def max_context(self) -> int:
         """Tokens that it is made for, its rope scaling included. Source: how vLLM derives the longest context."""
+        if self.max_position_is_whole:
+            return self.max_position
         kind, factor = self.rope_scaling.get("rope_type"), self.rope_scaling.get("factor", 1.0)
         if kind in ("linear", "dynamic"):
             return int(self.max_position * factor)

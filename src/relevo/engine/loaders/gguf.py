@@ -45,6 +45,7 @@ def open_gguf(path: Path, name: str) -> ModelFiles:
     spec = spec_of_gguf(architecture, str(path), has_experts=has_experts)
     assert spec.gguf is not None
     config = _config(path, head, spec.name, architecture)
+    config = spec.gguf.complete(config, _Keys(path, architecture, head.metadata))
     names = {name: hf_name for name in head.tensors if (hf_name := _hf_name(spec.gguf, name)) is not None}
     stored = [
         _stored(path, part, part_name, _permuted_heads(spec.gguf, hf_name, config))

@@ -10,25 +10,20 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
+from relevo.engine.loaders.plain_tensor import ITEM_BYTES, plain_tensor
+from relevo.engine.loaders.stacked_experts import experts_apart
 from relevo.engine.loaders.text_files import parse_object, read_text
 from relevo.engine.loaders.text_tensors import text_tensors
 from relevo.engine.loaders.tied_head import with_head
 from relevo.engine.models.families import config_from_hf, spec_of, wrapper_of
 from relevo.engine.models.weight_plan import is_harmless, unasked
 
-if TYPE_CHECKING:  # a process that only opens a folder does without numpy
-    import numpy as np
-    import numpy.typing as npt
-
-    from relevo.engine.ops.protocol import HostTensor
-
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _MAX_HEADER_BYTES = 100_000_000  # required by the format
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 def open_folder(folder: Path, name: str) -> ModelFiles:
@@ -39,6 +34,8 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
     weight_map = _weight_map(folder)
     stored = _one_of_each(folder, weight_map, [t for shard in _shards(folder, weight_map) for t in _read_header(shard)])
     stored = text_tensors(config, wrapper, stored)
+    if config.experts is not None:
+        stored = experts_apart(config.experts, stored)
     config, stored, notes = with_head(config, stored, str(folder))
     if strange := unasked(spec_of(config).weights(config), (tensor.name for tensor in stored)):
         raise ModelFileError(
@@ -123,34 +120,11 @@ def _read_header(path: Path) -> list[StoredTensor]:
 
 def _stored(path: Path, data_start: int, name: str, entry: dict[str, Any]) -> StoredTensor:
     stored_as, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-    if stored_as not in _ITEM_BYTES:
-        known = ", ".join(_ITEM_BYTES)
+    if stored_as not in ITEM_BYTES:
+        known = ", ".join(ITEM_BYTES)
         raise UnsupportedModel(f"{path}: tensor {name} is stored as {stored_as}; one of {known} is implemented")
     first, last = entry["data_offsets"]
-    if last - first != math.prod(shape) * _ITEM_BYTES[stored_as]:
+    if last - first != math.prod(shape) * ITEM_BYTES[stored_as]:
         raise ValueError(f"tensor {name} has {last - first} bytes for shape {list(shape)} of {stored_as}")
 
-    def decode(data: npt.NDArray[np.uint8], _: str) -> HostTensor:
-        return _decode(data, stored_as, shape)
-
-    return StoredTensor(
-        name=name,
-        path=path,
-        offset=data_start + first,
-        num_bytes=last - first,
-        shape=shape,
-        stored_as=stored_as,
-        decode=decode,
-    )
-
-
-def _decode(data: npt.NDArray[np.uint8], stored_as: str, shape: tuple[int, ...]) -> HostTensor:
-    from relevo.engine.ops.protocol import HostTensor
-
-    if stored_as == "F32":
-        return HostTensor(data.view("<f4").reshape(shape), "float32")
-    if stored_as == "F16":
-        return HostTensor(data.view("<f2").reshape(shape), "float16")
-    if stored_as == "BF16":
-        return HostTensor(data.view("<u2").reshape(shape), "bfloat16")
-    return HostTensor(data.view("<f8").astype("float32").reshape(shape), "float32")
+    return plain_tensor(path, name, data_start + first, stored_as, shape)

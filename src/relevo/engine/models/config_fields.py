@@ -74,6 +74,12 @@ class ConfigFields:
         return default
 
 
+def with_defaults(fields: ConfigFields, defaults: Mapping[str, Any]) -> ConfigFields:
+    """What is absent is the family's."""
+    stated = {name: value for name, value in fields.raw.items() if value is not None}
+    return ConfigFields({**defaults, **stated}, fields.origin)
+
+
 def check_shape(config: ModelConfig, origin: str) -> ModelConfig:
     """Counts that must fit each other, whatever format they were read from. Raises ModelFileError."""
     if config.num_heads % config.num_kv_heads:

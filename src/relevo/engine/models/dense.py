@@ -15,14 +15,13 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.kv import KVGroup
 from relevo.core.model import ExpertsConfig, ModelConfig
 from relevo.engine.models.config_fields import ConfigFields, check_shape
+from relevo.engine.models.layer_kinds import FULL, SLIDING, read_layer_kinds
 from relevo.engine.models.rope_config import DEFAULT_THETA, read_rope, read_rotary_size, refuse_partial
 from relevo.engine.models.spec import GgufNames, Model, ModelSpec
 from relevo.engine.models.weight_plan import GGUF_IN_LAYER, GGUF_TOP, weight_groups
 
 if TYPE_CHECKING:
     from relevo.engine.ops.protocol import HostTensor, Ops
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"  # words of `layer_types`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +57,10 @@ def dense(
         name=name,
         model_types=(name,),
         gguf=names,
-        read_config=lambda fields: _read_config(name, traits, fields),
+        read_config=lambda fields: read_config(name, traits, fields),
         weights=weight_groups,
         kv_groups=one_full_group,
-        load=_load,
+        load=load_decoder,
     )
 
 
@@ -70,13 +69,14 @@ def one_full_group(config: ModelConfig) -> tuple[KVGroup, ...]:
     return (KVGroup.full(range(config.num_layers), config.num_kv_heads, config.head_size),)
 
 
-def _load(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops, max_model_len: int) -> Model:
+def load_decoder(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops, max_model_len: int) -> Model:
     from relevo.engine.models.decoder import Decoder  # numpy
 
     return Decoder.load(config, tensors, ops, max_model_len)
 
 
-def _read_config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> ModelConfig:
+def read_config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> ModelConfig:
+    """Of a family with these traits. Raises ModelFileError, UnsupportedModel."""
     _refuse_unsupported(fields)
     return check_shape(_config(architecture, traits, fields), fields.origin)
 
@@ -132,9 +132,9 @@ def _sliding_window(architecture: str, traits: DenseTraits, fields: ConfigFields
         window = traits.default_sliding_window
     is_switched_off = traits.window_needs_flag and not fields.flag("use_sliding_window")
     kind = _kind_of_layers(fields)
-    if kind == _FULL:
+    if kind == FULL:
         return None
-    if kind == _SLIDING:
+    if kind == SLIDING:
         if not traits.has_sliding_window:
             raise UnsupportedModel(f"{fields.origin}: a {architecture} model with sliding windows is not implemented")
         if is_switched_off or window is None:
@@ -159,22 +159,13 @@ def _begins_at_first_layer(traits: DenseTraits, fields: ConfigFields) -> bool:
 
 def _kind_of_layers(fields: ConfigFields) -> str | None:
     """The one kind that `layer_types` names; None: it is not there. Raises UnsupportedModel, ModelFileError."""
-    kinds = fields.raw.get("layer_types")
+    kinds = read_layer_kinds(fields, (SLIDING,))
     if kinds is None:
         return None
-    num_layers = fields.integer("num_hidden_layers")
-    if not isinstance(kinds, list) or len(kinds) != num_layers:
-        num_kinds = len(kinds) if isinstance(kinds, list) else repr(kinds)
-        raise ModelFileError(f"{fields.origin}: layer_types has {num_kinds} entries for {num_layers} layers; mend it")
-    distinct = sorted(set(map(str, kinds)))
-    if len(distinct) > 1:
-        names = ", ".join(distinct)
+    if len(kinds) > 1:
+        names = ", ".join(kinds)
         raise UnsupportedModel(f"{fields.origin}: layers of different kinds ({names}) are not implemented")
-    if distinct[0] not in (_FULL, _SLIDING):
-        raise UnsupportedModel(
-            f"{fields.origin}: layers of kind {distinct[0]!r} are not implemented; {_FULL} and {_SLIDING} are"
-        )
-    return distinct[0]
+    return next(iter(kinds))
 
 
 def _refuse_unsupported(fields: ConfigFields) -> None:

@@ -17,7 +17,7 @@ _MIXTRAL_PROJECTIONS = ("w1", "w3", "w2")
 
 def mixtral_experts(fields: ConfigFields) -> ExpertsConfig:
     """Every layer has experts of the size that other families give their MLP."""
-    return _checked(
+    return checked_experts(
         fields,
         ExpertsConfig(
             layers=tuple(range(fields.integer("num_hidden_layers"))),
@@ -36,7 +36,7 @@ def minimax_experts(fields: ConfigFields) -> ExpertsConfig:
         raise UnsupportedModel(f"{fields.origin}: scoring_func {scoring!r} is not implemented here; 'sigmoid' is")
     if fields.raw.get("shared_intermediate_size"):
         raise UnsupportedModel(f"{fields.origin}: shared_intermediate_size above 0 is not implemented")
-    return _checked(
+    return checked_experts(
         fields,
         ExpertsConfig(
             layers=tuple(range(fields.integer("num_hidden_layers"))),
@@ -59,7 +59,7 @@ def qwen_experts(fields: ConfigFields) -> ExpertsConfig | None:
     layers = tuple(layer for layer in range(num_layers) if (layer + 1) % step == 0 and layer not in plain)
     if not layers:
         return None
-    return _checked(
+    return checked_experts(
         fields,
         ExpertsConfig(
             layers=layers,
@@ -79,7 +79,7 @@ def glm_experts(fields: ConfigFields) -> ExpertsConfig | None:
         return None
     size = fields.integer("moe_intermediate_size", 1408)
     is_normal = fields.raw.get("norm_topk_prob")
-    return _checked(
+    return checked_experts(
         fields,
         ExpertsConfig(
             layers=tuple(range(first, num_layers)),
@@ -116,7 +116,7 @@ def deepseek_experts(fields: ConfigFields, *, scoring: str = "sigmoid") -> Exper
     if not layers or fields.optional_integer("n_routed_experts") is None:
         return None
     size, has_groups = fields.integer("moe_intermediate_size"), method != "greedy"
-    return _checked(
+    return checked_experts(
         fields,
         ExpertsConfig(
             layers=layers,
@@ -147,7 +147,7 @@ def _either(fields: ConfigFields, name: str, other: str, default: int) -> int:
     return stated.pop() if stated else default
 
 
-def _checked(fields: ConfigFields, experts: ExpertsConfig) -> ExpertsConfig:
+def checked_experts(fields: ConfigFields, experts: ExpertsConfig) -> ExpertsConfig:
     """Raises ModelFileError for counts that do not go together."""
     routing, origin = experts.routing, fields.origin
     if routing.num_active > experts.num_experts:

@@ -5,7 +5,7 @@ A family that differs from another in its config only is one entry here (docs/de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,10 @@ from relevo.engine.models.experts_config import (
     mixtral_experts,
     qwen_experts,
 )
+from relevo.engine.models.gemma import GEMMA3
+from relevo.engine.models.gpt_oss import GPT_OSS
 from relevo.engine.models.latent import latent
+from relevo.engine.models.llama4 import LLAMA4
 from relevo.engine.models.spec import ModelSpec, Wrapper
 from relevo.engine.models.weight_plan import GGUF_IN_LAYER
 
@@ -117,6 +120,9 @@ _FAMILIES = (
             ),
         ),
     ),
+    GEMMA3,
+    GPT_OSS,
+    LLAMA4,
 )
 MODELS = {spec.name: spec for spec in _FAMILIES}  # by ModelConfig.architecture
 
@@ -145,13 +151,13 @@ def config_from_hf(raw: Mapping[str, Any], origin: str) -> ModelConfig:
     found = {name: spec for spec in MODELS.values() for name in spec.model_types}
     wrapped = {each.model_type: spec for spec in MODELS.values() for each in spec.wrappers}
     if model_type in wrapped:
-        _refuse_quantized(raw, origin)
+        _refuse_quantized(raw, wrapped[model_type].quantizations, origin)
         raw, origin = _text_config(raw, wrapped[model_type], origin), f"{origin}: text_config"
         model_type = str(raw["model_type"])
     if model_type not in found:
         known = ", ".join((*wrapped, *found))
         raise UnsupportedModel(f"{origin}: model_type {model_type!r} is not implemented; one of {known} is")
-    _refuse_quantized(raw, origin)
+    _refuse_quantized(raw, found[model_type].quantizations, origin)
     return found[model_type].read_config(ConfigFields(raw, origin))
 
 
@@ -174,9 +180,11 @@ def _text_config(raw: Mapping[str, Any], spec: ModelSpec, origin: str) -> Mappin
     return text
 
 
-def _refuse_quantized(raw: Mapping[str, Any], origin: str) -> None:
+def _refuse_quantized(raw: Mapping[str, Any], implemented: Sequence[str], origin: str) -> None:
     """Fields that change what the weights mean must not be ignored."""
     quantization = raw.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else "unknown"
+        if method in implemented:
+            return
         raise UnsupportedModel(f"{origin}: {method} weights are not implemented; use the unquantised model or a GGUF")

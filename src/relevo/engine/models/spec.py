@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from relevo.core.kv import KVGroup
 from relevo.core.model import ModelConfig
@@ -32,6 +32,16 @@ class Model(Protocol):
         ...
 
 
+class GgufKeys(Protocol):
+    """Keys of a file, without the architecture before their names."""
+
+    def get(self, key: str, default: Any = None) -> Any: ...
+
+    def fields(self, key: str) -> ConfigFields:
+        """With that one key, under its name."""
+        ...
+
+
 class LoadModel(Protocol):
     def __call__(
         self, config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops, max_model_len: int
@@ -52,6 +62,8 @@ class GgufNames:
     in_layer: Mapping[str, str]  # between "blk.N." and ".weight" or ".bias"
     permutes_heads: bool = False  # rows of q and k are stored in the order of the original Llama
     has_experts: bool = False  # of files of this architecture with `expert_count` this family is meant
+    # What the family has beside what all have, from the file's keys. Raises ModelFileError, UnsupportedModel.
+    complete: Callable[[ModelConfig, GgufKeys], ModelConfig] = lambda config, keys: config
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,16 @@ class Wrapper:
     model_type: str  # of config.json
     prefixes: Mapping[str, str]  # what names of its tensors begin with, and what they begin with in a folder of its own
     skipped: tuple[str, ...]  # beginnings of names of what is not computed
+
+
+def text_of_images(model_type: str, *skipped: str) -> Wrapper:
+    """A wrapper in the two ways in which transformers has written such folders; `skipped`: beginnings of parts."""
+    prefixes = {
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+        "model.language_model.": "model.",
+    }
+    return Wrapper(model_type, prefixes, (*skipped, *(f"model.{part}" for part in skipped)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +95,4 @@ class ModelSpec:
     kv_groups: Callable[[ModelConfig], tuple[KVGroup, ...]]
     load: LoadModel
     wrappers: tuple[Wrapper, ...] = ()
+    quantizations: tuple[str, ...] = ()  # methods of quantization_config that its folders are read with

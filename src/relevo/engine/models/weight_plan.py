@@ -58,7 +58,9 @@ def weight_groups(config: ModelConfig) -> list[Shapes]:
 def exact_names(config: ModelConfig) -> frozenset[str]:
     """Parts that choose, and so are kept as they are stored, whatever weights are rounded to."""
     plans = [expert_plan(config, index) for index in expert_layers(config)]
-    return frozenset(name for plan in plans for name in (*plan.router, *plan.bias))
+    norms = [name for group in weight_groups(config) for name in group if name.endswith("norm.weight")]
+    routers = [name for plan in plans for name in (*plan.router, *plan.bias, *plan.logit_bias)]
+    return frozenset([*routers, *(norms if config.norm_offset else ())])
 
 
 def expert_layers(config: ModelConfig) -> tuple[int, ...]:
@@ -70,13 +72,17 @@ class ExpertPlan:
     """The weights of one layer's experts, each with its parts."""
 
     router: Shapes
-    bias: Shapes  # empty: there is none
+    bias: Shapes  # of the choice; empty: there is none
+    logit_bias: Shapes  # of the scores; empty: there is none
     gate_up: tuple[Shapes, ...]  # by expert
     down: tuple[Shapes, ...]
+    gate_up_bias: tuple[Shapes, ...]  # empty: there are none
+    down_bias: tuple[Shapes, ...]
 
     @property
     def groups(self) -> list[Shapes]:
-        return [self.router, *([self.bias] if self.bias else []), *self.gate_up, *self.down]
+        lone = [group for group in (self.router, self.bias, self.logit_bias) if group]
+        return [*lone, *self.gate_up, *self.down, *self.gate_up_bias, *self.down_bias]
 
 
 def expert_plan(config: ModelConfig, index: int) -> ExpertPlan:
@@ -84,15 +90,20 @@ def expert_plan(config: ModelConfig, index: int) -> ExpertPlan:
     assert experts is not None, "the model has none"
     block = f"model.layers.{index}.{experts.block}."
     hidden, inner, count = config.hidden_size, experts.intermediate_size, experts.num_experts
-    gate, up, down = experts.projections
+    *gate_up, down = experts.projections
+    rows = 2 * inner // len(gate_up)  # of each
+
+    def each(kind: str, names: list[str], shape: tuple[int, ...]) -> tuple[Shapes, ...]:
+        return tuple({f"{block}experts.{number}.{name}.{kind}": shape for name in names} for number in range(count))
+
     return ExpertPlan(
-        router={f"{block}gate.weight": (count, hidden)},
+        router={f"{block}{experts.router}.weight": (count, hidden)},
         bias={f"{block}{experts.bias}": (count,)} if experts.routing.has_bias else {},
-        gate_up=tuple(
-            {f"{block}experts.{number}.{name}.weight": (inner, hidden) for name in (gate, up)}
-            for number in range(count)
-        ),
-        down=tuple({f"{block}experts.{number}.{down}.weight": (hidden, inner)} for number in range(count)),
+        logit_bias={f"{block}{experts.router}.bias": (count,)} if experts.routing.has_logit_bias else {},
+        gate_up=each("weight", gate_up, (rows, hidden)),
+        down=each("weight", [down], (hidden, inner)),
+        gate_up_bias=each("bias", gate_up, (rows,)) if experts.has_biases else (),
+        down_bias=each("bias", [down], (hidden,)) if experts.has_biases else (),
     )
 
 
@@ -129,13 +140,25 @@ def top_plan(config: ModelConfig) -> dict[str, Shapes]:
     return plan
 
 
+def _norms(prefix: str, hidden: int, are_sandwich: bool) -> dict[str, Shapes]:
+    """Beside the input's. The same name is one norm in one kind of family and another in the other."""
+
+    def norm(name: str) -> Shapes:
+        return {f"{prefix}{name}_layernorm.weight": (hidden,)}
+
+    after = norm("post_attention")
+    if are_sandwich:
+        return {"attention_norm": after, "mlp_norm": norm("pre_feedforward"), "output_norm": norm("post_feedforward")}
+    return {"attention_norm": {}, "mlp_norm": after, "output_norm": {}}
+
+
 def layer_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
     """LayerWeights' fields, each with its parts; no parts: the model has no such weight."""
     prefix = f"model.layers.{index}."
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    attention, mlp = prefix + "self_attn.", f"{prefix}{config.mlp}."
     hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_size
     if config.experts is not None and index in config.experts.layers:
-        mlp, inner = f"{prefix}{config.experts.block}.shared_experts.", config.experts.shared_size
+        mlp, inner = f"{prefix}{config.experts.block}.{config.experts.shared}.", config.experts.shared_size
     query, key = config.num_heads * size, config.num_kv_heads * size
     qkv_rows = {"q_proj": query, "k_proj": key, "v_proj": key}
     if config.latent is not None:
@@ -156,7 +179,8 @@ def layer_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
         "k_norm": head_norm("k_norm", key),
         "output": {attention + "o_proj.weight": (hidden, query)},
         "output_bias": biases(config.attention_bias, attention, {"o_proj": hidden}),
-        "mlp_norm": {prefix + "post_attention_layernorm.weight": (hidden,)},
+        "sinks": {attention + "sinks": (config.num_heads,)} if config.sinks else {},
+        **_norms(prefix, hidden, config.sandwich_norms),
         "gate_up": {f"{mlp}{name}.weight": (inner, hidden) for name in ("gate_proj", "up_proj")} if inner else {},
         "gate_up_bias": biases(config.mlp_bias, mlp, {"gate_proj": inner, "up_proj": inner}),
         "down": {mlp + "down_proj.weight": (hidden, inner)} if inner else {},

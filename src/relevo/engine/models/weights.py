@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from relevo.core.errors import ModelFileError
 from relevo.core.model import ModelConfig
 from relevo.engine.models.latent_weights import LatentWeights, latent_weights, pack
+from relevo.engine.models.weight_forms import as_computed
 from relevo.engine.models.weight_plan import (
     Shapes,
     exact_names,
@@ -21,13 +22,15 @@ from relevo.engine.models.weight_plan import (
     top_plan,
     weight_groups,
 )
-from relevo.engine.ops.protocol import Buffer, HostTensor, Ops
+from relevo.engine.ops.protocol import Buffer, ExpertBiases, HostTensor, Ops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
     router: Buffer  # [experts, E] float32
-    bias: Buffer | None  # [experts] float32
+    bias: Buffer | None  # [experts] float32, of the choice
+    logit_bias: Buffer | None  # [experts] float32, of the scores
+    biases: ExpertBiases | None
     gate_up: tuple[Buffer, ...]  # by expert, [2I, E]
     down: tuple[Buffer, ...]  # [E, I]
 
@@ -41,9 +44,12 @@ class LayerWeights:
     qkv_bias: Buffer | None
     q_norm: Buffer | None  # [D]
     k_norm: Buffer | None  # [D]
+    sinks: Buffer | None  # [H]
     output: Buffer  # [E, H * D]
     output_bias: Buffer | None
+    attention_norm: Buffer | None  # of what attention gives
     mlp_norm: Buffer
+    output_norm: Buffer | None  # of what the MLP gives
     gate_up: Buffer | None  # [2I, E], of the MLP that every token passes
     gate_up_bias: Buffer | None
     down: Buffer | None  # [E, I]
@@ -65,7 +71,7 @@ def load_weights(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]],
 
     A tensor that the model does not use is skipped: loaders refuse such names (`weight_plan.unasked`).
     """
-    ready = _gather(config, exact_names(config), tensors, ops)
+    ready = _gather(config, exact_names(config), as_computed(config, tensors), ops)
     top = {role: ready[next(iter(group))] for role, group in top_plan(config).items()}
     layers = tuple(
         LayerWeights(
@@ -89,6 +95,8 @@ def _experts(config: ModelConfig, index: int, ready: Mapping[str, Buffer]) -> Ex
     return ExpertWeights(
         router=of([plan.router])[0],
         bias=of([plan.bias])[0] if plan.bias else None,
+        logit_bias=of([plan.logit_bias])[0] if plan.logit_bias else None,
+        biases=ExpertBiases(of(plan.gate_up_bias), of(plan.down_bias)) if plan.gate_up_bias else None,
         gate_up=of(plan.gate_up),
         down=of(plan.down),
     )

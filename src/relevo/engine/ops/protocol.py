@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
-from relevo.core.model import Routing
+from relevo.core.model import Activation, QueryGrowth, Routing
 from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.formats import BLOCK_FORMATS
 from relevo.engine.row_math import RowMath, RowSummaries
@@ -37,6 +37,12 @@ class HostTensor:
     array: npt.NDArray[Any]
     dtype: str  # "float32", "bfloat16", "float16" or a key of BLOCK_FORMATS
 
+    def floats(self) -> npt.NDArray[np.float32]:
+        """Of a tensor that is no matrix of blocks."""
+        if self.dtype == "bfloat16":
+            return (self.array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return self.array.astype(np.float32)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the weights, however they are stored: (rows, k) for a matrix."""
@@ -50,8 +56,43 @@ class HostTensor:
 @dataclass(frozen=True, slots=True)
 class Router:
     weight: Buffer  # [experts, E] float32
-    bias: Buffer | None  # [experts] float32
+    bias: Buffer | None  # [experts] float32, of the choice
     routing: Routing
+    logit_bias: Buffer | None = None  # [experts] float32, of the scores
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far back a query sees. Both 0: as far as there is anything."""
+
+    window: int = 0  # tokens, its own included
+    chunk: int = 0  # from the last multiple of it on
+
+    def first_key(self, position: int) -> int:
+        """The first position that a query at `position` sees."""
+        of_window = max(0, position + 1 - self.window) if self.window else 0
+        return max(of_window, position // self.chunk * self.chunk) if self.chunk else of_window
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """What sets the attention of a layer apart."""
+
+    reach: Reach = Reach()  # nothing: the program's
+    scale: float | None = None  # of scores; None: D ** -0.5
+    sinks: Buffer | None = None  # [H], a score beside those of the keys that has no value
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """By expert."""
+
+    gate_up: Sequence[Buffer]  # [2 * I]
+    down: Sequence[Buffer]  # [E]
+
+
+SILU = Activation()
+PLAIN_ATTENTION = AttentionRule()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +110,8 @@ class Operations(Protocol):
     Heads [T, n, D] may be passed where [T, n * D] is asked for.
     """
 
-    def embed(self, weight: Buffer) -> Buffer:
-        """[V, E] -> [T, E]"""
+    def embed(self, weight: Buffer, scale: float = 1.0) -> Buffer:
+        """[V, E] -> [T, E], times `scale` as the weight's own dtype rounds it"""
         ...
 
     def linear(self, x: Buffer, weight: Buffer, bias: Buffer | None) -> Buffer:
@@ -85,11 +126,19 @@ class Operations(Protocol):
         """May write into x."""
         ...
 
-    def silu_mul(self, x: Buffer) -> Buffer:
-        """[T, 2 * I] (gate, up) -> [T, I]: silu(gate) * up"""
+    def activate(self, x: Buffer, activation: Activation = SILU) -> Buffer:
+        """[T, 2 * I] (gate, up) -> [T, I]"""
         ...
 
-    def experts(self, x: Buffer, router: Router, gate_up: Sequence[Buffer], down: Sequence[Buffer]) -> Buffer:
+    def experts(
+        self,
+        x: Buffer,
+        router: Router,
+        gate_up: Sequence[Buffer],
+        down: Sequence[Buffer],
+        biases: ExpertBiases | None = None,
+        activation: Activation = SILU,
+    ) -> Buffer:
         """[T, E] -> [T, E]: the sum, experts ascending, of what each token's chosen experts make of it, by weight.
 
         gate_up and down by expert: [2 * I, E] and [E, I]. A token's sum does not depend on other tokens of the step.
@@ -108,8 +157,11 @@ class Operations(Protocol):
         """[T, H * in] -> [T, H * out]: each head times its own matrix of `Ops.head_weights`."""
         ...
 
-    def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float) -> Buffer:
-        """Cosines and sines for the positions of the step, times `scale`; inv_freq is [R / 2], radians per position."""
+    def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float, growth: QueryGrowth | None = None) -> Buffer:
+        """Cosines and sines for the positions of the step, times `scale`; inv_freq is [R / 2], radians per position.
+
+        With `growth`, times its factor of each position too: no frequency but 0 scales heads and does not turn them.
+        """
         ...
 
     def rope(self, x: Buffer, angles: Buffer) -> Buffer:
@@ -117,10 +169,10 @@ class Operations(Protocol):
         the second (the order of Hugging Face checkpoints)."""
         ...
 
-    def attention(self, q: Buffer, k: Buffer, v: Buffer, layer: int) -> Buffer:
+    def attention(self, q: Buffer, k: Buffer, v: Buffer, layer: int, rule: AttentionRule = PLAIN_ATTENTION) -> Buffer:
         """Write k and v [T, K, D] into the step's slots, then attend: q [T, H, D] -> [T, H * D].
 
-        Causal, scaled by D ** -0.5, each row over its own block table and within the sliding window.
+        Causal, each row over its own block table, as far back as the rule says.
         """
         ...
 
@@ -189,7 +241,7 @@ class Ops(Protocol):
         ...
 
     def program(self, trace: Trace, sliding_window: int | None) -> Program:
-        """`sliding_window`: tokens a query sees, its own included; None: all.
+        """`sliding_window`: tokens a query sees in layers whose rule says nothing, its own included; None: all.
 
         Raises UnsupportedModel if the backend cannot carry out an operation or a combination of them.
         """

@@ -225,9 +225,7 @@ class NativeRowMath:
 def _as_float32(tensor: HostTensor) -> npt.NDArray[np.float32]:
     if tensor.dtype in BLOCK_FORMATS:
         raise UnsupportedModel(f"a router or a bias stored as {tensor.dtype} is not implemented; store it as floats")
-    if tensor.dtype == "bfloat16":
-        return (tensor.array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return tensor.array.astype(np.float32)
+    return tensor.floats()
 
 
 def _rows_of_bytes(tensor: HostTensor) -> npt.NDArray[np.uint8]:

@@ -15,8 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from relevo.core.errors import UnsupportedModel
-from relevo.engine.ops.native.values import Activated, Buffer, Columns, Heads, Normed, Product, RecordedLogits, Value
-from relevo.engine.ops.protocol import Router
+from relevo.core.model import Activation, QueryGrowth
+from relevo.engine.ops.native.values import (
+    Activated,
+    Buffer,
+    Columns,
+    Heads,
+    Normed,
+    Product,
+    RecordedLogits,
+    Source,
+    Value,
+)
+from relevo.engine.ops.protocol import PLAIN_ATTENTION, SILU, AttentionRule, ExpertBiases, Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +53,17 @@ class Recorder:
 
     # ---- operations --------------------------------------------------------------------------------------------------
 
-    def embed(self, weight: Any) -> Columns:
+    def embed(self, weight: Any, scale: float = 1.0) -> Columns:
         out = _new(weight.shape[1])
-        self._add(Instruction("embed", {"out": out}, {"table": weight}, (), needs_place=True))
+        arguments = {"table": weight} | ({} if scale == 1.0 else {"scale": _rounded(scale, weight.formats)})
+        self._add(Instruction("embed", {"out": out}, arguments, (), needs_place=True))
         return out
 
     def linear(self, x: Value, weight: Any, bias: Any) -> Product:
-        source, columns, gain, eps = self._source(x)
+        source = self._source(x)
         if weight.shape[1] != x.width or (bias is not None and bias.size != weight.shape[0]):
             raise UnsupportedModel(f"a matrix of shape {list(weight.shape)} cannot take {x.width} inputs with its bias")
-        return Product(source, columns, gain, eps, self._as_multiplied(weight), bias)
+        return Product(source, self._as_multiplied(weight), bias)
 
     def rms_norm(self, x: Value, weight: Any, eps: float) -> Normed | Heads:
         if isinstance(x, Heads) and weight.size == x.size:
@@ -80,12 +92,20 @@ class Recorder:
         target.spend()
         return Columns(target.buffer, target.offset, target.width)
 
-    def silu_mul(self, x: Value) -> Activated:
+    def activate(self, x: Value, activation: Activation = SILU) -> Activated:
         if x.width % 2 != 0:
             raise UnsupportedModel(f"{x.width} columns are not a gate and as many values")
-        return Activated(self._columns(x))
+        return Activated(self._columns(x), activation)
 
-    def experts(self, x: Value, router: Router, gate_up: Sequence[Any], down: Sequence[Any]) -> Columns:
+    def experts(
+        self,
+        x: Value,
+        router: Router,
+        gate_up: Sequence[Any],
+        down: Sequence[Any],
+        biases: ExpertBiases | None = None,
+        activation: Activation = SILU,
+    ) -> Columns:
         if router.weight.shape != (len(gate_up), x.width):
             raise UnsupportedModel(
                 f"a router of shape {list(router.weight.shape)} cannot choose among {len(gate_up)} experts of {x.width}"
@@ -103,6 +123,11 @@ class Recorder:
             "scale": routing.scale,
             "num_groups": routing.num_groups,
             "num_used_groups": routing.num_used_groups,
+            "logit_bias": router.logit_bias,
+            "gate_up_bias": list(biases.gate_up) if biases else [],
+            "down_bias": list(biases.down) if biases else [],
+            "weighs_inputs": routing.weighs_inputs,
+            **_activation(activation),
         }
         self._add(Instruction("experts", {"in_": columns, "scores": scores, "out": out}, arguments, ("in_",)))
         return out
@@ -140,8 +165,10 @@ class Recorder:
     ) -> Columns:
         raise UnsupportedModel("latent attention is not implemented on the native backend; choose --backend torch")
 
-    def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float) -> int:
-        number: int = self._program.add_angles(np.ascontiguousarray(inv_freq, dtype=np.float32), scale)
+    def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float, growth: QueryGrowth | None = None) -> int:
+        frequencies = np.ascontiguousarray(inv_freq, dtype=np.float32)
+        how = (growth.factor, growth.tokens) if growth else ()
+        number: int = self._program.add_angles(frequencies, scale, *how)
         return number
 
     def rope(self, x: Heads, angles: int) -> Heads:
@@ -149,7 +176,7 @@ class Recorder:
             x = Heads(self._columns(x), x.num_heads, x.size)
         return Heads(x.x, x.num_heads, x.size, x.gain, x.eps, angles)
 
-    def attention(self, q: Heads, k: Heads, v: Heads, layer: int) -> Columns:
+    def attention(self, q: Heads, k: Heads, v: Heads, layer: int, rule: AttentionRule = PLAIN_ATTENTION) -> Columns:
         if v.gain is not None or v.angles is not None or (q.angles, q.eps) != (k.angles, k.eps):
             q, k, v = (Heads(self._columns(heads), heads.num_heads, heads.size) for heads in (q, k, v))
         if k.x.buffer is not v.x.buffer:
@@ -167,6 +194,10 @@ class Recorder:
             "k_gain": k.gain,
             "eps": q.eps,
             "angles": -1 if q.angles is None else q.angles,
+            "window": rule.reach.window,
+            "chunk": rule.reach.chunk,
+            "scale": rule.scale or 0.0,
+            "sinks": rule.sinks,
         }
         self._add(Instruction("attend", columns, arguments, ("q", "k", "v"), needs_place=True))
         for heads in (q, k, v):
@@ -174,11 +205,11 @@ class Recorder:
         return out
 
     def logits(self, x: Value, weight: Any) -> RecordedLogits:
-        source, columns, gain, eps = self._source(x)
+        source = self._source(x)
         if weight.shape[1] != x.width:
             raise UnsupportedModel(f"an output layer of shape {list(weight.shape)} cannot take {x.width} inputs")
-        arguments = {"source": source, "gain": gain, "eps": eps, "head": weight.wide()}
-        self._add(Instruction("logits", {"in_": columns}, arguments, ("in_",)))
+        arguments = {**source.arguments, "head": weight.wide()}
+        self._add(Instruction("logits", {"in_": source.x}, arguments, ("in_",)))
         self._logits = RecordedLogits(weight.shape[0])
         return self._logits
 
@@ -191,13 +222,12 @@ class Recorder:
             instruction.columns[name].require()
         self._instructions.append(instruction)
 
-    def _source(self, x: Value) -> tuple[str, Columns, Any, float]:
-        """What a product does to its input first, and to which columns."""
+    def _source(self, x: Value) -> Source:
         if isinstance(x, Normed) and x.done is None:
-            return "norm", x.x, x.gain, x.eps
+            return Source("norm", x.x, x.gain, x.eps)
         if isinstance(x, Activated) and x.done is None:
-            return "silu", x.x, None, 0.0
-        return "plain", self._columns(x), None, 0.0
+            return Source(x.activation.kind, x.x, activation=x.activation)
+        return Source("plain", self._columns(x))
 
     def _columns(self, x: Value) -> Columns:
         """Have the value in a buffer."""
@@ -214,7 +244,8 @@ class Recorder:
                     arguments = {"num_groups": 1, "gain": x.gain, "eps": x.eps}
                     self._add(Instruction("rms_norm", {"in_": x.x, "out": out}, arguments, ("in_",)))
                 case Activated():
-                    self._add(Instruction("silu_mul", {"in_": x.x, "out": out}, {"width": x.width}, ("in_",)))
+                    arguments = {"width": x.width, **_activation(x.activation)}
+                    self._add(Instruction("activate", {"in_": x.x, "out": out}, arguments, ("in_",)))
             x.done = out
         return x.done
 
@@ -233,16 +264,17 @@ class Recorder:
         return Columns(columns.buffer, columns.offset, columns.width)
 
     def _multiply(self, product: Product, out: Columns, accumulate: bool) -> None:
+        source = product.source
         arguments = {
-            "source": product.source,
-            "gain": product.gain,
-            "eps": product.eps,
+            **source.arguments,
             "matrix": product.matrix,
             "bias": product.bias,
             "accumulate": accumulate,
+            "alpha": source.activation.alpha,
+            "limit": source.activation.limit,
         }
         reads = ("in_", "out") if accumulate else ("in_",)
-        self._add(Instruction("multiply", {"in_": product.x, "out": out}, arguments, reads))
+        self._add(Instruction("multiply", {"in_": source.x, "out": out}, arguments, reads))
         product.done = out
 
     # ---- the program -------------------------------------------------------------------------------------------------
@@ -281,6 +313,21 @@ class Recorder:
         """Slots whose rows are still needed by the instructions from `chosen_from` on."""
         before = {c.buffer for op in self._instructions[:chosen_from] for c in op.columns.values()}
         return sorted(buffer.slot for buffer in before if last_use[buffer] >= chosen_from)
+
+
+def _activation(activation: Activation) -> dict[str, Any]:
+    return {"activation": activation.kind, "alpha": activation.alpha, "limit": activation.limit}
+
+
+def _rounded(scale: float, formats: Sequence[str]) -> float:
+    """As the dtype of a matrix of floats rounds it."""
+    if list(formats) == ["float16"]:
+        return float(np.float16(scale))
+    if list(formats) == ["bfloat16"]:
+        bits = np.array([scale], dtype=np.float32).view(np.uint32)
+        bits += (bits >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)
+        return float((bits & np.uint32(0xFFFF0000)).view(np.float32)[0])
+    return scale
 
 
 def _new(width: int) -> Columns:

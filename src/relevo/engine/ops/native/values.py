@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from relevo.core.errors import UnsupportedModel
+from relevo.core.model import Activation
+from relevo.engine.ops.protocol import SILU
 
 
 @dataclass(eq=False, slots=True)
@@ -53,6 +55,7 @@ class Normed:
 @dataclass(eq=False, slots=True)
 class Activated:
     x: Columns
+    activation: Activation
     done: Columns | None = None
 
     @property
@@ -60,14 +63,24 @@ class Activated:
         return self.x.width // 2
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a product is made of. `kind` says what becomes of x first: nothing ("plain"), its norm, or an activation."""
+
+    kind: str
+    x: Columns
+    gain: Any = None
+    eps: float = 0.0
+    activation: Activation = SILU
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"source": self.kind, "gain": self.gain, "eps": self.eps}
+
+
 @dataclass(eq=False, slots=True)
 class Product:
-    """`source` says what becomes of x first: nothing ("plain"), its norm, or its activation ("silu")."""
-
-    source: str
-    x: Columns
-    gain: Any
-    eps: float
+    source: Source
     matrix: Any
     bias: Any
     done: Columns | None = None

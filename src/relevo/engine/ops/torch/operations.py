@@ -10,12 +10,22 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from relevo.core.model import Activation, QueryGrowth
 from relevo.engine.inputs import StepInputs
-from relevo.engine.ops.protocol import Router, StepLogits, Trace
+from relevo.engine.ops.protocol import (
+    PLAIN_ATTENTION,
+    SILU,
+    AttentionRule,
+    ExpertBiases,
+    Reach,
+    Router,
+    StepLogits,
+    Trace,
+)
 from relevo.engine.ops.torch.kv_cache import TorchKVCache
 from relevo.engine.ops.torch.latent_cache import TorchLatentCache
 from relevo.engine.ops.torch.routing import choose
-from relevo.engine.ops.torch.step import AttentionBatch, TorchStep, place_step
+from relevo.engine.ops.torch.step import AttentionBatch, TorchStep
 
 TorchCache = TorchKVCache | TorchLatentCache
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -30,13 +40,16 @@ class TorchOperations:
         self._dtype = dtype
         self._logit_tokens = torch.tensor(logit_tokens, dtype=torch.int64, device=kv.device)
 
-    def embed(self, weight: torch.Tensor) -> torch.Tensor:
-        return F.embedding(self._step.token_ids, weight)
+    def embed(self, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        rows = F.embedding(self._step.token_ids, weight)
+        return rows if scale == 1.0 else rows.mul_(torch.tensor(scale, dtype=weight.dtype, device=weight.device))
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x.flatten(1), weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if weight.dtype != x.dtype:  # kept exact
+            return self.rms_norm(x.to(weight.dtype), weight, eps).to(x.dtype)
         if len(weight) != x.shape[-1]:  # over all heads of a token
             return F.rms_norm(x.flatten(1), weight.shape, weight, eps).view(x.shape)
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -44,20 +57,36 @@ class TorchOperations:
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x.add_(y)
 
-    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
+    def activate(self, x: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:
         gate, up = x.chunk(2, dim=-1)
+        if activation.kind == "gelu_tanh":
+            return F.gelu(gate, approximate="tanh").mul_(up)
+        if activation.kind == "clamped":
+            gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+            return (gate * activation.alpha).sigmoid_().mul_(gate).mul_(up + 1)
         return F.silu(gate).mul_(up)
 
     def experts(
-        self, x: torch.Tensor, router: Router, gate_up: Sequence[torch.Tensor], down: Sequence[torch.Tensor]
+        self,
+        x: torch.Tensor,
+        router: Router,
+        gate_up: Sequence[torch.Tensor],
+        down: Sequence[torch.Tensor],
+        biases: ExpertBiases | None = None,
+        activation: Activation = SILU,
     ) -> torch.Tensor:
-        chosen, weights = choose(F.linear(x.float(), router.weight), router.bias, router.routing)
+        logits = F.linear(x.float(), router.weight, router.logit_bias)
+        chosen, weights = choose(logits, router.bias, router.routing)
         out = torch.zeros_like(x)
         for expert in sorted(set(chosen.flatten().tolist())):
             tokens, slots = (chosen == expert).nonzero(as_tuple=True)
-            inner = self.silu_mul(F.linear(x[tokens], gate_up[expert]))
-            part = F.linear(inner, down[expert]) * weights[tokens, slots, None].to(x.dtype)
-            out.index_add_(0, tokens, part)
+            weight = weights[tokens, slots, None].to(x.dtype)
+            rows = x[tokens] * weight if router.routing.weighs_inputs else x[tokens]
+            inner = F.linear(rows, gate_up[expert], None if biases is None else biases.gate_up[expert])
+            part = F.linear(
+                self.activate(inner, activation), down[expert], None if biases is None else biases.down[expert]
+            )
+            out.index_add_(0, tokens, part if router.routing.weighs_inputs else part * weight)
         return out
 
     def split_heads(self, x: torch.Tensor, num_heads: Sequence[int], head_size: int) -> tuple[torch.Tensor, ...]:
@@ -70,10 +99,14 @@ class TorchOperations:
         heads = x.view(len(x), len(weights), -1).transpose(0, 1)  # [H, T, in]
         return torch.bmm(heads, weights.transpose(1, 2)).transpose(0, 1).reshape(len(x), -1)
 
-    def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float) -> Angles:
+    def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float, growth: QueryGrowth | None = None) -> Angles:
         """[T, 1, D] each; the sines of the first half are negated, as `rope` wants them."""
         angles = self._step.positions[:, None] * torch.from_numpy(inv_freq).to(self._kv.device)
         cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
+        if growth is not None:
+            steps = torch.floor((self._step.positions[:, None] + 1.0) / growth.tokens)
+            factor = torch.log1p(steps) * growth.factor + 1.0
+            cos, sin = cos * factor, sin * factor
         both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return both[0].to(self._dtype)[:, None], both[1].to(self._dtype)[:, None]
 
@@ -85,11 +118,13 @@ class TorchOperations:
             return torch.cat((turned, x[..., size:]), dim=-1)
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), signed_sin)
 
-    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    def attention(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, rule: AttentionRule = PLAIN_ATTENTION
+    ) -> torch.Tensor:
         kv, step = self._kv, self._step
         assert isinstance(kv, TorchKVCache), "a model of keys and values has such a cache"
         kv.write(layer, step.slots, k, v)
-        return self._attended(q, lambda rows, batch: _attend(rows, kv, layer, batch))
+        return self._attended(q, lambda rows, batch: _attend(rows, kv, layer, batch, rule), rule.reach)
 
     def latent_attention(
         self,
@@ -107,10 +142,13 @@ class TorchOperations:
         return self._attended(queries, lambda rows, batch: _attend_latents(rows, kv, layer, batch, size, scale))
 
     def _attended(
-        self, q: torch.Tensor, attend: Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
+        self,
+        q: torch.Tensor,
+        attend: Callable[[torch.Tensor, AttentionBatch], torch.Tensor],
+        reach: Reach = Reach(),  # noqa: B008 (frozen)
     ) -> torch.Tensor:
         """Batch by batch, and each row where its token is."""
-        batches = self._step.batches
+        batches = self._step.batches_of(reach)
         if len(batches) == 1 and batches[0].token_indices is None:
             return attend(q, batches[0])
         attended: torch.Tensor | None = None
@@ -141,13 +179,13 @@ class TorchProgram:
         started = time.perf_counter()
         with torch.inference_mode():  # no bookkeeping for gradients: a tenth of the cost of small operations
             kv.clear(inputs.fresh_tail_blocks())
-            step = place_step(inputs, kv, self._dtype, self._sliding_window)
+            step = TorchStep(inputs, kv, self._dtype, Reach(self._sliding_window or 0))
             operations = TorchOperations(step, kv, self._dtype, logit_tokens)
             values: npt.NDArray[np.float32] = self._trace(operations).float().cpu().numpy()
         return StepLogits(values, summaries=None, kernel_s=time.perf_counter() - started)
 
 
-def _attend(q: torch.Tensor, kv: TorchKVCache, layer: int, batch: AttentionBatch) -> torch.Tensor:
+def _attend(q: torch.Tensor, kv: TorchKVCache, layer: int, batch: AttentionBatch, rule: AttentionRule) -> torch.Tensor:
     """q [R * Q, H, D] -> [R * Q, H * D].
 
     Query heads that share a KV head are told apart without copying keys: as more queries when each row has one token,
@@ -159,13 +197,12 @@ def _attend(q: torch.Tensor, kv: TorchKVCache, layer: int, batch: AttentionBatch
     shared_by = num_heads // num_kv_heads  # G
     if batch.num_queries == 1:
         q = q.reshape(num_tokens, num_kv_heads, shared_by, head_size)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=batch.mask)  # [R, K, G, D]
+        out = _weighted(q, k, v, batch.mask, rule, (num_kv_heads, shared_by, 1))  # [R, K, G, D]
         return out.reshape(num_tokens, num_heads * head_size)
     q = q.view(num_tokens, num_kv_heads, shared_by, head_size).permute(1, 2, 0, 3)  # [K, G, Q, D]
     shape = (num_kv_heads, shared_by, k.shape[2], head_size)
-    out = F.scaled_dot_product_attention(
-        q, k.transpose(0, 1).expand(shape), v.transpose(0, 1).expand(shape), attn_mask=batch.mask
-    )
+    keys, values = k.transpose(0, 1).expand(shape), v.transpose(0, 1).expand(shape)
+    out = _weighted(q, keys, values, batch.mask, rule, (num_kv_heads, shared_by, 1, 1))
     return out.permute(2, 0, 1, 3).reshape(num_tokens, num_heads * head_size)
 
 
@@ -183,3 +220,21 @@ def _attend_latents(
     out = F.scaled_dot_product_attention(q, keys, keys[..., :size], attn_mask=mask, scale=scale)
     out = out[:, 0] if batch.num_queries == 1 else out[0].transpose(0, 1)
     return out.reshape(num_tokens, num_heads * size)
+
+
+def _weighted(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    rule: AttentionRule,
+    shape_of_sinks: tuple[int, ...],
+) -> torch.Tensor:
+    """q [.., Q, D], k and v [.., C, D] -> [.., Q, D]; the sinks as they spread over the scores [.., Q, C]."""
+    if rule.sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scale)
+    scale = q.shape[-1] ** -0.5 if rule.scale is None else rule.scale
+    scores = (q @ k.transpose(-1, -2)).float() * scale + mask
+    sinks = rule.sinks.float().view(shape_of_sinks).expand(*scores.shape[:-1], 1)
+    weights = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
+    return weights.to(v.dtype) @ v

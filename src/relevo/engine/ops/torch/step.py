@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from relevo.engine.inputs import StepInputs
+from relevo.engine.ops.protocol import Reach
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -41,55 +42,56 @@ class AttentionBatch:
     mask: torch.Tensor  # [R, 1, Q, C], 0 or -inf
 
 
-@dataclass(frozen=True, slots=True)
 class TorchStep:
-    token_ids: torch.Tensor  # [T]
-    positions: torch.Tensor  # [T] float32
-    slots: torch.Tensor  # [T * K] int64, places of each token's keys in layer 0
-    batches: tuple[AttentionBatch, ...]
-
-
-def place_step(inputs: StepInputs, cache: PlacesKeys, dtype: torch.dtype, sliding_window: int | None) -> TorchStep:
     """Index tensors and masks on the cache's device."""
-    device = cache.device
-    return TorchStep(
-        token_ids=torch.from_numpy(inputs.token_ids).to(device),
-        positions=torch.from_numpy(inputs.positions.astype(np.float32)).to(device),
-        slots=torch.from_numpy(cache.slots(inputs.block_of_token, inputs.offset_of_token)).to(device),
-        batches=tuple(
-            _place_batch(rows, inputs, cache, dtype, sliding_window) for rows in _batched_rows(inputs, sliding_window)
-        ),
-    )
+
+    def __init__(self, inputs: StepInputs, cache: PlacesKeys, dtype: torch.dtype, reach: Reach) -> None:
+        """`reach`: of layers whose rule says nothing of it."""
+        device = cache.device
+        self.token_ids = torch.from_numpy(inputs.token_ids).to(device)  # [T]
+        self.positions = torch.from_numpy(inputs.positions.astype(np.float32)).to(device)  # [T] float32
+        slots = cache.slots(inputs.block_of_token, inputs.offset_of_token)
+        self.slots = torch.from_numpy(slots).to(device)  # [T * K] int64, places of each token's keys in layer 0
+        self._inputs, self._cache, self._dtype, self._reach = inputs, cache, dtype, reach
+        self._batches: dict[Reach, tuple[AttentionBatch, ...]] = {}
+
+    def batches_of(self, reach: Reach) -> tuple[AttentionBatch, ...]:
+        """Of layers that see as far; made once for all of them."""
+        reach = self._reach if reach == Reach() else reach
+        if reach not in self._batches:
+            rows = _batched_rows(self._inputs, reach)
+            self._batches[reach] = tuple(
+                _place_batch(each, self._inputs, self._cache, self._dtype, reach) for each in rows
+            )
+        return self._batches[reach]
 
 
-def _batched_rows(inputs: StepInputs, sliding_window: int | None) -> list[list[int]]:
+def _batched_rows(inputs: StepInputs, reach: Reach) -> list[list[int]]:
     lengths = np.diff(inputs.row_first_token)
     together: dict[int, list[int]] = defaultdict(list)
     alone: list[list[int]] = []
     for row in range(inputs.num_rows):
         if lengths[row] == 1:
-            first, last = _block_range(inputs, row, 1, sliding_window)
+            first, last = _block_range(inputs, row, 1, reach)
             together[(last - first - 1).bit_length()].append(row)
         else:
             alone.append([row])
     return [*alone, *together.values()]
 
 
-def _block_range(inputs: StepInputs, row: int, num_queries: int, sliding_window: int | None) -> tuple[int, int]:
+def _block_range(inputs: StepInputs, row: int, num_queries: int, reach: Reach) -> tuple[int, int]:
     """Blocks of the row's table that its queries can see: [first, last)."""
     context = int(inputs.context_lengths[row])
     last = -(-context // inputs.block_size)
-    if sliding_window is None:
-        return 0, last
-    return max(0, context - num_queries + 1 - sliding_window) // inputs.block_size, last
+    return reach.first_key(context - num_queries) // inputs.block_size, last
 
 
 def _place_batch(
-    rows: list[int], inputs: StepInputs, cache: PlacesKeys, dtype: torch.dtype, sliding_window: int | None
+    rows: list[int], inputs: StepInputs, cache: PlacesKeys, dtype: torch.dtype, reach: Reach
 ) -> AttentionBatch:
     first_tokens = inputs.row_first_token[rows]
     num_queries = int(inputs.row_first_token[rows[0] + 1] - first_tokens[0])
-    ranges = [_block_range(inputs, row, num_queries, sliding_window) for row in rows]
+    ranges = [_block_range(inputs, row, num_queries, reach) for row in rows]
     width = max(last - first for first, last in ranges)
     tables = np.empty((len(rows), width), dtype=np.int64)
     for index, (row, (first, last)) in enumerate(zip(rows, ranges, strict=True)):
@@ -105,24 +107,27 @@ def _place_batch(
         num_queries=num_queries,
         key_runs=torch.from_numpy(cache.runs(tables)).to(device),
         mask=_mask(
-            torch.from_numpy(inputs.context_lengths[rows] - first_keys).to(device),
+            torch.from_numpy(inputs.context_lengths[rows]).to(device),
+            torch.from_numpy(first_keys).to(device),
             num_queries,
             width * inputs.block_size,
-            sliding_window,
+            reach,
             dtype,
         ),
     )
 
 
 def _mask(
-    num_keys: torch.Tensor, num_queries: int, width: int, sliding_window: int | None, dtype: torch.dtype
+    contexts: torch.Tensor, first_keys: torch.Tensor, num_queries: int, width: int, reach: Reach, dtype: torch.dtype
 ) -> torch.Tensor:
-    """num_keys [R]: keys up to and including the last query's own. Returns [R, 1, Q, width]."""
-    device = num_keys.device
-    query = num_keys[:, None] - num_queries + torch.arange(num_queries, device=device)  # [R, Q], place among the keys
-    key = torch.arange(width, device=device)
-    hidden = key > query[:, :, None]
-    if sliding_window is not None:
-        hidden |= key <= query[:, :, None] - sliding_window
+    """contexts [R]: positions up to and including the last query's own; first_keys [R]. Returns [R, 1, Q, width]."""
+    device = contexts.device
+    query = (contexts[:, None] - num_queries + torch.arange(num_queries, device=device))[:, :, None]  # [R, Q, 1]
+    key = (first_keys[:, None] + torch.arange(width, device=device))[:, None]  # [R, 1, width]
+    hidden = key > query
+    if reach.window:
+        hidden |= key <= query - reach.window
+    if reach.chunk:
+        hidden |= key < query // reach.chunk * reach.chunk
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
     return mask[:, None]

@@ -1,0 +1,47 @@
+"""A tensor of a safetensors file as it lies there: an array of floats, or bytes that are part of a quantised weight."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relevo.core.errors import UnsupportedModel
+from relevo.engine.loaders.model_files import StoredTensor
+
+if TYPE_CHECKING:  # a process that only opens a folder does without numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    from relevo.engine.ops.protocol import HostTensor
+
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}
+
+
+def plain_tensor(path: Path, name: str, offset: int, stored_as: str, shape: tuple[int, ...]) -> StoredTensor:
+    def decode(data: npt.NDArray[np.uint8], _: str) -> HostTensor:
+        return decode_plain(data, stored_as, shape, f"{path}: tensor {name}")
+
+    return StoredTensor(
+        name=name,
+        path=path,
+        offset=offset,
+        num_bytes=math.prod(shape) * ITEM_BYTES[stored_as],
+        shape=shape,
+        stored_as=stored_as,
+        decode=decode,
+    )
+
+
+def decode_plain(data: npt.NDArray[np.uint8], stored_as: str, shape: tuple[int, ...], what: str) -> HostTensor:
+    from relevo.engine.ops.protocol import HostTensor
+
+    if stored_as == "U8":
+        raise UnsupportedModel(f"{what} is stored as U8, which is no weight by itself")
+    if stored_as == "F32":
+        return HostTensor(data.view("<f4").reshape(shape), "float32")
+    if stored_as == "F16":
+        return HostTensor(data.view("<f2").reshape(shape), "float16")
+    if stored_as == "BF16":
+        return HostTensor(data.view("<u2").reshape(shape), "bfloat16")
+    return HostTensor(data.view("<f8").astype("float32").reshape(shape), "float32")

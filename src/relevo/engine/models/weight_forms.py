@@ -1,0 +1,38 @@
+"""What becomes of a checkpoint's weights before a backend takes them: norms that are stored as their distance from one,
+heads whose rows are in another order.
+
+Owns these changes, which follow from the config alone, so that every format of files has them the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relevo.core.model import ModelConfig
+from relevo.engine.ops.protocol import HostTensor
+
+
+def as_computed(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]]) -> Iterator[tuple[str, HostTensor]]:
+    """Names stay; weights become those that the decoder's operations take."""
+    for name, tensor in tensors:
+        yield name, _as_computed(config, name, tensor)
+
+
+def _as_computed(config: ModelConfig, name: str, tensor: HostTensor) -> HostTensor:
+    if config.norm_offset and name.endswith("norm.weight"):
+        return HostTensor(tensor.floats() + np.float32(config.norm_offset), "float32")
+    if config.interleaved_rope and ".q_proj." in name:
+        return HostTensor(_in_halves(tensor.array, config.num_heads), tensor.dtype)
+    if config.interleaved_rope and ".k_proj." in name:
+        return HostTensor(_in_halves(tensor.array, config.num_kv_heads), tensor.dtype)
+    return tensor
+
+
+def _in_halves(array: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
+    """Rows (2i, 2i + 1) of a head become its rows (i, i + D / 2): scores stay, and rotation pairs them as it does."""
+    paired = array.reshape(num_heads, len(array) // num_heads // 2, 2, *array.shape[1:])
+    return paired.swapaxes(1, 2).reshape(array.shape)
