@@ -115,7 +115,7 @@ def test_linear_norm_activation_and_embedding(ops: Ops) -> None:
         ops, run(ops, lambda o: o.linear(o.rms_norm(o.embed(ids), times, 1e-5), by, None), 10, step), normed @ matrix.T
     )
     gate, up = x[:, :3], x[:, 3:]
-    close(ops, run(ops, lambda o: o.silu_mul(o.embed(ids)), 3, step), gate / (1 + np.exp(-gate)) * up)
+    close(ops, run(ops, lambda o: o.activate(o.embed(ids)), 3, step), gate / (1 + np.exp(-gate)) * up)
     close(ops, run(ops, lambda o: o.add(o.embed(ids), o.embed(ids)), 6, step), 2 * x)
 
 

@@ -45,6 +45,7 @@ _KNOWN = frozenset(_DEFAULTS) | {
     "num_hidden_layers",
     "layer_types",
     "sliding_window_pattern",
+    "_sliding_window_pattern",  # as transformers keeps it beside layer_types
     "rope_parameters",
     "rope_scaling",
     "rope_theta",
