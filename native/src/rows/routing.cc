@@ -70,6 +70,8 @@ void choose_experts(const RoutingRule& rule, const float* logits, const float* b
   float* choice = scores + count;
   score(rule, logits, scores);
   for (int64_t i = 0; i < count; ++i) choice[i] = bias == nullptr ? scores[i] : scores[i] + bias[i];
+  // Scores rise with logits, until they are all 1.
+  if (bias == nullptr && rule.num_used_groups == rule.num_groups) std::copy(logits, logits + count, choice);
   if (rule.num_used_groups < rule.num_groups) keep_best_groups(rule, choice);
   std::vector<bool> is_taken(static_cast<size_t>(count), false);
   for (int64_t slot = 0; slot < rule.num_active; ++slot) {

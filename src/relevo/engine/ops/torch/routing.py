@@ -13,6 +13,8 @@ def choose(logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing) ->
     """logits [T, experts] float32, bias [experts] -> experts [T, active] int64 and their weights, float32."""
     scores = logits.sigmoid() if routing.scoring == "sigmoid" else logits.softmax(dim=-1)
     choice = scores if bias is None else scores + bias
+    if bias is None and routing.num_used_groups == routing.num_groups:
+        choice = logits  # scores rise with them, until they are all 1
     if routing.num_used_groups < routing.num_groups:
         grouped = choice.view(len(choice), routing.num_groups, -1)
         sums = grouped.topk(min(routing.group_sum_of, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
