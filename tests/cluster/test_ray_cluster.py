@@ -57,6 +57,7 @@ class Cluster:
             said, _ = started.communicate(timeout=180)
             if started.returncode == 0:
                 return
+            machine.kill()  # what the attempt has left running would be met by the next one
         raise AssertionError(said.decode())
 
     def relevo(self, *arguments: str, timeout_s: float = 180.0) -> str:
@@ -143,3 +144,30 @@ def test_an_actor_that_is_killed_and_a_link_that_is_cut(cluster: Cluster) -> Non
     cluster.relevo("down")
     left = lambda: cluster.of(cluster.other, joined) + cluster.of(cluster.head, "relevo serve")  # noqa: E731
     seconds_until(lambda: not left(), BACK_S)
+
+
+@needs_ray
+def test_ray_without_its_store(cluster: Cluster) -> None:
+    """The control store is killed: Ray places nothing any more, what it has placed goes on. Once the raylets give up,
+    after a minute, all that they hold ends with them: nothing stays behind that the next start would meet."""
+    nodes = ["--prefill", "1", "--decode", "1", "--resource", "prefill:m0=1", "--resource", "decode:m1=1"]
+    cluster.relevo("up", "fake", *nodes, *SIZES)
+    seconds_until(lambda: len(cluster.ready_workers()) == 2 and cluster.answers(), 60.0)
+    epochs = cluster.ready_workers()
+    pids = cluster.of(cluster.other, "--name decode-0")
+    (store,) = cluster.of(cluster.head, "gcs_server")
+    os.kill(store, signal.SIGKILL)
+    began_s = time.monotonic()
+    answered_s = seconds_until(cluster.answers, BACK_S)
+    num_answers = 0
+    while time.monotonic() - began_s < 20.0:
+        assert cluster.answers(10.0)
+        num_answers += 1
+    assert cluster.ready_workers() == epochs
+    assert cluster.of(cluster.other, "--name decode-0") == pids
+    told(f"store killed: an answer after {answered_s:.1f} s, then {num_answers} of {num_answers} in 20 s")
+
+    ours = ("--name decode-0", "--name prefill-0", "relevo serve")
+    left = lambda: [pid for each in (cluster.head, cluster.other) for w in ours for pid in cluster.of(each, w)]  # noqa: E731
+    seconds_until(lambda: not left(), 180.0)
+    told(f"all of it ended {time.monotonic() - began_s:.0f} s after the store")
