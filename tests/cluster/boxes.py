@@ -115,6 +115,11 @@ class Box:
         return found
 
 
+def place(machine: Machine) -> str:
+    """Of the control port of a box."""
+    return f"{machine.ipv4 or f'[{machine.ipv6}]'}:{PORT}"
+
+
 class Boxes:
     """A context: leaving it ends everything, and shows the logs of all."""
 
@@ -149,13 +154,13 @@ class Boxes:
             self._enroller = found_cluster(home, name)
         more: list[str] = []
         if join is not None:
-            more += ["--join", f"{join.machine.ipv4}:{PORT}"]
+            more += ["--join", place(join.machine)]
             if not home.exists():
                 more += ["--token-file", self.token(name, NodeRole.HEAD)]
         return self._start(
             machine,
             name,
-            *("serve", model, "--cluster", f"{machine.ipv4}:{PORT}", "--cluster-dir", str(home)),
+            *("serve", model, "--cluster", place(machine), "--cluster-dir", str(home)),
             *("--host", "127.0.0.1", "--port", str(HTTP_PORT)),
             *more,
             *flags,
@@ -179,7 +184,7 @@ class Boxes:
         name = name or machine.name
         home = self.folder / name
         token = [] if (home / "node.pem").exists() else ["--token-file", self.token(name, NodeRole.NODE)]
-        places = ",".join(f"{head.ipv4}:{PORT}" for head in heads)
+        places = ",".join(place(head) for head in heads)
         command = ("join", places, *token, "--name", name, "--role", role, "--cluster-dir", str(home), *flags)
         return self._start(machine, name, *command, env=env)
 

@@ -94,6 +94,20 @@ class GatewayCluster:
         known = self.members.nodes if self.members is not None else ()
         return {node.name: node.round_trip_s for node in known if node.round_trip_s}
 
+    @property
+    def num_refused(self) -> Mapping[str, int]:
+        return self.members.refused if self.members is not None else {}
+
+    @property
+    def num_fences(self) -> Mapping[str, int]:
+        known = self.members.nodes if self.members is not None else ()
+        return {node.name: node.num_fences for node in known}
+
+    @property
+    def certificates_left(self) -> Mapping[str, float]:
+        known = self.members.nodes if self.members is not None else ()
+        return {node.name: node.certificate_left for node in known}
+
     def _take(self, roster: Roster) -> None:
         if self.members is not None:
             self.members.take(roster)

@@ -224,6 +224,8 @@ class NodeProcess:
                 *shown_engines(self._workers.offered_engines(), self._node.membership.epoch),
             ),
             links=self._node.link_reports,
+            num_fences=self._node.membership.num_fences,
+            certificate_left=self._identity.own.validity.left(time.time()),
         )
         return Roster(
             next(self._numbers),
@@ -232,6 +234,8 @@ class NodeProcess:
             (own, *self._members.reports()),
             dict(self._members.num_denied),
             self._members.num_gone,
+            {str(reason): number for reason, number in self._server.num_refused.items()},
+            self._config.facts.compute,
         )
 
     def _asked(self, asked: Asked) -> None:

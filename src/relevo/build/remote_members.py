@@ -19,6 +19,7 @@ from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
 from relevo.orchestrator.placement import Placement
+from relevo.policy.perf.handoff_costs import BoxPair
 
 log = logging.getLogger("relevo.gateway")
 
@@ -33,19 +34,28 @@ class RemoteMembers:
         self.nodes: Sequence[NodeReport] = ()
         self.denied: dict[str, int] = {}
         self.num_gone = 0
+        self.refused: dict[str, int] = {}
 
     def take(self, roster: Roster) -> None:
         self.nodes, self.denied, self.num_gone = roster.nodes, roster.denied, roster.num_gone
+        self.refused = roster.refused
+        faulty = []
         for node in roster.nodes:
             for link in node.links:
                 boxes = box_id_of(node.name), box_id_of(link.to_node)
                 self._placement.link_measured(*boxes, link.bytes_per_s, link.round_trip_s)
+                if link.fault:
+                    faulty.append(BoxPair(*boxes))
+        self._placement.ways_closed(faulty)
         told = {worker.worker_id: worker for worker in roster.workers}
         for worker in told.values():
             before = self._known.get(worker.worker_id)
             if before != worker:
                 self._known[worker.worker_id] = worker
                 self._changed(before, worker)
+        for member in self._membership.members:
+            known = self._known.get(member.worker_id)
+            member.compute = known.compute if known is not None else roster.compute
         nodes = {node.name for node in roster.nodes}
         for worker_id in [each for each in self._known if each not in told]:
             before = self._known[worker_id]

@@ -19,6 +19,8 @@ class Roster(msgspec.Struct, frozen=True, tag=True, array_like=True):
     nodes: tuple[NodeReport, ...]
     denied: dict[str, int] = {}  # joins, by reason, since the start of the node process
     num_gone: int = 0
+    refused: dict[str, int] = {}  # connections to the control port, by reason
+    compute: str = ""  # of this box, see NodeFacts
 
 
 class KillRemote(msgspec.Struct, frozen=True, tag=True, array_like=True):

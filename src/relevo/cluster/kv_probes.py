@@ -1,4 +1,5 @@
 """Measures the ways for KV from this node to every other: at the join, after a change, after a fault, and now and then.
+Between measurements a few kilobytes show every few seconds whether anything passes.
 
 One probe at a time, each in a thread: two at once would measure each other. Tells what was found in reports that go to
 heads with the node's workers. Does not decide what a slow or broken way means.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from relevo.cluster.member_messages import NodePeer
 from relevo.core.cluster import LinkReport
@@ -18,8 +20,20 @@ from relevo.kv.link_probe import LinkProbe, probe_link
 
 _HEADERS_BYTES = {True: 60, False: 40}  # of IP and TCP, by: is it IPv6
 AGAIN_S = 60.0  # arbitrary; a probe sends some megabytes each way
-AFTER_FAULT_S = 10.0  # arbitrary
+AFTER_FAULT_S = 5.0  # arbitrary
+BRIEF_S = 5.0  # arbitrary: prompts are not sent for long over a way that carries nothing
+_BRIEF_TIMEOUT_S = 3.0  # of each step; arbitrary
 _LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Of the way to one node."""
+
+    report: LinkReport
+    address: str
+    measure_at_s: float
+    look_at_s: float
 
 
 class KVProbes:
@@ -27,37 +41,49 @@ class KVProbes:
 
     def __init__(self, door: KVDoor, peers: Callable[[], tuple[NodePeer, ...]], on_change: Callable[[], None]) -> None:
         self._door, self._peers, self._on_change = door, peers, on_change
-        self._found: dict[str, tuple[LinkReport, str, float]] = {}  # by node: it, the address, and when again
+        self._found: dict[str, _Known] = {}  # by node
 
     @property
     def reports(self) -> tuple[LinkReport, ...]:
-        return tuple(report for report, _, _ in self._found.values())
+        return tuple(known.report for known in self._found.values())
 
     async def run(self) -> None:
         while True:
             peers = {peer.name: peer for peer in self._peers()}
             for name in [each for each in self._found if each not in peers]:
                 del self._found[name]
-            for name, peer in peers.items():
-                if peer.kv_addresses and self._is_due(name, peer):
-                    await self._probe(peer)
+            for peer in peers.values():
+                known, now_s = self._found.get(peer.name), time.monotonic()
+                if not peer.kv_addresses:
+                    continue
+                if known is None or known.address != peer.kv_addresses[0] or now_s >= known.measure_at_s:
+                    await self._measure(peer)
+                elif not known.report.fault and now_s >= known.look_at_s:
+                    await self._look(peer, known)
             await asyncio.sleep(_LOOK_S)
 
-    def _is_due(self, name: str, peer: NodePeer) -> bool:
-        known = self._found.get(name)
-        return known is None or known[1] != peer.kv_addresses[0] or time.monotonic() >= known[2]
+    async def _measure(self, peer: NodePeer) -> None:
+        report = _report(peer.name, await asyncio.to_thread(probe_link, self._door, *_end_of(peer)))
+        self._keep(peer, report, AFTER_FAULT_S if report.fault else AGAIN_S)
 
-    async def _probe(self, peer: NodePeer) -> None:
-        """Of one worker: all of a node are behind one network card."""
-        target = WorkerRef(WorkerId(peer.kv_workers[0][0]), peer.kv_workers[0][1])
-        address = peer.kv_addresses[0]
-        found = await asyncio.to_thread(probe_link, self._door, address, target)
-        report = _report(peer.name, found)
-        before = self._found.get(peer.name)
-        again_s = time.monotonic() + (AFTER_FAULT_S if report.fault else AGAIN_S)
-        self._found[peer.name] = report, address, again_s
-        if before is None or before[0] != report:
+    async def _look(self, peer: NodePeer, known: _Known) -> None:
+        found = await asyncio.to_thread(probe_link, self._door, *_end_of(peer), _BRIEF_TIMEOUT_S, is_brief=True)
+        if found.failure:
+            self._keep(peer, _report(peer.name, found), AFTER_FAULT_S)
+        else:
+            self._found[peer.name] = replace(known, look_at_s=time.monotonic() + BRIEF_S)
+
+    def _keep(self, peer: NodePeer, report: LinkReport, again_after_s: float) -> None:
+        before, now_s = self._found.get(peer.name), time.monotonic()
+        self._found[peer.name] = _Known(report, peer.kv_addresses[0], now_s + again_after_s, now_s + BRIEF_S)
+        if before is None or before.report != report:
             self._on_change()
+
+
+def _end_of(peer: NodePeer) -> tuple[str, WorkerRef]:
+    """Of one worker: all of a node are behind one network card."""
+    worker_id, epoch = peer.kv_workers[0]
+    return peer.kv_addresses[0], WorkerRef(WorkerId(worker_id), epoch)
 
 
 def _report(name: str, found: LinkProbe) -> LinkReport:

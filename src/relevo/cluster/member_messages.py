@@ -67,6 +67,7 @@ class Workers(_Message, frozen=True, tag=True):
     workers: tuple[NodeWorker, ...]
     links: tuple[LinkReport, ...] = ()
     engines: tuple[NodeEngine, ...] = ()  # that are not ours
+    num_fences: int = 0  # of this process of the node
 
 
 class Heads(_Message, frozen=True, tag=True):

@@ -49,6 +49,7 @@ from relevo.core.ports import Clock
 from relevo.policy.cluster.checks import Denial, Mismatch, mismatch, mixing
 from relevo.policy.cluster.epochs import Session
 from relevo.policy.cluster.head import Ended, HeadMembers, MemberState
+from relevo.policy.cluster.lifetimes import Validity
 from relevo.telemetry.limited_log import LimitedLog
 from relevo.wire.address import NodeAddress
 
@@ -66,6 +67,7 @@ class Guest:
     name: str
     hello: NodeHello
     role: str
+    validity: Validity  # of the certificate that it was last seen with
     stream: FramedStream | None = None
     told: Workers = field(default_factory=lambda: Workers(0, ()))
     notes: tuple[str, ...] = ()
@@ -148,6 +150,7 @@ class Members:
                 stream.send(Ack(beat.number))
                 if (guest := self._guests.get(stream.peer.name)) is not None:
                     guest.round_trip_s = beat.round_trip_s
+                    guest.validity = stream.peer.validity
                 if before is not MemberState.JOINED:
                     self._on_change()
 
@@ -164,7 +167,7 @@ class Members:
             claim = await stream.receive(FROM_NODE)
         if not isinstance(claim, Claim):
             return
-        guest = Guest(name, hello, str(stream.peer.role), stream, notes=(note,) if note else ())
+        guest = Guest(name, hello, str(stream.peer.role), stream.peer.validity, stream, notes=(note,) if note else ())
         unreachable = await self._dial_back(guest)
         if unreachable is not None:
             self._deny(stream, name, Mismatch(Denial.ADDRESS, unreachable, is_final=False))
@@ -296,12 +299,14 @@ class Members:
                         is_here=member.is_here,
                         reason="" if member.is_here else f"node {guest.name}: {guest.ended or 'gone'}",
                         engine=worker if isinstance(worker, NodeEngine) else None,
+                        compute=guest.hello.facts.compute,
                     )
                 )
         return tuple(found)
 
     def reports(self) -> tuple[NodeReport, ...]:
         now_ns, now_unix_s = self.clock.now_ns(), time.time()
+        here = {member.name for member in self._policy.members if member.is_here} | {self.identity.name}
         found = []
         for guest in self._guests.values():
             member = self._policy.get(guest.name)
@@ -317,9 +322,11 @@ class Members:
                     address=guest.hello.control,
                     version=guest.hello.facts.version,
                     workers=(*guest.told.workers, *shown_engines(guest.told.engines, member.session.epoch)),
-                    links=guest.told.links,
+                    links=tuple(link for link in guest.told.links if {guest.name, link.to_node} <= here),
                     notes=(*guest.notes, *((guest.ended,) if guest.ended and not member.is_here else ())),
-                    round_trip_s=guest.round_trip_s,
+                    round_trip_s=guest.round_trip_s if member.is_here else 0.0,
+                    num_fences=guest.told.num_fences,
+                    certificate_left=guest.validity.left(now_unix_s),
                 )
             )
         return tuple(found)

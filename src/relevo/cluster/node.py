@@ -137,7 +137,13 @@ class Node:
 
     def workers(self) -> Workers:
         self._num_told += 1
-        return Workers(self._num_told, self._workers.offered(), self.link_reports, self._workers.offered_engines())
+        return Workers(
+            self._num_told,
+            self._workers.offered(),
+            self.link_reports,
+            self._workers.offered_engines(),
+            self.membership.num_fences,
+        )
 
     async def new_epoch(self, known: int) -> None:
         async with self._fencing:

@@ -16,6 +16,7 @@ from typing import Any
 
 from relevo.core.errors import ProtocolError
 from relevo.policy.cluster.lifetimes import BACKDATED_S, Validity
+from relevo.policy.cluster.refusals import Refusal as Refusal  # what is said with it
 
 NODE_URI, ROLE_URI, ENROLMENT_URI = "relevo-node:", "relevo-role:", "relevo-enrolment:"
 NAME_RULE = "a name has 1 to 63 letters, digits, dots, dashes and underscores, and begins with a letter or digit"
@@ -28,21 +29,6 @@ class NodeRole(StrEnum):
 
     HEAD = "head"
     NODE = "node"
-
-
-class Refusal(StrEnum):
-    """Why a connection between nodes was not made, or ended."""
-
-    PROTOCOL = "protocol"  # it does not speak TLS 1.3, or then not ours
-    CERTIFICATE = "certificate"  # none where one is needed, or of another authority
-    EXPIRED = "expired"  # or not valid yet
-    REVOKED = "revoked"
-    NAME = "name"  # it is another node than the one that was meant
-    ROLE = "role"  # a node where a head is needed
-    TOKEN = "token"  # unknown, used, expired, or not for this
-    TIMEOUT = "timeout"  # it did not say in time what it wants
-    LIMIT = "limit"  # too many were there
-    INCARNATION = "incarnation"  # it wanted a worker, or an incarnation of the node, that is gone
 
 
 class PeerRefused(ProtocolError):

@@ -82,6 +82,7 @@ class RemoteWorker:
     is_here: bool = True  # False: its node is gone, and has let go of everything
     reason: str = ""  # why it is not
     engine: NodeEngine | None = None  # it is not ours
+    compute: str = ""  # see NodeFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,8 @@ class NodeReport:
     links: tuple[LinkReport, ...] = ()
     notes: tuple[str, ...] = ()
     round_trip_s: float = 0.0  # of heartbeats
+    num_fences: int = 0  # how often it let go of everything, since its process began
+    certificate_left: float = 1.0  # of the life of the certificate that it was last seen with
 
 
 def shown_engines(engines: Sequence[NodeEngine], node_epoch: int) -> tuple[NodeWorker, ...]:

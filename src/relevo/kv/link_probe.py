@@ -25,6 +25,7 @@ FIRST_BYTES = 1024 * 1024  # each way
 _MOST_BYTES = 32 * 1024 * 1024
 _ENOUGH_S = 0.05  # a rate from less would be that of the start of a connection
 _NUM_ROUND_TRIPS = 3
+_BRIEF_BYTES = 8 * 1024  # each way: several packets, and nothing that a slow way would feel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +50,11 @@ class LinkProbe:
         )
 
 
-def probe_link(door: KVDoor, address: str, target: WorkerRef, timeout_s: float = 5.0) -> LinkProbe:
+def probe_link(
+    door: KVDoor, address: str, target: WorkerRef, timeout_s: float = 5.0, *, is_brief: bool = False
+) -> LinkProbe:
     """Blocks for as long as it takes, `timeout_s` at most for each step: give it a thread. Never raises for what a
-    network or a peer does."""
+    network or a peer does. `is_brief`: whether anything passes, without rates."""
     told, step = address, "a firewall may drop it, or its machine is away"
     try:
         place = split_address(address)
@@ -62,6 +65,11 @@ def probe_link(door: KVDoor, address: str, target: WorkerRef, timeout_s: float =
             session = proved(sock, side, timeout_s)
             channel = open_channel(sock, session)
             round_trip_s = min(_exchange(channel, 1, 1) for _ in range(_NUM_ROUND_TRIPS))
+            max_segment_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+            if is_brief:
+                step = "small messages pass and larger ones do not: large packets get lost on the way (MTU)"
+                _exchange(channel, _BRIEF_BYTES, _BRIEF_BYTES)
+                return LinkProbe(address=address, round_trip_s=round_trip_s, max_segment_bytes=max_segment_bytes)
             step = "small messages pass and 1 MB does not: large packets get lost on the way (MTU)"
             _exchange(channel, FIRST_BYTES, 1)
             _exchange(channel, 1, FIRST_BYTES)
@@ -70,7 +78,7 @@ def probe_link(door: KVDoor, address: str, target: WorkerRef, timeout_s: float =
                 rate=_rate(channel, round_trip_s, is_back=False),
                 rate_back=_rate(channel, round_trip_s, is_back=True),
                 round_trip_s=round_trip_s,
-                max_segment_bytes=sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG),
+                max_segment_bytes=max_segment_bytes,
                 is_encrypted=session.secrets is not None,
             )
     except TimeoutError:

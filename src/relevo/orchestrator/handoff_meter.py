@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from relevo.core.errors import HandoffFailed
 from relevo.core.handoff import KVPath
 from relevo.core.ids import WorkerRef
 from relevo.core.outcome import Outcome
@@ -49,6 +50,10 @@ class HandoffMeter:
 
     def heard(self, in_flight: InFlightRequest, event: events.Event) -> None:
         times, decode = in_flight.handoff_times, in_flight.handoff.decode
+        if isinstance(event, events.Failed) and event.code == HandoffFailed.code and event.worker == times.prefill:
+            if decode is not None and not in_flight.handoff.has_ended:  # otherwise its room was given back
+                self.placement.handoff_failed(event.worker, decode.worker, self.clock.now_ns())
+            return
         if not times.is_unmeasured or not isinstance(event, events.Tokens) or decode is None:
             return
         now_ns = self.clock.now_ns()

@@ -48,6 +48,7 @@ class InFlightRequest:
     parked_until_ns: int | None = None
     num_behind: int = 0  # requests that waited in line behind it for a prefill worker, see `Placement.has_room`
     is_started: bool = False  # its first token has been told
+    compute: str = ""  # class of the worker that gave it, see Member; empty: not known, or no token yet
     is_faulty: bool = False  # code of this process raised over it; said once
     is_driven: bool = False  # an event is being carried out; what comes meanwhile waits in `events`
     events: deque[Event] = field(default_factory=deque)

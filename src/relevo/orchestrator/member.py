@@ -46,6 +46,7 @@ class Member:
     role: str
     address: str
     is_remote: bool = False  # on another box: the end of its link is not that of its process
+    compute: str = ""  # class of its bits: workers of two classes may give two continuations; empty: not known
     is_away: bool = False  # its node is gone: there is no use in connecting
     link: WorkerLink | None = None
     hello: wire.Hello | None = None  # of the present or last incarnation

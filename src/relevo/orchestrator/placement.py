@@ -7,7 +7,7 @@ Owns the ledger, the index and the measured cost of a handoff. Every choice is `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from random import Random
 
@@ -20,6 +20,7 @@ from relevo.policy.admission.room import RoomLimits, RoomView, Way, outlook, way
 from relevo.policy.handoff import events
 from relevo.policy.perf.handoff_costs import BoxPair, HandoffCostModel, Pair
 from relevo.policy.routing.charges import ChargeLedger
+from relevo.policy.routing.closed_ways import ClosedWays
 from relevo.policy.routing.gossip import ChangeLog, PeerState
 from relevo.policy.routing.prefix_index import PrefixIndex
 from relevo.policy.routing.router import Use
@@ -55,6 +56,7 @@ class Placement:
         self._index = PrefixIndex()
         self._unfollowed: set[WorkerRef] = set()  # whose cache reports have a gap; a snapshot is on its way
         self._handoff = HandoffCostModel()
+        self._ways = ClosedWays()
         self._slow_pairs: set[Pair] = set()  # that were named
         self._known: dict[WorkerId, tuple[WorkerView, tuple[bool, int, int]]] = {}  # the last view of each
         self.change_log = ChangeLog(self._ledger, self._index)
@@ -85,11 +87,13 @@ class Placement:
             in_flight.num_behind = 0
         return way is not None
 
-    def choose_decode(self, in_flight: InFlightRequest, exclude: Iterable[WorkerRef]) -> Choice | None:
+    def choose_decode(self, in_flight: InFlightRequest, exclude: Iterable[WorkerRef], now_ns: int = 0) -> Choice | None:
         """The decode worker, charged; None if none is ready. `end` must follow, in the end."""
         request, request_id = in_flight.request, in_flight.request_id
-        views, ask = self._views(), self._ask(in_flight)
-        choice = self._chooser.choose_decode(views, ask, self._handoff.handoff_s, exclude, self._rng)
+        excluded, ask = frozenset(exclude), self._ask(in_flight)
+        views = self._of_its_class(in_flight, excluded)
+        closed = self._ways.closed(now_ns)
+        choice = self._chooser.choose_decode(views, ask, self._handoff.handoff_s, excluded, self._rng, closed)
         if choice is not None:
             choice = self._with_lost_hits(choice, in_flight, ask)
             is_batch = request.terms.is_batch
@@ -117,17 +121,30 @@ class Placement:
         return is_anyone_away(self._views())
 
     def choose_prefill(
-        self, in_flight: InFlightRequest, decode: WorkerRef, num_uncached_tokens: int, exclude: Iterable[WorkerRef]
+        self,
+        in_flight: InFlightRequest,
+        decode: WorkerRef,
+        num_uncached_tokens: int,
+        exclude: Iterable[WorkerRef],
+        now_ns: int = 0,
     ) -> PrefillChoice:
         """Who computes the prompt, charged."""
         request_id, excluded = in_flight.request_id, frozenset(exclude)
-        views = [view for view in self._views() if view.ref not in excluded]
+        views = [view for view in self._of_its_class(in_flight, excluded) if view.ref not in excluded]
         decode_view = next((view for view in views if view.ref == decode), None)
         if decode_view is None:
             return PrefillChoice(worker=None, reason="the decode worker is gone")
         choice = self._chooser.choose_prefill(
-            decode_view, views, self._ask(in_flight), num_uncached_tokens, self._handoff.handoff_s, self._rng
+            decode_view,
+            views,
+            self._ask(in_flight),
+            num_uncached_tokens,
+            self._handoff.handoff_s,
+            self._rng,
+            self._ways.closed(now_ns),
         )
+        if choice.worker is not None and (way := self._way(choice.worker, decode)) is not None:
+            self._ways.tried(way, now_ns)
         self._ledger.charge_prefill(request_id, choice.worker or decode, choice.num_uncached_tokens)
         self._tenant_use.computes(request_id, choice.worker or decode, choice.num_uncached_tokens)
         if choice.worker is not None and choice.path is not None and not choice.path.zero_copy:
@@ -140,6 +157,7 @@ class Placement:
         request_id = in_flight.request_id
         match event:
             case events.Tokens(output=output):
+                in_flight.compute = in_flight.compute or self._class_of(event.worker)
                 return self.gave_tokens(request_id, len(output.tokens)) or not in_flight.is_started
             case events.Granted():
                 self._ledger.answered(request_id)
@@ -180,6 +198,28 @@ class Placement:
             pair = (prefill.worker_id, decode.worker_id) if prefill is not None else None
             self._handoff.observe(link, waited_s, step_s, pair)
             self._name_slow_pairs()
+        if prefill is not None and (way := self._way(prefill, decode)) is not None:
+            self._ways.succeeded(way)
+
+    def handoff_failed(self, prefill: WorkerRef, decode: WorkerRef, now_ns: int) -> None:
+        """KV did not get from one to the other. Between two boxes the next ones do not try, for a while."""
+        way = self._way(prefill, decode)
+        if way is not None and self._ways.failed(way, now_ns):
+            log.warning("KV does not get from %s to %s; prompts go another way for a while", way.from_box, way.to_box)
+
+    def ways_closed(self, faulty: Iterable[BoxPair]) -> None:
+        """All over which nodes found that nothing passes."""
+        self._ways.reported(faulty)
+
+    def _way(self, prefill: WorkerRef, decode: WorkerRef) -> BoxPair | None:
+        """None: both are on one box, or one is gone."""
+        path = self._membership.kv_path(prefill, decode)
+        one, other = self._membership.get(prefill), self._membership.get(decode)
+        if path is None or path.link is not Link.NETWORK or one is None or other is None:
+            return None
+        assert one.hello is not None
+        assert other.hello is not None
+        return BoxPair(one.hello.kv_site.box_id, other.hello.kv_site.box_id)
 
     def _name_slow_pairs(self) -> None:
         """Each once, until it is as fast as the others again."""
@@ -248,6 +288,18 @@ class Placement:
 
     def _views(self) -> list[WorkerView]:
         return [self._view(member) for member in self._membership.members]
+
+    def _of_its_class(self, in_flight: InFlightRequest, excluded: Collection[WorkerRef]) -> list[WorkerView]:
+        """A stream continues where the same bits come out, as long as there is such a worker."""
+        views = self._views()
+        if not in_flight.compute:
+            return views
+        alike = [view for view in views if self._class_of(view.ref) in ("", in_flight.compute)]
+        return alike if any(view.ready and view.ref not in excluded for view in alike) else views
+
+    def _class_of(self, worker: WorkerRef) -> str:
+        member = self._membership.get(worker)
+        return member.compute if member is not None else ""
 
     def _view(self, member: Member) -> WorkerView:
         ref, hello, ledger = member.ref, member.hello, self._ledger

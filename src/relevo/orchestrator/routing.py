@@ -40,7 +40,7 @@ class Routing:
     def route(self, in_flight: InFlightRequest, route: effects.Route) -> events.Routed | events.NoRoute | None:
         """None: it is parked. The same effect is to be carried out again when a worker is ready, and NO_ROUTE told when
         `parked_until_ns` is over."""
-        choice = self.placement.choose_decode(in_flight, route.exclude)
+        choice = self.placement.choose_decode(in_flight, route.exclude, self.clock.now_ns())
         if choice is None:
             if not self.placement.may_wait():
                 return NO_ROUTE
@@ -69,7 +69,9 @@ class Routing:
 
     def choose_prefill(self, in_flight: InFlightRequest, effect: effects.ChoosePrefill) -> events.PrefillChosen:
         decode = effect.reservation.worker
-        choice = self.placement.choose_prefill(in_flight, decode, effect.num_uncached_tokens, effect.exclude)
+        choice = self.placement.choose_prefill(
+            in_flight, decode, effect.num_uncached_tokens, effect.exclude, self.clock.now_ns()
+        )
         worker = choice.worker or decode
         self._note(in_flight, "prompt", worker, choice.reason)
         self.decide(

@@ -12,6 +12,7 @@ from enum import StrEnum
 from relevo.core.request import FinishReason
 from relevo.policy.admission.words import LIMITS
 from relevo.policy.cluster.checks import Denial
+from relevo.policy.cluster.refusals import Refusal as NodeRefusal
 from relevo.policy.http.connections import Refusal, Wait
 from relevo.policy.scaling.role_planner import PlanVerdict
 
@@ -333,6 +334,28 @@ TABLE: tuple[Metric, ...] = (
         origin=Origin.CLUSTER,
         labels=("node",),
         help="Round trip of a node's last heartbeat, as it measured it.",
+    ),
+    Metric(
+        name="relevo:node_fences_total",
+        kind=Kind.COUNTER,
+        origin=Origin.CLUSTER,
+        labels=("node",),
+        help="How often a node let go of everything because no head had acknowledged it.",
+    ),
+    Metric(
+        name="relevo:node_certificate_left",
+        kind=Kind.GAUGE,
+        origin=Origin.CLUSTER,
+        labels=("node",),
+        help="Of the life of the certificate that a node was last seen with: 1 is new, 0 over; renewed at 0.5.",
+    ),
+    Metric(
+        name="relevo:control_port_refused_total",
+        kind=Kind.COUNTER,
+        origin=Origin.CLUSTER,
+        labels=("reason",),
+        help="Connections that the control port of this box refused, by reason.",
+        label_values=tuple(NodeRefusal),
     ),
     Metric(
         name="relevo:ledger_rows_total",

@@ -55,6 +55,15 @@ class ClusterCounts(Protocol):
     @property
     def round_trips_s(self) -> Mapping[str, float]: ...  # of heartbeats, by node
 
+    @property
+    def num_refused(self) -> Mapping[str, int]: ...  # connections to the control port, by reason
+
+    @property
+    def num_fences(self) -> Mapping[str, int]: ...  # by node
+
+    @property
+    def certificates_left(self) -> Mapping[str, float]: ...  # by node
+
 
 class GatewayMetrics:
     """`model_names` label the zeros that are there before the first request; see `render` for what workers report.
@@ -69,7 +78,7 @@ class GatewayMetrics:
             if metric.origin in (Origin.REQUESTS, Origin.LEDGER):
                 self._register(metric, model_names)
         self._tenants = TenantCounters(self._registry) if by_tenant else None
-        self._num_told: dict[tuple[str, str], int] = {}  # of what others count, by metric and reason
+        self._num_told: dict[tuple[str, ...], int] = {}  # of what others count, by metric and reason
         self._num_dropped_traces: Callable[[], Mapping[str, int]] = dict
         self._plans: Callable[[], Sequence[PlanView]] = tuple
         self._cluster: ClusterCounts | None = None
@@ -222,20 +231,26 @@ class GatewayMetrics:
                     self._counters[metric.name].labels(value)
 
     def _take_cluster(self, cluster: ClusterCounts) -> None:
-        nodes, round_trips = self._gauges["relevo:nodes"], self._gauges["relevo:node_heartbeat_seconds"]
-        nodes.clear()
-        round_trips.clear()
-        for state, number in cluster.num_nodes.items():
-            nodes.labels(state=state).set(number)
-        for node, round_trip_s in cluster.round_trips_s.items():
-            round_trips.labels(node=node).set(round_trip_s)
+        for name, label, values in (
+            ("relevo:nodes", "state", cluster.num_nodes),
+            ("relevo:node_heartbeat_seconds", "node", cluster.round_trips_s),
+            ("relevo:node_certificate_left", "node", cluster.certificates_left),
+        ):
+            gauge = self._gauges[name]
+            gauge.clear()
+            for value, number in values.items():
+                gauge.labels(**{label: value}).set(number)
         self._grow("relevo:nodes_gone_total", {}, cluster.num_gone)
         for reason, number in cluster.num_denied.items():
             self._grow("relevo:node_joins_denied_total", {"reason": reason}, number)
+        for reason, number in cluster.num_refused.items():
+            self._grow("relevo:control_port_refused_total", {"reason": reason}, number)
+        for node, number in cluster.num_fences.items():
+            self._grow("relevo:node_fences_total", {"node": node}, number)
 
     def _grow(self, name: str, labels: dict[str, str], told: int) -> None:
         """`told` counts since the start of another process, which may have been started again."""
-        key = (name, labels.get("reason", ""))
+        key = (name, *labels.values())
         before = self._num_told.get(key, 0)
         counter = self._counters[name].labels(**labels) if labels else self._counters[name]
         counter.inc(told - before if told >= before else told)

@@ -30,6 +30,10 @@ class Validity:
         """`jitter`: 0 to 1, drawn once per certificate."""
         return self.issued_at_s + self.life_s * (_RENEW_FROM + _RENEW_SPREAD * jitter)
 
+    def left(self, now_s: float) -> float:
+        """Of its life: 1 when it is new, 0 when it is over."""
+        return min(1.0, max(0.0, (self.expires_at_s - now_s) / self.life_s)) if self.life_s else 0.0
+
     def has_expired(self, now_s: float) -> bool:
         return now_s >= self.expires_at_s
 

@@ -146,8 +146,9 @@ class WorkerChooser:
         handoff_s: HandoffSeconds,
         exclude: Iterable[WorkerRef],
         rng: Random,
+        closed: Collection[BoxPair] = (),
     ) -> Choice | None:
-        """The worker that decodes; None if none is ready."""
+        """The worker that decodes; None if none is ready. `closed`: ways over which no KV is sent for now."""
         excluded, views = frozenset(exclude), with_costs(views)
         able = [view for view in views if view.ready and view.ref not in excluded]
         by_ref = {view.ref: view for view in preferred(able, decode_rank)}
@@ -158,7 +159,7 @@ class WorkerChooser:
             Candidate(
                 key=view.ref,
                 name=view.ref.worker_id,
-                cost_s=_way_to_first_token_s(view, able, ask, handoff_s, own_s) + _decode_s(view, ask),
+                cost_s=_way_to_first_token_s(view, able, ask, handoff_s, own_s, closed) + _decode_s(view, ask),
                 num_hit_tokens=ask.hit_tokens.get(view.ref, 0),
                 prefix=ask.prefixes.get(view.ref, b""),
                 num_load_tokens=view.num_decode_kv_tokens + view.num_queued_prefill_tokens,
@@ -168,7 +169,7 @@ class WorkerChooser:
         ]
         pick = self._decode.pick(candidates, ask.num_tokens, ask.session, rng)
         view = by_ref[pick.candidate.key]
-        split = view.role.hands_over and bool(_prefillers(view, able))
+        split = view.role.hands_over and bool(_prefillers(view, able, closed))
         num_hit_tokens = ask.hit_tokens.get(view.ref, 0)
         return Choice(view.ref, split, ask.num_uncached(view.ref), pick.reason, pick.use, num_hit_tokens)
 
@@ -184,6 +185,7 @@ class WorkerChooser:
         num_uncached_tokens: int,
         handoff_s: HandoffSeconds,
         rng: Random,
+        closed: Collection[BoxPair] = (),
     ) -> PrefillChoice:
         """Who computes the prompt: a prefill worker, or the decode worker if that is the better deal for all.
 
@@ -193,7 +195,7 @@ class WorkerChooser:
         """
         has_costs = decode_view.has_measured_costs
         decode_view, *prefill_views = with_costs([decode_view, *prefill_views])
-        paths = _prefillers(decode_view, [view for view in prefill_views if view.ready])
+        paths = _prefillers(decode_view, [view for view in prefill_views if view.ready], closed)
         views = [view for view in prefill_views if view.ref in paths]
         if not views:
             kept = Kept.of(decode_view, num_uncached_tokens, 0.0, 0.0)
@@ -310,7 +312,9 @@ def with_costs(views: Sequence[WorkerView]) -> list[WorkerView]:
     return [v if v.has_measured_costs else replace(v, load=replace(v.load, costs=slowest)) for v in views]
 
 
-def _prefillers(decode_view: WorkerView, views: Sequence[WorkerView]) -> dict[WorkerRef, KVPath]:
+def _prefillers(
+    decode_view: WorkerView, views: Sequence[WorkerView], closed: Collection[BoxPair]
+) -> dict[WorkerRef, KVPath]:
     """Those of the best role that can compute a prompt for it, and how it gets there."""
     if Ability.RESERVE not in decode_view.abilities:
         return {}
@@ -320,10 +324,16 @@ def _prefillers(decode_view: WorkerView, views: Sequence[WorkerView]) -> dict[Wo
     for view in views:
         if Ability.PREFILL in view.abilities and view.ref != decode_view.ref:
             path = kv_path(view.kv_site, receiver)
-            if path is not None:
+            if path is not None and not _is_closed(closed, path.link, view, decode_view):
                 paths[view.ref] = path
                 others.append(view)
     return {view.ref: paths[view.ref] for view in preferred(others, prefill_rank)}
+
+
+def _is_closed(closed: Collection[BoxPair], link: Link, prefill: WorkerView, decode: WorkerView) -> bool:
+    if not closed or link is not Link.NETWORK:
+        return False
+    return BoxPair(prefill.kv_site.box_id, decode.kv_site.box_id) in closed
 
 
 def _way_to_first_token_s(
@@ -332,11 +342,12 @@ def _way_to_first_token_s(
     ask: Ask,
     handoff_s: HandoffSeconds,
     own_s: Mapping[WorkerRef, float],
+    closed: Collection[BoxPair],
 ) -> float:
     """If `view` decodes: the prompt is computed on the best other worker, or on `view` by `choose_prefill`'s rule.
     `own_s`: of each worker, if it computes what it does not hold itself."""
     num_uncached = ask.num_uncached(view.ref)
-    paths = _prefillers(view, able) if view.role.hands_over else {}
+    paths = _prefillers(view, able, closed) if view.role.hands_over else {}
     others = [other for other in able if other.ref in paths]
     if not others:
         return _local_ttft_s(view, num_uncached)
