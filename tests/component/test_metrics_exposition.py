@@ -70,6 +70,9 @@ class Cluster:
     num_denied: dict[str, int] = field(default_factory=lambda: {Denial.CLOCK: 1})
     num_gone: int = 1
     round_trips_s: dict[str, float] = field(default_factory=lambda: {"b": 0.002})
+    num_refused: dict[str, int] = field(default_factory=lambda: {"certificate": 2})
+    num_fences: dict[str, int] = field(default_factory=lambda: {"b": 1})
+    certificates_left: dict[str, float] = field(default_factory=lambda: {"b": 0.6})
 
 
 @dataclass
