@@ -324,16 +324,11 @@ def _prefillers(
     for view in views:
         if Ability.PREFILL in view.abilities and view.ref != decode_view.ref:
             path = kv_path(view.kv_site, receiver)
-            if path is not None and not _is_closed(closed, path.link, view, decode_view):
+            way = BoxPair(view.kv_site.box_id, receiver.box_id)
+            if path is not None and not (path.link is Link.NETWORK and way in closed):
                 paths[view.ref] = path
                 others.append(view)
     return {view.ref: paths[view.ref] for view in preferred(others, prefill_rank)}
-
-
-def _is_closed(closed: Collection[BoxPair], link: Link, prefill: WorkerView, decode: WorkerView) -> bool:
-    if not closed or link is not Link.NETWORK:
-        return False
-    return BoxPair(prefill.kv_site.box_id, decode.kv_site.box_id) in closed
 
 
 def _way_to_first_token_s(
