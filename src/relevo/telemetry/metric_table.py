@@ -11,10 +11,9 @@ from enum import StrEnum
 
 from relevo.core.request import FinishReason
 from relevo.policy.admission.words import LIMITS
-from relevo.policy.cluster.checks import Denial
-from relevo.policy.cluster.refusals import Refusal as NodeRefusal
 from relevo.policy.http.connections import Refusal, Wait
 from relevo.policy.scaling.role_planner import PlanVerdict
+from relevo.telemetry.cluster_metrics import CLUSTER_METRICS
 
 
 class Kind(StrEnum):
@@ -306,56 +305,9 @@ TABLE: tuple[Metric, ...] = (
         help="Always 1; the label says how the workers share their work, as of the planner's last tick. Missing where "
         "no planner runs.",
     ),
-    Metric(
-        name="relevo:nodes",
-        kind=Kind.GAUGE,
-        origin=Origin.CLUSTER,
-        labels=("state",),
-        help="Machines of the cluster as this box knows them, itself included, by state; `gone` ones may come back.",
-    ),
-    Metric(
-        name="relevo:nodes_gone_total",
-        kind=Kind.COUNTER,
-        origin=Origin.CLUSTER,
-        labels=(),
-        help="How often a machine of the cluster was given up or left, since the node process of this box started.",
-    ),
-    Metric(
-        name="relevo:node_joins_denied_total",
-        kind=Kind.COUNTER,
-        origin=Origin.CLUSTER,
-        labels=("reason",),
-        help="Joins that this head denied, by what did not fit.",
-        label_values=tuple(Denial),
-    ),
-    Metric(
-        name="relevo:node_heartbeat_seconds",
-        kind=Kind.GAUGE,
-        origin=Origin.CLUSTER,
-        labels=("node",),
-        help="Round trip of a node's last heartbeat, as it measured it.",
-    ),
-    Metric(
-        name="relevo:node_fences_total",
-        kind=Kind.COUNTER,
-        origin=Origin.CLUSTER,
-        labels=("node",),
-        help="How often a node let go of everything because no head had acknowledged it.",
-    ),
-    Metric(
-        name="relevo:node_certificate_left",
-        kind=Kind.GAUGE,
-        origin=Origin.CLUSTER,
-        labels=("node",),
-        help="Of the life of the certificate that a node was last seen with: 1 is new, 0 over; renewed at 0.5.",
-    ),
-    Metric(
-        name="relevo:control_port_refused_total",
-        kind=Kind.COUNTER,
-        origin=Origin.CLUSTER,
-        labels=("reason",),
-        help="Connections that the control port of this box refused, by reason.",
-        label_values=tuple(NodeRefusal),
+    *(
+        Metric(name=name, kind=Kind(kind), origin=Origin.CLUSTER, labels=labels, help=text, label_values=values)
+        for name, kind, labels, text, values in CLUSTER_METRICS
     ),
     Metric(
         name="relevo:ledger_rows_total",
