@@ -77,6 +77,7 @@ async def test_the_next_one_takes_over_and_blames_no_hand() -> None:
     both = Gateways(2)
     both.clock.at_ns += 60 * S
     both.come_in("gateway-1", 30)
+    both.clock.at_ns += 20 * S  # a burst is no steady load to compare with
     second = both.plannings["gateway-1"]
     assert "gateway-0 plans" in (await second.tick()).reason
     both.gone.add("gateway-0")
