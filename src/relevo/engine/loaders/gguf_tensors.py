@@ -81,11 +81,11 @@ def _dequantise(data: npt.NDArray[np.uint8], ggml_type: GgmlType, dequantised_as
     values = np.empty(num_values, dtype=np.uint16 if rounds else np.float32)
     for index, start in enumerate(range(0, len(data), run_bytes)):
         run = dequantize(data[start : start + run_bytes], GGMLQuantizationType[ggml_type.name])
-        values[index * _RUN_ELEMENTS : index * _RUN_ELEMENTS + len(run)] = _bfloat16_bits(run) if rounds else run
+        values[index * _RUN_ELEMENTS : index * _RUN_ELEMENTS + len(run)] = bfloat16_bits(run) if rounds else run
     return values
 
 
-def _bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Rounded to nearest, ties to even. Finite values only. Writes into `values`."""
     bits = values.view(np.uint32)
     bits += (bits >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)

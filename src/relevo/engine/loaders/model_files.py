@@ -38,6 +38,7 @@ class StoredTensor:
     decode: Callable[[npt.NDArray[np.uint8], str], HostTensor]  # bytes, what quantised ones become: float32 or bfloat16
     raw_format: str | None = None  # a key of ops.formats.BLOCK_FORMATS, if backends may take the file's own bytes
     as_raw: Callable[[npt.NDArray[np.uint8]], HostTensor] | None = None  # wherever raw_format is set
+    scales: StoredTensor | None = None  # a second tensor of the file, which `decode` reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ class ModelFiles:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of tensor data."""
+        """Bytes of tensor data, without scales of their own."""
         return sum(tensor.num_bytes for tensor in self.stored)
 
     @property
@@ -94,6 +95,7 @@ class ModelFiles:
             for tensor in sorted(self.stored, key=lambda stored: stored.name):
                 digest.update(f"{tensor.name} {tensor.shape} {tensor.stored_as}".encode())
                 digest.update(samples[tensor.name])
+                digest.update(samples.get(f"{tensor.name} scales", b""))
             self._hash = digest.hexdigest()[:32]
         return self._hash
 
@@ -123,12 +125,15 @@ def ends_before(path: Path, num_bytes: int) -> ModelFileError:
 def _samples(stored: tuple[StoredTensor, ...]) -> dict[str, bytes]:
     """A few bytes from the middle of each tensor, by its name. Raises ModelFileError."""
     samples = {}
-    for path in {tensor.path for tensor in stored}:
+    parts = [*stored, *(tensor.scales for tensor in stored if tensor.scales is not None)]
+    for path in {part.path for part in parts}:
         try:
             with path.open("rb", buffering=0) as file:
                 for tensor in stored:
                     if tensor.path == path:
                         samples[tensor.name] = _sample(file, tensor)
+                    if tensor.scales is not None and tensor.scales.path == path:
+                        samples[f"{tensor.name} scales"] = _sample(file, tensor.scales)
         except OSError as error:
             raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
     return samples

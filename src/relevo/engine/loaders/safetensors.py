@@ -15,11 +15,12 @@ from typing import Any
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.loaders.plain_tensor import ITEM_BYTES, plain_tensor
+from relevo.engine.loaders.quantized import FLOATS, whole_weights
 from relevo.engine.loaders.stacked_experts import experts_apart
 from relevo.engine.loaders.text_files import parse_object, read_text
 from relevo.engine.loaders.text_tensors import text_tensors
 from relevo.engine.loaders.tied_head import with_head
-from relevo.engine.models.families import config_from_hf, spec_of, wrapper_of
+from relevo.engine.models.families import config_from_hf, quantization_of_model, spec_of, wrapper_of
 from relevo.engine.models.weight_plan import is_harmless, unasked
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -33,6 +34,7 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
     config, wrapper = config_from_hf(raw, str(config_path)), wrapper_of(raw)
     weight_map = _weight_map(folder)
     stored = _one_of_each(folder, weight_map, [t for shard in _shards(folder, weight_map) for t in _read_header(shard)])
+    stored = whole_weights(quantization_of_model(raw, str(config_path)), stored, folder)
     stored = text_tensors(config, wrapper, stored)
     if config.experts is not None:
         stored = experts_apart(config.experts, stored)
@@ -121,7 +123,7 @@ def _read_header(path: Path) -> list[StoredTensor]:
 def _stored(path: Path, data_start: int, name: str, entry: dict[str, Any]) -> StoredTensor:
     stored_as, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
     if stored_as not in ITEM_BYTES:
-        known = ", ".join(ITEM_BYTES)
+        known = ", ".join(FLOATS)
         raise UnsupportedModel(f"{path}: tensor {name} is stored as {stored_as}; one of {known} is implemented")
     first, last = entry["data_offsets"]
     if last - first != math.prod(shape) * ITEM_BYTES[stored_as]:

@@ -24,6 +24,7 @@ from relevo.engine.models.gemma import GEMMA3
 from relevo.engine.models.gpt_oss import GPT_OSS
 from relevo.engine.models.latent import latent
 from relevo.engine.models.llama4 import LLAMA4
+from relevo.engine.models.quantization import Quantization, quantization_of
 from relevo.engine.models.spec import ModelSpec, Wrapper
 from relevo.engine.models.weight_plan import GGUF_IN_LAYER
 
@@ -147,17 +148,16 @@ def spec_of_gguf(architecture: str, origin: str, *, has_experts: bool = False) -
 def config_from_hf(raw: Mapping[str, Any], origin: str) -> ModelConfig:
     """`raw` is config.json, `origin` names it in errors. Of a model of more than text, the text part's. Raises
     ModelFileError, UnsupportedModel."""
+    quantization_of_model(raw, origin)
     model_type = str(raw.get("model_type", ""))
     found = {name: spec for spec in MODELS.values() for name in spec.model_types}
     wrapped = {each.model_type: spec for spec in MODELS.values() for each in spec.wrappers}
     if model_type in wrapped:
-        _refuse_quantized(raw, wrapped[model_type].quantizations, origin)
         raw, origin = _text_config(raw, wrapped[model_type], origin), f"{origin}: text_config"
         model_type = str(raw["model_type"])
     if model_type not in found:
         known = ", ".join((*wrapped, *found))
         raise UnsupportedModel(f"{origin}: model_type {model_type!r} is not implemented; one of {known} is")
-    _refuse_quantized(raw, found[model_type].quantizations, origin)
     return found[model_type].read_config(ConfigFields(raw, origin))
 
 
@@ -180,11 +180,16 @@ def _text_config(raw: Mapping[str, Any], spec: ModelSpec, origin: str) -> Mappin
     return text
 
 
-def _refuse_quantized(raw: Mapping[str, Any], implemented: Sequence[str], origin: str) -> None:
-    """Fields that change what the weights mean must not be ignored."""
-    quantization = raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else "unknown"
-        if method in implemented:
-            return
-        raise UnsupportedModel(f"{origin}: {method} weights are not implemented; use the unquantised model or a GGUF")
+def quantization_of_model(raw: Mapping[str, Any], origin: str) -> Quantization | None:
+    """Of a config.json, or of its text part; None also where the family reads its own way of storing weights. Raises
+    ModelFileError, UnsupportedModel."""
+    places = [place for place in (raw, raw.get("text_config")) if isinstance(place, Mapping)]
+    types = {place.get("model_type") for place in places}
+    own = {method for spec in MODELS.values() if types.intersection(spec.model_types) for method in spec.quantizations}
+    read = [quantization_of(place, origin) for place in places if _method(place) not in own]
+    return next((each for each in read if each is not None), None)
+
+
+def _method(raw: Mapping[str, Any]) -> Any:
+    stated = raw.get("quantization_config")
+    return stated.get("quant_method") if isinstance(stated, Mapping) else None
