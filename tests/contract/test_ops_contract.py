@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from relevo.core.errors import SettingsError
+from relevo.core.errors import SettingsError, UnsupportedModel
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.model import Routing
 from relevo.core.plan import ScheduledRow
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import StepInputs, pack_rows
 from relevo.engine.ops.native.ops import NativeOps
-from relevo.engine.ops.protocol import Buffer, HostTensor, Operations, Ops, Router
+from relevo.engine.ops.protocol import Buffer, HostTensor, Operations, Ops, Program, Router
 from relevo.engine.ops.torch.ops import TorchOps
 
 BACKENDS: dict[str, Callable[[], Ops]] = {
@@ -138,6 +138,7 @@ ROUTINGS = {
     "plain": Routing(num_active=3, normalises=False, scale=0.5),
     "sigmoid": Routing(num_active=2, scoring="sigmoid", has_bias=True, scale=2.5),
     "groups": Routing(num_active=3, scoring="sigmoid", has_bias=True, num_groups=4, num_used_groups=2),
+    "best of a group": Routing(num_active=3, normalises=False, num_groups=4, num_used_groups=2, group_sum_of=1),
     "all": Routing(num_active=8),
 }
 
@@ -156,7 +157,7 @@ def naive_experts(
         choice = scores if bias is None else scores + bias
         if rule.num_used_groups < rule.num_groups:
             groups = choice.reshape(rule.num_groups, -1)
-            sums = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
+            sums = np.sort(groups, axis=1)[:, -rule.group_sum_of :].sum(axis=1)
             lost = np.argsort(-sums)[rule.num_used_groups :]
             groups = groups.copy()
             groups[lost] = -np.inf
@@ -336,6 +337,80 @@ def run_rows(
         return o.attention(o.rope(q, plain), o.rope(k, plain), v, layer)
 
     return run(ops, body, HEADS * HEAD_SIZE, inputs(*rows), cache, window)
+
+
+LATENT, ROTATED, LATENT_HEADS = 24, 8, 5
+
+
+def read_through(ops: Ops, body: Body, identity: Buffer) -> Program:
+    return ops.program(lambda operations: operations.logits(body(operations), identity), None)
+
+
+def latent_layout(dtype: str) -> KVLayout:
+    return KVLayout("m", dtype, BLOCK_SIZE, (KVGroup.latent(range(LAYERS), LATENT + ROTATED),))
+
+
+def naive_latents(q: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
+    """q [Q, H, L + R] are the last queries over rows [C, L + R] -> [Q, H * L]."""
+    scores = np.einsum("qhd,cd->hqc", q, rows) * scale
+    hidden = np.arange(len(rows)) > np.arange(len(rows) - len(q), len(rows))[:, None]
+    scores = np.where(hidden, -np.inf, scores)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("hqc,cl->qhl", weights, rows[:, :LATENT]).reshape(len(q), -1)
+
+
+def test_attention_over_latents_of_mixed_rows(ops: Ops) -> None:
+    """A chunk, then a step of a continued chunk and a decode; what is written lies as the layout says."""
+    kind = latent_layout(ops.dtype)
+    memory = bytearray(NUM_BLOCKS * kind.bytes_per_block)
+    cache = ops.kv_cache(kind, NUM_BLOCKS, memoryview(memory) if ops.kv_in_host_memory else None)
+    gain, scale = 1 + values(LATENT, seed=9), 0.3
+    times = ops.weight([host(gain)])
+    widths = (LATENT_HEADS * LATENT, LATENT_HEADS * ROTATED, LATENT, ROTATED)
+    tables, spans = {"a": [7, 2, 5], "b": [1, 8]}, [{"a": (0, 6), "b": (0, 5)}, {"b": (5, 6), "a": (6, 10)}]
+    data = {name: values(10, sum(widths), seed=index) for index, name in enumerate(tables)}
+    frequencies = np.zeros(ROTATED // 2, dtype=np.float32)  # turn by nothing
+    identity = ops.weight([host(np.eye(LATENT_HEADS * LATENT, dtype=np.float32))])
+    for span in spans:
+        activations = np.concatenate([data[name][start:stop] for name, (start, stop) in span.items()])
+        ids, tokens = ops.weight([host(activations)]), iter(range(len(activations)))
+        step = inputs(*(([next(tokens) for _ in range(*each)], each[0], tables[name]) for name, each in span.items()))
+
+        def body(o: Operations, ids: Buffer = ids) -> Buffer:
+            q, turned, latent, key = o.split(o.embed(ids), widths)
+            angles = o.rope_angles(frequencies, 1.0)
+            (turned,), (key,) = o.split_heads(turned, [LATENT_HEADS], ROTATED), o.split_heads(key, [1], ROTATED)
+            latent = o.rms_norm(latent, times, 1e-6)
+            return o.latent_attention(q, o.rope(turned, angles), latent, o.rope(key, angles), 1, scale)
+
+        program = read_through(ops, body, identity)
+        actual = program.run(step, cache, range(step.num_tokens)).values.copy()
+        expected = []
+        for name, (start, stop) in span.items():
+            q, turned, latent, key = np.split(data[name][:stop], np.cumsum(widths)[:-1], axis=1)
+            latent = latent / np.sqrt((latent**2).mean(-1, keepdims=True) + 1e-6) * gain
+            heads = (stop, LATENT_HEADS, -1)
+            queries = np.concatenate((q.reshape(heads), turned.reshape(heads)), axis=-1)
+            rows = np.concatenate((latent, key), axis=-1)
+            expected.append(naive_latents(queries[start:], rows, scale))
+            if ops.dtype == "float32" and ops.kv_in_host_memory:
+                stored = np.frombuffer(memory, np.float32).reshape(NUM_BLOCKS, LAYERS, BLOCK_SIZE, LATENT + ROTATED)
+                close(ops, stored[tables[name], 1].reshape(-1, LATENT + ROTATED)[:stop], rows)
+        close(ops, actual, np.concatenate(expected))
+
+
+def test_each_head_has_a_matrix_of_its_own(ops: Ops) -> None:
+    table, matrices = values(VOCAB, 3 * 8), values(3, 5, 8, seed=1)
+    ids, by = ops.weight([host(table)]), ops.head_weights(host(matrices))
+    found = run(ops, lambda o: o.linear_heads(o.embed(ids), by), 3 * 5, inputs(([3, 0, 7], 0, [1])))
+    expected = np.einsum("thk,hnk->thn", table[[3, 0, 7]].reshape(3, 3, 8), matrices).reshape(3, -1)
+    close(ops, found, expected)
+
+
+def test_integers_are_no_cache_of_latents(ops: Ops) -> None:
+    with pytest.raises(UnsupportedModel, match="a cache of latents in int8 is not implemented; choose one of float16"):
+        ops.kv_cache(latent_layout("int8"), 1, None)
 
 
 def test_blocks_lie_in_memory_as_the_layout_says(ops: Ops) -> None:

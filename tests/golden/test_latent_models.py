@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_decoders import BLOCK_SIZE, TINY_LATENT, PagedDecoder, hf_logits, hf_model, prompt, row
+from tiny_decoders import BACKENDS, BLOCK_SIZE, TINY_LATENT, PagedDecoder, hf_logits, hf_model, prompt, row
 
 from relevo.build.model import kv_layout
 from relevo.core.errors import ModelFileError, UnsupportedModel
@@ -25,7 +25,6 @@ from relevo.engine.models.families import config_from_hf, spec_of
 from relevo.engine.ops.torch.ops import TorchOps
 from relevo.policy.perf.model_config import model_shape
 
-BACKENDS = ("torch",)
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 500.0,

@@ -7,12 +7,13 @@ windows or the grouping of rows mix anything up. The native backend owes more th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_decoders import BACKENDS, BLOCK_SIZE, LOCAL, PagedDecoder, hf_logits, hf_model, prompt, row
+from tiny_decoders import BACKENDS, BLOCK_SIZE, LOCAL, TINY_LATENT, PagedDecoder, hf_logits, hf_model, prompt, row
 
 from relevo.core.plan import ScheduledRow
 from relevo.engine.inputs import pack_rows
@@ -44,9 +45,12 @@ class Sequence:
         self.done += len(logits)
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", *LOCAL])
+CHANGES = {"llama": {}, "mistral": {"sliding_window": 6}, "deepseek_v3": TINY_LATENT, **LOCAL}
+
+
+@pytest.fixture(scope="module", params=CHANGES)
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    changes = {"mistral": {"sliding_window": 6}, **LOCAL}.get(request.param, {})
+    changes: dict[str, Any] = CHANGES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     hf_model(request.param, **changes).save_pretrained(folder)
     return load_model_files(str(folder))

@@ -17,14 +17,13 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
-from tiny_decoders import TINY_LATENT, PagedDecoder, hf_model, prompt, row
+from tiny_decoders import BACKENDS, TINY_LATENT, PagedDecoder, hf_model, prompt, row
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.quantized_tensors import E4M3
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.quantization import quantization_of
 
-BACKENDS = ("torch",)
 Tensors = dict[str, torch.Tensor]
 FP8: dict[str, Any] = {
     "activation_scheme": "dynamic",

@@ -141,16 +141,18 @@ size_t KVCache::run_bytes() const {
   return static_cast<size_t>(block_size) * (row_bytes() + scale_bytes);
 }
 
-size_t KVCache::block_bytes() const { return static_cast<size_t>(num_layers * 2 * num_kv_heads) * run_bytes(); }
+size_t KVCache::block_bytes() const {
+  return static_cast<size_t>(is_latent ? num_layers : num_layers * 2 * num_kv_heads) * run_bytes();
+}
 
 uint8_t* KVCache::run(int64_t block, int64_t layer, int64_t which, int64_t head) const {
-  const int64_t index = (layer * 2 + which) * num_kv_heads + head;
+  const int64_t index = is_latent ? layer : (layer * 2 + which) * num_kv_heads + head;
   return base + static_cast<size_t>(block) * block_bytes() + static_cast<size_t>(index) * run_bytes();
 }
 
-int64_t partial_floats(int64_t head_size) { return rounded_up(head_size, 16) + 16; }
+int64_t partial_floats(int64_t value_size) { return rounded_up(value_size, 16) + 16; }
 
-AttentionPlan plan_attention(const AttentionStep& step, int64_t num_kv_heads, int64_t head_size, int num_threads) {
+AttentionPlan plan_attention(const AttentionStep& step, int64_t num_kv_heads, int64_t value_size, int num_threads) {
   std::vector<RowWork> rows;
   int64_t total = 0;
   for (int64_t row = 0; row < step.num_rows; ++row) {
@@ -163,7 +165,7 @@ AttentionPlan plan_attention(const AttentionStep& step, int64_t num_kv_heads, in
                   std::max<int64_t>(total / (num_threads * TASKS_PER_THREAD), 2 * SPLIT_TOKENS), num_threads > 1};
   for (const RowWork& row : rows) planner.add(row);
   if (num_threads > 1) planner.sort_by_cost();
-  planner.plan.scratch_floats = static_cast<size_t>(planner.next_partial * partial_floats(head_size));
+  planner.plan.scratch_floats = static_cast<size_t>(planner.next_partial * partial_floats(value_size));
   return planner.plan;
 }
 

@@ -1,7 +1,8 @@
 // Attention over a paged key-value cache, and the writes into it.
 //
 // A block lies in memory as [L, 2 (K, V), K heads, S tokens, D]. An i8 cache holds, for each [layer, K or V, head], S * D
-// int8 values followed by S float32 scales (one per token), so D + 4 bytes per token.
+// int8 values followed by S float32 scales (one per token), so D + 4 bytes per token. A cache of latents is [L, S tokens,
+// D]: one row per token for all heads, whose first numbers are also its value.
 //
 // On one path the result for a query depends on the query, its context and the cache alone. Contexts are cut at fixed
 // multiples of SPLIT_TOKENS from position 0; each piece is summed key by key in order; pieces are merged in order. So a
@@ -28,6 +29,9 @@ struct KVCache {
   int64_t num_kv_heads;
   int64_t block_size;  // S
   int64_t head_size;   // D, a multiple of 8
+  bool is_latent = false;
+  int64_t latent_size = 0;  // of a latent cache: numbers of a row that are its value, a multiple of 8
+  int64_t value_size() const { return is_latent ? latent_size : head_size; }
   size_t block_bytes() const;
   size_t row_bytes() const;  // the D numbers of one token and head, without an i8 row's scale
   size_t run_bytes() const;  // one [layer, K or V, head]
@@ -51,6 +55,8 @@ struct AttentionStep {
   int64_t chunk = 0;               // a query sees keys from the last multiple of it on; 0: all
   float scale = 0.0f;              // of scores; 0: D ** -0.5
   const float* sinks = nullptr;    // [H], a score beside those of the keys, without a value; or null: there is none
+  const float* rotated = nullptr;  // over latents: the second part of queries [T, H * (D - latent_size)]
+  int64_t rotated_stride = 0;
   // The first key that a query sees whose last one is before `end`.
   int64_t first_visible(int64_t end) const {
     const int64_t of_window = sliding_window > 0 && end > sliding_window ? end - sliding_window : 0;
@@ -76,17 +82,19 @@ struct AttentionPlan {
   size_t scratch_floats = 0;  // size of the area for partial results
 };
 
-// Floats of one partial record: the weighted sum of values [D], then the largest score and the sum of weights.
-int64_t partial_floats(int64_t head_size);
+// Floats of one partial record: the weighted sum of values, then the largest score and the sum of weights.
+int64_t partial_floats(int64_t value_size);
 
-AttentionPlan plan_attention(const AttentionStep& step, int64_t num_kv_heads, int64_t head_size, int num_threads);
+AttentionPlan plan_attention(const AttentionStep& step, int64_t num_kv_heads, int64_t value_size, int num_threads);
 
 struct AttentionKernels {
   Path path;
-  // Write k and v of tokens [first, end) into their slots; k and v point to token 0, `stride` floats apart per token.
+  // Write k and v of tokens [first, end) into their slots; k and v point to token 0, `stride` floats apart per token. Of a
+  // latent cache k is the whole row, and v is not read.
   void (*store)(const KVCache& cache, int64_t layer, const AttentionStep& step, const float* k, const float* v,
                 int64_t stride, int64_t first, int64_t end);
-  // q [T, H * D] with row stride q_stride (already rotated); out [T, H * D] with row stride out_stride.
+  // q [T, H * D] with row stride q_stride (already rotated), over latents [T, H * latent_size], the rest being `rotated`;
+  // out [T, H * value size] with row stride out_stride.
   void (*attend)(const KVCache& cache, int64_t layer, const AttentionStep& step, const AttentionPlan::Task& task,
                  const float* q, int64_t q_stride, float* out, int64_t out_stride, float* scratch);
   void (*merge)(const KVCache& cache, const AttentionStep& step, const AttentionPlan::Merge& merge, const float* scratch,

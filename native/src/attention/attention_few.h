@@ -105,9 +105,8 @@ struct FewQueries : WeightedSums<V> {
     float* results = scaled + heads * padded;
     float* fresh = results + heads * record;
     float* scores = fresh + heads * record;
-    const float* from = q + group.token(query) * q_stride + group.first_head * cache.head_size;
     for (int64_t n = 0; n < heads; ++n) {
-      scaled_query(from + n * cache.head_size, scaled + n * padded);
+      scaled_query(q, q_stride, query, n, scaled + n * padded);
       clear(results + n * record);
     }
     Split split;

@@ -4,7 +4,8 @@
 // the elements with d % W = l in ascending order, and the lanes being added as V::sum_lanes adds them. Weights are
 // exp(score - largest of the split); values are added key by key. There are two forms of this. A row with one or two
 // queries reads each key once, lanes along d. More queries share a copy of the split in float32, keys transposed so
-// that lanes are keys, and add the same numbers in the same order. Hidden keys have the weight 0 in both.
+// that lanes are keys, and add the same numbers in the same order. Hidden keys have the weight 0 in both. The heads of one
+// query over latents are as many queries of one key, and always share copies.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ struct Attention {
 
   static void attend(const KVCache& cache, int64_t layer, const AttentionStep& step, const AttentionPlan::Task& task,
                      const float* q, int64_t q_stride, float* out, int64_t out_stride, float* scratch) {
-    if (task.end_query - task.first_query > FEW_QUERIES) {
+    if (cache.is_latent || task.end_query - task.first_query > FEW_QUERIES) {
       const ManyQueries<V> many(cache, layer, step, task.row, task.kv_head);
       many.attend_queries(task, q, q_stride, out, out_stride, scratch);
       return;

@@ -13,7 +13,7 @@ struct ManyQueries : WeightedSums<V> {
   using Sums = WeightedSums<V>;
   using typename Sums::F, typename Sums::Split;
   using Sums::WeightedSums, Sums::W, Sums::SCORES, Sums::CHUNK, Sums::cache, Sums::chunks, Sums::clear, Sums::finish;
-  using Sums::group, Sums::has_half_chunk, Sums::largest, Sums::merge_into, Sums::out_of;
+  using Sums::value_chunks, Sums::group, Sums::has_half_chunk, Sums::largest, Sums::merge_into, Sums::out_of;
   using Sums::padded, Sums::partial_of, Sums::place, Sums::record, Sums::scaled_query, Sums::weigh;
   using Sums::weight_sum;
   static constexpr int64_t TILE = 6;       // queries of one pass over transposed keys: 12 accumulators
@@ -59,12 +59,11 @@ struct ManyQueries : WeightedSums<V> {
 
   template <class KV>
   void copy_values(const Split& split, float* tile) const {
-    const int64_t num_chunks = chunks();
-    const bool half = has_half_chunk();
+    const int64_t num_chunks = value_chunks(), last = has_half_chunk() ? chunks() - 1 : -1;
     for (int64_t i = 0; i < split.count; ++i) {
       float* to = tile + (split.range.low + i) * padded;
       for (int64_t c = 0; c < num_chunks; ++c) {
-        V::store(to + c * W, Sums::template load_chunk<KV>(split.values()[i], c, half && c == num_chunks - 1));
+        V::store(to + c * W, Sums::template load_chunk<KV>(split.values()[i], c, c == last));
       }
     }
   }
@@ -179,8 +178,7 @@ struct ManyQueries : WeightedSums<V> {
     const int64_t num_rows = (task.end_query - task.first_query) * group.num_heads;
     for (int64_t r = 0; r < (num_rows + TILE - 1) / TILE * TILE; ++r) {
       if (r < num_rows) {
-        const int64_t query = task.first_query + r / group.num_heads, head = group.first_head + r % group.num_heads;
-        scaled_query(q + group.token(query) * q_stride + head * cache.head_size, scaled);
+        scaled_query(q, q_stride, task.first_query + r / group.num_heads, r % group.num_heads, scaled);
       } else {
         std::memset(scaled, 0, sizeof(float) * static_cast<size_t>(padded));
       }

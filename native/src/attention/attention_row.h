@@ -118,10 +118,12 @@ struct AttentionRow {
         group(c, step, row, head),
         has_scales(c.type == KVType::i8),
         padded((c.head_size + W - 1) / W * W),
-        record(partial_floats(c.head_size)) {}
+        record(partial_floats(c.value_size())) {}
 
   int64_t chunks() const { return padded / W; }
+  int64_t value_chunks() const { return (cache.value_size() + W - 1) / W; }
   bool has_half_chunk() const { return W > 8 && cache.head_size % W != 0; }
+  bool has_half_value_chunk() const { return W > 8 && cache.value_size() % W != 0; }
   float& largest(float* result) const { return result[record - 16]; }
   float& weight_sum(float* result) const { return result[record - 15]; }
 
@@ -178,7 +180,7 @@ struct AttentionRow {
     const float most = larger_of(largest(result), largest(more));
     const F keep = vector_exp_of_negative<V>(V::set1(largest(result) - most));
     const F take = vector_exp_of_negative<V>(V::set1(largest(more) - most));
-    for (int64_t i = 0; i < padded; i += W) {
+    for (int64_t i = 0; i < value_chunks() * W; i += W) {
       V::store(result + i, V::fma(V::load(result + i), keep, V::mul(V::load(more + i), take)));
     }
     const F sum = V::fma(V::set1(weight_sum(result)), keep, V::mul(V::set1(weight_sum(more)), take));
@@ -205,18 +207,13 @@ struct AttentionRow {
 
   void finish(float* result, int64_t head, float* out) const {
     const F inverse = inverse_of(result, head);
-    for (int64_t i = 0; i < cache.head_size; i += W) {
-      const F value = V::mul(V::load(result + i), inverse);
-      if (i + W <= cache.head_size) {
-        V::store(out + i, value);
-      } else {
-        V::store_part(out + i, value, cache.head_size - i);
-      }
+    for (int64_t i = 0; i < cache.value_size(); i += W) {
+      store_up_to(out + i, V::mul(V::load(result + i), inverse), cache.value_size() - i);
     }
   }
 
   float* out_of(float* out, int64_t out_stride, int64_t query, int64_t head) const {
-    return out + group.token(query) * out_stride + (group.first_head + head) * cache.head_size;
+    return out + group.token(query) * out_stride + (group.first_head + head) * cache.value_size();
   }
 
   // The records of one split of a task, for query `query` of the row.
@@ -225,13 +222,32 @@ struct AttentionRow {
     return scratch + (task.partial + (split * group.num_queries + query) * group.num_heads) * record;
   }
 
-  void scaled_query(const float* q, float* to) const {
+  static void store_up_to(float* to, F value, int64_t left) {
+    if (left >= W) {
+      V::store(to, value);
+    } else {
+      V::store_part(to, value, left);
+    }
+  }
+
+  static void scaled(const float* q, int64_t size, F scale, float* to) {
+    for (int64_t i = 0; i < size; i += W) {
+      const int64_t left = size - i;
+      store_up_to(to + i, V::mul(left >= W ? V::load(q + i) : V::load_part(q + i, left), scale), left);
+    }
+  }
+
+  // Head `head` (counted within the group) of query `query` of the row, [padded].
+  void scaled_query(const float* q, int64_t q_stride, int64_t query, int64_t head, float* to) const {
     const float own = group.step.scale;
     const F scale = V::set1(own > 0.0f ? own : 1.0f / std::sqrt(static_cast<float>(cache.head_size)));
-    for (int64_t i = 0; i < padded; i += W) {
-      const int64_t left = cache.head_size - i;
-      V::store(to + i, V::mul(left >= W ? V::load(q + i) : V::load_part(q + i, left), scale));
+    const int64_t token = group.token(query), place = group.first_head + head, size = cache.value_size();
+    scaled(q + token * q_stride + place * size, size, scale, to);
+    if (cache.is_latent) {
+      const int64_t rest = cache.head_size - size;
+      scaled(group.step.rotated + token * group.step.rotated_stride + place * rest, rest, scale, to + size);
     }
+    for (int64_t i = cache.head_size; i < padded; ++i) to[i] = 0.0f;
   }
 };
 

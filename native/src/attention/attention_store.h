@@ -60,6 +60,10 @@ struct Store {
   static void store(const KVCache& cache, int64_t layer, const AttentionStep& step, const float* k, const float* v,
                     int64_t stride, int64_t first, int64_t end) {
     for (int64_t t = first; t < end; ++t) {
+      if (cache.is_latent) {
+        row(cache, cache.run(step.block_of_token[t], layer, 0, 0), step.offset_of_token[t], k + t * stride);
+        continue;
+      }
       for (int64_t head = 0; head < cache.num_kv_heads; ++head) {
         const int64_t from = t * stride + head * cache.head_size;
         const int64_t block = step.block_of_token[t], offset = step.offset_of_token[t];

@@ -10,7 +10,8 @@ template <class V>
 struct WeightedSums : AttentionRow<V> {
   using Row = AttentionRow<V>;
   using typename Row::F, typename Row::Split;
-  using Row::AttentionRow, Row::W, Row::SCORES, Row::chunks, Row::has_half_chunk, Row::record, Row::has_scales;
+  using Row::AttentionRow, Row::W, Row::SCORES, Row::value_chunks, Row::has_half_value_chunk, Row::record;
+  using Row::has_scales;
 
   // Turns the scores of a range into weights: `most` of all first, then piece by piece.
   float largest_score(const Split& split, Range range, float* scores) const {
@@ -71,7 +72,7 @@ struct WeightedSums : AttentionRow<V> {
 
   template <class From, int N, class RowOf>
   void sum_values(const float* weights, Range keys, bool fresh, float* results, const RowOf& row_of) const {
-    const int64_t whole = chunks() - (has_half_chunk() ? 1 : 0);
+    const int64_t whole = value_chunks() - (has_half_value_chunk() ? 1 : 0);
     int64_t c = 0;
     if constexpr (N == 1) {
       for (; c + 8 <= whole; c += 8) add_values<From, N, 8, false>(weights, keys, c, fresh, results, record, row_of);
@@ -80,7 +81,7 @@ struct WeightedSums : AttentionRow<V> {
     for (; c + 2 <= whole; c += 2) add_values<From, N, 2, false>(weights, keys, c, fresh, results, record, row_of);
     for (; c < whole; ++c) add_values<From, N, 1, false>(weights, keys, c, fresh, results, record, row_of);
     if constexpr (W > 8) {
-      if (c < chunks()) add_values<From, N, 1, true>(weights, keys, c, fresh, results, record, row_of);
+      if (c < value_chunks()) add_values<From, N, 1, true>(weights, keys, c, fresh, results, record, row_of);
     }
   }
 };

@@ -129,10 +129,12 @@ VectorWeight make_vector(const std::string& stored_name, const Array1<uint8_t>& 
 // ---- the cache ----------------------------------------------------------------------------------------------------
 
 BoundCache make_cache(Bytes memory, const std::string& dtype, int64_t num_blocks, int64_t num_layers,
-                      int64_t num_kv_heads, int64_t block_size, int64_t head_size) {
+                      int64_t num_kv_heads, int64_t block_size, int64_t head_size, bool is_latent) {
   require(num_blocks >= 1 && num_layers >= 1 && num_kv_heads >= 1 && block_size >= 1 && head_size >= 1,
           "every size of a cache is at least 1");
   KVCache cache{memory.data(), kv_type_named(dtype), num_blocks, num_layers, num_kv_heads, block_size, head_size};
+  cache.is_latent = is_latent;
+  require(!is_latent || cache.type != KVType::i8, "a cache of latents cannot be stored as int8");
   require(memory.shape(0) >= static_cast<size_t>(num_blocks) * cache.block_bytes(), "the memory is too small");
   return {cache, memory};
 }
@@ -251,7 +253,7 @@ void bind_operations(nb::class_<Program>& program) {
          bool is_sigmoid, bool normalises, float scale, int64_t num_groups, int64_t num_used_groups,
          const VectorWeight* logit_bias, const std::vector<const VectorWeight*>& gate_up_bias,
          const std::vector<const VectorWeight*>& down_bias, const std::string& activation, float alpha, float limit,
-         bool weighs_inputs) {
+         bool weighs_inputs, int64_t group_sum_of) {
         const int64_t count = static_cast<int64_t>(gate_up.size());
         require(count >= 1 && down.size() == gate_up.size(), "every expert needs two matrices");
         std::vector<Matrix> up, back;
@@ -260,13 +262,32 @@ void bind_operations(nb::class_<Program>& program) {
         self.add(op::Experts{view_of(in), view_of(scores), view_of(out), router, data_of(bias, count),
                              data_of(logit_bias, count), std::move(up), std::move(back), copies_of(gate_up_bias),
                              copies_of(down_bias), activation_of(activation, alpha, limit), weighs_inputs,
-                             {count, num_active, is_sigmoid, normalises, scale, num_groups, num_used_groups}});
+                             {count, num_active, is_sigmoid, normalises, scale, num_groups, num_used_groups,
+                              group_sum_of}});
       },
       nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
       "gate_up"_a, "down"_a, "num_active"_a, "is_sigmoid"_a, "normalises"_a, "scale"_a, "num_groups"_a,
       "num_used_groups"_a, "logit_bias"_a = nb::none(), "gate_up_bias"_a = std::vector<const VectorWeight*>(),
       "down_bias"_a = std::vector<const VectorWeight*>(), "activation"_a = "silu", "alpha"_a = 1.0f, "limit"_a = 0.0f,
-      "weighs_inputs"_a = false);
+      "weighs_inputs"_a = false, "group_sum_of"_a = 2);
+  program.def(
+      "multiply_heads",
+      [](Program& self, Columns in, Columns out, const std::vector<const Matrix*>& matrices) {
+        std::vector<Matrix> by_head;
+        for (const Matrix* matrix : matrices) by_head.push_back(*matrix);
+        self.add(op::MultiplyHeads{view_of(in), view_of(out), std::move(by_head)});
+      },
+      "in_"_a, "out"_a, "matrices"_a);
+  program.def(
+      "attend_latents",
+      [](Program& self, Columns q, Columns rotated, Columns latent, Columns key, Columns out, int64_t num_heads,
+         int64_t latent_size, int64_t key_size, int64_t layer, const VectorWeight* gain, float eps, int angles,
+         float scale) {
+        self.add(op::AttendLatents{view_of(q), view_of(rotated), view_of(latent), view_of(key), view_of(out), num_heads,
+                                   latent_size, key_size, layer, data_of(gain, latent_size), eps, angles, scale});
+      },
+      nb::keep_alive<1, 11>(), "q"_a, "rotated"_a, "latent"_a, "key"_a, "out"_a, "num_heads"_a, "latent_size"_a,
+      "key_size"_a, "layer"_a, "gain"_a.none(), "eps"_a, "angles"_a, "scale"_a);
   program.def(
       "compact", [](Program& self, std::vector<int> buffers) { self.add(op::Compact{std::move(buffers)}); },
       "buffers"_a, "From here on only rows whose logits were asked for are computed.");
@@ -404,11 +425,12 @@ void bind_program(nb::module_& module) {
   nb::class_<BoundCache>(module, "KVCache")
       .def("__init__",
            [](BoundCache* self, Bytes memory, const std::string& dtype, int64_t num_blocks, int64_t num_layers,
-              int64_t num_kv_heads, int64_t block_size, int64_t head_size) {
+              int64_t num_kv_heads, int64_t block_size, int64_t head_size, bool is_latent) {
              new (self) BoundCache(
-                 make_cache(memory, dtype, num_blocks, num_layers, num_kv_heads, block_size, head_size));
+                 make_cache(memory, dtype, num_blocks, num_layers, num_kv_heads, block_size, head_size, is_latent));
            },
-           "memory"_a, "dtype"_a, "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "block_size"_a, "head_size"_a)
+           "memory"_a, "dtype"_a, "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "block_size"_a, "head_size"_a,
+           "is_latent"_a = false)
       .def("copy", &copy_blocks, "copies"_a, "Whole blocks, (source, target), in order.");
   auto program = nb::class_<Program>(module, "Program", "Operations recorded once, replayed by one call per step.");
   program.def(nb::init<Engine&>(), nb::keep_alive<1, 2>(), "engine"_a);
@@ -424,7 +446,8 @@ void bind_program(nb::module_& module) {
       [](Program& self, bool on) { self.set_profiling(on); });
   program.def_prop_ro("seconds_by_kind", [](const Program& self) {
     static const char* const names[] = {"embed", "rms_norm", "add",    "activate", "multiply",
-                                        "rope",  "attend",   "compact", "logits",   "experts"};
+                                        "rope",  "attend",   "compact", "logits",   "experts",
+                                        "multiply_heads", "attend_latents"};
     static_assert(std::size(names) == std::variant_size_v<Operation>);
     nb::dict seconds;
     for (size_t kind = 0; kind < std::size(names); ++kind) seconds[names[kind]] = self.seconds_by_kind()[kind];

@@ -24,6 +24,8 @@ std::string text(int64_t value) { return std::to_string(value); }
 
 size_t padded(size_t bytes) { return (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES; }
 
+constexpr int64_t GROUP_HEADS = 16;  // arbitrary, at most: heads that share a converted copy of latents
+
 int64_t grown(int64_t capacity, int64_t needed) {
   capacity = std::max<int64_t>(capacity, 8);
   while (capacity < needed) capacity *= 2;
@@ -58,6 +60,7 @@ void Program::make_room_for_threads() {
   for (int thread = static_cast<int>(own_prepared_.size()); thread < engine_.pool.size(); ++thread) {
     own_prepared_.push_back(std::make_unique<Area>());
     own_transformed_.push_back(std::make_unique<Area>());
+    own_heads_.push_back(std::make_unique<Area>());
   }
   row_capacity_ = 0;
 }
@@ -155,7 +158,7 @@ void Program::check(const op::Attend& attend) {
     refuse("a head size of " + text(attend.head_size) + " is not implemented; multiples of 8 up to 256 are");
   }
   if (num_heads_ != 0 && (attend.num_heads != num_heads_ || attend.num_kv_heads != num_kv_heads_ ||
-                          attend.head_size != head_size_)) {
+                          attend.head_size != head_size_ || latent_size_ != 0)) {
     refuse("layers with different numbers or sizes of heads are not implemented");
   }
   if (attend.k.buffer != attend.v.buffer) refuse("keys and values must lie in one buffer");
@@ -238,12 +241,63 @@ void Program::check(const op::Experts& experts) {
   matrices_.push_back(experts.router);
 }
 
+void Program::check(const op::MultiplyHeads& multiply) {
+  if (multiply.matrices.empty()) refuse("a product of heads needs a matrix for each");
+  const int64_t count = static_cast<int64_t>(multiply.matrices.size());
+  const Matrix& first = multiply.matrices.front();
+  for (const Matrix& matrix : multiply.matrices) {
+    if (matrix.n != first.n || matrix.k != first.k || matrix.segments.size() != 1) refuse("heads of different shapes");
+  }
+  check_view(multiply.in, count * first.k);
+  check_view(multiply.out, count * first.n);
+  if (multiply.in.buffer == multiply.out.buffer) refuse("heads cannot overwrite their own input");
+}
+
+void Program::check(const op::AttendLatents& attend) {
+  const int64_t width = attend.latent_size + attend.key_size;
+  if (attend.num_heads < 1) refuse("attention needs a head");
+  if (attend.latent_size < 8 || attend.latent_size % 8 != 0 || attend.key_size < 8 || width % 8 != 0 || width > 1024) {
+    refuse("latents of " + text(attend.latent_size) + " with keys of " + text(attend.key_size) +
+           " are not implemented; multiples of 8 up to 1024 together are");
+  }
+  if (num_heads_ != 0 && (attend.num_heads != num_heads_ || width != head_size_ || attend.latent_size != latent_size_)) {
+    refuse("layers with different numbers or sizes of heads are not implemented");
+  }
+  if (attend.latent.buffer != attend.key.buffer || attend.key.offset != attend.latent.offset + attend.latent_size) {
+    refuse("a rotated key must lie behind its latent");
+  }
+  check_view(attend.q, attend.num_heads * attend.latent_size);
+  check_view(attend.rotated, attend.num_heads * attend.key_size);
+  check_view(attend.latent, width);
+  check_view(attend.out, attend.num_heads * attend.latent_size);
+  if (attend.angles >= 0) check_angles(attend.angles, attend.key_size);
+  if (attend.layer < 0) refuse("a layer's number cannot be negative");
+  num_heads_ = attend.num_heads;
+  num_kv_heads_ = 1;
+  while (num_heads_ % num_kv_heads_ != 0 || num_heads_ / num_kv_heads_ > GROUP_HEADS) ++num_kv_heads_;
+  head_size_ = width;
+  latent_size_ = attend.latent_size;
+  if (reaches_.empty()) reaches_.push_back({0, 0});
+  num_layers_ = std::max(num_layers_, attend.layer + 1);
+}
+
+KVCache Program::shared_by_groups(const KVCache& cache) const {
+  KVCache shared = cache;
+  shared.num_kv_heads = num_kv_heads_;
+  shared.latent_size = latent_size_;
+  return shared;
+}
+
 // ---- a step's inputs ----------------------------------------------------------------------------------------------
 
 void Program::check_cache(const KVCache& cache, const AttentionStep& step) const {
   if (vocab_size_ == 0) refuse("a program without logits cannot run");
-  if (num_heads_ != 0 && (cache.num_layers < num_layers_ || cache.num_kv_heads != num_kv_heads_ ||
-                          cache.head_size != head_size_)) {
+  if (latent_size_ > 0 && !(cache.is_latent && cache.num_layers >= num_layers_ && cache.head_size == head_size_)) {
+    refuse("the cache is not one of " + text(num_layers_) + " layers of latents of " + text(head_size_));
+  }
+  if (latent_size_ == 0 && num_heads_ != 0 &&
+      (cache.num_layers < num_layers_ || cache.num_kv_heads != num_kv_heads_ || cache.head_size != head_size_ ||
+       cache.is_latent)) {
     refuse("the cache has " + text(cache.num_layers) + " layers of " + text(cache.num_kv_heads) + " heads of " +
            text(cache.head_size) + ", the model needs " + text(num_layers_) + " of " + text(num_kv_heads_) + " of " +
            text(head_size_));

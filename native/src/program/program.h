@@ -102,6 +102,22 @@ struct Attend {
   const float* sinks = nullptr;
 };
 
+// Each head times its own matrix.
+struct MultiplyHeads {
+  View in, out;
+  std::vector<Matrix> matrices;  // by head, all of one shape
+};
+
+// The latent's norm (if any), rotation (if any), the writes into the cache, then attention of all heads over it.
+struct AttendLatents {
+  View q, rotated, latent, key, out;  // the key lies behind the latent in one buffer
+  int64_t num_heads, latent_size, key_size, layer;
+  const float* gain;  // or null
+  float eps;
+  int angles;  // or -1
+  float scale;
+};
+
 // From here on only the tokens whose logits were asked for are computed: their rows of `buffers` move to the front.
 struct Compact {
   std::vector<int> buffers;
@@ -115,7 +131,7 @@ struct Logits {
 }  // namespace op
 
 using Operation = std::variant<op::Embed, op::RmsNorm, op::Add, op::Activate, op::Multiply, op::Rope, op::Attend,
-                               op::Compact, op::Logits, op::Experts>;
+                               op::Compact, op::Logits, op::Experts, op::MultiplyHeads, op::AttendLatents>;
 
 // One step's inputs; the caller checks them (Program::check). All arrays stay the caller's.
 struct StepInputs {
@@ -210,6 +226,10 @@ class Program {
   void check(const op::Compact& compact);
   void check(const op::Logits& logits);
   void check(const op::Experts& experts);
+  void check(const op::MultiplyHeads& multiply);
+  void check(const op::AttendLatents& attend);
+  // The cache as layers of latents read it: its groups of heads are what threads share.
+  KVCache shared_by_groups(const KVCache& cache) const;
   void check_cache(const KVCache& cache, const AttentionStep& step) const;
   void check_tokens(const KVCache& cache, const StepInputs& inputs) const;
   void make_room(int64_t num_tokens);
@@ -235,6 +255,7 @@ class Program {
   int64_t vocab_size_ = 0;
   int64_t num_embeddings_ = 0;
   int64_t num_layers_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_size_ = 0;  // of attention; 0: there is none
+  int64_t latent_size_ = 0;  // 0: keys and values of their own
   bool compacted_ = false;
   int64_t row_capacity_ = 0;
   int64_t logit_capacity_ = 0;
@@ -244,6 +265,7 @@ class Program {
   ExpertGroups expert_groups_;
   GroupProducts up_products_, down_products_;
   Area expert_rows_, expert_inputs_, expert_inner_;  // of the pairs of a run: inputs, then outputs; prepared; between
+  std::vector<std::unique_ptr<Area>> own_heads_;     // per thread, a head's inputs
   std::vector<std::unique_ptr<Area>> own_prepared_;  // per thread, one row
   std::vector<std::unique_ptr<Area>> own_transformed_;
   std::shared_ptr<float[]> logits_;

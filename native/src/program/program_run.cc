@@ -162,6 +162,50 @@ class Walker {
     barrier();
   }
 
+  void carry_out(const op::MultiplyHeads& multiply) {
+    const int64_t count = static_cast<int64_t>(multiply.matrices.size());
+    const float* in = program_.column(multiply.in);
+    float* out = program_.column(multiply.out);
+    const int64_t in_stride = program_.stride(multiply.in), out_stride = program_.stride(multiply.out);
+    Area& area = own(program_.own_heads_);
+    for (int64_t head; (head = take(count)) >= 0;) {
+      const Linear& linear = multiply.matrices[static_cast<size_t>(head)].segments.front().linear;
+      area.reserve(engine_.linear.input_bytes(linear.format, num_rows_, linear.k));
+      engine_.linear.prepare(linear.format, in + head * linear.k, in_stride, num_rows_, linear.k, 0, num_rows_,
+                             area.bytes());
+      const int64_t panel_rows = engine_.linear.panel_rows(linear.format);
+      engine_.linear.multiply(linear, area.bytes(), num_rows_, 0, (linear.n + panel_rows - 1) / panel_rows, nullptr,
+                              false, out + head * linear.n, out_stride);
+    }
+    barrier();
+  }
+
+  void carry_out(const op::AttendLatents& attend) {
+    const KVCache cache = program_.shared_by_groups(step_.cache);
+    share_rows(1, [&](int64_t first, int64_t end) { place(attend, cache, first, end); });
+    barrier();
+    AttentionStep step = step_.inputs.attention;
+    step.scale = attend.scale;
+    step.rotated = program_.column(attend.rotated);
+    step.rotated_stride = program_.stride(attend.rotated);
+    const float* q = program_.column(attend.q);
+    float* out = program_.column(attend.out);
+    const int64_t q_stride = program_.stride(attend.q), out_stride = program_.stride(attend.out);
+    float* partials = program_.partials_.floats();
+    const auto& tasks = step_.plans.front().tasks;
+    for (int64_t i; (i = take(static_cast<int64_t>(tasks.size()))) >= 0;) {
+      engine_.attention.attend(cache, attend.layer, step, tasks[static_cast<size_t>(i)], q, q_stride, out, out_stride,
+                               partials);
+    }
+    barrier();
+    const auto& merges = step_.plans.front().merges;
+    if (merges.empty()) return;
+    for (int64_t i; (i = take(static_cast<int64_t>(merges.size()))) >= 0;) {
+      engine_.attention.merge(cache, step, merges[static_cast<size_t>(i)], partials, out, out_stride);
+    }
+    barrier();
+  }
+
   void carry_out(const op::Compact& compact) {
     const int64_t num_kept = step_.inputs.num_logit_tokens;
     if (num_kept == num_rows_) return;
@@ -398,6 +442,16 @@ class Walker {
                             program_.column(attend.v), program_.stride(attend.k), first, end);
   }
 
+  void place(const op::AttendLatents& attend, const KVCache& cache, int64_t first, int64_t end) {
+    if (attend.gain != nullptr) norm_heads(attend.latent, 1, attend.latent_size, attend.gain, attend.eps, first, end);
+    if (attend.angles >= 0) {
+      rotate({attend.rotated, attend.num_heads, attend.key_size, attend.angles}, first, end);
+      rotate({attend.key, 1, attend.key_size, attend.angles}, first, end);
+    }
+    engine_.attention.store(cache, attend.layer, step_.inputs.attention, program_.column(attend.latent), nullptr,
+                            program_.stride(attend.latent), first, end);
+  }
+
   Program& program_;
   Engine& engine_;
   StepInProgress& step_;
@@ -418,8 +472,9 @@ double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSu
   for (Tasks& counter : counters_) counter.reset();
   StepInProgress step{cache, inputs, {}, logit_memory(inputs.num_logit_tokens).values.get(), summaries};
   if (num_heads_ > 0) {
+    const int64_t value_size = latent_size_ > 0 ? latent_size_ : head_size_;
     for (const Reach& reach : reaches_) {
-      step.plans.push_back(plan_attention(step_of(inputs.attention, reach), num_kv_heads_, head_size_,
+      step.plans.push_back(plan_attention(step_of(inputs.attention, reach), num_kv_heads_, value_size,
                                           engine_.pool.size()));
       partials_.reserve(step.plans.back().scratch_floats * sizeof(float));
     }

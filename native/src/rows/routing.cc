@@ -47,7 +47,7 @@ void keep_best_groups(const RoutingRule& rule, float* choice) {
         second = value;
       }
     }
-    sums[static_cast<size_t>(group)] = size > 1 ? first + second : first;
+    sums[static_cast<size_t>(group)] = size > 1 && rule.group_sum_of > 1 ? first + second : first;
   }
   std::vector<bool> kept(static_cast<size_t>(rule.num_groups), false);
   for (int64_t i = 0; i < rule.num_used_groups; ++i) {

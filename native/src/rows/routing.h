@@ -13,7 +13,8 @@ struct RoutingRule {
   bool normalises;          // weights of a token sum to `scale`
   float scale;              // of all weights
   int64_t num_groups;       // of consecutive experts
-  int64_t num_used_groups;  // those with the best sums of two may be chosen from
+  int64_t num_used_groups;  // those with the best sums may be chosen from
+  int64_t group_sum_of;     // 1 or 2: of a group's best experts
 };
 
 // The experts of one token, ascending, and their weights. `logits` [num_experts]; `bias` [num_experts] or null is added to

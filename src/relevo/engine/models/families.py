@@ -5,7 +5,7 @@ A family that differs from another in its config only is one entry here (docs/de
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 

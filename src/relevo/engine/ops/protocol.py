@@ -52,13 +52,6 @@ class HostTensor:
         rows, row_bytes = self.array.shape
         return rows, row_bytes // block.stored_bytes * block.elements
 
-    def floats(self) -> npt.NDArray[np.float32]:
-        """Of a tensor that is not in blocks."""
-        assert self.dtype not in BLOCK_FORMATS, "these are no floats"
-        if self.dtype == "bfloat16":
-            return (self.array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        return self.array.astype(np.float32)
-
 
 @dataclass(frozen=True, slots=True)
 class Router:

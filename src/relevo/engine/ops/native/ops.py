@@ -19,7 +19,7 @@ from relevo.core.errors import SettingsError, UnsupportedModel
 from relevo.core.ids import BlockId, TokenId
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
-from relevo.engine.ops.cache_groups import only_full_group
+from relevo.engine.ops.cache_groups import latent_group, only_full_group
 from relevo.engine.ops.formats import BLOCK_FORMATS, SUPER_FORMATS
 from relevo.engine.ops.native.recorder import Recorder
 from relevo.engine.ops.protocol import HostTensor, StepLogits, Trace
@@ -104,24 +104,24 @@ class NativeOps:
         return stored_as if stored_as in BLOCK_FORMATS or self._packed_as is None else self._packed_as
 
     def head_weights(self, matrices: HostTensor) -> Any:
-        raise UnsupportedModel("latent attention is not implemented on the native backend; choose --backend torch")
+        stored, (_, _, k) = matrices.dtype, matrices.shape
+        asked = self._packed_as if self._packed_as in DTYPES else None
+        return [
+            self._engine.matrix([(stored, asked or stored, _rows_of_bytes(HostTensor(each, stored)))], k)
+            for each in matrices.array
+        ]
 
     def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> Any:
-        group = only_full_group(layout)
+        latents = latent_group(layout)
+        group = latents or only_full_group(layout)
         if host_memory is None:
             memory = np.zeros(num_blocks * layout.bytes_per_block, dtype=np.uint8)
         else:
             memory = np.frombuffer(host_memory, dtype=np.uint8)
+        sizes = (num_blocks, group.num_layers, group.num_kv_heads, layout.block_size, group.key_size)
+        kind: tuple[bool, ...] = () if latents is None else (True,)
         try:
-            return _native.KVCache(
-                memory,
-                layout.dtype,
-                num_blocks,
-                group.num_layers,
-                group.num_kv_heads,
-                layout.block_size,
-                group.key_size,
-            )
+            return _native.KVCache(memory, layout.dtype, *sizes, *kind)
         except ValueError as error:
             raise UnsupportedModel(f"this cache cannot be used: {error}") from error
 

@@ -128,6 +128,7 @@ class Recorder:
             "down_bias": list(biases.down) if biases else [],
             "weighs_inputs": routing.weighs_inputs,
             **_activation(activation),
+            "group_sum_of": routing.group_sum_of,
         }
         self._add(Instruction("experts", {"in_": columns, "scores": scores, "out": out}, arguments, ("in_",)))
         return out
@@ -157,13 +158,40 @@ class Recorder:
             for width, end in zip(widths, ends, strict=True)
         )
 
-    def linear_heads(self, x: Value, weights: Any) -> Columns:
-        raise UnsupportedModel("a matrix for each head is not implemented on the native backend")
+    def linear_heads(self, x: Value, weights: Sequence[Any]) -> Columns:
+        rows, k = weights[0].shape
+        if x.width != len(weights) * k:
+            raise UnsupportedModel(f"{x.width} columns are not {len(weights)} heads of {k}")
+        columns, out = self._columns(x), _new(len(weights) * rows)
+        self._add(Instruction("multiply_heads", {"in_": columns, "out": out}, {"matrices": list(weights)}, ("in_",)))
+        return out
 
     def latent_attention(
         self, q: Value, q_rotated: Heads, latent: Value, key: Heads, layer: int, scale: float
     ) -> Columns:
-        raise UnsupportedModel("latent attention is not implemented on the native backend; choose --backend torch")
+        if q_rotated.gain is not None or key.gain is not None or q_rotated.angles != key.angles:
+            q_rotated, key = (Heads(self._columns(heads), heads.num_heads, heads.size) for heads in (q_rotated, key))
+        if isinstance(latent, Normed) and latent.done is None:
+            kept, gain, eps = latent.x, latent.gain, latent.eps  # normed where it lies, and read nowhere else
+        else:
+            kept, gain, eps = self._columns(latent), None, 0.0
+        out = _new(q.width)
+        columns = {"q": self._columns(q), "rotated": q_rotated.x, "latent": kept, "key": key.x, "out": out}
+        arguments = {
+            "num_heads": q_rotated.num_heads,
+            "latent_size": latent.width,
+            "key_size": key.size,
+            "layer": layer,
+            "gain": gain,
+            "eps": eps,
+            "angles": -1 if key.angles is None else key.angles,
+            "scale": scale,
+        }
+        reads = ("q", "rotated", "latent", "key")
+        self._add(Instruction("attend_latents", columns, arguments, reads, needs_place=True))
+        for spent in (q_rotated.x, kept, key.x):
+            spent.spend()
+        return out
 
     def rope_angles(self, inv_freq: npt.NDArray[np.float32], scale: float, growth: QueryGrowth | None = None) -> int:
         frequencies = np.ascontiguousarray(inv_freq, dtype=np.float32)
