@@ -22,7 +22,6 @@ from relevo.core.kv import KVGroup
 from relevo.core.model import ModelConfig, Routing
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.families import config_from_hf, spec_of
-from relevo.engine.ops.torch.ops import TorchOps
 from relevo.policy.perf.model_config import model_shape
 
 YARN = {
@@ -254,7 +253,6 @@ def test_a_wrapper_of_another_text_model_is_refused() -> None:
     assert config_from_hf({"model_type": "kimi_k25", "text_config": KIMI_K2}, "config.json") == read()
 
 
-def test_a_cache_of_integers_is_refused_in_a_sentence() -> None:
-    layout = kv_layout(read(), "hash", "int8", BLOCK_SIZE)
+def test_a_cache_of_integers_is_refused_before_weights_are_read() -> None:
     with pytest.raises(UnsupportedModel, match=r"latents in int8 is not implemented; choose one of float16, bfloat16"):
-        TorchOps().kv_cache(layout, 1, None)
+        kv_layout(read(), "hash", "int8", BLOCK_SIZE)

@@ -11,14 +11,18 @@ from relevo.engine.loaders.model_files import ModelFiles, Progress
 from relevo.engine.models.dense import one_full_group
 from relevo.engine.models.families import spec_of
 from relevo.engine.models.spec import Model
+from relevo.engine.ops.cache_groups import latent_group
 
 if TYPE_CHECKING:  # what is only planned computes nothing
     from relevo.engine.ops.protocol import Ops
 
 
 def kv_layout(model: ModelConfig, model_hash: str, dtype: str, block_size: int) -> KVLayout:
+    """Raises UnsupportedModel for a cache that no backend computes attention over, before weights are read."""
     groups = one_full_group(model) if model.architecture == "fake" else spec_of(model).kv_groups(model)
-    return KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=groups)
+    layout = KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=groups)
+    latent_group(layout)
+    return layout
 
 
 def load_model(config: WorkerConfig, files: ModelFiles, ops: Ops, progress: Progress | None = None) -> Model:
