@@ -33,6 +33,7 @@ class PlannerLimits:
     tick_s: float = 5.0
     min_requests: int = 20  # in the window, for lengths to mean anything
     gain: float = 0.02  # see `ModeOutlook.better_by`: that a change must promise above what it costs and past errors
+    error_weight: float = 1.0  # of past errors; 0: predictions are believed whatever came of the last ones
     min_compared: int = 2  # predictions with what came of them, before anything is changed
     num_ticks_of_gain: int = 2  # in a row
     surge: float = 2.0  # times the expected load: the head-room that modes are compared by, beside it
@@ -214,7 +215,7 @@ class RolePlanner:
     @property
     def least_gain(self) -> float:
         """That a change must promise: a clear one, above what it costs and what predictions were off of late."""
-        return self._limits.gain + self.switch_cost + self.past.error
+        return self._limits.gain + self.switch_cost + self._limits.error_weight * self.past.error
 
     def _compare(self, seen: Seen, present: ModeOutlook) -> None:
         """What the simulator says of the present mode under the window's load, with what the window has seen of it."""
