@@ -1,4 +1,4 @@
-"""Matrices as Q4_K and Q6_K, which the `gguf` package does not write: rounded plainly, not searched for the best."""
+"""Matrices as Q4_K, Q5_K and Q6_K, which the `gguf` package does not write: rounded plainly, not searched for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType, quantize
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-K_QUANTS = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K)
+K_QUANTS = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K)
 
 
 def quantised(values: Floats, kind: GGMLQuantizationType) -> Bytes:
@@ -16,21 +16,22 @@ def quantised(values: Floats, kind: GGMLQuantizationType) -> Bytes:
     if kind not in K_QUANTS:
         return quantize(values, kind)
     blocks = values.reshape(-1, 256)
-    made = _q4_k(blocks) if kind is GGMLQuantizationType.Q4_K else _q6_k(blocks)
+    made = _q6_k(blocks) if kind is GGMLQuantizationType.Q6_K else _raised(blocks, kind)
     return made.reshape(len(values), -1)
 
 
-def _q4_k(blocks: Floats) -> Bytes:
+def _raised(blocks: Floats, kind: GGMLQuantizationType) -> Bytes:
+    most = 31 if kind is GGMLQuantizationType.Q5_K else 15
     parts = blocks.reshape(-1, 8, 32)
     least = np.minimum(parts.min(axis=2), 0)
-    steps = (parts.max(axis=2) - least) / 15
+    steps = (parts.max(axis=2) - least) / most
     unit, least_unit = _half(steps.max(axis=1) / 63), _half(-least.min(axis=1) / 63)
     scales = np.clip(np.rint(_over(steps, unit)), 0, 63).astype(np.uint8)
     minima = np.clip(np.rint(_over(-least, least_unit)), 0, 63).astype(np.uint8)
     raised = parts + (minima * least_unit[:, None].astype(np.float32))[:, :, None]
     step = (scales * unit[:, None].astype(np.float32))[:, :, None]
-    q = np.clip(np.rint(raised / np.where(step == 0, 1, step)), 0, 15).astype(np.uint8)
-    low, high = q[:, 0::2], q[:, 1::2]
+    q = np.clip(np.rint(raised / np.where(step == 0, 1, step)), 0, most).astype(np.uint8)
+    low, high = q[:, 0::2] & 15, q[:, 1::2] & 15
     codes = np.concatenate(
         [
             scales[:, :4] | (scales[:, 4:] >> 4) << 6,
@@ -40,7 +41,11 @@ def _q4_k(blocks: Floats) -> Bytes:
         axis=1,
     )
     halves = np.stack([unit, least_unit], axis=1).view(np.uint8)
-    return np.concatenate([halves, codes, (low | high << 4).reshape(len(blocks), 128)], axis=1)
+    nibbles = (low | high << 4).reshape(len(blocks), 128)
+    if most == 15:
+        return np.concatenate([halves, codes, nibbles], axis=1)
+    fifths = np.packbits(q >> 4, axis=1, bitorder="little").reshape(len(blocks), 32)
+    return np.concatenate([halves, codes, fifths, nibbles], axis=1)
 
 
 def _q6_k(blocks: Floats) -> Bytes:

@@ -19,7 +19,7 @@ from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.families import spec_of
 from relevo.engine.ops.native.ops import NativeOps
 
-FORMATS = ["Q4_0", "Q4_1", "Q8_0", "BF16", "F16", "Q4_K", "Q6_K", "Q5_0"]
+FORMATS = ["Q4_0", "Q4_1", "Q8_0", "BF16", "F16", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1"]
 WIDE_ROWS = {"hidden_size": 256, "intermediate_size": 512}  # of whole blocks of 256
 NUM_BLOCKS = 16
 

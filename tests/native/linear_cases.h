@@ -51,14 +51,14 @@ std::vector<uint8_t> random_rows(const Case& c, std::mt19937& random) {
   } else if (is_super(stored)) {
     const size_t block = row_bytes / (c.k / 256);
     for (size_t at = 0; at < raw.size(); at += block) {
-      put_half(stored == Format::q4_k ? at : at + 208);
-      if (stored == Format::q4_k) put_half(at + 2);
+      put_half(stored == Format::q6_k ? at + 208 : at);
+      if (stored != Format::q6_k) put_half(at + 2);
     }
   } else {
     const size_t block = row_bytes / (c.k / 32);
     for (size_t at = 0; at < raw.size(); at += block) {
       put_half(at);
-      if (stored == Format::q4_1) put_half(at + 2);
+      if (stored == Format::q4_1 || stored == Format::q5_1) put_half(at + 2);
     }
   }
   return raw;

@@ -42,9 +42,10 @@ int main() {
   int compared = 0;
   for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8_0, Format::q4_0, Format::q4_1,
                               Format::q8_channel, Format::q8_0_wide, Format::q4_0_wide, Format::q4_1_wide,
-                              Format::q8_channel_wide, Format::q4_k, Format::q6_k, Format::q4_k_wide, Format::q6_k_wide}) {
+                              Format::q8_channel_wide, Format::q5_0, Format::q5_1, Format::q4_k, Format::q5_k, Format::q6_k,
+                              Format::q5_0_wide, Format::q5_1_wide, Format::q4_k_wide, Format::q5_k_wide, Format::q6_k_wide}) {
     const Format stored = narrowed(format);
-    const bool has_blocks = stored == Format::q8_0 || stored == Format::q4_0 || stored == Format::q4_1;
+    const bool has_blocks = stored >= Format::q8_0 && stored != Format::q8_channel;
     for (const int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 29})
       for (int64_t k : {32, 96, has_blocks ? 704 : 709}) {
         if (is_super(format)) k = (k + 255) / 256 * 256;

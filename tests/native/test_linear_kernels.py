@@ -24,9 +24,15 @@ BLOCK_FORMATS = {
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
     "q4_1": gguf.GGMLQuantizationType.Q4_1,
+    "q5_0": gguf.GGMLQuantizationType.Q5_0,
+    "q5_1": gguf.GGMLQuantizationType.Q5_1,
 }
-SUPER_FORMATS = {"q4_k": gguf.GGMLQuantizationType.Q4_K, "q6_k": gguf.GGMLQuantizationType.Q6_K}
-HALVES_AT = {"q4_k": (0, 2), "q6_k": (208,)}  # in a block of 256
+SUPER_FORMATS = {
+    "q4_k": gguf.GGMLQuantizationType.Q4_K,
+    "q5_k": gguf.GGMLQuantizationType.Q5_K,
+    "q6_k": gguf.GGMLQuantizationType.Q6_K,
+}
+HALVES_AT = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}  # in a block of 256
 FLOAT_FORMATS = ("float32", "float16", "bfloat16")
 STORED_FORMATS = (*FLOAT_FORMATS, *BLOCK_FORMATS, *SUPER_FORMATS, "q8_channel")
 WIDE = "_wide"  # the same weights, multiplied with inputs rounded to 16 bits
@@ -230,13 +236,16 @@ def test_extreme_inputs(path: str, format: str) -> None:
 
 
 def _largest(format: str, n: int, k: int) -> tuple[npt.NDArray[np.uint8], Floats]:
-    """Rows whose stored integers all have the largest magnitude: 15, -8, -32 and -128 (-127 per channel)."""
+    """Rows whose stored integers all have the largest magnitude, such as 15, -8, -32 and -128 (-127 per channel)."""
     scale = np.float16(0.5).tobytes()
     blocks = {
         "q4_1": scale + np.float16(-1).tobytes() + b"\xff" * 16,
         "q4_0": scale + b"\x00" * 16,
         "q8_0": scale + b"\x80" * 32,
+        "q5_0": scale + b"\x00" * 20,
+        "q5_1": scale + np.float16(-1).tobytes() + b"\xff" * 20,
         "q4_k": scale + np.float16(-1).tobytes() + b"\xff" * 140,
+        "q5_k": scale + np.float16(-1).tobytes() + b"\xff" * 172,
         "q6_k": b"\x00" * 192 + b"\x80" * 16 + scale,
     }
     stored = format.removesuffix(WIDE)
@@ -263,7 +272,7 @@ def test_what_does_not_fit_is_refused(path: str) -> None:
     linear = weight.packed(path)
     x, y = np.ones((2, 64), np.float32), np.ones((2, 20), np.float32)
     for call in (
-        lambda: native.PackedLinear(path, "q5_0", weight.raw, 64),
+        lambda: native.PackedLinear(path, "q3_k", weight.raw, 64),
         lambda: native.PackedLinear(path, "q4_1", weight.raw, 96),
         lambda: native.PackedLinear(path, "q4_1", weight.raw, 63),
         lambda: native.PackedLinear("mmx", "q4_1", weight.raw, 64),

@@ -41,9 +41,15 @@ Format format_named(const std::string& name) {
       {"q4_0_wide", Format::q4_0_wide},
       {"q4_1_wide", Format::q4_1_wide},
       {"q8_channel_wide", Format::q8_channel_wide},
+      {"q5_0", Format::q5_0},
+      {"q5_1", Format::q5_1},
       {"q4_k", Format::q4_k},
+      {"q5_k", Format::q5_k},
       {"q6_k", Format::q6_k},
+      {"q5_0_wide", Format::q5_0_wide},
+      {"q5_1_wide", Format::q5_1_wide},
       {"q4_k_wide", Format::q4_k_wide},
+      {"q5_k_wide", Format::q5_k_wide},
       {"q6_k_wide", Format::q6_k_wide},
   };
   const auto found = formats.find(name);
@@ -55,7 +61,7 @@ Format format_named(const std::string& name) {
 
 bool has_blocks(Format format) {
   const Format stored = narrowed(format);
-  return stored == Format::q8_0 || stored == Format::q4_0 || stored == Format::q4_1;
+  return stored != Format::q8_channel && stored >= Format::q8_0;
 }
 
 void require_k(Format format, int64_t k) {

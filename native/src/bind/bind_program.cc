@@ -63,7 +63,8 @@ const std::map<std::string, Format>& formats() {
   static const std::map<std::string, Format> named = {
       {"float32", Format::f32}, {"float16", Format::f16}, {"bfloat16", Format::bf16},       {"q8_0", Format::q8_0},
       {"q4_0", Format::q4_0},   {"q4_1", Format::q4_1},   {"q8_channel", Format::q8_channel},
-      {"q4_k", Format::q4_k},   {"q6_k", Format::q6_k}};
+      {"q5_0", Format::q5_0},   {"q5_1", Format::q5_1},   {"q4_k", Format::q4_k},             {"q5_k", Format::q5_k},
+      {"q6_k", Format::q6_k}};
   return named;
 }
 

@@ -16,10 +16,10 @@
 
 namespace relevo {
 
-// Stored formats. q8_0, q4_0 and q4_1 are GGUF's: blocks of 32 along k with a float16 scale (and minimum). q8_channel:
-// int8 with one float32 scale per output row, made at load. q4_k and q6_k are GGUF's, too: blocks of 256 whose parts have
-// scales (and minima) that are an integer times one float16 of the block. These six round a product's inputs to 8 bits; their
-// wide twins are the same weights, packed alike, whose products round inputs to 16 bits.
+// Stored formats. q8_0, q4_0, q4_1, q5_0 and q5_1 are GGUF's: blocks of 32 along k with a float16 scale (and minimum).
+// q8_channel: int8 with one float32 scale per output row, made at load. q4_k, q5_k and q6_k are GGUF's, too: blocks of 256
+// whose parts have scales (and minima) that are an integer times one float16 of the block. These round a product's inputs to
+// 8 bits; their wide twins, in the same order, are the same weights, packed alike, whose products round inputs to 16 bits.
 enum class Format {
   f32,
   f16,
@@ -28,61 +28,44 @@ enum class Format {
   q4_0,
   q4_1,
   q8_channel,
+  q5_0,
+  q5_1,
   q4_k,
+  q5_k,
   q6_k,
   q8_0_wide,
   q4_0_wide,
   q4_1_wide,
   q8_channel_wide,
+  q5_0_wide,
+  q5_1_wide,
   q4_k_wide,
+  q5_k_wide,
   q6_k_wide
 };
+constexpr int kTwin = static_cast<int>(Format::q8_0_wide) - static_cast<int>(Format::q8_0);
+
+constexpr bool is_wide(Format format) { return format >= Format::q8_0_wide; }
 
 // The twin whose products round inputs to 16 bits; a float format is its own.
 constexpr Format widened(Format format) {
-  switch (format) {
-    case Format::q8_0:
-      return Format::q8_0_wide;
-    case Format::q4_0:
-      return Format::q4_0_wide;
-    case Format::q4_1:
-      return Format::q4_1_wide;
-    case Format::q8_channel:
-      return Format::q8_channel_wide;
-    case Format::q4_k:
-      return Format::q4_k_wide;
-    case Format::q6_k:
-      return Format::q6_k_wide;
-    default:
-      return format;
-  }
+  return format < Format::q8_0 || is_wide(format) ? format : static_cast<Format>(static_cast<int>(format) + kTwin);
 }
 
 // The twin that says how weights are stored, whatever inputs are rounded to.
 constexpr Format narrowed(Format format) {
-  switch (format) {
-    case Format::q8_0_wide:
-      return Format::q8_0;
-    case Format::q4_0_wide:
-      return Format::q4_0;
-    case Format::q4_1_wide:
-      return Format::q4_1;
-    case Format::q8_channel_wide:
-      return Format::q8_channel;
-    case Format::q4_k_wide:
-      return Format::q4_k;
-    case Format::q6_k_wide:
-      return Format::q6_k;
-    default:
-      return format;
-  }
+  return is_wide(format) ? static_cast<Format>(static_cast<int>(format) - kTwin) : format;
 }
-
-constexpr bool is_wide(Format format) { return narrowed(format) != format; }
 
 // Whether scales have scales: blocks of 256.
 constexpr bool is_super(Format format) {
-  return narrowed(format) == Format::q4_k || narrowed(format) == Format::q6_k;
+  const Format stored = narrowed(format);
+  return stored == Format::q4_k || stored == Format::q5_k || stored == Format::q6_k;
+}
+
+// Whether not every path has kernels for it: then it uses those of another.
+constexpr bool is_uncommon(Format format) {
+  return is_super(format) || narrowed(format) == Format::q5_0 || narrowed(format) == Format::q5_1;
 }
 
 // Bytes of one row of k weights as it comes from the file (for q8_channel: float32, quantised while packing).

@@ -150,7 +150,8 @@ struct Nibbles {
   }
 };
 
-// ---- Products of pairs of k in 16 bits: q8_0, q8_channel and parts of q6_k, narrow and wide, and wide q4_0 and q4_1. Of 4 consecutive k, the
+// ---- Products of pairs of k in 16 bits: q8_0, q8_channel, q5_0, q5_1 and parts of q6_k, narrow and wide, and wide q4_0 and
+// q4_1. Of 4 consecutive k, the
 // even ones make one vector of pairs and the odd ones the other.
 // Inputs are prepared as pairs in that order.
 
@@ -159,8 +160,8 @@ struct Pairs {
   using Machine = Avx2;
   static constexpr Format kFormat = kOne;
   static constexpr bool kPerChannel = narrowed(kOne) == Format::q8_channel;
-  static constexpr bool kHasMinimum = kOne == Format::q4_1_wide;
-  static constexpr int kRaised = kOne == Format::q4_0_wide ? 8 : 0;
+  static constexpr bool kHasMinimum = kOne == Format::q4_1_wide || narrowed(kOne) == Format::q5_1;
+  static constexpr int kRaised = kOne == Format::q4_0_wide ? 8 : raised_by(kOne);
   static constexpr int64_t kGroup = 4;
   static constexpr int kSteps = kPerChannel ? 16 : narrowed(kOne) == Format::q6_k ? 4 : 8;
   static constexpr int64_t kInputBlock = kSteps * 4;
@@ -290,30 +291,59 @@ struct WideNibbles : Pairs<kOne> {
   static void expand(const uint8_t* block, uint8_t* out) { Shared::template expand_block<Packed>(block, out); }
 };
 
-// ---- q4_k, q6_k: a block is kParts parts, each a block of `Part`, whose scales and minima lie at the end of the whole.
+// ---- Nibbles with bits above them: q5_0, q5_1, parts of q5_k and q6_k. The first half of the steps are low nibbles.
+
+template <Format kOne>
+struct NibblesAndBits : Pairs<kOne> {
+  using Shared = Pairs<kOne>;
+  static constexpr int kBits = bits_above(kOne);
+
+  struct Packed {
+    static constexpr size_t kScalesAt = part_bytes(kOne);
+    static constexpr size_t kBytes = kScalesAt + (Shared::kHasMinimum ? 64 : 32);
+    static constexpr bool kPrefetch = true;
+    static constexpr int kHalf = Shared::kSteps / 2;
+    static __m256i group(const uint8_t* block, int step, int vector) {
+      return load_bytes(block + (step % kHalf) * kGroupBytes + vector * kVector);
+    }
+    // The bits of a step of the low or high bytes, where they belong: above a nibble.
+    static __m256i above(const uint8_t* block, int step, int vector, int byte) {
+      const __m256i bits = load_bytes(block + nibble_bytes(kOne) + vector * kVector);
+      const int at = byte * 8 + step * kBits;
+      const __m256i moved = at < 4 ? _mm256_slli_epi16(bits, 4 - at) : _mm256_srli_epi16(bits, at - 4);
+      return _mm256_and_si256(moved, _mm256_set1_epi16(((1 << kBits) - 1) << 4));
+    }
+    static __m256i even(const uint8_t* block, int step, int vector) {
+      const __m256i bytes = group(block, step, vector);
+      const __m256i nibbles = _mm256_and_si256(step < kHalf ? bytes : _mm256_srli_epi16(bytes, 4), _mm256_set1_epi16(15));
+      return _mm256_or_si256(nibbles, above(block, step, vector, 0));
+    }
+    static __m256i odd(const uint8_t* block, int step, int vector) {
+      const __m256i bytes = _mm256_srli_epi16(group(block, step, vector), step < kHalf ? 8 : 12);
+      const __m256i nibbles = step < kHalf ? _mm256_and_si256(bytes, _mm256_set1_epi16(15)) : bytes;
+      return _mm256_or_si256(nibbles, above(block, step, vector, 1));
+    }
+    static __m256 scale(const uint8_t* block, int vector) { return Avx2::load_halves(block + kScalesAt + vector * 16); }
+    static __m256 minimum(const uint8_t* block, int vector) { return Avx2::load_halves(block + kScalesAt + 32 + vector * 16); }
+  };
+
+  static void expand(const uint8_t* block, uint8_t* out) { Shared::template expand_block<Packed>(block, out); }
+};
+
+// ---- q4_k, q5_k, q6_k: a block is kParts parts, each a block of `Part`, whose scales and minima lie at the end of the whole.
 
 // Of `Part`, as packed; `kPart`: which, since that says how far away its scales are.
 template <Format kStored, class Part, int kPart>
-struct PackedPart;
-
-template <class Part, int kPart>
-struct PackedPart<Format::q4_k, Part, kPart> : Part::Packed {
-  static __m256 product(const uint8_t* part, size_t code, size_t half) {
-    const uint8_t* block = part - kPart * kNibblePartBytes;
-    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + kNibbleCodesAt + kPart * 2 * kPanelRows + code));
-    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)), Avx2::load_halves(block + kNibbleHalvesAt + half));
+struct PackedPart : Part::Packed {
+  static __m256 product(const uint8_t* part, int end, int vector) {
+    const uint8_t* block = part - kPart * part_bytes(kStored);
+    const uint8_t* at = block + codes_at(kStored) + (kPart * num_ends(kStored) + end) * kPanelRows + vector * 8;
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
+    const __m256i wide = kStored == Format::q6_k ? _mm256_cvtepi8_epi32(codes) : _mm256_cvtepu8_epi32(codes);
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(wide), Avx2::load_halves(block + halves_at(kStored) + end * 32 + vector * 16));
   }
-  static __m256 scale(const uint8_t* part, int vector) { return product(part, vector * 8, vector * 16); }
-  static __m256 minimum(const uint8_t* part, int vector) { return product(part, kPanelRows + vector * 8, 32 + vector * 16); }
-};
-
-template <class Part, int kPart>
-struct PackedPart<Format::q6_k, Part, kPart> : Part::Packed {
-  static __m256 scale(const uint8_t* part, int vector) {
-    const uint8_t* block = part - kPart * kBytePartBytes;
-    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + kByteCodesAt + kPart * kPanelRows + vector * 8));
-    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), Avx2::load_halves(block + kByteHalvesAt + vector * 16));
-  }
+  static __m256 scale(const uint8_t* part, int vector) { return product(part, 0, vector); }
+  static __m256 minimum(const uint8_t* part, int vector) { return product(part, 1, vector); }
 };
 
 template <Format kOne, class Part>
@@ -321,7 +351,7 @@ struct SuperBlocks {
   using Machine = Avx2;
   static constexpr Format kFormat = kOne;
   static constexpr Format kStored = narrowed(kOne);
-  static constexpr int kParts = kSuperBlock / Part::kInputBlock;
+  static constexpr int kParts = num_parts(kOne);
   static constexpr int64_t kGroup = Part::kGroup;
   static constexpr int64_t kInputBlock = kSuperBlock;
   static constexpr int64_t kInputBlockBytes = kParts * Part::kInputBlockBytes;
@@ -329,8 +359,8 @@ struct SuperBlocks {
   static constexpr bool kScalesAtEnd = false;
 
   struct Packed {
-    static constexpr size_t kPartBytes = kStored == Format::q4_k ? kNibblePartBytes : kBytePartBytes;
-    static constexpr size_t kBytes = kStored == Format::q4_k ? kNibbleHalvesAt + 64 : kByteHalvesAt + 32;
+    static constexpr size_t kPartBytes = part_bytes(kStored);
+    static constexpr size_t kBytes = halves_at(kStored) + num_ends(kStored) * 32;
     static constexpr bool kPrefetch = true;
     template <int kPart>
     using At = PackedPart<kStored, Part, kPart>;
@@ -383,11 +413,15 @@ struct SuperBlocks {
 
 struct Avx2Path {
   static constexpr Path kPath = Path::avx2;
-  static constexpr bool kHasSuperBlocks = true;
-  using SuperNibbles = SuperBlocks<Format::q4_k, relevo::Nibbles<Format::q4_1>>;
-  using WideSuperNibbles = SuperBlocks<Format::q4_k_wide, relevo::WideNibbles<Format::q4_1_wide>>;
-  using SuperBytes = SuperBlocks<Format::q6_k, relevo::Bytes<Format::q6_k>>;
-  using WideSuperBytes = SuperBlocks<Format::q6_k_wide, relevo::Bytes<Format::q6_k_wide>>;
+  static constexpr bool kHasUncommon = true;
+  using FourK = SuperBlocks<Format::q4_k, relevo::Nibbles<Format::q4_1>>;
+  using WideFourK = SuperBlocks<Format::q4_k_wide, relevo::WideNibbles<Format::q4_1_wide>>;
+  template <Format kOne>
+  using FiveK = SuperBlocks<kOne, NibblesAndBits<is_wide(kOne) ? Format::q5_1_wide : Format::q5_1>>;
+  template <Format kOne>
+  using SixK = SuperBlocks<kOne, NibblesAndBits<kOne>>;
+  template <Format kOne>
+  using Fives = NibblesAndBits<kOne>;
   template <Format kStored>
   using Floats = relevo::Floats<kStored, Avx2>;
   template <Format kOne>

@@ -242,8 +242,8 @@ struct WideBytes : Pairs<kOne> {
 
 struct Avx512Path {
   static constexpr Path kPath = Path::avx512;
-  static constexpr bool kHasSuperBlocks = false;
-  static const LinearKernels& kernels_of_super_blocks() { return kLinearAvx2; }
+  static constexpr bool kHasUncommon = false;
+  static const LinearKernels& kernels_of_uncommon() { return kLinearAvx2; }
   template <Format kStored>
   using Floats = relevo::Floats<kStored, Avx512>;
   template <Format kOne>

@@ -110,11 +110,53 @@ void unpack_elements(Format format, int64_t k, int64_t row, const uint8_t* panel
   }
 }
 
-// ---- q4_k. Raw: float16 scale and minimum; 12 bytes with 8 scales and 8 minima of 6 bits; for each pair of parts 32 bytes,
-// whose low nibbles are the first part and whose high ones the second.
+// ---- Parts: q5_0, q5_1, q4_k, q5_k, q6_k.
 
-constexpr size_t kRawNibbles = 144, kRawBytes = 210;
+void put_weight(Format format, int32_t weight, int64_t row, int64_t k, uint8_t* part) {
+  const int64_t half = part_size(format) / 2;
+  const int bits = bits_above(format);
+  uint8_t* byte = part + k % half / 4 * kGroupBytes + row * 4 + k % 4;
+  *byte = static_cast<uint8_t>(k < half ? (*byte & 0xf0) | (weight & 15) : (*byte & 15) | (weight & 15) << 4);
+  if (bits == 0) return;
+  uint8_t* above = part + nibble_bytes(format) + row * 4 + k % 4;
+  const int shift = static_cast<int>(k / 4) * bits, mask = (1 << bits) - 1;
+  *above = static_cast<uint8_t>((*above & ~(mask << shift)) | (weight >> 4) << shift);
+}
 
+// Raw q5_0 and q5_1: float16 scale (and minimum), 4 bytes whose bit j is the fifth bit of weight j, 16 bytes whose low nibbles
+// are the first 16 weights and whose high ones the others.
+void pack_fives(Format format, int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
+  const size_t halves_bytes = (format == Format::q5_1 ? 2 : 1) * kHalf;
+  for (int64_t block = 0; block < k / kBlock; ++block, raw += halves_bytes + 20, panel += block_bytes(format)) {
+    const uint8_t *fifths = raw + halves_bytes, *nibbles = fifths + 4;
+    for (int64_t i = 0; i < kBlock; ++i) {
+      const int32_t nibble = i < 16 ? nibbles[i] & 15 : nibbles[i - 16] >> 4;
+      put_weight(format, nibble | (fifths[i / 8] >> i % 8 & 1) << 4, row, i, panel);
+    }
+    for (size_t h = 0; h < halves_bytes; h += kHalf)
+      std::memcpy(panel + part_bytes(format) + h * kPanelRows + row * kHalf, raw + h, kHalf);
+  }
+}
+
+void unpack_fives(Format format, int64_t k, int64_t row, const uint8_t* panel, float* out) {
+  for (int64_t block = 0; block < k / kBlock; ++block, panel += block_bytes(format)) {
+    const uint8_t* halves = panel + part_bytes(format) + row * kHalf;
+    const float scale = half_to_float(read_u16(halves));
+    const float minimum = format == Format::q5_1 ? half_to_float(read_u16(halves + kPanelRows * kHalf)) : 0.0f;
+    for (int64_t i = 0; i < kBlock; ++i)
+      out[block * kBlock + i] = static_cast<float>(part_weight(format, panel, row, i) - raised_by(format)) * scale + minimum;
+  }
+}
+
+constexpr size_t kRawNibbles = 144, kRawFives = 176, kRawSixes = 210;
+
+size_t raw_super_bytes(Format format) {
+  return format == Format::q4_k ? kRawNibbles : format == Format::q5_k ? kRawFives : kRawSixes;
+}
+
+// Raw q4_k and q5_k begin with float16 scale and minimum and 12 bytes with 8 scales and 8 minima of 6 bits. Then q5_k has 32
+// bytes, whose bit p of byte l is the fifth bit of weight l of part p. Then for each pair of parts 32 bytes, whose low nibbles
+// are the first part and whose high ones the second.
 void codes_of(const uint8_t* packed, int64_t part, uint8_t* scale, uint8_t* minimum) {
   if (part < 4) {
     *scale = packed[part] & 63;
@@ -125,73 +167,52 @@ void codes_of(const uint8_t* packed, int64_t part, uint8_t* scale, uint8_t* mini
   }
 }
 
-void pack_super_nibbles(int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
-  for (int64_t block = 0; block < k / kSuperBlock; ++block) {
-    const uint8_t* from = raw + block * kRawNibbles;
-    uint8_t* to = panel + block * block_bytes(Format::q4_k);
-    for (int64_t part = 0; part < kSuperBlock / kBlock; ++part) {
-      const uint8_t* bytes = from + 2 * kHalf + 12 + part / 2 * 32;
-      const int shift = part % 2 * 4;
-      for (int64_t i = 0; i < 16; ++i)
-        to[part * kNibblePartBytes + i / 4 * kGroupBytes + row * 4 + i % 4] =
-            static_cast<uint8_t>((bytes[i] >> shift & 15) | (bytes[i + 16] >> shift & 15) << 4);
-      uint8_t* codes = to + kNibbleCodesAt + part * 2 * kPanelRows;
-      codes_of(from + 2 * kHalf, part, codes + row, codes + kPanelRows + row);
+int32_t raw_nibble_weight(Format format, const uint8_t* raw, int64_t part, int64_t i) {
+  const uint8_t *fifths = raw + 2 * kHalf + 12, *nibbles = fifths + (format == Format::q5_k ? 32 : 0);
+  const int32_t nibble = nibbles[part / 2 * 32 + i] >> part % 2 * 4 & 15;
+  return format == Format::q5_k ? nibble | (fifths[i] >> part & 1) << 4 : nibble;
+}
+
+// Raw q6_k: the low 4 bits of 256 weights in 128 bytes, their high 2 bits in 64, 16 scales of int8, a float16. Of each half of
+// the weights, byte l of the first 64 holds weight l in its low nibble and weight l + 64 in its high one; bits 2 s and 2 s + 1
+// of byte l of the next 32 belong to weight l + 32 s.
+int32_t raw_six_weight(const uint8_t* raw, int64_t index) {
+  const int64_t half = index / 128, at = index % 128;
+  const int32_t low = raw[half * 64 + at % 64] >> at / 64 * 4 & 15;
+  return low | (raw[128 + half * 32 + at % 32] >> at / 32 * 2 & 3) << 4;
+}
+
+void pack_super(Format format, int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
+  for (int64_t block = 0; block < k / kSuperBlock; ++block, raw += raw_super_bytes(format), panel += block_bytes(format)) {
+    for (int64_t part = 0; part < num_parts(format); ++part) {
+      for (int64_t i = 0; i < part_size(format); ++i) {
+        const int32_t weight = format == Format::q6_k ? raw_six_weight(raw, part * kSmallBlock + i)
+                                                      : raw_nibble_weight(format, raw, part, i);
+        put_weight(format, weight, row, i, panel + part * part_bytes(format));
+      }
+      uint8_t* codes = panel + codes_at(format) + part * num_ends(format) * kPanelRows + row;
+      if (format == Format::q6_k)
+        *codes = raw[192 + part];
+      else
+        codes_of(raw + 2 * kHalf, part, codes, codes + kPanelRows);
     }
-    const uint16_t minimum = read_u16(from + kHalf) ^ 0x8000;
-    std::memcpy(to + kNibbleHalvesAt + row * kHalf, from, kHalf);
-    std::memcpy(to + kNibbleHalvesAt + (kPanelRows + row) * kHalf, &minimum, kHalf);
+    uint8_t* halves = panel + halves_at(format) + row * kHalf;
+    std::memcpy(halves, format == Format::q6_k ? raw + 208 : raw, kHalf);
+    if (format == Format::q6_k) continue;
+    const uint16_t minimum = read_u16(raw + kHalf) ^ 0x8000;
+    std::memcpy(halves + kPanelRows * kHalf, &minimum, kHalf);
   }
 }
 
-void unpack_super_nibbles(int64_t k, int64_t row, const uint8_t* panel, float* out) {
-  for (int64_t block = 0; block < k / kSuperBlock; ++block, panel += block_bytes(Format::q4_k)) {
-    const float scale_unit = half_to_float(read_u16(panel + kNibbleHalvesAt + row * kHalf));
-    const float minimum_unit = half_to_float(read_u16(panel + kNibbleHalvesAt + (kPanelRows + row) * kHalf));
-    for (int64_t part = 0; part < kSuperBlock / kBlock; ++part) {
-      const uint8_t* codes = panel + kNibbleCodesAt + part * 2 * kPanelRows + row;
-      const float scale = scale_unit * codes[0], minimum = minimum_unit * codes[kPanelRows];
-      float* values = out + block * kSuperBlock + part * kBlock;
-      for (int64_t i = 0; i < 16; ++i) {
-        const uint8_t byte = panel[part * kNibblePartBytes + i / 4 * kGroupBytes + row * 4 + i % 4];
-        values[i] = static_cast<float>(byte & 15) * scale + minimum;
-        values[i + 16] = static_cast<float>(byte >> 4) * scale + minimum;
+void unpack_super(Format format, int64_t k, int64_t row, const uint8_t* panel, float* out) {
+  for (int64_t block = 0; block < k / kSuperBlock; ++block, panel += block_bytes(format))
+    for (int64_t part = 0; part < num_parts(format); ++part) {
+      const PartEnd end = part_end(format, panel, part, row);
+      for (int64_t i = 0; i < part_size(format); ++i) {
+        const int32_t weight = part_weight(format, panel + part * part_bytes(format), row, i) - raised_by(format);
+        *out++ = static_cast<float>(weight) * end.scale + end.minimum;
       }
     }
-  }
-}
-
-// ---- q6_k. Raw: the low 4 bits of 256 values in 128 bytes, their high 2 bits in 64, 16 scales of int8, a float16. Of each
-// half of the values, byte l of the first 64 holds value l in its low nibble and value l + 64 in its high one; bits 2 s and
-// 2 s + 1 of byte l of the next 32 belong to value l + 32 s. All are raised by 32.
-
-int8_t six_bits(const uint8_t* raw, int64_t index) {
-  const int64_t half = index / 128, at = index % 128;
-  const uint8_t low = raw[half * 64 + at % 64] >> at / 64 * 4 & 15;
-  const uint8_t high = raw[128 + half * 32 + at % 32] >> at / 32 * 2 & 3;
-  return static_cast<int8_t>((low | high << 4) - 32);
-}
-
-void pack_super_bytes(int64_t k, int64_t row, const uint8_t* raw, uint8_t* panel) {
-  for (int64_t block = 0; block < k / kSuperBlock; ++block) {
-    const uint8_t* from = raw + block * kRawBytes;
-    uint8_t* to = panel + block * block_bytes(Format::q6_k);
-    for (int64_t i = 0; i < kSuperBlock; ++i)
-      to[i / 4 * kGroupBytes + row * 4 + i % 4] = static_cast<uint8_t>(six_bits(from, i));
-    for (int64_t part = 0; part < kSuperBlock / kSmallBlock; ++part)
-      to[kByteCodesAt + part * kPanelRows + row] = from[192 + part];
-    std::memcpy(to + kByteHalvesAt + row * kHalf, from + 208, kHalf);
-  }
-}
-
-void unpack_super_bytes(int64_t k, int64_t row, const uint8_t* panel, float* out) {
-  for (int64_t block = 0; block < k / kSuperBlock; ++block, panel += block_bytes(Format::q6_k)) {
-    const float unit = half_to_float(read_u16(panel + kByteHalvesAt + row * kHalf));
-    for (int64_t i = 0; i < kSuperBlock; ++i) {
-      const float scale = unit * static_cast<int8_t>(panel[kByteCodesAt + i / kSmallBlock * kPanelRows + row]);
-      out[block * kSuperBlock + i] = static_cast<float>(static_cast<int8_t>(panel[i / 4 * kGroupBytes + row * 4 + i % 4])) * scale;
-    }
-  }
 }
 
 bool is_float(Format format) { return format == Format::f32 || format == Format::f16 || format == Format::bf16; }
@@ -219,6 +240,14 @@ float bfloat_to_float(uint16_t bfloat) {
   return value;
 }
 
+PartEnd part_end(Format format, const uint8_t* block, int64_t part, int64_t row) {
+  const uint8_t* codes = block + codes_at(format) + part * num_ends(format) * kPanelRows + row;
+  const uint8_t* halves = block + halves_at(format) + row * kHalf;
+  const float unit = half_to_float(read_u16(halves));
+  if (narrowed(format) == Format::q6_k) return {unit * static_cast<int8_t>(*codes), 0.0f};
+  return {unit * *codes, half_to_float(read_u16(halves + kPanelRows * kHalf)) * codes[kPanelRows]};
+}
+
 int64_t input_block(Format format) {
   if (narrowed(format) == Format::q6_k) return kSmallBlock;
   return narrowed(format) == Format::q8_channel ? kChannelBlock : kBlock;
@@ -230,8 +259,8 @@ size_t block_bytes(Format stored) {
   const Format format = narrowed(stored);
   if (is_float(format)) return kPanelRows * element_bytes(format);
   if (format == Format::q8_channel) return kChannelBlock * kPanelRows;
-  if (format == Format::q4_k) return kNibbleHalvesAt + 2 * kPanelRows * kHalf;
-  if (format == Format::q6_k) return kByteHalvesAt + kPanelRows * kHalf;
+  if (is_super(format)) return halves_at(format) + num_ends(format) * kPanelRows * kHalf;
+  if (is_uncommon(format)) return part_bytes(format) + (format == Format::q5_1 ? 2 : 1) * kPanelRows * kHalf;
   const BlockShape shape = block_shape(format);
   return shape.num_groups * kGroupBytes + shape.num_halves * kPanelRows * kHalf;
 }
@@ -251,7 +280,8 @@ size_t raw_row_bytes(Format format, int64_t k) {
   const Format stored = narrowed(format);
   if (stored == Format::f32 || stored == Format::q8_channel) return k * sizeof(float);
   if (is_float(stored)) return k * kHalf;
-  if (is_super(stored)) return k / kSuperBlock * (stored == Format::q4_k ? kRawNibbles : kRawBytes);
+  if (is_super(stored)) return k / kSuperBlock * raw_super_bytes(stored);
+  if (is_uncommon(stored)) return k / kBlock * (stored == Format::q5_1 ? 24 : 22);
   return k / kBlock * block_shape(stored).raw_bytes();
 }
 
@@ -264,10 +294,10 @@ void pack_panel(const Linear& w, int64_t panel, const uint8_t* const* raw, int64
       pack_elements(stored, w.k, row, raw[row], to);
     else if (stored == Format::q8_channel)
       pack_channel(w.k, row, raw[row], to);
-    else if (stored == Format::q4_k)
-      pack_super_nibbles(w.k, row, raw[row], to);
-    else if (stored == Format::q6_k)
-      pack_super_bytes(w.k, row, raw[row], to);
+    else if (is_super(stored))
+      pack_super(stored, w.k, row, raw[row], to);
+    else if (is_uncommon(stored))
+      pack_fives(stored, w.k, row, raw[row], to);
     else
       pack_blocks(stored, w.k, row, raw[row], to);
   }
@@ -280,10 +310,10 @@ void unpack_packed_row(const Linear& w, int64_t row, float* out) {
     unpack_elements(stored, w.k, row % kPanelRows, panel, out);
   else if (stored == Format::q8_channel)
     unpack_channel(w.k, row % kPanelRows, panel, out);
-  else if (stored == Format::q4_k)
-    unpack_super_nibbles(w.k, row % kPanelRows, panel, out);
-  else if (stored == Format::q6_k)
-    unpack_super_bytes(w.k, row % kPanelRows, panel, out);
+  else if (is_super(stored))
+    unpack_super(stored, w.k, row % kPanelRows, panel, out);
+  else if (is_uncommon(stored))
+    unpack_fives(stored, w.k, row % kPanelRows, panel, out);
   else
     unpack_blocks(stored, w.k, row % kPanelRows, panel, out);
 }

@@ -3,9 +3,9 @@
 // Inputs of the integer formats are quantised per block (32 along k; 64 for q8_channel, 16 for q6_k): scale = max |x| / 127 (32767 for
 // the wide formats), values rounded to nearest, ties to even. Per block, in ascending order, with the exact integer dot
 // product, which fits into 32 bits:
-//   q8_0, q4_0    acc = fma(w_scale * x_scale, dot, acc)
-//   q4_1          the same, then acc = fma(w_minimum, x_scale * sum(q_x), acc)
-//   q4_k          as q4_1, w_scale and w_minimum being products of two, which are exact
+//   q8_0, q4_0, q5_0    acc = fma(w_scale * x_scale, dot, acc)
+//   q4_1, q5_1    the same, then acc = fma(w_minimum, x_scale * sum(q_x), acc)
+//   q4_k, q5_k    as q4_1, w_scale and w_minimum being products of two, which are exact
 //   q6_k          as q8_0, likewise
 //   q8_channel    acc = fma(x_scale, dot, acc); at the end acc *= w_scale of the row
 // Float formats: acc = fma(w, x, acc) in float32 with k ascending. Then y = acc + bias, added to y if asked.
@@ -93,9 +93,9 @@ int32_t input_at(const uint8_t* x, int64_t i) {
   return q;
 }
 
-// dot[row] of one block of a panel (one part of it, of q4_k and q6_k) with one prepared block; `format` as stored.
+// dot[row] of one block of a panel with one prepared block; `format` as stored.
 void dot_block(Format format, const uint8_t* w, const uint8_t* x, int32_t sum, int32_t* dot) {
-  const bool is_q4 = format == Format::q4_0 || format == Format::q4_1 || format == Format::q4_k;
+  const bool is_q4 = format == Format::q4_0 || format == Format::q4_1;
   const int64_t num_groups = is_q4 ? 4 : input_block(format) / 4;
   for (int64_t row = 0; row < kPanelRows; ++row) dot[row] = format == Format::q4_0 ? -8 * sum : 0;
   for (int64_t g = 0; g < num_groups; ++g)
@@ -116,34 +116,27 @@ float half_at(const uint8_t* halves, int64_t index) {
   return half_to_float(half);
 }
 
-// What part `part` of a block of q4_k or q6_k is scaled by and raised by.
-struct PartEnd {
-  float scale, minimum;
-};
-
-PartEnd part_end(Format format, const uint8_t* block, int64_t part, int64_t row) {
-  if (format == Format::q6_k)
-    return {half_at(block + kByteHalvesAt, row) * static_cast<int8_t>(block[kByteCodesAt + part * kPanelRows + row]), 0.0f};
-  const uint8_t* codes = block + kNibbleCodesAt + part * 2 * kPanelRows + row;
-  return {half_at(block + kNibbleHalvesAt, row) * codes[0],
-          half_at(block + kNibbleHalvesAt, kPanelRows + row) * codes[kPanelRows]};
+// Of a part of the uncommon formats.
+void dot_part(Format format, const uint8_t* part, const uint8_t* x, int32_t sum, int32_t* dot) {
+  for (int64_t row = 0; row < kPanelRows; ++row) {
+    dot[row] = -raised_by(format) * sum;
+    for (int64_t i = 0; i < part_size(format); ++i) dot[row] += part_weight(format, part, row, i) * input_at(x, i);
+  }
 }
 
 void add_parts(Format wide_or_not, const uint8_t* panel, const uint8_t* x, int64_t k, float* acc) {
   const Format format = narrowed(wide_or_not);
-  const int64_t part_size = input_block(format);
-  const size_t values_bytes = part_size * sizeof(int16_t);
-  const size_t part_bytes = format == Format::q4_k ? kNibblePartBytes : kBytePartBytes;
+  const size_t values_bytes = part_size(format) * sizeof(int16_t);
   for (int64_t b = 0; b < num_blocks(format, k); ++b, panel += block_bytes(format))
-    for (int64_t part = 0; part < kSuperBlock / part_size; ++part, x += values_bytes + sizeof(BlockEnd)) {
+    for (int64_t part = 0; part < num_parts(format); ++part, x += values_bytes + sizeof(BlockEnd)) {
       BlockEnd end;
       int32_t dot[kPanelRows];
       std::memcpy(&end, x + values_bytes, sizeof end);
-      dot_block(format, panel + part * part_bytes, x, end.sum, dot);
+      dot_part(format, panel + part * part_bytes(format), x, end.sum, dot);
       for (int64_t row = 0; row < kPanelRows; ++row) {
         const PartEnd w = part_end(format, panel, part, row);
         acc[row] = std::fma(w.scale * end.scale, static_cast<float>(dot[row]), acc[row]);
-        if (format == Format::q4_k) acc[row] = std::fma(w.minimum, end.scaled_sum, acc[row]);
+        if (num_ends(format) == 2) acc[row] = std::fma(w.minimum, end.scaled_sum, acc[row]);
       }
     }
 }
@@ -153,17 +146,20 @@ void add_blocks(Format wide_or_not, const uint8_t* panel, const uint8_t* x, int6
   const size_t values_bytes = input_block(format) * sizeof(int16_t);
   const size_t w_bytes = block_bytes(format);
   const bool is_channel = format == Format::q8_channel;
-  const size_t halves_at = format == Format::q8_0 ? 8 * kGroupBytes : 4 * kGroupBytes;
+  const bool has_minimum = format == Format::q4_1 || format == Format::q5_1;
+  const size_t halves = is_uncommon(format) ? part_bytes(format) : (format == Format::q8_0 ? 8 : 4) * kGroupBytes;
   for (int64_t b = 0; b < num_blocks(format, k); ++b, panel += w_bytes, x += values_bytes + sizeof(BlockEnd)) {
     BlockEnd end;
     int32_t dot[kPanelRows];
     std::memcpy(&end, x + values_bytes, sizeof end);
-    dot_block(format, panel, x, end.sum, dot);
+    if (is_uncommon(format))
+      dot_part(format, panel, x, end.sum, dot);
+    else
+      dot_block(format, panel, x, end.sum, dot);
     for (int64_t row = 0; row < kPanelRows; ++row) {
-      const float scale = is_channel ? end.scale : half_at(panel + halves_at, row) * end.scale;
+      const float scale = is_channel ? end.scale : half_at(panel + halves, row) * end.scale;
       acc[row] = std::fma(scale, static_cast<float>(dot[row]), acc[row]);
-      if (format == Format::q4_1)
-        acc[row] = std::fma(half_at(panel + halves_at, kPanelRows + row), end.scaled_sum, acc[row]);
+      if (has_minimum) acc[row] = std::fma(half_at(panel + halves, kPanelRows + row), end.scaled_sum, acc[row]);
     }
   }
   if (!is_channel) return;

@@ -39,9 +39,15 @@ constexpr Named kFormats[] = {{Format::f32, "float32"},
                               {Format::q4_0_wide, "q4_0 with 16-bit inputs"},
                               {Format::q4_1_wide, "q4_1 with 16-bit inputs"},
                               {Format::q8_channel_wide, "q8_channel with 16-bit inputs"},
+                              {Format::q5_0, "q5_0"},
+                              {Format::q5_1, "q5_1"},
                               {Format::q4_k, "q4_k"},
+                              {Format::q5_k, "q5_k"},
                               {Format::q6_k, "q6_k"},
+                              {Format::q5_0_wide, "q5_0 with 16-bit inputs"},
+                              {Format::q5_1_wide, "q5_1 with 16-bit inputs"},
                               {Format::q4_k_wide, "q4_k with 16-bit inputs"},
+                              {Format::q5_k_wide, "q5_k with 16-bit inputs"},
                               {Format::q6_k_wide, "q6_k with 16-bit inputs"}};
 
 class AlignedBytes {
@@ -84,7 +90,7 @@ std::vector<uint8_t> stored_rows(Format format, bool exact, Numbers* numbers) {
     for (uint8_t& byte : raw) byte = static_cast<uint8_t>(numbers->bits());
     for (size_t at = 0; at < raw.size(); at += block_bytes) {
       put(&raw, stored == Format::q6_k ? at + 208 : at, half());
-      if (stored == Format::q4_1 || stored == Format::q4_k) put(&raw, at + 2, half());
+      if (stored == Format::q4_1 || stored == Format::q5_1 || (is_super(stored) && stored != Format::q6_k)) put(&raw, at + 2, half());
     }
   }
   return raw;

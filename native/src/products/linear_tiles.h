@@ -9,8 +9,8 @@
 //   Machine: kStretchBytes (expanded weights at a time), kInputsBytes (prepared inputs at a time) and
 //   add_tile<F, Weights, R>(w, x, blocks, sums [R][16]), which adds blocks to the accumulators of a tile
 // and a table of them: Path::Floats<Format>, Path::Bytes<Format>, Path::Nibbles<Format>, Path::WideNibbles<Format>,
-// Path::kPath; Path::SuperNibbles, SuperBytes and their wide twins if Path::kHasSuperBlocks, else
-// Path::kernels_of_super_blocks(): the kernels of another path that multiply q4_k and q6_k for it.
+// Path::kPath; Path::Fives<Format>, FourK, WideFourK, FiveK<Format> and SixK<Format> if Path::kHasUncommon, else
+// Path::kernels_of_uncommon(): the kernels of another path that multiply the uncommon formats for it.
 // Included by one source per path, which is compiled for it: everything here has internal linkage.
 #pragma once
 
@@ -173,11 +173,31 @@ void prepare_format(const float* x, int64_t x_stride, int64_t m, int64_t k, int6
 // Calls `call` with the path's kernel of `format`.
 template <class P, class Call>
 auto with_format(Format format, const Call& call) {
-  if constexpr (P::kHasSuperBlocks) {
-    if (format == Format::q4_k) return call(typename P::SuperNibbles{});
-    if (format == Format::q4_k_wide) return call(typename P::WideSuperNibbles{});
-    if (format == Format::q6_k) return call(typename P::SuperBytes{});
-    if (format == Format::q6_k_wide) return call(typename P::WideSuperBytes{});
+  if constexpr (P::kHasUncommon) {
+    switch (format) {
+      case Format::q5_0:
+        return call(typename P::template Fives<Format::q5_0>{});
+      case Format::q5_0_wide:
+        return call(typename P::template Fives<Format::q5_0_wide>{});
+      case Format::q5_1:
+        return call(typename P::template Fives<Format::q5_1>{});
+      case Format::q5_1_wide:
+        return call(typename P::template Fives<Format::q5_1_wide>{});
+      case Format::q4_k:
+        return call(typename P::FourK{});
+      case Format::q4_k_wide:
+        return call(typename P::WideFourK{});
+      case Format::q5_k:
+        return call(typename P::template FiveK<Format::q5_k>{});
+      case Format::q5_k_wide:
+        return call(typename P::template FiveK<Format::q5_k_wide>{});
+      case Format::q6_k:
+        return call(typename P::template SixK<Format::q6_k>{});
+      case Format::q6_k_wide:
+        return call(typename P::template SixK<Format::q6_k_wide>{});
+      default:
+        break;
+    }
   }
   switch (format) {
     case Format::f32:
@@ -211,8 +231,8 @@ int64_t panel_rows(Format) { return kPanelRows; }
 // Whose kernels multiply a format: those of another path where this one has none for it, else null.
 template <class P>
 const LinearKernels* others(Format format) {
-  if constexpr (!P::kHasSuperBlocks) {
-    if (is_super(format)) return &P::kernels_of_super_blocks();
+  if constexpr (!P::kHasUncommon) {
+    if (is_uncommon(format)) return &P::kernels_of_uncommon();
   }
   return nullptr;
 }

@@ -42,8 +42,8 @@ struct Neon : Tiles<NeonVectors> {
 template <Path kOne, template <Format> class Integers>
 struct NeonPath {
   static constexpr Path kPath = kOne;
-  static constexpr bool kHasSuperBlocks = false;
-  static const LinearKernels& kernels_of_super_blocks() { return kLinearPortable; }
+  static constexpr bool kHasUncommon = false;
+  static const LinearKernels& kernels_of_uncommon() { return kLinearPortable; }
   template <Format kStored>
   using Floats = relevo::Floats<kStored, Neon>;
   template <Format kFormat>

@@ -24,7 +24,7 @@ from relevo.engine.models.families import spec_of_gguf
 from relevo.engine.models.rope_config import checked_scaling
 from relevo.engine.models.spec import GgufNames
 from relevo.engine.models.weight_plan import unasked
-from relevo.engine.ops.formats import BLOCK_FORMATS, HELD_AS
+from relevo.engine.ops.formats import BLOCK_FORMATS
 
 if TYPE_CHECKING:  # a process that only opens a file does without numpy
     import numpy as np
@@ -245,8 +245,7 @@ def _stored(path: Path, tensor: GgufTensor, name: str, num_heads: int | None) ->
 
         return as_stored(data, ggml_type, tensor.shape[0], num_heads)
 
-    stored_as = ggml_type.name.lower()
-    raw_format = HELD_AS.get(stored_as, stored_as)
+    raw_format = ggml_type.name.lower()
     is_raw = len(tensor.shape) == 2 and raw_format in BLOCK_FORMATS
     return StoredTensor(
         name=name,

@@ -41,21 +41,7 @@ def decode(
 
 def as_stored(data: npt.NDArray[np.uint8], ggml_type: GgmlType, num_rows: int, num_heads: int | None) -> HostTensor:
     """A matrix in one of the formats that backends multiply."""
-    if ggml_type.name == "Q5_0":
-        return HostTensor(_unpermute(_q8_0_from_q5_0(data).reshape(num_rows, -1), num_heads), "q8_0")
     return HostTensor(_unpermute(data.reshape(num_rows, -1), num_heads), ggml_type.name.lower())
-
-
-def _q8_0_from_q5_0(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The same scale and the same integers, 16 below what is stored: bit j of the 4 bytes after the scale is the fifth
-    bit of weight j, low nibbles are the first 16 weights."""
-    stored = data.reshape(-1, 22)
-    held = np.empty((len(stored), 34), dtype=np.uint8)
-    held[:, :2] = stored[:, :2]
-    fifth = np.unpackbits(stored[:, 2:6], axis=1, bitorder="little") << 4
-    held[:, 2:18] = (stored[:, 6:] & 15 | fifth[:, :16]) - np.uint8(16)
-    held[:, 18:] = (stored[:, 6:] >> 4 | fifth[:, 16:]) - np.uint8(16)
-    return held
 
 
 def _unpermute(array: npt.NDArray[Any], num_heads: int | None) -> npt.NDArray[Any]:

@@ -13,15 +13,15 @@ class BlockFormat(NamedTuple):
     packed_bytes: int  # as the native backend holds it
 
 
-# Of q4_k scales and minima lie in a byte each instead of 6 bits, of q6_k the weights.
+# Of q4_k and q5_k scales and minima lie in a byte each instead of 6 bits.
 BLOCK_FORMATS = {
     "q4_0": BlockFormat(32, 18, 18),
     "q4_1": BlockFormat(32, 20, 20),
+    "q5_0": BlockFormat(32, 22, 22),
+    "q5_1": BlockFormat(32, 24, 24),
     "q8_0": BlockFormat(32, 34, 34),
     "q4_k": BlockFormat(256, 144, 148),
-    "q6_k": BlockFormat(256, 210, 274),
+    "q5_k": BlockFormat(256, 176, 180),
+    "q6_k": BlockFormat(256, 210, 210),
 }
-SUPER_FORMATS = frozenset(name for name, block in BLOCK_FORMATS.items() if block.elements == 256)
-
-# What is stored in the first is held as the second, which has the same weights.
-HELD_AS = {"q5_0": "q8_0"}
+X86_FORMATS = frozenset({"q5_0", "q5_1", "q4_k", "q5_k", "q6_k"})  # no kernels of their own elsewhere

@@ -20,7 +20,7 @@ from relevo.core.ids import BlockId, TokenId
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.cache_groups import latent_group, only_full_group
-from relevo.engine.ops.formats import BLOCK_FORMATS, SUPER_FORMATS
+from relevo.engine.ops.formats import BLOCK_FORMATS, X86_FORMATS
 from relevo.engine.ops.native.recorder import Recorder
 from relevo.engine.ops.protocol import HostTensor, StepLogits, Trace
 from relevo.engine.row_math import Masks, RowDraw, RowMath, RowSummaries
@@ -68,9 +68,9 @@ class NativeOps:
         self._packed_as = QUANTIZATIONS[quantization] if quantization else None if dtype == "auto" else dtype
 
     def _multiplied(self) -> frozenset[str]:
-        """On Arm what has scales of scales is faster as bfloat16."""
+        """On Arm what has no kernels there is faster as bfloat16."""
         formats = frozenset(BLOCK_FORMATS)
-        return formats - SUPER_FORMATS if self.path in ("neon", "dotprod", "i8mm") else formats
+        return formats - X86_FORMATS if self.path in ("neon", "dotprod", "i8mm") else formats
 
     @property
     def path(self) -> str:
