@@ -95,7 +95,8 @@ async def test_a_form_that_is_too_large_is_refused_by_its_field() -> None:
     assert not r.generator.requests
 
 
-async def test_of_tools_that_are_not_strict_the_largest_give_way() -> None:
+async def test_of_tools_that_are_not_strict_the_largest_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relevo.gateway.held.problems.MAX_THREAD_S", 60.0)  # a loaded machine counts more seconds
     r = of_family(HERMES)
     answer = await r.chat(tools=[tool("small", SMALL), tool("huge", HUGE)], tool_choice="required")
     assert answer.status_code == 200, answer.text

@@ -311,7 +311,7 @@ def planning_of(window: DemandWindow, is_dry: bool, clock: Clock | None = None) 
     return RolePlanning(
         model="fake",
         window=window,
-        planner=RolePlanner(PlannerLimits(), 1.0, 0.05, acts=not is_dry),
+        planner=RolePlanner(PlannerLimits(error_weight=0.0, min_compared=0), 1.0, 0.05, acts=not is_dry),
         limits=PlannerLimits(),
         ask=ask,
         close=lambda: None,

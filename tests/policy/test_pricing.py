@@ -147,7 +147,8 @@ works = st.builds(
         num_delivered_tokens=min(delivered, output) if computed else 0,
         is_prompt_computed=computed,
     ),
-    *(st.integers(0, 500) for _ in range(4)),
+    st.integers(1, 500),  # no request is without a prompt
+    *(st.integers(0, 500) for _ in range(3)),
     st.booleans(),
 )
 

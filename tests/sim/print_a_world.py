@@ -12,6 +12,6 @@ from relevo.sim.world import World
 
 if __name__ == "__main__":
     faults = (Fault(at_s=1.0, kind=FaultKind.KILL, target="decode-0"),)
-    world = config(split(2, 2, num_blocks=60), 2, seed=int(sys.argv[1]), faults=faults)
+    world = config(split(2, 2, num_blocks=50), 2, seed=int(sys.argv[1]), faults=faults)
     result = World(world, chat(80, 30.0), decisions=DecisionLines(sys.stdout.write)).run()
     sys.stdout.write(f"{outline(result)}\n")
