@@ -43,11 +43,14 @@ traces: $(VENV)/.dev  ## OpenTelemetry's own instrumentation of a client, instal
 conformance: $(VENV)/.dev  ## suites that others wrote, installed outside of .venv (one needs a Python 3.12 or newer on the path)
 	PYTHONPATH=tests/e2e:tests/harness $(BIN)/python tests/harness/conformance.py $(CONFORMANCE)
 
-check: $(VENV)/.dev  ## format, lint, types, import contracts, structure and policy tests
+.PHONY: lint
+lint: $(VENV)/.dev  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check src tests dashboards
 	$(BIN)/ruff check src tests dashboards
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint  ## what must hold before a commit: lint, and the tests of structure and policy
 	$(BIN)/python -m pytest tests/arch tests/policy -m "not slow" -n $(JOBS) --dist loadfile
 
 schemas: $(VENV)/.dev  ## hold random answers to the public schemas of packages on PyPI
