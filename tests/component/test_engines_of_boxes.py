@@ -24,7 +24,14 @@ from relevo.core.errors import SettingsError
 from relevo.engines.commands import command_of
 from relevo.engines.spec import EngineSpec, packed_spec, parse_engines, unpacked_spec
 
-SPEC = EngineSpec(worker_id="b/unified-0", url="", role="unified", engine="vllm", dialect="nixl-pull", block_size=4)
+SPEC = EngineSpec(
+    worker_id="b/unified-0",
+    url="http://10.0.0.2:8000",
+    role="unified",
+    engine="vllm",
+    dialect="nixl-pull",
+    block_size=4,
+)
 
 
 class LinksOf(EngineLinks):
@@ -106,6 +113,42 @@ async def test_an_engine_of_another_box_comes_goes_and_comes_back() -> None:
             await far.kill()
 
 
+@pytest.mark.parametrize(
+    "change", [{"engine": "none"}, {"dialect": "none"}, {"role": "none"}, {"url": "file:///etc/passwd"}, None]
+)
+async def test_words_that_mean_nothing_leave_one_engine_out_and_nothing_else(change: dict[str, str] | None) -> None:
+    """Red when one node's words end a gateway's following of all others, or are tried in it."""
+    async with engine_stack({"unified-0": "unified"}) as stack:
+        far = FakeVLLM(stack.fabric, "unified")
+        await far.start()
+        try:
+            node = NodeB(stack, far.url)
+            good = node.engine
+            node.engine = replace(good, spec=packed_spec(replace(SPEC, **change)) if change else "{")
+            node.told()
+            assert all(each.worker_id != SPEC.worker_id for each in stack.membership.members)
+            node.engine = good
+            node.told()
+            await until(lambda: stack.is_ready(SPEC.worker_id))
+            node.engine = replace(good, spec="{")
+            node.told(is_leaving=True)
+            assert stack.is_ready(SPEC.worker_id), "what is known of it stays"
+        finally:
+            await far.kill()
+
+
+async def test_a_node_has_no_say_over_the_way_to_another_ones_engine() -> None:
+    """Red when an engine's prompts, and its key, can be sent elsewhere by a node that names it in its own words."""
+    async with engine_stack({"unified-0": "unified"}) as stack:
+        url = stack.openers["engine:unified-0"].spec.url
+        node = NodeB(stack, "http://10.6.6.6:8000")
+        lie = replace(SPEC, worker_id="unified-0", url="http://10.6.6.6:8000")
+        node.engine = replace(node.engine, spec=packed_spec(lie))
+        node.told()
+        assert stack.openers["engine:unified-0"].spec.url == url
+        await answers_are_right(stack, 1)
+
+
 async def test_one_that_never_answered_is_not_waited_for_once_its_box_has_left() -> None:
     async with engine_stack({"unified-0": "unified"}) as stack:
         node = NodeB(stack, "http://127.0.0.1:9")
@@ -120,7 +163,7 @@ async def test_one_that_never_answered_is_not_waited_for_once_its_box_has_left()
 def test_a_key_goes_with_the_engine_and_is_shown_to_no_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY_OF_B", "secret-of-b")
     told = packed_spec(replace(SPEC, api_key_env="KEY_OF_B"))
-    assert unpacked_spec(told).api_key == "secret-of-b"
+    assert unpacked_spec(told, SPEC.worker_id).api_key == "secret-of-b"
     engine = NodeEngine(worker_id=SPEC.worker_id, role="unified", spec=told)
     assert "secret-of-b" not in repr(engine) + repr(shown_engines((engine,), 7))
     monkeypatch.delenv("KEY_OF_B")
@@ -130,9 +173,9 @@ def test_a_key_goes_with_the_engine_and_is_shown_to_no_operator(monkeypatch: pyt
 
 def test_another_box_names_nothing_in_the_environment_of_a_gateway() -> None:
     told = msgspec.json.encode(replace(SPEC, api_key_env="AWS_SECRET_ACCESS_KEY")).decode()
-    assert unpacked_spec(told).api_key_env == ""
+    assert unpacked_spec(told, SPEC.worker_id).api_key_env == ""
     with pytest.raises(SettingsError, match="in words that are not read here"):
-        unpacked_spec('{"worker_id": 7}')
+        unpacked_spec('{"worker_id": 7}', SPEC.worker_id)
 
 
 async def test_a_node_tells_of_its_engines_under_an_epoch_and_that_they_leave() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from relevo.core.cluster import NodeFacts
+from relevo.core.cluster import NodeFacts, NodeWorker, worker_id_on
 from relevo.engine.fake_runner import fake_layout
-from relevo.policy.cluster.checks import Denial, mismatch, mixing
+from relevo.policy.cluster.checks import Denial, mismatch, mixing, own_and_foreign
 
 HEAD = NodeFacts(
     version="1.2.0",
@@ -56,3 +56,12 @@ def test_other_instructions_are_allowed_and_said() -> None:
     assert "avx512" in mixing(HEAD, other, "b")
     assert not mixing(HEAD, HEAD, "b")
     assert not mixing(replace(HEAD, compute=""), other, "b"), "a head without workers computes nothing"
+
+
+def test_a_node_speaks_for_its_own_workers_alone() -> None:
+    """Red when a node can name another's worker, also one whose name begins alike."""
+    said = [NodeWorker(worker_id=each, role="decode", epoch=1) for each in ("b/d-0", "a/d-0", "bb/d-0", "b", "d-0")]
+    own, foreign = own_and_foreign("b", said)
+    assert [each.worker_id for each in own] == ["b/d-0"]
+    assert foreign == ("a/d-0", "bb/d-0", "b", "d-0")
+    assert own[0].worker_id == worker_id_on("b", "d-0")

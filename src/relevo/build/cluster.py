@@ -28,7 +28,7 @@ from relevo.cluster.identity import NodeIdentity
 from relevo.cluster.identity_folder import NODE
 from relevo.cluster.join_token import read_join_token
 from relevo.cluster.peer import NodeRole, PeerRefused
-from relevo.core.cluster import ClusterFacts, NodeFacts, box_id_of
+from relevo.core.cluster import ClusterFacts, NodeFacts, box_id_of, worker_id_on
 from relevo.core.errors import SettingsError, StartError
 from relevo.core.host_port import HostPort, parse_host_ports
 from relevo.engines.spec import EngineSpec
@@ -136,7 +136,7 @@ def clustered(plan: ServePlan, part: ClusterPart) -> ServePlan:
 
 def _clustered(model: ModelPlan, part: ClusterPart) -> ModelPlan:
     def named(worker_id: str) -> str:
-        return f"{part.name}/{worker_id}"
+        return worker_id_on(part.name, worker_id)
 
     specs = tuple(_reachable(spec, named(spec.worker_id), part, model) for spec in model.engines)
     engines = {spec.worker_id: spec for spec in specs}

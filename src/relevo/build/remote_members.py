@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from relevo.build.engine_links import EngineLinks
 from relevo.cluster.feed_messages import Roster
-from relevo.core.cluster import NodeReport, RemoteWorker, box_id_of
+from relevo.core.cluster import NodeEngine, NodeReport, RemoteWorker, box_id_of
+from relevo.core.errors import SettingsError
 from relevo.core.ids import WorkerId
-from relevo.engines.spec import engine_address, unpacked_spec
+from relevo.engines.spec import EngineSpec, engine_address, unpacked_spec
 from relevo.orchestrator.connections import Connections
 from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
@@ -31,6 +32,7 @@ class RemoteMembers:
         self._membership, self._connections, self._placement = membership, connections, placement
         self._engines = engines
         self._known: dict[str, RemoteWorker] = {}
+        self._unread: dict[str, str] = {}  # by worker, what was said of its engine and is left out
         self.nodes: Sequence[NodeReport] = ()
         self.denied: dict[str, int] = {}
         self.num_gone = 0
@@ -50,12 +52,14 @@ class RemoteMembers:
         told = {worker.worker_id: worker for worker in roster.workers}
         for worker in told.values():
             before = self._known.get(worker.worker_id)
-            if before != worker:
+            if before != worker and self._can_read(worker):
                 self._known[worker.worker_id] = worker
                 self._changed(before, worker)
         for member in self._membership.members:
             known = self._known.get(member.worker_id)
             member.compute = known.compute if known is not None else roster.compute
+        for worker_id in self._unread.keys() - told.keys():
+            del self._unread[worker_id]
         nodes = {node.name for node in roster.nodes}
         for worker_id in [each for each in self._known if each not in told]:
             before = self._known[worker_id]
@@ -71,6 +75,19 @@ class RemoteMembers:
 
     def is_remote(self, worker_id: str) -> bool:
         return worker_id in self._known
+
+    def _can_read(self, worker: RemoteWorker) -> bool:
+        """Where a node's words about an engine mean nothing here, the rest of the cluster is followed all the same."""
+        if worker.engine is None or self._unread.get(worker.worker_id) == worker.engine.spec:
+            return worker.engine is None
+        try:
+            _spec_of(worker.engine)
+        except SettingsError as error:
+            self._unread[worker.worker_id] = worker.engine.spec
+            log.error("%s of node %s is left out: %s", worker.worker_id, worker.node, error.message)
+            return False
+        self._unread.pop(worker.worker_id, None)
+        return True
 
     def _changed(self, before: RemoteWorker | None, now: RemoteWorker) -> None:
         worker_id, engine = WorkerId(now.worker_id), now.engine
@@ -88,7 +105,7 @@ class RemoteMembers:
         if engine is None:
             self._membership.is_at(worker_id, now.address)
             return
-        self._engines.put(unpacked_spec(engine.spec))
+        self._engines.put(_spec_of(engine))
         self._membership.is_at(worker_id, engine_address(worker_id))
         if engine.is_leaving:
             self._engines.drain(engine_address(worker_id))
@@ -98,6 +115,11 @@ class RemoteMembers:
         worker_id, is_away = WorkerId(worker.worker_id), not worker.is_here
         if worker.engine is None:
             return Member(worker_id, worker.role, worker.address, is_remote=True, is_away=is_away)
-        self._engines.put(unpacked_spec(worker.engine.spec))
+        self._engines.put(_spec_of(worker.engine))
         address = engine_address(worker.worker_id)
         return Member(worker_id, worker.role, address, is_away=is_away, writes_to_others=False)
+
+
+def _spec_of(engine: NodeEngine) -> EngineSpec:
+    """Raises SettingsError."""
+    return unpacked_spec(engine.spec, engine.worker_id)

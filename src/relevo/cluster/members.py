@@ -46,7 +46,7 @@ from relevo.core.cluster import ClusterFacts, NodeEngine, NodeReport, NodeWorker
 from relevo.core.errors import ProtocolError, RelevoError
 from relevo.core.host_port import HostPort
 from relevo.core.ports import Clock
-from relevo.policy.cluster.checks import Denial, Mismatch, mismatch, mixing
+from relevo.policy.cluster.checks import Denial, Mismatch, mismatch, mixing, own_and_foreign
 from relevo.policy.cluster.epochs import Session
 from relevo.policy.cluster.head import Ended, HeadMembers, MemberState
 from relevo.policy.cluster.lifetimes import Validity
@@ -200,7 +200,7 @@ class Members:
                     return
                 match message:
                     case Workers() if message.number > guest.told.number:
-                        guest.told = message
+                        guest.told = self._without_foreign(guest.name, message)
                         self._changed()
                     case Leave():
                         guest.ended = "left for good" if message.for_good else "left, and may come back"
@@ -212,6 +212,12 @@ class Members:
         finally:
             self._policy.unheard(guest.name, session, self.clock.now_ns())
             self._on_change()
+
+    def _without_foreign(self, name: str, told: Workers) -> Workers:
+        (workers, foreign), (engines, more) = own_and_foreign(name, told.workers), own_and_foreign(name, told.engines)
+        for worker_id in (*foreign, *more):
+            self._limited_log.warning(f"{name} claims", f"{name} names {worker_id!r}, which is none of its workers")
+        return msgspec.structs.replace(told, workers=workers, engines=engines)
 
     def _mismatch(self, name: str, hello: NodeHello) -> Mismatch | None:
         try:

@@ -109,6 +109,11 @@ def shown_engines(engines: Sequence[NodeEngine], node_epoch: int) -> tuple[NodeW
     return tuple(NodeWorker(worker_id=each.worker_id, role=each.role, epoch=node_epoch) for each in engines)
 
 
+def worker_id_on(node: str, worker_id: str) -> str:
+    """What a worker of a node is called in its cluster, `worker_id` being its name on the box."""
+    return f"{node}/{worker_id}"
+
+
 def box_id_of(node: str) -> str:
     """What workers of a cluster call the box that they are on; see `core.handoff.KVSite`."""
     return f"node {node}"

@@ -62,13 +62,14 @@ def packed_spec(spec: EngineSpec) -> str:
     return msgspec.json.encode(spec).decode()
 
 
-def unpacked_spec(text: str) -> EngineSpec:
-    """Of what another box packed. Raises SettingsError."""
+def unpacked_spec(text: str, worker_id: str) -> EngineSpec:
+    """Of what another box packed; `worker_id`: the worker that it tells of. Raises SettingsError."""
     try:
         spec = msgspec.json.decode(text, type=EngineSpec)
     except msgspec.MsgspecError as error:
         raise SettingsError(f"another box names an engine in words that are not read here: {error}") from None
-    return replace(spec, api_key_env="")
+    _check_words(spec.url, spec.role, spec.engine, spec.dialect)
+    return replace(spec, worker_id=worker_id, api_key_env="", url=normalise_url(spec.url, worker_id))
 
 
 def key_of(spec: EngineSpec) -> str:
@@ -134,15 +135,10 @@ def _parse(text: str, index: int) -> EngineSpec:
         told[key] = value.strip()
     url = with_plain_zone(normalise_url(url, "--worker"))
     role, engine = told.pop("role", ""), told.pop("engine", "")
-    if role not in ROLES:
-        raise SettingsError(f"--worker {url}: role={role} must be one of {', '.join(ROLES)}; {_EXAMPLE}")
-    if engine not in FIRST_OF_ENGINE:
-        raise SettingsError(f"--worker {url}: engine={engine} must be one of {', '.join(FIRST_OF_ENGINE)}; {_EXAMPLE}")
+    dialect = told.pop("dialect", "")
+    _check_words(url, role, engine, dialect)
+    dialect = dialect or FIRST_OF_ENGINE[engine].name
     lease_s = _seconds(told.pop("lease_s", "0"), url)
-    dialect = told.pop("dialect", FIRST_OF_ENGINE[engine].name)
-    if dialect not in DIALECTS or DIALECTS[dialect].engine != engine:
-        known = ", ".join(name for name, each in DIALECTS.items() if each.engine == engine)
-        raise SettingsError(f"--worker {url}: dialect={dialect} is none of {engine}'s: {known}")
     spec = EngineSpec(
         worker_id=told.pop("name", "") or f"{role}-{index}", url=url, role=role, engine=engine, dialect=dialect
     )
@@ -152,6 +148,17 @@ def _parse(text: str, index: int) -> EngineSpec:
         host, port = peer_of(spec)
         spec = replace(spec, bootstrap=authority(host, port))
     return spec
+
+
+def _check_words(url: str, role: str, engine: str, dialect: str) -> None:
+    """`dialect` empty: the engine's first. Raises SettingsError."""
+    if role not in ROLES:
+        raise SettingsError(f"--worker {url}: role={role} must be one of {', '.join(ROLES)}; {_EXAMPLE}")
+    if engine not in FIRST_OF_ENGINE:
+        raise SettingsError(f"--worker {url}: engine={engine} must be one of {', '.join(FIRST_OF_ENGINE)}; {_EXAMPLE}")
+    if dialect and (dialect not in DIALECTS or DIALECTS[dialect].engine != engine):
+        known = ", ".join(name for name, each in DIALECTS.items() if each.engine == engine)
+        raise SettingsError(f"--worker {url}: dialect={dialect} is none of {engine}'s: {known}")
 
 
 def peer_of(spec: EngineSpec) -> tuple[str, int]:

@@ -6,11 +6,15 @@ between instruction sets and backends, so a stream that moves between two such c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
-from relevo.core.cluster import NodeFacts
+from relevo.core.cluster import NodeEngine, NodeFacts, NodeWorker, worker_id_on
 from relevo.policy.cluster.leases import MAX_SKEW_S
+
+Named = TypeVar("Named", NodeWorker, NodeEngine)
 
 
 class Denial(StrEnum):
@@ -99,3 +103,11 @@ def _release(version: str) -> str:
 
 def _short(digest: str) -> str:
     return digest[:12] or "none"
+
+
+def own_and_foreign(node: str, named: Sequence[Named]) -> tuple[tuple[Named, ...], tuple[str, ...]]:
+    """(what a node says of its own workers, the workers of others that it names). What is said of those would send
+    their prompts elsewhere."""
+    prefix = worker_id_on(node, "")
+    own = tuple(each for each in named if each.worker_id.startswith(prefix))
+    return own, tuple(each.worker_id for each in named if not each.worker_id.startswith(prefix))
