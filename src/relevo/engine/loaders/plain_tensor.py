@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a process that only opens a folder does without numpy
     from relevo.engine.ops.protocol import HostTensor
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1, "F8_E4M3": 1, "I32": 4, "I64": 8}
-_PARTS = ("U8", "F8_E4M3", "I32", "I64")
+FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def plain_tensor(path: Path, name: str, offset: int, stored_as: str, shape: tuple[int, ...]) -> StoredTensor:
@@ -37,7 +37,7 @@ def plain_tensor(path: Path, name: str, offset: int, stored_as: str, shape: tupl
 def decode_plain(data: npt.NDArray[np.uint8], stored_as: str, shape: tuple[int, ...], what: str) -> HostTensor:
     from relevo.engine.ops.protocol import HostTensor
 
-    if stored_as in _PARTS:
+    if stored_as not in FLOATS:
         raise UnsupportedModel(f"{what} is stored as {stored_as}, which is no weight by itself")
     if stored_as == "F32":
         return HostTensor(data.view("<f4").reshape(shape), "float32")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import StoredTensor
+from relevo.engine.loaders.plain_tensor import FLOATS
 from relevo.engine.models.quantization import Quantization
 from relevo.engine.models.weight_plan import KV_UP
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:  # a process that only opens a folder does without numpy
 
     from relevo.engine.ops.protocol import HostTensor
 
-FLOATS = ("F64", "F32", "F16", "BF16")
 _Q4_GROUP = 32  # of weights that a backend may multiply as they are
 
 
@@ -57,6 +57,11 @@ def _fp8(quantization: Quantization, by_name: Mapping[str, StoredTensor], folder
             continue
         scales = _part(by_name, f"{name}_scale_inv", tensor)
         _check_untouched(quantization, tensor, name.removesuffix(".weight"))
+        if len(tensor.shape) != 2:
+            raise UnsupportedModel(
+                f"{tensor.path}: tensor {name} of shape {list(tensor.shape)} is stored in 8-bit floats, which is "
+                "implemented for matrices"
+            )
         blocks = (quantization.block_rows, quantization.block_columns)
         _check_shape(scales, _blocks(tensor.shape, blocks), tensor)
         joined.append(_with_scales(tensor, name, tensor.shape, scales, "fp8", blocks))

@@ -14,8 +14,8 @@ from typing import Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
-from relevo.engine.loaders.plain_tensor import ITEM_BYTES, plain_tensor
-from relevo.engine.loaders.quantized import FLOATS, whole_weights
+from relevo.engine.loaders.plain_tensor import FLOATS, ITEM_BYTES, plain_tensor
+from relevo.engine.loaders.quantized import whole_weights
 from relevo.engine.loaders.stacked_experts import experts_apart
 from relevo.engine.loaders.text_files import parse_object, read_text
 from relevo.engine.loaders.text_tensors import text_tensors

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from relevo.core.errors import ModelFileError
+from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import ExpertsConfig
 from relevo.engine.loaders.model_files import StoredTensor
-from relevo.engine.loaders.plain_tensor import ITEM_BYTES, plain_tensor
+from relevo.engine.loaders.plain_tensor import FLOATS, plain_tensor
 
 if TYPE_CHECKING:  # a process that only opens a folder does without numpy
     import numpy as np
@@ -45,17 +45,22 @@ def experts_apart(experts: ExpertsConfig, stored: Sequence[StoredTensor]) -> lis
 
 def _parts(experts: ExpertsConfig, tensor: StoredTensor, by_name: dict[str, StoredTensor]) -> Iterator[StoredTensor]:
     count = experts.num_experts
-    if tensor.shape[0] != count:
+    is_quantised, is_bias = tensor.name.endswith(_BLOCKS), tensor.name.endswith(_BIAS)
+    if len(tensor.shape) != (4 if is_quantised else 2 if is_bias else 3) or tensor.shape[0] != count:
         raise ModelFileError(
             f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)} for {count} experts; the config "
             "is another model's"
         )
-    is_quantised, is_bias = tensor.name.endswith(_BLOCKS), tensor.name.endswith(_BIAS)
+    if tensor.stored_as not in (("U8",) if is_quantised else FLOATS):
+        raise UnsupportedModel(
+            f"{tensor.path}: experts stacked in {tensor.name} are stored as {tensor.stored_as}, which is not "
+            f"implemented; floats and MXFP4 are"
+        )
     stem = tensor.name.removesuffix(_BLOCKS).removesuffix(_BIAS)
     block, projection = stem.rsplit(".", 1)
     is_interleaved = experts.is_interleaved and projection != experts.projections[-1]
     scales = by_name.get(f"{stem}{_SCALES}") if is_quantised else None
-    if is_quantised and (scales is None or scales.shape != tensor.shape[:-1] or len(tensor.shape) != 4):
+    if is_quantised and (scales is None or scales.shape != tensor.shape[:-1] or scales.stored_as != "U8"):
         raise ModelFileError(f"{tensor.path}: tensor {tensor.name} has no scales that fit it; download it again")
     for number in range(count):
         name = f"{block}.{number}.{projection}.{'bias' if is_bias else 'weight'}"
@@ -69,7 +74,6 @@ def _parts(experts: ExpertsConfig, tensor: StoredTensor, by_name: dict[str, Stor
 def _part(tensor: StoredTensor, number: int, name: str) -> StoredTensor:
     shape = tensor.shape[1:]
     num_bytes = tensor.num_bytes // tensor.shape[0]
-    assert tensor.stored_as in ITEM_BYTES, "only plain tensors are stacked"
     return plain_tensor(tensor.path, name, tensor.offset + number * num_bytes, tensor.stored_as, shape)
 
 

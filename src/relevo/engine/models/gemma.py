@@ -144,7 +144,8 @@ def _complete_gguf(config: ModelConfig, keys: GgufKeys) -> ModelConfig:
             )
         layers = tuple(layer for layer, has_window in enumerate(pattern) if has_window)
     else:
-        layers = _pattern_layers(config.num_layers, int(pattern))
+        key = "attention.sliding_window_pattern"
+        layers = _pattern_layers(config.num_layers, keys.fields(key).integer(key, _PATTERN))
     theta = keys.fields("rope.freq_base_swa").number("rope.freq_base_swa", _LOCAL_THETA)
     is_27b = config.num_layers == _GLOBAL_27B_LAYERS
     scalar = config.hidden_size // config.num_heads if is_27b else config.head_size
