@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from relevo.core.errors import UnsupportedModel
 from relevo.engine.loaders.gguf_metadata import GgmlType
+from relevo.engine.models.weight_forms import in_halves
+from relevo.engine.ops.bfloat16 import bfloat16_bits
 from relevo.engine.ops.protocol import HostTensor
 
 _RUN_ELEMENTS = 131072  # measured on a core with 512 KB of cache; a multiple of every block size
@@ -46,10 +48,7 @@ def as_stored(data: npt.NDArray[np.uint8], ggml_type: GgmlType, num_rows: int, n
 
 def _unpermute(array: npt.NDArray[Any], num_heads: int | None) -> npt.NDArray[Any]:
     """GGUF pairs rows (2i, 2i + 1) for rotation, Hugging Face rows (i, i + D / 2). None: nothing was reordered."""
-    if num_heads is None:
-        return array
-    paired = array.reshape(num_heads, len(array) // num_heads // 2, 2, *array.shape[1:])
-    return paired.swapaxes(1, 2).reshape(array.shape)
+    return array if num_heads is None else in_halves(array, num_heads)
 
 
 def _dequantise(data: npt.NDArray[np.uint8], ggml_type: GgmlType, dequantised_as: str) -> npt.NDArray[Any]:
@@ -69,10 +68,3 @@ def _dequantise(data: npt.NDArray[np.uint8], ggml_type: GgmlType, dequantised_as
         run = dequantize(data[start : start + run_bytes], GGMLQuantizationType[ggml_type.name])
         values[index * _RUN_ELEMENTS : index * _RUN_ELEMENTS + len(run)] = bfloat16_bits(run) if rounds else run
     return values
-
-
-def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Rounded to nearest, ties to even. Finite values only. Writes into `values`."""
-    bits = values.view(np.uint32)
-    bits += (bits >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)
-    return (bits >> np.uint32(16)).astype(np.uint16)

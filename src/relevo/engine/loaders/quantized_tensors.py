@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from relevo.engine.loaders.gguf_tensors import bfloat16_bits
 from relevo.engine.loaders.model_files import StoredTensor, ends_before
+from relevo.engine.ops.bfloat16 import bfloat16_bits
 from relevo.engine.ops.protocol import HostTensor
 
 Bytes = npt.NDArray[np.uint8]

@@ -6,20 +6,17 @@ all heads. Sources: the configuration classes of Hugging Face `transformers`, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.kv import KVGroup
 from relevo.core.model import ExpertsConfig, LatentAttention, ModelConfig
 from relevo.engine.models.config_fields import ConfigFields, check_shape
+from relevo.engine.models.dense import load_decoder
 from relevo.engine.models.known_fields import refuse_unknown
 from relevo.engine.models.rope_config import read_rope, refuse_partial
-from relevo.engine.models.spec import Model, ModelSpec, Wrapper
+from relevo.engine.models.spec import ModelSpec, Wrapper
 from relevo.engine.models.weight_plan import weight_groups
-
-if TYPE_CHECKING:
-    from relevo.engine.ops.protocol import HostTensor, Ops
 
 _NAMES = """
     attention_bias first_k_dense_replace head_dim hidden_act hidden_size intermediate_size kv_lora_rank
@@ -47,7 +44,7 @@ def latent(
         read_config=lambda fields: check_shape(_read_config(name, experts, fields), fields.origin),
         weights=weight_groups,
         kv_groups=one_latent_group,
-        load=_load,
+        load=load_decoder,
         wrappers=wrappers,
     )
 
@@ -55,12 +52,6 @@ def latent(
 def one_latent_group(config: ModelConfig) -> tuple[KVGroup, ...]:
     assert config.latent is not None, "the model has none"
     return (KVGroup.latent(range(config.num_layers), config.latent.width),)
-
-
-def _load(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops, max_model_len: int) -> Model:
-    from relevo.engine.models.decoder import Decoder  # numpy
-
-    return Decoder.load(config, tensors, ops, max_model_len)
 
 
 def _read_config(

@@ -26,13 +26,13 @@ def _as_computed(config: ModelConfig, name: str, tensor: HostTensor) -> HostTens
     if config.norm_offset and name.endswith("norm.weight"):
         return HostTensor(tensor.floats() + np.float32(config.norm_offset), "float32")
     if config.interleaved_rope and ".q_proj." in name:
-        return HostTensor(_in_halves(tensor.array, config.num_heads), tensor.dtype)
+        return HostTensor(in_halves(tensor.array, config.num_heads), tensor.dtype)
     if config.interleaved_rope and ".k_proj." in name:
-        return HostTensor(_in_halves(tensor.array, config.num_kv_heads), tensor.dtype)
+        return HostTensor(in_halves(tensor.array, config.num_kv_heads), tensor.dtype)
     return tensor
 
 
-def _in_halves(array: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
+def in_halves(array: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
     """Rows (2i, 2i + 1) of a head become its rows (i, i + D / 2): scores stay, and rotation pairs them as it does."""
     paired = array.reshape(num_heads, len(array) // num_heads // 2, 2, *array.shape[1:])
     return paired.swapaxes(1, 2).reshape(array.shape)

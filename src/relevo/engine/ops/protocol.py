@@ -21,6 +21,7 @@ from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
 from relevo.core.model import Activation, QueryGrowth, Routing
 from relevo.engine.inputs import StepInputs
+from relevo.engine.ops.bfloat16 import bfloat16_values
 from relevo.engine.ops.formats import BLOCK_FORMATS
 from relevo.engine.row_math import RowMath, RowSummaries
 
@@ -40,7 +41,7 @@ class HostTensor:
     def floats(self) -> npt.NDArray[np.float32]:
         """Of a tensor that is no matrix of blocks."""
         if self.dtype == "bfloat16":
-            return (self.array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            return bfloat16_values(self.array)
         return self.array.astype(np.float32)
 
     @property

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from relevo.core.errors import UnsupportedModel
 from relevo.core.model import Activation, QueryGrowth
+from relevo.engine.ops.bfloat16 import bfloat16_bits, bfloat16_values
 from relevo.engine.ops.native.values import (
     Activated,
     Buffer,
@@ -352,9 +353,7 @@ def _rounded(scale: float, formats: Sequence[str]) -> float:
     if list(formats) == ["float16"]:
         return float(np.float16(scale))
     if list(formats) == ["bfloat16"]:
-        bits = np.array([scale], dtype=np.float32).view(np.uint32)
-        bits += (bits >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)
-        return float((bits & np.uint32(0xFFFF0000)).view(np.float32)[0])
+        return float(bfloat16_values(bfloat16_bits(np.array([scale], dtype=np.float32)))[0])
     return scale
 
 
