@@ -28,8 +28,9 @@ from relevo.planner.loop import History, NotSimulated
 from relevo.planner.window import DemandWindow
 from relevo.policy.host.auto_mode import AUTO_ITL_S
 from relevo.policy.scaling.demand import Demand, Sample
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
-from relevo.policy.scaling.role_planner import ModeOutlook, PlanVerdict
+from relevo.policy.scaling.role_planner import PlanVerdict
 
 DEMAND = Demand(requests_per_s=2.0, samples=(Sample(900, 20),), longest_tokens=920)
 HISTORY = History("yesterday", DEMAND)

@@ -47,7 +47,10 @@ def test_costs_of_other_cores_are_not_taken_for_those_of_the_new_ones() -> None:
     costs.learn([worker("a", GOOD, num_cores=8), worker("b", GOOD, **standby)], YOUNG_S + 5)
     assert known(costs) == {4: GOOD}
     (facts,) = costs.facts([worker("a", GOOD)])
-    assert facts.costs_on(8).base_s == GOOD.base_s / 2, "scaled until they are measured"
+    scaled = facts.costs_on(8)
+    assert scaled.per_token_s == GOOD.per_token_s / 2, "scaled until they are measured"
+    assert (scaled.base_s, scaled.per_kv_token_s) == (GOOD.base_s, GOOD.per_kv_token_s), "no step is shorter than reads"
+    assert facts.costs_on(2).base_s == 2 * GOOD.base_s
     costs.learn([worker("a", COLD, num_cores=8), worker("b", GOOD, **standby)], 3 * YOUNG_S)
     assert known(costs) == {4: GOOD, 8: COLD}
 

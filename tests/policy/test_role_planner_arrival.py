@@ -9,8 +9,9 @@ from test_role_planner import LIMITS, MODES, SPLIT, UNIFIED_MODE, Run, demand, f
 from relevo.core.ids import WorkerId
 from relevo.core.role import DECODE, HYBRID, STANDBY
 from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, mode_named
-from relevo.policy.scaling.role_planner import ModeOutlook, PlanDecision, PlanVerdict, RolePlanner, Seen
+from relevo.policy.scaling.role_planner import PlanDecision, PlanVerdict, RolePlanner, Seen
 
 
 @dataclass

@@ -54,8 +54,8 @@ def even(num: int, every_s: float, prompt: int, output: int, after_s: float = 0.
 
 
 def planned_run(**parts: Any) -> tuple[RoleWorld, Planned]:
-    """Prompts of 700 tokens: 0.7 s on four cores, more than one worker can compute; 0.35 s on eight."""
-    world = world_of(Workload(requests=even(130, 0.6, 700, 4)), **parts)
+    """Prompts of 1,100 tokens: 1.1 s on four cores, which is beyond the target; 0.6 s on eight."""
+    world = world_of(Workload(requests=even(130, 0.7, 1100, 1)), **parts)
     planned = planned_in(world, SLO, limits=PlannerLimits(error_weight=0.0), num_requests=40)
     world.run()
     assert_nothing_is_left(world)
@@ -87,7 +87,9 @@ def test_a_death_is_planned_around_and_no_hand_is_blamed_for_the_restart() -> No
     assert verdicts["adopt"] == 0
     assert all(each.outcome is RequestOutcome.FINISHED for each in world.result.requests)
     alone = [seen for _, seen in planned.decisions if len(seen.mode.roles) == 1]
-    assert alone and all(each.verdict.value in ("hold", "unknown") for each in alone), "one worker has one way"
+    assert alone and all(each.verdict.value in ("hold", "unknown", "infeasible") for each in alone), (
+        "one worker has one way"
+    )
 
 
 def test_cores_move_with_roles_while_streams_run() -> None:

@@ -26,8 +26,9 @@ from relevo.planner.window import DemandWindow
 from relevo.planner.worker_costs import WorkerCosts, WorkerRules
 from relevo.policy.host.auto_mode import AUTO_ITL_S, AUTO_TTFT_S
 from relevo.policy.scaling.demand import Demand, Sample
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
-from relevo.policy.scaling.role_planner import ModeOutlook, PlannerLimits, RolePlanner
+from relevo.policy.scaling.role_planner import PlannerLimits, RolePlanner
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.telemetry.latency import Slo
 from relevo.wire.leash import ask_for_end_with_parent

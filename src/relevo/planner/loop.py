@@ -21,9 +21,9 @@ from relevo.orchestrator.ports import WorkerStatus
 from relevo.planner.together import Telling, Together, encode
 from relevo.planner.window import DemandWindow, Window
 from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, mode_named, modes_of
 from relevo.policy.scaling.role_planner import (
-    ModeOutlook,
     PlanDecision,
     PlannerLimits,
     PlanVerdict,

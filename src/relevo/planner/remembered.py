@@ -13,8 +13,8 @@ from relevo.core.ports import Clock
 from relevo.orchestrator.ports import WorkerStatus
 from relevo.planner.loop import Ask
 from relevo.policy.scaling.demand import Demand, is_alike
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
-from relevo.policy.scaling.role_planner import ModeOutlook
 
 KEPT_S = 60.0  # arbitrary: as long as the window that a demand is of
 

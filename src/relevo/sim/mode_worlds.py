@@ -16,8 +16,8 @@ from relevo.core.role import Role
 from relevo.policy.host.core_roles import cores_by_role
 from relevo.policy.perf.step_time import FittedStepTimes
 from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
-from relevo.policy.scaling.role_planner import ModeOutlook
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.sim.config import NetworkSpec, RegionSpec, ServingSpec, WorkerSpec, WorldConfig
 from relevo.sim.report import ReportOptions, SimReport, report_world
@@ -49,6 +49,8 @@ class ModeWorlds:
             itl_p90_s=told["itl_s"].value("p90"),
             floor_ttft_s=self._floor_s(roles, cores, demand),
             surge_attained=None if surged is None else _attained(surged),
+            num_judged=report.phases.num_steady,
+            num_surged=0 if surged is None else surged.phases.num_steady,
         )
 
     def facts_of(self, mode: Mode) -> tuple[object, ...]:

@@ -18,10 +18,10 @@ from math import inf
 
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.past_errors import PastErrors
 
-_SURGE_WEIGHT = 0.3  # of what a surge would make of a mode. Arbitrary: it may come, the expected load will
 _SWITCHES = 8  # of late, whose times say what the next one takes. Arbitrary
 _MORE_LOAD = 1.25  # than before a change: what came of it is not the change's fault. Arbitrary
 
@@ -60,25 +60,6 @@ class Seen:
     attained: float | None = None  # part of those that ended in the window that met both targets
     num_judged: int = 0  # that ended in the window
     since_s: float = 0.0  # when the window begins
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModeOutlook:
-    """What the simulator says of a mode under the demand that is expected. Times are None if nothing was answered."""
-
-    attained: float  # part of requests that meet both targets
-    ttft_p90_s: float | None
-    itl_p90_s: float | None
-    floor_ttft_s: float = 0.0  # of a median prompt that meets no other request
-    surge_attained: float | None = None  # part that does when `PlannerLimits.surge` times as many come; None: not asked
-
-    def better_by(self, other: ModeOutlook) -> float:
-        """Gain over another one, in requests that meet the targets: under the load that is expected, and, for less,
-        in a surge. Where all meet them there is nothing to gain: times that no request misses are no reason."""
-        gain = self.attained - other.attained
-        if self.surge_attained is None or other.surge_attained is None:
-            return gain
-        return (1.0 - _SURGE_WEIGHT) * gain + _SURGE_WEIGHT * (self.surge_attained - other.surge_attained)
 
 
 class PlanVerdict(StrEnum):
@@ -177,9 +158,9 @@ class RolePlanner:
         self._compare(seen, present)
         allowed = {m: o for m, o in outlooks.items() if m == seen.mode or self._blocked.get(m, 0.0) <= seen.now_s}
         best = self._best(allowed, present)
-        gain = allowed[best].better_by(present)
+        gain, noise = allowed[best].better_by(present), allowed[best].noise(present)
         told = self._told(seen, outlooks)
-        if best == seen.mode or gain < self.least_gain:
+        if best == seen.mode or gain < self.least_gain(noise):
             self._favourite = None
             floor_s = min(outlook.floor_ttft_s for outlook in outlooks.values())
             if floor_s > self._ttft_s:
@@ -188,7 +169,7 @@ class RolePlanner:
                 )
                 return self._hold(seen, reason, PlanVerdict.INFEASIBLE, told)
             told_best = f"{seen.mode} {_words(present)}; {_next_best(seen.mode, outlooks)}"
-            return self._hold(seen, told_best + self._doubts(gain), told=told)
+            return self._hold(seen, told_best + self._doubts(gain, noise), told=told)
         count = self._favourite[1] + 1 if self._favourite is not None and self._favourite[0] == best else 1
         self._favourite = (best, count)
         why = f"{best} {_words(outlooks[best])}, {seen.mode} {_words(present)}"
@@ -212,10 +193,10 @@ class RolePlanner:
         that a mode has to stay. As long as switches have taken of late."""
         return min(1.0, max(self._switch_s, default=0.0) / self._limits.stays_s)
 
-    @property
-    def least_gain(self) -> float:
-        """That a change must promise: a clear one, above what it costs and what predictions were off of late."""
-        return self._limits.gain + self.switch_cost + self._limits.error_weight * self.past.error
+    def least_gain(self, noise: float = 0.0) -> float:
+        """That a change must promise: a clear one, above what it costs, and above what predictions were off of late and
+        what chance makes of so few simulated requests, whichever is more."""
+        return self._limits.gain + self.switch_cost + max(self._limits.error_weight * self.past.error, noise)
 
     def _compare(self, seen: Seen, present: ModeOutlook) -> None:
         """What the simulator says of the present mode under the window's load, with what the window has seen of it."""
@@ -227,10 +208,13 @@ class RolePlanner:
         if asked <= _MORE_LOAD * came:
             self.past.add(present.attained, seen.attained)
 
-    def _doubts(self, gain: float) -> str:
+    def _doubts(self, gain: float, noise: float) -> str:
         """Why a gain that would do otherwise does not."""
-        if gain < self._limits.gain + self.switch_cost or not self.past.error:
+        error = self._limits.error_weight * self.past.error
+        if gain < self._limits.gain + self.switch_cost or not max(error, noise):
             return ""
+        if noise > error:
+            return f"; chance alone makes {noise:.0%} of so few simulated requests, which is not less than the gain"
         return f"; predictions were {self.past.error:.0%} off of late, which is not less than the gain"
 
     def unanswered(self, seen: Seen, why: str) -> PlanDecision:
@@ -255,7 +239,8 @@ class RolePlanner:
         clear gain. What comes of it is looked back at as at a change."""
         present = outlooks[seen.mode]
         best = max(outlooks, key=lambda mode: outlooks[mode].better_by(present))
-        chosen = best if outlooks[best].better_by(present) >= self._limits.gain else seen.mode
+        least = self._limits.gain + outlooks[best].noise(present)
+        chosen = best if outlooks[best].better_by(present) >= least else seen.mode
         assert seen.demand is not None, "it is what was asked about"
         self._mode = seen.mode
         self._change = _Change(seen.now_s, seen.mode, None, seen.demand.requests_per_s, outlooks[chosen])

@@ -25,15 +25,17 @@ class WorkerFacts:
     itl_target_s: float = 0.0
 
     def costs_on(self, num_cores: int) -> StepCosts:
-        """Learned, or those of the nearest number, as if all work grew with cores: wrong at worst once, until they
-        have been learned."""
+        """Learned, or those of the nearest number: what is computed grows with cores, and what is read, which is the
+        least time of a step, gets slower with fewer but no shorter with more until that was measured. Wrong at worst
+        once, until they have been learned."""
         known = self.costs.get(num_cores)
         if known is not None or not self.costs:
             return known or UNKNOWN_COSTS
         nearest = min(self.costs, key=lambda number: (abs(number - num_cores), number))
         costs, ratio = self.costs[nearest], nearest / num_cores if nearest and num_cores else 1.0
+        reads = max(1.0, ratio)
         return StepCosts(
-            base_s=costs.base_s * ratio,
+            base_s=costs.base_s * reads,
             per_token_s=costs.per_token_s * ratio,
-            per_kv_token_s=costs.per_kv_token_s * ratio,
+            per_kv_token_s=costs.per_kv_token_s * reads,
         )

@@ -13,8 +13,8 @@ from math import log
 from relevo.planner.loop import Question
 from relevo.planner.worker_costs import WorkerCosts
 from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
-from relevo.policy.scaling.role_planner import ModeOutlook
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.sim.mode_worlds import ModeWorlds
 from relevo.telemetry.latency import Slo

@@ -14,8 +14,9 @@ from relevo.core.ids import WorkerId
 from relevo.core.role import Role, parse_role
 from relevo.planner.loop import Question, RolePlanning
 from relevo.planner.worker_costs import WorkerCosts, WorkerRules
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, modes_of
-from relevo.policy.scaling.role_planner import ModeOutlook, PlanDecision, PlannerLimits, RolePlanner
+from relevo.policy.scaling.role_planner import PlanDecision, PlannerLimits, RolePlanner
 from relevo.sim.config import WorkerSpec
 from relevo.sim.day.outlooks import Outlooks
 from relevo.sim.kernel import seconds
