@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relevo.policy.scaling.demand import Demand, Sample
-from relevo.policy.scaling.role_planner import ModeOutlook
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.worker_count import CountDecision, CountLimits, CountPlanner, CountSeen, CountVerdict
 
 LIMITS = CountLimits(most=8)
@@ -200,3 +200,36 @@ def test_at_the_limit_it_says_what_one_more_would_do(of_three: float | None, adv
     decision = planner.decide(seen, outlooks)
     assert (decision.verdict, decision.num_workers) == (CountVerdict.HOLD, 2)
     assert decision.reason.endswith(advice)
+
+
+def test_there_is_none_only_if_that_was_asked_for_and_who_comes_then_is_told_how_long_it_takes() -> None:
+    """Red when a least number of 0 is read as 1 or the other way round, when a few requests are left without a worker,
+    or when nothing is known without workers and so none is ordered for ever."""
+    cluster = Cluster(number=2, limits=CountLimits(least=0, most=4))
+    for _ in range(40):
+        cluster.tick(0.2)
+    assert cluster.total == 1, "some still come"
+    for _ in range(40):
+        cluster.tick(0.0)
+    assert cluster.total == 0 and cluster.decisions[-1].verdict is CountVerdict.HOLD
+    assert next(each for each in cluster.decisions if each.num_workers == 0).reason.endswith("; 0 is the least")
+    waits = CountSeen(
+        now_s=500.0,
+        num_there=0,
+        num_coming=0,
+        start_s=30.0,
+        unknown="no worker is ready",
+        num_requests=3,
+        num_waiting=3,
+    )
+    found = cluster.planner.question(waits)
+    assert isinstance(found, CountDecision) and (found.verdict, found.num_workers) == (CountVerdict.MORE, 1)
+    assert found.reason == "3 requests wait for a worker, which takes 30 s to start"
+    coming = cluster.planner.question(replace(waits, num_coming=1))
+    assert isinstance(coming, CountDecision) and coming.verdict is CountVerdict.UNKNOWN, "it is not ordered twice"
+
+
+@pytest.mark.parametrize(("least", "most"), [(-1, 2), (3, 2), (0, 0)])
+def test_numbers_that_cannot_be_are_refused(least: int, most: int) -> None:
+    with pytest.raises(ValueError, match=f"{least} to {most} workers: no number keeps that"):
+        CountLimits(least=least, most=most)

@@ -15,14 +15,14 @@ from enum import StrEnum
 
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
-from relevo.policy.scaling.role_planner import ModeOutlook
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountLimits:
     """All arbitrary but for what the operator sets."""
 
-    least: int = 1
+    least: int = 1  # 0: none where nothing comes, so the first request waits for a start
     most: int = 1
     goal: float = 0.95  # of requests, that have to meet the targets
     headroom: float = 1.15  # times the expected load, at which the goal has to be met
@@ -32,6 +32,13 @@ class CountLimits:
     reach_s: float = 3600.0  # farther no forecast looks
     late_factor: float = 3.0  # times its start time, after which an order is given up
     season_ticks: int = 17_280  # a day
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no number can keep."""
+        if not 0 <= self.least <= self.most or self.most < 1:
+            raise ValueError(
+                f"{self.least} to {self.most} workers: no number keeps that; at least 0, at most 1 or more"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,7 @@ class CountSeen:
     start_s: float  # that a worker takes from the order until it serves, as measured
     unknown: str = ""
     num_requests: int = 0
+    num_waiting: int = 0  # requests that no worker is there for
     demand: Demand | None = None
 
 
@@ -76,6 +84,12 @@ class CountPlanner:
     def question(self, seen: CountSeen) -> Demand | CountDecision:
         """The demand when what is ordered now would be there, or what is decided without."""
         limits, total = self._limits, seen.num_there + seen.num_coming
+        if not total and seen.num_waiting:
+            return CountDecision(
+                verdict=CountVerdict.MORE,
+                num_workers=1,
+                reason=f"{seen.num_waiting} requests wait for a worker, which takes {seen.start_s:.0f} s to start",
+            )
         if seen.unknown:
             self._enough_since_s = None
             return CountDecision(
@@ -146,9 +160,9 @@ class CountPlanner:
         return CountDecision(verdict=CountVerdict.MORE, num_workers=wanted, reason=why)
 
     def _idle(self, seen: CountSeen, total: int) -> CountDecision:
-        """Few requests are a number, too: the fewest workers are enough for them."""
-        limits = self._limits
-        if total <= limits.least or seen.num_coming:
+        """Few requests are a number, too: the fewest workers are enough for them, and those that come need one."""
+        limits, floor = self._limits, max(self._limits.least, min(1, seen.num_requests))
+        if total <= floor or seen.num_coming:
             self._enough_since_s = None
             return self._hold(total, f"{seen.num_requests} requests in the window")
         if self._enough_since_s is None:
@@ -158,8 +172,8 @@ class CountPlanner:
         self._enough_since_s = None
         return CountDecision(
             verdict=CountVerdict.FEWER,
-            num_workers=limits.least,
-            reason=f"{seen.num_requests} requests came in the window; {limits.least} is the least",
+            num_workers=floor,
+            reason=f"{seen.num_requests} requests came in the window; {floor} is the least",
         )
 
     def _hold(self, total: int, reason: str) -> CountDecision:

@@ -12,8 +12,8 @@ from relevo.core.ids import WorkerId
 from relevo.core.role import Role, parse_role
 from relevo.planner.worker_costs import WorkerCosts
 from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, modes_of
-from relevo.policy.scaling.role_planner import ModeOutlook
 from relevo.policy.scaling.worker_count import CountDecision, CountLimits, CountPlanner, CountSeen, CountVerdict
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.sim.day.outlooks import Outlooks
@@ -110,6 +110,7 @@ class PlannedCount:
             start_s=world.start_s,
             unknown=unknown,
             num_requests=window.num_requests,
+            num_waiting=0 if num_there else len(world.clients),
             demand=window.demand,
         )
         found = self.planner.question(seen)
@@ -143,7 +144,7 @@ class PlannedCount:
         """Of the present number, and of more or fewer as far as that matters."""
         limits, found = self.limits, {total: self._best(total, demand)}
         if found[total].attained >= limits.goal:
-            if total > limits.least:
+            if total > max(1, limits.least):
                 found[total - 1] = self._best(total - 1, demand)
             return found
         number = total
