@@ -202,3 +202,20 @@ def test_a_recorded_vllm_run(tmp_path: Path) -> None:
     assert (recorded.ttft_s, recorded.tpot_s, recorded.e2e_s) == pytest.approx((0.5, 0.02, 2.5))
     assert [recorded.context_at(at_s) for at_s in (0.4, 0.5, 1.5, 2.5)] == [0.0, 50.0, 100.5, 0.0]
     assert run.seconds[0].output_tokens_per_s == 30.0
+
+
+@pytest.mark.parametrize("times", [1e-3, 1e3])
+def test_a_table_in_another_unit_is_refused(times: float) -> None:
+    """Red when milliseconds are taken for seconds, or the other way round, and a plan is a thousand times off."""
+    fitted = {
+        "decoding_large_small_bs_threshold": 95, "prefill": [18.0 * times, 0.1 * times, 7e-6 * times],
+        "decoding_smallbs": [20.0 * times, 6e-4 * times, 0.04 * times], "decoding_largebs": [7.0, 6e-4, 0.16],
+    }  # fmt: skip
+    with pytest.raises(StartError, match=r"opt-13b on 1 devices: .*is it in another unit\?"):
+        read_distserve({"facebook/opt-13b": {"1": fitted}}, "facebook/opt-13b", 1)
+    columns = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel"
+    rows = [f"llama2-70b,h100-80gb,{size},1,128,{50 * times},{30 * times},8" for size in (512, 1024)]
+    with pytest.raises(StartError, match=r"llama2-70b on h100-80gb: a token of one stream takes"):
+        read_splitwise([columns, *rows])
+    with pytest.raises(StartError, match=r"expected are 0\.0003 to 3 s"):
+        silicon(run(100.0, silicon_tpot_ms=str(10.5 * times)))

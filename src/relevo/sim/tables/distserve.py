@@ -8,21 +8,23 @@ every step. Here the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from relevo.core.errors import StartError
+from relevo.policy.perf.plausible import check_step_times
 from relevo.policy.perf.polynomial_times import Coefficients, PolynomialTimes
 
 _STAGE_S, _OVERHEAD_S, _OVERHEAD_PER_KV_TOKEN_S = 1e-3, 2e-3, 1e-7  # required: as the source has them
 
 
 def read_distserve(parsed: Mapping[str, Any], model: str, tensor: int, pipeline: int = 1) -> PolynomialTimes:
-    """`parsed`: the JSON file. Raises StartError where it has no such model and parallelism."""
+    """`parsed`: the JSON file. Raises StartError where it has no such model and parallelism, or not in ms."""
     fitted = parsed.get(model, {}).get(str(tensor))
     if fitted is None:
         known = ", ".join(f"{name} x{size}" for name, sizes in parsed.items() for size in sizes)
         raise StartError(f"no coefficients of {model} on {tensor} devices; there are {known}")
-    return PolynomialTimes(
+    times = PolynomialTimes(
         prefill=_seconds(fitted["prefill"]),
         decode_small=_seconds(fitted["decoding_smallbs"]),
         decode_large=_seconds(fitted["decoding_largebs"]),
@@ -32,6 +34,8 @@ def read_distserve(parsed: Mapping[str, Any], model: str, tensor: int, pipeline:
         overhead_s=_OVERHEAD_S,
         overhead_per_kv_token_s=_OVERHEAD_PER_KV_TOKEN_S,
     )
+    check_step_times(replace(times, stage_s=0.0, overhead_s=0.0), f"{model} on {tensor} devices")
+    return times
 
 
 def _seconds(coefficients: list[float]) -> Coefficients:

@@ -18,8 +18,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isqrt
+from statistics import median
 
 from relevo.policy.perf.parallelism import Parallelism
+from relevo.policy.perf.plausible import check_tpot
 
 _NODE_SIZE = 8  # devices; aggregated runs of this table stay in one
 _FIXED_LENGTHS = "auto-gap-analysis"  # in the source of such runs; InferenceX draws lengths
@@ -63,6 +65,7 @@ class SiliconTable:
 
 
 def read_silicon(lines: Iterable[str]) -> SiliconTable:
+    """Raises StartError for times in another unit."""
     runs: dict[tuple[str, ...], tuple[SiliconRow | None, str]] = {}
     num_again = 0
     for record in csv.DictReader(lines):
@@ -75,7 +78,10 @@ def read_silicon(lines: Iterable[str]) -> SiliconTable:
             runs[key] = _row(record)
     left_out = Counter(reason for row, reason in runs.values() if row is None)
     left_out["the same run again"] = num_again
-    return SiliconTable(tuple(row for row, _ in runs.values() if row), dict(left_out))
+    rows = tuple(row for row, _ in runs.values() if row)
+    if rows:
+        check_tpot(median(row.tpot_s for row in rows), "the table of measured servers")
+    return SiliconTable(rows, dict(left_out))
 
 
 def _row(record: Mapping[str, str]) -> tuple[SiliconRow | None, str]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from relevo.policy.perf.measured_times import DecodePoint, MeasuredTimes, PrefillPoint
+from relevo.policy.perf.plausible import check_step_times
 
 
 class SplitwiseKey(NamedTuple):
@@ -25,6 +26,7 @@ class SplitwiseKey(NamedTuple):
 
 
 def read_splitwise(lines: Iterable[str], *, as_splitwise_sim: bool = False) -> dict[SplitwiseKey, MeasuredTimes]:
+    """Raises StartError for times in another unit."""
     decode: defaultdict[SplitwiseKey, list[DecodePoint]] = defaultdict(list)
     prefill: defaultdict[SplitwiseKey, list[PrefillPoint]] = defaultdict(list)
     for record in csv.DictReader(lines):
@@ -34,4 +36,8 @@ def read_splitwise(lines: Iterable[str], *, as_splitwise_sim: bool = False) -> d
         context = 1.0 if as_splitwise_sim else num_prompt + int(record["token_size"]) / 2  # in the middle of the output
         decode[key].append(DecodePoint(num_rows=filed_rows, context=context, step_s=float(record["token_time"]) / 1e3))
         prefill[key].append(PrefillPoint(num_tokens=num_rows * num_prompt, step_s=float(record["prompt_time"]) / 1e3))
-    return {key: MeasuredTimes(decode[key], prefill[key]) for key in decode}
+    found = {key: MeasuredTimes(decode[key], prefill[key]) for key in decode}
+    if not as_splitwise_sim:  # which looks steps up where the table has none
+        for key, times in found.items():
+            check_step_times(times, f"{key.model} on {key.hardware}")
+    return found
