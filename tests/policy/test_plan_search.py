@@ -249,3 +249,27 @@ def test_refining_never_asks_for_devices_that_are_not_there() -> None:
     seen = refine(Candidate(stages(asked)), asked.holdings, lambda c: Verdict(False, DECODE), RefineLimits())
     assert [candidate.num_devices for candidate in seen] == [2, 3]
     assert cheapest(seen) is None
+
+
+def test_a_cliff_of_prompts_shows_in_their_stage_and_not_between_tokens() -> None:
+    """One more session, and prompts wait without end while gaps stay as they were. Red when a plan is watched by a
+    figure of the other stage, or its edge is not where that stage is full."""
+    asked = question(demand(prompt=12_000, output=50, rate=20.0), "128xH100@3/h")
+    split = next(c for c in found(asked).candidates if c.is_split).with_workers(DECODE, 2)
+    assert split is not None
+    asks = screen(asked)
+    edge = asks.load_limit(split, asked.demand, asked.targets)
+    before, at, beyond = (asks.outlook(split, asked.demand.at(edge * part)) for part in (0.8, 0.99, 1.1))
+    assert at.stages[0].load > max(0.8, at.stages[1].load) and not at.misses(asked.targets)
+    assert beyond.ttft_p90_s > 2.0 * before.ttft_p90_s and beyond.itl_p90_s < 1.15 * before.itl_p90_s
+    missed = " ".join(beyond.misses(asked.targets))
+    assert "ITL" not in missed and missed
+
+
+@pytest.mark.parametrize("device", sorted(DEVICES))
+def test_no_device_decodes_faster_than_it_reads_the_weights(device: str) -> None:
+    """As above, of engines that were not measured there. Red when a default constant makes a step shorter than that."""
+    for shape in (question(demand()).shape, expert_shape()):
+        work = DeviceWork(shape, DEVICES[device], Parallelism())
+        step_s = RooflineModel(work).step_s(decode_shape(1, 1.0))
+        assert step_s >= sum(read_s for read_s, _ in work.work(decode_shape(1, 1.0)).parts)

@@ -86,6 +86,8 @@ def test_a_plan_is_told_whole_and_the_same_each_time(tmp_path: Path, asked: list
         "sglang.launch_server",
         "relevo serve",
         "head-room",
+        "full by the screen",
+        "first to fall",
     ):
         assert word in results[0].output, word
 

@@ -69,6 +69,7 @@ def sentences(plan: CapacityPlan, planner: Planner) -> Iterator[str]:
     for other in plan.rows[1:]:
         yield f"why not {other.candidate.layout}: {other.why_not}"
     yield _headroom(row, planner)
+    yield _stage_loads(row, planner)
     if row.with_peak is not None:
         yield f"at {PEAK:g} times the load: {_promise(row.with_peak)}"
     start_s = planner.options.assumed.start_s
@@ -103,6 +104,15 @@ def _headroom(row: PlanRow, planner: Planner) -> str:
     if row.with_peak is not None and held(row.with_peak, planner.options.targets):
         return f"head-room: holds at {PEAK:g} times the load, simulated; {screen}"
     return f"head-room: falls between {kept:.2f} and {PEAK:g} times the load, simulated; {screen}"
+
+
+def _stage_loads(row: PlanRow, planner: Planner) -> str:
+    """How full each stage is at the rate, and what falls first: a figure of one stage says nothing of the other."""
+    demand, screen = planner.load.demand, planner.screen
+    stages = screen.outlook(row.candidate, demand).stages
+    beyond = screen.outlook(row.candidate, demand.at(1.02 * row.load_limit)).misses(planner.options.targets)
+    falls = f"; first to fall: {beyond[0]}" if beyond else ""
+    return f"full by the screen: {', '.join(f'{stage.role} {stage.load:.0%}' for stage in stages)}{falls}"
 
 
 def refused_sentences(found: Found) -> Iterator[str]:
