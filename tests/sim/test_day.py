@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from relevo.cli.bench import app
 from relevo.sim.day.report import day_sentence, report_day
+from relevo.sim.day.rules import Change
 from relevo.sim.day.run import Day
 from relevo.sim.day.traffic import Hour, drawn_kinds, trace_kinds, workload_of
+from relevo.sim.day.two_workers import TARGETS, DayRun
 
 SHORT = (Hour("code", 40.0, 1.8, 0.0), Hour("talk", 8.0, 0.0, 2.0))
 
@@ -50,8 +52,31 @@ def test_every_rule_meets_the_same_requests_and_the_planner_changes_for_them() -
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(["--rules", "luck"], "'luck' is not known"), (["--code", "x.csv"], "belong together")],
+    [
+        (["--rules", "luck"], "'luck' is not known"),
+        (["--code", "x.csv"], "belong together"),
+        (["--traffic", "workloads", "--code", "x.csv"], "leave them out with --traffic workloads"),
+    ],
 )
 def test_what_cannot_be_run_is_one_sentence(options: list[str], said: str, tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["planner", *options])
     assert told.exit_code == 2 and said in told.output
+
+
+def test_a_change_that_is_taken_back_within_an_hour_is_counted() -> None:
+    """Red when a planner that swings looks as calm as one that follows the traffic."""
+    hours = (Hour("a", 100.0, 1.0, 0.0), Hour("b", 100.0, 1.0, 0.0))
+
+    def returns(*changes: tuple[float, str]) -> int:
+        run = DayRun(
+            rule="planner",
+            requests=(),
+            starts_at_ns=0,
+            changes=[Change(*each, "") for each in changes],
+            num_decisions={},
+        )
+        return report_day(run, hours, TARGETS).num_returns
+
+    assert returns((10.0, "unified"), (50.0, "1p1d"), (90.0, "unified")) == 2
+    assert returns((90.0, "unified"), (110.0, "1p1d")) == 0, "the traffic is another"
+    assert returns((10.0, "unified"), (20.0, "hybrid"), (30.0, "1p1d")) == 0

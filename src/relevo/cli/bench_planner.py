@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,22 +16,32 @@ from relevo.core.errors import SettingsError
 from relevo.sim.day.report import DayReport, day_page, day_sentence, day_table, report_day
 from relevo.sim.day.run import Day
 from relevo.sim.day.traffic import Kinds, drawn_kinds, trace_kinds
+from relevo.sim.day.workloads import FiveWorkloads
 from relevo.telemetry.progress import Progress
 
 File = Path | None
 
 
+class TrafficKind(StrEnum):
+    DAY = "day"
+    WORKLOADS = "workloads"
+
+
 def planner(
     code: Annotated[File, typer.Option(help="Trace with long prompts and short answers. Default: drawn.")] = None,
     conversation: Annotated[File, typer.Option(help="Trace with long answers; give both or none.")] = None,
+    traffic: Annotated[
+        TrafficKind, typer.Option(help="A day of code and conversation, or the five of `bench workloads` in sequence.")
+    ] = TrafficKind.DAY,
     rules: Annotated[str, typer.Option(help="Which rules, for example planner,1p1d. Default: all.")] = "",
+    phase_s: Annotated[float, typer.Option(min=1.0, help="Seconds of each of the five workloads.")] = 120.0,
     seed: Seed = 0,
     json_out: JsonOut = None,
     report_out: ReportOut = None,
     quiet: Quiet = False,
 ) -> None:
-    """The planner on a simulated day of changing traffic, against modes that never change and a threshold."""
-    day = Day(kinds=friendly(lambda: kinds_of(code, conversation, seed)), seed=seed)
+    """The planner on simulated traffic that changes, against modes that never change and a threshold."""
+    day = friendly(lambda: _day(traffic, code, conversation, phase_s, seed))
     chosen = friendly(lambda: rules_of(rules, day.rules))
     environment = describe_environment()
     reports: list[DayReport] = []
@@ -47,14 +58,28 @@ def planner(
     out.print(day_table(reports))
     note(day_sentence(reports))
     body = {
-        "lengths": day.kinds.source,
+        "traffic": traffic.value,
+        "lengths": _source(day),
         "slo": {"ttft_s": day.slo.ttft_s, "itl_s": day.slo.itl_s},
-        "death_at_s": day.death_at_s,
+        "death_at_s": day.death_at_s if isinstance(day, Day) else None,
+        "requests_per_s": {} if isinstance(day, Day) else day.rates,
         "reports": [report.to_json() for report in reports],
     }
     write_json(json_out, environment, body)
-    write_page(report_out, lambda: day_page(reports, day.kinds.source), environment, body, interrupted)
+    write_page(report_out, lambda: day_page(reports, _source(day)), environment, body, interrupted)
     finish(interrupted)
+
+
+def _day(traffic: TrafficKind, code: File, conversation: File, phase_s: float, seed: int) -> Day | FiveWorkloads:
+    if traffic is TrafficKind.DAY:
+        return Day(kinds=kinds_of(code, conversation, seed), seed=seed)
+    if code is not None or conversation is not None:
+        raise SettingsError("--code and --conversation are of a day; leave them out with --traffic workloads")
+    return FiveWorkloads(phase_s=phase_s, seed=seed)
+
+
+def _source(day: Day | FiveWorkloads) -> str:
+    return day.kinds.source if isinstance(day, Day) else "the five workloads in sequence"
 
 
 def kinds_of(code: File, conversation: File, seed: int) -> Kinds:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from rich.table import Table
 
 from relevo.bench.html.figures import Axis, Curve, Plot
 from relevo.bench.html.page import Report
-from relevo.sim.day.run import PLANNER, THRESHOLD, DayRun
 from relevo.sim.day.traffic import Hour
+from relevo.sim.day.two_workers import PLANNER, START_MODE, THRESHOLD, DayRun
 from relevo.sim.results import RequestOutcome, RequestResult
 from relevo.telemetry.latency import Slo
 
@@ -27,6 +29,7 @@ class DayReport:
     attained: float
     by_hour: dict[str, float | None]
     num_changes: int
+    num_returns: int  # of these, back to the mode before the last within an hour
     adapted_s: dict[str, float]  # from the beginning of an hour to the first change in it
     changes: list[dict[str, Any]]
     course: list[tuple[float, float]]  # seconds, attained of the requests that came then
@@ -53,11 +56,23 @@ def report_day(run: DayRun, hours: Sequence[Hour], slo: Slo) -> DayReport:
         attained=_part([met for _, met in arrived]) or 0.0,
         by_hour=by_hour,
         num_changes=len(run.changes),
+        num_returns=_num_returns(run, hours),
         adapted_s=adapted_s,
         changes=[asdict(change) for change in run.changes],
         course=_course(arrived, start_s),
         num_worlds=run.num_worlds,
         num_decisions=dict(run.num_decisions),
+    )
+
+
+def _num_returns(run: DayRun, hours: Sequence[Hour]) -> int:
+    """An hour's traffic is of one kind, so a change that is taken back in it was none to make."""
+    ends_s = list(accumulate(hour.seconds for hour in hours))
+    hour_of = [bisect_right(ends_s, change.at_s) for change in run.changes]
+    modes = [START_MODE, *(change.mode for change in run.changes)]
+    return sum(
+        modes[place + 1] == modes[place - 1] and hour_of[place] == hour_of[place - 1]
+        for place in range(1, len(hour_of))
     )
 
 
@@ -67,11 +82,14 @@ def day_table(reports: Sequence[DayReport]) -> Table:
     for name in ("day", *(reports[0].by_hour if reports else ())):
         table.add_column(name, justify="right")
     table.add_column("changes", justify="right")
+    table.add_column("back again", justify="right")
     table.add_column("first change, s after an hour began")
     for report in reports:
         adapted = ", ".join(f"{name} {seconds:.0f}" for name, seconds in report.adapted_s.items())
         parts = ("-" if part is None else f"{part:.1%}" for part in report.by_hour.values())
-        table.add_row(report.rule, f"{report.attained:.1%}", *parts, str(report.num_changes), adapted)
+        table.add_row(
+            report.rule, f"{report.attained:.1%}", *parts, str(report.num_changes), str(report.num_returns), adapted
+        )
     return table
 
 
