@@ -142,11 +142,19 @@ size_t KVCache::run_bytes() const {
 }
 
 size_t KVCache::block_bytes() const {
-  return static_cast<size_t>(is_latent ? num_layers : num_layers * 2 * num_kv_heads) * run_bytes();
+  return static_cast<size_t>(is_latent ? num_layers : num_layers * 2 * heads_in_block()) * run_bytes();
+}
+
+KVCache KVCache::of_heads(int64_t first, int64_t count) const {
+  KVCache part = *this;
+  part.stored_kv_heads = num_kv_heads;
+  part.first_kv_head = first;
+  part.num_kv_heads = count;
+  return part;
 }
 
 uint8_t* KVCache::run(int64_t block, int64_t layer, int64_t which, int64_t head) const {
-  const int64_t index = is_latent ? layer : (layer * 2 + which) * num_kv_heads + head;
+  const int64_t index = is_latent ? layer : (layer * 2 + which) * heads_in_block() + first_kv_head + head;
   return base + static_cast<size_t>(block) * block_bytes() + static_cast<size_t>(index) * run_bytes();
 }
 

@@ -31,10 +31,15 @@ struct KVCache {
   int64_t head_size;   // D, a multiple of 8
   bool is_latent = false;
   int64_t latent_size = 0;  // of a latent cache: numbers of a row that are its value, a multiple of 8
+  int64_t stored_kv_heads = 0;  // of a block, where num_kv_heads are a part of them; 0: num_kv_heads
+  int64_t first_kv_head = 0;    // of that part
   int64_t value_size() const { return is_latent ? latent_size : head_size; }
   size_t block_bytes() const;
   size_t row_bytes() const;  // the D numbers of one token and head, without an i8 row's scale
   size_t run_bytes() const;  // one [layer, K or V, head]
+  int64_t heads_in_block() const { return stored_kv_heads > 0 ? stored_kv_heads : num_kv_heads; }
+  // Heads [first, first + count) alone, of a cache that is no part itself.
+  KVCache of_heads(int64_t first, int64_t count) const;
   // First byte of [block, layer, 0 = K or 1 = V, head].
   uint8_t* run(int64_t block, int64_t layer, int64_t which, int64_t head) const;
 };

@@ -140,6 +140,14 @@ BoundCache make_cache(Bytes memory, const std::string& dtype, int64_t num_blocks
   return {cache, memory};
 }
 
+void clear_blocks(BoundCache& bound, const std::vector<int64_t>& blocks) {
+  const KVCache& cache = bound.cache;
+  for (const int64_t block : blocks) {
+    require(block >= 0 && block < cache.num_blocks, "a block is outside the cache");
+    std::memset(cache.run(block, 0, 0, 0), 0, cache.block_bytes());
+  }
+}
+
 void copy_blocks(BoundCache& bound, const std::vector<std::pair<int64_t, int64_t>>& copies) {
   const KVCache& cache = bound.cache;
   for (const auto& [source, target] : copies) {
@@ -185,6 +193,14 @@ std::vector<Vector> copies_of(const std::vector<const VectorWeight*>& weights) {
   std::vector<Vector> copies;
   for (const VectorWeight* weight : weights) copies.push_back(weight->values);
   return copies;
+}
+
+// Rows of a buffer as an array, for as long as the call that gets it.
+nb::ndarray<nb::numpy, float> rows_array(float* rows, int64_t num_rows, int64_t width, int64_t stride) {
+  nb::capsule nothing(rows, [](void*) noexcept {});
+  const size_t shape[] = {static_cast<size_t>(num_rows), static_cast<size_t>(width)};
+  const int64_t strides[] = {stride, 1};
+  return nb::ndarray<nb::numpy, float>(rows, 2, shape, nothing, strides);
 }
 
 void bind_operations(nb::class_<Program>& program) {
@@ -239,14 +255,14 @@ void bind_operations(nb::class_<Program>& program) {
       "attend",
       [](Program& self, Columns q, Columns k, Columns v, Columns out, int64_t num_heads, int64_t num_kv_heads,
          int64_t head_size, int64_t layer, const VectorWeight* q_gain, const VectorWeight* k_gain, float eps,
-         int angles, int64_t window, int64_t chunk, float scale, const VectorWeight* sinks) {
+         int angles, int64_t window, int64_t chunk, float scale, const VectorWeight* sinks, int64_t first_kv_head) {
         self.add(op::Attend{view_of(q), view_of(k), view_of(v), view_of(out), num_heads, num_kv_heads, head_size,
                             layer, data_of(q_gain, head_size), data_of(k_gain, head_size), eps, angles, window, chunk,
-                            scale, data_of(sinks, num_heads)});
+                            scale, data_of(sinks, num_heads), first_kv_head});
       },
       nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>(), nb::keep_alive<1, 17>(), "q"_a, "k"_a, "v"_a, "out"_a, "num_heads"_a,
       "num_kv_heads"_a, "head_size"_a, "layer"_a, "q_gain"_a.none(), "k_gain"_a.none(), "eps"_a, "angles"_a,
-      "window"_a = 0, "chunk"_a = 0, "scale"_a = 0.0f, "sinks"_a = nb::none());
+      "window"_a = 0, "chunk"_a = 0, "scale"_a = 0.0f, "sinks"_a = nb::none(), "first_kv_head"_a = -1);
   program.def(
       "experts",
       [](Program& self, Columns in, Columns scores, Columns out, const Matrix* router, const VectorWeight* bias,
@@ -254,9 +270,9 @@ void bind_operations(nb::class_<Program>& program) {
          bool is_sigmoid, bool normalises, float scale, int64_t num_groups, int64_t num_used_groups,
          const VectorWeight* logit_bias, const std::vector<const VectorWeight*>& gate_up_bias,
          const std::vector<const VectorWeight*>& down_bias, const std::string& activation, float alpha, float limit,
-         bool weighs_inputs, int64_t group_sum_of) {
-        const int64_t count = static_cast<int64_t>(gate_up.size());
-        require(count >= 1 && down.size() == gate_up.size(), "every expert needs two matrices");
+         bool weighs_inputs, int64_t group_sum_of, int64_t first_expert) {
+        const int64_t count = router->n;
+        require(!gate_up.empty() && down.size() == gate_up.size(), "every expert needs two matrices");
         std::vector<Matrix> up, back;
         for (const Matrix* matrix : gate_up) up.push_back(*matrix);
         for (const Matrix* matrix : down) back.push_back(*matrix);
@@ -264,13 +280,14 @@ void bind_operations(nb::class_<Program>& program) {
                              data_of(logit_bias, count), std::move(up), std::move(back), copies_of(gate_up_bias),
                              copies_of(down_bias), activation_of(activation, alpha, limit), weighs_inputs,
                              {count, num_active, is_sigmoid, normalises, scale, num_groups, num_used_groups,
-                              group_sum_of}});
+                              group_sum_of},
+                             first_expert});
       },
       nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 15>(), "in_"_a, "scores"_a, "out"_a, "router"_a, "bias"_a.none(),
       "gate_up"_a, "down"_a, "num_active"_a, "is_sigmoid"_a, "normalises"_a, "scale"_a, "num_groups"_a,
       "num_used_groups"_a, "logit_bias"_a = nb::none(), "gate_up_bias"_a = std::vector<const VectorWeight*>(),
       "down_bias"_a = std::vector<const VectorWeight*>(), "activation"_a = "silu", "alpha"_a = 1.0f, "limit"_a = 0.0f,
-      "weighs_inputs"_a = false, "group_sum_of"_a = 2);
+      "weighs_inputs"_a = false, "group_sum_of"_a = 2, "first_expert"_a = 0);
   program.def(
       "multiply_heads",
       [](Program& self, Columns in, Columns out, const std::vector<const Matrix*>& matrices) {
@@ -289,6 +306,15 @@ void bind_operations(nb::class_<Program>& program) {
       },
       nb::keep_alive<1, 11>(), "q"_a, "rotated"_a, "latent"_a, "key"_a, "out"_a, "num_heads"_a, "latent_size"_a,
       "key_size"_a, "layer"_a, "gain"_a.none(), "eps"_a, "angles"_a, "scale"_a);
+  program.def(
+      "exchange",
+      [](Program& self, Columns x, int64_t width, nb::callable call) {
+        self.add(op::Exchange{view_of(x), width, [=](float* rows, int64_t num_rows, int64_t stride) {
+                                nb::gil_scoped_acquire acquired;
+                                call(rows_array(rows, num_rows, width, stride));
+                              }});
+      },
+      "x"_a, "width"_a, "call"_a, "`call` adds to the rows [T, width], in place, those of other programs.");
   program.def(
       "compact", [](Program& self, std::vector<int> buffers) { self.add(op::Compact{std::move(buffers)}); },
       "buffers"_a, "From here on only rows whose logits were asked for are computed.");
@@ -432,6 +458,7 @@ void bind_program(nb::module_& module) {
            },
            "memory"_a, "dtype"_a, "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "block_size"_a, "head_size"_a,
            "is_latent"_a = false)
+      .def("clear", &clear_blocks, "blocks"_a)
       .def("copy", &copy_blocks, "copies"_a, "Whole blocks, (source, target), in order.");
   auto program = nb::class_<Program>(module, "Program", "Operations recorded once, replayed by one call per step.");
   program.def(nb::init<Engine&>(), nb::keep_alive<1, 2>(), "engine"_a);
@@ -443,12 +470,15 @@ void bind_program(nb::module_& module) {
   program.def("logit_memory", &logit_array, "num_rows"_a,
               "Where steps leave their logits: [at least num_rows, V], until a step needs more rows.");
   program.def_prop_rw(
+      "clears_blocks", [](const Program& self) { return self.clears_blocks(); },
+      [](Program& self, bool on) { self.set_clears_blocks(on); });
+  program.def_prop_rw(
       "profiling", [](const Program& self) { return self.is_profiling(); },
       [](Program& self, bool on) { self.set_profiling(on); });
   program.def_prop_ro("seconds_by_kind", [](const Program& self) {
     static const char* const names[] = {"embed", "rms_norm", "add",    "activate", "multiply",
                                         "rope",  "attend",   "compact", "logits",   "experts",
-                                        "multiply_heads", "attend_latents"};
+                                        "multiply_heads", "attend_latents", "exchange"};
     static_assert(std::size(names) == std::variant_size_v<Operation>);
     nb::dict seconds;
     for (size_t kind = 0; kind < std::size(names); ++kind) seconds[names[kind]] = self.seconds_by_kind()[kind];

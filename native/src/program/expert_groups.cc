@@ -21,22 +21,29 @@ void ExpertGroups::start(int64_t num_rows, int64_t num_active) {
   weights_.resize(chosen_.size());
 }
 
-void ExpertGroups::sort(int64_t num_experts) {
+void ExpertGroups::sort(int64_t first_expert, int64_t num_experts) {
+  const auto is_here = [=](int64_t expert) { return expert >= first_expert && expert < first_expert + num_experts; };
+  size_t num_pairs = 0;
   first_.assign(static_cast<size_t>(num_experts + 1), 0);
-  for (const int32_t expert : chosen_) ++first_[static_cast<size_t>(expert) + 1];
+  for (const int32_t expert : chosen_) {
+    if (!is_here(expert)) continue;
+    ++first_[static_cast<size_t>(expert - first_expert) + 1];
+    ++num_pairs;
+  }
   groups_.clear();
   for (int64_t expert = 0; expert < num_experts; ++expert) {
     const int64_t count = first_[static_cast<size_t>(expert) + 1], first = first_[static_cast<size_t>(expert)];
     first_[static_cast<size_t>(expert) + 1] += first;
     if (count > 0) groups_.push_back({expert, first, count});
   }
-  token_of_pair_.resize(chosen_.size());
-  pair_of_.resize(chosen_.size());
-  place_of_pair_.resize(chosen_.size());
+  token_of_pair_.resize(num_pairs);
+  pair_of_.assign(chosen_.size(), -1);
+  place_of_pair_.resize(num_pairs);
   for (int64_t row = 0; row < num_rows_; ++row) {
     for (int64_t slot = 0; slot < num_active_; ++slot) {
       const size_t place = static_cast<size_t>(row * num_active_ + slot);
-      const int64_t pair = first_[static_cast<size_t>(chosen_[place])]++;
+      if (!is_here(chosen_[place])) continue;
+      const int64_t pair = first_[static_cast<size_t>(chosen_[place] - first_expert)]++;
       token_of_pair_[static_cast<size_t>(pair)] = row;
       pair_of_[place] = pair;
       place_of_pair_[static_cast<size_t>(pair)] = static_cast<int64_t>(place);

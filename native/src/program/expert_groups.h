@@ -12,7 +12,7 @@
 namespace relevo {
 
 struct ExpertGroup {
-  int64_t expert;
+  int64_t expert;  // counted from the first one that is here
   int64_t first_pair, num_pairs;
 };
 
@@ -22,14 +22,15 @@ class ExpertGroups {
   void start(int64_t num_rows, int64_t num_active);
   int32_t* chosen(int64_t row) { return &chosen_[static_cast<size_t>(row * num_active_)]; }
   float* weights(int64_t row) { return &weights_[static_cast<size_t>(row * num_active_)]; }
-  // Sort the pairs; called by one thread, when all rows have their experts.
-  void sort(int64_t num_experts);
+  // Sort the pairs whose experts are among [first_expert, first_expert + num_experts); called by one thread, when all
+  // rows have their experts.
+  void sort(int64_t first_expert, int64_t num_experts);
 
   int64_t num_pairs() const { return static_cast<int64_t>(token_of_pair_.size()); }
   const std::vector<ExpertGroup>& groups() const { return groups_; }
   float weight_of(int64_t pair) const { return weights_[static_cast<size_t>(place_of_pair_[static_cast<size_t>(pair)])]; }
   int64_t token_of(int64_t pair) const { return token_of_pair_[static_cast<size_t>(pair)]; }
-  // Of a token's `slot`-th expert.
+  // Of a token's `slot`-th expert; -1: it is not here.
   int64_t pair_of(int64_t row, int64_t slot) const { return pair_of_[static_cast<size_t>(row * num_active_ + slot)]; }
 
  private:

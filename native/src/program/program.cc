@@ -161,6 +161,11 @@ void Program::check(const op::Attend& attend) {
                           attend.head_size != head_size_ || latent_size_ != 0)) {
     refuse("layers with different numbers or sizes of heads are not implemented");
   }
+  if (attend.first_kv_head < -1 || (attend.first_kv_head < 0 && end_kv_head_ > 0) ||
+      (attend.first_kv_head >= 0 && num_heads_ != 0 && end_kv_head_ == 0)) {
+    refuse("either all layers write all heads of the cache, or all write a part of them");
+  }
+  if (attend.first_kv_head >= 0) end_kv_head_ = std::max(end_kv_head_, attend.first_kv_head + attend.num_kv_heads);
   if (attend.k.buffer != attend.v.buffer) refuse("keys and values must lie in one buffer");
   const int64_t width = attend.num_heads * attend.head_size, kv_width = attend.num_kv_heads * attend.head_size;
   check_view(attend.q, width);
@@ -213,9 +218,13 @@ void Program::check(const op::Logits& logits) {
 void Program::check(const op::Experts& experts) {
   const RoutingRule& rule = experts.rule;
   const int64_t count = rule.num_experts;
-  if (count < 1 || static_cast<int64_t>(experts.gate_up.size()) != count ||
-      static_cast<int64_t>(experts.down.size()) != count || experts.router->n != count) {
+  const int64_t held = static_cast<int64_t>(experts.gate_up.size());
+  if (count < 1 || held < 1 || static_cast<int64_t>(experts.down.size()) != held || experts.router->n != count) {
     refuse(text(count) + " experts need as many scores and matrices");
+  }
+  if (experts.first_expert < 0 || experts.first_expert + held > count) {
+    refuse("experts " + text(experts.first_expert) + " to " + text(experts.first_expert + held) + " are not all of " +
+           text(count));
   }
   if (rule.num_active < 1 || rule.num_active > count) refuse(text(rule.num_active) + " of " + text(count) + " experts");
   if (rule.num_groups < 1 || count % rule.num_groups != 0 || rule.num_used_groups < 1 ||
@@ -224,12 +233,12 @@ void Program::check(const op::Experts& experts) {
   }
   const int64_t width = experts.router->k, inner = experts.down.front().k;
   for (const auto& [biases, size] : {std::pair(&experts.gate_up_bias, 2 * inner), std::pair(&experts.down_bias, width)}) {
-    if (!biases->empty() && static_cast<int64_t>(biases->size()) != count) refuse("every expert has a bias or none");
+    if (!biases->empty() && static_cast<int64_t>(biases->size()) != held) refuse("every expert has a bias or none");
     for (const Vector& bias : *biases) {
       if (static_cast<int64_t>(bias.size()) != size) refuse("an expert's bias needs " + text(size) + " elements");
     }
   }
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < held; ++i) {
     const Matrix& up = experts.gate_up[static_cast<size_t>(i)];
     const Matrix& down = experts.down[static_cast<size_t>(i)];
     if (up.k != width || up.n != 2 * inner || down.k != inner || down.n != width) refuse("experts of different shapes");
@@ -239,6 +248,11 @@ void Program::check(const op::Experts& experts) {
   check_view(experts.scores, count);
   if (experts.in.buffer == experts.out.buffer) refuse("experts cannot overwrite their own input");
   matrices_.push_back(experts.router);
+}
+
+void Program::check(const op::Exchange& exchange) {
+  check_view(exchange.x, exchange.width);
+  if (!exchange.call) refuse("an exchange needs a call");
 }
 
 void Program::check(const op::MultiplyHeads& multiply) {
@@ -296,10 +310,12 @@ void Program::check_cache(const KVCache& cache, const AttentionStep& step) const
     refuse("the cache is not one of " + text(num_layers_) + " layers of latents of " + text(head_size_));
   }
   if (latent_size_ == 0 && num_heads_ != 0 &&
-      (cache.num_layers < num_layers_ || cache.num_kv_heads != num_kv_heads_ || cache.head_size != head_size_ ||
+      (cache.num_layers < num_layers_ || cache.num_kv_heads < end_kv_head_ ||
+       (end_kv_head_ == 0 && cache.num_kv_heads != num_kv_heads_) || cache.head_size != head_size_ ||
        cache.is_latent)) {
     refuse("the cache has " + text(cache.num_layers) + " layers of " + text(cache.num_kv_heads) + " heads of " +
-           text(cache.head_size) + ", the model needs " + text(num_layers_) + " of " + text(num_kv_heads_) + " of " +
+           text(cache.head_size) + ", the model needs " + text(num_layers_) + " of " +
+           text(std::max(num_kv_heads_, end_kv_head_)) + " of " +
            text(head_size_));
   }
   if (step.num_tokens < 1 || step.num_rows < 1) refuse("a step needs at least one row of one token");

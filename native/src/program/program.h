@@ -5,7 +5,10 @@
 // allocated in a step that is not larger than an earlier one, but for the plan of its attention.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <variant>
@@ -87,6 +90,7 @@ struct Experts {
   Activation activation;
   bool weighs_inputs;  // instead of what experts give
   RoutingRule rule;
+  int64_t first_expert = 0;  // of those whose matrices are here; what the others make of a token is left out
 };
 
 // Norms of q's and k's heads (if any), rotation (if any), the writes into the cache, then attention.
@@ -100,6 +104,7 @@ struct Attend {
   int64_t window = 0, chunk = 0;  // as in AttentionStep; both 0: the step's
   float scale = 0.0f;
   const float* sinks = nullptr;
+  int64_t first_kv_head = -1;  // of the cache, that k and v begin at; -1: they are all of them
 };
 
 // Each head times its own matrix.
@@ -128,10 +133,19 @@ struct Logits {
   const Matrix* head;
 };
 
+// The rows are added up with those of other programs, in place, by who else computes this step. Called on one thread;
+// what it throws ends the step, and run() throws it.
+struct Exchange {
+  using Call = std::function<void(float* rows, int64_t num_rows, int64_t stride)>;
+  View x;
+  int64_t width;
+  Call call;
+};
+
 }  // namespace op
 
 using Operation = std::variant<op::Embed, op::RmsNorm, op::Add, op::Activate, op::Multiply, op::Rope, op::Attend,
-                               op::Compact, op::Logits, op::Experts, op::MultiplyHeads, op::AttendLatents>;
+                               op::Compact, op::Logits, op::Experts, op::MultiplyHeads, op::AttendLatents, op::Exchange>;
 
 // One step's inputs; the caller checks them (Program::check). All arrays stay the caller's.
 struct StepInputs {
@@ -188,6 +202,10 @@ class Program {
   // the list. Throws std::invalid_argument if a token, position, block or shape is out of range.
   double run(const KVCache& cache, const StepInputs& inputs, const StepSummaries& summaries);
 
+  // Whether a step clears what a former owner left in blocks it enters. Off: who shares the cache does it.
+  void set_clears_blocks(bool on) { clears_blocks_ = on; }
+  bool clears_blocks() const { return clears_blocks_; }
+
   // Seconds per kind of operation (index in Operation) on the calling thread, barriers included, of all steps while
   // profiling was on.
   void set_profiling(bool on) { profiling_ = on; }
@@ -228,6 +246,7 @@ class Program {
   void check(const op::Experts& experts);
   void check(const op::MultiplyHeads& multiply);
   void check(const op::AttendLatents& attend);
+  void check(const op::Exchange& exchange);
   // The cache as layers of latents read it: its groups of heads are what threads share.
   KVCache shared_by_groups(const KVCache& cache) const;
   void check_cache(const KVCache& cache, const AttentionStep& step) const;
@@ -257,6 +276,10 @@ class Program {
   int64_t num_layers_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_size_ = 0;  // of attention; 0: there is none
   int64_t latent_size_ = 0;  // 0: keys and values of their own
   bool compacted_ = false;
+  int64_t end_kv_head_ = 0;  // of the cache, where layers write a part of its heads; 0: they write all
+  bool clears_blocks_ = true;
+  std::exception_ptr failure_;  // of an exchange of this step
+  std::atomic<bool> has_failed_{false};
   int64_t row_capacity_ = 0;
   int64_t logit_capacity_ = 0;
   Area prepared_;     // a product's inputs, all rows

@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "program/program.h"
 
@@ -53,7 +54,7 @@ class Walker {
   void walk() {
     const bool profiling = program_.profiling_ && thread_ == 0;
     for (const Operation& operation : program_.operations_) {
-      if (num_rows_ == 0) break;
+      if (num_rows_ == 0 || program_.has_failed_.load(std::memory_order_relaxed)) break;
       const Clock::time_point start = profiling ? Clock::now() : Clock::time_point();
       std::visit([this](const auto& kind) { carry_out(kind); }, operation);
       if (profiling) program_.seconds_by_kind_[operation.index()] += seconds_since(start);
@@ -138,7 +139,9 @@ class Walker {
   }
 
   void carry_out(const op::Attend& attend) {
-    share_rows(1, [&](int64_t first, int64_t end) { place(attend, first, end); });
+    const bool is_part = attend.first_kv_head >= 0;
+    const KVCache cache = is_part ? step_.cache.of_heads(attend.first_kv_head, attend.num_kv_heads) : step_.cache;
+    share_rows(1, [&](int64_t first, int64_t end) { place(attend, cache, first, end); });
     barrier();
     const size_t reach = program_.reach_of(attend);
     AttentionStep step = program_.step_of(step_.inputs.attention, program_.reaches_[reach]);
@@ -150,14 +153,14 @@ class Walker {
     float* partials = program_.partials_.floats();
     const auto& tasks = step_.plans[reach].tasks;
     for (int64_t i; (i = take(static_cast<int64_t>(tasks.size()))) >= 0;) {
-      engine_.attention.attend(step_.cache, attend.layer, step, tasks[static_cast<size_t>(i)], q, q_stride, out,
-                               out_stride, partials);
+      engine_.attention.attend(cache, attend.layer, step, tasks[static_cast<size_t>(i)], q, q_stride, out, out_stride,
+                               partials);
     }
     barrier();
     const auto& merges = step_.plans[reach].merges;
     if (merges.empty()) return;
     for (int64_t i; (i = take(static_cast<int64_t>(merges.size()))) >= 0;) {
-      engine_.attention.merge(step_.cache, step, merges[static_cast<size_t>(i)], partials, out, out_stride);
+      engine_.attention.merge(cache, step, merges[static_cast<size_t>(i)], partials, out, out_stride);
     }
     barrier();
   }
@@ -242,6 +245,19 @@ class Walker {
     for (int64_t first = 0; first < num_rows_; first += EXPERT_RUN_ROWS) {
       pass_experts(experts, first, std::min(num_rows_, first + EXPERT_RUN_ROWS));
     }
+  }
+
+  // An error waits until all threads have come here: then they all leave.
+  void carry_out(const op::Exchange& exchange) {
+    if (thread_ == 0) {
+      try {
+        exchange.call(program_.column(exchange.x), num_rows_, program_.stride(exchange.x));
+      } catch (...) {
+        program_.failure_ = std::current_exception();
+        program_.has_failed_.store(true, std::memory_order_relaxed);
+      }
+    }
+    barrier();
   }
 
   // ---- matrix products --------------------------------------------------------------------------------------------
@@ -340,7 +356,7 @@ class Walker {
     }
     barrier();
     if (thread_ == 0) {
-      groups.sort(experts.rule.num_experts);
+      groups.sort(experts.first_expert, static_cast<int64_t>(experts.gate_up.size()));
       up.plan(groups, experts.gate_up, experts.gate_up_bias, engine_.linear, num_threads_);
       down.plan(groups, experts.down, experts.down_bias, engine_.linear, num_threads_);
       const size_t num_pairs = static_cast<size_t>(groups.num_pairs());
@@ -402,11 +418,15 @@ class Walker {
   // Experts ascending: the same sum whatever else is in the step.
   static void combine(ExpertGroups& groups, int64_t row, const op::Experts& experts, const float* rows, float* out) {
     const int64_t width = experts.router->k;
+    bool is_first = true;
     for (int64_t slot = 0; slot < experts.rule.num_active; ++slot) {
+      if (groups.pair_of(row, slot) < 0) continue;  // its expert is not here
       const float* from = rows + groups.pair_of(row, slot) * width;
       const float weight = experts.weighs_inputs ? 1.0f : groups.weights(row)[slot];
-      for (int64_t i = 0; i < width; ++i) out[i] = slot == 0 ? weight * from[i] : out[i] + weight * from[i];
+      for (int64_t i = 0; i < width; ++i) out[i] = is_first ? weight * from[i] : out[i] + weight * from[i];
+      is_first = false;
     }
+    if (is_first) std::fill(out, out + width, 0.0f);
   }
 
   // ---- heads ------------------------------------------------------------------------------------------------------
@@ -426,7 +446,7 @@ class Walker {
   }
 
   // Queries, keys and values of tokens [first, end) become what attention reads.
-  void place(const op::Attend& attend, int64_t first, int64_t end) {
+  void place(const op::Attend& attend, const KVCache& cache, int64_t first, int64_t end) {
     const int64_t size = attend.head_size;
     if (attend.q_gain != nullptr) {
       norm_heads(attend.q, attend.num_heads, size, attend.q_gain, attend.eps, first, end);
@@ -438,7 +458,7 @@ class Walker {
       rotate({attend.q, attend.num_heads, size, attend.angles}, first, end);
       rotate({attend.k, attend.num_kv_heads, size, attend.angles}, first, end);
     }
-    engine_.attention.store(step_.cache, attend.layer, step_.inputs.attention, program_.column(attend.k),
+    engine_.attention.store(cache, attend.layer, step_.inputs.attention, program_.column(attend.k),
                             program_.column(attend.v), program_.stride(attend.k), first, end);
   }
 
@@ -468,7 +488,7 @@ double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSu
   make_room_for_threads();
   make_room(inputs.attention.num_tokens);
   place_angles(inputs);
-  clear_fresh_tails(cache, inputs.attention);
+  if (clears_blocks_) clear_fresh_tails(cache, inputs.attention);
   for (Tasks& counter : counters_) counter.reset();
   StepInProgress step{cache, inputs, {}, logit_memory(inputs.num_logit_tokens).values.get(), summaries};
   if (num_heads_ > 0) {
@@ -483,6 +503,8 @@ double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSu
     Program* program;
     StepInProgress* step;
   } context{this, &step};
+  failure_ = nullptr;
+  has_failed_.store(false, std::memory_order_relaxed);
   const Clock::time_point start = Clock::now();
   engine_.pool.run(
       [](void* raw, int thread) {
@@ -490,6 +512,7 @@ double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSu
         Walker(*own->program, *own->step, thread).walk();
       },
       &context);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   return seconds_since(start);
 }
 

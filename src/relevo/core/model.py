@@ -65,6 +65,7 @@ class ExpertsConfig:
     has_biases: bool = False
     block: str = "mlp"  # what checkpoints call it, and its parts:
     projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two: gate and up are one matrix
+    held: range | None = None  # of a slice of the model: the experts that it has, whole; None: all, or a part of all
     is_interleaved: bool = False  # rows of that one alternate between gate and up
     router: str = "gate"
     bias: str = "gate.e_score_correction_bias"

@@ -1,12 +1,13 @@
 """The decoder that families of the Llama kind share, with an MLP or with experts in a layer, written against `ops`.
 
 Owns the order of operations. It does not know a backend, files, scheduling or sampling. What sets the families apart
-(biases, head norms, windows, rope scalings, routers) is in ModelConfig; an absent weight is None.
+(biases, head norms, windows, rope scalings, routers) is in ModelConfig; an absent weight is None. On a rank of several
+it computes the rank's slices of the model, and what they come to is summed with what the others' come to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,8 @@ from relevo.core.model import ModelConfig
 from relevo.engine.inputs import StepInputs
 from relevo.engine.models.latent_attention import attend_latents
 from relevo.engine.models.rope import rope_frequencies
-from relevo.engine.models.weights import DecoderWeights, LayerWeights, load_weights
+from relevo.engine.models.slices import Share, Slice
+from relevo.engine.models.weights import DecoderWeights, LayerWeights, load_slices
 from relevo.engine.ops.protocol import (
     AttentionRule,
     Buffer,
@@ -32,18 +34,28 @@ from relevo.engine.ops.protocol import (
 class LayerAttention:
     """What sets the attention of a layer apart from others'."""
 
-    rule: AttentionRule
+    reach: Reach
     angles: Buffer | None  # that queries and keys are turned by
     growth: Buffer | None  # that queries are scaled by
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedSlice:
+    part: Slice
+    weights: DecoderWeights
+
+
 class Decoder:
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: Ops, max_model_len: int) -> None:
-        """`max_model_len`, tokens, fixes the frequencies of length-dependent rope scalings. Raises UnsupportedModel."""
+    def __init__(
+        self, config: ModelConfig, slices: Sequence[LoadedSlice], ops: Ops, max_model_len: int, *, is_summed: bool
+    ) -> None:
+        """`slices`: of this rank. `is_summed`: there may be others, and what all come to is summed. `max_model_len`,
+        tokens, fixes the frequencies of length-dependent rope scalings. Raises UnsupportedModel."""
         self.config = config
         self.ops = ops
         self.max_model_len = max_model_len
-        self._weights = weights
+        self._slices, self._is_summed = slices, is_summed
+        self._common = slices[0].weights  # where all slices have the same: norms, embedding, head
         self._turns = rope_frequencies(config, max_model_len)
         self._local_turns = rope_frequencies(config.local_rope(), max_model_len)
         ones = np.ones(config.head_size, np.float32)
@@ -52,10 +64,18 @@ class Decoder:
 
     @classmethod
     def load(
-        cls, config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops, max_model_len: int
+        cls,
+        config: ModelConfig,
+        tensors: Iterable[tuple[str, HostTensor]],
+        ops: Ops,
+        max_model_len: int,
+        share: Share | None = None,
     ) -> Decoder:
-        """Raises ModelFileError, UnsupportedModel."""
-        return cls(config, load_weights(config, tensors, ops), ops, max_model_len)
+        """`share`: None: the whole model, uncut. Raises ModelFileError, UnsupportedModel."""
+        parts = (Slice(config),) if share is None else share.slices(config)
+        weights = load_slices(config, parts, tensors, ops)
+        slices = tuple(LoadedSlice(part, own) for part, own in zip(parts, weights, strict=True))
+        return cls(config, slices, ops, max_model_len, is_summed=share is not None)
 
     def forward(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> StepLogits:
         """Compute a step, writing its KV; next-token logits after these tokens of the step, valid until the next."""
@@ -64,16 +84,16 @@ class Decoder:
     def _trace(self, ops: Operations) -> Buffer:
         eps = self.config.rms_norm_eps
         attentions = self._attentions(ops)
-        x = ops.embed(self._weights.embedding, self.config.embedding_scale)
-        for index, layer in enumerate(self._weights.layers):
-            attended = self._attention(ops, x, layer, index, attentions[index])
+        x = ops.embed(self._common.embedding, self.config.embedding_scale)
+        for index, layer in enumerate(self._common.layers):
+            attended = self._attention(ops, ops.rms_norm(x, layer.input_norm, eps), index, attentions[index])
             if layer.attention_norm is not None:
                 attended = ops.rms_norm(attended, layer.attention_norm, eps)
             x = ops.add(x, attended)
-            for part in self._mlp(ops, x, layer):
+            for part in self._mlp(ops, ops.rms_norm(x, layer.mlp_norm, eps), index):
                 x = ops.add(x, part if layer.output_norm is None else ops.rms_norm(part, layer.output_norm, eps))
-        x = ops.rms_norm(x, self._weights.final_norm, eps)
-        return ops.logits(x, self._weights.head)
+        x = ops.rms_norm(x, self._common.final_norm, eps)
+        return ops.logits(x, self._common.head)
 
     def _attentions(self, ops: Operations) -> list[LayerAttention]:
         """Of every layer; what several need is made once."""
@@ -84,22 +104,34 @@ class Decoder:
         if config.query_growth is not None:
             growth = ops.rope_angles(np.zeros(config.head_size // 2, np.float32), 1.0, config.query_growth)
         attentions = []
-        for index, layer in enumerate(self._weights.layers):
+        for index in range(config.num_layers):
             is_local, is_turned = local is not None and index in local.layers, index not in config.unturned_layers
             reach = Reach(local.window, local.chunk) if local and is_local else Reach()
-            rule = AttentionRule(reach, config.attention_scale, layer.sinks)
             turned_by = (local_angles if is_local else angles) if is_turned else None
-            attentions.append(LayerAttention(rule, turned_by, None if is_turned else growth))
+            attentions.append(LayerAttention(reach, turned_by, None if is_turned else growth))
         return attentions
 
-    def _attention(
-        self, ops: Operations, x: Buffer, layer: LayerWeights, index: int, attention: LayerAttention
-    ) -> Buffer:
-        config = self.config
-        x = ops.rms_norm(x, layer.input_norm, config.rms_norm_eps)
-        if layer.latent is not None:
-            attended = attend_latents(ops, x, config, layer.latent, index, attention.angles)  # [T, H * V]
+    def _sum(self, ops: Operations, index: int, compute: Callable[[Slice, LayerWeights], Buffer]) -> Buffer:
+        """Of what every slice makes of a layer, those of other ranks too."""
+        parts = [compute(each.part, each.weights.layers[index]) for each in self._slices]
+        return ops.reduce(parts) if self._is_summed else parts[0]
+
+    def _attention(self, ops: Operations, x: Buffer, index: int, attention: LayerAttention) -> Buffer:
+        """x [T, E], normed -> [T, E]"""
+
+        def of_slice(part: Slice, layer: LayerWeights) -> Buffer:
+            if layer.latent is not None:
+                attended = attend_latents(ops, x, part.config, layer.latent, index, attention.angles)  # [T, H * V]
+            else:
+                attended = self._attended(ops, x, part, layer, index, attention)  # [T, H * D]
             return ops.linear(attended, layer.output, layer.output_bias)
+
+        return self._sum(ops, index, of_slice)
+
+    def _attended(
+        self, ops: Operations, x: Buffer, part: Slice, layer: LayerWeights, index: int, attention: LayerAttention
+    ) -> Buffer:
+        config = part.config
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         q, k, v = ops.split_heads(qkv, heads, config.head_size)  # [T, H, D], [T, K, D], [T, K, D]
@@ -113,17 +145,24 @@ class Decoder:
                 k = ops.rms_norm(k, self._unit_norm, config.rms_norm_eps)
         if attention.growth is not None:
             q = ops.rope(q, attention.growth)
-        attended = ops.attention(q, k, v, index, attention.rule)  # [T, H * D]
-        return ops.linear(attended, layer.output, layer.output_bias)
+        rule = AttentionRule(attention.reach, config.attention_scale, layer.sinks, part.first_kv_head)
+        return ops.attention(q, k, v, index, rule)
 
-    def _mlp(self, ops: Operations, x: Buffer, layer: LayerWeights) -> list[Buffer]:
-        """What is added to x: of the experts, and of the MLP that every token passes."""
-        x, parts = ops.rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps), []
-        if layer.experts is not None and self.config.experts is not None:
-            experts, config = layer.experts, self.config.experts
-            router = Router(experts.router, experts.bias, config.routing, experts.logit_bias)
-            parts.append(ops.experts(x, router, experts.gate_up, experts.down, experts.biases, config.activation))
-        if layer.gate_up is not None and layer.down is not None:
+    def _mlp(self, ops: Operations, x: Buffer, index: int) -> list[Buffer]:
+        """What is added to the hidden state, of x, normed: by the experts, and by the MLP that every token passes."""
+
+        def of_experts(part: Slice, layer: LayerWeights) -> Buffer:
+            own, config = layer.experts, part.config.experts
+            assert own is not None and config is not None, "the layer has experts"
+            first = config.held.start if config.held is not None else None
+            router = Router(own.router, own.bias, config.routing, own.logit_bias, first)
+            return ops.experts(x, router, own.gate_up, own.down, own.biases, config.activation)
+
+        def of_mlp(_: Slice, layer: LayerWeights) -> Buffer:
             inner = ops.activate(ops.linear(x, layer.gate_up, layer.gate_up_bias), self.config.activation)
-            parts.append(ops.linear(inner, layer.down, layer.down_bias))
-        return parts
+            return ops.linear(inner, layer.down, layer.down_bias)
+
+        layer = self._common.layers[index]
+        kinds = [of_experts] if layer.experts is not None else []
+        kinds += [of_mlp] if layer.gate_up is not None else []
+        return [self._sum(ops, index, of_kind) for of_kind in kinds]

@@ -17,6 +17,7 @@ from relevo.core.model import ExpertsConfig, ModelConfig
 from relevo.engine.models.config_fields import ConfigFields, check_shape
 from relevo.engine.models.layer_kinds import FULL, SLIDING, read_layer_kinds
 from relevo.engine.models.rope_config import DEFAULT_THETA, read_rope, read_rotary_size, refuse_partial
+from relevo.engine.models.slices import Share
 from relevo.engine.models.spec import GgufNames, Model, ModelSpec
 from relevo.engine.models.weight_plan import GGUF_IN_LAYER, GGUF_TOP, weight_groups
 
@@ -69,10 +70,16 @@ def one_full_group(config: ModelConfig) -> tuple[KVGroup, ...]:
     return (KVGroup.full(range(config.num_layers), config.num_kv_heads, config.head_size),)
 
 
-def load_decoder(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops, max_model_len: int) -> Model:
+def load_decoder(
+    config: ModelConfig,
+    tensors: Iterable[tuple[str, HostTensor]],
+    ops: Ops,
+    max_model_len: int,
+    share: Share | None = None,
+) -> Model:
     from relevo.engine.models.decoder import Decoder  # numpy
 
-    return Decoder.load(config, tensors, ops, max_model_len)
+    return Decoder.load(config, tensors, ops, max_model_len, share)
 
 
 def read_config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> ModelConfig:

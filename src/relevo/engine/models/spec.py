@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from relevo.core.kv import KVGroup
 from relevo.core.model import ModelConfig
 from relevo.engine.models.config_fields import ConfigFields
+from relevo.engine.models.slices import Share
 from relevo.engine.models.weight_plan import Shapes
 
 if TYPE_CHECKING:
@@ -44,9 +45,15 @@ class GgufKeys(Protocol):
 
 class LoadModel(Protocol):
     def __call__(
-        self, config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops, max_model_len: int
+        self,
+        config: ModelConfig,
+        tensors: Iterable[tuple[str, HostTensor]],
+        ops: Ops,
+        max_model_len: int,
+        share: Share | None = None,
     ) -> Model:
         """Consume `tensors` once, in any order. `max_model_len`, tokens, fixes length-dependent rope scalings.
+        `share`: of a tensor group, whose sums `ops` makes with the other ranks; None: the whole model, uncut.
 
         Raises ModelFileError, UnsupportedModel.
         """

@@ -6,7 +6,6 @@ Owns these changes, which follow from the config alone, so that every format of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,8 @@ from relevo.core.model import ModelConfig
 from relevo.engine.ops.protocol import HostTensor
 
 
-def as_computed(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]]) -> Iterator[tuple[str, HostTensor]]:
-    """Names stay; weights become those that the decoder's operations take."""
-    for name, tensor in tensors:
-        yield name, _as_computed(config, name, tensor)
-
-
-def _as_computed(config: ModelConfig, name: str, tensor: HostTensor) -> HostTensor:
+def as_computed(config: ModelConfig, name: str, tensor: HostTensor) -> HostTensor:
+    """The weight that the decoder's operations take."""
     if config.norm_offset and name.endswith("norm.weight"):
         return HostTensor(tensor.floats() + np.float32(config.norm_offset), "float32")
     if config.interleaved_rope and ".q_proj." in name:

@@ -92,9 +92,10 @@ def expert_plan(config: ModelConfig, index: int) -> ExpertPlan:
     hidden, inner, count = config.hidden_size, experts.intermediate_size, experts.num_experts
     *gate_up, down = experts.projections
     rows = 2 * inner // len(gate_up)  # of each
+    held = experts.held or range(count)
 
     def each(kind: str, names: list[str], shape: tuple[int, ...]) -> tuple[Shapes, ...]:
-        return tuple({f"{block}experts.{number}.{name}.{kind}": shape for name in names} for number in range(count))
+        return tuple({f"{block}experts.{number}.{name}.{kind}": shape for name in names} for number in held)
 
     return ExpertPlan(
         router={f"{block}{experts.router}.weight": (count, hidden)},

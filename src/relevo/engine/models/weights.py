@@ -1,4 +1,4 @@
-"""The weights of a decoder: which tensors it is made of, checked and handed to a backend.
+"""The weights of a decoder: which tensors it is made of, checked, cut and handed to a backend.
 
 Owns which of them are stacked into one matrix (q, k, v; gate and up: one multiplication instead of three or two). Names
 and shapes are `weight_plan`'s. It does not know files or quantisation.
@@ -6,12 +6,14 @@ and shapes are `weight_plan`'s. It does not know files or quantisation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from relevo.core.errors import ModelFileError
 from relevo.core.model import ModelConfig
 from relevo.engine.models.latent_weights import LatentWeights, latent_weights, pack
+from relevo.engine.models.slice_tensors import SliceTensors, shapes_of
+from relevo.engine.models.slices import Slice
 from relevo.engine.models.weight_forms import as_computed
 from relevo.engine.models.weight_plan import (
     Shapes,
@@ -24,6 +26,8 @@ from relevo.engine.models.weight_plan import (
 )
 from relevo.engine.ops.protocol import Buffer, ExpertBiases, HostTensor, Ops
 
+_ADDED_ONCE = frozenset({"output_bias", "down_bias"})  # to the sum of what slices come to
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
@@ -31,7 +35,7 @@ class ExpertWeights:
     bias: Buffer | None  # [experts] float32, of the choice
     logit_bias: Buffer | None  # [experts] float32, of the scores
     biases: ExpertBiases | None
-    gate_up: tuple[Buffer, ...]  # by expert, [2I, E]
+    gate_up: tuple[Buffer, ...]  # by expert that is here, [2I, E]
     down: tuple[Buffer, ...]  # [E, I]
 
 
@@ -66,70 +70,103 @@ class DecoderWeights:
     head: Buffer  # [V, E]; the embedding itself when they are tied
 
 
-def load_weights(config: ModelConfig, tensors: Iterable[tuple[str, HostTensor]], ops: Ops) -> DecoderWeights:
-    """Consume `tensors` once, in any order. Raises ModelFileError for a missing tensor or a wrong shape.
+def load_slices(
+    config: ModelConfig, slices: Sequence[Slice], tensors: Iterable[tuple[str, HostTensor]], ops: Ops
+) -> tuple[DecoderWeights, ...]:
+    """Of each slice; what is not cut they have together. `config`: of the whole model.
 
-    A tensor that the model does not use is skipped: loaders refuse such names (`weight_plan.unasked`).
+    Consume `tensors` once, in any order. One that the model does not use is skipped: loaders refuse such names
+    (`weight_plan.unasked`). Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModel for a cut
+    inside a block.
     """
-    ready = _gather(config, exact_names(config), as_computed(config, tensors), ops)
-    top = {role: ready[next(iter(group))] for role, group in top_plan(config).items()}
-    layers = tuple(
-        LayerWeights(
-            **{role: ready[next(iter(group))] if group else None for role, group in layer_plan(config, index).items()},
-            experts=_experts(config, index, ready) if index in expert_layers(config) else None,
-            latent=latent_weights(config, index, ready) if config.latent else None,
+    shapes, loaded = shapes_of(config), set()
+    gatherings = [_Gathering(config, each, ops) for each in slices]
+    for name, tensor in tensors:
+        if name not in shapes:
+            continue
+        if tensor.shape != shapes[name]:
+            raise ModelFileError(
+                f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(shapes[name])}; "
+                "weights and config do not belong together"
+            )
+        loaded.add(name)
+        for gathering in gatherings:
+            if gathering is gatherings[0] or not gatherings[0].shares(name):
+                gathering.take(name, tensor)
+    missing = [name for name in shapes if name not in loaded]
+    if missing:
+        raise ModelFileError(
+            f"{len(missing)} of {len(shapes)} tensors are missing, the first is {missing[0]}; "
+            "the download is incomplete or the config is another model's"
         )
-        for index in range(config.num_layers)
-    )
+    common = {name: weight for name, weight in gatherings[0].ready.items() if gatherings[0].shares(name)}
+    return tuple(_decoder_weights(each, common | own.ready) for each, own in zip(slices, gatherings, strict=True))
+
+
+def _decoder_weights(part: Slice, ready: Mapping[str, Buffer]) -> DecoderWeights:
+    config = part.config
+    top = {role: ready[next(iter(group))] for role, group in top_plan(config).items()}
+    layers = tuple(_layer(part, index, ready) for index in range(config.num_layers))
     return DecoderWeights(
         embedding=top["embedding"], layers=layers, final_norm=top["final_norm"], head=top.get("head", top["embedding"])
     )
 
 
-def _experts(config: ModelConfig, index: int, ready: Mapping[str, Buffer]) -> ExpertWeights:
-    plan = expert_plan(config, index)
+def _layer(part: Slice, index: int, ready: Mapping[str, Buffer]) -> LayerWeights:
+    config = part.config
+    roles = {
+        role: ready[next(iter(group))] if group and (part.adds_biases or role not in _ADDED_ONCE) else None
+        for role, group in layer_plan(config, index).items()
+    }
+    return LayerWeights(
+        **roles,
+        experts=_experts(part, index, ready) if index in expert_layers(config) else None,
+        latent=latent_weights(config, index, ready) if config.latent else None,
+    )
+
+
+def _experts(part: Slice, index: int, ready: Mapping[str, Buffer]) -> ExpertWeights:
+    plan, experts = expert_plan(part.config, index), part.config.experts
+    assert experts is not None, "the model has none"
 
     def of(groups: Iterable[Shapes]) -> tuple[Buffer, ...]:
         return tuple(ready[next(iter(group))] for group in groups)
 
+    down_bias = of(plan.down_bias) if part.adds_biases or experts.held is not None else ()
     return ExpertWeights(
         router=of([plan.router])[0],
         bias=of([plan.bias])[0] if plan.bias else None,
         logit_bias=of([plan.logit_bias])[0] if plan.logit_bias else None,
-        biases=ExpertBiases(of(plan.gate_up_bias), of(plan.down_bias)) if plan.gate_up_bias else None,
+        biases=ExpertBiases(of(plan.gate_up_bias), down_bias) if plan.gate_up_bias else None,
         gate_up=of(plan.gate_up),
         down=of(plan.down),
     )
 
 
-def _gather(
-    config: ModelConfig, exact: Collection[str], tensors: Iterable[tuple[str, HostTensor]], ops: Ops
-) -> dict[str, Buffer]:
-    """Weights by the name of their first part. Parts wait only until their group is complete."""
-    group_of = {name: group for group in weight_groups(config) for name in group}
-    waiting: dict[str, HostTensor] = {}
-    ready: dict[str, Buffer] = {}
-    loaded: set[str] = set()
-    for name, tensor in tensors:
-        group = group_of.get(name)
-        if group is None:
-            continue
-        if tensor.shape != group[name]:
-            raise ModelFileError(
-                f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(group[name])}; "
-                "weights and config do not belong together"
-            )
-        loaded.add(name)
-        if (packed := pack(config, name, tensor, ops)) is not None:
-            ready[name] = packed
-            continue
+class _Gathering:
+    """The weights of a slice, by the name of their first part. Parts wait only until their group is complete."""
+
+    def __init__(self, config: ModelConfig, part: Slice, ops: Ops) -> None:
+        self.ready: dict[str, Buffer] = {}
+        self._config, self._tensors, self._ops = part.config, SliceTensors(config, part), ops
+        self._exact: Collection[str] = exact_names(part.config)
+        self._group_of = {name: group for group in weight_groups(part.config) for name in group}
+        self._waiting: dict[str, HostTensor] = {}
+
+    def shares(self, name: str) -> bool:
+        """Whether all slices have the weight that this tensor is part of, as it is."""
+        group = self._group_of.get(name, {})
+        return bool(group) and not any(self._tensors.is_cut(part) for part in group)
+
+    def take(self, name: str, whole: HostTensor) -> None:
+        if name not in self._group_of:
+            return  # another slice's
+        config, waiting, group = self._config, self._waiting, self._group_of[name]
+        tensor = as_computed(config, name, self._tensors.part(name, whole))
+        if (packed := pack(config, name, tensor, self._ops)) is not None:
+            self.ready[name] = packed
+            return
         waiting[name] = tensor
         if all(part in waiting for part in group):
-            ready[next(iter(group))] = ops.weight([waiting.pop(part) for part in group], is_exact=name in exact)
-    missing = [name for name in group_of if name not in loaded]
-    if missing:
-        raise ModelFileError(
-            f"{len(missing)} of {len(group_of)} tensors are missing, the first is {missing[0]}; "
-            "the download is incomplete or the config is another model's"
-        )
-    return ready
+            parts = [waiting.pop(part) for part in group]
+            self.ready[next(iter(group))] = self._ops.weight(parts, is_exact=name in self._exact)

@@ -60,6 +60,8 @@ class Router:
     bias: Buffer | None  # [experts] float32, of the choice
     routing: Routing
     logit_bias: Buffer | None = None  # [experts] float32, of the scores
+    first_expert: int | None = None  # of those whose matrices are here, in a row; None: all are
+| None = None  # [experts] float32, of the scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class AttentionRule:
     reach: Reach = Reach()  # nothing: the program's
     scale: float | None = None  # of scores; None: D ** -0.5
     sinks: Buffer | None = None  # [H], a score beside those of the keys that has no value
+    first_kv_head: int | None = None  # of the cache, where the keys and values are some of them; None: they are all
+| None = None  # [H], a score beside those of the keys that has no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class ExpertBiases:
     """By expert."""
 
     gate_up: Sequence[Buffer]  # [2 * I]
-    down: Sequence[Buffer]  # [E]
+    down: Sequence[Buffer]  # [E]; empty: another slice of the model adds them
 
 
 SILU = Activation()
@@ -127,6 +131,13 @@ class Operations(Protocol):
         """May write into x."""
         ...
 
+    def reduce(self, parts: Sequence[Buffer]) -> Buffer:
+        """Their sum, [T, E], and those of the other ranks: added in float32 as a balanced binary tree, in order.
+
+        Parts are used up. Their number is a power of two.
+        """
+        ...
+
     def activate(self, x: Buffer, activation: Activation = SILU) -> Buffer:
         """[T, 2 * I] (gate, up) -> [T, I]"""
         ...
@@ -142,7 +153,8 @@ class Operations(Protocol):
     ) -> Buffer:
         """[T, E] -> [T, E]: the sum, experts ascending, of what each token's chosen experts make of it, by weight.
 
-        gate_up and down by expert: [2 * I, E] and [E, I]. A token's sum does not depend on other tokens of the step.
+        gate_up and down by expert: [2 * I, E] and [E, I]. A token's sum does not depend on other tokens of the step. Of
+        experts that are not here nothing is added.
         """
         ...
 

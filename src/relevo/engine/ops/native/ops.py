@@ -23,6 +23,7 @@ from relevo.engine.ops.cache_groups import latent_group, only_full_group
 from relevo.engine.ops.formats import BLOCK_FORMATS, X86_FORMATS
 from relevo.engine.ops.native.recorder import Recorder
 from relevo.engine.ops.protocol import HostTensor, StepLogits, Trace
+from relevo.engine.ops.ranks import RankSums, once_for_all
 from relevo.engine.row_math import Masks, RowDraw, RowMath, RowSummaries
 from relevo.engine.sampling_math import Logits, TokenIds
 
@@ -40,13 +41,14 @@ class NativeOps:
         quantization: str | None = None,
         activation_dtype: str = "int16",
         path: str = "",
+        ranks: RankSums | None = None,
     ) -> None:
         """Compute on one thread per core of `cores`; the caller's thread is the first (none given: the only one).
 
         `dtype`, of matrices: "auto" keeps what is stored. `quantization` "int8": every matrix in int8 with a scale per
         row. `activation_dtype`: what inputs of matrices of integers are rounded to, "int16" or "int8"; those of the
         output layer always to int16, which costs little there. `path`: an instruction path instead of the best one.
-        Raises SettingsError.
+        `ranks`: that compute the same steps and map the same cache; None: there are no others. Raises SettingsError.
         """
         if dtype not in DTYPES:
             raise SettingsError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}; choose one of them")
@@ -61,6 +63,7 @@ class NativeOps:
         except ValueError as error:
             raise SettingsError(str(error)) from error
         self.dtype = "float32"
+        self._ranks = ranks
         self.native_formats = self._multiplied() if dtype == "auto" and quantization is None else frozenset()
         self.kv_in_host_memory = True
         self.row_math: RowMath = NativeRowMath(self._engine)
@@ -126,13 +129,15 @@ class NativeOps:
             raise UnsupportedModel(f"this cache cannot be used: {error}") from error
 
     def copy_blocks(self, kv: Any, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        kv.copy(list(copies))
+        once_for_all(self._ranks, lambda: kv.copy(list(copies)))
 
     def program(self, trace: Trace, sliding_window: int | None) -> NativeProgram:
         program = _native.Program(self._engine)
-        recorder = Recorder(program, self._has_wide_inputs)
+        if self._ranks is not None:
+            program.clears_blocks = False  # one rank does
+        recorder = Recorder(program, self._has_wide_inputs, self._ranks)
         recorder.finish(trace(recorder))
-        return NativeProgram(program, sliding_window or 0)
+        return NativeProgram(program, sliding_window or 0, self._ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +160,9 @@ class AskedLogits:
 class NativeProgram:
     """Replays a recorded trace. Logits and summaries lie in memory that the next step overwrites."""
 
-    def __init__(self, program: Any, sliding_window: int) -> None:
+    def __init__(self, program: Any, sliding_window: int, ranks: RankSums | None = None) -> None:
         self.native = program
+        self._ranks = ranks
         self._sliding_window = sliding_window
         self._asked = self._ask([0])
 
@@ -164,6 +170,8 @@ class NativeProgram:
         if self._asked.logit_tokens != logit_tokens:
             self._asked = self._ask(list(logit_tokens))
         asked = self._asked
+        if self._ranks is not None and (fresh := inputs.fresh_tail_blocks()):
+            once_for_all(self._ranks, lambda: kv.clear(fresh))
         kernel_s = self.native.run(
             kv,
             inputs.token_ids,

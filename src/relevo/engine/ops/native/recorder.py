@@ -29,6 +29,7 @@ from relevo.engine.ops.native.values import (
     Value,
 )
 from relevo.engine.ops.protocol import PLAIN_ATTENTION, SILU, AttentionRule, ExpertBiases, Router
+from relevo.engine.ops.ranks import RankSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ class Instruction:
 class Recorder:
     """`Operations` of one trace."""
 
-    def __init__(self, program: Any, has_wide_inputs: bool) -> None:
-        """`has_wide_inputs`: matrices of integers take inputs of 16 bits, not 8."""
+    def __init__(self, program: Any, has_wide_inputs: bool, ranks: RankSums | None = None) -> None:
+        """`has_wide_inputs`: matrices of integers take inputs of 16 bits, not 8. `ranks`: that sums are made with."""
+        self._ranks = ranks
         self._has_wide_inputs = has_wide_inputs
         self._program = program  # the native one; knows angles at once, operations when all are recorded
         self._instructions: list[Instruction] = []
@@ -88,10 +90,24 @@ class Recorder:
         if isinstance(y, Product) and y.done is None:
             self._multiply(y, target, accumulate=True)
         else:
-            source = self._columns(y)
-            self._add(Instruction("add_into", {"x": target, "y": source}, {"width": x.width}, ("x", "y")))
-        target.spend()
-        return Columns(target.buffer, target.offset, target.width)
+            return self._added(target, self._columns(y))
+        return _overwritten(target)
+
+    def _added(self, x: Columns, y: Columns) -> Columns:
+        self._add(Instruction("add_into", {"x": x, "y": y}, {"width": x.width}, ("x", "y")))
+        return _overwritten(x)
+
+    def reduce(self, parts: Sequence[Value]) -> Columns:
+        """Added one by one, never while a product is made: so sums within a rank have the bits of those between two."""
+        sums = [self._columns(part) for part in parts]
+        while len(sums) > 1:
+            sums = [self._added(left, right) for left, right in zip(sums[::2], sums[1::2], strict=True)]
+        total = sums[0]
+        if self._ranks is None:
+            return total
+        arguments = {"width": total.width, "call": self._ranks.all_reduce}
+        self._add(Instruction("exchange", {"x": total}, arguments, ("x",)))
+        return _overwritten(total)
 
     def activate(self, x: Value, activation: Activation = SILU) -> Activated:
         if x.width % 2 != 0:
@@ -107,11 +123,13 @@ class Recorder:
         biases: ExpertBiases | None = None,
         activation: Activation = SILU,
     ) -> Columns:
-        if router.weight.shape != (len(gate_up), x.width):
+        first, (num_experts, width) = router.first_expert, router.weight.shape
+        is_held = num_experts == len(gate_up) if first is None else first + len(gate_up) <= num_experts
+        if not is_held or width != x.width:
             raise UnsupportedModel(
                 f"a router of shape {list(router.weight.shape)} cannot choose among {len(gate_up)} experts of {x.width}"
             )
-        columns, out, scores = self._columns(x), _new(x.width), _new(len(gate_up))
+        columns, out, scores = self._columns(x), _new(x.width), _new(num_experts)
         routing = router.routing
         arguments = {
             "router": router.weight,
@@ -130,6 +148,7 @@ class Recorder:
             "weighs_inputs": routing.weighs_inputs,
             **_activation(activation),
             "group_sum_of": routing.group_sum_of,
+            **({} if first is None else {"first_expert": first}),
         }
         self._add(Instruction("experts", {"in_": columns, "scores": scores, "out": out}, arguments, ("in_",)))
         return out
@@ -227,6 +246,7 @@ class Recorder:
             "chunk": rule.reach.chunk,
             "scale": rule.scale or 0.0,
             "sinks": rule.sinks,
+            **({} if rule.first_kv_head is None else {"first_kv_head": rule.first_kv_head}),
         }
         self._add(Instruction("attend", columns, arguments, ("q", "k", "v"), needs_place=True))
         for heads in (q, k, v):
@@ -289,8 +309,7 @@ class Recorder:
             self._add(Instruction("rope", {"x": columns}, sizes, ("x",), needs_place=True))
         if heads.gain is None and heads.angles is None:
             return columns
-        columns.spend()
-        return Columns(columns.buffer, columns.offset, columns.width)
+        return _overwritten(columns)
 
     def _multiply(self, product: Product, out: Columns, accumulate: bool) -> None:
         source = product.source
@@ -355,6 +374,12 @@ def _rounded(scale: float, formats: Sequence[str]) -> float:
     if list(formats) == ["bfloat16"]:
         return float(bfloat16_values(bfloat16_bits(np.array([scale], dtype=np.float32)))[0])
     return scale
+
+
+def _overwritten(columns: Columns) -> Columns:
+    """The same place with what has been written over it."""
+    columns.spend()
+    return Columns(columns.buffer, columns.offset, columns.width)
 
 
 def _new(width: int) -> Columns:

@@ -50,8 +50,9 @@ class TorchKVCache:
         heads = np.arange(self._num_heads)[:, None]
         return (tables[:, None, :] * self._runs_per_block + heads).reshape(-1)
 
-    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """k, v: [T, K, D]; slots as from `slots`."""
+    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: slice) -> None:
+        """k, v: [T, K, D], of these heads; slots as from `slots`."""
+        slots = slots.view(-1, self._num_heads)[:, heads].reshape(-1)
         first = layer * 2 * self._num_heads * self._block_size
         values_after = self._num_heads * self._block_size
         shape = (-1, self._head_size)
@@ -59,11 +60,12 @@ class TorchKVCache:
         self._as_slots.index_copy_(0, slots + (first + values_after), v.reshape(shape).to(self.dtype))
 
     def read(
-        self, layer: int, runs: torch.Tensor, num_rows: int, dtype: torch.dtype
+        self, layer: int, runs: torch.Tensor, num_rows: int, dtype: torch.dtype, heads: slice
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [R, K, M * S, D]; runs as from `runs`."""
+        """Keys and values [R, K, M * S, D] of these heads; runs as from `runs`."""
         first = layer * 2 * self._num_heads
-        shape = (num_rows, self._num_heads, -1, self._head_size)
+        of_heads = runs.view(num_rows, self._num_heads, -1)[:, heads]
+        shape, runs = (num_rows, of_heads.shape[1], -1, self._head_size), of_heads.reshape(-1)
         keys = self._as_runs.index_select(0, runs + first)
         values = self._as_runs.index_select(0, runs + (first + self._num_heads))
         return keys.view(shape).to(dtype), values.view(shape).to(dtype)

@@ -22,6 +22,7 @@ from relevo.engine.ops.protocol import (
     StepLogits,
     Trace,
 )
+from relevo.engine.ops.ranks import RankSums, once_for_all
 from relevo.engine.ops.torch.kv_cache import TorchKVCache
 from relevo.engine.ops.torch.latent_cache import TorchLatentCache
 from relevo.engine.ops.torch.routing import choose
@@ -34,10 +35,18 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 class TorchOperations:
     """Of one step. Runs every call at once."""
 
-    def __init__(self, step: TorchStep, kv: TorchCache, dtype: torch.dtype, logit_tokens: Sequence[int]) -> None:
+    def __init__(
+        self,
+        step: TorchStep,
+        kv: TorchCache,
+        dtype: torch.dtype,
+        logit_tokens: Sequence[int],
+        ranks: RankSums | None,
+    ) -> None:
         self._step = step
         self._kv = kv
         self._dtype = dtype
+        self._ranks = ranks
         self._logit_tokens = torch.tensor(logit_tokens, dtype=torch.int64, device=kv.device)
 
     def embed(self, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -56,6 +65,17 @@ class TorchOperations:
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x.add_(y)
+
+    def reduce(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        sums = [part.float() for part in parts]
+        while len(sums) > 1:
+            sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+        total = sums[0]
+        if self._ranks is not None:
+            rows = total.cpu().numpy()
+            self._ranks.all_reduce(rows)
+            total = torch.from_numpy(rows).to(total.device)
+        return total.to(parts[0].dtype)
 
     def activate(self, x: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:
         gate, up = x.chunk(2, dim=-1)
@@ -78,14 +98,15 @@ class TorchOperations:
         logits = F.linear(x.float(), router.weight, router.logit_bias)
         chosen, weights = choose(logits, router.bias, router.routing)
         out = torch.zeros_like(x)
-        for expert in sorted(set(chosen.flatten().tolist())):
+        first = router.first_expert or 0
+        for expert in sorted(set(chosen.flatten().tolist()) & set(range(first, first + len(gate_up)))):
             tokens, slots = (chosen == expert).nonzero(as_tuple=True)
             weight = weights[tokens, slots, None].to(x.dtype)
             rows = x[tokens] * weight if router.routing.weighs_inputs else x[tokens]
-            inner = F.linear(rows, gate_up[expert], None if biases is None else biases.gate_up[expert])
-            part = F.linear(
-                self.activate(inner, activation), down[expert], None if biases is None else biases.down[expert]
-            )
+            place = expert - first
+            inner = F.linear(rows, gate_up[place], biases.gate_up[place] if biases else None)
+            down_bias = biases.down[place] if biases and biases.down else None
+            part = F.linear(self.activate(inner, activation), down[place], down_bias)
             out.index_add_(0, tokens, part if router.routing.weighs_inputs else part * weight)
         return out
 
@@ -123,8 +144,10 @@ class TorchOperations:
     ) -> torch.Tensor:
         kv, step = self._kv, self._step
         assert isinstance(kv, TorchKVCache), "a model of keys and values has such a cache"
-        kv.write(layer, step.slots, k, v)
-        return self._attended(q, lambda rows, batch: _attend(rows, kv, layer, batch, rule), rule.reach)
+        first = rule.first_kv_head or 0
+        heads = slice(first, first + k.shape[1])
+        kv.write(layer, step.slots, k, v, heads)
+        return self._attended(q, lambda rows, batch: _attend(rows, kv, layer, batch, rule, heads), rule.reach)
 
     def latent_attention(
         self,
@@ -170,7 +193,12 @@ class TorchOperations:
 
 
 class TorchProgram:
-    def __init__(self, trace: Trace, dtype: torch.dtype, sliding_window: int | None) -> None:
+    def __init__(
+        self, trace: Trace, dtype: torch.dtype, sliding_window: int | None, ranks: RankSums | None = None
+    ) -> None:
+        self._trace = trace
+        self._ranks = ranks
+| None) -> None:
         self._trace = trace
         self._dtype = dtype
         self._sliding_window = sliding_window
@@ -178,21 +206,24 @@ class TorchProgram:
     def run(self, inputs: StepInputs, kv: TorchCache, logit_tokens: Sequence[int]) -> StepLogits:
         started = time.perf_counter()
         with torch.inference_mode():  # no bookkeeping for gradients: a tenth of the cost of small operations
-            kv.clear(inputs.fresh_tail_blocks())
+            if fresh := inputs.fresh_tail_blocks():
+                once_for_all(self._ranks, lambda: kv.clear(fresh))
             step = TorchStep(inputs, kv, self._dtype, Reach(self._sliding_window or 0))
-            operations = TorchOperations(step, kv, self._dtype, logit_tokens)
+            operations = TorchOperations(step, kv, self._dtype, logit_tokens, self._ranks)
             values: npt.NDArray[np.float32] = self._trace(operations).float().cpu().numpy()
         return StepLogits(values, summaries=None, kernel_s=time.perf_counter() - started)
 
 
-def _attend(q: torch.Tensor, kv: TorchKVCache, layer: int, batch: AttentionBatch, rule: AttentionRule) -> torch.Tensor:
-    """q [R * Q, H, D] -> [R * Q, H * D].
+def _attend(
+    q: torch.Tensor, kv: TorchKVCache, layer: int, batch: AttentionBatch, rule: AttentionRule, heads: slice
+) -> torch.Tensor:
+    """q [R * Q, H, D] -> [R * Q, H * D], over these heads of the cache.
 
     Query heads that share a KV head are told apart without copying keys: as more queries when each row has one token,
     as heads of a batch of KV heads when one row has many.
     """
     num_tokens, num_heads, head_size = q.shape
-    k, v = kv.read(layer, batch.key_runs, batch.num_rows, q.dtype)  # [R, K, C, D]
+    k, v = kv.read(layer, batch.key_runs, batch.num_rows, q.dtype, heads)  # [R, K, C, D]
     num_kv_heads = k.shape[1]
     shared_by = num_heads // num_kv_heads  # G
     if batch.num_queries == 1:

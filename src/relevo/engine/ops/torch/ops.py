@@ -15,6 +15,7 @@ from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
 from relevo.engine.ops.cache_groups import latent_group
 from relevo.engine.ops.protocol import HostTensor, Trace
+from relevo.engine.ops.ranks import RankSums, once_for_all
 from relevo.engine.ops.torch.kv_cache import TORCH_DTYPES, TorchKVCache
 from relevo.engine.ops.torch.latent_cache import TorchLatentCache
 from relevo.engine.ops.torch.operations import TorchCache, TorchProgram
@@ -22,7 +23,17 @@ from relevo.engine.row_math import NumpyRowMath, RowMath
 
 
 class TorchOps:
-    def __init__(self, dtype: str = "float32", device: str = "cpu", num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        dtype: str = "float32",
+        device: str = "cpu",
+        num_threads: int | None = None,
+        ranks: RankSums | None = None,
+    ) -> None:
+        """`num_threads` is of the whole process (torch keeps one pool); None leaves it as it is. `ranks`: that compute
+        the same steps and map the same cache; None: there are no others. With as many threads on each, sums have the
+        bits of one rank."""
+| None = None) -> None:
         """`num_threads` is of the whole process (torch keeps one pool); None leaves it as it is."""
         if dtype not in TORCH_DTYPES:
             raise SettingsError(f"dtype {dtype!r} is not one of {', '.join(TORCH_DTYPES)}; choose one of them")
@@ -31,6 +42,7 @@ class TorchOps:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         self.dtype = dtype
+        self._ranks = ranks
         self.native_formats: frozenset[str] = frozenset()
         self.row_math: RowMath = NumpyRowMath()
         self._dtype = TORCH_DTYPES[dtype]
@@ -64,10 +76,10 @@ class TorchOps:
         return TorchKVCache(layout, num_blocks, self._device, memory)
 
     def copy_blocks(self, kv: TorchCache, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        kv.copy(copies)
+        once_for_all(self._ranks, lambda: kv.copy(copies))
 
     def program(self, trace: Trace, sliding_window: int | None) -> TorchProgram:
-        return TorchProgram(trace, self._dtype, sliding_window)
+        return TorchProgram(trace, self._dtype, sliding_window, self._ranks)
 
 
 def _as_torch(tensor: HostTensor) -> torch.Tensor:

@@ -1,0 +1,109 @@
+"""How a model is cut for ranks that compute every step together (tensor parallelism).
+
+A model is cut into a number of slices that is its own, and not that of its ranks. A slice is a decoder with a part of
+the heads, of each MLP and of each expert; what its products come to is a part of a sum, and the parts are added in
+float32 as one balanced binary tree. A rank has consecutive slices. So every product and every sum is the same, to the
+bit, however many ranks share the tree. Source: tree-based invariant kernels (arXiv:2511.17826).
+
+Owns the sizes and what cannot be cut. Pure; it imports no numpy: a process that only opens a model asks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from relevo.core.errors import SettingsError, UnsupportedModel
+from relevo.core.model import ExpertsConfig, ModelConfig
+
+SIZES = (1, 2, 4, 8)  # of a tensor group; the last one is also how many slices a model has at most
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """`config`: the model's, with the sizes that the slice has. Parts of the whole are numbered from 0."""
+
+    config: ModelConfig
+    number: int = 0
+    num_slices: int = 1
+    first_kv_head: int | None = None  # of the cache; None: the slice has all heads
+
+    @property
+    def adds_biases(self) -> bool:
+        """Of what is summed: once."""
+        return self.number == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank of a tensor group computes. One rank with all slices has the same bits as many."""
+
+    num_slices: int  # of the model
+    rank: int
+    size: int  # ranks, a power of two that divides num_slices
+    whole_experts: bool = False  # a slice has some of the experts, not a part of each
+
+    def slices(self, config: ModelConfig) -> tuple[Slice, ...]:
+        each = self.num_slices // self.size
+        return tuple(self._slice(config, number) for number in range(self.rank * each, (self.rank + 1) * each))
+
+    def _slice(self, config: ModelConfig, number: int) -> Slice:
+        count, kv_heads = self.num_slices, max(1, config.num_kv_heads // self.num_slices)
+        sliced = replace(
+            config,
+            num_heads=config.num_heads // count,
+            num_kv_heads=kv_heads,
+            intermediate_size=config.intermediate_size // count,
+            experts=self._experts(config.experts, number) if config.experts else None,
+        )
+        return Slice(sliced, number, count, first_kv_head=number * (config.num_kv_heads // kv_heads) // count * kv_heads)
+
+    def _experts(self, experts: ExpertsConfig, number: int) -> ExpertsConfig:
+        shared, count = experts.shared_size // self.num_slices, self.num_slices
+        if self.whole_experts:
+            held = experts.num_experts // count
+            return replace(experts, shared_size=shared, held=range(number * held, (number + 1) * held))
+        return replace(experts, shared_size=shared, intermediate_size=experts.intermediate_size // count)
+
+
+def share_of(config: ModelConfig, rank: int, size: int, *, whole_experts: bool = False) -> Share:
+    """Raises SettingsError for a size that no model has, UnsupportedModel for one that this model does not have."""
+    if size not in SIZES:
+        known = ", ".join(map(str, SIZES))
+        raise SettingsError(f"a tensor parallel size of {size} is not one of {known}; choose one of them")
+    if whole_experts and config.experts is None:
+        raise UnsupportedModel("a model without experts has none to place whole; leave out --enable-expert-parallel")
+    num_slices = _num_slices(config, whole_experts)
+    if size > num_slices:
+        raise UnsupportedModel(_why_not(config, size, whole_experts, num_slices))
+    return Share(num_slices, rank, size, whole_experts)
+
+
+def _num_slices(config: ModelConfig, whole_experts: bool) -> int:
+    if config.qk_norm and config.qk_norm_spans_heads:
+        return 1
+    return max(size for size in SIZES if not any(_obstacles(config, size, whole_experts)))
+
+
+def _why_not(config: ModelConfig, size: int, whole_experts: bool, largest: int) -> str:
+    if config.qk_norm and config.qk_norm_spans_heads:
+        return (
+            "a model whose norms of queries and keys span all heads is not implemented on several ranks; choose a "
+            "tensor parallel size of 1"
+        )
+    obstacle = next(_obstacles(config, size, whole_experts))
+    return f"{size} ranks cannot share {obstacle} evenly; choose a tensor parallel size of {largest}"
+
+
+def _obstacles(config: ModelConfig, size: int, whole_experts: bool) -> Iterator[str]:
+    """What so many slices cannot have equal parts of."""
+    experts = config.experts
+    shared_out = {"attention heads": config.num_heads}
+    if experts is None or len(experts.layers) < config.num_layers:
+        shared_out["columns of an MLP"] = config.intermediate_size
+    if experts is not None:
+        parts = ("experts", experts.num_experts) if whole_experts else ("columns of an expert", experts.intermediate_size)
+        shared_out |= {parts[0]: parts[1], "columns of the shared experts": experts.shared_size}
+    yield from (f"{count} {what}" for what, count in shared_out.items() if count % size)
+    if config.latent is None and config.num_kv_heads % size and size % config.num_kv_heads:
+        yield f"{config.num_kv_heads} key-value heads"
