@@ -5,7 +5,6 @@
 // allocated in a step that is not larger than an earlier one, but for the plan of its attention.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -279,7 +278,6 @@ class Program {
   int64_t end_kv_head_ = 0;  // of the cache, where layers write a part of its heads; 0: they write all
   bool clears_blocks_ = true;
   std::exception_ptr failure_;  // of an exchange of this step
-  std::atomic<bool> has_failed_{false};
   int64_t row_capacity_ = 0;
   int64_t logit_capacity_ = 0;
   Area prepared_;     // a product's inputs, all rows

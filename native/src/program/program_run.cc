@@ -54,7 +54,7 @@ class Walker {
   void walk() {
     const bool profiling = program_.profiling_ && thread_ == 0;
     for (const Operation& operation : program_.operations_) {
-      if (num_rows_ == 0 || program_.has_failed_.load(std::memory_order_relaxed)) break;
+      if (num_rows_ == 0 || has_failed_) break;
       const Clock::time_point start = profiling ? Clock::now() : Clock::time_point();
       std::visit([this](const auto& kind) { carry_out(kind); }, operation);
       if (profiling) program_.seconds_by_kind_[operation.index()] += seconds_since(start);
@@ -254,10 +254,10 @@ class Walker {
         exchange.call(program_.column(exchange.x), num_rows_, program_.stride(exchange.x));
       } catch (...) {
         program_.failure_ = std::current_exception();
-        program_.has_failed_.store(true, std::memory_order_relaxed);
       }
     }
-    barrier();
+    barrier();  // what was written before it is read after it
+    has_failed_ = program_.failure_ != nullptr;
   }
 
   // ---- matrix products --------------------------------------------------------------------------------------------
@@ -479,6 +479,7 @@ class Walker {
   const int num_threads_;
   int64_t num_rows_;
   unsigned phase_ = 0;
+  bool has_failed_ = false;
   std::vector<float> routing_scratch_;
 };
 
@@ -503,8 +504,6 @@ double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSu
     Program* program;
     StepInProgress* step;
   } context{this, &step};
-  failure_ = nullptr;
-  has_failed_.store(false, std::memory_order_relaxed);
   const Clock::time_point start = Clock::now();
   engine_.pool.run(
       [](void* raw, int thread) {

@@ -163,6 +163,7 @@ class Decoder:
             return ops.linear(inner, layer.down, layer.down_bias)
 
         layer = self._common.layers[index]
-        kinds = [of_experts] if layer.experts is not None else []
+        kinds: list[Callable[[Slice, LayerWeights], Buffer]] = []
+        kinds += [of_experts] if layer.experts is not None else []
         kinds += [of_mlp] if layer.gate_up is not None else []
         return [self._sum(ops, index, of_kind) for of_kind in kinds]

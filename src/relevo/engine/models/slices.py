@@ -26,7 +26,11 @@ class Slice:
     config: ModelConfig
     number: int = 0
     num_slices: int = 1
-    first_kv_head: int | None = None  # of the cache; None: the slice has all heads
+    first_kv_head: int | None = None  # of the cache; None: the slice is the model, uncut
+
+    @property
+    def is_whole(self) -> bool:
+        return self.first_kv_head is None
 
     @property
     def adds_biases(self) -> bool:
@@ -56,7 +60,8 @@ class Share:
             intermediate_size=config.intermediate_size // count,
             experts=self._experts(config.experts, number) if config.experts else None,
         )
-        return Slice(sliced, number, count, first_kv_head=number * (config.num_kv_heads // kv_heads) // count * kv_heads)
+        place = number * (config.num_kv_heads // kv_heads) // count
+        return Slice(sliced, number, count, first_kv_head=place * kv_heads)
 
     def _experts(self, experts: ExpertsConfig, number: int) -> ExpertsConfig:
         shared, count = experts.shared_size // self.num_slices, self.num_slices
@@ -102,8 +107,11 @@ def _obstacles(config: ModelConfig, size: int, whole_experts: bool) -> Iterator[
     if experts is None or len(experts.layers) < config.num_layers:
         shared_out["columns of an MLP"] = config.intermediate_size
     if experts is not None:
-        parts = ("experts", experts.num_experts) if whole_experts else ("columns of an expert", experts.intermediate_size)
-        shared_out |= {parts[0]: parts[1], "columns of the shared experts": experts.shared_size}
+        if whole_experts:
+            shared_out["experts"] = experts.num_experts
+        else:
+            shared_out["columns of an expert"] = experts.intermediate_size
+        shared_out["columns of the shared experts"] = experts.shared_size
     yield from (f"{count} {what}" for what, count in shared_out.items() if count % size)
     if config.latent is None and config.num_kv_heads % size and size % config.num_kv_heads:
         yield f"{config.num_kv_heads} key-value heads"

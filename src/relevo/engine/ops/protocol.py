@@ -61,7 +61,6 @@ class Router:
     routing: Routing
     logit_bias: Buffer | None = None  # [experts] float32, of the scores
     first_expert: int | None = None  # of those whose matrices are here, in a row; None: all are
-| None = None  # [experts] float32, of the scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,6 @@ class AttentionRule:
     scale: float | None = None  # of scores; None: D ** -0.5
     sinks: Buffer | None = None  # [H], a score beside those of the keys that has no value
     first_kv_head: int | None = None  # of the cache, where the keys and values are some of them; None: they are all
-| None = None  # [H], a score beside those of the keys that has no value
 
 
 @dataclass(frozen=True, slots=True)

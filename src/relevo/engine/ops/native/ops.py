@@ -132,7 +132,7 @@ class NativeOps:
         once_for_all(self._ranks, lambda: kv.copy(list(copies)))
 
     def program(self, trace: Trace, sliding_window: int | None) -> NativeProgram:
-        program = _native.Program(self._engine)
+        program: Any = _native.Program(self._engine)
         if self._ranks is not None:
             program.clears_blocks = False  # one rank does
         recorder = Recorder(program, self._has_wide_inputs, self._ranks)

@@ -198,8 +198,6 @@ class TorchProgram:
     ) -> None:
         self._trace = trace
         self._ranks = ranks
-| None) -> None:
-        self._trace = trace
         self._dtype = dtype
         self._sliding_window = sliding_window
 

@@ -33,8 +33,6 @@ class TorchOps:
         """`num_threads` is of the whole process (torch keeps one pool); None leaves it as it is. `ranks`: that compute
         the same steps and map the same cache; None: there are no others. With as many threads on each, sums have the
         bits of one rank."""
-| None = None) -> None:
-        """`num_threads` is of the whole process (torch keeps one pool); None leaves it as it is."""
         if dtype not in TORCH_DTYPES:
             raise SettingsError(f"dtype {dtype!r} is not one of {', '.join(TORCH_DTYPES)}; choose one of them")
         if device.startswith("cuda") and not torch.cuda.is_available():
