@@ -255,14 +255,16 @@ async def test_steady_traffic_is_not_simulated_anew_each_tick() -> None:
         (steady.at(2.0), 2),
         (replace(steady.at(2.0), samples=(Sample(100, 20),)), 3),
         (replace(steady.at(2.0), samples=(Sample(100, 20, (50,)),)), 4),
+        (replace(steady.at(2.0), samples=(Sample(100, 20, (50,)),), num_waiting=3), 4),
+        (replace(steady.at(2.0), samples=(Sample(100, 20, (50,)),), num_waiting=30), 5),
     ):
         outlooks = await remembered.ask(modes, demand, workers)
         assert len(asked) == num_asked and set(outlooks) == set(modes)
     await remembered.ask(modes, asked[-1], [replace(worker, epoch=9) for worker in workers])
-    assert len(asked) == 5, "a worker is new"
+    assert len(asked) == 6, "a worker is new"
     clock.at_ns += round(KEPT_S * S)
     await remembered.ask(modes, asked[-1], [replace(worker, epoch=9) for worker in workers])
-    assert len(asked) == 6, "costs may have changed"
+    assert len(asked) == 7, "costs may have changed"
 
 
 def two_workers() -> EngineStatus:

@@ -88,7 +88,9 @@ async def test_the_next_one_takes_over_and_blames_no_hand() -> None:
 def test_windows_add_up() -> None:
     """Rates and counts are sums, what met its targets is weighed, lengths come from each by its requests."""
     short = Demand(requests_per_s=3.0, samples=tuple(Sample(10, 5) for _ in range(64)), longest_tokens=15)
-    long = Demand(requests_per_s=1.0, samples=tuple(Sample(100, 5) for _ in range(64)), longest_tokens=105)
+    long = Demand(
+        requests_per_s=1.0, samples=tuple(Sample(100, 5) for _ in range(64)), longest_tokens=105, num_waiting=4
+    )
     windows = [
         Window(span_s=60.0, num_requests=180, demand=short, num_judged=100, attained=1.0),
         Window(span_s=60.0, num_requests=60, demand=long, num_judged=50, attained=0.4),
@@ -99,5 +101,6 @@ def test_windows_add_up() -> None:
     assert whole.attained is not None and abs(whole.attained - 0.8) < 1e-9
     assert whole.demand is not None and whole.demand.requests_per_s == 4.0 and whole.demand.longest_tokens == 105
     assert abs(whole.demand.mean_prompt_tokens - 32.5) < 2.0
+    assert whole.demand.num_waiting == 4
     nothing = merged([Telling.of(windows[2], None)])
     assert nothing.demand is None and nothing.attained is None

@@ -5,10 +5,7 @@ Nothing but the options (and, with --ledger, the ledger) decides what is printed
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +21,7 @@ from relevo.cli.bench_terminal import note, out
 from relevo.cli.database import DatabaseUrl, DataDir, connect
 from relevo.cli.default_command import WithDefault
 from relevo.cli.plan_memory import memory
-from relevo.cli.quiet import Quiet
+from relevo.cli.quiet import Quiet, errors_only
 from relevo.core.errors import SettingsError
 from relevo.policy.perf.reshard import PAGE_TOKENS, USUAL_PAGE_TOKENS
 from relevo.policy.scaling.candidates import Assumptions
@@ -121,7 +118,7 @@ def plan(
 
 def _run(planner: Planner, json_out: Path | None) -> None:
     out.print(workload_table(planner.load.facts))
-    with _errors_only(), shown() as progress:
+    with errors_only(), shown() as progress:
         progress.begin("searching")
         made = planner.plan(lambda label, count: progress.rename(f"simulating {label} ({count} done)"))
     if json_out is not None:
@@ -137,18 +134,6 @@ def _run(planner: Planner, json_out: Path | None) -> None:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     if not made.is_enough:
         raise typer.Exit(_EXIT_UNMET)
-
-
-@contextlib.contextmanager
-def _errors_only() -> Iterator[None]:
-    """Of what simulated workers log: they die here on purpose."""
-    log = logging.getLogger("relevo")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:

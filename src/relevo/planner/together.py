@@ -28,6 +28,7 @@ class Telling(msgspec.Struct, frozen=True, kw_only=True):
     burstiness: float
     num_judged: int
     attained: float | None
+    num_waiting: int = 0  # in line
     plan: dict[str, Any] | None = None
 
     @classmethod
@@ -44,6 +45,7 @@ class Telling(msgspec.Struct, frozen=True, kw_only=True):
             burstiness=demand.burstiness if demand else 1.0,
             num_judged=window.num_judged,
             attained=window.attained,
+            num_waiting=demand.num_waiting if demand else 0,
             plan=plan,
         )
 
@@ -103,6 +105,7 @@ def merged(tellings: list[Telling]) -> Window:
             samples=tuple(samples),
             longest_tokens=max(each.longest_tokens for each in known),
             burstiness=max(each.burstiness for each in known),
+            num_waiting=sum(each.num_waiting for each in known),
         )
     return Window(
         span_s=fmean(each.span_s for each in tellings),

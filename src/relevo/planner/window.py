@@ -15,6 +15,7 @@ from relevo.core.ids import RequestId
 from relevo.core.ports import Clock
 from relevo.core.request import EngineRequest
 from relevo.core.role import Role
+from relevo.orchestrator.admission_queue import CLASSES
 from relevo.orchestrator.ports import EngineStatus, OutputSink, StartedRequest, TokenGenerator
 from relevo.policy.scaling.demand import Demand, Sample, dispersion, rate_of_late, strata
 from relevo.telemetry.latency import RequestRecord, Slo
@@ -100,10 +101,14 @@ class DemandWindow:
         return Window(
             span_s=span_s,
             num_requests=len(self._arrivals),
-            demand=_demand(list(self._arrivals), span_s, now_ns),
+            demand=_demand(list(self._arrivals), span_s, now_ns, self._num_waiting()),
             num_judged=len(judged),
             attained=fmean(judged) if judged else None,
         )
+
+    def _num_waiting(self) -> int:
+        """In line, batch requests left out."""
+        return sum(line.num_waiting for line in self._generator.status().lines if line.name == CLASSES[False])
 
     def _forget_running(self, since_ns: int) -> None:
         """Those that came before the window, and those that were never let in, tell nothing any more."""
@@ -112,7 +117,7 @@ class DemandWindow:
             del self._running[request_id]
 
 
-def _demand(arrivals: Sequence[_Arrival], span_s: float, now_ns: int) -> Demand | None:
+def _demand(arrivals: Sequence[_Arrival], span_s: float, now_ns: int, num_waiting: int) -> Demand | None:
     ended = [arrival for arrival in arrivals if arrival.num_output_tokens]
     if not arrivals or not ended:
         return None
@@ -125,6 +130,7 @@ def _demand(arrivals: Sequence[_Arrival], span_s: float, now_ns: int) -> Demand 
         samples=tuple(_sample(arrivals[row], mean_output, mean_cached) for row in rows),
         longest_tokens=max(a.num_prompt_tokens + (a.num_output_tokens or mean_output) for a in arrivals),
         burstiness=dispersion([arrival.at_ns / 1e9 for arrival in arrivals], _BURST_WINDOW_S),
+        num_waiting=num_waiting,
     )
 
 

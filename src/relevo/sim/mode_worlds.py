@@ -79,7 +79,8 @@ class ModeWorlds:
             seed=self.seed,
         )
         workload = self._workload(demand, num_requests)
-        warm_up_s = workload.requests[int(warm_fraction * len(workload.requests))].arrived_at_s or 0.0
+        num_warm = 0 if demand.num_waiting else int(warm_fraction * num_requests)  # a line fills the workers
+        warm_up_s = workload.requests[num_warm - num_requests].arrived_at_s or 0.0
         options = ReportOptions(slo=self.slo, warm_up_s=warm_up_s)
         return report_world(mode.name, World(config, workload).run(), options)
 
@@ -106,16 +107,19 @@ class ModeWorlds:
         )
 
     def _workload(self, demand: Demand, num_requests: int) -> Workload:
+        """What waits in line now is ahead of it: a world that begins empty promises what a loaded one does not keep."""
         rng, at_s = Random(self.seed), 0.0
         requests = []
-        for row in range(num_requests):
+        num_ahead = min(demand.num_waiting, num_requests)
+        for row in range(num_ahead + num_requests):
+            if row >= max(1, num_ahead):
+                at_s += rng.expovariate(demand.requests_per_s)
             sample = demand.samples[rng.randrange(len(demand.samples))]
             num_prompt = max(1, sample.num_prompt_tokens - sample.cached[0])
             num_output = max(1, min(sample.num_output_tokens, self.max_model_len - num_prompt))
             requests.append(
                 WorkloadRequest(row=row, num_prompt_tokens=num_prompt, num_output_tokens=num_output, arrived_at_s=at_s)
             )
-            at_s += rng.expovariate(demand.requests_per_s)
         return Workload(requests=requests)
 
     def _floor_s(self, roles: Mapping[WorkerId, Role], cores: Mapping[WorkerId, int], demand: Demand) -> float:

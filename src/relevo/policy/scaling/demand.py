@@ -32,6 +32,7 @@ class Demand:
     longest_tokens: int  # prompt and answer
     cache_sizes: tuple[int, ...] = (0,)  # tokens, ascending from 0
     burstiness: float = 1.0  # variance of arrivals over their mean, in windows of seconds; 1: Poisson
+    num_waiting: int = 0  # requests that came before and wait in line now, ahead of all that come
 
     def at(self, load: float) -> Demand:
         """The same requests, so many times as often."""
@@ -62,9 +63,12 @@ class Demand:
 
 
 def is_alike(one: Demand, other: Demand, window_s: float) -> bool:
-    """Whether they differ by chance at most: rates by two deviations of a count in that window, lengths by little."""
+    """Whether they differ by chance at most: rates and lines by two deviations of a count, lengths by little."""
     rates = (one.requests_per_s, other.requests_per_s)
     if abs(rates[0] - rates[1]) > 2.0 * (max(rates) / window_s) ** 0.5:
+        return False
+    waiting = (one.num_waiting, other.num_waiting)
+    if abs(waiting[0] - waiting[1]) > 2.0 * max(waiting) ** 0.5:
         return False
     pairs = (
         (one.mean_prompt_tokens, other.mean_prompt_tokens),

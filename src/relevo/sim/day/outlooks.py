@@ -54,7 +54,5 @@ class Outlooks:
 
 
 def _cell(demand: Demand) -> tuple[int, ...]:
-    return tuple(
-        round(log(max(1e-9, number)) / log(_STEP))
-        for number in (demand.requests_per_s, demand.mean_prompt_tokens, demand.mean_output_tokens)
-    )
+    numbers = (demand.requests_per_s, demand.mean_prompt_tokens, demand.mean_output_tokens, 1.0 + demand.num_waiting)
+    return tuple(round(log(max(1e-9, number)) / log(_STEP)) for number in numbers)
