@@ -159,9 +159,12 @@ class PlannedCount:
         facts = self._facts(number)
         modes = modes_of({each.box: [each.worker_id] for each in facts})
         plausible = [mode for mode in modes if mode.name == "unified" or _is_spilling(mode, number)]
-        known = {mode: self.outlooks.of_facts(facts, mode, demand) for mode in plausible}
-        best = max(known, key=lambda mode: known[mode].attained)
         present = self._modes.get(number)
+        first = present if present in plausible else plausible[0]
+        known = {first: self.outlooks.of_facts(facts, first, demand)}
+        if known[first].attained < self.limits.goal:  # otherwise it is good enough
+            known |= {mode: self.outlooks.of_facts(facts, mode, demand) for mode in plausible}
+        best = max(known, key=lambda mode: known[mode].attained)
         if present in known and known[best].attained < known[present].attained + _GAIN:
             best = present
         self._modes[number] = best

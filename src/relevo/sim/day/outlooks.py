@@ -20,6 +20,7 @@ from relevo.sim.mode_worlds import ModeWorlds
 from relevo.telemetry.latency import Slo
 
 _STEP = 1.5  # of what counts as the same demand. Arbitrary
+_LINE_STEP = 4.0  # of a line before it. Arbitrary
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,5 +55,6 @@ class Outlooks:
 
 
 def _cell(demand: Demand) -> tuple[int, ...]:
-    numbers = (demand.requests_per_s, demand.mean_prompt_tokens, demand.mean_output_tokens, 1.0 + demand.num_waiting)
-    return tuple(round(log(max(1e-9, number)) / log(_STEP)) for number in numbers)
+    numbers = (demand.requests_per_s, demand.mean_prompt_tokens, demand.mean_output_tokens)
+    line = round(log(1.0 + demand.num_waiting) / log(_LINE_STEP))
+    return (*(round(log(max(1e-9, number)) / log(_STEP)) for number in numbers), line)
