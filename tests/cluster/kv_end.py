@@ -19,7 +19,7 @@ import numpy as np
 
 from relevo.build.kv_door import IdentityKeys
 from relevo.cluster.identity import NodeIdentity
-from relevo.core.events import TransferSealed
+from relevo.core.events import TransferFailed, TransferSealed, WritesEnded
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.kv import KVGroup, KVLayout, Reservation
 from relevo.kv.arena import Arena
@@ -76,7 +76,7 @@ class KVEnd:
     def end(self, timeout_s: float) -> dict[str, str]:
         """What became of the transfers that have ended by then: at least one, unless the time is up."""
         deadline_s = time.monotonic() + timeout_s
-        while not (events := self.transport.poll()) and (left_s := deadline_s - time.monotonic()) > 0:
+        while not (events := self._polled()) and (left_s := deadline_s - time.monotonic()) > 0:
             self.woken.wait(left_s)
             self.woken.clear()
         return {
@@ -87,6 +87,10 @@ class KVEnd:
             )
             for event in events
         }
+
+    def _polled(self) -> list[TransferSealed | TransferFailed]:
+        """What was cancelled is not asked for."""
+        return [event for event in self.transport.poll() if not isinstance(event, WritesEnded)]
 
     def timed(self, target: list[Any], address: str, name: str, block_ids: list[int]) -> float:
         """Seconds from the first write to the acknowledged seal."""

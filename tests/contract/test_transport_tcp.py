@@ -17,14 +17,16 @@ import pytest
 from transport_rigs import SECRET, WAIT_S, connected, make_layout, make_reservation, receive_frame, send_frame
 
 from relevo.core.errors import ProtocolError
-from relevo.core.events import TransferFailed, TransferSealed
+from relevo.core.events import TransferFailed, TransferSealed, WritesEnded
 from relevo.core.ids import WorkerId, WorkerRef
-from relevo.core.kv import Reservation
+from relevo.core.kv import KVLayout, Reservation
 from relevo.kv.arena import Arena
+from relevo.kv.transports import tcp
 from relevo.kv.transports import tcp_frames as frames
 from relevo.kv.transports import tcp_handshake as handshakes
 from relevo.kv.transports.tcp import TcpTransport
 from relevo.kv.transports.tcp_address import split_address
+from relevo.kv.transports.tcp_channel import PlainChannel
 from relevo.kv.transports.tcp_sender import TcpOptions
 
 LAYOUT = make_layout(64 * 1024)
@@ -169,7 +171,7 @@ def test_a_broken_address_is_named() -> None:
             split_address(wrong)
 
 
-def welcome(sock: socket.socket) -> None:
+def welcome(sock: socket.socket, layout: KVLayout = LAYOUT) -> None:
     """What a receiver does until a sender's Connect has come."""
     handshake = handshakes.ReceiverHandshake(SECRET, OWN, os.urandom(handshakes.NONCE_BYTES))
     deadline_s = time.monotonic() + WAIT_S
@@ -179,31 +181,41 @@ def welcome(sock: socket.socket) -> None:
     sock.settimeout(WAIT_S)
     connect, _ = receive_frame(sock)
     assert isinstance(connect, frames.Connect)
-    assert connect.layout == LAYOUT
+    assert connect.layout == layout
+
+
+_HELD: dict[str, list[socket.socket]] = {}
+
+
+def held_by(address: str) -> list[socket.socket]:
+    """Connections of a mute receiver: the test may speak for it."""
+    return _HELD[address]
 
 
 @contextmanager
-def mute_receiver() -> Iterator[str]:
+def mute_receiver(layout: KVLayout = LAYOUT) -> Iterator[str]:
     """Accepts a connection and greets; then reads nothing and answers nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        held: list[socket.socket] = []
+        address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+        held = _HELD[address] = []
 
         def greet() -> None:
             sock, _ = listener.accept()
-            held.append(sock)
-            welcome(sock)
+            welcome(sock, layout)
             send_frame(sock, frames.Accepted())
+            held.append(sock)
 
         thread = threading.Thread(target=greet, daemon=True)
         thread.start()
-        yield f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+        yield address
         thread.join(WAIT_S)
-        for sock in held:
+        for sock in _HELD.pop(address):
             sock.close()
 
 
-def test_cancel_gives_a_mute_receiver_up(arena: Arena) -> None:
-    """Red if cancel waits for ever for an answer, or returns while the link still sends from the blocks."""
+def test_a_mute_receiver_is_given_up_after_cancel_and_not_waited_for(arena: Arena) -> None:
+    """Red if cancel waits for an answer: the step loop, and every stream of the worker, would stand still with it. Or
+    if a receiver that never answers keeps a gateway from hearing that the worker has let go."""
     woken = threading.Event()
     options = TcpOptions(drain_timeout_s=0.05, max_in_flight_bytes=4 * SIZE, frame_bytes=SIZE)
     cancelled, other = make_reservation(list(range(10))), make_reservation([11], name="other")
@@ -212,13 +224,120 @@ def test_cancel_gives_a_mute_receiver_up(arena: Arena) -> None:
         sender.write(other, address, 0, [11])
         link = sender._sender._links[address, OWN]
         eventually(lambda: bool(link._unanswered))
-        sender.cancel(cancelled)
-        assert link.is_lost
+        was_quiet = sender.cancel(cancelled)  # if it has been silent for so long already
+        eventually(lambda: link.is_lost)
         assert woken.wait(WAIT_S)
-        (event,) = sender.poll()  # the other transfer went down with the link, the cancelled one is silent
-        assert isinstance(event, TransferFailed)
-        assert event.reservation == other
-        assert not event.stale
+        eventually(lambda: sender._sender._watcher is None)
+        failed = TransferFailed(other, "d: the receiver did not answer in time", stale=False)
+        wanted = {failed} if was_quiet else {failed, WritesEnded(cancelled)}
+        assert set(sender.poll()) == wanted
+
+
+def test_what_was_sent_of_a_cancelled_transfer_is_what_was_meant(arena: Arena) -> None:
+    """Red if cancel waits, if a frame that is half sent goes on from blocks that are others' by now, or if the worker
+    is said to have let go while something is under way."""
+    woken = threading.Event()
+    layout = make_layout(16 * 1024 * 1024)  # more than sockets hold, so that the frame is half sent
+    size = layout.bytes_per_block
+    options = TcpOptions(drain_timeout_s=10 * WAIT_S)
+    reservation, other = make_reservation([3, 4]), make_reservation([5], name="other")
+    with (
+        mute_receiver(layout) as address,
+        closing(Arena.create(layout, 2, shared=False)) as large,
+        closing(transport(large, options=options, on_wake=woken.set)) as sender,
+    ):
+        large.buffer[:] = b"\x40" * len(large.buffer)
+        sender.write(reservation, address, 0, [0, 1])
+        link = sender._sender._links[address, OWN]
+        eventually(lambda: bool(link._streams) and link._streams[0].lent is not None)
+        _, lent = link._streams[0].lent  # type: ignore[misc]
+        eventually(lambda: 0 < sum(view.nbytes for view in lent.rest) < size)
+        assert not sender.cancel(reservation)
+        assert not sender.cancel(reservation), "it is under way still"
+        assert not link.is_lost
+        assert sender.poll() == []
+        large.buffer[:] = b"\xff" * len(large.buffer)  # another request's
+        (receiver,) = held_by(address)
+        frame, num_bytes = receive_frame(receiver)
+        assert isinstance(frame, frames.WriteBlocks)
+        got = bytearray(num_bytes)
+        PlainChannel(receiver).receive_into([memoryview(got)])
+        assert got == b"\x40" * size
+        assert sender.poll() == []
+        send_frame(receiver, frames.Applied(frame.ticket))
+        assert woken.wait(WAIT_S)
+        assert sender.poll() == [WritesEnded(reservation)]
+        assert sender.cancel(reservation)
+        sender.write(other, address, 0, [0])
+        frame, _ = receive_frame(receiver)
+        assert isinstance(frame, frames.WriteBlocks)
+        assert frame.request_id == other.request_id, "what was only queued was sent"
+
+
+def test_a_link_that_has_been_silent_is_lost_with_the_cancel(arena: Arena) -> None:
+    """Red if the requests of a box that is cut off wait, each in turn, until its silence has been noticed again."""
+    options = TcpOptions(drain_timeout_s=0.0, frame_bytes=SIZE)
+    reservation = make_reservation([0])
+    with mute_receiver() as address, closing(transport(arena, options=options)) as sender:
+        sender.write(reservation, address, 0, [0])
+        link = sender._sender._links[address, OWN]
+        eventually(lambda: bool(link._unanswered))
+        assert sender.cancel(reservation)
+        assert link.is_lost
+        assert sender.poll() == []
+
+
+def test_what_was_cancelled_is_not_sent_again_over_a_fresh_connection(arena: Arena) -> None:
+    """Red if a connection that the network forgot is replaced, and blocks that are others' by now go out over it."""
+    options = TcpOptions(drain_timeout_s=10 * WAIT_S, frame_bytes=SIZE, connect_timeout_s=10 * WAIT_S)
+    woken = threading.Event()
+    first, cancelled, other = (make_reservation([each], name=str(each)) for each in range(3))
+    with closing(transport(arena, options=options, on_wake=woken.set)) as sender, mute_receiver() as address:
+        sender.write(first, address, 0, [0])
+        eventually(lambda: bool(held_by(address)))
+        (receiver,) = held_by(address)
+        frame, num_bytes = receive_frame(receiver)
+        frames.skip_payload(PlainChannel(receiver), num_bytes)
+        assert isinstance(frame, frames.WriteBlocks)
+        send_frame(receiver, frames.Applied(frame.ticket))
+        link = sender._sender._links[address, OWN]
+        eventually(lambda: not link._unanswered)
+        sender.write(cancelled, address, 0, [1])
+        sender.write(other, address, 0, [2])
+        transfer = sender._sender.ledger.find(cancelled)
+        assert transfer is not None
+        eventually(lambda: link.carries(transfer))
+        assert not sender.cancel(cancelled)
+        receiver.shutdown(socket.SHUT_RDWR)
+        eventually(lambda: sender._sender._links.get((address, OWN)) not in (link, None))
+        fresh = sender._sender._links[address, OWN]
+        with sender._sender.changed:
+            left = [*fresh._unanswered.values(), *fresh.queued]
+        assert [job.transfer.reservation for job in left] == [other]
+        assert woken.wait(WAIT_S)
+        assert WritesEnded(cancelled) in sender.poll()
+
+
+def test_another_epoch_waits_for_no_connection(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if a worker that rejoins stands still while a thread of it connects to a box that is cut off."""
+    monkeypatch.setattr(tcp, "CLOSE_TIMEOUT_S", 10 * WAIT_S)
+    connecting, may_end = threading.Event(), threading.Event()
+
+    def connect(*_: object) -> None:
+        connecting.set()
+        may_end.wait(20 * WAIT_S)
+        raise TimeoutError
+
+    with closing(transport(arena)) as sender:
+        monkeypatch.setattr(sender._sender, "connect", connect)
+        sender.warm("tcp:127.0.0.1:1", OWN)
+        assert connecting.wait(WAIT_S)
+        beginning = threading.Thread(target=sender.take_epoch, args=(2,))
+        beginning.start()
+        beginning.join(WAIT_S)
+        is_waiting = beginning.is_alive()
+        may_end.set()
+        assert not is_waiting
 
 
 @pytest.mark.parametrize("num_greetings", [0, 1])

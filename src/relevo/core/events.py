@@ -142,4 +142,11 @@ class TransferFailed:
     stale: bool
 
 
-TransferEvent = TransferSealed | TransferFailed
+@dataclass(frozen=True, slots=True)
+class WritesEnded:
+    """Sender side: nothing of what was cancelled is under way any more."""
+
+    reservation: Reservation
+
+
+TransferEvent = TransferSealed | TransferFailed | WritesEnded

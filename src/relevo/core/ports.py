@@ -104,8 +104,10 @@ class KVTransport(Protocol):
 
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None: ...
 
-    def cancel(self, reservation: Reservation) -> None:
-        """Sender side: drop queued writes. When this returns no write of the reservation is in flight."""
+    def cancel(self, reservation: Reservation) -> bool:
+        """Sender side: drop queued writes. When this returns, at once, the sender's blocks are its own again: no byte
+        put there from now on is sent. False: what was sent before may still arrive; `poll` says WritesEnded once
+        nothing of it is under way. Idempotent."""
         ...
 
     def poll(self) -> list[TransferEvent]: ...

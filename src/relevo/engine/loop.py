@@ -110,7 +110,7 @@ class EngineLoop:
         """It was drained, and nothing is left or the time for it is over."""
         for peer in self._drain.untold(self.links.peer_ids):
             self.links.send(peer, wire.Leaving())
-        num_requests = self.core.num_requests + self._gate.num_waiting
+        num_requests = self.core.num_requests + self._gate.num_waiting + self._outgoing.num_held
         if not self._drain.may_leave(num_requests, now_ns):
             return False
         log.info("drained; %d requests are left to be continued elsewhere", num_requests)

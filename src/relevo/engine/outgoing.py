@@ -1,7 +1,8 @@
 """Carries out what the worker's core decided: says it to gateways, has the transports do it.
 
-Owns the translation into messages and calls, and what becomes of a request over which code of ours raises. Decides
-nothing else, and does not know in what order or why.
+Owns the translation into messages and calls, what becomes of a request over which code of ours raises, and what is not
+said yet of requests whose cancelled writes are under way: a gateway that hears that this worker has let go may have
+another one write. Decides nothing else, and does not know in what order or why.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relevo.core.decisions import Decide, unlogged
 from relevo.core.ids import PeerId, RequestId
@@ -33,6 +34,7 @@ class Outgoing:
     bytes_per_token: int  # of KV
     reports: LoadReports
     decide: Decide = unlogged
+    _held: dict[RequestId, list[tuple[PeerId, wire.ToGateway]]] = field(default_factory=dict)
 
     def carry_out(self) -> None:
         """What was decided since the last call. A request over which it raises ends; one that cannot even be let go
@@ -68,13 +70,28 @@ class Outgoing:
         for gateway, preempted in of_gateway.items():
             self.links.send(gateway, wire.Preempted(tuple(preempted)))
 
+    @property
+    def num_held(self) -> int:
+        """Requests of which something is not said yet."""
+        return len(self._held)
+
+    def writes_ended(self, request_id: RequestId) -> None:
+        """Nothing that was cancelled of it is under way any more."""
+        for gateway, message in self._held.pop(request_id, ()):
+            self.links.send(gateway, message)
+
+    def _say(self, gateway: PeerId, request_id: RequestId, message: wire.ToGateway) -> None:
+        if (held := self._held.get(request_id)) is not None:
+            held.append((gateway, message))
+        else:
+            self.links.send(gateway, message)
+
     def _end(self, request_id: RequestId, error: Exception, asker: PeerId | None) -> None:
         code, reason = failure_of(error)
         log.exception("request %s ends with %s, the others go on", request_id, code)
         self.core.fault(request_id, asker, code, reason)
 
     def _do(self, effect: effects.Effect) -> None:
-        send = self.links.send
         if self.decide is not unlogged:
             tell_effect(self.decide, effect)
         match effect:
@@ -88,20 +105,22 @@ class Outgoing:
                     transport.write(prefix.reservation, address, prefix.first_index, prefix.block_ids)
                 transport.seal(prefix.reservation, address, prefix.num_tokens)
             case effects.CancelWrites(reservation, path):
-                self.transports[path.transport].cancel(reservation)
+                if not self.transports[path.transport].cancel(reservation):
+                    self._held.setdefault(reservation.request_id, [])
             case effects.Granted(gateway, reservation):
-                send(gateway, wire.Reserved(reservation))
+                self._say(gateway, reservation.request_id, wire.Reserved(reservation))
             case effects.Refused(gateway, request_id, code, reason):
-                send(gateway, wire.Refused(request_id, code, reason))
+                self._say(gateway, request_id, wire.Refused(request_id, code, reason))
             case effects.Failed(gateway, request_id, code, reason):
-                send(gateway, wire.RequestFailed(request_id, code, reason))
+                self._say(gateway, request_id, wire.RequestFailed(request_id, code, reason))
             case effects.Dropped(gateway, request_id):
-                send(gateway, wire.Dropped(request_id))
+                self._say(gateway, request_id, wire.Dropped(request_id))
             case effects.Sealed(gateway, request_id, num_tokens):
-                send(gateway, wire.Sealed(request_id, num_tokens))
+                self._say(gateway, request_id, wire.Sealed(request_id, num_tokens))
             case effects.HandedOver(gateway, request_id, num_sealed, num_handed, transfer_s):
                 num_bytes = num_handed * self.bytes_per_token
-                send(gateway, wire.PrefillDone(request_id, num_sealed, num_bytes, transfer_s))
+                done = wire.PrefillDone(request_id, num_sealed, num_bytes, transfer_s)
+                self._say(gateway, request_id, done)
             case effects.Orphaned(request_ids):
                 for gateway in self.links.peer_ids:
-                    send(gateway, wire.Orphans(request_ids))
+                    self.links.send(gateway, wire.Orphans(request_ids))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from relevo.core.events import WritesEnded
 from relevo.engine.outgoing import Outgoing
 from relevo.kv.transport_set import TransportSet
 from relevo.policy.worker.core import WorkerCore
@@ -20,6 +21,9 @@ class Transfers:
 
     def take_events(self) -> None:
         for event in self.transports.poll():
+            if isinstance(event, WritesEnded):
+                self.outgoing.writes_ended(event.reservation.request_id)
+                continue
             with self.outgoing.only(event.reservation.request_id):
                 self.core.take_transfer_event(event)
 

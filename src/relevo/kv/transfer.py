@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from relevo.core.events import TransferEvent, TransferFailed, TransferSealed
+from relevo.core.events import TransferEvent, TransferFailed, TransferSealed, WritesEnded
 from relevo.core.ids import BlockId
 from relevo.core.kv import Reservation
 
@@ -129,7 +129,8 @@ class EventQueue:
     def drop(self, reservation: Reservation) -> None:
         """Forget completions that are not wanted any more."""
         with self._lock:
-            self._events = deque(e for e in self._events if e.reservation != reservation)
+            kept = [e for e in self._events if isinstance(e, WritesEnded) or e.reservation != reservation]
+            self._events = deque(kept)
 
 
 def check_write(

@@ -153,11 +153,12 @@ class SimTransport:
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None:
         self._send(reservation, address, 0, (), num_tokens)
 
-    def cancel(self, reservation: Reservation) -> None:
+    def cancel(self, reservation: Reservation) -> bool:
         transfer = self._ledger.forget(reservation)
         if transfer is not None:
             self._withdraw(transfer)
         self._events.drop(reservation)
+        return True
 
     def poll(self) -> list[TransferEvent]:
         return self._events.take()

@@ -226,13 +226,14 @@ class FakeTransport:
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None:
         self._send(reservation, address, 0, num_tokens=num_tokens)
 
-    def cancel(self, reservation: Reservation) -> None:
+    def cancel(self, reservation: Reservation) -> bool:
         with self._hub.lock:
             transfer = self._ledger.forget(reservation)
             if transfer is not None:
                 self._outgoing.pop(transfer, None)
                 self._hub.forget(transfer)
             self.events.drop(reservation)
+        return True
 
     def poll(self) -> list[TransferEvent]:
         return self.events.take()

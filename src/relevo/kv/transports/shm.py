@@ -84,9 +84,10 @@ class ShmTransport:
         if not self._fails(transfer, address):
             self._events.put(transfer.sealed(num_tokens, time.perf_counter()))
 
-    def cancel(self, reservation: Reservation) -> None:
+    def cancel(self, reservation: Reservation) -> bool:
         self._ledger.forget(reservation)
         self._events.drop(reservation)
+        return True
 
     def poll(self) -> list[TransferEvent]:
         return self._events.take()

@@ -87,11 +87,11 @@ class TcpTransport:
         return self._address
 
     def take_epoch(self, epoch: int) -> None:
-        """Every right that was granted ends, connections of both directions are closed, transfers that are under way
-        fail, and a sender that wants an earlier incarnation is refused."""
+        """Every right that was granted ends, transfers that are under way fail, and a sender that wants an earlier
+        incarnation is refused. Connections of both directions end soon: their threads are not waited for."""
         self._grants.withdraw_all()
-        self._receiver.take_epoch(epoch, CLOSE_TIMEOUT_S)
-        self._sender.leave_all("this worker has begun anew", CLOSE_TIMEOUT_S)
+        self._receiver.take_epoch(epoch)
+        self._sender.leave_all("this worker has begun anew")
 
     def warm(self, address: str, target: WorkerRef) -> None:
         """Connect to that receiver now, so that the first handoff to it does not wait for the handshake."""
@@ -116,14 +116,15 @@ class TcpTransport:
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None:
         self._sender.seal(reservation, address, num_tokens)
 
-    def cancel(self, reservation: Reservation) -> None:
-        self._sender.cancel(reservation)
+    def cancel(self, reservation: Reservation) -> bool:
+        return self._sender.cancel(reservation)
 
     def poll(self) -> list[TransferEvent]:
         return self._events.take()
 
     def close(self) -> None:
-        self._sender.leave_all("this worker is closing", CLOSE_TIMEOUT_S)
+        self._sender.leave_all("this worker is closing")
+        self._sender.join(CLOSE_TIMEOUT_S)
         self._receiver.close(CLOSE_TIMEOUT_S)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from relevo.kv.grants import Grant
+from relevo.kv.lent_blocks import LentBlocks
 from relevo.kv.transports.tcp_handshake import Session
 
 MAX_IO_VECTORS = 512  # below every platform's IOV_MAX
@@ -24,8 +25,8 @@ class Channel(Protocol):
 
     sock: socket.socket
 
-    def send(self, views: Sequence[memoryview]) -> None:
-        """Blocks until the kernel has taken everything."""
+    def send(self, views: Sequence[memoryview], blocks: LentBlocks | None = None) -> None:
+        """The views, then the blocks. Waits until the kernel has taken everything."""
         ...
 
     def receive_into(self, views: Sequence[memoryview]) -> None:
@@ -51,13 +52,29 @@ class PlainChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._readable = select.poll()
+        self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(sock, select.POLLIN)
+        self._writable.register(sock, select.POLLOUT)
 
-    def send(self, views: Sequence[memoryview]) -> None:
-        rest = list(views)
+    def send(self, views: Sequence[memoryview], blocks: LentBlocks | None = None) -> None:
+        rest, flags = list(views), 0 if blocks is None else socket.MSG_MORE
         while rest:
-            rest = advance(rest, self.sock.sendmsg(rest[:MAX_IO_VECTORS]))
+            rest = advance(rest, self.sock.sendmsg(rest[:MAX_IO_VECTORS], (), flags))
+        if blocks is not None:
+            self._send_blocks(blocks)
+
+    def _send_blocks(self, blocks: LentBlocks) -> None:
+        while True:
+            with blocks.lock:
+                if not blocks.rest:
+                    return
+                try:
+                    count = self.sock.sendmsg(blocks.rest[:MAX_IO_VECTORS], (), socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    count = 0
+                blocks.rest = advance(blocks.rest, count)
+            if not count:
+                self._writable.poll()
 
     def receive_into(self, views: Sequence[memoryview]) -> None:
         rest = list(views)

@@ -18,6 +18,7 @@ import msgspec
 from relevo.core.errors import ProtocolError
 from relevo.core.ids import BlockId, RequestId
 from relevo.core.kv import KVLayout
+from relevo.kv.lent_blocks import LentBlocks
 from relevo.kv.transports.tcp_channel import Channel
 from relevo.kv.transports.tcp_handshake import KV_PROTOCOL_VERSION
 
@@ -109,11 +110,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
-def send_frame(channel: Channel, frame: AnyFrame, payload: Sequence[memoryview] = ()) -> None:
+def send_frame(
+    channel: Channel, frame: AnyFrame, payload: Sequence[memoryview] = (), blocks: LentBlocks | None = None
+) -> None:
     """Blocks until the kernel has taken everything; block bytes are not copied in this process."""
     head = _encoder.encode(frame)
-    prefix = _PREFIX.pack(_MAGIC, KV_PROTOCOL_VERSION, 0, len(head), sum(view.nbytes for view in payload))
-    channel.send([memoryview(prefix + head), *payload])
+    payload_bytes = sum(view.nbytes for view in payload) + (0 if blocks is None else blocks.num_bytes)
+    prefix = _PREFIX.pack(_MAGIC, KV_PROTOCOL_VERSION, 0, len(head), payload_bytes)
+    channel.send([memoryview(prefix + head), *payload], blocks)
 
 
 def receive_frame(channel: Channel) -> tuple[AnyFrame, int]:

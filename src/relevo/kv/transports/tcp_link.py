@@ -17,13 +17,13 @@ import secrets
 import socket
 import threading
 import time
-import zlib
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from relevo.core.errors import ProtocolError
 from relevo.core.ids import BlockId, WorkerRef
+from relevo.kv.lent_blocks import LentBlocks
 from relevo.kv.transfer import Transfer
 from relevo.kv.transports.tcp_channel import Channel
 from relevo.kv.transports.tcp_frames import (
@@ -73,6 +73,7 @@ class Link:
         self._most_streams = max(1, sender.options.num_streams)
         self.pace = LinkPace(sender.options.frame_bytes, sender.options.max_in_flight_bytes)
         self.queued: deque[Job] = deque()
+        self.heard_s = 0.0  # its last sign of life, or when the first of what is unanswered was taken
         self.is_lost = False
         self._open_stream()
 
@@ -80,10 +81,21 @@ class Link:
     def num_streams(self) -> int:
         return len(self._streams)
 
+    @property
+    def is_running(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
     def carries(self, transfer: Transfer) -> bool:
         return any(job.transfer is transfer for job in self._unanswered.values())
 
-    def drop_queued(self, transfer: Transfer) -> None:
+    def drop(self, transfer: Transfer) -> None:
+        """What is queued of it; nothing more is read from its blocks. Lock held."""
+        self._drop_queued(transfer)
+        for stream in self._streams:
+            if stream.lent is not None and stream.lent[0] is transfer:
+                stream.lent[1].give_back()
+
+    def _drop_queued(self, transfer: Transfer) -> None:
         kept: deque[Job] = deque()
         for job in self.queued:
             if job.transfer is transfer:
@@ -163,12 +175,12 @@ class Link:
             self._sender.changed.notify_all()
         return stream
 
-    def _take(self, stream: _Stream) -> tuple[int, Job] | Ping | None:
+    def _take(self, stream: _Stream) -> tuple[int, Job, LentBlocks] | Ping | None:
         """The next job, in flight from now on; or a sign of life that is due; None once the link is lost."""
         with self._sender.changed:
             while not self.is_lost:
                 if self.queued and self._has_credit():
-                    return self._taken()
+                    return self._taken(stream)
                 pause_s = self._pause_s(stream)
                 if pause_s is not None and pause_s <= 0.0:
                     stream.asked_s = time.monotonic()
@@ -188,38 +200,40 @@ class Link:
             raise TimeoutError("the receiver does not answer")
         return left_s
 
-    def _taken(self) -> tuple[int, Job]:
+    def _taken(self, stream: _Stream) -> tuple[int, Job, LentBlocks]:
         job = self.queued.popleft()
         ticket = next(self._tickets)
         if not self._unanswered:
             self._is_tried |= self._num_answered > 0
             self._num_answered = 0
-            self.pace.begins(time.monotonic())
+            self.heard_s = now_s = time.monotonic()
+            self.pace.begins(now_s)
         self._unanswered[ticket] = job
         self._in_flight_bytes += job.num_bytes
         is_behind = sum(each.num_bytes for each in itertools.islice(self.queued, 2)) > 0
         if is_behind and self._has_credit() and not self._num_opening and len(self._streams) < self._most_streams:
             self._open_stream()
-        return ticket, job
+        lent = LentBlocks(self._sender.arena.spans(job.block_ids))
+        stream.lent = job.transfer, lent
+        return ticket, job, lent
 
     def _has_credit(self) -> bool:
         ahead = self._in_flight_bytes
         return ahead == 0 or ahead + self.queued[0].num_bytes <= self.pace.in_flight_bytes
 
-    def _send(self, channel: Channel, ticket: int, job: Job) -> None:
+    def _send(self, channel: Channel, ticket: int, job: Job, lent: LentBlocks) -> None:
         mine, first, last = job.transfer.reservation, job.first_index, job.first_index + len(job.block_ids)
         if not job.block_ids:
             block_id, generation = mine.block_ids[first], mine.generations[first]
             seal = Seal(ticket, mine.request_id, mine.epoch, first, block_id, generation, after=ticket)
             send_frame(channel, seal)
             return
-        arena = self._sender.arena
         checksums: tuple[int, ...] = ()
         if self._sender.options.checksum:
-            checksums = tuple(zlib.crc32(arena.block(b)) for b in job.block_ids)
+            checksums = lent.checksums(self._sender.arena.bytes_per_block)
         targets, generations = mine.block_ids[first:last], mine.generations[first:last]
         frame = WriteBlocks(ticket, mine.request_id, mine.epoch, first, targets, generations, checksums)
-        send_frame(channel, frame, arena.spans(job.block_ids))
+        send_frame(channel, frame, blocks=lent)
 
     # ---- answers
 
@@ -228,7 +242,8 @@ class Link:
             while True:
                 answer, _ = receive_frame(stream.channel)
                 with self._sender.changed:
-                    stream.heard_s, stream.asked_s = time.monotonic(), 0.0
+                    self.heard_s = stream.heard_s = time.monotonic()
+                    stream.asked_s = 0.0
                     match answer:
                         case Applied() | Refused():
                             self._take_answer(answer)
@@ -250,19 +265,23 @@ class Link:
         self.pace.acknowledged(job.num_bytes, time.monotonic(), is_last=not self._unanswered)
         if isinstance(answer, Refused):
             job.transfer.fail(answer.reason, stale=answer.stale)
-            self.drop_queued(job.transfer)
+            self._drop_queued(job.transfer)
         self._end(job)
 
     def _end(self, job: Job) -> None:
         """Close the account of a job, and report a seal or the end of a failed transfer, unless it was cancelled."""
         transfer = job.transfer
         transfer.end(time.perf_counter())
-        if self._sender.ledger.find(transfer.reservation) is not transfer:
+        if self._is_cancelled(transfer):
+            self._sender.left(transfer)
             return
         if transfer.failed is None and not job.block_ids:
             self._sender.events.add(transfer.sealed(job.num_tokens, time.perf_counter()))
         elif (failure := transfer.failure_to_report()) is not None:
             self._sender.events.add(failure)
+
+    def _is_cancelled(self, transfer: Transfer) -> bool:
+        return self._sender.ledger.find(transfer.reservation) is not transfer
 
     def _failed(self, error: OSError | ProtocolError, *, is_extra: bool = False) -> None:
         with self._sender.changed:
@@ -271,7 +290,12 @@ class Link:
                 return
             was_forgotten = isinstance(error, OSError) and (self._is_tried or self._num_answered > 0)
             if was_forgotten and self._unanswered and self._num_answered == 0 and not self.is_lost:
-                self._sender.requeue(self._address, self._target, self._end_streams())
+                jobs = self._end_streams()
+                for job in jobs:
+                    if self._is_cancelled(job.transfer):  # its blocks are others' by now
+                        self._end(job)
+                again = [job for job in jobs if not self._is_cancelled(job.transfer)]
+                self._sender.requeue(self._address, self._target, again)
             else:
                 self.lose(_words(error), stale=isinstance(error, StaleTarget))
         self._sender.events.wake()
@@ -286,6 +310,7 @@ class _Stream:
     heard_s: float
     thread: threading.Thread = None  # type: ignore[assignment] # reads answers; set before the stream is known to others
     asked_s: float = 0.0  # 0: no sign of life is waited for
+    lent: tuple[Transfer, LentBlocks] | None = None  # of the frame that it took last
 
 
 def _words(error: OSError | ProtocolError) -> str:

@@ -88,11 +88,12 @@ class TcpReceiver:
         with self._lock:
             return sum(thread.is_alive() for thread in self._threads.values())
 
-    def take_epoch(self, epoch: int, timeout_s: float) -> None:
-        """From here on senders have to want that incarnation; those of the former one are sent away."""
+    def take_epoch(self, epoch: int) -> None:
+        """From here on senders have to want that incarnation; those of the former one are sent away, their threads end
+        soon. What they still receive has no right any more."""
         with self._lock:
             self._own = self.acceptor.own = self._own._replace(epoch=epoch)
-        self._end_all(time.monotonic() + timeout_s)
+        self._end_all(time.monotonic())
 
     def close(self, timeout_s: float) -> None:
         """Stop listening, end every connection, wait for the threads until the time is up."""

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from relevo.kv.grants import Grant
+from relevo.kv.lent_blocks import LentBlocks
 from relevo.kv.transports.tcp_channel import advance
 from relevo.kv.transports.tcp_sealing import (
     HEADER,
@@ -31,23 +32,33 @@ class SealedChannel:
         self._plain = memoryview(bytearray(MAX_RECORD_BYTES))
         self._left = self._plain[:0]  # opened, and not asked for yet
 
-    def send(self, views: Sequence[memoryview]) -> None:
+    def send(self, views: Sequence[memoryview], blocks: LentBlocks | None = None) -> None:
         """What is large travels from where it lies; small neighbours share a record."""
-        most, gathered = MAX_RECORD_BYTES, 0
-        for view in views:
-            flat = view.cast("B")
-            while flat:
-                piece, flat = flat[:most], flat[most:]
-                if gathered + len(piece) > most:
-                    self._send_record(self._gathered[:gathered])
-                    gathered = 0
-                if len(piece) == most:
-                    self._send_record(piece)
+        gathered = 0
+        for lent in (LentBlocks(views), blocks):
+            if lent is not None:
+                gathered = self._send_lent(lent, gathered)
+        if gathered:
+            self._send_record(self._sending.seal(self._gathered[:gathered], self._out))
+
+    def _send_lent(self, lent: LentBlocks, gathered: int) -> int:
+        """All of it, but for what is gathered then; `gathered`: what was before. Sealed with the lock held, sent
+        without it."""
+        while True:
+            with lent.lock:
+                if not lent.rest:
+                    return gathered
+                piece = lent.rest[0].cast("B")[:MAX_RECORD_BYTES]
+                if gathered + len(piece) > MAX_RECORD_BYTES:
+                    size, gathered, piece = self._sending.seal(self._gathered[:gathered], self._out), 0, piece[:0]
+                elif len(piece) == MAX_RECORD_BYTES:
+                    size = self._sending.seal(piece, self._out)
                 else:
                     self._gathered[gathered : gathered + len(piece)] = piece
-                    gathered += len(piece)
-        if gathered:
-            self._send_record(self._gathered[:gathered])
+                    size, gathered = 0, gathered + len(piece)
+                lent.rest = advance(lent.rest, len(piece))
+            if size:
+                self._send_record(size)
 
     def receive_into(self, views: Sequence[memoryview]) -> None:
         for view in views:
@@ -91,8 +102,8 @@ class SealedChannel:
             self._left = self._left[count:]
             missing -= count
 
-    def _send_record(self, piece: memoryview) -> None:
-        self.sock.sendall(self._out[: self._sending.seal(piece, self._out)])
+    def _send_record(self, size: int) -> None:
+        self.sock.sendall(self._out[:size])
 
     def _receive(self) -> memoryview:
         """Ciphertext and tag of the next record."""

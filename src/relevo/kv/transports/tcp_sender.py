@@ -1,7 +1,9 @@
 """Sending half of the TCP transport: one link per receiver, made at the first write to it.
 
-A write counts as in flight from the moment its frame is handed to the socket until the receiver has answered it or
-the link is lost. So much of a link is in flight as it moves in a quarter of a second, so that `cancel` is quick.
+A write counts as under way from the moment its frame is handed to the socket until the receiver has answered it or the
+link is lost. So much of a link is under way as it moves in a quarter of a second, so that what was cancelled ends soon.
+No call waits for a receiver: the step loop makes them, and all its streams would stand still with it. What `cancel`
+leaves under way is watched by a thread of its own, and a link that stays silent then is lost.
 Owns: the links, the account of every transfer. Does not know grants.
 """
 
@@ -15,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from relevo.core.errors import ProtocolError
+from relevo.core.events import WritesEnded
 from relevo.core.ids import BlockId, WorkerRef
 from relevo.core.kv import Reservation
 from relevo.kv.arena import Arena
-from relevo.kv.transfer import EventQueue, TransferLedger, check_write
+from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
 from relevo.kv.transports import tcp_address
 from relevo.kv.transports.tcp_acceptor import HANDSHAKE_TIMEOUT_S
 from relevo.kv.transports.tcp_address import split_address
@@ -45,7 +48,7 @@ class TcpOptions:
     num_streams: int = 1  # connections of one link at most
     connect_timeout_s: float = 5.0
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S  # of a receiver for a stranger
-    drain_timeout_s: float = 2.0  # cancel waits so long for answers, then cuts the link
+    drain_timeout_s: float = 2.0  # a link so long silent, with something cancelled under way, is lost
     heartbeat_s: float = 0.0  # a stream that has been idle so long asks for a sign of life; 0: none does
     silence_s: float = 3.0  # and is given up so long after it asked
 
@@ -61,6 +64,9 @@ class TcpSender:
         self.changed = threading.Condition()
         self.ledger = TransferLedger()
         self._links: dict[tuple[str, WorkerRef], Link] = {}  # an address may be another worker's by now
+        self._leaving: list[Transfer] = []  # cancelled, and still under way
+        self._watcher: threading.Thread | None = None  # of those
+        self._ending: list[Link] = []  # left, their threads may still run
 
     def write(
         self, reservation: Reservation, address: str, first_index: int, local_block_ids: Sequence[BlockId]
@@ -89,36 +95,79 @@ class TcpSender:
             transfer = self.ledger.find(reservation)
             return transfer is not None and transfer.failed is not None
 
-    def cancel(self, reservation: Reservation) -> None:
+    def cancel(self, reservation: Reservation) -> bool:
+        """What was sent goes on to its receiver, from copies. False: something was, and `left` follows."""
         with self.changed:
             transfer = self.ledger.forget(reservation)
             if transfer is not None:
-                for link in self._links.values():
-                    link.drop_queued(transfer)
-                deadline_s = self.options.drain_timeout_s
-                if not self.changed.wait_for(lambda: transfer.num_outstanding == 0, deadline_s):
-                    for link in list(self._links.values()):
-                        if link.carries(transfer):
-                            link.lose("the receiver did not answer in time")
+                for link in list(self._links.values()):
+                    link.drop(transfer)
+                self._lose_silent([transfer])
+                if transfer.num_outstanding:
+                    self._leaving.append(transfer)
+                    if self._watcher is None:
+                        self._watcher = threading.Thread(target=self._watch_leaving, name="kv-leave", daemon=True)
+                        self._watcher.start()
             self.events.drop(reservation)
+            is_quiet = all(each.reservation != reservation for each in self._leaving)
         self.events.wake()
+        return is_quiet
+
+    def left(self, transfer: Transfer) -> None:
+        """Something of a cancelled transfer has ended; lock held."""
+        if transfer.num_outstanding or transfer not in self._leaving:
+            return
+        self._leaving.remove(transfer)
+        if all(each.reservation != transfer.reservation for each in self._leaving):
+            self.events.add(WritesEnded(transfer.reservation))
+
+    def _lose_silent(self, leaving: Sequence[Transfer]) -> float | None:
+        """Lose links that carry something cancelled and have been silent for too long; lock held. Returns when to look
+        again, of `time.monotonic()`; None: nothing of it is under way."""
+        again_s: float | None = None
+        for link in list(self._links.values()):
+            if any(link.carries(transfer) for transfer in leaving):
+                now_s, silent_s = time.monotonic(), link.heard_s + self.options.drain_timeout_s
+                if silent_s <= now_s:
+                    link.lose("the receiver did not answer in time")
+                silent_s = max(silent_s, now_s)
+                again_s = silent_s if again_s is None else min(again_s, silent_s)
+        return again_s
+
+    def _watch_leaving(self) -> None:
+        while True:
+            with self.changed:
+                again_s = self._lose_silent(self._leaving)
+                if again_s is None:
+                    self._watcher = None
+                    return
+                self.changed.wait(max(0.0, again_s - time.monotonic()))
+            self.events.wake()
 
     def warm(self, address: str, target: WorkerRef) -> None:
         """Connect now, so that the first write does not wait for it. Returns at once; what fails is found out then."""
         with self.changed:
             self._link_to(address, target)
 
-    def leave_all(self, reason: str, timeout_s: float) -> None:
-        """Every link ends, and with it every transfer."""
+    def leave_all(self, reason: str) -> None:
+        """Every link ends, and with it every transfer. Their threads end soon after."""
         with self.changed:
-            links = list(self._links.values())
-            self._links = {}
-            for link in links:
+            self._ending = [link for link in self._ending if link.is_running]
+            self._ending += self._links.values()
+            for link in self._links.values():
                 link.lose(reason)
+            self._links = {}
         self.events.wake()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads of links that were left."""
         deadline_s = time.monotonic() + timeout_s
+        with self.changed:
+            links, watcher = list(self._ending), self._watcher
         for link in links:
             link.join(deadline_s)
+        if watcher is not None:
+            watcher.join(max(0.0, deadline_s - time.monotonic()))
 
     def connect(self, address: str, target: WorkerRef, link_id: bytes = b"") -> tuple[Channel, Any]:
         """(a connection to that incarnation, proved from both sides; who is there). OSError or ProtocolError otherwise

@@ -1,0 +1,34 @@
+"""Blocks that a sender reads from until it has sent them, or until they are wanted back.
+
+They are read with the lock held, in pieces that never wait for the network; so `give_back` returns within one such
+piece, and when it has returned nothing reads the blocks any more. What is left of a frame that has begun goes out from
+a copy: its receiver gets what was meant for it, whatever its sender has put there since.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Sequence
+
+
+class LentBlocks:
+    """Of one frame. Read and change `rest` only with `lock` held."""
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self.lock = threading.Lock()
+        self.rest = [view.cast("B") for view in views if view.nbytes]  # not sent yet
+        self.num_bytes = sum([view.nbytes for view in self.rest])  # of all
+
+    def checksums(self, num_bytes: int) -> tuple[int, ...]:
+        """crc32 of each run of so many bytes, before anything is sent."""
+        with self.lock:
+            return tuple(
+                [zlib.crc32(view[at : at + num_bytes]) for view in self.rest for at in range(0, len(view), num_bytes)]
+            )
+
+    def give_back(self) -> None:
+        """Idempotent. From any thread."""
+        with self.lock:
+            if self.rest:
+                self.rest = [memoryview(b"".join(self.rest))]
