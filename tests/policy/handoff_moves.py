@@ -11,6 +11,7 @@ from handoff_world import (
     Violation,
     Worker,
     World,
+    arrive,
     cut,
     die,
     fenced,
@@ -61,6 +62,8 @@ def progress(world: World) -> Iterator[tuple[str, World]]:
             yield f"fence itself {i}", die(world, i)
         if w.alive and w.hung and not is_fenced_by_policy(world, i):
             yield f"health check {i}", die(world, i)
+    for write in sorted(world.late):
+        yield f"late write of {write[0]} arrives", arrive(world, write)
     if any(w.hung and w.alive for w in world.workers) and not is_fence_awaited(world):
         yield from time_passes(world)
 
@@ -97,6 +100,8 @@ def answers(world: World) -> Iterator[tuple[str, World]]:
         yield "no route", tell(after, events.NoRoute(NO_WORKER))
         return
     yield "route split", tell(after, events.Routed(able[0], split=True))
+    if world.is_network and INDEX[able[-1]] >= NUM_PLACES:  # blocks may be granted by one that joined again
+        yield "route to the newcomer", tell(after, events.Routed(able[-1], split=True))
     if budget.unsplit:
         cheaper = budget._replace(unsplit=budget.unsplit - 1)
         yield "route whole", tell(after._replace(budget=cheaper), events.Routed(able[0], split=False))

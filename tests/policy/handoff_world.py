@@ -46,6 +46,17 @@ class Worker(NamedTuple):
     outbox: tuple[Any, ...] = ()
 
 
+class LateWrite(NamedTuple):
+    """From or to one that is cut off."""
+
+    writer: int
+    target: int
+    room: int
+    is_by_cut: (
+        bool  # a writer that is well, or has died, sent what was meant; it may stand beside what another one writes
+    )
+
+
 class Budget(NamedTuple):
     deaths: int = 0
     hangs: int = 0
@@ -70,6 +81,7 @@ class World(NamedTuple):
     absent: frozenset[int] = frozenset()  # places where nobody ever was
     is_network: bool = False  # blocks travel; otherwise workers write into each other's memory
     unfenced: frozenset[tuple[int, int]] = frozenset()  # (new incarnation, who has yet to let go of the former one)
+    late: frozenset[LateWrite] = frozenset()  # under way
 
 
 def ref(index: int) -> WorkerRef:
@@ -188,7 +200,48 @@ def end_of_link(world: World, i: int) -> events.WorkerCut:
 def cut(world: World, i: int) -> World:
     """What is under way is lost in both directions; it works on, and does not know."""
     w = world.workers[i]
-    return put(world, i, w._replace(inbox=(), outbox=(end_of_link(world, i),), is_cut=True))
+    world = put(world, i, w._replace(inbox=(), outbox=(end_of_link(world, i),), is_cut=True))
+    for writer in range(len(world.workers)):
+        world = with_late_write(world, writer)
+    return world
+
+
+def with_late_write(world: World, writer: int) -> World:
+    """What goes from or to one that is cut off may take as long as it likes: until after both have begun anew."""
+    w = world.workers[writer]
+    if not world.is_network or not w.alive or w.task != "prefill":
+        return world
+    if not w.is_cut and not world.workers[w.target].is_cut:
+        return world
+    return world._replace(late=world.late | {LateWrite(writer, w.target, w.room, w.is_cut)})
+
+
+def takes(world: World, i: int, epoch: int, room: int) -> bool:
+    """Whether a write that names them lands there."""
+    w = world.workers[i]
+    return w.alive and w.task == "granted" and (REFS[i].epoch, w.room) == (epoch, room)
+
+
+def arrive(world: World, write: LateWrite) -> World:
+    """At the address it was for, whoever is there now. Taken by the epoch and the room that it names, and by nothing
+    else."""
+    writer, target, room, is_by_cut = write
+    world = world._replace(late=world.late - {write})
+    place = target % NUM_PLACES
+    heirs = [i for i in (place + NUM_PLACES, place) if i < len(world.workers) and world.workers[i].alive]
+    if not heirs:
+        return world
+    heir = heirs[0]
+    if not takes(world, heir, REFS[target].epoch, room):
+        return world
+    if heir != target:
+        raise Violation(f"a late write for {REFS[target]} landed in a room of {REFS[heir]}")
+    for i, other in enumerate(world.workers):
+        rooms = [(message[1], message[3]) for message in other.inbox if message[0] == "prefill"]
+        rooms += [(other.target, other.room)] if other.task == "prefill" else []
+        if is_by_cut and i != writer and other.alive and (heir, room) in rooms:
+            raise Violation(f"a late write of {REFS[writer]} landed in a room that is another writer's")
+    return world
 
 
 def put(world: World, i: int, worker: Worker) -> World:
@@ -332,7 +385,7 @@ def work(world: World, i: int) -> Iterator[World]:
         )
         yield put(world, i, say(w, events.Granted(granted))._replace(task="granted", room=w.room + world.is_network))
     elif w.task == "prefill":
-        yield put(world, i, prefill_step(world, i, w))
+        yield with_late_write(put(world, i, prefill_step(world, i, w)), i)
     elif w.task == "decode":
         for s, count in enumerate(w.counts):
             if count < world.max_tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import handoff_world
 import pytest
 from handoff_moves import check_gone, faults, progress
 from handoff_world import Budget, Violation, World, first_world
@@ -27,6 +28,15 @@ CUT_CASES = {  # of links to other boxes, over which blocks travel, or on which 
     "cut and client": (2, Budget(cuts=1, client=1), 2),
     "cut and death": (2, Budget(cuts=1, deaths=1), 2),
     "late and cut": (2, Budget(cuts=1, ticks=1), 2),
+    "cut and rejoin": (2, Budget(cuts=1, restarts=1), 2),
+    "cut and rejoin beside a third": (3, Budget(cuts=1, restarts=1), 2),
+}
+
+WIDE_CUT_CASES = {  # of minutes
+    "cut and rejoin, aborted": (2, Budget(cuts=1, restarts=1, client=1), 2),
+    "cut and rejoin, late": (2, Budget(cuts=1, restarts=1, ticks=1), 2),
+    "two cuts, one rejoins": (3, Budget(cuts=2, restarts=1), 2),
+    "a cut, a death, one begins anew": (3, Budget(cuts=1, deaths=1, restarts=1), 2),
 }
 
 WIDE_CASES = {  # of minutes
@@ -105,8 +115,9 @@ def test_every_interleaving_of_a_small_world_is_safe_and_ends(name: str) -> None
 @pytest.mark.parametrize("is_network", [True, False], ids=["network", "memory"])
 @pytest.mark.parametrize("name", CUT_CASES)
 def test_every_interleaving_around_a_cut_is_safe_and_ends(name: str, is_network: bool) -> None:
-    """A worker that is cut off works on under its old epoch, writes late, and fences itself at any later time. Red when
-    its room is given to another writer, or is freed while it may still write and cannot be refused."""
+    """A worker that is cut off works on under its old epoch, writes late, fences itself at any later time, and may join
+    again under a new one. Red when its room is given to another writer, or is freed while it may still write and cannot
+    be refused; or when what it wrote, or what was written for it, lands under the new epoch."""
     num_workers, budget, max_tokens = CUT_CASES[name]
     first = first_world(num_workers, budget, max_tokens=max_tokens, is_network=is_network)
     num_worlds, outcomes = search(first, max_worlds=120_000)
@@ -114,12 +125,27 @@ def test_every_interleaving_around_a_cut_is_safe_and_ends(name: str, is_network:
     assert "finished" in outcomes
 
 
+def test_the_search_finds_a_receiver_that_does_not_look_at_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when the worlds of a cut hold no late write that another incarnation could take for its own."""
+
+    def takes(world: World, i: int, _epoch: int, room: int) -> bool:
+        return world.workers[i].alive and world.workers[i].task == "granted" and world.workers[i].room == room
+
+    monkeypatch.setattr(handoff_world, "takes", takes)
+    num_workers, budget, max_tokens = CUT_CASES["cut and rejoin"]
+    with pytest.raises(Violation, match="landed in a room of"):
+        search(first_world(num_workers, budget, max_tokens=max_tokens, is_network=True), max_worlds=120_000)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_wider_worlds(capsys: pytest.CaptureFixture[str]) -> None:
     num_all = 0
-    for name, (num_workers, budget, max_tokens) in (CASES | WIDE_CASES).items():
-        num_worlds, outcomes = search(first_world(num_workers, budget, max_tokens=max_tokens), max_worlds=5_000_000)
+    cases = [(name, case, False) for name, case in (CASES | WIDE_CASES).items()]
+    cases += [(name, case, kind) for name, case in WIDE_CUT_CASES.items() for kind in (True, False)]
+    for name, (num_workers, budget, max_tokens), is_network in cases:
+        first = first_world(num_workers, budget, max_tokens=max_tokens, is_network=is_network)
+        num_worlds, outcomes = search(first, max_worlds=5_000_000)
         num_all += num_worlds
         with capsys.disabled():
             print(f"\n{name}: {num_worlds:,} worlds, {', '.join(sorted(outcomes))}")  # noqa: T201
