@@ -41,6 +41,7 @@ class World:
     epochs: list[int] = field(default_factory=list)  # that the workers have had
     linked: dict[str, Session] = field(default_factory=dict)  # of heads whose gateways have links here
     processes: int = 1
+    heads_meet: bool = True  # they can ask each other
     flight: list[tuple[str, str, Session, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -73,6 +74,9 @@ class World:
 
     def join(self, name: str, *, answer_delay_ns: int) -> None:
         head = self.heads[name]
+        if self.heads_meet:
+            for other in self.heads.values():
+                head.learned(NAME, other.highest_of(NAME))
         if self.node.needs_epoch((head.highest_of(NAME),)):
             self.fence(self.node.new_epoch((head.highest_of(NAME), self.node_disk), self.unix_s).epoch)
         self.linked.pop(name, None)
@@ -142,6 +146,8 @@ MOVES = st.lists(
         st.tuples(st.just("restart node"), st.booleans()),
         st.tuples(st.just("restart head"), st.integers(0, 1), st.booleans()),
         st.tuples(st.just("clock back"), st.integers(1, 100)),
+        st.tuples(st.just("heads part")),
+        st.tuples(st.just("heads meet")),
     ),
     max_size=40,
 )
@@ -170,22 +176,25 @@ def play(world: World, move: tuple) -> None:  # type: ignore[type-arg]
             world.restart_head(f"h{index % world.num_heads}", lost_disk=lost and world.node_disk > 0)
         case ("clock back", seconds):
             world.unix_s = max(0.0, world.unix_s - seconds)
+        case ("heads part",) | ("heads meet",):
+            world.heads_meet = move[0] == "heads meet"
 
 
 @settings(max_examples=150, deadline=None)
 @given(num_heads=st.integers(1, 2), moves=MOVES)
 def test_a_node_has_let_go_before_any_head_gives_it_up(num_heads: int, moves: list[tuple]) -> None:  # type: ignore[type-arg]
     """`lost_disk` on one side at a time: the other side remembers. A node that lost its disk and whose clock was set
-    back has its last epoch from the head that it joins: it is not asked of one that never saw it."""
-    world, was_set_back = World(num_heads=num_heads), False
+    back has its last epoch from the head that it joins, or from another one that this head can ask."""
+    world, was_set_back, have_parted = World(num_heads=num_heads), False, False
     for move in moves:
-        if move[0] == "restart node" and move[1] and was_set_back and num_heads > 1:
+        if move[0] == "restart node" and move[1] and was_set_back and have_parted:
             continue
         if move[0] == "restart node" and move[1] and not any(disk for disk in world.disks.values()):
             continue  # nothing of it is left anywhere but the time
         if move[0] == "clock back" and not world.node_disk:
             continue
         was_set_back |= move[0] == "clock back"
+        have_parted |= move[0] == "heads part"
         play(world, move)
         for name, session in world.linked.items():
             if world.node.may_serve(name, session, world.now_ns):

@@ -4,9 +4,12 @@ node → head  NodeHello                 head → node  Known | Denied      (wha
 node → head  Claim                     head → node  Welcome | Denied    (after it has dialled back)
 node → head  Workers 1, 2, …           head → node  Heads, Revoked, KillWorker, DrainNode
 node → head  Leave
+head → head  AskEpoch                  head → head  Known
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
@@ -20,6 +23,12 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class AskFacts(_Message, frozen=True, tag=True):
     """Instead of NodeHello, by a node that has not started its workers: what must be equal? Answered with Facts."""
+
+
+class AskEpoch(_Message, frozen=True, tag=True):
+    """Instead of NodeHello, by a head that is about to take that node in. Answered with Known."""
+
+    name: str
 
 
 class Facts(_Message, frozen=True, tag=True):
@@ -85,6 +94,11 @@ class NodePeer(msgspec.Struct, frozen=True, array_like=True):
     kv_addresses: tuple[str, ...]
     kv_workers: tuple[tuple[str, int], ...]  # of which worker each is, and its epoch
 
+    @classmethod
+    def of(cls, name: str, control: str, workers: Iterable[NodeWorker]) -> NodePeer:
+        ends = [(address, (worker.worker_id, worker.epoch)) for worker in workers for address in worker.kv_addresses]
+        return cls(name, control, tuple(address for address, _ in ends), tuple(worker for _, worker in ends))
+
 
 class Revoked(_Message, frozen=True, tag=True):
     """Enrolments that were revoked, all that are known; the authority has signed each."""
@@ -135,8 +149,8 @@ class LinkTo(msgspec.Struct, frozen=True, array_like=True):
     session: int
 
 
-FROM_NODE: msgspec.msgpack.Decoder[AskFacts | NodeHello | Claim | Workers | Leave] = msgspec.msgpack.Decoder(
-    AskFacts | NodeHello | Claim | Workers | Leave
+FROM_NODE: msgspec.msgpack.Decoder[AskFacts | AskEpoch | NodeHello | Claim | Workers | Leave] = msgspec.msgpack.Decoder(
+    AskFacts | AskEpoch | NodeHello | Claim | Workers | Leave
 )
 FROM_HEAD: msgspec.msgpack.Decoder[Facts | Known | Denied | Welcome | Heads | Revoked | KillWorker | DrainNode] = (
     msgspec.msgpack.Decoder(Facts | Known | Denied | Welcome | Heads | Revoked | KillWorker | DrainNode)

@@ -23,6 +23,7 @@ from relevo.cluster.member_messages import (
     FROM_NODE,
     HEARTBEAT_OF,
     Ack,
+    AskEpoch,
     AskFacts,
     Beat,
     Claim,
@@ -41,6 +42,8 @@ from relevo.cluster.member_messages import (
 )
 from relevo.cluster.moving import Moves
 from relevo.cluster.opening import Purpose
+from relevo.cluster.other_heads import highest_elsewhere
+from relevo.cluster.peer import NodeRole
 from relevo.cluster.stream import FramedStream, open_stream
 from relevo.core.cluster import ClusterFacts, NodeEngine, NodeReport, NodeWorker, RemoteWorker, shown_engines
 from relevo.core.errors import ProtocolError, RelevoError
@@ -123,6 +126,9 @@ class Members:
             if isinstance(first, AskFacts):
                 stream.send(Facts(self._facts, tuple(self._heads)))
                 await stream.receive(FROM_NODE)  # until it closes
+            elif isinstance(first, AskEpoch) and stream.peer is not None and stream.peer.role is NodeRole.HEAD:
+                stream.send(Known(self._policy.highest_of(first.name)))
+                await stream.receive(FROM_NODE)  # until it closes
             elif isinstance(first, NodeHello):
                 await self._take_in(stream, first)
         except TimeoutError:
@@ -161,6 +167,7 @@ class Members:
         if wrong is not None:
             self._deny(stream, name, wrong)
             return
+        self._policy.learned(name, await highest_elsewhere(self.identity, self.other_heads, name))
         note = mixing(self._facts.node, hello.facts, name)
         stream.send(Known(self._policy.highest_of(name), (note,) if note else ()))
         async with asyncio.timeout(_FIRST_WORDS_S):
@@ -187,7 +194,8 @@ class Members:
         log.info("%s joined (epoch %d, session %d) at %s", name, session.epoch, session.number, hello.control)
         stream.send(Welcome())
         stream.send(Revoked(self.identity.revoked.entries))
-        self._learn_head(hello)
+        if stream.peer.role is NodeRole.HEAD:
+            self._learn_head(hello)
         self._changed()
         await self._listen(guest, session)
 
@@ -340,7 +348,7 @@ class Members:
     def peers(self) -> tuple[NodePeer, ...]:
         """Nodes that are here, for this box's own KV."""
         found = (
-            _peer(guest.name, guest.hello.control, guest.told.workers)
+            NodePeer.of(guest.name, guest.hello.control, guest.told.workers)
             for guest in self._guests.values()
             if (member := self._policy.get(guest.name)) is not None and member.is_here
         )
@@ -375,7 +383,7 @@ class Members:
             peers = tuple(
                 peer
                 for name, control, workers in (self._own(), *self._others(guest))
-                if (peer := _peer(name, control, workers)).kv_addresses
+                if (peer := NodePeer.of(name, control, workers)).kv_addresses
             )
             if guest.stream is not None:
                 with contextlib.suppress(RelevoError):
@@ -390,8 +398,3 @@ class Members:
 
     def _own(self) -> tuple[str, str, tuple[NodeWorker, ...]]:
         return self.identity.name, str(self._place), self._own_workers()
-
-
-def _peer(name: str, control: str, workers: tuple[NodeWorker, ...]) -> NodePeer:
-    ends = [(address, (worker.worker_id, worker.epoch)) for worker in workers for address in worker.kv_addresses]
-    return NodePeer(name, control, tuple(address for address, _ in ends), tuple(worker for _, worker in ends))

@@ -66,6 +66,11 @@ class HeadMembers:
     def highest_of(self, name: str) -> int:
         return self._highest.get(name, 0)
 
+    def learned(self, name: str, epoch: int) -> None:
+        """From another head: what it has accepted, this one does not accept again."""
+        if epoch > self.highest_of(name):
+            self._highest[name] = epoch
+
     def accept(self, name: str, session: Session, now_ns: int) -> list[Ended] | None:
         """None: it is not later than what was accepted before, so the node must take a higher epoch. An incarnation
         that is still here ends: of two of one name the second fences the first."""
