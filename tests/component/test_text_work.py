@@ -7,8 +7,10 @@ import threading
 from dataclasses import replace
 
 import pytest
+from scripted_gateway import rig
 
 from relevo.core.errors import Overloaded
+from relevo.gateway.http import call
 from relevo.gateway.text.text_work import INLINE_BYTES, LIMITS, TextWork
 
 
@@ -45,3 +47,29 @@ async def test_a_client_that_leaves_gives_its_place_back() -> None:
     await asyncio.sleep(0)
     gate.set()
     assert await another == "read" and await at_work
+
+
+async def test_probes_are_answered_while_every_thread_works_on_long_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when liveness waits behind what clients send: a busy server would be ended, and its load end the next."""
+    gate, num_at_work, parse = threading.Event(), threading.Semaphore(0), call.parse_object
+
+    def blocked(body: bytes) -> dict[str, object]:
+        if threading.current_thread() is not threading.main_thread():
+            num_at_work.release()
+            gate.wait(60)
+        return parse(body)
+
+    monkeypatch.setattr(call, "parse_object", blocked)
+    r = rig()
+    prompts = ["x" * 400_000] * LIMITS.max_working_jobs + ["x" * 8_000_000] * 2
+    sending = [asyncio.create_task(r.complete(prompt=prompt)) for prompt in prompts]
+    try:
+        for _ in range(LIMITS.max_working_jobs):
+            assert await asyncio.to_thread(num_at_work.acquire, timeout=60)
+        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+            async with asyncio.timeout(60):
+                assert (await r.get(path)).status_code == 200
+        assert not any(each.done() for each in sending)
+    finally:
+        gate.set()
+    assert {answer.status_code for answer in await asyncio.gather(*sending)} == {400}, "too long for this model"

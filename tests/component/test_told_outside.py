@@ -7,10 +7,14 @@ socket, and when `READY=1` is said before every process is ready.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import sys
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from relevo.build import outside
-from relevo.build.outside import ServiceManager, open_probe_port, told_outside
+from relevo.build.outside import ServiceManager, answered_meanwhile, open_probe_port, told_outside
 from relevo.core.errors import SettingsError
 
 
@@ -171,3 +175,31 @@ async def test_a_service_manager_sees_by_the_status_whether_a_restart_may_help(
 ) -> None:
     ended, said = await start("serve", "fake", "--port", "0", *arguments)
     assert (ended, said.count("relevo: ")) == (status, 1), said
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_one_that_waits_for_others_is_alive_and_says_for_whom() -> None:
+    """Red if a node whose head is late counts as dead: it would be started again and again, and so would its group."""
+    listener = open_probe_port("127.0.0.1", free_port())
+    assert listener is not None
+    port = listener.getsockname()[1]
+    with answered_meanwhile("a head at h:7000", listener):
+        assert get(port, "/live")[0] == 200
+        status, said = get(port, "/ready")
+        assert (status, json.loads(said)["reason"]) == (503, "not ready: a head at h:7000")
+    assert not any(thread.name == "probes" for thread in threading.enumerate())
+
+    async def go_on() -> str:
+        async with told_outside(Processes([]), listener, {}):
+            return await ask(port, b"GET /ready HTTP/1.1")
+
+    assert " 200 " in asyncio.run(go_on()), "the port is the supervisor's from then on"
+    with answered_meanwhile("a head at h:7000", None):
+        pass

@@ -12,7 +12,9 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, MutableMapping
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,6 +64,40 @@ async def told_outside(
             telling = asyncio.create_task(_tell(manager, supervisor))
             open_until.callback(telling.cancel)
         yield
+
+
+@contextlib.contextmanager
+def answered_meanwhile(waited_for: str, probed: socket.socket | None) -> Iterator[None]:
+    """Before there is a supervisor probes are answered from a thread: who waits for others is alive, and not ready.
+    `probed` stays open."""
+    if probed is None:
+        yield
+        return
+    ending: Future[Callable[[], object]] = Future()
+    port = probed.dup()
+
+    async def answer() -> None:
+        loop, is_over = asyncio.get_running_loop(), asyncio.Event()
+        async with told_outside(_Waiting(waited_for), port, {}):
+            ending.set_result(lambda: loop.call_soon_threadsafe(is_over.set))
+            await is_over.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(answer(),), name="probes", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.result()()
+        thread.join()
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    for_whom: str
+    is_stopping: bool = False
+
+    def waited_for(self) -> list[str]:
+        return [self.for_whom]
 
 
 def why_not_ready(supervisor: Supervised) -> str:

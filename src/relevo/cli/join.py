@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from relevo.build.join import JoinRefused, join_ask, plan_joining
-from relevo.build.outside import open_probe_port
+from relevo.build.outside import answered_meanwhile, open_probe_port
 from relevo.build.serve import serving
 from relevo.build.start_phases import StartPhases
 from relevo.cli.options import make_settings
@@ -88,7 +88,8 @@ def join(
     ask = join_ask(heads, token_file or settings.token_file, name, listen, advertise or settings.advertise, model)
     phases = StartPhases()
     probed = open_probe_port(settings.host, settings.probe_port)
-    settings, plan, part = plan_joining(ask, settings, say)
+    with answered_meanwhile(f"a head at {heads}", probed):
+        settings, plan, part = plan_joining(ask, settings, say)
     view = StartView(plan, "", phases, 0)
     with serving(settings, plan, None, view.on_status, part) as supervisor:
         view.show_plan()

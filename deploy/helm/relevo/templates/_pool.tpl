@@ -72,9 +72,10 @@ spec:
         - {name: control, containerPort: {{ $v.cluster.port }}}
         - {name: kv, containerPort: {{ $v.cluster.kvPort }}}
         - {name: probes, containerPort: {{ $v.gateway.probePort }}}
-      # A model that takes longer is ended by --start-timeout-s, with a reason, before this ends it without one.
+      # A head that is not there yet is waited for, and a model that takes too long is ended by --start-timeout-s, with a
+      # reason: neither is for a probe to judge.
       startupProbe:
-        httpGet: {path: /ready, port: probes}
+        httpGet: {path: /live, port: probes}
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: {{ div (add $v.model.loadSeconds 60 9) 10 }}
