@@ -233,7 +233,7 @@ def grouped(**changes: Any) -> dict[str, Any]:
         ),
         (INT4 | {"config_groups": {}}, "one group of modules"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt weights"),
-        ({"quant_method": "awq"}, "awq weights"),
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes weights"),
     ],
 )
 def test_ways_that_are_not_read_are_refused_in_a_sentence(stated: dict[str, Any], words: str) -> None:

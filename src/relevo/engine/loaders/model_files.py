@@ -38,7 +38,7 @@ class StoredTensor:
     decode: Callable[[npt.NDArray[np.uint8], str], HostTensor]  # bytes, what quantised ones become: float32 or bfloat16
     raw_format: str | None = None  # a key of ops.formats.BLOCK_FORMATS, if backends may take the file's own bytes
     as_raw: Callable[[npt.NDArray[np.uint8]], HostTensor] | None = None  # wherever raw_format is set
-    scales: StoredTensor | None = None  # a second tensor of the file, which `decode` reads
+    beside: tuple[StoredTensor, ...] = ()  # further tensors, which `decode` reads: scales, zero points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,8 @@ class ModelFiles:
             for tensor in sorted(self.stored, key=lambda stored: stored.name):
                 digest.update(f"{tensor.name} {tensor.shape} {tensor.stored_as}".encode())
                 digest.update(samples[tensor.name])
-                digest.update(samples.get(f"{tensor.name} scales", b""))
+                for part in tensor.beside:
+                    digest.update(samples[part.name])
             self._hash = digest.hexdigest()[:32]
         return self._hash
 
@@ -123,17 +124,15 @@ def ends_before(path: Path, num_bytes: int) -> ModelFileError:
 
 
 def _samples(stored: tuple[StoredTensor, ...]) -> dict[str, bytes]:
-    """A few bytes from the middle of each tensor, by its name. Raises ModelFileError."""
+    """A few bytes from the middle of each tensor, by its name, and of what lies beside it. Raises ModelFileError."""
     samples = {}
-    parts = [*stored, *(tensor.scales for tensor in stored if tensor.scales is not None)]
+    parts = [*stored, *(part for tensor in stored for part in tensor.beside)]
     for path in {part.path for part in parts}:
         try:
             with path.open("rb", buffering=0) as file:
-                for tensor in stored:
-                    if tensor.path == path:
-                        samples[tensor.name] = _sample(file, tensor)
-                    if tensor.scales is not None and tensor.scales.path == path:
-                        samples[f"{tensor.name} scales"] = _sample(file, tensor.scales)
+                for part in parts:
+                    if part.path == path:
+                        samples[part.name] = _sample(file, part)
         except OSError as error:
             raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
     return samples

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relevo.core.errors import UnsupportedModel
+from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import StoredTensor
 
 if TYPE_CHECKING:  # a process that only opens a folder does without numpy
@@ -46,3 +47,18 @@ def decode_plain(data: npt.NDArray[np.uint8], stored_as: str, shape: tuple[int, 
     if stored_as == "BF16":
         return HostTensor(data.view("<u2").reshape(shape), "bfloat16")
     return HostTensor(data.view("<f8").astype("float32").reshape(shape), "float32")
+
+
+def biases_of_zeros(stored: Iterable[StoredTensor], names: Collection[str]) -> frozenset[str]:
+    """Of these names, the biases that add nothing: quantisers write one beside every matrix. Raises ModelFileError."""
+    biases = [tensor for tensor in stored if tensor.name in names and tensor.name.endswith(".bias")]
+    return frozenset(tensor.name for tensor in biases if tensor.stored_as in FLOATS and not any(_bytes(tensor)))
+
+
+def _bytes(tensor: StoredTensor) -> bytes:
+    try:
+        with tensor.path.open("rb") as file:
+            file.seek(tensor.offset)
+            return file.read(tensor.num_bytes)
+    except OSError as error:
+        raise ModelFileError(f"cannot read {tensor.path}: {error.strerror or error}") from error

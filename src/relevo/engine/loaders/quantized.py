@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import StoredTensor
+from relevo.engine.loaders.packed_groups import packed_weights
 from relevo.engine.loaders.plain_tensor import FLOATS
-from relevo.engine.models.quantization import Quantization
+from relevo.engine.models.quantization import METHODS, Quantization
 from relevo.engine.models.weight_plan import KV_UP
 
 if TYPE_CHECKING:  # a process that only opens a folder does without numpy
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # a process that only opens a folder does without numpy
 
     from relevo.engine.ops.protocol import HostTensor
 
-_Q4_GROUP = 32  # of weights that a backend may multiply as they are
+_Q4_GROUP = 32  # of weights that a backend may multiply as they are; a larger group is several of them
 
 
 def whole_weights(
@@ -34,9 +35,15 @@ def whole_weights(
         joined = list(stored)
     else:
         by_name = {tensor.name: tensor for tensor in stored}
-        joined = _fp8(quantization, by_name, folder) if quantization.method == "fp8" else _int4(quantization, by_name)
+        match quantization.method:
+            case "fp8":
+                joined = _fp8(quantization, by_name, folder)
+            case "int4":
+                joined = _int4(quantization, by_name)
+            case _:
+                joined = packed_weights(quantization, by_name)
     for tensor in joined:
-        if tensor.stored_as not in (*FLOATS, "U8", "fp8", "int4"):
+        if tensor.stored_as not in (*FLOATS, "U8", *METHODS):
             known = ", ".join(FLOATS)
             raise UnsupportedModel(
                 f"{tensor.path}: tensor {tensor.name} is stored as {tensor.stored_as}; one of {known} is implemented "
@@ -135,9 +142,9 @@ def _with_scales(
     def as_raw(data: npt.NDArray[np.uint8]) -> HostTensor:
         from relevo.engine.loaders.quantized_tensors import as_q4_0
 
-        return as_q4_0(data, shape, scales)
+        return as_q4_0(data, shape, scales, blocks[1])
 
-    is_raw = method == "int4" and blocks[1] == _Q4_GROUP and not is_kept
+    is_raw = method == "int4" and blocks[1] % _Q4_GROUP == 0 and not is_kept
     return replace(
         tensor,
         name=name,
@@ -146,5 +153,5 @@ def _with_scales(
         decode=decode,
         raw_format="q4_0" if is_raw else None,
         as_raw=as_raw if is_raw else None,
-        scales=scales,
+        beside=(scales,),
     )

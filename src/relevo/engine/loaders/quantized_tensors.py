@@ -1,7 +1,7 @@
 """The arithmetic of quantised weights of a folder: bytes and scales become floats, or a format that backends multiply.
 
 Sources: OCP's 8-bit floating point specification (E4M3: bias 7, no infinities); compressed-tensors' pack-quantized
-(value i of eight at bits 4i of an integer, 8 above what is meant).
+(value i of eight at bits 4i of an integer, 8 above what is meant); the papers' own code for GPTQ and AWQ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def dequantise(
     dequantised_as: str,
 ) -> HostTensor:
     """Products of float32, row by row of blocks, so that a matrix of bfloat16 is never in memory as float32."""
-    by_block, (rows, columns) = _floats(scales), shape
+    by_block, (rows, columns) = floats_of(scales), shape
     out: npt.NDArray[Any] = np.empty(shape, dtype=np.uint16 if dequantised_as == "bfloat16" else np.float32)
     stored = data.reshape(rows, -1)
     step = blocks[0] if method == "fp8" else 64  # arbitrary: rows at a time
@@ -53,18 +53,25 @@ def dequantise(
     return HostTensor(out, dequantised_as)
 
 
-def as_q4_0(data: Bytes, shape: tuple[int, ...], scales: StoredTensor) -> HostTensor:
+def as_q4_0(data: Bytes, shape: tuple[int, ...], scales: StoredTensor, group_size: int) -> HostTensor:
     """The same numbers as GGUF's q4_0, where each scale is a float16; else floats."""
-    floats = _floats(scales)
+    blocks = q4_0_blocks(_nibbles(data.reshape(shape[0], -1)), floats_of(scales), group_size)
+    return dequantise(data, "int4", shape, scales, (1, group_size), "float32") if blocks is None else blocks
+
+
+def q4_0_blocks(codes: Bytes, scales: Floats, group_size: int) -> HostTensor | None:
+    """Of codes [rows, columns] that are 8 above what is meant, and scales [rows, groups] of a multiple of 32 columns
+    each. None: a scale is no float16."""
     with np.errstate(over="ignore"):
-        halves = floats.astype(np.float16)
-    if not np.array_equal(halves.astype(np.float32), floats):
-        return dequantise(data, "int4", shape, scales, (1, 32), "float32")
-    values = _nibbles(data.reshape(shape[0], -1)).reshape(shape[0], -1, 32)
+        halves = scales.astype(np.float16)
+    if not np.array_equal(halves.astype(np.float32), scales):
+        return None
+    halves = np.repeat(halves, group_size // 32, axis=1)[:, : codes.shape[1] // 32]
+    values = codes.reshape(len(codes), -1, 32)
     blocks = np.empty((*values.shape[:2], 18), dtype=np.uint8)
     blocks[..., :2] = halves[..., None].view(np.uint8)
     blocks[..., 2:] = values[..., :16] | values[..., 16:] << 4
-    return HostTensor(blocks.reshape(shape[0], -1), "q4_0")
+    return HostTensor(blocks.reshape(len(codes), -1), "q4_0")
 
 
 def _nibbles(packed: Bytes) -> Bytes:
@@ -72,8 +79,12 @@ def _nibbles(packed: Bytes) -> Bytes:
     return np.stack((packed & 15, packed >> 4), axis=-1).reshape(len(packed), -1)
 
 
-def _floats(scales: StoredTensor) -> Floats:
-    data = np.fromfile(scales.path, dtype=np.uint8, count=scales.num_bytes, offset=scales.offset)
-    if len(data) < scales.num_bytes:
-        raise ends_before(scales.path, scales.offset + scales.num_bytes)
-    return scales.decode(data, "float32").floats()
+def floats_of(scales: StoredTensor) -> Floats:
+    return scales.decode(bytes_of(scales), "float32").floats()
+
+
+def bytes_of(tensor: StoredTensor) -> Bytes:
+    data = np.fromfile(tensor.path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+    if len(data) < tensor.num_bytes:
+        raise ends_before(tensor.path, tensor.offset + tensor.num_bytes)
+    return data

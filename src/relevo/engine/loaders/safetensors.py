@@ -14,7 +14,7 @@ from typing import Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
-from relevo.engine.loaders.plain_tensor import FLOATS, ITEM_BYTES, plain_tensor
+from relevo.engine.loaders.plain_tensor import FLOATS, ITEM_BYTES, biases_of_zeros, plain_tensor
 from relevo.engine.loaders.quantized import whole_weights
 from relevo.engine.loaders.stacked_experts import experts_apart
 from relevo.engine.loaders.text_files import parse_object, read_text
@@ -39,7 +39,10 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
     if config.experts is not None:
         stored = experts_apart(config.experts, stored)
     config, stored, notes = with_head(config, stored, str(folder))
-    if strange := unasked(spec_of(config).weights(config), (tensor.name for tensor in stored)):
+    strange = unasked(spec_of(config).weights(config), (tensor.name for tensor in stored))
+    empty = biases_of_zeros(stored, strange)
+    stored = [tensor for tensor in stored if tensor.name not in empty]
+    if strange := [name for name in strange if name not in empty]:
         raise ModelFileError(
             f"{folder} has {len(strange)} tensors that a {config.architecture} model of its config.json does not use, "
             f"the first is {strange[0]}; config and weights do not belong together, or a field of the config is missing"

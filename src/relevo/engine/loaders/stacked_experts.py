@@ -66,7 +66,7 @@ def _parts(experts: ExpertsConfig, tensor: StoredTensor, by_name: dict[str, Stor
         name = f"{block}.{number}.{projection}.{'bias' if is_bias else 'weight'}"
         part = _part(tensor, number, name)
         if scales is not None:
-            yield _mxfp4(part, _part(scales, number, name), is_interleaved)
+            yield _mxfp4(part, _part(scales, number, f"{name}{_SCALES}"), is_interleaved)
         else:
             yield _turned(part, is_interleaved, is_matrix=not is_bias)
 
@@ -112,7 +112,7 @@ def _mxfp4(blocks: StoredTensor, scales: StoredTensor, is_interleaved: bool) -> 
         array = bits.astype(np.uint16).reshape(rows, num_blocks * half * 2)
         return HostTensor(np.ascontiguousarray(_gates_first(array) if is_interleaved else array), "bfloat16")
 
-    return replace(blocks, shape=(rows, num_blocks * half * 2), stored_as="MXFP4", decode=decode)
+    return replace(blocks, shape=(rows, num_blocks * half * 2), stored_as="MXFP4", decode=decode, beside=(scales,))
 
 
 def _gates_first(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

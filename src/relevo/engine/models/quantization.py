@@ -14,17 +14,26 @@ from typing import Any
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.models.config_fields import ConfigFields
 
-_KNOWN = "8-bit floats (e4m3) in blocks, and 4-bit integers of compressed-tensors, symmetric and in groups, are"
+METHODS = ("fp8", "int4", "gptq", "awq")
+
+_KNOWN = (
+    "8-bit floats (e4m3) in blocks, 4-bit integers of compressed-tensors, in symmetric groups, GPTQ of 4 or 8 bits and "
+    "AWQ (gemm) are"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """`method`: "fp8" (e4m3, a scale for each block of a matrix) or "int4" (a scale for each group of a row)."""
+    """`method`: "fp8" (e4m3, a scale for each block of a matrix), or for each group of a row a scale: "int4"
+    (compressed-tensors), and a zero point: "gptq", "awq"."""
 
     method: str
-    block_rows: int  # rows that share a scale; int4: 1
-    block_columns: int
+    block_rows: int  # rows that share a scale; integers: 1
+    block_columns: int  # 0: all of a row
     untouched: tuple[str, ...]  # modules that are not quantised: names, parts of names, or "re:" and a pattern
+    bits: int = 4  # of integers
+    is_symmetric: bool = True  # zero points, where there are any, are the middle
+    zero_offset: int = 0  # of stored zero points
 
     def leaves(self, module: str) -> bool:
         return any(_matches(pattern, module) for pattern in self.untouched)
@@ -42,6 +51,10 @@ def quantization_of(raw: Mapping[str, Any], origin: str) -> Quantization | None:
         return _fp8(stated, origin)
     if method in ("compressed-tensors", "compressed_tensors"):
         return _int4(stated, origin)
+    if method == "gptq":
+        return _gptq(ConfigFields(stated, f"{origin}: quantization_config"))
+    if method == "awq":
+        return _awq(ConfigFields(stated, f"{origin}: quantization_config"))
     raise _refused(origin, f"{method} weights")
 
 
@@ -84,6 +97,48 @@ def _int4(stated: Mapping[str, Any], origin: str) -> Quantization:
     if size % 8:
         raise _refused(origin, f"compressed-tensors in groups of {size}")
     return Quantization("int4", 1, size, _names(stated, "ignore", origin))
+
+
+def _gptq(fields: ConfigFields) -> Quantization:
+    stated, origin = fields.raw, fields.origin
+    if (bits := stated.get("bits")) not in (4, 8):
+        raise _refused(origin, f"GPTQ weights of {bits} bits")
+    kind = stated.get("checkpoint_format") or "gptq"
+    if kind not in ("gptq", "gptq_v2") or stated.get("is_marlin_format"):
+        raise _refused(origin, f"GPTQ weights in checkpoint_format {'marlin' if kind == 'gptq' else kind!r}")
+    if (word := stated.get("pack_dtype") or "int32") != "int32":
+        raise _refused(origin, f"GPTQ weights packed into {word}")
+    by_module = stated.get("dynamic") or {}
+    if not isinstance(by_module, Mapping) or not all(str(each).startswith("-:") for each in by_module):
+        raise _refused(origin, "GPTQ weights whose bits or groups differ by module (dynamic)")
+    untouched = {"dynamic": [f"re:{str(each).removeprefix('-:')}" for each in by_module]}
+    return Quantization(
+        "gptq",
+        1,
+        0 if stated.get("group_size") == -1 else fields.integer("group_size"),
+        _names(untouched, "dynamic", origin),
+        bits=bits,
+        is_symmetric=stated.get("sym") is None or fields.flag("sym"),
+        zero_offset=int(kind == "gptq"),
+    )
+
+
+def _awq(fields: ConfigFields) -> Quantization:
+    stated, origin = fields.raw, fields.origin
+    if (bits := stated.get("bits", stated.get("w_bit"))) != 4:
+        raise _refused(origin, f"AWQ weights of {bits} bits")
+    if (version := str(stated.get("version", "gemm")).lower()) != "gemm":
+        raise _refused(origin, f"AWQ weights in version {version!r}")
+    if stated.get("zero_point", True) is not True:
+        raise _refused(origin, "AWQ weights without zero points")
+    size = "q_group_size" if "q_group_size" in stated else "group_size"
+    return Quantization(
+        "awq",
+        1,
+        0 if stated.get(size) == -1 else fields.integer(size),
+        _names(stated, "modules_to_not_convert", origin),
+        is_symmetric=False,
+    )
 
 
 def _names(stated: Mapping[str, Any], name: str, origin: str) -> tuple[str, ...]:
