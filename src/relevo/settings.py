@@ -295,6 +295,13 @@ class Settings(BaseModel):
     )
 
     # engine
+    pipeline_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that share out the layers of each worker's model, as stages of a pipeline; answers keep "
+        "their bits. See docs/guides/ranks.md.",
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     kv_cache_memory_bytes: Bytes = Field(
         None, ge=1, description="KV cache per worker, for example 2GiB. Default: sized from free memory."

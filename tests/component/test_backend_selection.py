@@ -18,7 +18,7 @@ from relevo.build import backend
 from relevo.build.configs import WorkerConfig
 from relevo.build.hardware import Hardware
 from relevo.build.model import kv_layout
-from relevo.build.resolve import ModelAsk, ModelPlan, resolve_model
+from relevo.build.resolve import WORKER_BYTES, ModelAsk, ModelPlan, resolve_model, worker_bytes
 from relevo.build.worker import scheduler_config
 from relevo.cli.main import make_app
 from relevo.core.errors import SettingsError, StartError
@@ -160,10 +160,42 @@ def test_a_cpu_worker_needs_neither_torch_nor_gguf() -> None:
 def test_children_do_not_load_what_only_the_command_line_needs() -> None:
     """A worker starts in well under two seconds because of this list, the gateway too."""
     code = (
-        "import sys, relevo.cli.child, relevo.build.worker\n"
+        "import sys, relevo.cli.child, relevo.build.worker, relevo.build.rank\n"
         "heavy = {'pydantic', 'pydantic_settings', 'typer', 'rich', 'starlette', 'uvicorn', 'aiohttp', 'torch',\n"
         "         'gguf', 'prometheus_client', 'tokenizers', 'jinja2'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_ranks_are_told_to_workers_and_said() -> None:
+    made = plan(pipeline_parallel_size=2, topology="1p1d")
+    assert [each.pipeline_parallel_size for each in made.workers] == [2, 2]
+    assert [each.cores for each in made.workers] == [(0,), (1,)], "ranks share the cores of their worker"
+    assert any("layers in 2 stages, each in a process of its own" in note for note in made.notes)
+    assert not any("stages" in note for note in plan().notes)
+
+
+@pytest.mark.parametrize(
+    ("num_cuda_devices", "asked", "said"),
+    [
+        (0, 3, "is more than the 2 layers of the model, and every stage needs one; use at most 2"),
+        (1, 2, "--device cuda keeps it in device memory; use --device cpu, or leave it out"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(num_cuda_devices: int, asked: int, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        plan(num_cuda_devices, pipeline_parallel_size=asked)
+
+
+def test_memory_of_ranks_is_counted() -> None:
+    """Each is a process, and the first and the last both have a tied embedding."""
+    settings = {size: Settings(model="x.gguf", pipeline_parallel_size=size) for size in (1, 2, 3)}
+    asks = {
+        size: ModelAsk(settings=each, model=MODEL, model_hash="hash", weights_bytes=8000, num_parameters=4000)
+        for size, each in settings.items()
+    }
+    one, two, three = (worker_bytes(ask) for ask in asks.values())
+    assert two - one == WORKER_BYTES + 2 * 96 * 64
+    assert three - two == WORKER_BYTES

@@ -70,6 +70,13 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
         (("fake", "--tensor-paralel-size", "2"), "--tensor-paralel-size"),
         (("/no/such/model.gguf",), "/no/such/model.gguf"),
         (("fake", "--device", "cuda"), "cuda"),
+        (("fake", "--pipeline-parallel-size", "2"), "`fake` has none; name a model, or leave it out"),
+        (("fake", "--pipeline-parallel-size", "0"), "--pipeline-parallel-size 0"),
+        pytest.param(
+            ("smollm2", "--pipeline-parallel-size", "31"),
+            "more than the 30 layers of the model, and every stage needs one; use at most 30",
+            marks=pytest.mark.model,
+        ),
     ],
 )
 def test_settings_that_cannot_work_together(

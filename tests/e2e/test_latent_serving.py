@@ -5,16 +5,14 @@ Red when a transport moves what heads would keep, or when a worker takes a cache
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from stack import Stack, stack
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from tiny_folders import write_folder
+from transformers import DeepseekV3Config
 
 LAYERS, LATENT, ROTATED = 2, 24, 8
 TOKEN_BYTES = LAYERS * (LATENT + ROTATED) * 2  # float16
@@ -23,8 +21,6 @@ NUM_CLIENTS, LENGTH = 6, 150
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("latents")
-    torch.manual_seed(1)
     config = DeepseekV3Config(
         vocab_size=256,
         hidden_size=64,
@@ -45,17 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         v_head_dim=16,
         max_position_embeddings=512,
     )
-    model = DeepseekV3ForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.2)
-    model.save_pretrained(path)
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    return path
+    return write_folder(tmp_path_factory.mktemp("latents"), config)
 
 
 def answer(server: Stack, seed: int) -> Any:

@@ -140,11 +140,15 @@ BoundCache make_cache(Bytes memory, const std::string& dtype, int64_t num_blocks
   return {cache, memory};
 }
 
-void clear_blocks(BoundCache& bound, const std::vector<int64_t>& blocks) {
+// In layers [first, end).
+void clear_blocks(BoundCache& bound, const std::vector<int64_t>& blocks, int64_t first, int64_t end) {
   const KVCache& cache = bound.cache;
+  require(first >= 0 && first <= end && end <= cache.num_layers, "a layer is outside the cache");
+  const size_t layer_bytes = cache.block_bytes() / static_cast<size_t>(cache.num_layers);
   for (const int64_t block : blocks) {
     require(block >= 0 && block < cache.num_blocks, "a block is outside the cache");
-    std::memset(cache.run(block, 0, 0, 0), 0, cache.block_bytes());
+    std::memset(cache.run(block, 0, 0, 0) + static_cast<size_t>(first) * layer_bytes, 0,
+                static_cast<size_t>(end - first) * layer_bytes);
   }
 }
 
@@ -458,7 +462,7 @@ void bind_program(nb::module_& module) {
            },
            "memory"_a, "dtype"_a, "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "block_size"_a, "head_size"_a,
            "is_latent"_a = false)
-      .def("clear", &clear_blocks, "blocks"_a)
+      .def("clear", &clear_blocks, "blocks"_a, "first"_a, "end"_a, "Layers [first, end) of whole blocks.")
       .def("copy", &copy_blocks, "copies"_a, "Whole blocks, (source, target), in order.");
   auto program = nb::class_<Program>(module, "Program", "Operations recorded once, replayed by one call per step.");
   program.def(nb::init<Engine&>(), nb::keep_alive<1, 2>(), "engine"_a);

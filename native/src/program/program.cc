@@ -86,7 +86,7 @@ int Program::add_angles(Vector inv_freq, float scale, float growth, float growth
 }
 
 void Program::add(Operation operation) {
-  if (vocab_size_ > 0) refuse("nothing can follow the logits");
+  if (vocab_size_ > 0 || given_width_ > 0) refuse("nothing can follow the logits or the hidden states");
   std::visit([this](const auto& kind) { check(kind); }, operation);
   operations_.push_back(std::move(operation));
   row_capacity_ = 0;
@@ -181,7 +181,24 @@ void Program::check(const op::Attend& attend) {
   num_heads_ = attend.num_heads;
   num_kv_heads_ = attend.num_kv_heads;
   head_size_ = attend.head_size;
-  num_layers_ = std::max(num_layers_, attend.layer + 1);
+  note_layer(attend.layer);
+}
+
+void Program::note_layer(int64_t layer) {
+  first_layer_ = num_layers_ == 0 ? layer : std::min(first_layer_, layer);
+  num_layers_ = std::max(num_layers_, layer + 1);
+}
+
+void Program::check(const op::TakeHidden& take) {
+  check_view(take.out, take.width);
+  if (taken_width_ != 0) refuse("hidden states can be taken once only");
+  taken_width_ = take.width;
+}
+
+void Program::check(const op::GiveHidden& give) {
+  check_view(give.in, give.width);
+  if (compacted_) refuse("hidden states are given of all tokens");
+  given_width_ = give.width;
 }
 
 size_t Program::reach_of(const op::Attend& attend) const {
@@ -292,7 +309,7 @@ void Program::check(const op::AttendLatents& attend) {
   head_size_ = width;
   latent_size_ = attend.latent_size;
   if (reaches_.empty()) reaches_.push_back({0, 0});
-  num_layers_ = std::max(num_layers_, attend.layer + 1);
+  note_layer(attend.layer);
 }
 
 KVCache Program::shared_by_groups(const KVCache& cache) const {
@@ -305,7 +322,7 @@ KVCache Program::shared_by_groups(const KVCache& cache) const {
 // ---- a step's inputs ----------------------------------------------------------------------------------------------
 
 void Program::check_cache(const KVCache& cache, const AttentionStep& step) const {
-  if (vocab_size_ == 0) refuse("a program without logits cannot run");
+  if (vocab_size_ == 0 && given_width_ == 0) refuse("a program without logits cannot run");
   if (latent_size_ > 0 && !(cache.is_latent && cache.num_layers >= num_layers_ && cache.head_size == head_size_)) {
     refuse("the cache is not one of " + text(num_layers_) + " layers of latents of " + text(head_size_));
   }

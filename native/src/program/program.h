@@ -132,6 +132,18 @@ struct Logits {
   const Matrix* head;
 };
 
+// What another program has made of the step's tokens so far; the step brings it.
+struct TakeHidden {
+  View out;
+  int64_t width;
+};
+
+// What this one leaves for another that goes on with it, in place of logits.
+struct GiveHidden {
+  View in;
+  int64_t width;
+};
+
 // The rows are added up with those of other programs, in place, by who else computes this step. Called on one thread;
 // what it throws ends the step, and run() throws it.
 struct Exchange {
@@ -144,7 +156,8 @@ struct Exchange {
 }  // namespace op
 
 using Operation = std::variant<op::Embed, op::RmsNorm, op::Add, op::Activate, op::Multiply, op::Rope, op::Attend,
-                               op::Compact, op::Logits, op::Experts, op::MultiplyHeads, op::AttendLatents, op::Exchange>;
+                               op::Compact, op::Logits, op::Experts, op::MultiplyHeads, op::AttendLatents,
+                               op::Exchange, op::TakeHidden, op::GiveHidden>;
 
 // One step's inputs; the caller checks them (Program::check). All arrays stay the caller's.
 struct StepInputs {
@@ -153,6 +166,8 @@ struct StepInputs {
   const int64_t* positions;     // [T]
   const int64_t* logit_tokens;  // [R], ascending, no repeats
   int64_t num_logit_tokens;
+  const float* taken = nullptr;  // [T, taken_width], of programs that take hidden states
+  float* given = nullptr;        // [T, given_width], of programs that give them
 };
 
 // Where a step leaves the summaries of its logits.
@@ -214,6 +229,9 @@ class Program {
   Engine& engine() { return engine_; }
   int64_t vocab_size() const { return vocab_size_; }
   int64_t num_heads() const { return num_heads_; }
+  // Of the hidden states that steps bring and take away; 0: none.
+  int64_t taken_width() const { return taken_width_; }
+  int64_t given_width() const { return given_width_; }
 
  private:
   friend class Walker;
@@ -245,6 +263,9 @@ class Program {
   void check(const op::Experts& experts);
   void check(const op::MultiplyHeads& multiply);
   void check(const op::AttendLatents& attend);
+  void check(const op::TakeHidden& take);
+  void check(const op::GiveHidden& give);
+  void note_layer(int64_t layer);
   void check(const op::Exchange& exchange);
   // The cache as layers of latents read it: its groups of heads are what threads share.
   KVCache shared_by_groups(const KVCache& cache) const;
@@ -272,8 +293,9 @@ class Program {
   std::vector<const Matrix*> matrices_;
   int64_t vocab_size_ = 0;
   int64_t num_embeddings_ = 0;
-  int64_t num_layers_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_size_ = 0;  // of attention; 0: there is none
+  int64_t first_layer_ = 0, num_layers_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_size_ = 0;  // of attention; 0: there is none
   int64_t latent_size_ = 0;  // 0: keys and values of their own
+  int64_t taken_width_ = 0, given_width_ = 0;
   bool compacted_ = false;
   int64_t end_kv_head_ = 0;  // of the cache, where layers write a part of its heads; 0: they write all
   bool clears_blocks_ = true;

@@ -19,13 +19,15 @@ constexpr int64_t EXPERT_RUN_ROWS = 512;  // arbitrary: bounds the memory of the
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// A new owner's last block starts empty: nobody sees what a former owner left in it.
-void clear_fresh_tails(const KVCache& cache, const AttentionStep& step) {
+// A new owner's last block starts empty: no token sees what a former owner left in it. Of layers [first, end) only: what
+// others have in it is other programs'.
+void clear_fresh_tails(const KVCache& cache, const AttentionStep& step, int64_t first, int64_t end) {
+  const size_t bytes = cache.block_bytes() / static_cast<size_t>(cache.num_layers) * static_cast<size_t>(end - first);
   for (int64_t row = 0; row < step.num_rows; ++row) {
     const int64_t last = step.row_first_token[row + 1] - 1;
     const int64_t used = step.offset_of_token[last] + 1;
     if (used < cache.block_size && used <= step.row_first_token[row + 1] - step.row_first_token[row]) {
-      std::memset(cache.run(step.block_of_token[last], 0, 0, 0), 0, cache.block_bytes());
+      std::memset(cache.run(step.block_of_token[last], first, 0, 0), 0, bytes);
     }
   }
 }
@@ -236,6 +238,28 @@ class Walker {
       step_.summaries.best[row] = summary.best;
       step_.summaries.finite[row] = summary.finite;
     }
+  }
+
+  void carry_out(const op::TakeHidden& take) {
+    float* out = program_.column(take.out);
+    share_rows(1, [&](int64_t first, int64_t end) {
+      for (int64_t row = first; row < end; ++row) {
+        std::memcpy(out + row * program_.stride(take.out), step_.inputs.taken + row * take.width,
+                    sizeof(float) * static_cast<size_t>(take.width));
+      }
+    });
+    barrier();
+  }
+
+  void carry_out(const op::GiveHidden& give) {
+    const float* in = program_.column(give.in);
+    share_rows(1, [&](int64_t first, int64_t end) {
+      for (int64_t row = first; row < end; ++row) {
+        std::memcpy(step_.inputs.given + row * give.width, in + row * program_.stride(give.in),
+                    sizeof(float) * static_cast<size_t>(give.width));
+      }
+    });
+    barrier();
   }
 
   void carry_out(const op::Experts& experts) {
@@ -489,9 +513,10 @@ double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSu
   make_room_for_threads();
   make_room(inputs.attention.num_tokens);
   place_angles(inputs);
-  if (clears_blocks_) clear_fresh_tails(cache, inputs.attention);
+  if (clears_blocks_ && num_heads_ > 0) clear_fresh_tails(cache, inputs.attention, first_layer_, num_layers_);
   for (Tasks& counter : counters_) counter.reset();
-  StepInProgress step{cache, inputs, {}, logit_memory(inputs.num_logit_tokens).values.get(), summaries};
+  float* logits = vocab_size_ > 0 ? logit_memory(inputs.num_logit_tokens).values.get() : nullptr;
+  StepInProgress step{cache, inputs, {}, logits, summaries};
   if (num_heads_ > 0) {
     const int64_t value_size = latent_size_ > 0 ? latent_size_ : head_size_;
     for (const Reach& reach : reaches_) {

@@ -50,6 +50,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     fake_per_kv_token_s: float
     script: str  # of the fake engine, as engine.fake_script packs it; empty: none
     log_level: str
+    pipeline_parallel_size: int = 1  # processes that share out its layers, its own being the last
     kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport needs it
     tenant_weights: dict[str, float] = {}
     box_id: str = ""  # empty: that of this machine; otherwise of its node
@@ -67,6 +68,19 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         """Without the secret, wherever it may be printed."""
         return f"WorkerConfig({self.worker_id!r}, epoch={self.epoch})"
+
+
+class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a rank process needs. Its worker starts it, and is the last rank itself."""
+
+    worker: WorkerConfig
+    rank: int
+    layers: tuple[int, int]  # first, and the one after the last
+    model_hash: str
+    memory_fd: int  # as engine.ranks.shared_memory.RankEnds; so the next
+    socket_fds: dict[int, int]
+    status_fd: int
+    life_fd: int
 
 
 class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from relevo.policy.host.topology import ONE_OF_EACH, Topology
 from relevo.settings import Settings
 
 NOT_OF_ENGINES = (
+    "pipeline_parallel_size",
     "quantization",
     "activation_dtype",
     "kv_cache_dtype",

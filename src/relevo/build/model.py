@@ -25,9 +25,17 @@ def kv_layout(model: ModelConfig, model_hash: str, dtype: str, block_size: int) 
     return layout
 
 
-def load_model(config: WorkerConfig, files: ModelFiles, ops: Ops, progress: Progress | None = None) -> Model:
-    """Raises ModelFileError, UnsupportedModel."""
+def load_model(
+    config: WorkerConfig,
+    files: ModelFiles,
+    ops: Ops,
+    progress: Progress | None = None,
+    stage: range | None = None,
+) -> Model:
+    """`stage`: the layers that are read and computed here; None: all. Raises ModelFileError, UnsupportedModel."""
+    spec = spec_of(files.config)
+    wanted = None if stage is None else {name for group in spec.weights(files.config, stage) for name in group}
     # What is stored in a format that the backend does not multiply grows no larger than it has to.
     dequantised_as = "bfloat16" if config.dtype == "auto" else "float32"
-    tensors = files.tensors(progress, ops.native_formats, dequantised_as)
-    return spec_of(files.config).load(files.config, tensors, ops, config.max_model_len)
+    tensors = files.tensors(progress, ops.native_formats, dequantised_as, wanted)
+    return spec.load(files.config, tensors, ops, config.max_model_len, stage)

@@ -18,13 +18,12 @@ from relevo.build.hardware import Hardware, gib
 from relevo.build.resolve import (
     GATEWAY_BYTES,
     SUPERVISOR_BYTES,
-    WORKER_BYTES,
     ModelAsk,
     ModelPlan,
     may_share_cores,
     resolve_model,
     topology_of,
-    weights_bytes,
+    worker_bytes,
 )
 from relevo.core.errors import SettingsError
 from relevo.gateway.http.byte_account import room_for
@@ -84,7 +83,7 @@ def _at_least_bytes(ask: ModelAsk, cores: Sequence[int], hardware: Hardware) -> 
     if ask.settings.device == "cuda" or (ask.settings.device == "auto" and hardware.num_cuda_devices):
         return 0
     num_workers = min(2, len(cores)) if ask.settings.topology == "auto" else _num_workers(ask.settings)
-    return num_workers * (weights_bytes(ask) + WORKER_BYTES)
+    return num_workers * worker_bytes(ask)
 
 
 def _check_names(asks: Sequence[ModelAsk]) -> None:
@@ -158,7 +157,7 @@ def _check_disjoint(asks: Sequence[ModelAsk], own: dict[int, tuple[int, ...]]) -
 def _check_memory(plans: Sequence[ModelPlan], in_front_bytes: int, hardware: Hardware) -> None:
     """Weights, KV caches and processes of all workers that compute in the machine's own memory."""
     needs = [
-        (plan, len(plan.workers) * (weights_bytes(plan.ask) + WORKER_BYTES) + plan.kv_bytes)
+        (plan, len(plan.workers) * worker_bytes(plan.ask) + plan.kv_bytes)
         for plan in plans
         if plan.workers and plan.workers[0].device == "cpu"
     ]

@@ -94,6 +94,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     does not say how much KV cache it wants. Raises SettingsError when the combination cannot work."""
     settings, model = ask.settings, ask.model
     device = _device(settings, hardware)
+    _check_ranks(settings, model, device)
     backend = _backend(settings, device)
     dtype = _dtype(settings, model, device, backend, hardware)
     kv_dtype = _kv_dtype(settings, dtype)
@@ -150,6 +151,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             fake_per_kv_token_s=settings.fake_per_kv_token_s,
             script=ask.script,
             log_level=settings.log_level,
+            pipeline_parallel_size=settings.pipeline_parallel_size,
         )
         for index, ((worker_id, role), worker_cores) in enumerate(
             zip(_worker_roles(ask, topology), assigned_cores, strict=True)
@@ -219,6 +221,28 @@ def _kv_dtype(settings: Settings, dtype: str) -> str:
     return "float16" if dtype == "auto" else dtype
 
 
+def _check_ranks(settings: Settings, model: ModelConfig, device: str) -> None:
+    """Raises SettingsError if the model cannot be cut into so many stages here."""
+    asked = settings.pipeline_parallel_size
+    if asked == 1:
+        return
+    if model.architecture == "fake":
+        raise SettingsError(
+            f"--pipeline-parallel-size {asked} shares out the layers of a model, and `fake` has none; name a model, or "
+            "leave it out"
+        )
+    if device != "cpu":
+        raise SettingsError(
+            f"--pipeline-parallel-size {asked} needs KV that several processes map, and --device {device} keeps it in "
+            "device memory; use --device cpu, or leave it out"
+        )
+    if asked > model.num_layers:
+        raise SettingsError(
+            f"--pipeline-parallel-size {asked} is more than the {model.num_layers} layers of the model, and every "
+            f"stage needs one; use at most {model.num_layers}"
+        )
+
+
 def _dtype(settings: Settings, model: ModelConfig, device: str, backend: str, hardware: Hardware) -> str:
     if settings.dtype != "auto" or backend == "native":
         return settings.dtype
@@ -257,7 +281,15 @@ def topology_of(settings: Settings) -> Topology:
 
 def room_for_kv(ask: ModelAsk, num_workers: int, hardware: Hardware) -> int:
     """Of all its workers, in the machine's own memory; below 0 if not even their weights fit."""
-    return hardware.available_memory_bytes - num_workers * (weights_bytes(ask) + WORKER_BYTES)
+    return hardware.available_memory_bytes - num_workers * worker_bytes(ask)
+
+
+def worker_bytes(ask: ModelAsk) -> int:
+    """Of a worker and its ranks, without their KV. First and last stage both hold a matrix that is tied."""
+    num_ranks, model = ask.settings.pipeline_parallel_size, ask.model
+    weights = weights_bytes(ask)
+    tied = model.vocab_size * model.hidden_size if num_ranks > 1 and model.tie_word_embeddings else 0
+    return weights + tied * weights // max(1, ask.num_parameters) + num_ranks * WORKER_BYTES
 
 
 def weights_bytes(ask: ModelAsk) -> int:
@@ -305,7 +337,7 @@ def _check_room(ask: ModelAsk, layout: KVLayout, kv_bytes: int, num_workers: int
     fewer = "--topology unified, " if num_workers > 1 else ""
     raise SettingsError(
         f"{workers} with {gib(weights_bytes(ask))} GiB of weights and "
-        f"{gib(WORKER_BYTES)} GiB besides{each} leave no room for a KV cache in the "
+        f"{gib(worker_bytes(ask) - weights_bytes(ask))} GiB besides{each} leave no room for a KV cache in the "
         f"{gib(max(0, hardware.available_memory_bytes))} GiB {hardware.memory_reason or 'that are free'}; use {fewer}"
         f"a smaller model or --quantization int8, or give it more memory"
     )
@@ -415,7 +447,9 @@ def _compute_note(worker: WorkerConfig) -> str:
     weights = "as stored" if worker.dtype == "auto" else worker.dtype
     if worker.quantization is not None:
         weights = f"quantised to {worker.quantization} per output"
-    return f"{worker.backend} on {worker.device}, weights {weights}, KV cache {worker.kv_cache_dtype}"
+    ranks = worker.pipeline_parallel_size
+    stages = f", layers in {ranks} stages, each in a process of its own" if ranks > 1 else ""
+    return f"{worker.backend} on {worker.device}, weights {weights}, KV cache {worker.kv_cache_dtype}{stages}"
 
 
 def _kv_note(layout: KVLayout, num_blocks: int, num_workers: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -10,15 +9,19 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import WorkerConfig
+from relevo.build.cores import compute_here, pin_threads
 from relevo.build.kv_door import kv_door
 from relevo.build.machine_limits import limits_at_start
 from relevo.build.model import kv_layout, load_model
 from relevo.build.model_work import model_work, operand
+from relevo.build.rank_processes import RankProcesses
+from relevo.build.stages import stage_layers
 from relevo.build.start_phases import StartPhases
 from relevo.build.vocabulary import grammar_vocabulary
 from relevo.core.errors import SettingsError
@@ -54,11 +57,7 @@ Report = Callable[[Status], None]
 
 def run_worker(config: WorkerConfig, report: Report) -> None:
     """Load, listen, serve until drained. Raises StartError when the model cannot be loaded."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, config.cores)  # before any library counts cores for its threads
-    # OpenMP threads that spin at barriers starve each other as soon as anything else wants a core: measured ten times
-    # slower steps on two cores with one busy neighbour. Read when torch loads its OpenMP library.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    compute_here(config.cores)
     configure(config.log_level, config.worker_id)
     phases = StartPhases()
     built = build_fake(config) if config.model == "fake" else build_model(config, report, phases)
@@ -74,6 +73,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
             model_name=config.model,
             limits=built.limits,
             cores=tuple(config.cores),
+            num_ranks=config.pipeline_parallel_size,
         ),
         scheduler=Scheduler(scheduler_config(config, runner.layout, costs.costs, runner.vocab_size)),
         runner=runner,
@@ -100,6 +100,8 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGTERM, lambda *_: loop.drain())
+    if built.ranks is not None:
+        built.ranks.watch(server)
     try:
         loop.run()
     finally:
@@ -107,6 +109,8 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
         grammars.close()
         server.close()
         transports.close()
+        if built.ranks is not None:
+            built.ranks.close()
 
 
 class Built(NamedTuple):
@@ -119,6 +123,7 @@ class Built(NamedTuple):
     compute_on: Callable[[Sequence[int]], bool]
     work: ModelWork
     limits: WorkerLimits
+    ranks: RankProcesses | None = None  # None: this process computes all layers
 
 
 def build_fake(config: WorkerConfig) -> Built:
@@ -155,6 +160,7 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     from relevo.build.backend import make_ops
     from relevo.engine.grammar_masks import GrammarMasks
     from relevo.engine.loaders.resolve import load_model_files
+    from relevo.engine.ranks.pipeline import PipelinedModel
     from relevo.engine.runner import LocalRunner
     from relevo.engine.sampler import Sampler
 
@@ -165,13 +171,23 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
     arena = _arena(config, kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size))
     phases.done("engine imports, model file's head, arena")
+    ranks = None
+    if config.pipeline_parallel_size > 1:
+        stages = stage_layers(files, config, arena.layout)
+        of_ranks = msgspec.structs.replace(config, arena_fd=arena.fd)
+        ranks = RankProcesses.start(of_ranks, stages, files.model_hash)
+        phases.done("starting ranks")
     grammars = _grammars(config, files.config.vocab_size)
     grammars.load()  # while weights are read
     ops = make_ops(config)
     phases.done("backend")
-    model = load_model(config, files, ops, progress)
+    model = load_model(config, files, ops, progress, ranks.own_layers if ranks is not None else None)
     phases.done("weights")
     log.info("weights loaded: %s", files.load_report)
+    if ranks is not None:
+        ranks.wait_until_ready(report)
+        model = ranks.model(model)
+        phases.done("waiting for ranks")
     masks = GrammarMasks(grammars, files.config.vocab_size, len(config.cores))
     sampler = Sampler(files.config.vocab_size, model.ops.row_math)
     runner = LocalRunner(model, arena, sampler, _own_block_ids(config), masks)
@@ -188,18 +204,11 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
 
     def compute_on(cores: Sequence[int]) -> bool:
         pin_threads(cores)
+        if isinstance(model, PipelinedModel):
+            model.use_cores(cores)
         return runner.use_cores(cores)
 
-    return Built(runner, arena, costs, grammars, compute_on, work, limits)
-
-
-def pin_threads(cores: Sequence[int]) -> None:
-    """All threads that this process has; those of a pool that pins its own are pinned by it afterwards."""
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.sched_setaffinity(int(thread.name), cores)
+    return Built(runner, arena, costs, grammars, compute_on, work, limits, ranks)
 
 
 def _grammars(config: WorkerConfig, vocab_size: int) -> Grammars:
@@ -218,6 +227,8 @@ def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
         arena = Arena.attach(config.arena_fd, layout, config.num_arena_blocks)
         arena.close_to_writers(_own_block_ids(config))
         return arena
+    if config.pipeline_parallel_size > 1:  # its ranks map it too
+        return Arena.create(layout, config.num_arena_blocks, shared=True)
     return Arena.create(layout, config.num_arena_blocks, shared=False)
 
 

@@ -1,5 +1,5 @@
 """Entry point of the processes that the supervisor starts: `python -P -m relevo.cli.child
-worker|engine|gateway|node LIFE_FD`.
+worker|engine|gateway|node LIFE_FD`, and of those that a worker starts: `... rank LIFE_FD`.
 
 Reads its configuration as JSON from stdin, ends with its parent (`wire.leash`), and reports a failed start in one
 sentence.
@@ -15,15 +15,16 @@ import sys
 import msgspec
 
 from relevo.build.about_model import about_model
-from relevo.build.configs import EngineConfig, GatewayConfig, NodeConfig, WorkerConfig
+from relevo.build.configs import EngineConfig, GatewayConfig, NodeConfig, RankConfig, WorkerConfig
 from relevo.core.errors import StartError
 from relevo.telemetry.progress import be_quiet
 from relevo.wire.child_process import scarcity
 from relevo.wire.leash import end_with_parent
 from relevo.wire.status import EXIT_START_ERROR, Status
 
-_CONFIGS: dict[str, type[WorkerConfig | EngineConfig | NodeConfig | GatewayConfig]] = {
+_CONFIGS: dict[str, type[WorkerConfig | RankConfig | EngineConfig | NodeConfig | GatewayConfig]] = {
     "worker": WorkerConfig,
+    "rank": RankConfig,
     "engine": EngineConfig,
     "node": NodeConfig,
     "gateway": GatewayConfig,
@@ -45,6 +46,10 @@ def main() -> None:
 
             with about_model(config.section):
                 run_worker(config, report)
+        elif isinstance(config, RankConfig):
+            from relevo.build.rank import run_rank
+
+            run_rank(config, report)
         elif isinstance(config, NodeConfig):
             from relevo.build.node import run_node
 

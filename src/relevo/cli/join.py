@@ -50,6 +50,9 @@ def join(
         str | None, typer.Option(help="Port for KV, or a range with one per worker, such as 7100-7107. Default: any.")
     ] = None,
     kv_encryption: Annotated[str | None, typer.Option(help="As for `relevo serve`.")] = None,
+    pipeline_parallel_size: Annotated[
+        int | None, typer.Option(min=1, max=64, help="As for `relevo serve`; it need not be the head's.")
+    ] = None,
     cluster_dir: Annotated[str | None, typer.Option(help="Folder of this box's certificate and epochs.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder in which the one above is `cluster`.")] = None,
     options: Annotated[
@@ -79,6 +82,7 @@ def join(
         "kv_encryption": kv_encryption,
         "engine": engine,
         "worker": tuple(worker) if worker else None,
+        "pipeline_parallel_size": pipeline_parallel_size,
         "engine_args": tuple(engine_args) if engine_args else None,
         "quiet": quiet or None,
     } | _named(options or [])

@@ -20,6 +20,7 @@ class WorkerIdentity:
     model_name: str
     limits: WorkerLimits = UNKNOWN_LIMITS
     cores: tuple[int, ...] = ()  # that it was started on
+    num_ranks: int = 1
 
     def hello(
         self, runner: ModelRunner, kv_site: KVSite, load: WorkerLoad, orphans: tuple[RequestId, ...]
@@ -39,4 +40,5 @@ class WorkerIdentity:
             orphans=orphans,
             limits=self.limits,
             cores=self.cores,
+            num_ranks=self.num_ranks,
         )

@@ -23,7 +23,7 @@ _HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 def create_arena_file(layout: KVLayout, num_blocks: int) -> int:
     """The descriptor of a new file of zeroes behind its head; the caller closes it. Others `Arena.attach` it."""
-    fd = _nameless_file(arena_bytes(layout, num_blocks))
+    fd = nameless_file("relevo-arena", arena_bytes(layout, num_blocks))
     start = arena_start(layout, num_blocks)
     if os.pwrite(fd, start, 0) != len(start):
         os.close(fd)
@@ -52,14 +52,15 @@ def data_offset(num_blocks: int) -> int:
     return -(-(HEAD_BYTES + 16 * num_blocks) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
 
 
-def _nameless_file(size: int) -> int:
-    """Of that size for ever, where the kernel can promise it: a process that shrank it would end all that map it."""
+def nameless_file(name: str, size: int) -> int:
+    """Of that size for ever, where the kernel can promise it: a process that shrank it would end all that map it.
+    `name` is for people who look at a process's descriptors."""
     if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
         os.ftruncate(fd, size)
         return fd
-    fd = os.memfd_create("relevo-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.fchmod(fd, 0o600)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

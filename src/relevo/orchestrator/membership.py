@@ -157,6 +157,7 @@ class Membership:
                 box_id=member.hello.kv_site.box_id if member.hello is not None else "",
                 started_on=member.hello.cores if member.hello is not None else (),
                 cores=member.cores_now,
+                num_ranks=member.hello.num_ranks if member.hello is not None else 1,
                 why_not_ready="" if member.is_ready else member.why_not_ready,
                 limits=member.limits_now,
             )

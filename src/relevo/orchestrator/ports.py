@@ -35,6 +35,7 @@ class WorkerStatus:
     box_id: str = ""  # of its machine
     started_on: tuple[int, ...] = ()  # cores; none: unknown
     cores: tuple[int, ...] = ()  # that it computes on now
+    num_ranks: int = 1  # processes that compute its steps
     why_not_ready: str = ""  # empty: it is
     limits: WorkerLimits = UNKNOWN_LIMITS
 

@@ -157,6 +157,7 @@ class Hello(Message, frozen=True, tag=True):
     orphans: tuple[RequestId, ...] = ()  # see Orphans
     limits: WorkerLimits = UNKNOWN_LIMITS
     cores: tuple[int, ...] = ()  # that it was started on
+    num_ranks: int = 1  # processes that compute its steps
 
 
 class Reserved(Message, frozen=True, tag=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -105,8 +105,10 @@ class ModelFiles:
         progress: Progress | None = None,
         raw_formats: frozenset[str] = frozenset(),
         dequantised_as: str = "float32",
+        wanted: Collection[str] | None = None,
     ) -> Iterator[tuple[str, HostTensor]]:
-        """Every tensor once, in file order. Raises ModelFileError, UnsupportedModel. Sets `load_report` at the end.
+        """Every tensor once, in file order, or those of the `wanted` names. Raises ModelFileError, UnsupportedModel.
+        Sets `load_report` at the end.
 
         Matrices stored in one of `raw_formats` come as the file's own bytes, read-only and mapped: they stay valid, and
         are best used before the next tensor is asked for. Other quantised ones come as `dequantised_as`, float32 or
@@ -116,7 +118,8 @@ class ModelFiles:
             read_tensors,
         )  # numpy: a process that only opens a model does without
 
-        return read_tensors(self, progress, raw_formats, dequantised_as)
+        stored = self.stored if wanted is None else tuple(each for each in self.stored if each.name in wanted)
+        return read_tensors(self, stored, progress, raw_formats, dequantised_as)
 
 
 def ends_before(path: Path, num_bytes: int) -> ModelFileError:

@@ -31,21 +31,25 @@ _KEPT_MAPPED_BYTES = (
 
 
 def read_tensors(
-    files: ModelFiles, progress: Progress | None, raw_formats: frozenset[str], dequantised_as: str
+    files: ModelFiles,
+    stored: tuple[StoredTensor, ...],
+    progress: Progress | None,
+    raw_formats: frozenset[str],
+    dequantised_as: str,
 ) -> Iterator[tuple[str, HostTensor]]:
-    """See `ModelFiles.tensors`."""
-    started, total_bytes = time.perf_counter(), files.file_bytes
+    """See `ModelFiles.tensors`; `stored`: of these."""
+    started, total_bytes = time.perf_counter(), sum(tensor.num_bytes for tensor in stored)
     num_bytes, mapped_bytes, read_s, dequantise_s = 0, 0, 0.0, 0.0
     num_threads = min(_MAX_THREADS, _num_cores())
     mapped = _MappedFiles()
 
-    def load(stored: StoredTensor) -> _Loaded:
-        if stored.as_raw is not None and stored.raw_format in raw_formats:
-            return _Loaded(stored.as_raw(mapped.view(stored)), 0.0, 0.0, is_mapped=True)
-        return _load(stored, dequantised_as)
+    def load(one: StoredTensor) -> _Loaded:
+        if one.as_raw is not None and one.raw_format in raw_formats:
+            return _Loaded(one.as_raw(mapped.view(one)), 0.0, 0.0, is_mapped=True)
+        return _load(one, dequantised_as)
 
     with ThreadPoolExecutor(num_threads, thread_name_prefix="relevo-load") as pool:
-        for tensor, loaded in _ahead(pool, load, files.stored, 2 * num_threads):
+        for tensor, loaded in _ahead(pool, load, stored, 2 * num_threads):
             num_bytes += tensor.num_bytes
             mapped_bytes += tensor.num_bytes if loaded.is_mapped else 0
             read_s += loaded.read_s

@@ -21,6 +21,7 @@ from relevo.engine.models.weights import DecoderWeights, LayerWeights, load_slic
 from relevo.engine.ops.protocol import (
     AttentionRule,
     Buffer,
+    Hidden,
     HostTensor,
     Operations,
     Ops,
@@ -47,20 +48,29 @@ class LoadedSlice:
 
 class Decoder:
     def __init__(
-        self, config: ModelConfig, slices: Sequence[LoadedSlice], ops: Ops, max_model_len: int, *, is_summed: bool
+        self,
+        config: ModelConfig,
+        slices: Sequence[LoadedSlice],
+        ops: Ops,
+        max_model_len: int,
+        *,
+        stage: range,
+        is_summed: bool,
     ) -> None:
-        """`slices`: of this rank. `is_summed`: there may be others, and what all come to is summed. `max_model_len`,
-        tokens, fixes the frequencies of length-dependent rope scalings. Raises UnsupportedModel."""
+        """`slices`: of this rank. `stage`: the layers that are computed here. `is_summed`: there may be others, and
+        what all come to is summed. `max_model_len`, tokens, fixes the frequencies of length-dependent rope scalings.
+        Raises UnsupportedModel."""
         self.config = config
         self.ops = ops
         self.max_model_len = max_model_len
+        self.stage = stage
         self._slices, self._is_summed = slices, is_summed
         self._common = slices[0].weights  # where all slices have the same: norms, embedding, head
         self._turns = rope_frequencies(config, max_model_len)
         self._local_turns = rope_frequencies(config.local_rope(), max_model_len)
         ones = np.ones(config.head_size, np.float32)
         self._unit_norm = ops.weight([HostTensor(ones, "float32")]) if config.unit_qk_norm else None
-        self._program = ops.program(self._trace, config.sliding_window)
+        self._program = ops.program(self._trace, config.sliding_window, stage)
 
     @classmethod
     def load(
@@ -70,33 +80,44 @@ class Decoder:
         ops: Ops,
         max_model_len: int,
         share: Share | None = None,
+        stage: range | None = None,
     ) -> Decoder:
-        """`share`: None: the whole model, uncut. Raises ModelFileError, UnsupportedModel."""
+        """`share`: None: the whole model, uncut. `stage`: None: all layers. Raises ModelFileError, UnsupportedModel."""
         parts = (Slice(config),) if share is None else share.slices(config)
-        weights = load_slices(config, parts, tensors, ops)
+        stage = range(config.num_layers) if stage is None else stage
+        weights = load_slices(config, parts, tensors, ops, stage)
         slices = tuple(LoadedSlice(part, own) for part, own in zip(parts, weights, strict=True))
-        return cls(config, slices, ops, max_model_len, is_summed=share is not None)
+        return cls(config, slices, ops, max_model_len, stage=stage, is_summed=share is not None)
 
-    def forward(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> StepLogits:
-        """Compute a step, writing its KV; next-token logits after these tokens of the step, valid until the next."""
-        return self._program.run(inputs, kv, logit_tokens)
+    def forward(
+        self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int], hidden: Hidden | None = None
+    ) -> StepLogits:
+        return self._program.run(inputs, kv, logit_tokens, hidden)
+
+    def forward_inner(self, inputs: StepInputs, kv: Buffer, hidden: Hidden | None) -> Hidden:
+        return self._program.run_inner(inputs, kv, hidden)
 
     def _trace(self, ops: Operations) -> Buffer:
-        eps = self.config.rms_norm_eps
+        eps, stage = self.config.rms_norm_eps, self.stage
         attentions = self._attentions(ops)
-        x = ops.embed(self._common.embedding, self.config.embedding_scale)
-        for index, layer in enumerate(self._common.layers):
-            attended = self._attention(ops, ops.rms_norm(x, layer.input_norm, eps), index, attentions[index])
+        if stage.start == 0:
+            x = ops.embed(self._common.embedding, self.config.embedding_scale)
+        else:
+            x = ops.hidden_in(self.config.hidden_size)
+        for index, layer, attention in zip(stage, self._common.layers, attentions, strict=True):
+            attended = self._attention(ops, ops.rms_norm(x, layer.input_norm, eps), index, attention)
             if layer.attention_norm is not None:
                 attended = ops.rms_norm(attended, layer.attention_norm, eps)
             x = ops.add(x, attended)
             for part in self._mlp(ops, ops.rms_norm(x, layer.mlp_norm, eps), index):
                 x = ops.add(x, part if layer.output_norm is None else ops.rms_norm(part, layer.output_norm, eps))
+        if stage.stop < self.config.num_layers:
+            return ops.hidden_out(x)
         x = ops.rms_norm(x, self._common.final_norm, eps)
         return ops.logits(x, self._common.head)
 
     def _attentions(self, ops: Operations) -> list[LayerAttention]:
-        """Of every layer; what several need is made once."""
+        """Of every layer of the stage; what several need is made once."""
         config, local = self.config, self.config.local
         angles = ops.rope_angles(*self._turns)
         local_angles = ops.rope_angles(*self._local_turns) if local and local.rope_theta is not None else angles
@@ -104,7 +125,7 @@ class Decoder:
         if config.query_growth is not None:
             growth = ops.rope_angles(np.zeros(config.head_size // 2, np.float32), 1.0, config.query_growth)
         attentions = []
-        for index in range(config.num_layers):
+        for index in self.stage:
             is_local, is_turned = local is not None and index in local.layers, index not in config.unturned_layers
             reach = Reach(local.window, local.chunk) if local and is_local else Reach()
             turned_by = (local_angles if is_local else angles) if is_turned else None
@@ -113,7 +134,8 @@ class Decoder:
 
     def _sum(self, ops: Operations, index: int, compute: Callable[[Slice, LayerWeights], Buffer]) -> Buffer:
         """Of what every slice makes of a layer, those of other ranks too."""
-        parts = [compute(each.part, each.weights.layers[index]) for each in self._slices]
+        place = index - self.stage.start
+        parts = [compute(each.part, each.weights.layers[place]) for each in self._slices]
         return ops.reduce(parts) if self._is_summed else parts[0]
 
     def _attention(self, ops: Operations, x: Buffer, index: int, attention: LayerAttention) -> Buffer:
@@ -162,7 +184,7 @@ class Decoder:
             inner = ops.activate(ops.linear(x, layer.gate_up, layer.gate_up_bias), self.config.activation)
             return ops.linear(inner, layer.down, layer.down_bias)
 
-        layer = self._common.layers[index]
+        layer = self._common.layers[index - self.stage.start]
         kinds: list[Callable[[Slice, LayerWeights], Buffer]] = []
         kinds += [of_experts] if layer.experts is not None else []
         kinds += [of_mlp] if layer.gate_up is not None else []

@@ -76,10 +76,11 @@ def load_decoder(
     ops: Ops,
     max_model_len: int,
     share: Share | None = None,
+    stage: range | None = None,
 ) -> Model:
     from relevo.engine.models.decoder import Decoder  # numpy
 
-    return Decoder.load(config, tensors, ops, max_model_len, share)
+    return Decoder.load(config, tensors, ops, max_model_len, share, stage)
 
 
 def read_config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> ModelConfig:

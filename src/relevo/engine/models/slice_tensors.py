@@ -47,8 +47,9 @@ class SliceTensors:
         return HostTensor(_copied(tensor.array[:, number * width : (number + 1) * width]), tensor.dtype)
 
 
-def shapes_of(config: ModelConfig) -> Shapes:
-    return {name: shape for group in weight_groups(config) for name, shape in group.items()}
+def shapes_of(config: ModelConfig, stage: range | None = None) -> Shapes:
+    """`stage`: of these layers only; None: of all."""
+    return {name: shape for group in weight_groups(config, stage) for name, shape in group.items()}
 
 
 def _paired_names(config: ModelConfig) -> frozenset[str]:

@@ -18,7 +18,7 @@ from relevo.engine.models.weight_plan import Shapes
 
 if TYPE_CHECKING:
     from relevo.engine.inputs import StepInputs
-    from relevo.engine.ops.protocol import Buffer, HostTensor, Ops, StepLogits
+    from relevo.engine.ops.protocol import Buffer, Hidden, HostTensor, Ops, StepLogits
 
 
 class Model(Protocol):
@@ -28,8 +28,16 @@ class Model(Protocol):
     ops: Ops
     max_model_len: int
 
-    def forward(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> StepLogits:
-        """Compute a step, writing its KV; next-token logits after these tokens of the step, valid until the next."""
+    def forward(
+        self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int], hidden: Hidden | None = None
+    ) -> StepLogits:
+        """Compute a step, writing its KV; next-token logits after these tokens of the step, valid until the next.
+        `hidden`: what the stage before has made of the step; None: all layers are here."""
+        ...
+
+    def forward_inner(self, inputs: StepInputs, kv: Buffer, hidden: Hidden | None) -> Hidden:
+        """Of a stage that is not the last: compute its layers, writing their KV; what the next stage goes on with,
+        valid until the next step."""
         ...
 
 
@@ -43,6 +51,12 @@ class GgufKeys(Protocol):
         ...
 
 
+class ListWeights(Protocol):
+    def __call__(self, config: ModelConfig, stage: range | None = None) -> list[Shapes]:
+        """`stage`: of these layers only, and of what stands before or behind them; None: of the whole model."""
+        ...
+
+
 class LoadModel(Protocol):
     def __call__(
         self,
@@ -51,9 +65,11 @@ class LoadModel(Protocol):
         ops: Ops,
         max_model_len: int,
         share: Share | None = None,
+        stage: range | None = None,
     ) -> Model:
         """Consume `tensors` once, in any order. `max_model_len`, tokens, fixes length-dependent rope scalings.
         `share`: of a tensor group, whose sums `ops` makes with the other ranks; None: the whole model, uncut.
+        `stage`: the layers that are computed here; None: all.
 
         Raises ModelFileError, UnsupportedModel.
         """
@@ -98,7 +114,7 @@ class ModelSpec:
     model_types: tuple[str, ...]  # of config.json, that it answers to
     gguf: GgufNames | None  # None: not read from GGUF files
     read_config: Callable[[ConfigFields], ModelConfig]  # of config.json. Raises ModelFileError, UnsupportedModel
-    weights: Callable[[ModelConfig], list[Shapes]]  # the tensors of a safetensors file, those stacked in one together
+    weights: ListWeights  # the tensors of a safetensors file, those stacked in one together
     kv_groups: Callable[[ModelConfig], tuple[KVGroup, ...]]
     load: LoadModel
     wrappers: tuple[Wrapper, ...] = ()

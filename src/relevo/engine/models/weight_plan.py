@@ -47,12 +47,13 @@ def unasked(weights: Iterable[Shapes], names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in asked and not is_harmless(name)]
 
 
-def weight_groups(config: ModelConfig) -> list[Shapes]:
-    """Every weight of the decoder, by its parts."""
-    layers = [group for index in range(config.num_layers) for group in layer_plan(config, index).values()]
-    routed = [group for index in expert_layers(config) for group in expert_plan(config, index).groups]
-    latent = [group for index in range(config.num_layers) for group in latent_plan(config, index).values()]
-    return [*top_plan(config).values(), *layers, *routed, *latent]
+def weight_groups(config: ModelConfig, stage: range | None = None) -> list[Shapes]:
+    """Every weight of the decoder, by its parts; of a stage only, if these are its layers."""
+    stage = range(config.num_layers) if stage is None else stage
+    layers = [group for index in stage for group in layer_plan(config, index).values()]
+    routed = [group for index in expert_layers(config) if index in stage for group in expert_plan(config, index).groups]
+    latent = [group for index in stage for group in latent_plan(config, index).values()]
+    return [*top_plan(config, stage).values(), *layers, *routed, *latent]
 
 
 def exact_names(config: ModelConfig) -> frozenset[str]:
@@ -131,12 +132,15 @@ def latent_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
     }
 
 
-def top_plan(config: ModelConfig) -> dict[str, Shapes]:
-    plan: dict[str, Shapes] = {
-        "embedding": {EMBEDDING: (config.vocab_size, config.hidden_size)},
-        "final_norm": {FINAL_NORM: (config.hidden_size,)},
-    }
-    if not config.tie_word_embeddings:
+def top_plan(config: ModelConfig, stage: range) -> dict[str, Shapes]:
+    """What stands before and behind the layers: of the first stage, and of the last. Both hold a tied matrix."""
+    plan: dict[str, Shapes] = {}
+    is_last = stage.stop == config.num_layers
+    if stage.start == 0 or (is_last and config.tie_word_embeddings):
+        plan["embedding"] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
+    if is_last:
+        plan["final_norm"] = {FINAL_NORM: (config.hidden_size,)}
+    if is_last and not config.tie_word_embeddings:
         plan["head"] = {HEAD: (config.vocab_size, config.hidden_size)}
     return plan
 

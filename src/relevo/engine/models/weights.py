@@ -64,23 +64,25 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    embedding: Buffer  # [V, E]
-    layers: tuple[LayerWeights, ...]
-    final_norm: Buffer
-    head: Buffer  # [V, E]; the embedding itself when they are tied
+    """Of all layers or of a stage of them. None: another stage has it."""
+
+    embedding: Buffer | None  # [V, E]
+    layers: tuple[LayerWeights, ...]  # of the stage
+    final_norm: Buffer | None
+    head: Buffer | None  # [V, E]; the embedding itself when they are tied
 
 
 def load_slices(
-    config: ModelConfig, slices: Sequence[Slice], tensors: Iterable[tuple[str, HostTensor]], ops: Ops
+    config: ModelConfig, slices: Sequence[Slice], tensors: Iterable[tuple[str, HostTensor]], ops: Ops, stage: range
 ) -> tuple[DecoderWeights, ...]:
-    """Of each slice; what is not cut they have together. `config`: of the whole model.
+    """Of each slice; what is not cut they have together. `config`: of the whole model; `stage`: layers, of it.
 
     Consume `tensors` once, in any order. One that the model does not use is skipped: loaders refuse such names
     (`weight_plan.unasked`). Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModel for a cut
     inside a block.
     """
-    shapes, loaded = shapes_of(config), set()
-    gatherings = [_Gathering(config, each, ops) for each in slices]
+    shapes, loaded = shapes_of(config, stage), set()
+    gatherings = [_Gathering(config, each, ops, stage) for each in slices]
     for name, tensor in tensors:
         if name not in shapes:
             continue
@@ -100,15 +102,17 @@ def load_slices(
             "the download is incomplete or the config is another model's"
         )
     common = {name: weight for name, weight in gatherings[0].ready.items() if gatherings[0].shares(name)}
-    return tuple(_decoder_weights(each, common | own.ready) for each, own in zip(slices, gatherings, strict=True))
+    each_ready = [common | own.ready for own in gatherings]
+    return tuple(_decoder_weights(each, stage, ready) for each, ready in zip(slices, each_ready, strict=True))
 
 
-def _decoder_weights(part: Slice, ready: Mapping[str, Buffer]) -> DecoderWeights:
-    config = part.config
-    top = {role: ready[next(iter(group))] for role, group in top_plan(config).items()}
-    layers = tuple(_layer(part, index, ready) for index in range(config.num_layers))
+def _decoder_weights(part: Slice, stage: range, ready: Mapping[str, Buffer]) -> DecoderWeights:
+    top = {role: ready[next(iter(group))] for role, group in top_plan(part.config, stage).items()}
     return DecoderWeights(
-        embedding=top["embedding"], layers=layers, final_norm=top["final_norm"], head=top.get("head", top["embedding"])
+        embedding=top.get("embedding"),
+        layers=tuple(_layer(part, index, ready) for index in stage),
+        final_norm=top.get("final_norm"),
+        head=top.get("head", top.get("embedding")),
     )
 
 
@@ -146,11 +150,11 @@ def _experts(part: Slice, index: int, ready: Mapping[str, Buffer]) -> ExpertWeig
 class _Gathering:
     """The weights of a slice, by the name of their first part. Parts wait only until their group is complete."""
 
-    def __init__(self, config: ModelConfig, part: Slice, ops: Ops) -> None:
+    def __init__(self, config: ModelConfig, part: Slice, ops: Ops, stage: range) -> None:
         self.ready: dict[str, Buffer] = {}
         self._config, self._tensors, self._ops = part.config, SliceTensors(config, part), ops
         self._exact: Collection[str] = exact_names(part.config)
-        self._group_of = {name: group for group in weight_groups(part.config) for name in group}
+        self._group_of = {name: group for group in weight_groups(part.config, stage) for name in group}
         self._waiting: dict[str, HostTensor] = {}
 
     def shares(self, name: str) -> bool:

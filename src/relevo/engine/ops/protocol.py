@@ -26,6 +26,7 @@ from relevo.engine.ops.formats import BLOCK_FORMATS
 from relevo.engine.row_math import RowMath, RowSummaries
 
 Buffer = Any
+Hidden = npt.NDArray[Any]  # [T, E] between two stages: bits of the activations' dtype, bfloat16 as uint16
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,10 @@ class Operations(Protocol):
         """[V, E] -> [T, E], times `scale` as the weight's own dtype rounds it"""
         ...
 
+    def hidden_in(self, width: int) -> Buffer:
+        """[T, width], as the stage before has left it; in place of `embed` where layers before these are elsewhere."""
+        ...
+
     def linear(self, x: Buffer, weight: Buffer, bias: Buffer | None) -> Buffer:
         """[T, in] -> [T, out] with weight [out, in]"""
         ...
@@ -202,19 +207,30 @@ class Operations(Protocol):
         """x [T, E], weight [V, E] -> [R, V] for the tokens that the step asks for. The last operation of a trace."""
         ...
 
+    def hidden_out(self, x: Buffer) -> Buffer:
+        """[T, E], for the next stage. The last operation of a trace where layers behind these are elsewhere."""
+        ...
+
 
 Trace = Callable[[Operations], Buffer]
 
 
 class Program(Protocol):
-    """A trace, ready to be run once per step."""
+    """A trace, ready to be run once per step.
 
-    def run(self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int]) -> StepLogits:
-        """Compute a step: write its KV, return logits after these tokens of the step.
+    Clears `inputs.fresh_tail_blocks()` first: nothing of a former owner's numbers may reach the next, not even as
+    0 * NaN in slots that are not used yet. Of its own layers only: what other stages have in a block is theirs.
+    """
 
-        Clears `inputs.fresh_tail_blocks()` first: nothing of a former owner's numbers may reach the next, not even as
-        0 * NaN in slots that are not used yet.
-        """
+    def run(
+        self, inputs: StepInputs, kv: Buffer, logit_tokens: Sequence[int], hidden: Hidden | None = None
+    ) -> StepLogits:
+        """Compute a step: write its KV, return logits after these tokens of the step. Of a trace that ends with them.
+        `hidden`: of a trace that begins with `hidden_in`."""
+        ...
+
+    def run_inner(self, inputs: StepInputs, kv: Buffer, hidden: Hidden | None) -> Hidden:
+        """Of a trace that ends with `hidden_out`. Valid until the program runs again."""
         ...
 
 
@@ -251,8 +267,9 @@ class Ops(Protocol):
         """Copy whole blocks, (source, target), in order."""
         ...
 
-    def program(self, trace: Trace, sliding_window: int | None) -> Program:
+    def program(self, trace: Trace, sliding_window: int | None, stage: range) -> Program:
         """`sliding_window`: tokens a query sees in layers whose rule says nothing, its own included; None: all.
+        `stage`: the layers of the cache that the trace computes.
 
         Raises UnsupportedModel if the backend cannot carry out an operation or a combination of them.
         """

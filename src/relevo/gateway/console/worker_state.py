@@ -27,6 +27,7 @@ def worker_state(model: str, worker: WorkerStatus, observed: Observed, max_runni
         role=worker.role,
         is_ready=worker.ready,
         why_not_ready=worker.why_not_ready,
+        num_ranks=worker.num_ranks,
         epoch=worker.epoch,
         num_running=load.num_running,
         num_waiting=load.num_waiting,

@@ -1,14 +1,13 @@
 """What each rank of a worker holds when a model is split over devices, and how many tokens of cache are left.
 
-Owns the split of layers into pipeline stages (by bytes, not by count) and the sums per rank. How big a part is say
+Owns the sums per rank; where layers are cut into stages is `stages`'. How big a part is say
 `ModelShape` and `KVGroup`. Ranks of one stage are alike, so a stage stands for them. Pure; all sizes in bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from relevo.core.errors import SettingsError
 from relevo.core.kv import KVGroup
@@ -21,10 +20,10 @@ from relevo.policy.perf.memory_plan import (
 )
 from relevo.policy.perf.model_shape import AttentionLayers, ModelShape
 from relevo.policy.perf.parallelism import Parallelism
+from relevo.policy.perf.stages import roomiest_stages
 from relevo.policy.perf.weight_formats import WeightFormat
 
 _ROUTER_BYTES = WeightFormat.F32.bytes_per_weight  # of a weight: choices of experts are made in float32
-_SEARCH_STEPS = 60  # halvings of a bound on tokens: exact to one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,16 +124,15 @@ def layout_memory(shape: ModelShape, parallelism: Parallelism, ask: MemoryAsk) -
     fixed = [size + _reserved(caches, ask) for size, caches in zip(layers, alone, strict=True)]
     token_bytes = [sum(each.token_bytes for each in caches if not each.group.is_bounded) for caches in alone]
     room = ask.device_bytes * ask.limits.utilization - sum(overhead)
-    borders = _borders(fixed, ends, token_bytes, parallelism.pipeline, room)
     stages = []
-    for number, (first, last) in enumerate(borders):
-        weights = sum(layers[first:last]) + (ends[0] if number == 0 else 0.0)
+    for number, stage in enumerate(roomiest_stages(fixed, ends, token_bytes, parallelism.pipeline, room)):
+        weights = sum(layers[stage.start : stage.stop]) + (ends[0] if number == 0 else 0.0)
         weights += ends[1] if number == parallelism.pipeline - 1 else 0.0
-        caches = tuple(_caches(shape, parallelism, ask, range(first, last)))
+        caches = tuple(_caches(shape, parallelism, ask, stage))
         bounded = _reserved(caches, ask)
         stages.append(
             StageMemory(
-                layers=range(first, last),
+                layers=stage,
                 weight_bytes=weights,
                 activation_bytes=overhead[0],
                 runtime_bytes=overhead[1],
@@ -257,53 +255,3 @@ def _reserved(caches: Sequence[GroupCache], ask: MemoryAsk) -> float:
             total += ask.num_reserved * cache.kept_bytes(num_tokens)
             total += max(0, more) * cache.token_bytes if cache.group.span else 0.0
     return total
-
-
-def _borders(
-    fixed: Sequence[float], ends: tuple[float, float], token_bytes: Sequence[float], num_stages: int, room: float
-) -> list[tuple[int, int]]:
-    """Layers [first, last) of each stage, so that the fullest has room for most tokens. `fixed`: bytes of each layer
-    that do not depend on how many; `ends`: what the first stage and the last hold besides."""
-    num_layers = len(fixed)
-    if num_stages == 1:
-        return [(0, num_layers)]
-    sizes = [0.0, *accumulate(fixed)]
-    tokens = [0.0, *accumulate(token_bytes)]
-
-    def filled(num_tokens: float, budget: float) -> list[tuple[int, int]] | None:
-        """Each stage as full as it may be; None: the layers do not all find a place."""
-        cut, first = [], 0
-        for stage in range(num_stages):
-            spare = budget - (ends[0] if stage == 0 else 0.0) - (ends[1] if stage == num_stages - 1 else 0.0)
-            last, most = first, num_layers - (num_stages - 1 - stage)  # every later stage has a layer at least
-            while last < most:
-                taken = sizes[last + 1] - sizes[first] + num_tokens * (tokens[last + 1] - tokens[first])
-                if taken > spare and last > first:
-                    break
-                if taken > spare:
-                    return None
-                last += 1
-            cut.append((first, last))
-            first = last
-        return cut if first == num_layers else None
-
-    low, high = 0.0, room / max(min(token_bytes, default=1.0), 1.0)
-    best = filled(0.0, room)
-    if best is None:  # not even the weights: as even as may be
-        return _even(filled, sizes[-1] + sum(ends))
-    for _ in range(_SEARCH_STEPS):
-        middle = (low + high) / 2
-        cut = filled(middle, room)
-        low, high, best = (middle, high, cut) if cut is not None else (low, middle, best)
-    return best
-
-
-def _even(filled: Callable[[float, float], list[tuple[int, int]] | None], total: float) -> list[tuple[int, int]]:
-    """The borders under which the fullest stage is smallest."""
-    low, high, best = 0.0, total, filled(0.0, total)
-    for _ in range(_SEARCH_STEPS):
-        middle = (low + high) / 2
-        cut = filled(0.0, middle)
-        low, high, best = (low, middle, cut) if cut is not None else (middle, high, best)
-    assert best is not None, "all layers fit into one stage of that size"
-    return best

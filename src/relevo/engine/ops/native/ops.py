@@ -22,7 +22,7 @@ from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.cache_groups import latent_group, only_full_group
 from relevo.engine.ops.formats import BLOCK_FORMATS, X86_FORMATS
 from relevo.engine.ops.native.recorder import Recorder
-from relevo.engine.ops.protocol import HostTensor, StepLogits, Trace
+from relevo.engine.ops.protocol import Hidden, HostTensor, StepLogits, Trace
 from relevo.engine.ops.ranks import RankSums, once_for_all
 from relevo.engine.row_math import Masks, RowDraw, RowMath, RowSummaries
 from relevo.engine.sampling_math import Logits, TokenIds
@@ -31,6 +31,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = {"int8": "q8_channel"}
 ACTIVATION_DTYPES = ("int16", "int8")
 _MASK = (1 << 64) - 1
+_NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
 class NativeOps:
@@ -131,13 +132,13 @@ class NativeOps:
     def copy_blocks(self, kv: Any, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         once_for_all(self._ranks, lambda: kv.copy(list(copies)))
 
-    def program(self, trace: Trace, sliding_window: int | None) -> NativeProgram:
+    def program(self, trace: Trace, sliding_window: int | None, stage: range) -> NativeProgram:
         program: Any = _native.Program(self._engine)
         if self._ranks is not None:
             program.clears_blocks = False  # one rank does
         recorder = Recorder(program, self._has_wide_inputs, self._ranks)
         recorder.finish(trace(recorder))
-        return NativeProgram(program, sliding_window or 0, self._ranks)
+        return NativeProgram(program, sliding_window or 0, stage, self._ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +159,41 @@ class AskedLogits:
 
 
 class NativeProgram:
-    """Replays a recorded trace. Logits and summaries lie in memory that the next step overwrites."""
+    """Replays a recorded trace. Logits, summaries and hidden states lie in memory that the next step overwrites."""
 
-    def __init__(self, program: Any, sliding_window: int, ranks: RankSums | None = None) -> None:
+    def __init__(self, program: Any, sliding_window: int, stage: range, ranks: RankSums | None = None) -> None:
         self.native = program
+        self._stage = stage
         self._ranks = ranks
         self._sliding_window = sliding_window
-        self._asked = self._ask([0])
+        self._asked: AskedLogits | None = None
+        self._states = np.empty((0, 0), dtype=np.float32)
 
-    def run(self, inputs: StepInputs, kv: Any, logit_tokens: Sequence[int]) -> StepLogits:
-        if self._asked.logit_tokens != logit_tokens:
+    def run(self, inputs: StepInputs, kv: Any, logit_tokens: Sequence[int], hidden: Hidden | None = None) -> StepLogits:
+        if self._asked is None or self._asked.logit_tokens != logit_tokens:
             self._asked = self._ask(list(logit_tokens))
         asked = self._asked
+        kernel_s = self._run(inputs, kv, asked.tokens, asked.summaries, () if hidden is None else (hidden,))
+        return asked.taken(kernel_s)
+
+    def run_inner(self, inputs: StepInputs, kv: Any, hidden: Hidden | None) -> Hidden:
+        if len(self._states) < inputs.num_tokens:
+            self._states = np.empty((inputs.num_tokens, self.native.hidden_size), dtype=np.float32)
+        states = self._states[: inputs.num_tokens]
+        self._run(inputs, kv, _NO_TOKENS, RowSummaries(_NO_TOKENS, np.empty(0, dtype=np.bool_)), (hidden, states))
+        return states
+
+    def _run(
+        self,
+        inputs: StepInputs,
+        kv: Any,
+        logit_tokens: npt.NDArray[np.int64],
+        summaries: RowSummaries,
+        states: tuple[Hidden | None, ...],
+    ) -> float:
         if self._ranks is not None and (fresh := inputs.fresh_tail_blocks()):
-            once_for_all(self._ranks, lambda: kv.clear(fresh))
-        kernel_s = self.native.run(
+            once_for_all(self._ranks, lambda: kv.clear(fresh, self._stage.start, self._stage.stop))
+        kernel_s: float = self.native.run(
             kv,
             inputs.token_ids,
             inputs.positions,
@@ -182,11 +203,12 @@ class NativeProgram:
             inputs.context_lengths,
             inputs.block_tables,
             self._sliding_window,
-            asked.tokens,
-            asked.summaries.best,
-            asked.summaries.finite,
+            logit_tokens,
+            summaries.best,
+            summaries.finite,
+            *states,
         )
-        return asked.taken(kernel_s)
+        return kernel_s
 
     def _ask(self, logit_tokens: list[int]) -> AskedLogits:
         tokens, places = np.array(logit_tokens, dtype=np.int64), None

@@ -24,7 +24,7 @@ from relevo.engine.ops.native.values import (
     Heads,
     Normed,
     Product,
-    RecordedLogits,
+    RecordedEnd,
     Source,
     Value,
 )
@@ -52,7 +52,7 @@ class Recorder:
         self._has_wide_inputs = has_wide_inputs
         self._program = program  # the native one; knows angles at once, operations when all are recorded
         self._instructions: list[Instruction] = []
-        self._logits: RecordedLogits | None = None
+        self._end: RecordedEnd | None = None
 
     # ---- operations --------------------------------------------------------------------------------------------------
 
@@ -60,6 +60,11 @@ class Recorder:
         out = _new(weight.shape[1])
         arguments = {"table": weight} | ({} if scale == 1.0 else {"scale": _rounded(scale, weight.formats)})
         self._add(Instruction("embed", {"out": out}, arguments, (), needs_place=True))
+        return out
+
+    def hidden_in(self, width: int) -> Columns:
+        out = _new(width)
+        self._add(Instruction("take_hidden", {"out": out}, {"width": width}, (), needs_place=True))
         return out
 
     def linear(self, x: Value, weight: Any, bias: Any) -> Product:
@@ -253,20 +258,26 @@ class Recorder:
             heads.x.spend()
         return out
 
-    def logits(self, x: Value, weight: Any) -> RecordedLogits:
+    def logits(self, x: Value, weight: Any) -> RecordedEnd:
         source = self._source(x)
         if weight.shape[1] != x.width:
             raise UnsupportedModel(f"an output layer of shape {list(weight.shape)} cannot take {x.width} inputs")
         arguments = {**source.arguments, "head": weight.wide()}
         self._add(Instruction("logits", {"in_": source.x}, arguments, ("in_",)))
-        self._logits = RecordedLogits(weight.shape[0])
-        return self._logits
+        self._end = RecordedEnd(weight.shape[0])
+        return self._end
+
+    def hidden_out(self, x: Value) -> RecordedEnd:
+        columns = self._columns(x)
+        self._add(Instruction("give_hidden", {"in_": columns}, {"width": x.width}, ("in_",), needs_place=True))
+        self._end = RecordedEnd(x.width)
+        return self._end
 
     # ---- carrying out what waits -------------------------------------------------------------------------------------
 
     def _add(self, instruction: Instruction) -> None:
-        if self._logits is not None:
-            raise UnsupportedModel("operations after the logits are not implemented")
+        if self._end is not None:
+            raise UnsupportedModel("operations after the logits or the hidden states are not implemented")
         for name in instruction.reads:
             instruction.columns[name].require()
         self._instructions.append(instruction)
@@ -329,8 +340,8 @@ class Recorder:
 
     def finish(self, result: object) -> None:
         """Give every value its place and hand the list to the native program."""
-        if result is not self._logits or self._logits is None:
-            raise UnsupportedModel("a trace must end with its logits")
+        if result is not self._end or self._end is None:
+            raise UnsupportedModel("a trace must end with its logits or its hidden states")
         slot_widths, last_use = self._place_buffers()
         for width in slot_widths:
             self._program.add_buffer(width)

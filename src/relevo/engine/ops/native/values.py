@@ -111,7 +111,7 @@ Value = Columns | Normed | Activated | Product | Heads
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedLogits:
-    """What a trace returns."""
+class RecordedEnd:
+    """What a trace returns: logits, or hidden states for the next stage."""
 
-    vocab_size: int
+    width: int

@@ -36,6 +36,7 @@ class TorchKVCache:
         else:
             flat = torch.frombuffer(host_memory, dtype=self.dtype, count=num_blocks * elements_per_block)
         self._blocks = flat.view(num_blocks, elements_per_block)
+        self._by_layer = flat.view(num_blocks, group.num_layers, -1)
         self._as_runs = flat.view(-1, layout.block_size * group.key_size)
         self._as_slots = flat.view(-1, group.key_size)
 
@@ -70,9 +71,10 @@ class TorchKVCache:
         values = self._as_runs.index_select(0, runs + (first + self._num_heads))
         return keys.view(shape).to(dtype), values.view(shape).to(dtype)
 
-    def clear(self, blocks: Sequence[BlockId]) -> None:
+    def clear(self, blocks: Sequence[BlockId], layers: range) -> None:
+        """In these layers only."""
         for block in blocks:
-            self._blocks[block].zero_()
+            self._by_layer[block, layers.start : layers.stop].zero_()
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """One at a time: a block may be the target of one copy and the source of a later one."""

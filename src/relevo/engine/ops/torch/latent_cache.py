@@ -39,6 +39,7 @@ class TorchLatentCache:
         else:
             flat = torch.frombuffer(host_memory, dtype=self.dtype, count=num_elements)
         self._blocks = flat.view(num_blocks, -1)
+        self._by_layer = flat.view(num_blocks, group.num_layers, -1)
         self._as_runs = flat.view(-1, layout.block_size * group.key_size)
         self._as_slots = flat.view(-1, group.key_size)
 
@@ -60,9 +61,10 @@ class TorchLatentCache:
         rows = self._as_runs.index_select(0, runs + layer)
         return rows.view(num_rows, -1, self._width).to(dtype)
 
-    def clear(self, blocks: Sequence[BlockId]) -> None:
+    def clear(self, blocks: Sequence[BlockId], layers: range) -> None:
+        """In these layers only."""
         for block in blocks:
-            self._blocks[block].zero_()
+            self._by_layer[block, layers.start : layers.stop].zero_()
 
     def copy(self, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         """One at a time: a block may be the target of one copy and the source of a later one."""

@@ -17,12 +17,14 @@ from relevo.engine.ops.protocol import (
     SILU,
     AttentionRule,
     ExpertBiases,
+    Hidden,
     Reach,
     Router,
     StepLogits,
     Trace,
 )
 from relevo.engine.ops.ranks import RankSums, once_for_all
+from relevo.engine.ops.torch.bits import from_bits, to_bits
 from relevo.engine.ops.torch.kv_cache import TorchKVCache
 from relevo.engine.ops.torch.latent_cache import TorchLatentCache
 from relevo.engine.ops.torch.routing import choose
@@ -42,16 +44,22 @@ class TorchOperations:
         dtype: torch.dtype,
         logit_tokens: Sequence[int],
         ranks: RankSums | None,
+        hidden: Hidden | None = None,
     ) -> None:
         self._step = step
         self._kv = kv
         self._dtype = dtype
         self._ranks = ranks
+        self._hidden = hidden
         self._logit_tokens = torch.tensor(logit_tokens, dtype=torch.int64, device=kv.device)
 
     def embed(self, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         rows = F.embedding(self._step.token_ids, weight)
         return rows if scale == 1.0 else rows.mul_(torch.tensor(scale, dtype=weight.dtype, device=weight.device))
+
+    def hidden_in(self, width: int) -> torch.Tensor:
+        assert self._hidden is not None and self._hidden.shape[1] == width, "a stage behind another gets its states"
+        return from_bits(self._hidden, self._dtype).to(self._kv.device)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x.flatten(1), weight, bias)
@@ -191,25 +199,45 @@ class TorchOperations:
     def logits(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.linear(x.flatten(1).index_select(0, self._logit_tokens), weight)
 
+    def hidden_out(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
 
 class TorchProgram:
     def __init__(
-        self, trace: Trace, dtype: torch.dtype, sliding_window: int | None, ranks: RankSums | None = None
+        self,
+        trace: Trace,
+        dtype: torch.dtype,
+        sliding_window: int | None,
+        stage: range,
+        ranks: RankSums | None = None,
     ) -> None:
         self._trace = trace
         self._ranks = ranks
         self._dtype = dtype
         self._sliding_window = sliding_window
+        self._stage = stage
 
-    def run(self, inputs: StepInputs, kv: TorchCache, logit_tokens: Sequence[int]) -> StepLogits:
+    def run(
+        self, inputs: StepInputs, kv: TorchCache, logit_tokens: Sequence[int], hidden: Hidden | None = None
+    ) -> StepLogits:
         started = time.perf_counter()
         with torch.inference_mode():  # no bookkeeping for gradients: a tenth of the cost of small operations
-            if fresh := inputs.fresh_tail_blocks():
-                once_for_all(self._ranks, lambda: kv.clear(fresh))
-            step = TorchStep(inputs, kv, self._dtype, Reach(self._sliding_window or 0))
-            operations = TorchOperations(step, kv, self._dtype, logit_tokens, self._ranks)
-            values: npt.NDArray[np.float32] = self._trace(operations).float().cpu().numpy()
+            values: npt.NDArray[np.float32] = self._traced(inputs, kv, logit_tokens, hidden).float().cpu().numpy()
         return StepLogits(values, summaries=None, kernel_s=time.perf_counter() - started)
+
+    def run_inner(self, inputs: StepInputs, kv: TorchCache, hidden: Hidden | None) -> Hidden:
+        with torch.inference_mode():
+            return to_bits(self._traced(inputs, kv, (), hidden))
+
+    def _traced(
+        self, inputs: StepInputs, kv: TorchCache, logit_tokens: Sequence[int], hidden: Hidden | None
+    ) -> torch.Tensor:
+        if fresh := inputs.fresh_tail_blocks():
+            once_for_all(self._ranks, lambda: kv.clear(fresh, self._stage))
+        step = TorchStep(inputs, kv, self._dtype, Reach(self._sliding_window or 0))
+        traced: torch.Tensor = self._trace(TorchOperations(step, kv, self._dtype, logit_tokens, self._ranks, hidden))
+        return traced
 
 
 def _attend(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from relevo.core.errors import SettingsError
@@ -16,6 +15,7 @@ from relevo.core.kv import KVLayout
 from relevo.engine.ops.cache_groups import latent_group
 from relevo.engine.ops.protocol import HostTensor, Trace
 from relevo.engine.ops.ranks import RankSums, once_for_all
+from relevo.engine.ops.torch.bits import from_bits
 from relevo.engine.ops.torch.kv_cache import TORCH_DTYPES, TorchKVCache
 from relevo.engine.ops.torch.latent_cache import TorchLatentCache
 from relevo.engine.ops.torch.operations import TorchCache, TorchProgram
@@ -76,13 +76,11 @@ class TorchOps:
     def copy_blocks(self, kv: TorchCache, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
         once_for_all(self._ranks, lambda: kv.copy(copies))
 
-    def program(self, trace: Trace, sliding_window: int | None) -> TorchProgram:
-        return TorchProgram(trace, self._dtype, sliding_window, self._ranks)
+    def program(self, trace: Trace, sliding_window: int | None, stage: range) -> TorchProgram:
+        return TorchProgram(trace, self._dtype, sliding_window, stage, self._ranks)
 
 
 def _as_torch(tensor: HostTensor) -> torch.Tensor:
     """Shares memory with the array where torch may write into it."""
     array = tensor.array if tensor.array.flags.writeable and tensor.array.flags.c_contiguous else tensor.array.copy()
-    if tensor.dtype == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    return from_bits(array, TORCH_DTYPES[tensor.dtype])
