@@ -75,7 +75,7 @@ def memory_of(files: ModelFiles, dtype: str) -> bytearray:
 def load(files: ModelFiles, ops: Ops, stage: range | None = None) -> Model:
     spec = spec_of(files.config)
     wanted = None if stage is None else {name for group in spec.weights(files.config, stage) for name in group}
-    return spec.load(files.config, files.tensors(wanted=wanted), ops, files.config.max_position, stage)
+    return spec.load(files.config, files.tensors(wanted=wanted), ops, files.config.max_position, stage=stage)
 
 
 def cache(files: ModelFiles, ops: Ops, memory: bytearray, dtype: str) -> Any:

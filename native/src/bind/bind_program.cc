@@ -482,7 +482,7 @@ void bind_program(nb::module_& module) {
   program.def_prop_ro("seconds_by_kind", [](const Program& self) {
     static const char* const names[] = {"embed", "rms_norm", "add",    "activate", "multiply",
                                         "rope",  "attend",   "compact", "logits",   "experts",
-                                        "multiply_heads", "attend_latents", "exchange"};
+                                        "multiply_heads", "attend_latents", "exchange", "take_hidden", "give_hidden"};
     static_assert(std::size(names) == std::variant_size_v<Operation>);
     nb::dict seconds;
     for (size_t kind = 0; kind < std::size(names); ++kind) seconds[names[kind]] = self.seconds_by_kind()[kind];

@@ -38,4 +38,4 @@ def load_model(
     # What is stored in a format that the backend does not multiply grows no larger than it has to.
     dequantised_as = "bfloat16" if config.dtype == "auto" else "float32"
     tensors = files.tensors(progress, ops.native_formats, dequantised_as, wanted)
-    return spec.load(files.config, tensors, ops, config.max_model_len, stage)
+    return spec.load(files.config, tensors, ops, config.max_model_len, stage=stage)
