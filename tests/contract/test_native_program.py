@@ -100,7 +100,7 @@ def test_what_cannot_be_computed_is_refused_in_a_sentence(
         return out
 
     with pytest.raises(UnsupportedModel, match=sentence):
-        ops.program(finished, None)
+        ops.program(finished, None, range(1))
 
 
 def test_a_value_cannot_be_read_after_it_was_written_over(ops: NativeOps, weights: Weights) -> None:
@@ -113,7 +113,7 @@ def test_a_value_cannot_be_read_after_it_was_written_over(ops: NativeOps, weight
         return o.logits(normed, weights.table)
 
     with pytest.raises(UnsupportedModel, match="may overwrite"):
-        ops.program(stale, None)
+        ops.program(stale, None, range(1))
 
 
 class Counting:
@@ -146,7 +146,7 @@ def test_buffers_are_reused_and_operations_fused(weights: Weights) -> None:
 
 def test_only_tokens_whose_logits_are_asked_for_are_finished(ops: NativeOps, weights: Weights) -> None:
     """The same logits, whichever tokens are left out after the last attention."""
-    program, kv = ops.program(layers(weights, 2), None), cache(ops, 2)
+    program, kv = ops.program(layers(weights, 2), None, range(2)), cache(ops, 2)
     inputs = step(9, 1, 5)
     whole = program.run(inputs, kv, range(15)).values.copy()
     for asked in ([14], [8, 9, 14], [0, 3], [9, 8], []):
@@ -155,7 +155,7 @@ def test_only_tokens_whose_logits_are_asked_for_are_finished(ops: NativeOps, wei
 
 def test_logits_outlive_their_program_and_a_larger_step(ops: NativeOps, weights: Weights) -> None:
     """Old arrays keep their memory. Red (under a sanitizer) if growing frees what numpy still shows."""
-    program, kv = ops.program(layers(weights, 1), None), cache(ops)
+    program, kv = ops.program(layers(weights, 1), None, range(1)), cache(ops)
     small = program.run(step(1), kv, [0]).values
     program.run(step(40), kv, range(40))
     del program
@@ -193,21 +193,21 @@ def test_steps_that_point_outside_are_refused(
     )
     arrays = {name: np.array(change.get(name, getattr(inputs, name)), dtype=np.int64) for name in names}
     arrays["logit_tokens"] = np.array(change.get("logit_tokens", [1]), dtype=np.int64)
-    program = ops.program(layers(weights, 1), None).native
+    program = ops.program(layers(weights, 1), None, range(1)).native
     summaries = {"best": np.zeros(1, np.int64), "finite": np.zeros(1, np.bool_)}
     with pytest.raises(ValueError, match=sentence):
         program.run(cache(ops), **arrays, sliding_window=0, **summaries)
 
 
 def test_a_cache_of_another_model_is_refused(ops: NativeOps, weights: Weights) -> None:
-    program = ops.program(layers(weights, 2), None)
+    program = ops.program(layers(weights, 2), None, range(2))
     for wrong in (cache(ops, 1), cache(ops, 2, 16)):
         with pytest.raises(ValueError, match="the model needs 2 of 1 of 8"):
             program.run(step(1), wrong, [0])
 
 
 def test_profiling_counts_every_kind_of_operation(ops: NativeOps, weights: Weights) -> None:
-    program = ops.program(layers(weights, 1), None)
+    program = ops.program(layers(weights, 1), None, range(1))
     program.native.profiling = True
     program.run(step(5), cache(ops), [4])
     seconds = program.native.seconds_by_kind
@@ -239,7 +239,7 @@ def test_conversion_rounds_to_nearest(stored: str, packed: str) -> None:
         rolled[0, first] = rolled[1, first + 1] = 1.0
         probe = ops.weight([HostTensor(rolled, "float32")])
         out = (
-            ops.program(lambda o, probe=probe: o.logits(o.embed(table), probe), None)
+            ops.program(lambda o, probe=probe: o.logits(o.embed(table), probe), None, range(1))
             .run(inputs, cache(ops), range(3))
             .values
         )
@@ -251,7 +251,7 @@ def test_a_step_has_the_same_bits_after_the_team_has_changed() -> None:
     thread that joined, or when the number of threads shows in a sum."""
     ops = NativeOps("float32", cores=(0,))
     weights = Weights(ops)
-    program, inputs = ops.program(layers(weights, 2), None), step(7, 1, 16)
+    program, inputs = ops.program(layers(weights, 2), None, range(2)), step(7, 1, 16)
     found = []
     for cores in ((0,), (0, 1, 0), (1,), (0, 1)):
         assert ops.use_cores(cores)
@@ -264,4 +264,4 @@ def test_a_core_that_is_not_there_leaves_the_team_as_it_was() -> None:
     ops = NativeOps("float32", cores=(0, 1))
     with pytest.raises(ValueError, match="cannot be pinned"):
         ops.use_cores((0, 1023))
-    assert ops.program(layers(Weights(ops), 1), None).run(step(3), cache(ops), [2]).values.shape == (1, VOCAB)
+    assert ops.program(layers(Weights(ops), 1), None, range(1)).run(step(3), cache(ops), [2]).values.shape == (1, VOCAB)

@@ -83,7 +83,7 @@ def run(
 ) -> np.ndarray:
     """What `body` computes, [T, width], read the one way there is: as logits against the identity."""
     identity = ops.weight([host(np.eye(width, dtype=np.float32))])
-    program = ops.program(lambda operations: operations.logits(body(operations), identity), window)
+    program = ops.program(lambda operations: operations.logits(body(operations), identity), window, range(LAYERS))
     return program.run(step, (cache or Cache(ops)).buffer, range(step.num_tokens)).values.copy()
 
 
@@ -343,7 +343,7 @@ LATENT, ROTATED, LATENT_HEADS = 24, 8, 5
 
 
 def read_through(ops: Ops, body: Body, identity: Buffer) -> Program:
-    return ops.program(lambda operations: operations.logits(body(operations), identity), None)
+    return ops.program(lambda operations: operations.logits(body(operations), identity), None, range(LAYERS))
 
 
 def latent_layout(dtype: str) -> KVLayout:
@@ -458,7 +458,7 @@ def test_copy_blocks_copies_every_layer(ops: Ops) -> None:
 def test_logits_come_in_the_order_asked_for(ops: Ops, asked: Sequence[int]) -> None:
     table, head, matrix = values(VOCAB, 6), values(5, 6, seed=1), values(6, 6, seed=2)
     ids, rows, by = ops.weight([host(table)]), ops.weight([host(head)]), ops.weight([host(matrix)])
-    program = ops.program(lambda o: o.logits(o.linear(o.embed(ids), by, None), rows), None)
+    program = ops.program(lambda o: o.logits(o.linear(o.embed(ids), by, None), rows), None, range(LAYERS))
     for _ in range(2):
         out = program.run(inputs(([3, 0, 7], 0, [1])), Cache(ops).buffer, asked)
         assert out.values.dtype == np.float32
@@ -475,7 +475,7 @@ def test_steps_of_any_size_run_one_program(ops: Ops) -> None:
     """Red if buffers that grew for a large step are misread by a small one, or the other way round."""
     table, matrix = values(VOCAB, 6), values(10, 6, seed=1)
     ids, by, identity = ops.weight([host(table)]), ops.weight([host(matrix)]), ops.weight([host(np.eye(10))])
-    program = ops.program(lambda o: o.logits(o.linear(o.embed(ids), by, None), identity), None)
+    program = ops.program(lambda o: o.logits(o.linear(o.embed(ids), by, None), identity), None, range(LAYERS))
     cache = Cache(ops)
     for length in (1, 2, 9, 36, 3, 1, 17):
         tokens = [index % VOCAB for index in range(length)]

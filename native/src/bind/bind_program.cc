@@ -1,6 +1,7 @@
 // Python bindings of programs: engine, weights, cache, recorded operations, steps and draws.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <stdexcept>
 
 #include "program/program.h"
@@ -28,6 +30,7 @@ using Array2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Output = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = Output<uint8_t>;
+using Given = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Columns = std::pair<int, int64_t>;  // buffer, offset
 
 // A weight of one dimension: a norm's or a bias.
@@ -323,6 +326,13 @@ void bind_operations(nb::class_<Program>& program) {
       "compact", [](Program& self, std::vector<int> buffers) { self.add(op::Compact{std::move(buffers)}); },
       "buffers"_a, "From here on only rows whose logits were asked for are computed.");
   program.def(
+      "take_hidden",
+      [](Program& self, Columns out, int64_t width) { self.add(op::TakeHidden{view_of(out), width}); }, "out"_a,
+      "width"_a, "What the step brings, in place of embeddings.");
+  program.def(
+      "give_hidden", [](Program& self, Columns in, int64_t width) { self.add(op::GiveHidden{view_of(in), width}); },
+      "in_"_a, "width"_a, "What the step takes away, in place of logits.");
+  program.def(
       "logits",
       [](Program& self, const std::string& source, Columns in, const VectorWeight* gain, float eps,
          const Matrix* head) { self.add(op::Logits{input_of(source, in, gain, eps, *head, 1.0f, 0.0f), head}); },
@@ -346,7 +356,8 @@ double run(Program& program, const BoundCache& cache, const Array1<int64_t>& tok
            const Array1<int64_t>& positions, const Array1<int64_t>& block_of_token,
               const Array1<int64_t>& offset_of_token, const Array1<int64_t>& row_first_token,
               const Array1<int64_t>& context_lengths, const Array2<int64_t>& block_tables, int64_t sliding_window,
-              const Array1<int64_t>& logit_tokens, Output<int64_t> best, Output<bool> finite) {
+              const Array1<int64_t>& logit_tokens, Output<int64_t> best, Output<bool> finite,
+              const std::optional<Array2<float>>& taken, const std::optional<Given>& given) {
   const size_t num_tokens = token_ids.shape(0), num_rows = context_lengths.shape(0);
   require(positions.shape(0) == num_tokens && block_of_token.shape(0) == num_tokens &&
               offset_of_token.shape(0) == num_tokens,
@@ -371,6 +382,16 @@ double run(Program& program, const BoundCache& cache, const Array1<int64_t>& tok
   inputs.num_logit_tokens = static_cast<int64_t>(logit_tokens.shape(0));
   require(best.shape(0) >= logit_tokens.shape(0) && finite.shape(0) >= logit_tokens.shape(0),
           "every row of logits needs room for its summary");
+  const size_t taken_width = static_cast<size_t>(program.taken_width());
+  const size_t given_width = static_cast<size_t>(program.given_width());
+  require(taken.has_value() == (taken_width > 0) &&
+              (!taken.has_value() || (taken->shape(0) == num_tokens && taken->shape(1) == taken_width)),
+          "a step brings the hidden states of all its tokens to a program that takes them, and to no other");
+  require(given.has_value() == (given_width > 0) &&
+              (!given.has_value() || (given->shape(0) == num_tokens && given->shape(1) == given_width)),
+          "a step has room for the hidden states of all its tokens where a program gives them, and nowhere else");
+  if (taken.has_value()) inputs.taken = taken->data();
+  if (given.has_value()) inputs.given = given->data();
   const StepSummaries summaries{best.data(), finite.data()};
   nb::gil_scoped_release released;
   Turn turn(program.engine());
@@ -469,10 +490,12 @@ void bind_program(nb::module_& module) {
   bind_operations(program);
   program.def("run", &run, "cache"_a, "token_ids"_a, "positions"_a, "block_of_token"_a,
               "offset_of_token"_a, "row_first_token"_a, "context_lengths"_a, "block_tables"_a, "sliding_window"_a,
-              "logit_tokens"_a, "best"_a, "finite"_a,
+              "logit_tokens"_a, "best"_a, "finite"_a, "taken"_a.noconvert() = nb::none(),
+              "given"_a.noconvert() = nb::none(),
               "Compute a step into the first rows of logit_memory, best and finite; the seconds its operations took.");
   program.def("logit_memory", &logit_array, "num_rows"_a,
               "Where steps leave their logits: [at least num_rows, V], until a step needs more rows.");
+  program.def_prop_ro("hidden_size", &Program::given_width, "Of the hidden states that it gives; 0: it gives none.");
   program.def_prop_rw(
       "clears_blocks", [](const Program& self) { return self.clears_blocks(); },
       [](Program& self, bool on) { self.set_clears_blocks(on); });
