@@ -176,7 +176,7 @@ def test_both_spellings_of_rope_give_one_config() -> None:
     [
         ({"model_type": "gemma2"}, "gemma2"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
