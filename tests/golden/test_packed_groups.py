@@ -175,8 +175,10 @@ BROKEN: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor | None], str]
     "no zero points": ("qzeros", lambda zeros: None, "qzeros is missing"),
     "a scale too few": ("scales", lambda scales: scales[1:].clone(), "scales has shape"),
     "zero points too many": ("qzeros", lambda zeros: torch.cat((zeros, zeros)), "qzeros has shape"),
-    "zero points of floats": ("qzeros", lambda zeros: zeros.float(), "is stored as F32; one of I32 is read"),
+    "zero points of floats": ("qzeros", lambda zeros: zeros.float(), "is stored as F32; one of I32 is implemented"),
     "no integers": ("qweight", lambda packed: packed.float(), "no matrix of 32-bit integers"),
+    "outputs that fill no words": ("qweight", lambda packed: packed[:, 4:].clone(), "no multiple of 8"),
+    "no rows": ("qweight", lambda packed: packed[:0].clone(), "no matrix of 32-bit integers"),
     "an order too short": ("g_idx", lambda order: order[1:].clone(), "g_idx has shape"),
     "a bias of numbers": ("bias", lambda bias: bias + 1, "the first is model.layers.0.self_attn.o_proj.bias"),
 }

@@ -182,6 +182,7 @@ BROKEN: dict[str, tuple[str, str, Callable[[torch.Tensor], torch.Tensor | None],
     "zero points": ("int4", f"{UP}.weight_zero_point", lambda _: torch.ones(1), "asymmetric or reordered"),
     "an order": ("int4", f"{UP}.weight_g_idx", lambda _: torch.ones(1), "asymmetric or reordered"),
     "no integers": ("int4", f"{UP}.weight_packed", lambda packed: packed.float(), "no matrix of 32-bit integers"),
+    "scales in a row": ("int4", f"{UP}.weight_scale", lambda scales: scales[:, 0].clone(), "weight_scale has shape"),
     "columns too few": ("int4", f"{UP}.weight_packed", lambda packed: packed[:, 1:].clone(), "weight_packed has shape"),
 }
 

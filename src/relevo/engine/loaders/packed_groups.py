@@ -6,13 +6,14 @@ AutoGPTQ and GPTQModel (`gptq` stores zero points less one, `gptq_v2` as they ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import StoredTensor
 from relevo.engine.loaders.plain_tensor import FLOATS
+from relevo.engine.loaders.weight_parts import check_integers, check_not_left, check_shape, part_of
 from relevo.engine.models.quantization import Quantization
 from relevo.engine.models.weight_plan import KV_UP
 
@@ -70,27 +71,32 @@ def packed_weights(quantization: Quantization, by_name: Mapping[str, StoredTenso
 def _joined(
     quantization: Quantization, module: str, tensor: StoredTensor, by_name: Mapping[str, StoredTensor]
 ) -> StoredTensor:
-    if quantization.leaves(module):
-        raise ModelFileError(
-            f"{tensor.path}: tensor {tensor.name} is quantised and config.json says that it is not; config and weights "
-            "do not belong together"
-        )
-    if tensor.stored_as != "I32" or len(tensor.shape) != 2:
-        raise ModelFileError(f"{tensor.path}: {tensor.name} is no matrix of 32-bit integers; download it again")
+    check_not_left(quantization, tensor, module)
+    check_integers(tensor)
     per_word = 32 // quantization.bits
     is_awq = quantization.method == "awq"
     num_in, num_out = tensor.shape
     num_in, num_out = (num_in, num_out * per_word) if is_awq else (num_in * per_word, num_out)
+    if num_out % per_word:
+        raise UnsupportedModel(
+            f"{tensor.path}: {tensor.name} has {num_out} outputs, no multiple of {per_word}, which is not "
+            "implemented; use the unquantised model or a GGUF"
+        )
     num_groups = -(-num_in // (quantization.block_columns or num_in))
-    order = None if is_awq or f"{module}.g_idx" not in by_name else by_name[f"{module}.g_idx"]
+
+    def part(last: str, stored_as: Sequence[str], shape: tuple[int, ...]) -> StoredTensor:
+        found = part_of(by_name, f"{module}.{last}", tensor, stored_as)
+        check_shape(found, shape, tensor)
+        return found
+
     packed = _Packed(
         quantization,
         module,
         num_in,
         num_out,
-        _part(by_name, f"{module}.scales", tensor, FLOATS, (num_groups, num_out)),
-        _part(by_name, f"{module}.qzeros", tensor, ("I32",), (num_groups, num_out // per_word)),
-        order and _part(by_name, f"{module}.g_idx", tensor, ("I32",), (num_in,)),
+        part("scales", FLOATS, (num_groups, num_out)),
+        part("qzeros", ("I32",), (num_groups, num_out // per_word)),
+        None if is_awq or f"{module}.g_idx" not in by_name else part("g_idx", ("I32",), (num_in,)),
     )
     is_kept = f"{module}.weight".endswith(KV_UP)  # absorbed, and never rounded again
 
@@ -112,22 +118,6 @@ def _joined(
         as_raw=as_raw if is_raw else None,
         beside=packed.beside,
     )
-
-
-def _part(
-    by_name: Mapping[str, StoredTensor], name: str, of: StoredTensor, kinds: tuple[str, ...], shape: tuple[int, ...]
-) -> StoredTensor:
-    part = by_name.get(name)
-    if part is None:
-        raise ModelFileError(f"{of.path}: tensor {of.name} is quantised and {name} is missing; complete the download")
-    if part.stored_as not in kinds:
-        raise UnsupportedModel(f"{part.path}: {name} is stored as {part.stored_as}; one of {', '.join(kinds)} is read")
-    if part.shape != shape:
-        raise ModelFileError(
-            f"{part.path}: tensor {name} has shape {list(part.shape)}, {list(shape)} belongs to {of.name}; weights and "
-            "config do not belong together"
-        )
-    return part
 
 
 def _floats(packed: _Packed, data: Bytes, dequantised_as: str) -> HostTensor:

@@ -15,6 +15,7 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.model_files import StoredTensor
 from relevo.engine.loaders.packed_groups import packed_weights
 from relevo.engine.loaders.plain_tensor import FLOATS
+from relevo.engine.loaders.weight_parts import check_integers, check_not_left, check_shape, part_of
 from relevo.engine.models.quantization import METHODS, Quantization
 from relevo.engine.models.weight_plan import KV_UP
 
@@ -62,15 +63,15 @@ def _fp8(quantization: Quantization, by_name: Mapping[str, StoredTensor], folder
         if tensor.stored_as != "F8_E4M3":
             joined.append(tensor)
             continue
-        scales = _part(by_name, f"{name}_scale_inv", tensor)
-        _check_untouched(quantization, tensor, name.removesuffix(".weight"))
+        scales = part_of(by_name, f"{name}_scale_inv", tensor, FLOATS)
+        check_not_left(quantization, tensor, name.removesuffix(".weight"))
         if len(tensor.shape) != 2:
             raise UnsupportedModel(
                 f"{tensor.path}: tensor {name} of shape {list(tensor.shape)} is stored in 8-bit floats, which is "
                 "implemented for matrices"
             )
         blocks = (quantization.block_rows, quantization.block_columns)
-        _check_shape(scales, _blocks(tensor.shape, blocks), tensor)
+        check_shape(scales, _blocks(tensor.shape, blocks), tensor)
         joined.append(_with_scales(tensor, name, tensor.shape, scales, "fp8", blocks))
     return joined
 
@@ -87,41 +88,15 @@ def _int4(quantization: Quantization, by_name: Mapping[str, StoredTensor]) -> li
         if last != "weight_packed":
             joined.append(tensor)
             continue
-        _check_untouched(quantization, tensor, module)
-        scales = _part(by_name, f"{module}.weight_scale", tensor)
-        if tensor.stored_as != "I32" or len(tensor.shape) != 2 or len(scales.shape) != 2:
-            raise ModelFileError(f"{tensor.path}: {name} is no matrix of 32-bit integers; download it again")
+        check_not_left(quantization, tensor, module)
+        scales = part_of(by_name, f"{module}.weight_scale", tensor, FLOATS)
+        check_integers(tensor)
+        check_shape(scales, (tensor.shape[0], (*scales.shape, 0)[1]), tensor)
         rows, columns = tensor.shape[0], scales.shape[1] * quantization.block_columns
-        _check_shape(scales, (rows, scales.shape[1]), tensor)
-        _check_shape(tensor, (rows, columns // 8), scales)
+        check_shape(tensor, (rows, columns // 8), scales)
         blocks = (1, quantization.block_columns)
         joined.append(_with_scales(tensor, f"{module}.weight", (rows, columns), scales, "int4", blocks))
     return joined
-
-
-def _part(by_name: Mapping[str, StoredTensor], name: str, of: StoredTensor) -> StoredTensor:
-    part = by_name.get(name)
-    if part is None:
-        raise ModelFileError(f"{of.path}: tensor {of.name} is quantised and {name} is missing; complete the download")
-    if part.stored_as not in FLOATS:
-        raise UnsupportedModel(f"{part.path}: scales {name} are stored as {part.stored_as}, which is not implemented")
-    return part
-
-
-def _check_untouched(quantization: Quantization, tensor: StoredTensor, module: str) -> None:
-    if quantization.leaves(module):
-        raise ModelFileError(
-            f"{tensor.path}: tensor {tensor.name} is quantised and config.json says that it is not; config and weights "
-            "do not belong together"
-        )
-
-
-def _check_shape(tensor: StoredTensor, shape: tuple[int, ...], of: StoredTensor) -> None:
-    if tensor.shape != shape:
-        raise ModelFileError(
-            f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)}, {list(shape)} belongs to {of.name}; "
-            "weights and config do not belong together"
-        )
 
 
 def _blocks(shape: tuple[int, ...], size: tuple[int, int]) -> tuple[int, ...]:
