@@ -109,3 +109,14 @@ def test_an_idle_worker_misses_its_rank_and_a_dead_worker_takes_it_along(split: 
     wait_until(lambda: split.pids().get("prefill-0") not in (worker, 0, None), "the worker did not come back")
     split.wait_ready()
     assert answer(split, 1) == expected[1]
+
+
+def test_a_rank_that_stands_still_is_ended_with_its_worker(split: Stack, expected: list[Any]) -> None:
+    """Its worker waits for it within a step, so its loop answers no more, and the supervisor ends both."""
+    worker, rank = split.pids()["decode-0"], rank_of(split, "decode-0")
+    os.kill(rank, signal.SIGSTOP)
+    assert answer(split, 2) == expected[2]
+    wait_until(lambda: split.pids().get("decode-0") not in (worker, 0, None), "the worker did not come back")
+    split.wait_ready()
+    assert not is_alive(rank)
+    assert answer(split, 3) == expected[3]
