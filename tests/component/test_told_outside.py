@@ -185,6 +185,23 @@ def get(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+def test_probes_that_cannot_be_answered_end_the_wait_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red if it waits for ever for a thread that is gone."""
+
+    @asynccontextmanager
+    async def refused(*_: object) -> AsyncIterator[None]:
+        raise OSError("no more descriptors")
+        yield
+
+    monkeypatch.setattr(outside, "told_outside", refused)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(OSError, match="no more descriptors"),
+        answered_meanwhile("a head at h:7000", listener),
+    ):
+        pass
+
+
 def test_one_that_waits_for_others_is_alive_and_says_for_whom() -> None:
     """Red if a node whose head is late counts as dead: it would be started again and again, and so would its group."""
     listener = open_probe_port("127.0.0.1", free_port())

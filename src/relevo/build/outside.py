@@ -82,7 +82,15 @@ def answered_meanwhile(waited_for: str, probed: socket.socket | None) -> Iterato
             ending.set_result(lambda: loop.call_soon_threadsafe(is_over.set))
             await is_over.wait()
 
-    thread = threading.Thread(target=asyncio.run, args=(answer(),), name="probes", daemon=True)
+    def run() -> None:
+        try:
+            asyncio.run(answer())
+        except Exception as error:
+            if ending.done():
+                raise
+            ending.set_exception(error)  # which is waited for
+
+    thread = threading.Thread(target=run, name="probes", daemon=True)
     thread.start()
     try:
         yield
