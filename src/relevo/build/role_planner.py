@@ -139,7 +139,7 @@ def _give_way_to_other_sessions() -> None:
 
 def _give_way(parent: int) -> None:
     """In the process that simulates, once."""
-    os.nice(_LEAST_URGENT)
+    os.setpriority(os.PRIO_PROCESS, 0, _LEAST_URGENT)  # however urgent the server itself is
     _give_way_to_other_sessions()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the gateway that is stopped
     ask_for_end_with_parent()
