@@ -16,6 +16,7 @@ import msgspec
 
 from relevo import __version__
 from relevo.build.backend import instruction_path
+from relevo.build.cluster_checks import check_box, check_heads
 from relevo.build.cluster_folder import cluster_folder, default_node_name
 from relevo.build.configs import NodeConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.engines import commands_of, engine_of, started_at
@@ -28,6 +29,7 @@ from relevo.cluster.identity import NodeIdentity
 from relevo.cluster.identity_folder import NODE
 from relevo.cluster.join_token import read_join_token
 from relevo.cluster.peer import NodeRole, PeerRefused
+from relevo.cluster.sockets import close_all, listening_sockets
 from relevo.core.cluster import ClusterFacts, NodeFacts, box_id_of, worker_id_on
 from relevo.core.errors import SettingsError, StartError
 from relevo.core.host_port import HostPort, parse_host_ports
@@ -54,8 +56,18 @@ class ClusterPart:
     node_epoch: int  # 0: the first join gives one
 
 
-def head_part(settings: Settings) -> ClusterPart | None:
-    """Of `relevo serve --cluster`; None: it serves alone. Its epoch is on disk. Raises SettingsError, StartError."""
+@dataclass(frozen=True, kw_only=True)
+class HeadAsk:
+    """As `relevo serve --cluster` was asked."""
+
+    listen: HostPort
+    control: HostPort
+    heads: tuple[HostPort, ...]  # to join
+    folder: Path
+
+
+def head_ask(settings: Settings) -> HeadAsk | None:
+    """None: it serves alone. Reaches no other box. Raises SettingsError."""
     if settings.cluster is None:
         for name in ("join", "advertise", "token_file"):
             if getattr(settings, name):
@@ -65,14 +77,27 @@ def head_part(settings: Settings) -> ClusterPart | None:
     if settings.models is not None:
         raise SettingsError("--cluster serves one model on all boxes, and --models names a file of several; give MODEL")
     listen = HostPort.parse(settings.cluster, "--cluster", default_port=DEFAULT_PORT)
-    folder = cluster_folder(settings.cluster_dir, settings.data_dir)
     heads = tuple(place for text in settings.join for place in parse_host_ports(text, "--join"))
+    check_heads(heads, "--join")
+    check_box(settings)
     if heads and listen.is_wildcard and not settings.advertise:
         raise SettingsError(
             f"--cluster {listen} is no place that other heads reach; say one with --advertise, as 10.0.0.5"
         )
-    if heads and not (folder / NODE).exists():
-        enrol_head(folder, heads, settings.token_file)
+    close_all(listening_sockets(listen))  # a port that is taken is said before anything else
+    return HeadAsk(
+        listen=listen,
+        control=advertised(settings.advertise, listen),
+        heads=heads,
+        folder=cluster_folder(settings.cluster_dir, settings.data_dir),
+    )
+
+
+def head_part(ask: HeadAsk, token_file: str | None) -> ClusterPart:
+    """Its epoch is on disk. A box that is new to the cluster is enrolled. Raises SettingsError, StartError."""
+    folder = ask.folder
+    if ask.heads and not (folder / NODE).exists():
+        enrol_head(folder, ask.heads, token_file)
     identity = NodeIdentity.load(folder)
     if identity.role is not NodeRole.HEAD:
         raise StartError(
@@ -82,9 +107,9 @@ def head_part(settings: Settings) -> ClusterPart | None:
     return ClusterPart(
         folder=folder,
         name=identity.name,
-        listen=listen,
-        control=advertised(settings.advertise, listen),
-        heads=heads,
+        listen=ask.listen,
+        control=ask.control,
+        heads=ask.heads,
         is_head=True,
         node_epoch=begin_epoch(folder),
     )
@@ -106,11 +131,11 @@ def enrol_head(folder: Path, heads: Sequence[HostPort], token_file: str | None) 
 
 def advertised(text: str | None, listen: HostPort) -> HostPort:
     """Raises SettingsError."""
-    if not text:
-        return listen
-    place = HostPort.parse(text, "--advertise", default_port=listen.port)
-    if place.is_wildcard:
+    place = HostPort.parse(text, "--advertise", default_port=listen.port) if text else listen
+    if text and place.is_wildcard:
         raise SettingsError(f"--advertise {place} is no place that others can connect to; give an address of this box")
+    if not place.port:
+        raise SettingsError(f"{place} has port 0, any free one, and other boxes have to know which; give a port")
     return place
 
 

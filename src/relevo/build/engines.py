@@ -67,11 +67,16 @@ def engine_ask(asked: AskedModel) -> ModelAsk:
     return ModelAsk(settings=settings, model=model, model_hash="", section=asked.section, price=asked.price)
 
 
-def _check(settings: Settings) -> None:
+def check_one_kind(settings: Settings) -> None:
+    """Raises SettingsError."""
     if settings.worker and settings.engine != OWN_ENGINE:
         raise SettingsError(
             f"--engine {settings.engine} starts engines and --worker names running ones; keep one of the two"
         )
+
+
+def _check(settings: Settings) -> None:
+    check_one_kind(settings)
     if settings.engine_args and settings.engine == OWN_ENGINE:
         raise SettingsError(
             f"{settings.engine_args[0]!r} is for an engine that Relevo starts, and none was asked for; add --engine "

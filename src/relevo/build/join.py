@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from relevo.build.cluster import DEFAULT_PORT, ClusterPart, advertised, clustered, node_facts
+from relevo.build.cluster_checks import check_box, check_heads, check_lends, check_model_path
 from relevo.build.cluster_folder import cluster_folder, default_node_name
 from relevo.build.engines import NOT_OF_ENGINES, engine_of
 from relevo.build.plan import ServePlan
@@ -26,8 +27,8 @@ from relevo.cluster.identity_folder import NODE
 from relevo.cluster.join_token import read_join_token
 from relevo.cluster.member_messages import FROM_HEAD, AskFacts, Facts
 from relevo.cluster.opening import Purpose
-from relevo.cluster.peer import NodeRole, PeerRefused, Refusal
-from relevo.cluster.sockets import listening_sockets
+from relevo.cluster.peer import NAME_RULE, NodeRole, PeerRefused, Refusal, is_node_name
+from relevo.cluster.sockets import close_all, listening_sockets
 from relevo.cluster.stream import open_stream
 from relevo.core.cluster import OWN_ENGINE, ClusterFacts
 from relevo.core.errors import ProtocolError, RelevoError, SettingsError, StartError
@@ -54,8 +55,8 @@ class JoinAsk:
     heads: tuple[HostPort, ...]
     token_file: Path | None
     name: str
-    listen: HostPort | None  # None: the head's port, on every address
-    advertise: str | None
+    listen: HostPort
+    control: HostPort | None  # where others reach this box; None: at the address from which it reaches the head
     model: str | None  # None: as the head calls it
 
 
@@ -63,12 +64,20 @@ def join_ask(
     heads: str, token_file: str | None, name: str | None, listen: str | None, advertise: str | None, model: str | None
 ) -> JoinAsk:
     """Raises SettingsError."""
+    places = parse_host_ports(heads, "HEAD")
+    check_heads(places, "HEAD")
+    check_model_path(model)
+    if name and not is_node_name(name):
+        raise SettingsError(f"--name {name[:80]!r} cannot be a node's: {NAME_RULE}")
+    where = HostPort.parse(listen, "--listen", default_port=DEFAULT_PORT) if listen else None
+    where = where or HostPort(_every_address(), places[0].port)
+    control = advertised(advertise, where)
     return JoinAsk(
-        heads=parse_host_ports(heads, "HEAD"),
+        heads=places,
         token_file=Path(token_file).expanduser() if token_file else None,
         name=name or default_node_name(),
-        listen=HostPort.parse(listen, "--listen", default_port=DEFAULT_PORT) if listen else None,
-        advertise=advertise,
+        listen=where,
+        control=None if control.is_wildcard else control,
         model=model,
     )
 
@@ -76,6 +85,9 @@ def join_ask(
 def plan_joining(ask: JoinAsk, settings: Settings, say: Say) -> tuple[Settings, ServePlan, ClusterPart]:
     """`settings`: those of this box alone. Returns when a head has said what must be equal, and it is. Raises
     JoinRefused, SettingsError, StartError."""
+    check_lends(settings)
+    check_box(settings)
+    close_all(listening_sockets(ask.listen))  # a port that is taken is said before anything else
     folder = cluster_folder(settings.cluster_dir, settings.data_dir)
     identity = asyncio.run(_identity(ask, folder, say))
     facts, heads, reached_from = asyncio.run(_facts(ask, identity, say))
@@ -84,15 +96,11 @@ def plan_joining(ask: JoinAsk, settings: Settings, say: Say) -> tuple[Settings, 
     differs = mismatch(facts.node, node_facts(plan.models[0]), identity.name, 0.0)
     if differs is not None:
         raise JoinRefused(differs.message)
-    listen = ask.listen or HostPort(_every_address(), ask.heads[0].port)
-    for each in listening_sockets(listen):  # a port that is taken is said before weights are loaded
-        each.close()
-    control = advertised(ask.advertise, HostPort(reached_from, listen.port) if listen.is_wildcard else listen)
     part = ClusterPart(
         folder=folder,
         name=identity.name,
-        listen=listen,
-        control=control,
+        listen=ask.listen,
+        control=ask.control or HostPort(reached_from, ask.listen.port),
         heads=tuple(dict.fromkeys((*ask.heads, *heads))),
         is_head=False,
         node_epoch=0,
@@ -142,6 +150,11 @@ def _engine(settings: Settings, facts: ClusterFacts) -> dict[str, object] | None
 async def _identity(ask: JoinAsk, folder: Path, say: Say) -> NodeIdentity:
     if (folder / NODE).exists():
         identity = NodeIdentity.load(folder)
+        if identity.role is not NodeRole.NODE:
+            raise StartError(
+                f"this box is enrolled as a head ({folder}) and serves with `relevo serve --cluster`; to lend workers "
+                "beside that, join with another --cluster-dir and a token"
+            )
         if ask.name != identity.name:
             say(f"this box is known to the cluster as {identity.name}; another name needs another --cluster-dir")
         return identity

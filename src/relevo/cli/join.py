@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from relevo.build.cluster_checks import check_set
 from relevo.build.join import JoinRefused, join_ask, plan_joining
 from relevo.build.outside import answered_meanwhile, open_probe_port
 from relevo.build.serve import serving
@@ -73,6 +74,8 @@ def join(
 
     Model, types and block size are the head's. A head that is not there yet is waited for.
     """
+    named = _named(options or [])
+    check_set(named)
     given: dict[str, object] = {"topology": role, "join": ["head"], "cluster_dir": cluster_dir, "data_dir": data_dir}
     given |= {
         "log_level": log_level,
@@ -85,7 +88,8 @@ def join(
         "pipeline_parallel_size": pipeline_parallel_size,
         "engine_args": tuple(engine_args) if engine_args else None,
         "quiet": quiet or None,
-    } | _named(options or [])
+        **named,
+    }
     settings = make_settings({key: value for key, value in given.items() if value is not None})
     configure(settings.log_level, "relevo")
     be_quiet(settings.quiet)
@@ -108,6 +112,6 @@ def join(
         raise JoinRefused(supervisor.stop_reason)
 
 
-def _named(options: list[str]) -> dict[str, object]:
+def _named(options: list[str]) -> dict[str, str]:
     pairs = [option.partition("=") for option in options]
     return {name.strip().replace("-", "_"): value for name, _, value in pairs}

@@ -8,7 +8,7 @@ import os
 import socket
 
 from relevo import __version__
-from relevo.build.cluster import clustered, head_part
+from relevo.build.cluster import clustered, head_ask, head_part
 from relevo.build.outside import open_probe_port, told_outside
 from relevo.build.plan import ServePlan
 from relevo.build.resolve import ModelPlan
@@ -34,8 +34,9 @@ def serve(settings: Settings) -> None:
         logging.getLogger("relevo").warning("environment: %s", note)
     listener = open_listener(settings.host, settings.port)
     probed = open_probe_port(settings.host, settings.probe_port)
-    part = head_part(settings)
-    plan = plan_serving(settings)
+    asked = head_ask(settings)
+    plan = plan_serving(settings)  # what is wrong on this box is said before a join token is used
+    part = head_part(asked, settings.token_file) if asked is not None else None
     if part is not None:
         plan = clustered(plan, part)
     if settings.ssl_certfile or settings.ssl_keyfile or settings.ssl_ca_certs or settings.ssl_cert_reqs:
