@@ -13,7 +13,7 @@ def plan_of(*rows: ScheduledRow, step_id: int = 5, copies: Sequence[tuple[BlockI
     return StepPlan(
         step_id=step_id,
         new=[
-            NewSequence(sequence_id, row.request, _outputs(row), [row.block_ids])
+            NewSequence(sequence_id, row.request, _outputs(row), [*row.tables])
             for sequence_id, row in enumerate(rows, start=1)
         ],
         block_copies=list(copies),

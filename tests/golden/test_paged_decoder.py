@@ -165,9 +165,9 @@ def test_packing_places_every_token() -> None:
     inputs = pack_rows([row([7, 8, 9], 3, [5, 2]), row([4], 8, [1, 3, 6, 99])], BLOCK_SIZE)
     assert inputs.token_ids.tolist() == [7, 8, 9, 4]
     assert inputs.positions.tolist() == [3, 4, 5, 8]
-    assert inputs.block_of_token.tolist() == [5, 2, 2, 6]
+    assert inputs.block_of_token.tolist() == [[5, 2, 2, 6]]
     assert inputs.offset_of_token.tolist() == [3, 0, 1, 0]
     assert inputs.row_first_token.tolist() == [0, 3, 4]
     assert inputs.context_lengths.tolist() == [6, 9]
-    assert inputs.block_tables.tolist() == [[5, 2, 0], [1, 3, 6]]
+    assert inputs.block_tables.tolist() == [[[5, 2, 0], [1, 3, 6]]]
     assert inputs.fresh_tail_blocks() == [2, 6]

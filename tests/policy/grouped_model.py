@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from scheduler_model import next_token
 
 from relevo.core.baton import SampledToken
+from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.replica import Replica, ReplicaSequence
-from relevo.policy.worker.group_tables import NO_BLOCK, TableRule
+from relevo.policy.worker.group_tables import NO_BLOCK
+from relevo.policy.worker.remote_prefill import ComputedPrefix
+from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
+from relevo.policy.worker.table_rules import TableRule
 
 Tokens = tuple[int, ...]
+SIZE = 4
 
 
 class GroupedModel:
@@ -43,6 +48,10 @@ class GroupedModel:
         )
         return StepResult(plan.step_id, sampled, 0.0)
 
+    def copy_from(self, other: GroupedModel, source: int, target: int) -> None:
+        for place in range(self._size):
+            self._cells[target, place] = other._cells.get((source, place), ())
+
     def _read(self, sequence: ReplicaSequence, start: int) -> None:
         tokens = tuple(sequence.tokens(0, start))
         for rule, table in zip(self._rules, sequence.tables, strict=True):
@@ -70,3 +79,44 @@ class GroupedModel:
 
     def _draw(self, sequence: ReplicaSequence, end: int, index: int) -> SampledToken:
         return SampledToken(next_token(tuple(sequence.tokens(0, end)), sequence.request, index))
+
+
+class Worker:
+    def __init__(
+        self, rules: tuple[TableRule, ...], num_blocks: int = 40, max_batched_tokens: int = 9, first_block_id: int = 0
+    ) -> None:
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                worker_id=WorkerId("w"),
+                epoch=1,
+                first_block_id=first_block_id,
+                num_blocks=num_blocks,
+                block_size=SIZE,
+                max_batched_tokens=max_batched_tokens,
+                max_prefill_tokens=max_batched_tokens,
+                max_running=6,
+                max_model_len=1000,
+                more_groups=rules,
+            )
+        )
+        self.model = GroupedModel(SIZE, rules)
+        self.tokens: dict[tuple[RequestId, int], list[int]] = {}
+        self.prefixes: list[ComputedPrefix] = []
+
+    def step(self, aborted: RequestId | None = None) -> bool:
+        plan = self.scheduler.plan(0)
+        if plan is None:
+            return False
+        result = self.model.execute(plan)
+        if aborted is not None:
+            self.scheduler.abort(aborted, writer_active=False)
+        outcome = self.scheduler.commit(plan, result, 0)
+        self.prefixes += outcome.prefixes
+        for output in outcome.all_outputs:
+            drawn = self.tokens.setdefault((output.request_id, output.sample_index), [])
+            drawn.extend(token.token_id for token in output.tokens)
+        return True
+
+    @property
+    def num_held(self) -> int:
+        return self.scheduler.pool.num_held

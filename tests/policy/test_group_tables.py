@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from grouped_model import GroupedModel
+from grouped_model import SIZE, Worker
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_model import reference
@@ -19,12 +19,12 @@ from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.policy.worker.block_pool import BlockPool
-from relevo.policy.worker.group_tables import NO_BLOCK, GroupTables, TableRule, table_rules
+from relevo.policy.worker.group_tables import NO_BLOCK, GroupTables
 from relevo.policy.worker.intake import Rejected
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
+from relevo.policy.worker.table_rules import TableRule, table_rules
 
 FULL = KVGroup.full([0], 1, 8)
-SIZE = 4
 
 
 def rules_for(*groups: KVGroup) -> tuple[TableRule, ...]:
@@ -79,47 +79,13 @@ def test_a_window_holds_as_much_for_a_million_tokens_as_for_a_thousand() -> None
     assert state.most(1_000_000, 512) == 3
 
 
-class Worker:
-    def __init__(self, rules: tuple[TableRule, ...], num_blocks: int = 40, max_batched_tokens: int = 9) -> None:
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                worker_id=WorkerId("w"),
-                epoch=1,
-                first_block_id=0,
-                num_blocks=num_blocks,
-                block_size=SIZE,
-                max_batched_tokens=max_batched_tokens,
-                max_prefill_tokens=max_batched_tokens,
-                max_running=6,
-                max_model_len=1000,
-                more_groups=rules,
-            )
-        )
-        self.model = GroupedModel(SIZE, rules)
-        self.tokens: dict[tuple[RequestId, int], list[int]] = {}
-
-    def step(self, aborted: RequestId | None = None) -> bool:
-        plan = self.scheduler.plan(0)
-        if plan is None:
-            return False
-        result = self.model.execute(plan)
-        if aborted is not None:
-            self.scheduler.abort(aborted, writer_active=False)
-        for outputs in self.scheduler.commit(plan, result, 0).outputs.values():
-            for output in outputs:
-                drawn = self.tokens.setdefault((output.request_id, output.sample_index), [])
-                drawn.extend(token.token_id for token in output.tokens)
-        return True
-
-    @property
-    def num_held(self) -> int:
-        return self.scheduler.pool.num_held
-
-
 def request(number: int, rng: Random) -> EngineRequest:
     return EngineRequest(
         request_id=RequestId(f"r{number}"),
-        prompt_token_ids=(*range(rng.choice((0, 4, 8))), *(rng.randrange(50) for _ in range(rng.randrange(1, 40)))),
+        prompt_token_ids=(
+            *range(rng.choice((0, 8, 23, 30))),
+            *(rng.randrange(50) for _ in range(rng.randrange(1, 25))),
+        ),
         sampling=SamplingParams(
             max_tokens=rng.randrange(1, 40), n=rng.choice((1, 1, 2, 3)), seed=number, ignore_eos=rng.random() < 0.7
         ),
@@ -130,7 +96,7 @@ def request(number: int, rng: Random) -> EngineRequest:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_scheduler_with_several_groups_brings_what_each_request_brings_alone(kind: str, seed: int) -> None:
-    """Chunks, batches, forks, preemptions and aborts in a pool that is too small for all; every cell is checked."""
+    """Chunks, batches, hits, forks, preemptions and aborts in a pool that is too small for all; each cell is checked."""
     rng, worker = Random(seed), Worker(KINDS[kind])
     asked: dict[RequestId, EngineRequest] = {}
     aborted = set()
@@ -162,7 +128,7 @@ def test_such_schedules_preempt_and_slide(kind: str) -> None:
         pass
     assert worker.scheduler.num_preemptions > 0
     assert (worker.model.num_freed_entries > 0) == (kind not in ("state", "full"))
-    assert worker.scheduler.num_prefix_hits == 0  # what is kept of a prefix is not enough to begin there
+    assert (worker.scheduler.num_prefix_hits > 0) == (kind not in ("state", "all"))  # a state is written over
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,12 +150,10 @@ def test_the_longest_request_that_is_accepted_runs_alone(kind: str) -> None:
     assert worker.num_held == 0
 
 
-def test_several_groups_are_not_handed_over() -> None:
-    """Blocks beside the first group's would stay behind."""
-    worker = Worker(KINDS["window"])
-    one = request(1, Random(1))
-    rejected = worker.scheduler.reserve(one, 0)
-    assert isinstance(rejected, Rejected) and "several KV groups" in rejected.reason
+def test_states_are_not_handed_over() -> None:
+    worker = Worker(KINDS["state"])
+    rejected = worker.scheduler.reserve(request(1, Random(1)), 0)
+    assert isinstance(rejected, Rejected) and "States of sequences" in rejected.reason
 
 
 def test_layouts_that_blocks_cannot_hold_are_refused_in_one_sentence() -> None:

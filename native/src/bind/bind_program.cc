@@ -27,6 +27,8 @@ template <class T>
 using Array1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Array2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+// Of each KV group one behind the other; of one group the first dimension may be missing.
+using GroupedIds = nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Output = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = Output<uint8_t>;
@@ -41,6 +43,7 @@ struct VectorWeight {
 // A cache over memory that Python owns.
 struct BoundCache {
   KVCache cache;
+  LayerPlaces places;
   Bytes memory;
 };
 
@@ -132,26 +135,53 @@ VectorWeight make_vector(const std::string& stored_name, const Array1<uint8_t>& 
 
 // ---- the cache ----------------------------------------------------------------------------------------------------
 
+// `layers_of_groups`: of each KV group the layers whose numbers are in its blocks; none: one group of all.
+LayerPlaces places_of(const std::vector<std::vector<int64_t>>& layers_of_groups, int64_t num_layers) {
+  LayerPlaces layers;
+  if (layers_of_groups.empty()) return layers;
+  layers.num_groups = static_cast<int64_t>(layers_of_groups.size());
+  size_t count = 0;
+  for (const auto& group : layers_of_groups) count += group.size();
+  layers.groups.assign(count, -1);
+  layers.places.assign(count, -1);
+  for (size_t group = 0; group < layers_of_groups.size(); ++group) {
+    const auto& numbers = layers_of_groups[group];
+    require(static_cast<int64_t>(numbers.size()) <= num_layers, "a block does not have room for the layers of a group");
+    for (size_t place = 0; place < numbers.size(); ++place) {
+      const int64_t layer = numbers[place];
+      require(layer >= 0 && layer < static_cast<int64_t>(count) && layers.groups[static_cast<size_t>(layer)] < 0,
+              "every layer is in one group, and they are numbered from 0 on");
+      layers.groups[static_cast<size_t>(layer)] = static_cast<int64_t>(group);
+      layers.places[static_cast<size_t>(layer)] = static_cast<int64_t>(place);
+    }
+  }
+  return layers;
+}
+
 BoundCache make_cache(Bytes memory, const std::string& dtype, int64_t num_blocks, int64_t num_layers,
-                      int64_t num_kv_heads, int64_t block_size, int64_t head_size, bool is_latent) {
+                      int64_t num_kv_heads, int64_t block_size, int64_t head_size, bool is_latent,
+                      const std::vector<std::vector<int64_t>>& layers_of_groups) {
   require(num_blocks >= 1 && num_layers >= 1 && num_kv_heads >= 1 && block_size >= 1 && head_size >= 1,
           "every size of a cache is at least 1");
   KVCache cache{memory.data(), kv_type_named(dtype), num_blocks, num_layers, num_kv_heads, block_size, head_size};
   cache.is_latent = is_latent;
   require(!is_latent || cache.type != KVType::i8, "a cache of latents cannot be stored as int8");
   require(memory.shape(0) >= static_cast<size_t>(num_blocks) * cache.block_bytes(), "the memory is too small");
-  return {cache, memory};
+  return {cache, places_of(layers_of_groups, num_layers), memory};
 }
 
-// In layers [first, end).
-void clear_blocks(BoundCache& bound, const std::vector<int64_t>& blocks, int64_t first, int64_t end) {
+// What layers [first, end) of the model have in these blocks, of each KV group its own.
+void clear_blocks(BoundCache& bound, const std::vector<std::vector<int64_t>>& blocks_of_groups, int64_t first,
+                  int64_t end) {
   const KVCache& cache = bound.cache;
-  require(first >= 0 && first <= end && end <= cache.num_layers, "a layer is outside the cache");
-  const size_t layer_bytes = cache.block_bytes() / static_cast<size_t>(cache.num_layers);
-  for (const int64_t block : blocks) {
-    require(block >= 0 && block < cache.num_blocks, "a block is outside the cache");
-    std::memset(cache.run(block, 0, 0, 0) + static_cast<size_t>(first) * layer_bytes, 0,
-                static_cast<size_t>(end - first) * layer_bytes);
+  const LayerPlaces& places = bound.places;
+  require(first >= 0 && first <= end && end <= places.num_layers(cache), "a layer is outside the cache");
+  require(static_cast<int64_t>(blocks_of_groups.size()) == places.num_groups, "blocks are listed for each KV group");
+  for (size_t group = 0; group < blocks_of_groups.size(); ++group) {
+    for (const int64_t block : blocks_of_groups[group]) {
+      require(block >= 0 && block < cache.num_blocks, "a block is outside the cache");
+      places.clear(cache, static_cast<int64_t>(group), block, first, end);
+    }
   }
 }
 
@@ -353,17 +383,19 @@ nb::ndarray<nb::numpy, float> logit_array(Program& program, int64_t num_rows) {
 }
 
 double run(Program& program, const BoundCache& cache, const Array1<int64_t>& token_ids,
-           const Array1<int64_t>& positions, const Array1<int64_t>& block_of_token,
+           const Array1<int64_t>& positions, const GroupedIds& block_of_token,
               const Array1<int64_t>& offset_of_token, const Array1<int64_t>& row_first_token,
-              const Array1<int64_t>& context_lengths, const Array2<int64_t>& block_tables, int64_t sliding_window,
+              const Array1<int64_t>& context_lengths, const GroupedIds& block_tables, int64_t sliding_window,
               const Array1<int64_t>& logit_tokens, Output<int64_t> best, Output<bool> finite,
               const std::optional<Array2<float>>& taken, const std::optional<Given>& given) {
   const size_t num_tokens = token_ids.shape(0), num_rows = context_lengths.shape(0);
-  require(positions.shape(0) == num_tokens && block_of_token.shape(0) == num_tokens &&
+  const size_t num_groups = static_cast<size_t>(cache.places.num_groups);
+  require(positions.shape(0) == num_tokens && block_of_token.size() == num_groups * num_tokens &&
               offset_of_token.shape(0) == num_tokens,
           "every token needs a position, a block and an offset");
-  require(row_first_token.shape(0) == num_rows + 1 && block_tables.shape(0) == num_rows,
-          "every row needs its first token and a block table");
+  require(row_first_token.shape(0) == num_rows + 1 && num_rows > 0 && block_tables.ndim() >= 2 &&
+              block_tables.size() == num_groups * num_rows * block_tables.shape(block_tables.ndim() - 1),
+          "every row needs its first token, and a block table for each KV group of the cache");
   require(sliding_window >= 0, "a window cannot be negative");
   StepInputs inputs{};
   inputs.attention = {static_cast<int64_t>(num_tokens),
@@ -371,7 +403,7 @@ double run(Program& program, const BoundCache& cache, const Array1<int64_t>& tok
                       row_first_token.data(),
                       context_lengths.data(),
                       block_tables.data(),
-                      static_cast<int64_t>(block_tables.shape(1)),
+                      static_cast<int64_t>(block_tables.shape(block_tables.ndim() - 1)),
                       block_of_token.data(),
                       offset_of_token.data(),
                       sliding_window,
@@ -395,7 +427,7 @@ double run(Program& program, const BoundCache& cache, const Array1<int64_t>& tok
   const StepSummaries summaries{best.data(), finite.data()};
   nb::gil_scoped_release released;
   Turn turn(program.engine());
-  return program.run(cache.cache, inputs, summaries);
+  return program.run(cache.cache, cache.places, inputs, summaries);
 }
 
 // ---- draws --------------------------------------------------------------------------------------------------------
@@ -477,13 +509,15 @@ void bind_program(nb::module_& module) {
   nb::class_<BoundCache>(module, "KVCache")
       .def("__init__",
            [](BoundCache* self, Bytes memory, const std::string& dtype, int64_t num_blocks, int64_t num_layers,
-              int64_t num_kv_heads, int64_t block_size, int64_t head_size, bool is_latent) {
-             new (self) BoundCache(
-                 make_cache(memory, dtype, num_blocks, num_layers, num_kv_heads, block_size, head_size, is_latent));
+              int64_t num_kv_heads, int64_t block_size, int64_t head_size, bool is_latent,
+              const std::vector<std::vector<int64_t>>& layers_of_groups) {
+             new (self) BoundCache(make_cache(memory, dtype, num_blocks, num_layers, num_kv_heads, block_size,
+                                              head_size, is_latent, layers_of_groups));
            },
            "memory"_a, "dtype"_a, "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "block_size"_a, "head_size"_a,
-           "is_latent"_a = false)
-      .def("clear", &clear_blocks, "blocks"_a, "first"_a, "end"_a, "Layers [first, end) of whole blocks.")
+           "is_latent"_a = false, "layers_of_groups"_a = std::vector<std::vector<int64_t>>())
+      .def("clear", &clear_blocks, "blocks_of_groups"_a, "first"_a, "end"_a,
+           "What layers [first, end) of the model have in blocks, of each KV group its own.")
       .def("copy", &copy_blocks, "copies"_a, "Whole blocks, (source, target), in order.");
   auto program = nb::class_<Program>(module, "Program", "Operations recorded once, replayed by one call per step.");
   program.def(nb::init<Engine&>(), nb::keep_alive<1, 2>(), "engine"_a);

@@ -178,6 +178,7 @@ void Program::check(const op::Attend& attend) {
     refuse("a window, a chunk or a scale of scores cannot be negative");
   }
   if (reach_of(attend) == reaches_.size()) reaches_.push_back({attend.window, attend.chunk});
+  attending_.emplace_back(attend.layer, reach_of(attend));
   num_heads_ = attend.num_heads;
   num_kv_heads_ = attend.num_kv_heads;
   head_size_ = attend.head_size;
@@ -321,16 +322,16 @@ KVCache Program::shared_by_groups(const KVCache& cache) const {
 
 // ---- a step's inputs ----------------------------------------------------------------------------------------------
 
-void Program::check_cache(const KVCache& cache, const AttentionStep& step) const {
+void Program::check_cache(const KVCache& cache, const LayerPlaces& places, const AttentionStep& step) const {
   if (vocab_size_ == 0 && given_width_ == 0) refuse("a program without logits cannot run");
   if (latent_size_ > 0 && !(cache.is_latent && cache.num_layers >= num_layers_ && cache.head_size == head_size_)) {
     refuse("the cache is not one of " + text(num_layers_) + " layers of latents of " + text(head_size_));
   }
   if (latent_size_ == 0 && num_heads_ != 0 &&
-      (cache.num_layers < num_layers_ || cache.num_kv_heads < end_kv_head_ ||
+      (places.num_layers(cache) < num_layers_ || cache.num_kv_heads < end_kv_head_ ||
        (end_kv_head_ == 0 && cache.num_kv_heads != num_kv_heads_) || cache.head_size != head_size_ ||
        cache.is_latent)) {
-    refuse("the cache has " + text(cache.num_layers) + " layers of " + text(cache.num_kv_heads) + " heads of " +
+    refuse("the cache has " + text(places.num_layers(cache)) + " layers of " + text(cache.num_kv_heads) + " heads of " +
            text(cache.head_size) + ", the model needs " + text(num_layers_) + " of " +
            text(std::max(num_kv_heads_, end_kv_head_)) + " of " +
            text(head_size_));
@@ -346,27 +347,47 @@ void Program::check_cache(const KVCache& cache, const AttentionStep& step) const
       refuse("row " + text(row) + " has " + text(length) + " tokens, a context of " + text(context) + " and room for " +
              text(step.table_width * cache.block_size));
     }
-    for (int64_t i = 0; i * cache.block_size < context; ++i) {
-      const int64_t block = step.block_tables[row * step.table_width + i];
+  }
+  for (int64_t group = 0; group < places.num_groups; ++group) check_group(cache, places, step, group);
+}
+
+// What a row reads or writes lies in the cache; entries before that may be anything.
+void Program::check_group(const KVCache& cache, const LayerPlaces& places, const AttentionStep& step,
+                          int64_t group) const {
+  std::vector<bool> is_used(reaches_.size(), latent_size_ > 0);
+  for (const auto& [layer, reach] : attending_) {
+    if (places.group_of(layer) == group) is_used[reach] = true;
+  }
+  const int64_t* tables = step.block_tables + group * step.num_rows * step.table_width;
+  for (int64_t row = 0; row < step.num_rows; ++row) {
+    const int64_t context = step.context_lengths[row];
+    const int64_t first_end = context - (step.row_first_token[row + 1] - step.row_first_token[row]) + 1;
+    int64_t first_key = first_end - 1;
+    for (size_t reach = 0; reach < reaches_.size(); ++reach) {
+      if (is_used[reach]) first_key = std::min(first_key, step_of(step, reaches_[reach]).first_visible(first_end));
+    }
+    for (int64_t i = first_key / cache.block_size; i * cache.block_size < context; ++i) {
+      const int64_t block = tables[row * step.table_width + i];
       if (block < 0 || block >= cache.num_blocks) refuse("block " + text(block) + " is outside the cache");
     }
   }
 }
 
-void Program::check_tokens(const KVCache& cache, const StepInputs& inputs) const {
+void Program::check_tokens(const KVCache& cache, const LayerPlaces& places, const StepInputs& inputs) const {
   const AttentionStep& step = inputs.attention;
   for (int64_t row = 0; row < step.num_rows; ++row) {
     const int64_t end = step.row_first_token[row + 1];
     for (int64_t token = step.row_first_token[row]; token < end; ++token) {
       const int64_t position = step.context_lengths[row] - (end - token);
-      const int64_t block = step.block_tables[row * step.table_width + position / cache.block_size];
+      bool is_there = inputs.positions[token] == position && step.offset_of_token[token] == position % cache.block_size;
+      for (int64_t group = 0; group < places.num_groups; ++group) {
+        const int64_t place = (group * step.num_rows + row) * step.table_width + position / cache.block_size;
+        is_there = is_there && step.block_of_token[group * step.num_tokens + token] == step.block_tables[place];
+      }
       if (inputs.token_ids[token] < 0 || (num_embeddings_ > 0 && inputs.token_ids[token] >= num_embeddings_)) {
         refuse("token id " + text(inputs.token_ids[token]) + " is outside the vocabulary");
       }
-      if (inputs.positions[token] != position || step.block_of_token[token] != block ||
-          step.offset_of_token[token] != position % cache.block_size) {
-        refuse("token " + text(token) + " is not where its row's context ends");
-      }
+      if (!is_there) refuse("token " + text(token) + " is not where its row's context ends");
     }
   }
   int64_t previous = -1;

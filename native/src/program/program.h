@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -161,13 +162,27 @@ using Operation = std::variant<op::Embed, op::RmsNorm, op::Add, op::Activate, op
 
 // One step's inputs; the caller checks them (Program::check). All arrays stay the caller's.
 struct StepInputs {
-  AttentionStep attention;
+  AttentionStep attention;      // of the first KV group; the tables and blocks of the others lie behind its own
   const int64_t* token_ids;     // [T]
   const int64_t* positions;     // [T]
   const int64_t* logit_tokens;  // [R], ascending, no repeats
   int64_t num_logit_tokens;
   const float* taken = nullptr;  // [T, taken_width], of programs that take hidden states
   float* given = nullptr;        // [T, given_width], of programs that give them
+};
+
+// Where the layers of a model lie in the blocks of a cache: in which KV group, and at which place of its blocks.
+struct LayerPlaces {
+  int64_t num_groups = 1;
+  std::vector<int64_t> groups, places;  // by layer; empty: one group, with each layer at its own number
+  bool is_plain() const { return groups.empty(); }
+  int64_t num_layers(const KVCache& cache) const {
+    return is_plain() ? cache.num_layers : static_cast<int64_t>(groups.size());
+  }
+  int64_t group_of(int64_t layer) const { return is_plain() ? 0 : groups[static_cast<size_t>(layer)]; }
+  int64_t place_of(int64_t layer) const { return is_plain() ? layer : places[static_cast<size_t>(layer)]; }
+  // What layers [first, end) of the model have in a block of a group; what others have in it is other programs'.
+  void clear(const KVCache& cache, int64_t group, int64_t block, int64_t first, int64_t end) const;
 };
 
 // Where a step leaves the summaries of its logits.
@@ -214,7 +229,7 @@ class Program {
 
   // Compute a step; its logits are the first rows of the logit memory. Returns the seconds between entering and leaving
   // the list. Throws std::invalid_argument if a token, position, block or shape is out of range.
-  double run(const KVCache& cache, const StepInputs& inputs, const StepSummaries& summaries);
+  double run(const KVCache& cache, const LayerPlaces& places, const StepInputs& inputs, const StepSummaries& summaries);
 
   // Whether a step clears what a former owner left in blocks it enters. Off: who shares the cache does it.
   void set_clears_blocks(bool on) { clears_blocks_ = on; }
@@ -269,8 +284,9 @@ class Program {
   void check(const op::Exchange& exchange);
   // The cache as layers of latents read it: its groups of heads are what threads share.
   KVCache shared_by_groups(const KVCache& cache) const;
-  void check_cache(const KVCache& cache, const AttentionStep& step) const;
-  void check_tokens(const KVCache& cache, const StepInputs& inputs) const;
+  void check_cache(const KVCache& cache, const LayerPlaces& places, const AttentionStep& step) const;
+  void check_group(const KVCache& cache, const LayerPlaces& places, const AttentionStep& step, int64_t group) const;
+  void check_tokens(const KVCache& cache, const LayerPlaces& places, const StepInputs& inputs) const;
   void make_room(int64_t num_tokens);
   // The team may have grown since the last step; what was sized for fewer threads is sized again by make_room.
   void make_room_for_threads();
@@ -290,6 +306,7 @@ class Program {
   size_t reach_of(const op::Attend& attend) const;
   AttentionStep step_of(const AttentionStep& step, const Reach& reach) const;
   std::vector<Reach> reaches_;
+  std::vector<std::pair<int64_t, size_t>> attending_;  // (layer, place of its reach), of keys and values
   std::vector<const Matrix*> matrices_;
   int64_t vocab_size_ = 0;
   int64_t num_embeddings_ = 0;

@@ -19,23 +19,35 @@ constexpr int64_t EXPERT_RUN_ROWS = 512;  // arbitrary: bounds the memory of the
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// A new owner's last block starts empty: no token sees what a former owner left in it. Of layers [first, end) only: what
-// others have in it is other programs'.
-void clear_fresh_tails(const KVCache& cache, const AttentionStep& step, int64_t first, int64_t end) {
-  const size_t bytes = cache.block_bytes() / static_cast<size_t>(cache.num_layers) * static_cast<size_t>(end - first);
+// A new owner's last block starts empty: no token sees what a former owner left in it. Of layers [first, end) only.
+void clear_fresh_tails(const KVCache& cache, const LayerPlaces& places, const AttentionStep& step, int64_t first,
+                       int64_t end) {
   for (int64_t row = 0; row < step.num_rows; ++row) {
     const int64_t last = step.row_first_token[row + 1] - 1;
     const int64_t used = step.offset_of_token[last] + 1;
-    if (used < cache.block_size && used <= step.row_first_token[row + 1] - step.row_first_token[row]) {
-      std::memset(cache.run(step.block_of_token[last], first, 0, 0), 0, bytes);
+    if (used == cache.block_size || used > step.row_first_token[row + 1] - step.row_first_token[row]) continue;
+    for (int64_t group = 0; group < places.num_groups; ++group) {
+      places.clear(cache, group, step.block_of_token[group * step.num_tokens + last], first, end);
     }
   }
 }
 
 }  // namespace
 
+void LayerPlaces::clear(const KVCache& cache, int64_t group, int64_t block, int64_t first, int64_t end) const {
+  const size_t layer_bytes = cache.block_bytes() / static_cast<size_t>(cache.num_layers);
+  if (is_plain()) {
+    std::memset(cache.run(block, first, 0, 0), 0, layer_bytes * static_cast<size_t>(end - first));
+    return;
+  }
+  for (int64_t layer = first; layer < end; ++layer) {
+    if (group_of(layer) == group) std::memset(cache.run(block, place_of(layer), 0, 0), 0, layer_bytes);
+  }
+}
+
 struct StepInProgress {
   const KVCache& cache;
+  const LayerPlaces& layers;
   const StepInputs& inputs;
   std::vector<AttentionPlan> plans;  // by reach
   float* logits;
@@ -143,10 +155,13 @@ class Walker {
   void carry_out(const op::Attend& attend) {
     const bool is_part = attend.first_kv_head >= 0;
     const KVCache cache = is_part ? step_.cache.of_heads(attend.first_kv_head, attend.num_kv_heads) : step_.cache;
-    share_rows(1, [&](int64_t first, int64_t end) { place(attend, cache, first, end); });
-    barrier();
     const size_t reach = program_.reach_of(attend);
     AttentionStep step = program_.step_of(step_.inputs.attention, program_.reaches_[reach]);
+    const int64_t group = step_.layers.group_of(attend.layer), layer = step_.layers.place_of(attend.layer);
+    step.block_tables += group * step.num_rows * step.table_width;
+    step.block_of_token += group * step.num_tokens;
+    share_rows(1, [&](int64_t first, int64_t end) { place(attend, cache, step, layer, first, end); });
+    barrier();
     step.scale = attend.scale;
     step.sinks = attend.sinks;
     const float* q = program_.column(attend.q);
@@ -155,7 +170,7 @@ class Walker {
     float* partials = program_.partials_.floats();
     const auto& tasks = step_.plans[reach].tasks;
     for (int64_t i; (i = take(static_cast<int64_t>(tasks.size()))) >= 0;) {
-      engine_.attention.attend(cache, attend.layer, step, tasks[static_cast<size_t>(i)], q, q_stride, out, out_stride,
+      engine_.attention.attend(cache, layer, step, tasks[static_cast<size_t>(i)], q, q_stride, out, out_stride,
                                partials);
     }
     barrier();
@@ -470,7 +485,8 @@ class Walker {
   }
 
   // Queries, keys and values of tokens [first, end) become what attention reads.
-  void place(const op::Attend& attend, const KVCache& cache, int64_t first, int64_t end) {
+  void place(const op::Attend& attend, const KVCache& cache, const AttentionStep& step, int64_t layer, int64_t first,
+             int64_t end) {
     const int64_t size = attend.head_size;
     if (attend.q_gain != nullptr) {
       norm_heads(attend.q, attend.num_heads, size, attend.q_gain, attend.eps, first, end);
@@ -482,8 +498,8 @@ class Walker {
       rotate({attend.q, attend.num_heads, size, attend.angles}, first, end);
       rotate({attend.k, attend.num_kv_heads, size, attend.angles}, first, end);
     }
-    engine_.attention.store(cache, attend.layer, step_.inputs.attention, program_.column(attend.k),
-                            program_.column(attend.v), program_.stride(attend.k), first, end);
+    engine_.attention.store(cache, layer, step, program_.column(attend.k), program_.column(attend.v),
+                            program_.stride(attend.k), first, end);
   }
 
   void place(const op::AttendLatents& attend, const KVCache& cache, int64_t first, int64_t end) {
@@ -507,16 +523,17 @@ class Walker {
   std::vector<float> routing_scratch_;
 };
 
-double Program::run(const KVCache& cache, const StepInputs& inputs, const StepSummaries& summaries) {
-  check_cache(cache, inputs.attention);
-  check_tokens(cache, inputs);
+double Program::run(const KVCache& cache, const LayerPlaces& places, const StepInputs& inputs,
+                    const StepSummaries& summaries) {
+  check_cache(cache, places, inputs.attention);
+  check_tokens(cache, places, inputs);
   make_room_for_threads();
   make_room(inputs.attention.num_tokens);
   place_angles(inputs);
-  if (clears_blocks_ && num_heads_ > 0) clear_fresh_tails(cache, inputs.attention, first_layer_, num_layers_);
+  if (clears_blocks_ && num_heads_ > 0) clear_fresh_tails(cache, places, inputs.attention, first_layer_, num_layers_);
   for (Tasks& counter : counters_) counter.reset();
   float* logits = vocab_size_ > 0 ? logit_memory(inputs.num_logit_tokens).values.get() : nullptr;
-  StepInProgress step{cache, inputs, {}, logits, summaries};
+  StepInProgress step{cache, places, inputs, {}, logits, summaries};
   if (num_heads_ > 0) {
     const int64_t value_size = latent_size_ > 0 ? latent_size_ : head_size_;
     for (const Reach& reach : reaches_) {

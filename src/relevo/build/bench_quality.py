@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from relevo.bench.quality.run import Forward, Logits
 from relevo.build.backend import make_ops
@@ -22,6 +23,8 @@ from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
 from relevo.settings import Settings
 from relevo.telemetry.progress import SILENT, Progress
 from relevo.vocabulary.model_vocabulary import backend_of
+
+_MOST_GROUPS = 64  # KV groups that a plan has room for; arbitrary
 
 CORPUS = Path(__file__).parents[1] / "bench" / "quality" / "varied.txt"
 
@@ -44,13 +47,17 @@ def tokens_of(settings: Settings, text: Path) -> tuple[list[TokenId], TokenId | 
 def make_forward(settings: Settings, context: int, progress: Progress = SILENT) -> tuple[str, Forward]:
     """What it is, and a function from a window of at most `context` tokens to logits. Raises StartError."""
     blocks = -(-context // settings.block_size)
-    config = plan_serving(settings.model_copy(update={"topology": "unified", "num_kv_blocks": blocks})).workers[0]
+    many = settings.model_copy(update={"topology": "unified", "num_kv_blocks": _MOST_GROUPS * blocks})
+    planned = plan_serving(many).workers[0]
+    longest = min(planned.max_model_len, blocks * settings.block_size)
+    config = replace(planned, num_blocks=blocks, max_model_len=longest)
     progress.begin(f"loading {_name(config)}", unit="bytes")
     return _name(config), PagedForward(config, progress.reach)
 
 
 class PagedForward:
-    """One window at a time in its own cache of one row, in chunks of the worker's longest step."""
+    """One window at a time in its own cache of one row, in chunks of the worker's longest step. `config.num_blocks`: of
+    each KV group."""
 
     def __init__(self, config: WorkerConfig, progress: Callable[[int, int], None]) -> None:
         files = load_model_files(config.model, revision=config.revision, download_dir=config.download_dir)
@@ -58,9 +65,11 @@ class PagedForward:
         ops = make_ops(config)
         self._model = load_model(config, files, ops, progress)
         self._block_size, self._chunk_size = config.block_size, config.max_num_batched_tokens
-        self._block_ids = list(range(config.num_blocks))
-        self._memory = bytearray(config.num_blocks * layout.bytes_per_block)
-        self._kv = ops.kv_cache(layout, config.num_blocks, memoryview(self._memory))
+        num_blocks = config.num_blocks * len(layout.groups)
+        firsts = range(0, num_blocks, config.num_blocks)
+        self._block_ids, *self._more = [list(range(first, first + config.num_blocks)) for first in firsts]
+        self._memory = bytearray(num_blocks * layout.bytes_per_block)
+        self._kv = ops.kv_cache(layout, num_blocks, memoryview(self._memory))
 
     def __call__(self, token_ids: Sequence[TokenId], positions: Sequence[int]) -> Logits:
         parts = []
@@ -75,7 +84,7 @@ class PagedForward:
         request = EngineRequest(
             request_id=RequestId("window"), prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0)
         )
-        return ScheduledRow(request, token_ids, start, self._block_ids)
+        return ScheduledRow(request, token_ids, start, self._block_ids, more_block_ids=tuple(self._more))
 
 
 def _name(config: WorkerConfig) -> str:

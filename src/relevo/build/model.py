@@ -11,7 +11,7 @@ from relevo.engine.loaders.model_files import ModelFiles, Progress
 from relevo.engine.models.dense import one_full_group
 from relevo.engine.models.families import spec_of
 from relevo.engine.models.spec import Model
-from relevo.engine.ops.cache_groups import latent_group
+from relevo.engine.ops.cache_groups import latent_group, token_groups
 
 if TYPE_CHECKING:  # what is only planned computes nothing
     from relevo.engine.ops.protocol import Ops
@@ -21,7 +21,8 @@ def kv_layout(model: ModelConfig, model_hash: str, dtype: str, block_size: int) 
     """Raises UnsupportedModel for a cache that no backend computes attention over, before weights are read."""
     groups = one_full_group(model) if model.architecture == "fake" else spec_of(model).kv_groups(model)
     layout = KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=groups)
-    latent_group(layout)
+    if latent_group(layout) is None:
+        token_groups(layout)
     return layout
 
 

@@ -24,6 +24,7 @@ from relevo.kv.transports.registry import TRANSPORTS
 from relevo.policy.host.auto_mode import itl_target_s
 from relevo.policy.host.generation_defaults import checked_overrides
 from relevo.policy.host.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_part, parse_topology
+from relevo.policy.worker.table_rules import num_blocks_of, num_pool_tokens, table_rules
 from relevo.settings import Settings
 
 _KV_MEMORY_FRACTION = 0.3  # of the free memory, over all workers of all models; arbitrary
@@ -104,8 +105,8 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     topology, topology_reason = _topology(ask, layout, device, hardware)
     num_workers = topology.num_workers
     num_blocks = _num_blocks(ask, layout, device, num_workers, hardware, memory_fraction) if num_workers else 0
-    max_model_len = _max_model_len(settings, model, num_blocks)
     budget = settings.max_num_batched_tokens or (_CPU_BATCHED_TOKENS if device == "cpu" else _GPU_BATCHED_TOKENS)
+    max_model_len = _max_model_len(settings, model, layout, num_blocks, budget)
     if budget < settings.max_num_seqs:
         raise SettingsError(
             f"--max-num-batched-tokens {budget} is less than --max-num-seqs {settings.max_num_seqs}, but every running "
@@ -343,8 +344,14 @@ def _check_room(ask: ModelAsk, layout: KVLayout, kv_bytes: int, num_workers: int
     )
 
 
-def _max_model_len(settings: Settings, model: ModelConfig, num_blocks: int) -> int:
-    pool_tokens = num_blocks * settings.block_size if num_blocks else model.max_context  # of workers of other boxes
+def _max_model_len(settings: Settings, model: ModelConfig, layout: KVLayout, num_blocks: int, budget: int) -> int:
+    rules, size = table_rules(layout), settings.block_size
+    pool_tokens = num_pool_tokens(rules, num_blocks, size, budget) if num_blocks else model.max_context
+    if pool_tokens < 2:  # of other boxes' workers the pool is not known
+        raise SettingsError(
+            f"{num_blocks} blocks of KV cache do not hold what the layers of this model keep of two tokens; use at "
+            f"least --num-kv-blocks {num_blocks_of(rules, 2, size, budget)}"
+        )
     asked = settings.max_model_len
     if asked is None:
         return min(model.max_context, pool_tokens)
@@ -358,7 +365,7 @@ def _max_model_len(settings: Settings, model: ModelConfig, num_blocks: int) -> i
     if asked > pool_tokens:
         raise SettingsError(
             f"--max-model-len {asked} does not fit the KV cache of {pool_tokens} tokens; use --max-model-len "
-            f"{pool_tokens} or --num-kv-blocks {-(-asked // settings.block_size)}"
+            f"{pool_tokens} or --num-kv-blocks {num_blocks_of(rules, asked, size, budget)}"
         )
     return asked
 
@@ -440,7 +447,7 @@ def default_model_name(model: str) -> str:
 def _worker_notes(workers: tuple[WorkerConfig, ...], layout: KVLayout, num_blocks: int) -> tuple[str, ...]:
     if not workers:
         return ("no workers on this box: they join",)
-    return _compute_note(workers[0]), _kv_note(layout, num_blocks, len(workers))
+    return _compute_note(workers[0]), _kv_note(layout, num_blocks, workers[0].max_num_batched_tokens, len(workers))
 
 
 def _compute_note(worker: WorkerConfig) -> str:
@@ -452,8 +459,8 @@ def _compute_note(worker: WorkerConfig) -> str:
     return f"{worker.backend} on {worker.device}, weights {weights}, KV cache {worker.kv_cache_dtype}{stages}"
 
 
-def _kv_note(layout: KVLayout, num_blocks: int, num_workers: int) -> str:
+def _kv_note(layout: KVLayout, num_blocks: int, budget: int, num_workers: int) -> str:
     gib = num_blocks * layout.bytes_per_block / 2**30
-    tokens = num_blocks * layout.block_size
+    tokens = num_pool_tokens(table_rules(layout), num_blocks, layout.block_size, budget)
     each = " each" if num_workers > 1 else ""
     return f"KV cache {num_blocks} blocks{each} ({gib:.2f} GiB, {tokens} tokens)"

@@ -128,7 +128,8 @@ class KVGroup:
 class KVLayout:
     """How one block lies in memory: [L, 2 (K, V), K heads, S tokens, D], row-major, one contiguous run of bytes.
 
-    With int8, the S * D integers of a head are followed by its S scales.
+    With int8, the S * D integers of a head are followed by its S scales. L are the layers of the block's group: a block
+    of one that is narrower than the widest ends before its bytes do.
     """
 
     model_hash: str
@@ -139,7 +140,7 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of a token while all layers keep it: what a short sequence takes, and what a handoff moves."""
+        """Of a token while all layers keep it: what a short sequence takes."""
         return sum(group.bytes_per_token(self.dtype) for group in self.groups)
 
     @property
@@ -154,8 +155,12 @@ class KVLayout:
 
     def sequence_bytes(self, num_tokens: int) -> int:
         """What a sequence of that length has to keep for its next token, without the rest of its last blocks."""
-        kept = ((group, num_tokens - group.first_kept(num_tokens)) for group in self.groups)
-        return self.bytes_per_sequence + sum(count * group.bytes_per_token(self.dtype) for group, count in kept)
+        return self.bytes_per_sequence + num_tokens * self.growing_bytes_per_token + self.tail_bytes(num_tokens)
+
+    def tail_bytes(self, num_tokens: int) -> int:
+        """Of these, those of windows and chunks: what a handoff moves beside the tokens that the receiver lacks."""
+        kept = ((group, num_tokens - group.first_kept(num_tokens)) for group in self.groups if group.is_bounded)
+        return sum(count * group.bytes_per_token(self.dtype) for group, count in kept)
 
     @property
     def bytes_per_block(self) -> int:
@@ -203,9 +208,10 @@ class KVRefusal(StrEnum):
 class Reservation:
     """Room on a decode worker for one request, and the right to write its blocks until it is withdrawn.
 
-    `block_ids[i]` holds tokens [i*S, (i+1)*S) of the prompt, in the only KV group: several are not handed over.
-    The first `num_hit_tokens` tokens (whole blocks) are already there and must not be written. Under a shared arena the
-    ids are valid on every worker of the box.
+    `block_ids[i]` holds tokens [i*S, (i+1)*S) of the prompt in the first KV group; those of the other groups follow,
+    group by group: the blocks of what the token after the prompt sees. The first `num_hit_tokens` tokens (whole blocks
+    of the first group) are already there and must not be written. Under a shared arena the ids are valid on every worker
+    of the box.
     """
 
     request_id: RequestId

@@ -24,6 +24,12 @@ class ScheduledRow(NamedTuple):
     start: int  # position of token_ids[0]; KV of [0, start) is already in the blocks
     block_ids: list[BlockId]  # covers at least start + len(token_ids) tokens
     samples: tuple[SampleState, ...] = ()  # continuations to draw from the last position; empty in mid-prompt
+    more_block_ids: tuple[list[BlockId], ...] = ()  # of the KV groups after the first
+
+    @property
+    def tables(self) -> tuple[list[BlockId], ...]:
+        """One per KV group."""
+        return (self.block_ids, *self.more_block_ids)
 
     @property
     def request_id(self) -> RequestId:

@@ -73,6 +73,7 @@ class Replica:
                 start=start,
                 block_ids=sequence.tables[0],
                 samples=tuple([sequence.sample(index) for index in islice(indices, num_draws)]),
+                more_block_ids=tuple(sequence.tables[1:]),
             )
             for sequence, start, length, num_draws in zip(
                 self.apply(plan), plan.starts, plan.lengths, plan.num_draws, strict=True

@@ -28,9 +28,10 @@ class LoadReports:
     costs: StepCostModel
     transports: TransportSet
     links: GatewayLinks
-    bytes_per_token: int  # of KV
+    growing_bytes_per_token: int  # of KV, in the layers that keep every token
     work: ModelWork | None = None  # None: what steps read and multiply is not counted
     num_steps: int = 0
+    tail_bytes: int = 0  # that other workers received of windows and chunks
     num_prefill_tokens: int = 0
     num_generation_tokens: int = 0
     largest_step_tokens: int = 0
@@ -54,7 +55,7 @@ class LoadReports:
             num_preemptions=scheduler.num_preemptions,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
-            transferred_bytes=core.num_handed_tokens * self.bytes_per_token,
+            transferred_bytes=core.num_handed_tokens * self.growing_bytes_per_token + self.tail_bytes,
             transfer_s=core.transfer_s,
             num_refused_writes=core.num_withdrawn + self.transports.num_refused_writes,
             largest_step_tokens=self.largest_step_tokens,

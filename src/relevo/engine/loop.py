@@ -68,11 +68,11 @@ class EngineLoop:
     def __post_init__(self) -> None:
         self.decide = with_evictions(self.decide, self.scheduler.pool)
         self.core = WorkerCore(self.scheduler, {name: each.reach for name, each in self.transports.items()})
-        bytes_per_token = self.runner.layout.bytes_per_token
+        layout = self.runner.layout
         told = self.core, self.costs, self.transports, self.links
-        self.reports = LoadReports(*told, bytes_per_token, self.work)
+        self.reports = LoadReports(*told, layout.growing_bytes_per_token, self.work)
         self._cache_feed = CacheFeed(self.scheduler.pool, self.links)
-        self._outgoing = Outgoing(self.core, self.links, self.transports, bytes_per_token, self.reports, self.decide)
+        self._outgoing = Outgoing(self.core, self.links, self.transports, layout, self.reports, self.decide)
         self._transfers = Transfers(self.core, self.transports, self._outgoing)
         self._drain = Drain(self.drain_timeout_s)
         self._gate = GrammarGate(self.grammars, self.links.wake, self.scheduler.requests.__contains__)

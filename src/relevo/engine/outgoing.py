@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from relevo.core.decisions import Decide, unlogged
 from relevo.core.ids import PeerId, RequestId
+from relevo.core.kv import KVLayout
 from relevo.engine.decided import tell_effect
 from relevo.engine.load_reports import LoadReports
 from relevo.engine.request_faults import failure_of
@@ -31,7 +32,7 @@ class Outgoing:
     core: WorkerCore
     links: GatewayLinks
     transports: TransportSet
-    bytes_per_token: int  # of KV
+    layout: KVLayout
     reports: LoadReports
     decide: Decide = unlogged
     _held: dict[RequestId, list[tuple[PeerId, wire.ToGateway]]] = field(default_factory=dict)
@@ -118,7 +119,9 @@ class Outgoing:
             case effects.Sealed(gateway, request_id, num_tokens):
                 self._say(gateway, request_id, wire.Sealed(request_id, num_tokens))
             case effects.HandedOver(gateway, request_id, num_sealed, num_handed, transfer_s):
-                num_bytes = num_handed * self.bytes_per_token
+                tail_bytes = self.layout.tail_bytes(num_sealed)
+                num_bytes = num_handed * self.layout.growing_bytes_per_token + tail_bytes
+                self.reports.tail_bytes += tail_bytes
                 done = wire.PrefillDone(request_id, num_sealed, num_bytes, transfer_s)
                 self._say(gateway, request_id, done)
             case effects.Orphaned(request_ids):

@@ -135,13 +135,15 @@ class LocalRunner:
         """Scratch blocks repeat in its table: the numbers mean nothing, the work is that of a real row."""
         num_blocks = -(-num_kv_tokens // self.layout.block_size)
         scratch = self._scratch_block_ids
+        block_ids = [scratch[index % len(scratch)] for index in range(num_blocks)]
         return ScheduledRow(
             request=EngineRequest(
                 request_id=RequestId("scratch"), prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0)
             ),
             token_ids=[0] * num_tokens,
             start=num_kv_tokens - num_tokens,
-            block_ids=[scratch[index % len(scratch)] for index in range(num_blocks)],
+            block_ids=block_ids,
+            more_block_ids=(block_ids,) * (len(self.layout.groups) - 1),
         )
 
 

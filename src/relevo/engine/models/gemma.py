@@ -15,9 +15,10 @@ from typing import Any
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import Activation, LocalAttention, ModelConfig
 from relevo.engine.models.config_fields import ConfigFields, with_defaults
-from relevo.engine.models.dense import DenseTraits, load_decoder, one_full_group, read_config
+from relevo.engine.models.dense import DenseTraits, load_decoder, read_config
 from relevo.engine.models.known_fields import refuse_unknown
 from relevo.engine.models.layer_kinds import SLIDING, read_layer_kinds
+from relevo.engine.models.local_groups import groups_by_reach
 from relevo.engine.models.rope_config import read_rope
 from relevo.engine.models.spec import GgufKeys, GgufNames, ModelSpec, text_of_images
 from relevo.engine.models.weight_plan import GGUF_IN_LAYER, GGUF_TOP, weight_groups
@@ -166,6 +167,6 @@ GEMMA3 = ModelSpec(
     wrappers=(text_of_images("gemma3", "vision_tower.", "multi_modal_projector."),),
     read_config=_read_config,
     weights=weight_groups,
-    kv_groups=one_full_group,
+    kv_groups=groups_by_reach,
     load=load_decoder,
 )

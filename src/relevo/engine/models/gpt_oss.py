@@ -12,10 +12,11 @@ from typing import Any
 from relevo.core.errors import UnsupportedModel
 from relevo.core.model import Activation, ExpertsConfig, LocalAttention, ModelConfig, Routing
 from relevo.engine.models.config_fields import ConfigFields, with_defaults
-from relevo.engine.models.dense import DenseTraits, load_decoder, one_full_group, read_config
+from relevo.engine.models.dense import DenseTraits, load_decoder, read_config
 from relevo.engine.models.experts_config import checked_experts
 from relevo.engine.models.known_fields import refuse_unknown
 from relevo.engine.models.layer_kinds import SLIDING, read_layer_kinds
+from relevo.engine.models.local_groups import groups_by_reach
 from relevo.engine.models.spec import ModelSpec
 from relevo.engine.models.weight_plan import weight_groups
 
@@ -102,7 +103,7 @@ GPT_OSS = ModelSpec(
     gguf=None,
     read_config=_read_config,
     weights=weight_groups,
-    kv_groups=one_full_group,
+    kv_groups=groups_by_reach,
     load=load_decoder,
     quantizations=("mxfp4",),
 )

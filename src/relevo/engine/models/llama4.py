@@ -13,10 +13,11 @@ from typing import Any
 from relevo.core.errors import ModelFileError
 from relevo.core.model import ExpertsConfig, LocalAttention, ModelConfig, QueryGrowth, Routing
 from relevo.engine.models.config_fields import ConfigFields, with_defaults
-from relevo.engine.models.dense import DenseTraits, load_decoder, one_full_group, read_config
+from relevo.engine.models.dense import DenseTraits, load_decoder, read_config
 from relevo.engine.models.experts_config import checked_experts
 from relevo.engine.models.known_fields import refuse_unknown
 from relevo.engine.models.layer_kinds import CHUNKED, read_layer_kinds
+from relevo.engine.models.local_groups import groups_by_reach
 from relevo.engine.models.spec import ModelSpec, text_of_images
 from relevo.engine.models.weight_plan import weight_groups
 
@@ -150,6 +151,6 @@ LLAMA4 = ModelSpec(
     wrappers=(text_of_images("llama4", "vision_model.", "multi_modal_projector."),),
     read_config=_read_config,
     weights=weight_groups,
-    kv_groups=one_full_group,
+    kv_groups=groups_by_reach,
     load=load_decoder,
 )

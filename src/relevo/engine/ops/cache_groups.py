@@ -1,11 +1,14 @@
-"""Which caches the backends compute attention over."""
+"""Which caches the backends compute attention over, and where each layer lies in them."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from relevo.core.errors import UnsupportedModel
 from relevo.core.kv import KVGroup, KVKind, KVLayout
 
 LATENT_DTYPES = ("float16", "bfloat16", "float32")
+_OF_TOKENS = (KVKind.FULL, KVKind.WINDOW, KVKind.CHUNK)
 
 
 def only_full_group(layout: KVLayout) -> KVGroup:
@@ -15,6 +18,37 @@ def only_full_group(layout: KVLayout) -> KVGroup:
         groups = " and ".join(map(str, layout.groups))
         raise UnsupportedModel(f"only one group of full attention can be computed, and this model has {groups}")
     return group
+
+
+def token_groups(layout: KVLayout) -> tuple[KVGroup, ...]:
+    """The groups of a cache of keys and values, all of one shape. Raises UnsupportedModel for any other cache."""
+    first = layout.groups[0]
+    shapes = {(group.num_kv_heads, group.key_size, group.value_size) for group in layout.groups}
+    are_keys = all(group.kind in _OF_TOKENS and not group.index_bytes for group in layout.groups)
+    if first.is_bounded or not are_keys or len(shapes) > 1 or first.key_size != first.value_size:
+        groups = " and ".join(map(str, layout.groups))
+        raise UnsupportedModel(
+            "only full attention, with windows or chunks of the same heads beside it, can be computed, and this model "
+            f"has {groups}"
+        )
+    return layout.groups
+
+
+class LayerPlace(NamedTuple):
+    group: int  # place among the layout's KV groups
+    place: int  # among the group's layers, as they lie in its blocks
+
+
+def layer_places(groups: tuple[KVGroup, ...]) -> dict[int, LayerPlace]:
+    """Of every layer. Raises UnsupportedModel where groups share one."""
+    places = {
+        layer: LayerPlace(index, place)
+        for index, group in enumerate(groups)
+        for place, layer in enumerate(group.layers)
+    }
+    if len(places) < sum(group.num_layers for group in groups):
+        raise UnsupportedModel(f"a layer is in one KV group, and in two of {' and '.join(map(str, groups))}")
+    return places
 
 
 def latent_group(layout: KVLayout) -> KVGroup | None:

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 
 from relevo.core.ids import BlockHash, BlockId
-from relevo.policy.worker.prefix_cache import PrefixCache
+from relevo.policy.worker.prefix_cache import ContentKey, PrefixCache
 
 
 class BlockPool:
@@ -62,6 +62,10 @@ class BlockPool:
         """Blocks with the longest known prefix of `hashes`; valid until the next allocate unless shared."""
         return self._cache.match(hashes)
 
+    def find(self, key: ContentKey) -> BlockId | None:
+        """The block with this content; as valid as what `match` returns."""
+        return self._cache.find(key)
+
     @property
     def cached_hashes(self) -> tuple[BlockHash, ...]:
         """The content that `match` can find now, in no order."""
@@ -96,15 +100,19 @@ class BlockPool:
         Returns the blocks and how many of them are hits; None if fewer than `num_spare` blocks would stay available.
         """
         hits = self.match(hashes)
+        new = self.take(hits, num_blocks - len(hits), num_spare)
+        return None if new is None else (hits + new, len(hits))
+
+    def take(self, hits: Sequence[BlockId], num_new: int, num_spare: int) -> list[BlockId] | None:
+        """Hold blocks that `match` or `find` has just given and `num_new` new ones, which are returned; None if fewer
+        than `num_spare` would stay available."""
         num_parked = sum(1 for block_id in hits if self._num_refs[self._index(block_id)] == 0)
-        if num_blocks - len(hits) + num_parked + num_spare > self.num_available:
+        if num_new + num_parked + num_spare > self.num_available:
             return None
         self.share(hits)
-        new = self.allocate(num_blocks - len(hits))
-        assert new is not None
-        return hits + new, len(hits)
+        return self.allocate(num_new)
 
-    def register(self, block_id: BlockId, key: BlockHash) -> None:
+    def register(self, block_id: BlockId, key: ContentKey) -> None:
         """The held block now has the content of `key`. If another block has it already, this one stays unknown."""
         assert self._num_refs[self._index(block_id)] > 0
         self._cache.register(block_id, key)

@@ -9,7 +9,7 @@ from relevo.core.baton import SampleState
 from relevo.core.ids import BlockHash, BlockId, SequenceId, TokenId
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.block_pool import BlockPool
-from relevo.policy.worker.group_tables import GroupTables
+from relevo.policy.worker.group_tables import NO_HITS, GroupHits, GroupTables
 from relevo.policy.worker.intake import SchedulerConfig, num_blocks_for
 from relevo.policy.worker.reservations import Grant
 from relevo.policy.worker.worker_requests import Sequence
@@ -20,9 +20,9 @@ class BlockTables:
         self._pool = pool
         self._content = config.content
         self._block_size = config.block_size
+        self._has_groups = bool(config.more_groups)
         self._groups = GroupTables(pool, config.more_groups, config.max_batched_tokens)
-        # A hit would need what the other groups had at that token, which they do not keep.
-        self._is_caching = config.enable_prefix_caching and not config.more_groups
+        self._is_caching = config.enable_prefix_caching and self._groups.can_hit
         self._closed: list[SequenceId] = []
 
     def hashes(self, request: EngineRequest, token_ids: list[TokenId]) -> list[BlockHash]:
@@ -34,33 +34,51 @@ class BlockTables:
 
     def expected_hits(self, sequence: Sequence) -> int:
         """Tokens that would be hits if the sequence opened now."""
-        usable = self._hits_of(sequence)
-        return len(self._pool.match(usable)) * self._block_size
+        hits, _ = self._match(sequence)
+        return len(hits) * self._block_size
 
     def open(self, sequence: Sequence, num_spare: int) -> bool:
         """Blocks for all tokens of the sequence, hits first; False if `num_spare` blocks would not stay available."""
+        hits, more = self._match(sequence)
+        if self._open(sequence, hits, more, num_spare):
+            return True
+        # Hits of several groups take some room of their own: what fits the empty pool has to start there without.
+        return bool(more.num_blocks) and not self._pool.num_held and self._open(sequence, [], NO_HITS, num_spare)
+
+    def _open(self, sequence: Sequence, hits: list[BlockId], more: GroupHits, num_spare: int) -> bool:
         num_tokens = len(sequence.token_ids)
-        usable = self._hits_of(sequence)
-        num_blocks = num_blocks_for(num_tokens, self._block_size)
-        acquired = self._pool.acquire(usable, num_blocks + self._groups.most(num_tokens), num_spare)
-        if acquired is None:
+        num_new = num_blocks_for(num_tokens, self._block_size) - len(hits)
+        num_more = self._groups.most(num_tokens, more.num_blocks)
+        new = self._pool.take([*hits, *more.all], num_new + num_more, num_spare)
+        if new is None:
             return False
-        block_ids, sequence.num_registered_blocks = acquired
-        sequence.more = self._groups.open(block_ids[num_blocks:], num_tokens)
-        sequence.block_ids = block_ids[:num_blocks]
-        sequence.num_computed = sequence.num_registered_blocks * self._block_size
+        sequence.block_ids = hits + new[:num_new]
+        sequence.more = self._groups.open(new[num_new:], num_tokens, more)
+        sequence.num_registered_blocks = len(hits)
+        sequence.num_computed = len(hits) * self._block_size
         return True
 
-    def _hits_of(self, sequence: Sequence) -> list[BlockHash]:
-        return [] if sequence.is_scored else self.usable_hashes(sequence.hashes, len(sequence.token_ids))
+    def _match(self, sequence: Sequence) -> tuple[list[BlockId], GroupHits]:
+        """The blocks of the longest prefix that all groups have: of the first, and of the others."""
+        if sequence.is_scored:
+            return [], NO_HITS
+        usable = self.usable_hashes(sequence.hashes, len(sequence.token_ids))
+        hits = self._pool.match(usable)
+        if not self._has_groups:
+            return hits, NO_HITS
+        more = self._groups.match(usable[: len(hits)])
+        return hits[: more.num_blocks], more
 
     def adopt(self, sequence: Sequence, grant: Grant) -> None:
         """The sequence takes over the prompt blocks of a grant and what is sealed in them.
 
         If everything is sealed and nothing drawn yet, the last token is computed once more: same cell, same content.
-        So are all tokens of a prompt that is scored.
+        So are all tokens of a prompt that is scored. With several KV groups everything is sealed, and a token drawn.
         """
-        sequence.block_ids = list(grant.reservation.block_ids)
+        num_prompt_blocks = num_blocks_for(grant.num_prompt_tokens, self._block_size)
+        block_ids = grant.reservation.block_ids
+        sequence.block_ids = list(block_ids[:num_prompt_blocks])
+        sequence.more = self._groups.adopt(block_ids[num_prompt_blocks:], grant.num_prompt_tokens)
         num_sealed = 0 if sequence.is_scored else grant.num_sealed_tokens
         sequence.num_computed = min(num_sealed, len(sequence.token_ids) - 1)
         sequence.num_registered_blocks = grant.num_sealed_tokens // self._block_size
@@ -92,7 +110,7 @@ class BlockTables:
     def slide(self, sequence: Sequence) -> None:
         """Before a row: what no later token reads is used again. A sequence that was opened is then covered as far as
         a step can reach."""
-        self._groups.slide(sequence.more, sequence.num_computed, len(sequence.token_ids))
+        self._groups.slide(sequence.more, sequence.num_computed, len(sequence.token_ids), self._known(sequence))
         sequence.has_new_blocks = True
 
     def fork(self, source: Sequence, sample: SampleState, spare: list[BlockId]) -> tuple[Sequence, bool]:
@@ -107,7 +125,7 @@ class BlockTables:
         )
         num_tails = int(num_computed % self._block_size > 0)
         num_new = num_tails + self._groups.num_fork_blocks(source.more, num_computed)
-        new = [spare.pop()] if spare and num_new else self._pool.allocate(num_new)
+        new = [spare.pop() for _ in range(num_new)] if len(spare) >= num_new else self._pool.allocate(num_new)
         if new is None:
             return sequence, False
         tail = new[:num_tails]
@@ -138,13 +156,22 @@ class BlockTables:
                 sequence.hashes.append(self._content.next_hash(sequence.hashes, sequence.token_ids, size, salt))
             self._pool.register(sequence.block_ids[index], sequence.hashes[index])
             sequence.num_registered_blocks = index + 1
+        if sequence.more:
+            self._groups.register(sequence.more, num_computed, len(sequence.token_ids), sequence.hashes)
+
+    def tail(self, sequence: Sequence) -> list[BlockId]:
+        """Of the KV groups after the first, what the next token sees."""
+        return self._groups.tail(sequence.more, sequence.num_computed)
+
+    def _known(self, sequence: Sequence) -> list[BlockHash]:
+        return sequence.hashes if self._is_caching else []
 
     def close(self, sequence: Sequence) -> None:
         """Let go of everything; the sequence can be opened again."""
         self._end_copy(sequence)
         if not sequence.parent.is_foreign:
             self._pool.release(sequence.block_ids)
-            self._groups.release(sequence.more)
+            self._groups.release(sequence.more, sequence.num_computed, self._known(sequence))
         sequence.block_ids, sequence.more = [], []
         sequence.num_computed = sequence.num_registered_blocks = 0
         if sequence.sequence_id:

@@ -1,8 +1,11 @@
 """Block tables of the KV groups after the first: of windows, chunks and states, which do not keep every token.
 
 The first group of a layout keeps every token, and its table grows with the sequence. The others hold what a step can
-still read: blocks that have slid out of a window are taken again for later tokens, and a state has a fixed number.
-Blocks of all groups are equal and come from one pool (docs/adr/0014). Knows nothing of requests or prefixes.
+still read: blocks that have slid out of a window go back, and as many are taken for later tokens; a state has a fixed
+number. Blocks of all groups are equal and come from one pool (docs/adr/0014). Knows nothing of requests.
+
+What a block of a group holds can be found under the hash of its tokens and the group's number, until the pool takes it
+for something else: a prefix is a hit where every group has what the next token sees.
 """
 
 from __future__ import annotations
@@ -10,54 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from relevo.core.errors import UnsupportedModel
-from relevo.core.ids import BlockId
-from relevo.core.kv import KVGroup, KVKind, KVLayout
+from relevo.core.ids import BlockHash, BlockId
 from relevo.policy.worker.block_pool import BlockPool
+from relevo.policy.worker.table_rules import TableRule
 
 NO_BLOCK: BlockId = -1  # the place of a block that has slid out; it is never read
-
-
-@dataclass(frozen=True, slots=True)
-class TableRule:
-    """Which entries of a group's table are needed; entry i holds the tokens [i * S, (i + 1) * S)."""
-
-    group: KVGroup
-    block_size: int  # S
-    num_state_blocks: int = 0  # of a state, whose table has no tokens
-
-    def end(self, num_tokens: int) -> int:
-        """Entries of a sequence of that many tokens, those that have slid out included."""
-        return self.num_state_blocks or -(-num_tokens // self.block_size)
-
-    def first(self, num_computed: int) -> int:
-        """The first entry that a step after `num_computed` tokens reads."""
-        return 0 if self.num_state_blocks else self.group.first_kept(num_computed) // self.block_size
-
-    def most(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Blocks that suffice while `num_tokens` tokens are computed in steps of at most `max_step_tokens`."""
-        if not self.group.span:
-            return self.end(num_tokens)
-        return min(self.end(num_tokens), -(-(self.group.span - 1 + max_step_tokens) // self.block_size) + 1)
-
-
-def table_rules(layout: KVLayout) -> tuple[TableRule, ...]:
-    """Of the groups after the first. Raises UnsupportedModel for a layout that blocks cannot hold."""
-    first, *others = layout.groups
-    if first.is_bounded:
-        raise UnsupportedModel(f"the first KV group must keep every token, and it is {first}; put one that does first")
-    rules = []
-    for group in others:
-        layers_per_block = layout.bytes_per_block // group.state_bytes if group.state_bytes else 1
-        if layers_per_block == 0:
-            needed = -(-group.state_bytes * layout.block_size // layout.bytes_per_block)
-            raise UnsupportedModel(
-                f"a block of {layout.block_size} tokens has {layout.bytes_per_block} bytes and the state of a layer "
-                f"{group.state_bytes}; raise --block-size to at least {needed}"
-            )
-        num_blocks = -(-group.num_layers // layers_per_block) if group.kind is KVKind.STATE else 0
-        rules.append(TableRule(group, layout.block_size, num_blocks))
-    return tuple(rules)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,10 +28,26 @@ class GroupTable:
     block_ids: list[BlockId]  # NO_BLOCK up to `num_freed`
     num_freed: int = 0
     num_told: int = 0  # entries that the runner knows
+    num_registered: int = 0  # entries that can be found, or that others had before
 
     @property
     def held(self) -> list[BlockId]:
         return self.block_ids[self.num_freed :]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHits:
+    """What the groups after the first have of a prefix."""
+
+    num_blocks: int  # of the prefix
+    block_ids: tuple[tuple[BlockId, ...], ...]  # of each group, for the last entries before its end; empty: no hits
+
+    @property
+    def all(self) -> list[BlockId]:
+        return [block_id for group in self.block_ids for block_id in group]
+
+
+NO_HITS = GroupHits(0, ())
 
 
 class GroupTables:
@@ -81,30 +57,96 @@ class GroupTables:
         self._pool = pool
         self._rules = tuple(rules)
         self._max_step_tokens = max_step_tokens
+        self.can_hit = not any(rule.num_state_blocks for rule in rules)  # a state of before has been written over
 
-    def most(self, num_tokens: int) -> int:
-        """Blocks of all groups that `open` needs for a sequence of that many tokens."""
-        return sum(rule.most(num_tokens, self._max_step_tokens) for rule in self._rules)
+    def match(self, hashes: Sequence[BlockHash]) -> GroupHits:
+        """The longest prefix of the blocks with these hashes after which every group has what the next token sees."""
+        num_blocks = len(hashes) if self.can_hit else 0
+        while num_blocks:
+            found = [self._found(group, rule, hashes, num_blocks) for group, rule in enumerate(self._rules, start=1)]
+            ends = [each for each in found if isinstance(each, int)]
+            if not ends:
+                return GroupHits(num_blocks, tuple(tuple(each) for each in found if not isinstance(each, int)))
+            num_blocks = min(ends)
+        return NO_HITS
 
-    def open(self, block_ids: Sequence[BlockId], num_tokens: int) -> list[GroupTable]:
-        """Tables for a sequence that has computed nothing, of the `most(num_tokens)` blocks that it holds."""
-        blocks = iter(block_ids)
-        return [GroupTable(rule, _take(blocks, rule.most(num_tokens, self._max_step_tokens))) for rule in self._rules]
+    def _found(self, group: int, rule: TableRule, hashes: Sequence[BlockHash], num_blocks: int) -> list[BlockId] | int:
+        """What the next token after `num_blocks` sees; the last entry of it that is lacking: every longer prefix up to
+        that one sees it, too."""
+        block_ids: list[BlockId] = []
+        for index in range(num_blocks - 1, rule.first(num_blocks * rule.block_size) - 1, -1):
+            block_id = self._pool.find((group, hashes[index]))
+            if block_id is None:
+                return index
+            block_ids.append(block_id)
+        return block_ids[::-1]
 
-    def slide(self, tables: Sequence[GroupTable], num_computed: int, num_tokens: int) -> None:
-        """Blocks that no step after `num_computed` tokens reads become those of later entries, as far as the
-        `num_tokens` known tokens need; what is left over, or shared with a fork, is released."""
-        for table in tables:
+    def most(self, num_tokens: int, num_hit_blocks: int = 0) -> int:
+        """Blocks of all groups that `open` needs for a sequence of that many tokens, beside the hits."""
+        return sum(rule.most(num_tokens, self._max_step_tokens, num_hit_blocks) for rule in self._rules)
+
+    def open(self, block_ids: Sequence[BlockId], num_tokens: int, hits: GroupHits = NO_HITS) -> list[GroupTable]:
+        """Tables for a sequence that has computed no more than its hits, which it holds, and of the `most` blocks
+        beside them. These suffice until all its tokens are computed, whoever shares the hits."""
+        blocks, tables = iter(block_ids), []
+        for rule, held in zip(self._rules, hits.block_ids or ((),) * len(self._rules), strict=True):
+            first = hits.num_blocks - len(held)
+            own = _take(blocks, rule.most(num_tokens, self._max_step_tokens, hits.num_blocks))
+            entries = [NO_BLOCK] * first + [*held, *own]
+            tables.append(GroupTable(rule, entries, first, num_registered=hits.num_blocks))
+        return tables
+
+    def adopt(self, block_ids: Sequence[BlockId], num_tokens: int) -> list[GroupTable]:
+        """Tables for a sequence of which another worker computed `num_tokens`: its `tail` lies in `block_ids`."""
+        blocks, tables = iter(block_ids), []
+        for rule in self._rules:
+            first, end = rule.first(num_tokens), rule.end(num_tokens)
+            entries = [NO_BLOCK] * first + _take(blocks, end - first)
+            tables.append(GroupTable(rule, entries, first, num_registered=first))
+        return tables
+
+    def tail(self, tables: Sequence[GroupTable], num_computed: int) -> list[BlockId]:
+        """What the next token after `num_computed` sees, group by group."""
+        return [
+            block_id
+            for table in tables
+            for block_id in table.block_ids[table.rule.first(num_computed) : table.rule.end(num_computed)]
+        ]
+
+    def slide(
+        self, tables: Sequence[GroupTable], num_computed: int, num_tokens: int, hashes: Sequence[BlockHash] = ()
+    ) -> None:
+        """Blocks that no step after `num_computed` tokens reads go back, known by `hashes`. For as many of them as
+        nothing else holds others are taken, as far as the `num_tokens` known tokens need them."""
+        for group, table in enumerate(tables, start=1):
             first = min(table.rule.first(num_computed), len(table.block_ids))
             slid = table.block_ids[table.num_freed : first]
             if not slid:
                 continue
+            self._register(group, table, first, hashes)
             table.block_ids[table.num_freed : first] = [NO_BLOCK] * len(slid)
             table.num_freed = first
-            own = [block_id for block_id in slid if self._pool.num_refs(block_id) == 1]
-            num_again = min(len(own), _num_missing(table, num_tokens))
-            table.block_ids += own[:num_again]
-            self._pool.release([*own[num_again:], *(each for each in slid if self._pool.num_refs(each) > 1)])
+            num_own = sum(self._pool.num_refs(block_id) == 1 for block_id in slid)
+            self._pool.release(slid)
+            again = self._pool.allocate(min(num_own, _num_missing(table, num_tokens)))
+            assert again is not None, "as many have just gone back"
+            table.block_ids += again
+
+    def register(
+        self, tables: Sequence[GroupTable], num_computed: int, num_tokens: int, hashes: Sequence[BlockHash]
+    ) -> None:
+        """What is computed becomes findable, but in tables that are still to take as many blocks as slide out of them:
+        one that another sequence shared would not come back."""
+        for group, table in enumerate(tables, start=1):
+            end = num_computed // table.rule.block_size
+            if table.num_registered < end and not _num_missing(table, num_tokens):
+                self._register(group, table, end, hashes)
+
+    def _register(self, group: int, table: GroupTable, end: int, hashes: Sequence[BlockHash]) -> None:
+        end = min(end, len(hashes))
+        for index in range(max(table.num_registered, table.num_freed), end):
+            self._pool.register(table.block_ids[index], (group, hashes[index]))
+        table.num_registered = max(table.num_registered, end)
 
     def num_missing(self, tables: Sequence[GroupTable], num_tokens: int) -> int:
         return sum(_num_missing(table, num_tokens) for table in tables)
@@ -126,16 +168,20 @@ class GroupTables:
         blocks, forks, copies = iter(block_ids), [], []
         for table in tables:
             written = {index: next(blocks) for index in _written(table, num_computed)}
-            end = len(table.block_ids) if table.rule.num_state_blocks else num_computed // table.rule.block_size
+            full = num_computed // table.rule.block_size
+            end = len(table.block_ids) if table.rule.num_state_blocks else full
             shared = [index for index in range(table.num_freed, end) if index not in written]
             self._pool.share([table.block_ids[index] for index in shared])
             copies += [(table.block_ids[index], block_id) for index, block_id in written.items()]
             own = [written.get(index, table.block_ids[index]) for index in (*shared, *written)]
-            forks.append(GroupTable(table.rule, [NO_BLOCK] * table.num_freed + own, table.num_freed))
+            entries, registered = [NO_BLOCK] * table.num_freed + own, min(table.num_registered, full)
+            forks.append(GroupTable(table.rule, entries, table.num_freed, num_registered=registered))
         return forks, copies
 
-    def release(self, tables: Sequence[GroupTable]) -> None:
-        for table in tables:
+    def release(self, tables: Sequence[GroupTable], num_computed: int = 0, hashes: Sequence[BlockHash] = ()) -> None:
+        """Of a sequence that ends or starts anew; what it computed stays findable."""
+        for group, table in enumerate(tables, start=1):
+            self._register(group, table, num_computed // table.rule.block_size, hashes)
             self._pool.release(table.held)
 
 

@@ -5,7 +5,6 @@ A request that can never run is rejected at once, with a reason the client can a
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +15,7 @@ from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
 from relevo.core.role import Role
 from relevo.policy.worker.content import TOKENS, TokenContent
-from relevo.policy.worker.group_tables import TableRule
+from relevo.policy.worker.table_rules import TableRule, num_blocks_of, num_pool_tokens, num_tail_blocks
 
 MAX_CONTINUATIONS = 1024  # arbitrary: of a request; each takes memory before it has a slot
 
@@ -42,14 +41,11 @@ class SchedulerConfig:
     @property
     def num_pool_tokens(self) -> int:
         """The longest sequence that fits the empty pool."""
-        if not self.more_groups:
-            return self.num_blocks * self.block_size
-        return bisect_right(range(self.num_blocks * self.block_size + 1), self.num_blocks, key=self.num_blocks_for) - 1
+        return num_pool_tokens(self.more_groups, self.num_blocks, self.block_size, self.max_batched_tokens)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks of all groups that a sequence of so many tokens takes when it starts."""
-        more = sum(rule.most(num_tokens, self.max_batched_tokens) for rule in self.more_groups)
-        return num_blocks_for(num_tokens, self.block_size) + more
+        return num_blocks_of(self.more_groups, num_tokens, self.block_size, self.max_batched_tokens)
 
 
 def role_prefill_tokens(role: Role, config: SchedulerConfig) -> int:
@@ -74,15 +70,16 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def num_copy_blocks(request: EngineRequest, num_slots: int, block_size: int, num_pool_blocks: int) -> int:
-    """Copies of a partial last prompt block that `num_slots` continuations need beside the first one's.
+def num_copy_blocks(request: EngineRequest, num_slots: int, block_size: int, num_left: int, num_groups: int = 1) -> int:
+    """Copies of a partial last prompt block, in each KV group, that `num_slots` continuations need beside the first
+    one's. `num_left`: blocks of the empty pool beside the prompt.
 
     No more than the empty pool has beside the prompt: a continuation without one starts when another has ended.
     """
     num_prompt = len(request.prompt_token_ids)
     if num_prompt % block_size == 0:
         return 0
-    return min(num_slots - 1, num_pool_blocks - num_blocks_for(num_prompt, block_size))
+    return num_groups * min(num_slots - 1, num_left // num_groups)
 
 
 def max_outputs(request: EngineRequest, config: SchedulerConfig, *, bounded_by_pool: bool) -> int:
@@ -174,7 +171,7 @@ def check_prefill(
     num_prompt = len(request.prompt_token_ids)
     if rejected is None and not zero_copy:
         rejected = check_fits(num_prompt, config)
-    if rejected is None and not _is_room_of(request, reservation, config.block_size):
+    if rejected is None and not _is_room_of(request, reservation, config):
         rejected = Rejected(
             errors.HandoffFailed.code,
             f"The reservation of {reservation.request_id} with {len(reservation.block_ids)} blocks, "
@@ -184,18 +181,17 @@ def check_prefill(
     return rejected
 
 
-def _is_room_of(request: EngineRequest, reservation: Reservation, block_size: int) -> bool:
+def _is_room_of(request: EngineRequest, reservation: Reservation, config: SchedulerConfig) -> bool:
     num_prompt = len(request.prompt_token_ids)
+    num_blocks = num_blocks_for(num_prompt, config.block_size) + num_tail_blocks(config.more_groups, num_prompt)
     return (
         reservation.request_id == request.request_id
-        and len(reservation.block_ids) == len(reservation.generations) == num_blocks_for(num_prompt, block_size)
+        and len(reservation.block_ids) == len(reservation.generations) == num_blocks
         and 0 <= reservation.num_hit_tokens <= num_prompt
     )
 
 
 def _check_handoff(config: SchedulerConfig) -> Rejected | None:
-    if not config.more_groups:
+    if not any(rule.num_state_blocks for rule in config.more_groups):
         return None
-    return Rejected(
-        errors.HandoffFailed.code, "A cache of several KV groups cannot be handed over; serve the model unified."
-    )
+    return Rejected(errors.HandoffFailed.code, "States of sequences cannot be handed over; serve the model unified.")

@@ -4,7 +4,8 @@ Knows nothing of reference counts, free blocks or requests; `policy.worker.block
 its own tokens, every token before them and the salt, so equal hashes mean equal KV content (hash chaining as in vLLM's
 automatic prefix caching).
 
-What became findable and what was forgotten since the last `take_changes` is noted, so that others can follow.
+What became findable and what was forgotten since the last `take_changes` is noted, so that others can follow: of the
+first KV group, whose blocks have hashes alone for keys. Those of the others are known by hash and number of the group.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from relevo.core.request import EngineRequest
 
 HASH_BYTES = 16
 ROOT_HASH: BlockHash = bytes(HASH_BYTES)  # the parent of a first block
+
+ContentKey = BlockHash | tuple[int, BlockHash]  # of a KV group after the first: its number and the hash
 
 
 def block_hash(parent: bytes, token_ids: Sequence[TokenId], salt: bytes) -> BlockHash:
@@ -51,16 +54,16 @@ class PrefixCache:
     """Hash to block, block to hash, and the reusable blocks (content known, not held), oldest first."""
 
     def __init__(self) -> None:
-        self._block_of: dict[BlockHash, BlockId] = {}
-        self._hash_of: dict[BlockId, BlockHash] = {}
+        self._block_of: dict[ContentKey, BlockId] = {}
+        self._key_of: dict[BlockId, ContentKey] = {}
         self._reusable: OrderedDict[BlockId, None] = OrderedDict()
         self.num_evicted = 0  # since the start
         self._changes: dict[BlockHash, bool] = {}  # True: findable now; at most once per content
 
     @property
     def hashes(self) -> tuple[BlockHash, ...]:
-        """Everything that can be found now."""
-        return tuple(self._block_of)
+        """Everything of the first KV group that can be found now."""
+        return tuple(key for key in self._block_of if not isinstance(key, tuple))
 
     def take_changes(self) -> tuple[tuple[BlockHash, ...], tuple[BlockHash, ...]]:
         """(stored, evicted) since the last call; content that came and went in between is in neither or one of them."""
@@ -75,7 +78,10 @@ class PrefixCache:
         return len(self._reusable)
 
     def knows(self, block_id: BlockId) -> bool:
-        return block_id in self._hash_of
+        return block_id in self._key_of
+
+    def find(self, key: ContentKey) -> BlockId | None:
+        return self._block_of.get(key)
 
     def match(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
         """Blocks of the longest known prefix of `hashes`."""
@@ -87,18 +93,18 @@ class PrefixCache:
             block_ids.append(block_id)
         return block_ids
 
-    def register(self, block_id: BlockId, key: BlockHash) -> bool:
+    def register(self, block_id: BlockId, key: ContentKey) -> bool:
         """Make the block findable. False if the content is known already: the first block keeps it."""
-        if key in self._block_of or block_id in self._hash_of:
+        if key in self._block_of or block_id in self._key_of:
             return False
         self._block_of[key] = block_id
-        self._hash_of[block_id] = key
-        self._changes[key] = True
+        self._key_of[block_id] = key
+        self._note(key, is_known=True)
         return True
 
     def park(self, block_id: BlockId) -> None:
         """The last holder let go: the block becomes the youngest reusable one."""
-        assert block_id in self._hash_of and block_id not in self._reusable
+        assert block_id in self._key_of and block_id not in self._reusable
         self._reusable[block_id] = None
 
     def take(self, block_id: BlockId) -> None:
@@ -108,8 +114,12 @@ class PrefixCache:
     def evict(self) -> BlockId:
         """Forget the content of the oldest reusable block and give it up. Requires num_reusable > 0."""
         block_id, _ = self._reusable.popitem(last=False)
-        key = self._hash_of.pop(block_id)
+        key = self._key_of.pop(block_id)
         del self._block_of[key]
-        self._changes[key] = False
+        self._note(key, is_known=False)
         self.num_evicted += 1
         return block_id
+
+    def _note(self, key: ContentKey, is_known: bool) -> None:
+        if not isinstance(key, tuple):
+            self._changes[key] = is_known

@@ -6,7 +6,7 @@ transport: `policy.worker.core` says what is written, the transport's events wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from relevo.core.handoff import KVPath
@@ -18,7 +18,8 @@ from relevo.core.kv import Reservation
 class ComputedPrefix:
     """The KV of prompt tokens [0, num_tokens) is computed; what the receiver lacks of it goes out.
 
-    `block_ids` are this worker's blocks for reservation.block_ids[first_index : first_index + len(block_ids)]. Each
+    `block_ids` are this worker's blocks for reservation.block_ids[first_index : first_index + len(block_ids)]; the last
+    ones are followed by what the other KV groups have for the token after the prompt. Each
     block is in one prefix only: once it is sealed, the receiver may give it to another request.
     """
 
@@ -53,8 +54,11 @@ class RemotePrefill:
         """The receiver has the whole prompt."""
         return self.is_computed and self.num_sealed_tokens >= self.num_prompt_tokens
 
-    def advance(self, num_computed: int, block_ids: Sequence[BlockId]) -> ComputedPrefix | None:
-        """The KV of `num_computed` tokens lies in `block_ids`. None: the receiver lacks no whole block of it."""
+    def advance(
+        self, num_computed: int, block_ids: Sequence[BlockId], tail: Callable[[], list[BlockId]] = list
+    ) -> ComputedPrefix | None:
+        """The KV of `num_computed` tokens lies in `block_ids`, and in `tail` what of the other KV groups the next token
+        sees. None: the receiver lacks no whole block of it."""
         self.is_computed = num_computed == self.num_prompt_tokens
         first, num_whole = self.num_written_blocks, num_computed // self.block_size
         end = -(-num_computed // self.block_size) if self.is_computed else num_whole
@@ -66,7 +70,7 @@ class RemotePrefill:
             reservation=self.reservation,
             path=self.path,
             first_index=first,
-            block_ids=tuple(block_ids[first:end]),
+            block_ids=(*block_ids[first:end], *(tail() if self.is_computed else ())),
             num_tokens=num_computed if self.is_computed else num_whole * self.block_size,
             is_last=self.is_computed,
         )

@@ -9,7 +9,7 @@ write, and no gateway that would ask it. Every other one is told of them, asks a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from relevo.core.ids import BlockHash, BlockId, PeerId, RequestId, WorkerId
@@ -18,6 +18,7 @@ from relevo.core.request import EngineRequest
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.fair_turns import Flow, flow_of
 from relevo.policy.worker.intake import num_blocks_for, num_copy_blocks
+from relevo.policy.worker.table_rules import TableRule, num_tail_blocks
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -46,8 +47,17 @@ class Quarantine:
 
 
 class Reservations:
-    def __init__(self, pool: BlockPool, *, worker_id: WorkerId, epoch: int, block_size: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        worker_id: WorkerId,
+        epoch: int,
+        block_size: int,
+        more_groups: Sequence[TableRule] = (),
+    ) -> None:
         self._pool = pool
+        self._more_groups = tuple(more_groups)
         self._worker_id = worker_id
         self._epoch = epoch
         self._block_size = block_size
@@ -77,14 +87,16 @@ class Reservations:
     def grant(
         self, request: EngineRequest, hashes: list[BlockHash], num_usable_hashes: int, num_spare: int, num_slots: int
     ) -> Reservation | None:
-        """Room for the whole prompt and the copies that `num_slots` continuations need; None if it would leave less
-        than `num_spare`.
+        """Room for the whole prompt, in KV groups after the first for what its next token sees, and for the copies that
+        `num_slots` continuations need; None if it would leave less than `num_spare`.
 
         Requires a prompt that fits the empty pool.
         """
         num_prompt = len(request.prompt_token_ids)
         num_prompt_blocks = num_blocks_for(num_prompt, self._block_size)
-        num_blocks = num_prompt_blocks + num_copy_blocks(request, num_slots, self._block_size, self._pool.num_blocks)
+        num_prompt_blocks += num_tail_blocks(self._more_groups, num_prompt)
+        num_left, num_groups = self._pool.num_blocks - num_prompt_blocks, 1 + len(self._more_groups)
+        num_blocks = num_prompt_blocks + num_copy_blocks(request, num_slots, self._block_size, num_left, num_groups)
         acquired = self._pool.acquire(hashes[:num_usable_hashes], num_blocks, num_spare)
         if acquired is None:
             return None

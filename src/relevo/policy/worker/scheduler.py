@@ -27,11 +27,13 @@ Sources: vLLM (Kwon et al., SOSP 2023), Sarathi-Serve (Agrawal et al., OSDI 2024
 from __future__ import annotations
 
 from collections import abc
+from dataclasses import replace
+from functools import partial
 
 from relevo.core import errors
 from relevo.core.baton import Baton, SampledToken, SampleState
 from relevo.core.events import UNKNOWN_COSTS, StepCosts, TokenOutput, WorkerLoad
-from relevo.core.handoff import KVPath
+from relevo.core.handoff import KVPath, Link
 from relevo.core.ids import PeerId, RequestId
 from relevo.core.kv import Reservation
 from relevo.core.plan import StepPlan, StepResult
@@ -58,7 +60,11 @@ class Scheduler:
         self.config = config
         self.pool = BlockPool(config.first_block_id, config.num_blocks)
         self.reservations = Reservations(
-            self.pool, worker_id=config.worker_id, epoch=config.epoch, block_size=config.block_size
+            self.pool,
+            worker_id=config.worker_id,
+            epoch=config.epoch,
+            block_size=config.block_size,
+            more_groups=config.more_groups,
         )
         self._tables = BlockTables(self.pool, config)
         self._queues = RequestQueues(config, self.pool, self._tables, self.reservations)
@@ -83,7 +89,8 @@ class Scheduler:
 
     def submit_reserved(self, request_id: RequestId, samples: tuple[SampleState, ...], now_ns: int) -> Rejected | None:
         """The same in the room that was granted, without queueing: what is sealed is not computed again. The caller
-        made sure that no writer is at work there any more."""
+        made sure that no writer is at work there any more. With several KV groups room and place in the queue are
+        taken anew."""
         state = self.requests.get(request_id)
         if state is None or state.kind is not WorkKind.AWAIT_KV:
             return intake.NO_ROOM
@@ -97,8 +104,13 @@ class Scheduler:
         assert grant is not None
         state.kind, state.accepted_at_ns = WorkKind.GENERATE, now_ns
         state.num_cached_tokens = grant.reservation.num_hit_tokens
-        self._tables.adopt(first, grant)
         self.pool.release(grant.copy_block_ids)
+        if self.config.more_groups:  # what other groups have lies there for the end of the prompt alone
+            self.pool.release(grant.reservation.block_ids)
+            for sequence in (first, *others):
+                self._queues.wait(sequence)
+            return None
+        self._tables.adopt(first, grant)
         if len(first.samples) > grant.num_slots:
             self._queues.set_aside(first, grant.num_slots)
         self._queues.run_or_wait(first)
@@ -162,8 +174,11 @@ class Scheduler:
         Zero-copy paths: straight into the reserved blocks, from `num_hit_tokens` on (a caller that knows that more is
         sealed passes a reservation that says so). Others: into own blocks; before an abort the caller makes sure that
         no block of it is being sent any more. Held until `finish_transfer` or `abort`. `num_found_tokens`: those hits
-        that count as cached, because no earlier attempt at this request computed them; None: all of them.
+        that count as cached, because no earlier attempt at this request computed them; None: all of them. With several
+        KV groups the room is for what the receiver needs at the end, and prompts are computed in own blocks.
         """
+        if self.config.more_groups:
+            path = replace(path, link=max(path.link, Link.BOX))
         rejected = self._check_new(request) or intake.check_prefill(request, reservation, path.zero_copy, self.config)
         if rejected is None:
             state = self._queues.accept(request, WorkKind.PREFILL_ONLY, now_ns)
@@ -308,7 +323,8 @@ class Scheduler:
             self._tables.advance(sequence, num_tokens)
             remote = sequence.parent.remote
             if remote is not None:
-                prefix = remote.advance(sequence.num_computed, sequence.block_ids)
+                tail = partial(self._tables.tail, sequence)
+                prefix = remote.advance(sequence.num_computed, sequence.block_ids, tail)
                 prefixes += [prefix] if prefix is not None else []
             if place in result.prompt_scores:
                 told = scores_output(sequence, result.prompt_scores[place])

@@ -19,7 +19,7 @@ from relevo.core.errors import SettingsError, UnsupportedModel
 from relevo.core.ids import BlockId, TokenId
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
-from relevo.engine.ops.cache_groups import latent_group, only_full_group
+from relevo.engine.ops.cache_groups import latent_group, layer_places, token_groups
 from relevo.engine.ops.formats import BLOCK_FORMATS, X86_FORMATS
 from relevo.engine.ops.native.recorder import Recorder
 from relevo.engine.ops.protocol import Hidden, HostTensor, StepLogits, Trace
@@ -117,15 +117,17 @@ class NativeOps:
 
     def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> Any:
         latents = latent_group(layout)
-        group = latents or only_full_group(layout)
+        groups = (latents,) if latents is not None else token_groups(layout)
+        places = layer_places(groups)
         if host_memory is None:
             memory = np.zeros(num_blocks * layout.bytes_per_block, dtype=np.uint8)
         else:
             memory = np.frombuffer(host_memory, dtype=np.uint8)
-        sizes = (num_blocks, group.num_layers, group.num_kv_heads, layout.block_size, group.key_size)
-        kind: tuple[bool, ...] = () if latents is None else (True,)
+        most_layers, group = max(each.num_layers for each in groups), groups[0]
+        sizes = (num_blocks, most_layers, group.num_kv_heads, layout.block_size, group.key_size)
+        layers = [list(each.layers) for each in groups] if len(places) > most_layers else []
         try:
-            return _native.KVCache(memory, layout.dtype, *sizes, *kind)
+            return _native.KVCache(memory, layout.dtype, *sizes, latents is not None, layers)
         except ValueError as error:
             raise UnsupportedModel(f"this cache cannot be used: {error}") from error
 

@@ -61,8 +61,9 @@ class TorchLatentCache:
         rows = self._as_runs.index_select(0, runs + layer)
         return rows.view(num_rows, -1, self._width).to(dtype)
 
-    def clear(self, blocks: Sequence[BlockId], layers: range) -> None:
+    def clear(self, blocks_of_groups: Sequence[Sequence[BlockId]], layers: range) -> None:
         """In these layers only."""
+        (blocks,) = blocks_of_groups
         for block in blocks:
             self._by_layer[block, layers.start : layers.stop].zero_()
 

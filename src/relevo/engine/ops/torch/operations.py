@@ -152,10 +152,11 @@ class TorchOperations:
     ) -> torch.Tensor:
         kv, step = self._kv, self._step
         assert isinstance(kv, TorchKVCache), "a model of keys and values has such a cache"
-        first = rule.first_kv_head or 0
+        first, group = rule.first_kv_head or 0, kv.group_of(layer)
         heads = slice(first, first + k.shape[1])
-        kv.write(layer, step.slots, k, v, heads)
-        return self._attended(q, lambda rows, batch: _attend(rows, kv, layer, batch, rule, heads), rule.reach)
+        kv.write(layer, step.slots[group], k, v, heads)
+        batches = step.batches_of(rule.reach, group)
+        return _attended(q, batches, lambda rows, batch: _attend(rows, kv, layer, batch, rule, heads))
 
     def latent_attention(
         self,
@@ -168,33 +169,10 @@ class TorchOperations:
     ) -> torch.Tensor:
         kv, size = self._kv, latent.shape[-1]
         assert isinstance(kv, TorchLatentCache), "a model of latents has such a cache"
-        kv.write_latents(layer, self._step.slots, latent, key.flatten(1))
+        kv.write_latents(layer, self._step.slots[0], latent, key.flatten(1))
         queries = torch.cat((q.view(*q_rotated.shape[:2], size), q_rotated), dim=-1)  # [T, H, L + R]
-        return self._attended(queries, lambda rows, batch: _attend_latents(rows, kv, layer, batch, size, scale))
-
-    def _attended(
-        self,
-        q: torch.Tensor,
-        attend: Callable[[torch.Tensor, AttentionBatch], torch.Tensor],
-        reach: Reach = Reach(),  # noqa: B008 (frozen)
-    ) -> torch.Tensor:
-        """Batch by batch, and each row where its token is."""
-        batches = self._step.batches_of(reach)
-        if len(batches) == 1 and batches[0].token_indices is None:
-            return attend(q, batches[0])
-        attended: torch.Tensor | None = None
-        for batch in batches:
-            if batch.token_indices is not None:
-                part = attend(q.index_select(0, batch.token_indices), batch)
-            else:
-                part = attend(q[batch.first_token : batch.first_token + batch.num_rows * batch.num_queries], batch)
-            attended = part.new_empty(len(q), part.shape[1]) if attended is None else attended
-            if batch.token_indices is not None:
-                attended.index_copy_(0, batch.token_indices, part)
-            else:
-                attended[batch.first_token : batch.first_token + len(part)] = part
-        assert attended is not None, "a step has a row"
-        return attended
+        batches = self._step.batches_of(Reach(), 0)
+        return _attended(queries, batches, lambda rows, batch: _attend_latents(rows, kv, layer, batch, size, scale))
 
     def logits(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.linear(x.flatten(1).index_select(0, self._logit_tokens), weight)
@@ -238,6 +216,29 @@ class TorchProgram:
         step = TorchStep(inputs, kv, self._dtype, Reach(self._sliding_window or 0))
         traced: torch.Tensor = self._trace(TorchOperations(step, kv, self._dtype, logit_tokens, self._ranks, hidden))
         return traced
+
+
+def _attended(
+    q: torch.Tensor,
+    batches: Sequence[AttentionBatch],
+    attend: Callable[[torch.Tensor, AttentionBatch], torch.Tensor],
+) -> torch.Tensor:
+    """Batch by batch, and each row where its token is."""
+    if len(batches) == 1 and batches[0].token_indices is None:
+        return attend(q, batches[0])
+    attended: torch.Tensor | None = None
+    for batch in batches:
+        if batch.token_indices is not None:
+            part = attend(q.index_select(0, batch.token_indices), batch)
+        else:
+            part = attend(q[batch.first_token : batch.first_token + batch.num_rows * batch.num_queries], batch)
+        attended = part.new_empty(len(q), part.shape[1]) if attended is None else attended
+        if batch.token_indices is not None:
+            attended.index_copy_(0, batch.token_indices, part)
+        else:
+            attended[batch.first_token : batch.first_token + len(part)] = part
+    assert attended is not None, "a step has a row"
+    return attended
 
 
 def _attend(

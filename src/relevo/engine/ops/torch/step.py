@@ -38,8 +38,36 @@ class AttentionBatch:
     token_indices: torch.Tensor | None  # [R] int64
     num_rows: int
     num_queries: int
-    key_runs: torch.Tensor  # [R * K * M] int64, places of runs of S keys in layer 0
+    key_runs: torch.Tensor  # [R * K * M] int64, places of runs of S keys in the first layer of a block
     mask: torch.Tensor  # [R, 1, Q, C], 0 or -inf
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedRows:
+    """A batch whatever the KV group: each lays its keys elsewhere."""
+
+    rows: list[int]
+    ranges: list[tuple[int, int]]  # of each, the blocks that its queries can see: [first, last)
+    first_token: int
+    token_indices: torch.Tensor | None
+    num_queries: int
+    mask: torch.Tensor
+
+    def over(self, block_tables: Int64Array, cache: PlacesKeys) -> AttentionBatch:
+        """With keys where the tables of a group [B, M] say."""
+        width = max(last - first for first, last in self.ranges)
+        tables = np.empty((len(self.rows), width), dtype=np.int64)
+        for index, (row, (first, last)) in enumerate(zip(self.rows, self.ranges, strict=True)):
+            tables[index] = block_tables[row, first]  # padding is masked, and reads no other row's numbers
+            tables[index, : last - first] = block_tables[row, first:last]
+        return AttentionBatch(
+            first_token=self.first_token,
+            token_indices=self.token_indices,
+            num_rows=len(self.rows),
+            num_queries=self.num_queries,
+            key_runs=torch.from_numpy(cache.runs(tables)).to(cache.device),
+            mask=self.mask,
+        )
 
 
 class TorchStep:
@@ -50,23 +78,31 @@ class TorchStep:
         device = cache.device
         self.token_ids = torch.from_numpy(inputs.token_ids).to(device)  # [T]
         self.positions = torch.from_numpy(inputs.positions.astype(np.float32)).to(device)  # [T] float32
-        slots = cache.slots(inputs.block_of_token, inputs.offset_of_token)
-        self.slots = torch.from_numpy(slots).to(device)  # [T * K] int64, places of each token's keys in layer 0
+        slots = [cache.slots(blocks, inputs.offset_of_token) for blocks in inputs.block_of_token]
+        # Of each KV group [T * K] int64: places of each token's keys in the first layer of a block.
+        self.slots = [torch.from_numpy(each).to(device) for each in slots]
         self._inputs, self._cache, self._dtype, self._reach = inputs, cache, dtype, reach
-        self._batches: dict[Reach, tuple[AttentionBatch, ...]] = {}
+        self._rows: dict[Reach, list[BatchedRows]] = {}
+        self._batches: dict[tuple[Reach, int], tuple[AttentionBatch, ...]] = {}
 
-    def batches_of(self, reach: Reach) -> tuple[AttentionBatch, ...]:
-        """Of layers that see as far; made once for all of them."""
+    def batches_of(self, reach: Reach, group: int) -> tuple[AttentionBatch, ...]:
+        """Of layers of a KV group that see as far; made once for all of them."""
         reach = self._reach if reach == Reach() else reach
-        if reach not in self._batches:
-            rows = _batched_rows(self._inputs, reach)
-            self._batches[reach] = tuple(
-                _place_batch(each, self._inputs, self._cache, self._dtype, reach) for each in rows
-            )
-        return self._batches[reach]
+        if (reach, group) not in self._batches:
+            tables = self._inputs.block_tables[group]
+            self._batches[reach, group] = tuple(rows.over(tables, self._cache) for rows in self._rows_of(reach))
+        return self._batches[reach, group]
+
+    def _rows_of(self, reach: Reach) -> list[BatchedRows]:
+        if reach not in self._rows:
+            together = _rows_together(self._inputs, reach)
+            self._rows[reach] = [
+                _batched(rows, self._inputs, self._cache.device, self._dtype, reach) for rows in together
+            ]
+        return self._rows[reach]
 
 
-def _batched_rows(inputs: StepInputs, reach: Reach) -> list[list[int]]:
+def _rows_together(inputs: StepInputs, reach: Reach) -> list[list[int]]:
     lengths = np.diff(inputs.row_first_token)
     together: dict[int, list[int]] = defaultdict(list)
     alone: list[list[int]] = []
@@ -86,26 +122,21 @@ def _block_range(inputs: StepInputs, row: int, num_queries: int, reach: Reach) -
     return reach.first_key(context - num_queries) // inputs.block_size, last
 
 
-def _place_batch(
-    rows: list[int], inputs: StepInputs, cache: PlacesKeys, dtype: torch.dtype, reach: Reach
-) -> AttentionBatch:
+def _batched(
+    rows: list[int], inputs: StepInputs, device: torch.device, dtype: torch.dtype, reach: Reach
+) -> BatchedRows:
     first_tokens = inputs.row_first_token[rows]
     num_queries = int(inputs.row_first_token[rows[0] + 1] - first_tokens[0])
     ranges = [_block_range(inputs, row, num_queries, reach) for row in rows]
     width = max(last - first for first, last in ranges)
-    tables = np.empty((len(rows), width), dtype=np.int64)
-    for index, (row, (first, last)) in enumerate(zip(rows, ranges, strict=True)):
-        tables[index] = inputs.block_tables[row, first]  # padding is masked, and reads no other row's numbers
-        tables[index, : last - first] = inputs.block_tables[row, first:last]
     first_keys = np.array([first for first, _ in ranges]) * inputs.block_size
     consecutive = len(rows) == 1 or bool(np.all(np.diff(first_tokens) == 1))
-    device = cache.device
-    return AttentionBatch(
+    return BatchedRows(
+        rows=rows,
+        ranges=ranges,
         first_token=int(first_tokens[0]),
         token_indices=None if consecutive else torch.from_numpy(first_tokens).to(device),
-        num_rows=len(rows),
         num_queries=num_queries,
-        key_runs=torch.from_numpy(cache.runs(tables)).to(device),
         mask=_mask(
             torch.from_numpy(inputs.context_lengths[rows]).to(device),
             torch.from_numpy(first_keys).to(device),

@@ -1,0 +1,165 @@
+"""Caches of several KV groups change workers: the receiver gets what it can still see, in blocks that nobody else has.
+
+Red if a block of a window stays behind, lands in another's place or in a block that others read, if a hit is longer than
+what all groups have, or if anything is still held in the end.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from grouped_model import SIZE, GroupedModel, Worker
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_model import reference
+from test_group_tables import KINDS, request
+
+from relevo.core.baton import Baton, SampleState
+from relevo.core.handoff import KVPath, Link
+from relevo.core.ids import BlockHash, RequestId
+from relevo.core.kv import KVGroup, KVLayout, Reservation
+from relevo.core.request import EngineRequest
+from relevo.policy.worker.block_pool import BlockPool
+from relevo.policy.worker.group_tables import GroupTables
+from relevo.policy.worker.intake import Rejected
+from relevo.policy.worker.remote_prefill import ComputedPrefix
+from relevo.policy.worker.stopping import finish_reason
+from relevo.policy.worker.table_rules import num_tail_blocks, table_rules
+
+PATH = KVPath("tcp", "there", Link.NETWORK)
+KEPT = [kind for kind in KINDS if kind not in ("state", "all")]
+
+
+class Pair:
+    """A sender and a receiver; what the sender computes lands on the receiver at once."""
+
+    def __init__(self, kind: str, num_blocks: int) -> None:
+        self.sender = Worker(KINDS[kind], num_blocks)
+        self.receiver = Worker(KINDS[kind], num_blocks, first_block_id=1000)
+        self.rules = KINDS[kind]
+        self.asked: dict[RequestId, EngineRequest] = {}
+        self.num_moved_blocks = 0
+
+    def ask(self, one: EngineRequest) -> None:
+        if self.receiver.scheduler.reserve(one, 0) is None:
+            self.asked[one.request_id] = one
+
+    def run(self, rng: Random) -> bool:
+        """A step on each side, as far as there is one."""
+        granted = self.receiver.scheduler.take_grants(0)
+        for reservation in granted:
+            self.granted(reservation, rng)
+        did = [self.sender.step(), self.receiver.step()]
+        taken, self.sender.prefixes = self.sender.prefixes, []
+        for prefix in taken:
+            self.move(prefix)
+        return any(did) or bool(taken or granted)
+
+    def granted(self, reservation: Reservation, rng: Random) -> None:
+        one = self.asked[reservation.request_id]
+        num_prompt = len(one.prompt_token_ids)
+        assert len(reservation.block_ids) == -(-num_prompt // SIZE) + num_tail_blocks(self.rules, num_prompt)
+        assert len(set(reservation.block_ids)) == len(reservation.block_ids)
+        chance = rng.random()
+        if chance < 0.15:  # nobody computes it: the receiver does
+            rejected = self.receiver.scheduler.submit_reserved(one.request_id, (), 0)
+        elif chance < 0.25:
+            self.receiver.scheduler.abort(one.request_id, writer_active=False)
+            del self.asked[one.request_id]
+            return
+        else:
+            rejected = self.sender.scheduler.prefill_into(one, reservation, 0, path=PATH)
+        assert rejected is None
+
+    def move(self, prefix: ComputedPrefix) -> None:
+        reservation, one = prefix.reservation, self.asked[prefix.request_id]
+        assert prefix.first_index >= reservation.num_hit_tokens // SIZE
+        targets = reservation.block_ids[prefix.first_index :]
+        assert len(prefix.block_ids) <= len(targets) and (not prefix.is_last or len(prefix.block_ids) == len(targets))
+        for source, target in zip(prefix.block_ids, targets, strict=False):
+            assert self.receiver.scheduler.pool.num_refs(target) == 1, "others read what is written"
+            self.receiver.model.copy_from(self.sender.model, source, target)
+            self.num_moved_blocks += 1
+        self.receiver.scheduler.seal(prefix.request_id, prefix.num_tokens)
+        if not prefix.is_last:
+            return
+        self.sender.scheduler.finish_transfer(prefix.request_id)
+        samples = []
+        for index in range(one.sampling.n):
+            drawn = self.sender.tokens[prefix.request_id, index]
+            self.receiver.tokens[prefix.request_id, index] = list(drawn)
+            most = min(one.sampling.max_tokens, 1000 - len(one.prompt_token_ids))
+            samples.append(SampleState(index, list(drawn), finish_reason(one, drawn, most)))
+        baton = Baton(request_id=prefix.request_id, samples=tuple(samples), num_sealed_tokens=prefix.num_tokens)
+        if all(sample.finish_reason for sample in samples):
+            self.receiver.scheduler.abort(prefix.request_id, writer_active=False)
+        else:
+            assert self.receiver.scheduler.start_decode(baton, 0) is None
+
+
+@pytest.mark.parametrize("num_blocks", [36, 200])
+@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("seed", range(4))
+def test_split_answers_are_those_of_each_request_alone(kind: str, seed: int, num_blocks: int) -> None:
+    """Every cell that the receiver reads is checked, with hits on both sides, forks, preemptions and rooms given up."""
+    rng, pair = Random(seed), Pair(kind, num_blocks)
+    for number in range(14):
+        pair.ask(request(number, rng))
+        for _ in range(rng.randrange(5)):
+            pair.run(rng)
+    while pair.run(rng):
+        pass
+    assert pair.sender.num_held == pair.receiver.num_held == 0
+    assert pair.num_moved_blocks > 0 and not pair.receiver.scheduler.has_work()
+    longest = pair.receiver.scheduler.config.num_pool_tokens + 1
+    for one in pair.asked.values():
+        for index in range(one.sampling.n):
+            assert pair.receiver.tokens[one.request_id, index] == reference(one, index, longest)[0]
+
+
+def test_a_room_of_another_size_is_refused() -> None:
+    """Of a worker whose layout keeps all."""
+    pair, one = Pair("window", 40), request(3, Random(3))
+    pair.ask(one)
+    (reservation,) = pair.receiver.scheduler.take_grants(0)
+    rejected = Worker(()).scheduler.prefill_into(one, reservation, 0, path=PATH)
+    assert isinstance(rejected, Rejected) and "is not room" in rejected.reason
+
+
+def test_what_moves_is_what_the_receiver_can_see() -> None:
+    """gpt-oss: after 1,000 tokens the layers with a window of 128 move 127 of them."""
+    full, window = KVGroup.full(range(0, 24, 2), 8, 64), KVGroup.window(range(1, 24, 2), 8, 64, 128)
+    layout = KVLayout("gpt-oss", "bfloat16", 16, (full, window))
+    each = 12 * 2 * 8 * 64 * 2
+    assert layout.growing_bytes_per_token == each
+    assert layout.tail_bytes(1000) == 127 * each
+    assert layout.tail_bytes(60) == 60 * each
+    assert layout.sequence_bytes(1000) == 1127 * each
+    chunk = KVLayout("m", "bfloat16", 16, (full, KVGroup.chunk(range(1, 24, 2), 8, 64, 128)))
+    assert [chunk.tail_bytes(count) // each for count in (127, 128, 129, 300)] == [127, 0, 1, 44]
+
+
+@given(data=st.data(), kind=st.sampled_from(("window", "chunk")), span=st.integers(1, 20), size=st.integers(1, 5))
+def test_a_hit_is_the_longest_that_every_group_has(data: st.DataObject, kind: str, span: int, size: int) -> None:
+    """Against all prefixes, one by one; groups have lost blocks at random."""
+    groups = [KVGroup.full([0], 1, 8)] + [getattr(KVGroup, kind)([layer], 1, 8, span) for layer in (1, 2)]
+    rules = table_rules(KVLayout("m", "float32", size, tuple(groups)))
+    hashes: list[BlockHash] = [bytes([index]) * 16 for index in range(data.draw(st.integers(0, 12)))]
+    pool = BlockPool(0, 100)
+    known = [{index for index in range(len(hashes)) if data.draw(st.booleans())} for _ in rules]
+    for group, indices in enumerate(known, start=1):
+        for index in indices:
+            block = pool.allocate(1)
+            assert block is not None
+            pool.register(block[0], (group, hashes[index]))
+    hits = GroupTables(pool, rules, 8).match(hashes)
+
+    def has_all(num_blocks: int) -> bool:
+        return all(
+            set(range(rule.first(num_blocks * size), num_blocks)) <= has for rule, has in zip(rules, known, strict=True)
+        )
+
+    assert hits.num_blocks == max(count for count in range(len(hashes) + 1) if has_all(count))
+    assert all(pool.num_refs(block_id) == 1 for block_id in hits.all)
+    assert len(hits.all) == (num_tail_blocks(rules, hits.num_blocks * size) if hits.num_blocks else 0)
