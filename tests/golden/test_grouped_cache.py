@@ -161,7 +161,7 @@ def test_hits_and_preemptions_leave_no_trace(model: Model, num_blocks: int) -> N
     assert {key: ids_of(tokens) for key, tokens in grouped.answers.items()} == {
         key: ids_of(tokens) for key, tokens in whole.answers.items()
     }
-    assert grouped.scheduler.num_prefix_hits > 100
+    assert grouped.scheduler.num_prefix_hits > 50
     assert (grouped.scheduler.num_preemptions > 0) == (num_blocks < 400)
 
 

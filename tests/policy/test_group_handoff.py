@@ -1,7 +1,7 @@
 """Caches of several KV groups change workers: the receiver gets what it can still see, in blocks that nobody else has.
 
-Red if a block of a window stays behind, lands in another's place or in a block that others read, if a hit is longer than
-what all groups have, or if anything is still held in the end.
+Red if a block of a window stays behind, lands in another's place or in a block that others read, if a hit is longer
+than what all groups have, or if anything is still held in the end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from grouped_model import SIZE, GroupedModel, Worker
+from grouped_model import SIZE, Worker
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_model import reference

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from scheduler_model import reference
 
 from relevo.core.errors import UnsupportedModel
-from relevo.core.ids import RequestId, WorkerId
+from relevo.core.ids import RequestId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.group_tables import NO_BLOCK, GroupTables
 from relevo.policy.worker.intake import Rejected
-from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
 from relevo.policy.worker.table_rules import TableRule, table_rules
 
 FULL = KVGroup.full([0], 1, 8)
@@ -96,7 +95,7 @@ def request(number: int, rng: Random) -> EngineRequest:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_scheduler_with_several_groups_brings_what_each_request_brings_alone(kind: str, seed: int) -> None:
-    """Chunks, batches, hits, forks, preemptions and aborts in a pool that is too small for all; each cell is checked."""
+    """Chunks, batches, hits, forks, preemptions and aborts in a pool too small for all; each cell is checked."""
     rng, worker = Random(seed), Worker(KINDS[kind])
     asked: dict[RequestId, EngineRequest] = {}
     aborted = set()

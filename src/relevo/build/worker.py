@@ -39,8 +39,8 @@ from relevo.policy.cluster.epochs import worker_epoch
 from relevo.policy.perf.model_work import ModelWork
 from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.chunking import token_budget
-from relevo.policy.worker.table_rules import table_rules
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
+from relevo.policy.worker.table_rules import table_rules
 from relevo.telemetry.log import configure
 from relevo.wire.child_process import answer_pulses
 from relevo.wire.server import WireServer

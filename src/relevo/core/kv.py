@@ -210,8 +210,8 @@ class Reservation:
 
     `block_ids[i]` holds tokens [i*S, (i+1)*S) of the prompt in the first KV group; those of the other groups follow,
     group by group: the blocks of what the token after the prompt sees. The first `num_hit_tokens` tokens (whole blocks
-    of the first group) are already there and must not be written. Under a shared arena the ids are valid on every worker
-    of the box.
+    of the first group) are already there and must not be written. Under a shared arena the ids are valid on every
+    worker of the box.
     """
 
     request_id: RequestId

@@ -87,7 +87,7 @@ class GroupTables:
 
     def open(self, block_ids: Sequence[BlockId], num_tokens: int, hits: GroupHits = NO_HITS) -> list[GroupTable]:
         """Tables for a sequence that has computed no more than its hits, which it holds, and of the `most` blocks
-        beside them. These suffice until all its tokens are computed, whoever shares the hits."""
+        beside them. These suffice until all its tokens are computed, however many share the hits."""
         blocks, tables = iter(block_ids), []
         for rule, held in zip(self._rules, hits.block_ids or ((),) * len(self._rules), strict=True):
             first = hits.num_blocks - len(held)

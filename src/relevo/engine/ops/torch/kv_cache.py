@@ -1,8 +1,8 @@
 """The KV cache as a torch tensor, and where in it a block's keys and values lie.
 
-Owns the arithmetic of the block layout [N, L, 2, K, S, D], L being the layers of the widest KV group: a block of another
-one fills the front of it. Seen as a matrix of runs [N * L * 2 * K, S * D], the keys of one head in one block are one
-row; seen as a matrix of slots [N * L * 2 * K * S, D], the key of one token and head is.
+Owns the arithmetic of the block layout [N, L, 2, K, S, D], L being the layers of the widest KV group: a block of
+another one fills the front of it. Seen as a matrix of runs [N * L * 2 * K, S * D], the keys of one head in one block
+are one row; seen as a matrix of slots [N * L * 2 * K * S, D], the key of one token and head is.
 """
 
 from __future__ import annotations
