@@ -100,7 +100,7 @@ def expected(folder: Path) -> list[Any]:
     with stack(str(folder), "--topology", "unified", *FLAGS) as alone:
         first = [answer(alone, seed) for seed in range(NUM_CLIENTS)]
         assert [answer(alone, seed) for seed in range(NUM_CLIENTS)] == first
-        assert alone.metric("vllm:prefix_cache_hits_total") == NUM_CLIENTS * (LENGTH - 1) // 16 * 16
+        assert alone.metric("vllm:prefix_cache_hits_total") == NUM_CLIENTS * ((LENGTH - 1) // 16 * 16)
     return first
 
 

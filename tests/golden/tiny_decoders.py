@@ -33,6 +33,7 @@ from relevo.core.plan import ScheduledRow
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
+from relevo.engine.models.dense import one_full_group
 from relevo.engine.models.families import spec_of
 from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.ops.protocol import Ops
@@ -160,7 +161,9 @@ def row(token_ids: list[int], start: int, block_ids: list[int]) -> ScheduledRow:
 
 
 def small_layout(config: ModelConfig, dtype: str = "float32") -> KVLayout:
-    return KVLayout("tiny", dtype, BLOCK_SIZE, spec_of(config).kv_groups(config))
+    """Rows here have one block table: windows and chunks lie in the group of all layers."""
+    groups = one_full_group(config) if config.local is not None else spec_of(config).kv_groups(config)
+    return KVLayout("tiny", dtype, BLOCK_SIZE, groups)
 
 
 BACKENDS = ("torch", "native")
