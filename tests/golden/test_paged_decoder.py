@@ -170,4 +170,4 @@ def test_packing_places_every_token() -> None:
     assert inputs.row_first_token.tolist() == [0, 3, 4]
     assert inputs.context_lengths.tolist() == [6, 9]
     assert inputs.block_tables.tolist() == [[[5, 2, 0], [1, 3, 6]]]
-    assert inputs.fresh_tail_blocks() == [2, 6]
+    assert inputs.fresh_tail_blocks() == [[2, 6]]

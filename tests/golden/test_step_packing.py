@@ -29,14 +29,14 @@ def assert_same(inputs: StepInputs, rows: Sequence[ScheduledRow]) -> None:
             num_blocks = -(-int(context) // BLOCK_SIZE)
             assert tables[index, :num_blocks].tolist() == expected[index, :num_blocks].tolist()
     fresh = np.array(whole.fresh_tail_blocks()).reshape(num_groups, -1)
-    assert inputs.fresh_tail_blocks() == fresh[:, :-1].reshape(-1).tolist()
+    assert np.array(inputs.fresh_tail_blocks()).reshape(num_groups, -1).tolist() == fresh[:, :-1].tolist()
 
 
 def test_decodes_alone_are_packed_as_beside_a_chunk() -> None:
     rows = [row([7], 3, [5, 2]), row([4], 8, [1, 3, 6, 99]), row([9], 0, [8])]
     inputs = pack_rows(rows, BLOCK_SIZE)
     assert_same(inputs, rows)
-    assert inputs.fresh_tail_blocks() == [6, 8]
+    assert inputs.fresh_tail_blocks() == [[6, 8]]
 
 
 def test_arrays_are_used_again_while_they_fit() -> None:
@@ -62,7 +62,7 @@ def test_every_group_has_tables_of_its_own() -> None:
     inputs = pack_rows(rows, BLOCK_SIZE)
     assert_same(inputs, rows)
     assert inputs.block_of_token.tolist() == [[9, 1], [4, 6]]
-    assert inputs.fresh_tail_blocks() == [9, 4]
+    assert inputs.fresh_tail_blocks() == [[9], [4]]
     assert inputs.block_tables[1, 0, :3].tolist() == window
     longer = [row([7, 8], 8, whole)._replace(more_block_ids=(window,))]
     assert pack_rows(longer, BLOCK_SIZE).block_tables.tolist() == [[whole], [window]]
