@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from stack import Stack, stack
 from tiny_folders import write_byte_tokenizer
 from transformers import (
@@ -104,11 +103,12 @@ def expected(folder: Path) -> list[Any]:
     return first
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(("transport", "num_ranks"), [("shm", 1), ("tcp", 2)])
 def test_split_answers_have_the_bits_of_unified_ones(
-    folder: Path, family: str, expected: list[Any], transport: str
+    folder: Path, family: str, expected: list[Any], transport: str, num_ranks: int
 ) -> None:
     flags = (*FLAGS, "--kv-transport", transport, "--no-enable-prefix-caching")
+    flags += ("--pipeline-parallel-size", str(num_ranks))
     with stack(str(folder), "--topology", "1p1d", *flags) as split:
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:
             assert list(pool.map(lambda seed: answer(split, seed), range(NUM_CLIENTS))) == expected

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tiny_decoders import BLOCK_SIZE, VOCAB, prompt, row, small_layout
 
+from relevo.core.kv import KVLayout
 from relevo.core.plan import ScheduledRow
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
@@ -93,12 +94,15 @@ def computed(
     whole_experts: bool = False,
     shares: Callable[[Share], Share] = lambda share: share,
     steps: Sequence[Step] = (),
+    layout: KVLayout | None = None,
+    num_blocks: int = NUM_BLOCKS,
 ) -> Outcome:
-    """`size`: None: one rank without slices. `shares`: what a rank is made to compute in place of its own share."""
+    """`size`: None: one rank without slices. `shares`: what a rank is made to compute in place of its own share.
+    `layout`: None: one group of all layers."""
     config, num_ranks = files.config, size or 1
     steps = steps or mixed_steps()
-    layout = small_layout(config)
-    memory = bytearray(NUM_BLOCKS * layout.bytes_per_block)
+    layout = layout or small_layout(config)
+    memory = bytearray(num_blocks * layout.bytes_per_block)
     np.frombuffer(memory, dtype=np.float32)[:] = np.nan
     sums: list[RankSums | None] = [None] if size is None or size == 1 else list(ThreadSums.of(size))
     models = []
@@ -111,7 +115,7 @@ def computed(
 
     def run(rank: int) -> None:
         try:
-            kv = models[rank].ops.kv_cache(layout, NUM_BLOCKS, memoryview(memory))
+            kv = models[rank].ops.kv_cache(layout, num_blocks, memoryview(memory))
             for step in steps:
                 inputs = pack_rows(step, BLOCK_SIZE)
                 asked = [last - 1 for last in inputs.row_first_token[1:].tolist()]

@@ -48,13 +48,26 @@ def model(request: pytest.FixtureRequest, folder: Path) -> Model:
     return spec_of(files.config).load(files.config, files.tensors(), make_ops(request.param), 128)
 
 
+def noisy_arena(groups: tuple[KVGroup, ...], num_blocks: int) -> Arena:
+    """With a block to warm up in."""
+    arena = Arena.create(KVLayout("tiny", "float32", BLOCK_SIZE, groups), num_blocks + 1, shared=False)
+    np.frombuffer(arena.buffer, dtype=np.float32)[:] = np.nan
+    return arena
+
+
 class Served:
     """A worker without processes: its scheduler and the model, in an arena that begins as noise."""
 
-    def __init__(self, model: Model, groups: tuple[KVGroup, ...], num_blocks: int, *, caches: bool = True) -> None:
-        layout = KVLayout("tiny", "float32", BLOCK_SIZE, groups)
-        arena = Arena.create(layout, num_blocks + 1, shared=False)
-        np.frombuffer(arena.buffer, dtype=np.float32)[:] = np.nan
+    def __init__(
+        self,
+        model: Model,
+        groups: tuple[KVGroup, ...],
+        num_blocks: int,
+        *,
+        caches: bool = True,
+        arena: Arena | None = None,
+    ) -> None:
+        self.arena = arena = arena or noisy_arena(groups, num_blocks)
         self.runner = LocalRunner(model, arena, Sampler(model.config.vocab_size, model.ops.row_math), [num_blocks])
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -68,7 +81,7 @@ class Served:
                 max_running=8,
                 max_model_len=128,
                 enable_prefix_caching=caches,
-                more_groups=table_rules(layout),
+                more_groups=table_rules(arena.layout),
             )
         )
         self.answers: Answers = {}

@@ -6,14 +6,13 @@ another's, when states lose a bit on their way, or when a weight is read by the 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
+from stage_threads import load, lost, pipeline
 from tiny_decoders import (
     BACKENDS,
     BLOCK_SIZE,
@@ -34,7 +33,6 @@ from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.families import spec_of
 from relevo.engine.models.spec import Model
 from relevo.engine.ops.protocol import Ops
-from relevo.engine.ranks.collectives import RankLost
 from relevo.engine.ranks.pairwise import PairwiseCollectives
 from relevo.engine.ranks.pipeline import PipelinedModel, StepFailed
 from relevo.engine.ranks.stage_rank import StageRank
@@ -72,44 +70,8 @@ def memory_of(files: ModelFiles, dtype: str) -> bytearray:
     return memory
 
 
-def load(files: ModelFiles, ops: Ops, stage: range | None = None) -> Model:
-    spec = spec_of(files.config)
-    wanted = None if stage is None else {name for group in spec.weights(files.config, stage) for name in group}
-    return spec.load(files.config, files.tensors(wanted=wanted), ops, files.config.max_position, stage=stage)
-
-
 def cache(files: ModelFiles, ops: Ops, memory: bytearray, dtype: str) -> Any:
     return ops.kv_cache(small_layout(files.config, dtype), NUM_BLOCKS, memoryview(memory))
-
-
-def lost(error: RankLost) -> NoReturn:
-    raise error
-
-
-@contextmanager
-def pipeline(files: ModelFiles, size: int, backend: str, memory: bytearray, dtype: str) -> Iterator[PipelinedModel]:
-    """Every rank but the last in a thread of its own, over one memory."""
-    stages = even_stages([1.0] * files.config.num_layers, (0.0, 0.0), size)
-    ranks = PairwiseCollectives.local(size)
-    threads = []
-    for stage, own in zip(stages[:-1], ranks, strict=False):
-        ops = make_ops(backend, dtype)
-        rank = StageRank(load(files, ops, stage), cache(files, ops, memory, dtype), own, ops.use_cores)
-        threads.append(threading.Thread(target=run, args=(rank,), daemon=True))
-        threads[-1].start()
-    try:
-        yield PipelinedModel(load(files, make_ops(backend, dtype), stages[-1]), ranks[-1], lost)
-    finally:
-        for own in ranks:
-            own.close()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive(), "a rank outlives its worker"
-
-
-def run(rank: StageRank) -> None:
-    with pytest.raises(RankLost):
-        rank.run()
 
 
 def steps() -> list[list[ScheduledRow]]:
@@ -138,7 +100,7 @@ def test_stages_have_the_bits_of_one_rank(files: ModelFiles, backend: str, dtype
     alone, apart = memory_of(files, dtype), memory_of(files, dtype)
     ops = make_ops(backend, dtype)
     whole, kv = load(files, ops), cache(files, ops, alone, dtype)
-    with pipeline(files, size, backend, apart, dtype) as model:
+    with pipeline(files, size, backend, apart, small_layout(files.config, dtype)) as model:
         own = cache(files, model.ops, apart, dtype)
         for rows in steps():
             np.testing.assert_array_equal(logits(model, own, rows), logits(whole, kv, rows))
@@ -162,7 +124,7 @@ def test_another_number_of_ranks_goes_on_in_the_same_blocks(
             model = load(files, own)
             found = [logits(model, cache(files, own, memory, "float32"), rows) for rows in part]
         else:
-            with pipeline(files, count, backend, memory, "float32") as staged:
+            with pipeline(files, count, backend, memory, small_layout(files.config)) as staged:
                 found = [logits(staged, cache(files, staged.ops, memory, "float32"), rows) for rows in part]
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -175,7 +137,7 @@ def test_a_step_that_a_stage_cannot_compute_leaves_every_rank_as_it_was(files: M
     alone = memory_of(files, "float32")
     ops = make_ops("native")
     whole, kv = load(files, ops), cache(files, ops, alone, "float32")
-    with pipeline(files, 3, "native", memory, "float32") as model:
+    with pipeline(files, 3, "native", memory, small_layout(files.config)) as model:
         own = cache(files, model.ops, memory, "float32")
         with pytest.raises(StepFailed, match=r"rank 0: token id .* is outside the vocabulary"):
             logits(model, own, [row([VOCAB], 0, [1])])
