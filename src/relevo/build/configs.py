@@ -11,6 +11,7 @@ import msgspec
 
 from relevo.core.cluster import ClusterFacts, NodeFacts
 from relevo.engines.spec import EngineSpec
+from relevo.policy.worker.table_rules import TableRule
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +157,7 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_ttft_s: float
     dispatch_ahead_s: float
     dispatch_ahead_tokens: int
+    max_num_batched_tokens: int
     max_num_seqs: int
     tenant_weights: dict[str, float]
     batch_queue_timeout_s: float
@@ -174,6 +176,7 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     planner: str = "off"  # or "dry-run" or "on"
     slo_ttft_s: float = 0.0  # 0: none was set; so the next
     slo_itl_s: float = 0.0
+    more_groups: tuple[TableRule, ...] = ()  # KV groups after the first
     history: HistoryConfig | None = None
 
 

@@ -342,6 +342,8 @@ def build_room_limits(config: ServedModelConfig) -> RoomLimits:
         max_ahead_tokens=config.dispatch_ahead_tokens,
         max_ahead_s=config.dispatch_ahead_s,
         block_size=config.block_size,
+        more_groups=config.more_groups,
+        max_step_tokens=config.max_num_batched_tokens,
         tenant_weights=config.tenant_weights,
         streams_wait_for_line=config.slo_itl_s > 0.0,
     )

@@ -24,7 +24,7 @@ from relevo.kv.transports.registry import TRANSPORTS
 from relevo.policy.host.auto_mode import itl_target_s
 from relevo.policy.host.generation_defaults import checked_overrides
 from relevo.policy.host.topology import UNIFIED, Topology, assign_cores, choose_topology, parse_part, parse_topology
-from relevo.policy.worker.table_rules import num_blocks_of, num_pool_tokens, table_rules
+from relevo.policy.worker.table_rules import TableRule, num_blocks_of, num_pool_tokens, table_rules
 from relevo.settings import Settings
 
 _KV_MEMORY_FRACTION = 0.3  # of the free memory, over all workers of all models; arbitrary
@@ -164,7 +164,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         topology_reason=topology_reason,
         layout=layout,
         workers=workers,
-        served=served_config(ask, topology, max_model_len, budget),
+        served=served_config(ask, topology, max_model_len, budget, more_groups=table_rules(layout)),
         notes=(*ask.notes, *_worker_notes(workers, layout, num_blocks)),
     )
 
@@ -371,7 +371,12 @@ def _max_model_len(settings: Settings, model: ModelConfig, layout: KVLayout, num
 
 
 def served_config(
-    ask: ModelAsk, topology: Topology, max_model_len: int, budget: int, engines: Sequence[EngineSpec] = ()
+    ask: ModelAsk,
+    topology: Topology,
+    max_model_len: int,
+    budget: int,
+    engines: Sequence[EngineSpec] = (),
+    more_groups: tuple[TableRule, ...] = (),
 ) -> ServedModelConfig:
     """Of a model whose tokens `engines` make, or workers of our own."""
     settings = ask.settings
@@ -397,6 +402,8 @@ def served_config(
         vocab_size=ask.model.vocab_size,
         max_model_len=max_model_len,
         block_size=settings.block_size,
+        more_groups=more_groups,
+        max_num_batched_tokens=budget,
         seed=settings.seed,
         max_num_queued_reqs=settings.max_num_queued_reqs,
         max_num_queued_tokens=settings.max_num_queued_tokens,

@@ -319,6 +319,7 @@ class Placement:
             in_flight_asked_tokens=ledger.asked_tokens(ref),
             in_flight_batch_tokens=ledger.batch_tokens(ref),
             num_in_flight_batch=ledger.num_batch(ref),
+            num_in_flight_asked=ledger.num_asked(ref),
             num_in_flight_prefills=ledger.num_prefills(ref),
             num_in_flight_decodes=ledger.num_decodes(ref),
             held=self._tenant_use.held(ref),

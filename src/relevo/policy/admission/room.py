@@ -38,6 +38,7 @@ from relevo.policy.routing.worker_choice import (
     prefill_s,
     with_costs,
 )
+from relevo.policy.worker.table_rules import TableRule, num_more_blocks, num_tail_blocks
 
 BATCH_FRACTION = 0.75  # arbitrary: of slots and blocks, that batch requests may fill
 
@@ -48,6 +49,8 @@ class RoomLimits:
     max_ahead_tokens: int  # of prompts, sent to a worker and not computed; two steps of them lose no time
     max_ahead_s: float  # the same in seconds, by measured costs
     block_size: int  # tokens
+    more_groups: tuple[TableRule, ...] = ()  # KV groups after the first, which keeps every token
+    max_step_tokens: int = 0  # of prompts; what those groups hold meanwhile depends on it
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1 for every other tenant
     streams_wait_for_line: bool = False  # steps keep an ITL target, so who waits in line counts beside running streams
 
@@ -195,7 +198,8 @@ def _can_decode(view: WorkerView, ask: Ask, limits: RoomLimits, is_batch: bool) 
     num_available = _num_available_blocks(view, limits)
     if not is_batch:  # which batch requests give back when it comes
         num_available += view.in_flight_batch_tokens // limits.block_size
-    return _num_blocks(ask.num_uncached(view.ref), limits) + num_kept <= num_available
+        num_available += _num_more_of(view.num_in_flight_batch, view.in_flight_batch_tokens, view, limits)
+    return _num_blocks(view, ask, limits) + num_kept <= num_available
 
 
 def _num_free_slots(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:
@@ -203,7 +207,7 @@ def _num_free_slots(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:
     num_share = _num_share(view, ask, limits)
     if view.load.num_total_blocks == 0:
         return num_free
-    by_blocks = _num_available_blocks(view, limits) // _num_blocks(ask.num_uncached(view.ref), limits)
+    by_blocks = _num_available_blocks(view, limits) // _num_blocks(view, ask, limits)
     return max(0, num_share, min(num_free, by_blocks))
 
 
@@ -247,9 +251,34 @@ def _num_share(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:
 
 def _num_available_blocks(view: WorkerView, limits: RoomLimits) -> int:
     """Free or reusable, and not asked for by a request on its way."""
-    num_asked = _num_blocks(view.in_flight_asked_tokens, limits)
+    num_asked = _num_first(view.in_flight_asked_tokens, limits)
+    num_asked += _num_more_of(view.num_in_flight_asked, view.in_flight_asked_tokens, view, limits)
     return view.load.num_free_blocks + view.load.num_reusable_blocks - num_asked
 
 
-def _num_blocks(num_tokens: int, limits: RoomLimits) -> int:
+def _num_blocks(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:
+    """That the request takes of all KV groups when it starts there."""
+    num_uncached = ask.num_uncached(view.ref)
+    num_hit_blocks = (ask.num_tokens - num_uncached) // limits.block_size
+    return _num_first(num_uncached, limits) + _num_more(ask.num_tokens, num_hit_blocks, view, limits)
+
+
+def _num_first(num_tokens: int, limits: RoomLimits) -> int:
+    """Of the KV group that keeps every token."""
     return -(-num_tokens // limits.block_size)
+
+
+def _num_more(num_tokens: int, num_hit_blocks: int, view: WorkerView, limits: RoomLimits) -> int:
+    """Of the other KV groups, for a prompt: what its next token sees where another worker is there to compute it, else
+    what its steps see, and what is found of it."""
+    if view.role.hands_over and Ability.RESERVE in view.abilities:
+        return num_tail_blocks(limits.more_groups, num_tokens)
+    num_found = num_tail_blocks(limits.more_groups, num_hit_blocks * limits.block_size) if num_hit_blocks else 0
+    return num_found + num_more_blocks(limits.more_groups, num_tokens, limits.max_step_tokens, num_hit_blocks)
+
+
+def _num_more_of(num_requests: int, num_tokens: int, view: WorkerView, limits: RoomLimits) -> int:
+    """The same of requests with so many tokens together, taken to be equal."""
+    if not num_requests or not limits.more_groups:
+        return 0
+    return num_requests * _num_more(-(-num_tokens // num_requests), 0, view, limits)

@@ -143,6 +143,10 @@ class ChargeLedger:
         """Room that was asked for and not answered yet."""
         return self._asked.total(worker)
 
+    def num_asked(self, worker: WorkerRef) -> int:
+        """Requests that it was asked for."""
+        return self._asked.count(worker)
+
     def batch_tokens(self, worker: WorkerRef) -> int:
         """Of the decode tokens, those of batch requests, as of when they were sent."""
         return self._batch.total(worker)

@@ -58,6 +58,7 @@ class WorkerView:
     num_in_flight_prefills: int = 0
     num_in_flight_decodes: int = 0
     num_in_flight_batch: int = 0  # of the decodes
+    num_in_flight_asked: int = 0  # requests that room was asked for
     held: Mapping[str, Held] = field(default_factory=dict)  # by tenants, of this gateway's requests
     sent: Collection[Sent] = ()  # of this gateway's requests, those that decode there or will
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from relevo.core.ids import BlockHash, BlockId
 from relevo.policy.worker.block_pool import BlockPool
-from relevo.policy.worker.table_rules import TableRule
+from relevo.policy.worker.table_rules import TableRule, num_more_blocks
 
 NO_BLOCK: BlockId = -1  # the place of a block that has slid out; it is never read
 
@@ -83,7 +83,7 @@ class GroupTables:
 
     def most(self, num_tokens: int, num_hit_blocks: int = 0) -> int:
         """Blocks of all groups that `open` needs for a sequence of that many tokens, beside the hits."""
-        return sum(rule.most(num_tokens, self._max_step_tokens, num_hit_blocks) for rule in self._rules)
+        return num_more_blocks(self._rules, num_tokens, self._max_step_tokens, num_hit_blocks)
 
     def open(self, block_ids: Sequence[BlockId], num_tokens: int, hits: GroupHits = NO_HITS) -> list[GroupTable]:
         """Tables for a sequence that has computed no more than its hits, which it holds, and of the `most` blocks

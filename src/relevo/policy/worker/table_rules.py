@@ -44,9 +44,14 @@ def num_tail_blocks(rules: Sequence[TableRule], num_computed: int) -> int:
     return sum(rule.num_tail_blocks(num_computed) for rule in rules)
 
 
+def num_more_blocks(rules: Sequence[TableRule], num_tokens: int, max_step_tokens: int, num_hit_blocks: int = 0) -> int:
+    """Blocks of these groups that a sequence of so many tokens takes when it starts, beside its hits."""
+    return sum(rule.most(num_tokens, max_step_tokens, num_hit_blocks) for rule in rules)
+
+
 def num_blocks_of(rules: Sequence[TableRule], num_tokens: int, block_size: int, max_step_tokens: int) -> int:
-    """Blocks of all groups that a sequence of so many tokens takes when it starts."""
-    return -(-num_tokens // block_size) + sum(rule.most(num_tokens, max_step_tokens) for rule in rules)
+    """The same of all groups, the first included."""
+    return -(-num_tokens // block_size) + num_more_blocks(rules, num_tokens, max_step_tokens)
 
 
 def num_pool_tokens(rules: Sequence[TableRule], num_blocks: int, block_size: int, max_step_tokens: int) -> int:
