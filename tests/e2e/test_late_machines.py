@@ -10,53 +10,14 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+from loopback_boxes import command, free_port, get, until
 from stack import descendants
-
-DEADLINE_S = 120.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
-@contextlib.contextmanager
-def command(folder: Path, log: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with (folder / log).open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "relevo", *arguments], stdout=output, stderr=subprocess.STDOUT, cwd=folder
-        )
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def get(port: int, path: str) -> tuple[int, dict[str, Any]]:
-    """(0, {}): none listens there yet."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-    except OSError:
-        return 0, {}
 
 
 def complete(port: int) -> str:
@@ -66,13 +27,6 @@ def complete(port: int) -> str:
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return str(json.load(answer)["choices"][0]["finish_reason"])
-
-
-def until(is_so: Callable[[], bool], folder: Path, what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"{what}: {[log.read_text()[-2000:] for log in folder.glob('*.log')]}"
-        time.sleep(0.02)
 
 
 def test_who_is_late_is_waited_for_and_who_is_silent_takes_no_one_along(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ class NodeProcess:
                 on_change=self._tell,
                 other_head=self._node.add_head,
                 own_workers=self._workers.offered,
+                joined_heads=[HostPort.parse(each) for each in config.heads],
             )
             self._feed = FeedServer(self._roster, self._asked)
         self._node.on_change = self._tell

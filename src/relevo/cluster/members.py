@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -95,9 +95,12 @@ class Members:
         on_change: Callable[[], None],
         other_head: Callable[[HostPort], None],
         own_workers: Callable[[], tuple[NodeWorker, ...]],
+        joined_heads: Sequence[HostPort] = (),
     ) -> None:
         """`place`: where nodes reach this head. `other_head`: one was learned of; this head is to join it, too.
-        `own_workers`: of this box, as nodes hear of them."""
+        `own_workers`: of this box, as nodes hear of them. `joined_heads`: others that it was told of at its start; they
+        remember nodes before they have joined this head in turn."""
+        self._joined_heads = joined_heads
         self._own_workers = own_workers
         self.identity, self.clock = identity, clock
         self.num_denied: Counter[str] = Counter()
@@ -267,7 +270,8 @@ class Members:
 
     @property
     def other_heads(self) -> list[HostPort]:
-        return [HostPort.parse(each) for each in self._heads if each != str(self._place)]
+        learned = (HostPort.parse(each) for each in self._heads)
+        return [each for each in dict.fromkeys((*learned, *self._joined_heads)) if each != self._place]
 
     # ---- what gateways ask -------------------------------------------------------------------------------------------
 
