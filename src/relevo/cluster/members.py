@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from relevo.cluster.dial_back import why_unreachable
 from relevo.cluster.epoch_file import EpochFile
 from relevo.cluster.identity import NodeIdentity
 from relevo.cluster.member_messages import (
@@ -41,10 +42,9 @@ from relevo.cluster.member_messages import (
     Workers,
 )
 from relevo.cluster.moving import Moves
-from relevo.cluster.opening import Purpose
 from relevo.cluster.other_heads import highest_elsewhere
 from relevo.cluster.peer import NodeRole
-from relevo.cluster.stream import FramedStream, open_stream
+from relevo.cluster.stream import FramedStream
 from relevo.core.cluster import ClusterFacts, NodeEngine, NodeReport, NodeWorker, RemoteWorker, shown_engines
 from relevo.core.errors import ProtocolError, RelevoError
 from relevo.core.host_port import HostPort
@@ -58,7 +58,6 @@ from relevo.wire.address import NodeAddress
 
 log = logging.getLogger("relevo.cluster")
 
-DIAL_BACK_S = 2.0  # arbitrary; less than a lease
 _TICK_S = 0.1
 _FIRST_WORDS_S = 5.0
 
@@ -178,7 +177,7 @@ class Members:
         if not isinstance(claim, Claim):
             return
         guest = Guest(name, hello, str(stream.peer.role), stream.peer.validity, stream, notes=(note,) if note else ())
-        unreachable = await self._dial_back(guest)
+        unreachable = await why_unreachable(self.identity, guest.place, name)
         if unreachable is not None:
             self._deny(stream, name, Mismatch(Denial.ADDRESS, unreachable, is_final=False))
             return
@@ -242,18 +241,6 @@ class Members:
         self._limited_log.warning(f"{name} {wrong.reason}", f"{name} was not taken in: {wrong.message}")
         stream.send(Denied(wrong.reason, wrong.message, wrong.is_final, epoch))
         self._on_change()
-
-    async def _dial_back(self, guest: Guest) -> str | None:
-        """Why the node cannot be reached at the address that it gives; None: it can."""
-        try:
-            stream = await open_stream(
-                guest.place, Purpose.PROBE, identity=self.identity, name=guest.name, timeout_s=DIAL_BACK_S
-            )
-        except (OSError, RelevoError) as error:
-            why = error.message if isinstance(error, RelevoError) else str(error)
-            return f"{guest.name} cannot be dialled back at {guest.place} ({why}); see --advertise and the firewall"
-        stream.close("it answers")
-        return None
 
     def _learn_head(self, hello: NodeHello) -> None:
         if hello.head and hello.head not in self._heads:
