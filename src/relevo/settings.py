@@ -302,6 +302,16 @@ class Settings(BaseModel):
         description="Processes that share out the layers of each worker's model, as stages of a pipeline; answers keep "
         "their bits. See docs/guides/ranks.md.",
     )
+    tensor_parallel_size: int | None = Field(
+        None,
+        ge=1,
+        description="Processes that share every layer of each worker's model: 1, 2, 4 or 8, with the same bits for "
+        "each. Default: one process and a model that is not cut, whose last bits are others. See docs/guides/ranks.md.",
+    )
+    enable_expert_parallel: bool = Field(
+        False,
+        description="With tensor_parallel_size: a process has some of the experts whole instead of a part of each.",
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     kv_cache_memory_bytes: Bytes = Field(
         None, ge=1, description="KV cache per worker, for example 2GiB. Default: sized from free memory."

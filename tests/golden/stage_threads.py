@@ -1,4 +1,4 @@
-"""Ranks of a pipeline as threads of one process, over one cache, for the golden tests."""
+"""Ranks of a worker as threads of one process, over one cache, for the golden tests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from tiny_decoders import make_ops
 from relevo.core.kv import KVLayout
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.models.families import spec_of
+from relevo.engine.models.slices import share_of
 from relevo.engine.models.spec import Model
+from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.ops.protocol import Ops
 from relevo.engine.ranks.collectives import RankLost
 from relevo.engine.ranks.pairwise import PairwiseCollectives
-from relevo.engine.ranks.pipeline import PipelinedModel
+from relevo.engine.ranks.rank_group import RankGroup
+from relevo.engine.ranks.ranked_model import RankedModel
 from relevo.engine.ranks.stage_rank import StageRank
 from relevo.policy.perf.stages import even_stages
 
@@ -28,29 +31,50 @@ def load(files: ModelFiles, ops: Ops, stage: range | None = None) -> Model:
     return spec.load(files.config, files.tensors(wanted=wanted), ops, files.config.max_position, stage=stage)
 
 
+def load_share(files: ModelFiles, group: RankGroup, stage: range) -> Model:
+    """On the native backend, of a model that is cut."""
+    config, share = files.config, share_of(files.config, group.rank, group.size)
+    ops = NativeOps("float32", cores=(0,), ranks=group if group.size > 1 else None)
+    return spec_of(config).load(config, files.tensors(), ops, config.max_position, share, stage)
+
+
 def lost(error: RankLost) -> NoReturn:
     raise error
 
 
 @contextmanager
 def pipeline(
-    files: ModelFiles, size: int, backend: str, memory: bytearray | memoryview, layout: KVLayout
-) -> Iterator[PipelinedModel]:
-    """Every rank but the last in a thread of its own, over one memory."""
-    stages = even_stages([1.0] * files.config.num_layers, (0.0, 0.0), size)
-    ranks = PairwiseCollectives.local(size)
+    files: ModelFiles,
+    num_stages: int,
+    backend: str,
+    memory: bytearray | memoryview,
+    layout: KVLayout,
+    group_size: int | None = None,
+) -> Iterator[RankedModel]:
+    """Every rank but the last in a thread of its own, over one memory. `group_size`: ranks of a stage; None: one, of a
+    model that is not cut."""
+    stages = even_stages([1.0] * files.config.num_layers, (0.0, 0.0), num_stages)
+    size = group_size or 1
+    groups = [RankGroup(each, size) for each in PairwiseCollectives.local(num_stages * size)]
     num_blocks, threads = len(memory) // layout.bytes_per_block, []
-    for stage, own in zip(stages[:-1], ranks, strict=False):
-        ops = make_ops(backend, layout.dtype)
-        kv = ops.kv_cache(layout, num_blocks, memoryview(memory))
-        rank = StageRank(load(files, ops, stage), kv, own, ops.use_cores)
+
+    def loaded(number: int) -> Model:
+        if group_size is None:
+            return load(files, make_ops(backend, layout.dtype), stages[number])
+        return load_share(files, groups[number], stages[number // size])
+
+    for number, group in enumerate(groups[:-1]):
+        model = loaded(number)
+        rank = StageRank(
+            model, model.ops.kv_cache(layout, num_blocks, memoryview(memory)), group, model.ops.use_cores
+        )
         threads.append(threading.Thread(target=_run, args=(rank,), daemon=True))
         threads[-1].start()
     try:
-        yield PipelinedModel(load(files, make_ops(backend, layout.dtype), stages[-1]), ranks[-1], lost)
+        yield RankedModel(loaded(len(groups) - 1), groups[-1], lost)
     finally:
-        for own in ranks:
-            own.close()
+        for group in groups:
+            group.collectives.close()
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive(), "a rank outlives its worker"

@@ -34,7 +34,8 @@ from relevo.engine.models.families import spec_of
 from relevo.engine.models.spec import Model
 from relevo.engine.ops.protocol import Ops
 from relevo.engine.ranks.pairwise import PairwiseCollectives
-from relevo.engine.ranks.pipeline import PipelinedModel, StepFailed
+from relevo.engine.ranks.rank_group import RankGroup
+from relevo.engine.ranks.ranked_model import RankedModel, StepFailed
 from relevo.engine.ranks.stage_rank import StageRank
 from relevo.policy.perf.stages import even_stages
 
@@ -162,9 +163,9 @@ def test_cores_are_told_to_every_rank(files: ModelFiles) -> None:
     told: list[tuple[int, ...]] = []
     ranks = PairwiseCollectives.local(2)
     ops = make_ops("native")
-    rank = StageRank(load(files, ops, range(1)), None, ranks[0], lambda cores: told.append(tuple(cores)))
+    rank = StageRank(load(files, ops, range(1)), None, RankGroup(ranks[0], 1), lambda cores: told.append(tuple(cores)))
     last = load(files, make_ops("native"), range(1, files.config.num_layers))
-    PipelinedModel(last, ranks[1], lost).use_cores([1, 0])
+    RankedModel(last, RankGroup(ranks[1], 1), lost).use_cores([1, 0])
     rank.turn()
     assert told == [(1, 0)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from relevo.build.configs import WorkerConfig
@@ -12,6 +13,7 @@ from relevo.core.errors import StartError
 
 if TYPE_CHECKING:  # a look at what is installed computes nothing
     from relevo.engine.ops.protocol import Ops
+    from relevo.engine.ops.ranks import RankSums
 
 log = logging.getLogger("relevo.engine")
 
@@ -31,13 +33,15 @@ def check_installed(backend: str) -> None:
         raise StartError(_NO_TORCH)
 
 
-def make_ops(config: WorkerConfig) -> Ops:
-    """The operations of a worker's backend. Raises StartError."""
+def make_ops(config: WorkerConfig, cores: Sequence[int] | None = None, ranks: RankSums | None = None) -> Ops:
+    """The operations of a worker's backend. `cores`: None: all of the worker's. `ranks`: that sums are made with; None:
+    there are no others. Raises StartError."""
+    cores = config.cores if cores is None else cores
     if config.backend == "torch":
         check_installed("torch")
         from relevo.engine.ops.torch.ops import TorchOps
 
-        return TorchOps(dtype=config.dtype, device=config.device, num_threads=len(config.cores))
+        return TorchOps(dtype=config.dtype, device=config.device, num_threads=len(cores), ranks=ranks)
     check_installed("native")
     from relevo_native import _native
 
@@ -46,10 +50,11 @@ def make_ops(config: WorkerConfig) -> Ops:
     path = os.environ.get(CPU_PATH_VARIABLE, "")
     ops = NativeOps(
         dtype=config.dtype,
-        cores=config.cores,
+        cores=cores,
         quantization=config.quantization,
         activation_dtype=config.activation_dtype,
         path=path,
+        ranks=ranks,
     )
     log.info("CPU path %s: %s", *_native.choose_path(path))
     return ops

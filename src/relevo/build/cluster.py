@@ -252,6 +252,8 @@ def cluster_facts(model: ModelPlan, facts: NodeFacts) -> ClusterFacts:
         kv_cache_dtype=settings.kv_cache_dtype,
         block_size=settings.block_size,
         engine=engine_of(settings),
+        is_cut=settings.tensor_parallel_size is not None,
+        enable_expert_parallel=settings.enable_expert_parallel,
     )
 
 
@@ -272,4 +274,5 @@ def compute_of(worker: WorkerConfig) -> str:
         return "fake"
     path = instruction_path() if worker.backend == "native" else worker.device
     types = "/".join(filter(None, (worker.dtype, worker.quantization or "", worker.activation_dtype)))
-    return f"{worker.backend} {path} {types}"
+    sums = " in slices" if worker.tensor_parallel_size is not None else ""
+    return f"{worker.backend} {path} {types}{sums}{' of whole experts' if worker.enable_expert_parallel else ''}"

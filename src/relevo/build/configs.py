@@ -51,7 +51,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     fake_per_kv_token_s: float
     script: str  # of the fake engine, as engine.fake_script packs it; empty: none
     log_level: str
-    pipeline_parallel_size: int = 1  # processes that share out its layers, its own being the last
+    pipeline_parallel_size: int = 1  # stages that its layers are shared out to, its own process computing the last
+    tensor_parallel_size: int | None = None  # processes that share each layer of a stage; None: the model is not cut
+    enable_expert_parallel: bool = False  # these have experts whole
     kv_secret: str = ""  # hex; of one start of the server, drawn by `build.serve`; empty where no transport needs it
     tenant_weights: dict[str, float] = {}
     box_id: str = ""  # empty: that of this machine; otherwise of its node
@@ -70,13 +72,23 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Without the secret, wherever it may be printed."""
         return f"WorkerConfig({self.worker_id!r}, epoch={self.epoch})"
 
+    @property
+    def group_size(self) -> int:
+        """Ranks that compute a stage together."""
+        return self.tensor_parallel_size or 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute its steps."""
+        return self.pipeline_parallel_size * self.group_size
+
 
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a rank process needs. Its worker starts it, and is the last rank itself."""
 
     worker: WorkerConfig
-    rank: int
-    layers: tuple[int, int]  # first, and the one after the last
+    rank: int  # stage by stage
+    layers: tuple[int, int]  # of its stage: first, and the one after the last
     model_hash: str
     memory_fd: int  # as engine.ranks.shared_memory.RankEnds; so the next
     socket_fds: dict[int, int]

@@ -17,6 +17,14 @@ def compute_here(cores: Sequence[int]) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def cores_of_rank(cores: Sequence[int], rank: int, size: int) -> Sequence[int]:
+    """Of one of so many that compute at the same time: as many for each, since a sum waits for the slowest. What is
+    left over stays idle; with fewer cores than ranks some share one."""
+    each = max(1, len(cores) // size)
+    first = rank * each % len(cores)
+    return cores[first : first + each]
+
+
 def pin_threads(cores: Sequence[int]) -> None:
     """All threads that this process has; those of a pool that pins its own are pinned by it afterwards."""
     if not hasattr(os, "sched_setaffinity"):

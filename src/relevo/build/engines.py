@@ -30,6 +30,8 @@ from relevo.settings import Settings
 
 NOT_OF_ENGINES = (
     "pipeline_parallel_size",
+    "tensor_parallel_size",
+    "enable_expert_parallel",
     "quantization",
     "activation_dtype",
     "kv_cache_dtype",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from relevo.build.configs import WorkerConfig
@@ -10,7 +11,8 @@ from relevo.core.model import ModelConfig
 from relevo.engine.loaders.model_files import ModelFiles, Progress
 from relevo.engine.models.dense import one_full_group
 from relevo.engine.models.families import spec_of
-from relevo.engine.models.spec import Model
+from relevo.engine.models.slices import Share, share_of
+from relevo.engine.models.spec import Model, ModelSpec
 from relevo.engine.ops.cache_groups import latent_group, token_groups
 
 if TYPE_CHECKING:  # what is only planned computes nothing
@@ -32,11 +34,28 @@ def load_model(
     ops: Ops,
     progress: Progress | None = None,
     stage: range | None = None,
+    rank: int = 0,
 ) -> Model:
-    """`stage`: the layers that are read and computed here; None: all. Raises ModelFileError, UnsupportedModel."""
-    spec = spec_of(files.config)
-    wanted = None if stage is None else {name for group in spec.weights(files.config, stage) for name in group}
+    """`stage`: the layers that are read and computed here; None: all. `rank`: of those that share them. Raises
+    ModelFileError, UnsupportedModel."""
+    spec, share = spec_of(files.config), rank_share(config, files.config, rank)
+    wanted = _wanted(spec, files.config, stage, share)
     # What is stored in a format that the backend does not multiply grows no larger than it has to.
     dequantised_as = "bfloat16" if config.dtype == "auto" else "float32"
     tensors = files.tensors(progress, ops.native_formats, dequantised_as, wanted)
-    return spec.load(files.config, tensors, ops, config.max_model_len, stage=stage)
+    return spec.load(files.config, tensors, ops, config.max_model_len, share, stage)
+
+
+def _wanted(spec: ModelSpec, model: ModelConfig, stage: range | None, share: Share | None) -> Collection[str] | None:
+    """Names of tensors that are read; None: all. Of experts that lie whole on ranks, those of this one."""
+    if stage is None and share is None:
+        return None
+    configs = [model] if share is None else [each.config for each in share.slices(model)]
+    return {name for config in configs for group in spec.weights(config, stage) for name in group}
+
+
+def rank_share(config: WorkerConfig, model: ModelConfig, rank: int) -> Share | None:
+    """None: the model is not cut."""
+    if config.tensor_parallel_size is None:
+        return None
+    return share_of(model, rank, config.tensor_parallel_size, whole_experts=config.enable_expert_parallel)

@@ -1,4 +1,4 @@
-"""Composition root of a rank process: a worker's child that computes some of its layers."""
+"""Composition root of a rank process: a worker's child that computes some of its layers, or a share of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 
 from relevo.build.backend import make_ops
 from relevo.build.configs import RankConfig
-from relevo.build.cores import compute_here, pin_threads
+from relevo.build.cores import compute_here, cores_of_rank, pin_threads
 from relevo.build.model import kv_layout, load_model
 from relevo.core.errors import StartError
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.ranks.collectives import RankLost
+from relevo.engine.ranks.rank_group import RankGroup
 from relevo.engine.ranks.shared_memory import RankEnds, join_ranks
 from relevo.engine.ranks.stage_rank import StageRank
 from relevo.kv.arena import Arena
@@ -24,7 +25,8 @@ def run_rank(config: RankConfig, report: Callable[[Status], None]) -> None:
     """Load its layers, compute until its worker ends. Raises StartError."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager tells all processes; the worker says when
     worker = config.worker
-    compute_here(worker.cores)
+    place, size = config.rank % worker.group_size, worker.group_size
+    compute_here(cores_of_rank(worker.cores, place, size))
     configure(worker.log_level, f"{worker.worker_id} rank {config.rank}")
     ranks = join_ranks(config.rank, RankEnds(config.memory_fd, config.socket_fds))
     files = load_model_files(worker.model, revision=worker.revision, download_dir=worker.download_dir)
@@ -32,14 +34,16 @@ def run_rank(config: RankConfig, report: Callable[[Status], None]) -> None:
     if layout.model_hash != config.model_hash:
         raise StartError(f"{worker.model} was changed while it was loaded; start again")
     arena = Arena.attach(worker.arena_fd, layout, worker.num_arena_blocks)
-    ops = make_ops(worker)
-    model = load_model(worker, files, ops, stage=range(*config.layers))
+    group = RankGroup(ranks, size)
+    ops = make_ops(worker, cores_of_rank(worker.cores, place, size), group if size > 1 else None)
+    model = load_model(worker, files, ops, stage=range(*config.layers), rank=place)
 
     def use_cores(cores: Sequence[int]) -> None:
-        pin_threads(cores)
-        ops.use_cores(cores)
+        own = cores_of_rank(cores, place, size)
+        pin_threads(own)
+        ops.use_cores(own)
 
-    rank = StageRank(model, ops.kv_cache(layout, arena.num_blocks, arena.buffer), ranks, use_cores)
+    rank = StageRank(model, ops.kv_cache(layout, arena.num_blocks, arena.buffer), group, use_cores)
     report(Status(kind="ready"))
     gc.freeze()
     gc.enable()

@@ -23,8 +23,9 @@ import msgspec
 from relevo.build.configs import RankConfig, WorkerConfig
 from relevo.core.errors import StartError
 from relevo.engine.models.spec import Model
-from relevo.engine.ranks.collectives import Collectives, RankLost
-from relevo.engine.ranks.pipeline import PipelinedModel
+from relevo.engine.ranks.collectives import RankLost
+from relevo.engine.ranks.rank_group import RankGroup
+from relevo.engine.ranks.ranked_model import RankedModel
 from relevo.engine.ranks.shared_memory import RankEnds, join_ranks, open_ends
 from relevo.wire.child_process import Lifeline, python_command, python_environment
 from relevo.wire.server import WireServer
@@ -53,19 +54,20 @@ class RankProcesses:
 
     worker_id: str
     own_layers: range
-    collectives: Collectives
+    group: RankGroup  # of the last stage, which this process is the last of
     _processes: list[_RankProcess] = field(default_factory=list)
 
     @classmethod
     def start(cls, config: WorkerConfig, stages: Sequence[range], model_hash: str) -> RankProcesses:
         """`config.arena_fd`: of the arena that all of them map. Raises StartError."""
-        log.info("ranks compute layers %s", ", ".join(f"{each.start}-{each.stop - 1}" for each in stages))
+        of_stages, size = ", ".join(f"{each.start}-{each.stop - 1}" for each in stages), config.group_size
+        log.info("ranks compute layers %s%s", of_stages, f", each stage {size} of them" if size > 1 else "")
         try:
-            ends = open_ends(len(stages))
-            *others, own = range(len(stages))
-            started = cls(config.worker_id, stages[own], join_ranks(own, ends[own]))
+            ends = open_ends(config.num_ranks)
+            *others, own = range(config.num_ranks)
+            started = cls(config.worker_id, stages[-1], RankGroup(join_ranks(own, ends[own]), size))
             for rank in others:
-                started._processes.append(_start(config, rank, stages[rank], ends[rank], model_hash))
+                started._processes.append(_start(config, rank, stages[rank // size], ends[rank], model_hash))
             os.close(ends[own].memory_fd)
         except OSError as error:
             raise StartError(f"the ranks of {config.worker_id} cannot be started: {error.strerror or error}") from error
@@ -83,9 +85,9 @@ class RankProcesses:
                 if each.status_fd in readable:
                     self._read(each)
 
-    def model(self, last: Model) -> PipelinedModel:
-        """`last`: of the worker's own layers."""
-        return PipelinedModel(last, self.collectives, self._lose)
+    def model(self, last: Model) -> RankedModel:
+        """`last`: of the worker's own layers, its share of them."""
+        return RankedModel(last, self.group, self._lose)
 
     def watch(self, server: WireServer) -> None:
         """From now on the end of one is seen between two steps too."""
@@ -94,7 +96,7 @@ class RankProcesses:
 
     def close(self) -> None:
         """No step is being computed."""
-        self.collectives.close()
+        self.group.collectives.close()
         for each in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 each.process.wait(_END_S)
@@ -116,14 +118,16 @@ class RankProcesses:
             each.is_ready = each.is_ready or status.kind == "ready"
 
     def _lose(self, lost: RankLost) -> NoReturn:
-        process = next(each.process for each in self._processes if each.rank == lost.rank)
+        seen = next(each for each in self._processes if each.rank == lost.rank)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+            seen.process.wait(_END_S)
+        # One that has ended because of another one, which it was waiting for, says 0.
+        first = next((each for each in self._processes if each.process.poll()), seen)
         log.error(
             "rank %d of %s has ended (%s): this worker ends with it, to be started again with all its ranks",
-            lost.rank,
+            first.rank,
             self.worker_id,
-            _why(process.returncode),
+            _why(first.process.returncode),
         )
         logging.shutdown()  # lines wait in a queue
         os._exit(EXIT_RANK_LOST)  # nothing more may be sent of what it computed

@@ -15,6 +15,7 @@ from relevo.build.auto_topology import check_history, planner_of, what_may_chang
 from relevo.build.configs import EngineConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.hardware import Hardware, gib
 from relevo.build.model import kv_layout
+from relevo.build.tensor_group import group_notes, group_size, whole_everywhere
 from relevo.core.errors import SettingsError
 from relevo.core.handoff import Reach
 from relevo.core.kv import KVLayout
@@ -97,6 +98,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     device = _device(settings, hardware)
     _check_ranks(settings, model, device)
     backend = _backend(settings, device)
+    tensor_parallel_size = group_size(settings, model, backend, device)
     dtype = _dtype(settings, model, device, backend, hardware)
     kv_dtype = _kv_dtype(settings, dtype)
     if model.architecture == "fake":
@@ -153,6 +155,8 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             script=ask.script,
             log_level=settings.log_level,
             pipeline_parallel_size=settings.pipeline_parallel_size,
+            tensor_parallel_size=tensor_parallel_size,
+            enable_expert_parallel=settings.enable_expert_parallel,
         )
         for index, ((worker_id, role), worker_cores) in enumerate(
             zip(_worker_roles(ask, topology), assigned_cores, strict=True)
@@ -286,11 +290,13 @@ def room_for_kv(ask: ModelAsk, num_workers: int, hardware: Hardware) -> int:
 
 
 def worker_bytes(ask: ModelAsk) -> int:
-    """Of a worker and its ranks, without their KV. First and last stage both hold a matrix that is tied."""
-    num_ranks, model = ask.settings.pipeline_parallel_size, ask.model
+    """Of a worker and its ranks, without their KV. First and last stage both hold a matrix that is tied; what a tensor
+    group does not share out each of its ranks holds."""
+    num_stages, size, model = ask.settings.pipeline_parallel_size, ask.settings.tensor_parallel_size or 1, ask.model
     weights = weights_bytes(ask)
-    tied = model.vocab_size * model.hidden_size if num_ranks > 1 and model.tie_word_embeddings else 0
-    return weights + tied * weights // max(1, ask.num_parameters) + num_ranks * WORKER_BYTES
+    again = size * model.vocab_size * model.hidden_size if num_stages > 1 and model.tie_word_embeddings else 0
+    again += (size - 1) * whole_everywhere(model)
+    return weights + again * weights // max(1, ask.num_parameters) + num_stages * size * WORKER_BYTES
 
 
 def weights_bytes(ask: ModelAsk) -> int:
@@ -454,16 +460,20 @@ def default_model_name(model: str) -> str:
 def _worker_notes(workers: tuple[WorkerConfig, ...], layout: KVLayout, num_blocks: int) -> tuple[str, ...]:
     if not workers:
         return ("no workers on this box: they join",)
-    return _compute_note(workers[0]), _kv_note(layout, num_blocks, workers[0].max_num_batched_tokens, len(workers))
+    kv_note = _kv_note(layout, num_blocks, workers[0].max_num_batched_tokens, len(workers))
+    return _compute_note(workers[0]), kv_note, *group_notes(workers)
 
 
 def _compute_note(worker: WorkerConfig) -> str:
     weights = "as stored" if worker.dtype == "auto" else worker.dtype
     if worker.quantization is not None:
         weights = f"quantised to {worker.quantization} per output"
-    ranks = worker.pipeline_parallel_size
-    stages = f", layers in {ranks} stages, each in a process of its own" if ranks > 1 else ""
-    return f"{worker.backend} on {worker.device}, weights {weights}, KV cache {worker.kv_cache_dtype}{stages}"
+    num_stages, size = worker.pipeline_parallel_size, worker.group_size
+    each = f"{size} processes that share its layers" if size > 1 else "a process of its own"
+    ranks = f", layers in {num_stages} stages, each in {each}" if num_stages > 1 else ""
+    if num_stages == 1 and size > 1:
+        ranks = f", every layer shared by {size} processes"
+    return f"{worker.backend} on {worker.device}, weights {weights}, KV cache {worker.kv_cache_dtype}{ranks}"
 
 
 def _kv_note(layout: KVLayout, num_blocks: int, budget: int, num_workers: int) -> str:

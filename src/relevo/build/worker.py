@@ -15,7 +15,7 @@ import msgspec
 
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import WorkerConfig
-from relevo.build.cores import compute_here, pin_threads
+from relevo.build.cores import compute_here, cores_of_rank, pin_threads
 from relevo.build.kv_door import kv_door
 from relevo.build.machine_limits import limits_at_start
 from relevo.build.model import kv_layout, load_model
@@ -57,7 +57,7 @@ Report = Callable[[Status], None]
 
 def run_worker(config: WorkerConfig, report: Report) -> None:
     """Load, listen, serve until drained. Raises StartError when the model cannot be loaded."""
-    compute_here(config.cores)
+    compute_here(own_cores(config, config.cores))
     configure(config.log_level, config.worker_id)
     phases = StartPhases()
     built = build_fake(config) if config.model == "fake" else build_model(config, report, phases)
@@ -73,7 +73,7 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
             model_name=config.model,
             limits=built.limits,
             cores=tuple(config.cores),
-            num_ranks=config.pipeline_parallel_size,
+            num_ranks=config.num_ranks,
         ),
         scheduler=Scheduler(scheduler_config(config, runner.layout, costs.costs, runner.vocab_size)),
         runner=runner,
@@ -160,7 +160,7 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     from relevo.build.backend import make_ops
     from relevo.engine.grammar_masks import GrammarMasks
     from relevo.engine.loaders.resolve import load_model_files
-    from relevo.engine.ranks.pipeline import PipelinedModel
+    from relevo.engine.ranks.ranked_model import RankedModel
     from relevo.engine.runner import LocalRunner
     from relevo.engine.sampler import Sampler
 
@@ -172,23 +172,25 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     arena = _arena(config, kv_layout(files.config, files.model_hash, config.kv_cache_dtype, config.block_size))
     phases.done("engine imports, model file's head, arena")
     ranks = None
-    if config.pipeline_parallel_size > 1:
+    if config.num_ranks > 1:
         stages = stage_layers(files, config, arena.layout)
         of_ranks = msgspec.structs.replace(config, arena_fd=arena.fd)
         ranks = RankProcesses.start(of_ranks, stages, files.model_hash)
         phases.done("starting ranks")
     grammars = _grammars(config, files.config.vocab_size)
     grammars.load()  # while weights are read
-    ops = make_ops(config)
+    sums = ranks.group if ranks is not None and config.group_size > 1 else None
+    ops = make_ops(config, own_cores(config, config.cores), sums)
     phases.done("backend")
-    model = load_model(config, files, ops, progress, ranks.own_layers if ranks is not None else None)
+    stage = ranks.own_layers if ranks is not None else None
+    model = load_model(config, files, ops, progress, stage, config.group_size - 1)
     phases.done("weights")
     log.info("weights loaded: %s", files.load_report)
     if ranks is not None:
         ranks.wait_until_ready(report)
         model = ranks.model(model)
         phases.done("waiting for ranks")
-    masks = GrammarMasks(grammars, files.config.vocab_size, len(config.cores))
+    masks = GrammarMasks(grammars, files.config.vocab_size, len(own_cores(config, config.cores)))
     sampler = Sampler(files.config.vocab_size, model.ops.row_math)
     runner = LocalRunner(model, arena, sampler, _own_block_ids(config), masks)
     report(Status(kind="progress", message="warming up"))
@@ -203,12 +205,17 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     phases.done("limits of its cores")
 
     def compute_on(cores: Sequence[int]) -> bool:
-        pin_threads(cores)
-        if isinstance(model, PipelinedModel):
+        pin_threads(own_cores(config, cores))
+        if isinstance(model, RankedModel):
             model.use_cores(cores)
-        return runner.use_cores(cores)
+        return runner.use_cores(own_cores(config, cores))
 
     return Built(runner, arena, costs, grammars, compute_on, work, limits, ranks)
+
+
+def own_cores(config: WorkerConfig, cores: Sequence[int]) -> Sequence[int]:
+    """Of this process, the last rank: others of its stage compute at the same time."""
+    return cores_of_rank(cores, config.group_size - 1, config.group_size)
 
 
 def _grammars(config: WorkerConfig, vocab_size: int) -> Grammars:
@@ -227,7 +234,7 @@ def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
         arena = Arena.attach(config.arena_fd, layout, config.num_arena_blocks)
         arena.close_to_writers(_own_block_ids(config))
         return arena
-    if config.pipeline_parallel_size > 1:  # its ranks map it too
+    if config.num_ranks > 1:  # its ranks map it too
         return Arena.create(layout, config.num_arena_blocks, shared=True)
     return Arena.create(layout, config.num_arena_blocks, shared=False)
 

@@ -54,6 +54,12 @@ def join(
     pipeline_parallel_size: Annotated[
         int | None, typer.Option(min=1, max=64, help="As for `relevo serve`; it need not be the head's.")
     ] = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(min=1, help="As for `relevo serve`; it need not be the head's.")
+    ] = None,
+    enable_expert_parallel: Annotated[
+        bool, typer.Option("--enable-expert-parallel", help="As for `relevo serve`; the head's answer to it counts.")
+    ] = False,
     cluster_dir: Annotated[str | None, typer.Option(help="Folder of this box's certificate and epochs.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder in which the one above is `cluster`.")] = None,
     options: Annotated[
@@ -86,6 +92,8 @@ def join(
         "engine": engine,
         "worker": tuple(worker) if worker else None,
         "pipeline_parallel_size": pipeline_parallel_size,
+        "tensor_parallel_size": tensor_parallel_size,
+        "enable_expert_parallel": enable_expert_parallel or None,
         "engine_args": tuple(engine_args) if engine_args else None,
         "quiet": quiet or None,
         **named,

@@ -37,6 +37,8 @@ class ClusterFacts:
     kv_cache_dtype: str
     block_size: int
     engine: str = OWN_ENGINE  # what computes on all boxes
+    is_cut: bool = False  # its models are computed in slices, with the bits of every tensor parallel size
+    enable_expert_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,8 +81,9 @@ def load_slices(
     (`weight_plan.unasked`). Raises ModelFileError for a missing tensor or a wrong shape, UnsupportedModel for a cut
     inside a block.
     """
-    shapes, loaded = shapes_of(config, stage), set()
-    gatherings = [_Gathering(config, each, ops, stage) for each in slices]
+    gatherings, loaded = [_Gathering(config, each, ops, stage) for each in slices], set()
+    asked = {name for gathering in gatherings for name in gathering.names}
+    shapes = {name: shape for name, shape in shapes_of(config, stage).items() if name in asked}
     for name, tensor in tensors:
         if name not in shapes:
             continue
@@ -156,6 +157,10 @@ class _Gathering:
         self._exact: Collection[str] = exact_names(part.config)
         self._group_of = {name: group for group in weight_groups(part.config, stage) for name in group}
         self._waiting: dict[str, HostTensor] = {}
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._group_of.keys()
 
     def shares(self, name: str) -> bool:
         """Whether all slices have the weight that this tensor is part of, as it is."""

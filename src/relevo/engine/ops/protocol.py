@@ -264,7 +264,7 @@ class Ops(Protocol):
         ...
 
     def copy_blocks(self, kv: Buffer, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        """Copy whole blocks, (source, target), in order."""
+        """Copy whole blocks, (source, target), in order; of all ranks one does, between two steps."""
         ...
 
     def program(self, trace: Trace, sliding_window: int | None, stage: range) -> Program:

@@ -17,6 +17,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Float32Array = npt.NDArray[np.float32]
 
+# So much in one `send` does not wait for the other's `receive`, where one piece before it is unread at most.
+PIECE_BYTES = 2**20
+
 
 class RankLost(Exception):
     """The process of another rank has ended. What it was to send will not come."""

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from relevo.engine.ranks.collectives import Array
+from relevo.engine.ranks.collectives import PIECE_BYTES, Array
 from relevo.engine.ranks.links import Link, LinkClosed
 from relevo.engine.ranks.pairwise import PairwiseCollectives, pairs
 from relevo.kv.arena_file import nameless_file
 
-RING_BYTES = 4 * 2**20  # arbitrary: the hidden states of some hundred tokens pass in one piece
+RING_BYTES = 4 * PIECE_BYTES  # two pieces, what is read and not yet given back, and what is told beside
 _SPIN_S = 20e-6  # arbitrary: about what going to sleep and waking up costs; the other rank may want this core
 _WORDS_BYTES = 4096
 _WORD = struct.Struct("<q")  # above 0: so many bytes more are in the ring; below 0: so many have been read

@@ -1,4 +1,5 @@
-"""What a worker's last rank tells the ranks before it, and what one stage hands to the next, as lists of arrays.
+"""What a worker's last rank tells the others, what one stage hands to the next, and what the ranks of one stage say to
+each other at the end of a step, as lists of arrays.
 
 Owns the words. A step is told whole, in the arrays that it is packed in: a rank keeps nothing of a sequence.
 """
@@ -33,29 +34,51 @@ class StageFailed:
     reason: str
 
 
-def step_order(inputs: StepInputs) -> list[Array]:
-    return [np.array([_STEP, inputs.block_size]), *(getattr(inputs, name) for name in _ARRAYS)]
+@dataclass(frozen=True, slots=True)
+class Step:
+    inputs: StepInputs
+    logit_tokens: tuple[int, ...]  # that the last stage goes on with behind its last attention
+
+
+def step_order(inputs: StepInputs, logit_tokens: Sequence[int]) -> list[Array]:
+    asked = np.array(logit_tokens, dtype=np.int64)
+    return [np.array([_STEP, inputs.block_size]), asked, *(getattr(inputs, name) for name in _ARRAYS)]
 
 
 def cores_order(cores: Sequence[int]) -> list[Array]:
     return [np.array([_CORES, *cores])]
 
 
-def read_order(arrays: Sequence[Array]) -> StepInputs | UseCores:
+def read_order(arrays: Sequence[Array]) -> Step | UseCores:
     kind, *numbers = arrays[0].tolist()
     if kind == _CORES:
         return UseCores(tuple(numbers))
-    return StepInputs(block_size=numbers[0], **dict(zip(_ARRAYS, arrays[1:], strict=True)))
+    inputs = StepInputs(block_size=numbers[0], **dict(zip(_ARRAYS, arrays[2:], strict=True)))
+    return Step(inputs, tuple(arrays[1].tolist()))
 
 
 def handed_on(outcome: Hidden | StageFailed) -> list[Array]:
     if isinstance(outcome, StageFailed):
-        return [np.array([_FAILED]), np.frombuffer(outcome.reason.encode(), dtype=np.uint8)]
+        return word_of(outcome)
     return [np.array([_DONE]), outcome]
 
 
 def read_handed_on(arrays: Sequence[Array]) -> Hidden | StageFailed:
+    return read_word(arrays) or arrays[1]
+
+
+def word_of(failed: StageFailed | None) -> list[Array]:
+    """At the end of a step."""
+    reason = failed.reason if failed is not None else ""
+    return [np.array([_DONE if failed is None else _FAILED]), np.frombuffer(reason.encode(), dtype=np.uint8)]
+
+
+def is_word(arrays: Sequence[Array]) -> bool:
+    """And no part of a sum, which is one array."""
+    return len(arrays) > 1
+
+
+def read_word(arrays: Sequence[Array]) -> StageFailed | None:
+    """None: its sender has computed the step."""
     kind, content = arrays
-    if kind[0] == _FAILED:
-        return StageFailed(content.tobytes().decode())
-    return content
+    return StageFailed(content.tobytes().decode()) if kind[0] == _FAILED else None

@@ -149,7 +149,7 @@ class Worker(Struct, frozen=True, kw_only=True):
     product_fraction: float | None = None  # of the products that its cores can do at most
     read_fraction: float | None = None  # of the memory bandwidth that its cores have at most
     limit: str | None = None  # its own limit: "products" where it prefills, "bandwidth" where it decodes
-    num_ranks: int = 1  # processes that compute its steps, one after the other
+    num_ranks: int = 1  # processes that compute its steps
     limit_fraction: float | None = None  # the one of the two that is meant; of a unified worker the larger one
 
 

@@ -132,7 +132,7 @@ class NativeOps:
             raise UnsupportedModel(f"this cache cannot be used: {error}") from error
 
     def copy_blocks(self, kv: Any, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        once_for_all(self._ranks, lambda: kv.copy(list(copies)))
+        kv.copy(list(copies))
 
     def program(self, trace: Trace, sliding_window: int | None, stage: range) -> NativeProgram:
         program: Any = _native.Program(self._engine)

@@ -14,7 +14,7 @@ from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
 from relevo.engine.ops.cache_groups import latent_group
 from relevo.engine.ops.protocol import HostTensor, Trace
-from relevo.engine.ops.ranks import RankSums, once_for_all
+from relevo.engine.ops.ranks import RankSums
 from relevo.engine.ops.torch.bits import from_bits
 from relevo.engine.ops.torch.kv_cache import TORCH_DTYPES, TorchKVCache
 from relevo.engine.ops.torch.latent_cache import TorchLatentCache
@@ -74,7 +74,7 @@ class TorchOps:
         return TorchKVCache(layout, num_blocks, self._device, memory)
 
     def copy_blocks(self, kv: TorchCache, copies: Sequence[tuple[BlockId, BlockId]]) -> None:
-        once_for_all(self._ranks, lambda: kv.copy(copies))
+        kv.copy(copies)
 
     def program(self, trace: Trace, sliding_window: int | None, stage: range) -> TorchProgram:
         return TorchProgram(trace, self._dtype, sliding_window, stage, self._ranks)
