@@ -1,7 +1,8 @@
 """Workers with different numbers of ranks, each a process, hand KV to each other: tokens and bytes are those of one.
 
-The runners of real workers and their real transports, without gateway and scheduler. Red when a rank writes elsewhere
-than the layout says, when an address says anything of ranks, or when a worker's blocks are sent before all ranks wrote.
+Stages have the bits of any process; ranks that share layers have those of a process that computes in slices. The
+runners of real workers and their real transports, without gateway and scheduler. Red when a rank writes elsewhere than
+the layout says, when an address says anything of ranks, or when a worker's blocks are sent before all ranks wrote.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from itertools import product
 from pathlib import Path
+from tempfile import mkdtemp
 
 import msgspec
 import pytest
 from tiny_folders import write_folder
-from transformers import LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig
 
 from relevo.build.configs import WorkerConfig
 from relevo.build.serve import plan_serving
@@ -35,20 +39,42 @@ WAIT_S = 60.0
 NUM_OUTPUTS = 8
 PROMPT = [(5 + 11 * place) % 256 for place in range(75)]
 SECRET = b"of one start of one server, only"
+SMALL = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,  # fewer than ranks
+    "max_position_embeddings": 256,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+MODELS = {
+    "dense": lambda: LlamaConfig(**SMALL),
+    "experts": lambda: MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=3),
+    "latent": lambda: DeepseekV3Config(**{**SMALL, **LATENT}),
+}
+Shape = tuple[int | None, int]  # tensor parallel size, pipeline parallel size
+ONE: Shape = (None, 1)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-    )
-    return write_folder(tmp_path_factory.mktemp("handoff"), config)
+@cache
+def folder_of(model: str) -> Path:
+    return write_folder(Path(mkdtemp(prefix="relevo-handoff-")), MODELS[model]())
 
 
 def configs(folder: Path, transport: str) -> list[WorkerConfig]:
@@ -65,10 +91,10 @@ def configs(folder: Path, transport: str) -> list[WorkerConfig]:
 
 
 @contextmanager
-def worker(config: WorkerConfig, num_ranks: int, arena_fd: int = -1) -> Iterator[Built]:
-    built = build_model(
-        msgspec.structs.replace(config, pipeline_parallel_size=num_ranks, arena_fd=arena_fd), lambda status: None
-    )
+def worker(config: WorkerConfig, shape: Shape, arena_fd: int = -1, **changes: bool) -> Iterator[Built]:
+    tensor, pipeline = shape
+    asked = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "arena_fd": arena_fd}
+    built = build_model(msgspec.structs.replace(config, **asked, **changes), lambda status: None)
     try:
         yield built
     finally:
@@ -102,10 +128,10 @@ def content(arena: Arena, blocks: list[int]) -> list[bytes]:
     return [bytes(arena.block(block)) for block in blocks]
 
 
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> tuple[list[int], list[bytes], list[bytes]]:
+@cache
+def alone(model: str, is_cut: bool) -> tuple[list[int], list[bytes], list[bytes]]:
     """Tokens of one process, and its blocks after the prompt and at the end."""
-    with worker(configs(folder, "tcp")[0], 1) as built:
+    with worker(configs(folder_of(model), "tcp")[0], (1, 1) if is_cut else ONE) as built:
         blocks = list(range(6))
         sample = prefill(built, blocks)
         after_prompt = content(built.arena, blocks)
@@ -124,16 +150,46 @@ def next_event(transport: KVTransport, woken: threading.Event) -> TransferEvent:
     return events[0]
 
 
-@pytest.mark.parametrize(("of_p", "of_d"), [(2, 1), pytest.param(1, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("of_p", "of_d"), [((None, 2), ONE), pytest.param(ONE, (None, 3), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["shm", "tcp"])
-def test_a_prompt_of_some_ranks_is_decoded_by_others(
-    folder: Path, alone: tuple[list[int], list[bytes], list[bytes]], name: str, of_p: int, of_d: int
-) -> None:
-    tokens, after_prompt, at_the_end = alone
-    p, d = configs(folder, name)
+def test_a_prompt_of_some_stages_is_decoded_by_others(name: str, of_p: Shape, of_d: Shape) -> None:
+    hands_over("dense", name, of_p, of_d)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "of_p", "of_d"),
+    [("dense", "tcp", (2, 1), (1, 1)), ("latent", "shm", (1, 1), (4, 1)), ("experts", "tcp", (2, 2), (1, 2))],
+)
+def test_a_prompt_of_some_ranks_is_decoded_by_others(model: str, name: str, of_p: Shape, of_d: Shape) -> None:
+    hands_over(model, name, of_p, of_d)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of_d", list(product((1, 2, 4), (1, 2))))
+@pytest.mark.parametrize("of_p", list(product((1, 2, 4), (1, 2))))
+@pytest.mark.parametrize("model", MODELS)
+def test_every_pair_of_shapes(model: str, of_p: Shape, of_d: Shape) -> None:
+    hands_over(model, "tcp", of_p, of_d)
+
+
+@pytest.mark.parametrize("model", ["experts", pytest.param("latent", marks=pytest.mark.slow)])
+def test_experts_that_lie_whole_on_ranks(model: str) -> None:
+    """Of two ranks that hand a prompt to one."""
+    p, d = configs(folder_of(model), "tcp")
+    with worker(d, (1, 1), enable_expert_parallel=True) as one:
+        blocks = list(range(6))
+        expected = decode(one, blocks, prefill(one, blocks)), content(one.arena, blocks)
+    with worker(p, (2, 1), enable_expert_parallel=True) as two:
+        found = decode(two, blocks, prefill(two, blocks)), content(two.arena, blocks)
+    assert found == expected
+
+
+def hands_over(model: str, name: str, of_p: Shape, of_d: Shape) -> None:
+    tokens, after_prompt, at_the_end = alone(model, of_p[0] is not None)
+    p, d = configs(folder_of(model), name)
     shared = None
     if name == "shm":
-        with worker(p, 1) as probe:
+        with worker(p, ONE) as probe:
             shared = Arena.create(probe.runner.layout, p.num_arena_blocks, shared=True)
     fd = shared.fd if shared is not None else -1
     with worker(p, of_p, fd) as prefilling, worker(d, of_d, fd) as decoding:

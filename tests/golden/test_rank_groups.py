@@ -1,0 +1,215 @@
+"""Stages that several ranks share: logits and cache have the bits of one rank with all slices, and what raises on one
+rank is heard by all, which then compute the next step.
+
+Red when a rank waits for a sum that will not come, when a step that one rank has left goes on elsewhere, when a stage
+is handed another rank's states, or when a block is cleared or copied by more than one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from tensor_groups import mixed_steps
+from tiny_decoders import BLOCK_SIZE, TINY_LATENT, VOCAB, hf_model, row, small_layout
+
+from relevo.engine.inputs import pack_rows
+from relevo.engine.loaders.model_files import ModelFiles
+from relevo.engine.loaders.resolve import load_model_files
+from relevo.engine.models.families import spec_of
+from relevo.engine.models.slices import share_of
+from relevo.engine.models.spec import Model
+from relevo.engine.ops.native.ops import NativeOps
+from relevo.engine.ranks import rank_group
+from relevo.engine.ranks.collectives import RankLost
+from relevo.engine.ranks.pairwise import PairwiseCollectives, tree_sum
+from relevo.engine.ranks.rank_group import RankGroup
+from relevo.engine.ranks.ranked_model import RankedModel, StepFailed
+from relevo.engine.ranks.stage_rank import StageRank
+from relevo.engine.ranks.step_messages import StageFailed
+from relevo.policy.perf.stages import even_stages
+
+NUM_BLOCKS, WAIT_S = 16, 60.0
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 3}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", HEADS),
+    "mixtral": ("mixtral", {**HEADS, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}),
+    "deepseek": (
+        "deepseek_v3",
+        {
+            **TINY_LATENT,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "n_routed_experts": 16,
+            "moe_intermediate_size": 48,
+        },
+    ),
+}
+
+
+@cache
+def files_of(case: str) -> ModelFiles:
+    folder: Path = Path(mkdtemp(prefix="relevo-groups-"))
+    family, changes = CASES[case]
+    hf_model(family, **changes).save_pretrained(folder)
+    return load_model_files(str(folder))
+
+
+def lost(error: RankLost) -> NoReturn:
+    raise error
+
+
+def memory_of(files: ModelFiles) -> bytearray:
+    memory = bytearray(NUM_BLOCKS * small_layout(files.config).bytes_per_block)
+    np.frombuffer(memory, dtype=np.float32)[:] = np.nan
+    return memory
+
+
+@contextmanager
+def ranks(files: ModelFiles, num_stages: int, size: int, memory: bytearray) -> Iterator[RankedModel]:
+    """Every rank but the last in a thread of its own, over one memory."""
+    config = files.config
+    stages = even_stages([1.0] * config.num_layers, (0.0, 0.0), num_stages)
+    threads: list[threading.Thread] = []
+    groups = [RankGroup(each, size) for each in PairwiseCollectives.local(num_stages * size)]
+
+    def load(group: RankGroup, stage: range) -> Model:
+        ops = NativeOps("float32", cores=(0,), ranks=group if size > 1 else None)
+        share = share_of(config, group.rank, size)
+        return spec_of(config).load(config, files.tensors(), ops, config.max_position, share, stage)
+
+    for number, group in enumerate(groups[:-1]):
+        model = load(group, stages[number // size])
+        kv = model.ops.kv_cache(small_layout(config), NUM_BLOCKS, memoryview(memory))
+        rank = StageRank(model, kv, group, model.ops.use_cores)
+        threads.append(threading.Thread(target=run, args=(rank,), daemon=True))
+        threads[-1].start()
+    try:
+        yield RankedModel(load(groups[-1], stages[-1]), groups[-1], lost)
+    finally:
+        for group in groups:
+            group.collectives.close()
+        for thread in threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive(), "a rank outlives its worker"
+
+
+def run(rank: StageRank) -> None:
+    with pytest.raises(RankLost):
+        rank.run()
+
+
+def logits(model: RankedModel, kv: Any) -> list[np.ndarray]:
+    found = []
+    for step in mixed_steps():
+        inputs = pack_rows(step, BLOCK_SIZE)
+        asked = [last - 1 for last in inputs.row_first_token[1:].tolist()]
+        found.append(model.forward(inputs, kv, asked).values.copy())
+    model.ops.copy_blocks(kv, [(3, 12), (2, 13)])  # the worker alone, between two steps
+    return found
+
+
+@cache
+def alone(case: str) -> tuple[list[np.ndarray], bytes]:
+    return computed(case, 1, 1)
+
+
+def computed(case: str, num_stages: int, size: int) -> tuple[list[np.ndarray], bytes]:
+    files = files_of(case)
+    memory = memory_of(files)
+    with ranks(files, num_stages, size, memory) as model:
+        kv = model.ops.kv_cache(small_layout(files.config), NUM_BLOCKS, memoryview(memory))
+        return logits(model, kv), bytes(memory)
+
+
+@pytest.mark.parametrize(("num_stages", "size"), [(1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 2)])
+@pytest.mark.parametrize("case", CASES)
+def test_stages_of_several_ranks_have_the_bits_of_one(case: str, num_stages: int, size: int) -> None:
+    found, expected = computed(case, num_stages, size), alone(case)
+    for one, other in zip(found[0], expected[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert found[1] == expected[1], "the cache, which other workers may go on with"
+
+
+@pytest.mark.parametrize(("num_stages", "size"), [(1, 4), (2, 2)])
+def test_a_step_that_no_rank_can_compute_leaves_every_rank_as_it_was(num_stages: int, size: int) -> None:
+    files, expected = files_of("llama"), alone("llama")
+    memory = memory_of(files)
+    with ranks(files, num_stages, size, memory) as model:
+        kv = model.ops.kv_cache(small_layout(files.config), NUM_BLOCKS, memoryview(memory))
+        for _ in range(2):
+            with pytest.raises(StepFailed, match=r"rank 0: token id .* is outside the vocabulary"):
+                model.forward(pack_rows([row([VOCAB], 0, [1])], BLOCK_SIZE), kv, [0])
+        for one, other in zip(logits(model, kv), expected[0], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+# ---- one rank raises ------------------------------------------------------------------------------------------------
+
+
+def on_all(size: int, call: Any) -> list[Any]:
+    groups = [RankGroup(each, size) for each in PairwiseCollectives.local(size)]
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            return [each.result(WAIT_S) for each in [pool.submit(call, group) for group in groups]]
+    finally:
+        for group in groups:
+            group.collectives.close()
+
+
+@pytest.mark.parametrize("num_sums", [0, 1, 3])
+@pytest.mark.parametrize("failing", [(0,), (2,), (1, 3), (0, 1, 2, 3)])
+def test_what_one_rank_raises_all_hear_and_the_next_step_is_whole(num_sums: int, failing: Sequence[int]) -> None:
+    """After so many sums of three: the others wait for the next one, or have made all of them."""
+
+    def step(group: RankGroup, fails: bool) -> float:
+        total = np.full(5, group.rank, np.float32)
+        for number in range(3):
+            if fails and number == num_sums:
+                raise MemoryError(f"no room on {group.rank}")
+            group.all_reduce(total)
+        if fails:
+            raise MemoryError(f"no room on {group.rank}")
+        return float(total[0])
+
+    def steps(group: RankGroup) -> list[Any]:
+        return [group.together(partial(step, group, fails)) for fails in (False, group.rank in failing, False)]
+
+    for first, failed, last in on_all(4, steps):
+        assert (first, last) == (6.0 * 16, 6.0 * 16)
+        assert failed == StageFailed(f"MemoryError in rank {failing[0]}: no room on {failing[0]}")
+
+
+def test_sums_larger_than_a_piece_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that do not follow each other in memory, as a program's are."""
+    monkeypatch.setattr(rank_group, "PIECE_BYTES", 100)
+    parts = [np.random.default_rng(rank).normal(0, 10.0**rank, (31, 24)).astype(np.float32) for rank in range(4)]
+
+    def add(group: RankGroup) -> np.ndarray:
+        rows = parts[group.rank].copy()
+        group.all_reduce(rows[:, 3:10])
+        return rows
+
+    for rank, rows in enumerate(on_all(4, add)):
+        np.testing.assert_array_equal(rows[:, 3:10], tree_sum([part[:, 3:10] for part in parts]))
+        np.testing.assert_array_equal(rows[:, 10:], parts[rank][:, 10:])
+
+
+def test_a_rank_that_has_ended_ends_the_step_of_the_others() -> None:
+    def leave(group: RankGroup) -> str:
+        if group.rank == 1:
+            group.collectives.close()
+            return ""
+        with pytest.raises(RankLost) as error:
+            group.together(lambda: group.all_reduce(np.zeros(1, np.float32)))
+        return str(error.value)
+
+    assert on_all(4, leave)[0] == "rank 1 has ended"
