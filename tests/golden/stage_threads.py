@@ -65,9 +65,7 @@ def pipeline(
 
     for number, group in enumerate(groups[:-1]):
         model = loaded(number)
-        rank = StageRank(
-            model, model.ops.kv_cache(layout, num_blocks, memoryview(memory)), group, model.ops.use_cores
-        )
+        rank = StageRank(model, model.ops.kv_cache(layout, num_blocks, memoryview(memory)), group, model.ops.use_cores)
         threads.append(threading.Thread(target=_run, args=(rank,), daemon=True))
         threads[-1].start()
     try:

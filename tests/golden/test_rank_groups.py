@@ -7,14 +7,12 @@ is handed another rank's states, or when a block is cleared or copied by more th
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,18 +22,12 @@ from tiny_decoders import BLOCK_SIZE, TINY_LATENT, VOCAB, hf_model, row, small_l
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.loaders.resolve import load_model_files
-from relevo.engine.models.families import spec_of
-from relevo.engine.models.slices import share_of
-from relevo.engine.models.spec import Model
-from relevo.engine.ops.native.ops import NativeOps
 from relevo.engine.ranks import rank_group
 from relevo.engine.ranks.collectives import RankLost
 from relevo.engine.ranks.pairwise import PairwiseCollectives, tree_sum
 from relevo.engine.ranks.rank_group import RankGroup
 from relevo.engine.ranks.ranked_model import RankedModel, StepFailed
-from relevo.engine.ranks.stage_rank import StageRank
 from relevo.engine.ranks.step_messages import StageFailed
-from relevo.policy.perf.stages import even_stages
 
 NUM_BLOCKS, WAIT_S = 16, 60.0
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 3}
@@ -63,48 +55,10 @@ def files_of(case: str) -> ModelFiles:
     return load_model_files(str(folder))
 
 
-def lost(error: RankLost) -> NoReturn:
-    raise error
-
-
 def memory_of(files: ModelFiles) -> bytearray:
     memory = bytearray(NUM_BLOCKS * small_layout(files.config).bytes_per_block)
     np.frombuffer(memory, dtype=np.float32)[:] = np.nan
     return memory
-
-
-@contextmanager
-def ranks(files: ModelFiles, num_stages: int, size: int, memory: bytearray) -> Iterator[RankedModel]:
-    """Every rank but the last in a thread of its own, over one memory."""
-    config = files.config
-    stages = even_stages([1.0] * config.num_layers, (0.0, 0.0), num_stages)
-    threads: list[threading.Thread] = []
-    groups = [RankGroup(each, size) for each in PairwiseCollectives.local(num_stages * size)]
-
-    def load(group: RankGroup, stage: range) -> Model:
-        ops = NativeOps("float32", cores=(0,), ranks=group if size > 1 else None)
-        share = share_of(config, group.rank, size)
-        return spec_of(config).load(config, files.tensors(), ops, config.max_position, share, stage)
-
-    for number, group in enumerate(groups[:-1]):
-        model = load(group, stages[number // size])
-        kv = model.ops.kv_cache(small_layout(config), NUM_BLOCKS, memoryview(memory))
-        rank = StageRank(model, kv, group, model.ops.use_cores)
-        threads.append(threading.Thread(target=run, args=(rank,), daemon=True))
-        threads[-1].start()
-    try:
-        yield RankedModel(load(groups[-1], stages[-1]), groups[-1], lost)
-    finally:
-        for group in groups:
-            group.collectives.close()
-        for thread in threads:
-            thread.join(WAIT_S)
-            assert not thread.is_alive(), "a rank outlives its worker"
-
-
-def run(rank: StageRank) -> None:
-    with pytest.raises(RankLost):
-        rank.run()
 
 
 def logits(model: RankedModel, kv: Any) -> list[np.ndarray]:
@@ -125,7 +79,7 @@ def alone(case: str) -> tuple[list[np.ndarray], bytes]:
 def computed(case: str, num_stages: int, size: int) -> tuple[list[np.ndarray], bytes]:
     files = files_of(case)
     memory = memory_of(files)
-    with ranks(files, num_stages, size, memory) as model:
+    with pipeline(files, num_stages, "native", memory, small_layout(files.config), size) as model:
         kv = model.ops.kv_cache(small_layout(files.config), NUM_BLOCKS, memoryview(memory))
         return logits(model, kv), bytes(memory)
 
@@ -143,7 +97,7 @@ def test_stages_of_several_ranks_have_the_bits_of_one(case: str, num_stages: int
 def test_a_step_that_no_rank_can_compute_leaves_every_rank_as_it_was(num_stages: int, size: int) -> None:
     files, expected = files_of("llama"), alone("llama")
     memory = memory_of(files)
-    with ranks(files, num_stages, size, memory) as model:
+    with pipeline(files, num_stages, "native", memory, small_layout(files.config), size) as model:
         kv = model.ops.kv_cache(small_layout(files.config), NUM_BLOCKS, memoryview(memory))
         for _ in range(2):
             with pytest.raises(StepFailed, match=r"rank 0: token id .* is outside the vocabulary"):
