@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stage_threads import pipeline
 from tensor_groups import mixed_steps
 from tiny_decoders import BLOCK_SIZE, TINY_LATENT, VOCAB, hf_model, row, small_layout
 

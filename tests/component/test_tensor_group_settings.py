@@ -1,0 +1,126 @@
+"""What `--tensor-parallel-size` and `--enable-expert-parallel` come to: who computes where, and what is refused.
+
+Red when a size that cannot be had is tried, when a worker that computes in slices is taken for one that does not, when
+a node does not follow its head in it, or when ranks take the cores of each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_backend_selection import MODEL, plan
+
+from relevo.build.cluster import cluster_facts, compute_of, node_facts
+from relevo.build.cores import cores_of_rank
+from relevo.build.hardware import Hardware
+from relevo.build.model import rank_share
+from relevo.build.resolve import WORKER_BYTES, ModelAsk, ModelPlan, resolve_model, worker_bytes
+from relevo.core.errors import SettingsError
+from relevo.core.model import ModelConfig
+from relevo.settings import Settings
+
+NINE_HEADS = replace(MODEL, num_heads=9, num_kv_heads=3)
+
+
+def plan_of(model: ModelConfig, num_cores: int = 2, **asked: Any) -> ModelPlan:
+    hardware = Hardware(
+        cores=tuple(range(num_cores)), available_memory_bytes=2**34, has_bf16=False, num_cuda_devices=0,
+        cuda_memory_bytes=2**34,
+    )  # fmt: skip
+    return resolve_model(ModelAsk(settings=Settings(model="x.gguf", **asked), model=model, model_hash="hash"), hardware)
+
+
+def test_ranks_are_told_to_workers_and_said() -> None:
+    made = plan_of(MODEL, 4, tensor_parallel_size=2, topology="1p1d")
+    assert [(each.tensor_parallel_size, each.num_ranks) for each in made.workers] == [(2, 2), (2, 2)]
+    assert any("every layer shared by 2 processes" in note for note in made.notes)
+    assert not any("warning" in note for note in made.notes)
+    both = plan_of(MODEL, 4, tensor_parallel_size=4, pipeline_parallel_size=2, topology="unified")
+    assert both.workers[0].num_ranks == 8
+    assert any("layers in 2 stages, each in 4 processes that share its layers" in note for note in both.notes)
+    assert plan_of(MODEL).workers[0].tensor_parallel_size is None
+    assert rank_share(plan_of(MODEL).workers[0], MODEL, 0) is None
+
+
+def test_more_ranks_than_cores_is_said_and_works() -> None:
+    made = plan_of(MODEL, 2, tensor_parallel_size=4, topology="unified")
+    assert any("warning: 4 ranks of a worker compute at the same time and share 2 cores" in each for each in made.notes)
+
+
+@pytest.mark.parametrize("num_cores", range(1, 10))
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_ranks_have_cores_of_their_own_where_there_are_enough(num_cores: int, size: int) -> None:
+    cores = [10 + core for core in range(num_cores)]
+    shares = [cores_of_rank(cores, rank, size) for rank in range(size)]
+    assert len({len(share) for share in shares}) == 1, "a sum waits for the slowest"
+    assert all(share and set(share) <= set(cores) for share in shares)
+    if num_cores >= size:
+        taken = [core for share in shares for core in share]
+        assert len(set(taken)) == len(taken) > num_cores - size
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "said"),
+    [
+        (MODEL, {"tensor_parallel_size": 3}, "a tensor parallel size of 3 is not one of 1, 2, 4, 8"),
+        (MODEL, {"tensor_parallel_size": 16}, "16 is not one of 1, 2, 4, 8"),
+        (MODEL, {"tensor_parallel_size": 8}, "8 ranks cannot share 4 attention heads evenly; choose .* size of 4"),
+        (
+            MODEL,
+            {"tensor_parallel_size": 2, "backend": "torch"},
+            "--tensor-parallel-size 2 needs --backend native, not torch",
+        ),
+        (MODEL, {"enable_expert_parallel": True}, "say how many there are with --tensor-parallel-size"),
+        (MODEL, {"tensor_parallel_size": 2, "enable_expert_parallel": True}, "a model without experts has none"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(model: ModelConfig, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        plan_of(model, **asked)
+
+
+def test_ranks_on_a_device_are_refused() -> None:
+    with pytest.raises(SettingsError, match="--device cuda keeps it in device memory; use --device cpu, or leave"):
+        plan(1, tensor_parallel_size=2)
+
+
+def test_one_rank_has_what_cannot_be_cut() -> None:
+    """And then its bits are those of a worker that was not asked for slices."""
+    norms = replace(MODEL, qk_norm=True, qk_norm_spans_heads=True)
+    (worker,) = plan_of(norms, tensor_parallel_size=1, topology="unified").workers
+    assert worker.tensor_parallel_size is None
+    assert "slices" not in compute_of(worker)
+
+
+def test_a_worker_that_computes_in_slices_is_known_by_it() -> None:
+    """Streams continue where the same bits come out: with every number of ranks, and not without any."""
+
+    def computes(**asked: Any) -> str:
+        return compute_of(plan_of(MODEL, topology="unified", **asked).workers[0])
+
+    assert computes(tensor_parallel_size=1) == computes(tensor_parallel_size=4) != computes()
+    assert computes(tensor_parallel_size=2, pipeline_parallel_size=2) == computes(tensor_parallel_size=1)
+    assert computes(pipeline_parallel_size=2) == computes()
+
+
+def test_heads_tell_nodes_that_their_models_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relevo.build.cluster.tokenizer_hash", lambda settings: "tokenizer")
+    for asked, is_cut in (({}, False), ({"tensor_parallel_size": 1}, True), ({"tensor_parallel_size": 2}, True)):
+        made = plan_of(MODEL, topology="unified", **asked)
+        assert cluster_facts(made, node_facts(made)).is_cut is is_cut
+
+
+def test_memory_of_ranks_is_counted() -> None:
+    """Each is a process, and all have the embedding."""
+
+    def needed(**asked: Any) -> int:
+        settings = Settings(model="x.gguf", **asked)
+        ask = ModelAsk(settings=settings, model=MODEL, model_hash="hash", weights_bytes=8000, num_parameters=4000)
+        return worker_bytes(ask)
+
+    one = needed()
+    assert needed(tensor_parallel_size=1) == one
+    assert needed(tensor_parallel_size=4) - one == 3 * (WORKER_BYTES + 2 * 96 * 64)
+    assert needed(tensor_parallel_size=2, pipeline_parallel_size=2) - one == 3 * (WORKER_BYTES + 2 * 96 * 64)
