@@ -70,8 +70,13 @@ class Engine:
         }
         self.process = serve(self.machine, self.log, self.model, PORT, words, more)
 
+    def is_well(self, asker: Machine) -> bool:
+        """It says so itself, to another machine."""
+        words = ("curl", "-s", "-m", "20", "-o", "/dev/null", "-w", "%{http_code}", f"{self.url}/health")
+        return asker.run(*words, check=False).stdout == "200"
+
     def kill(self) -> None:
-        """kill -9 of all its processes."""
+        """kill -9 of all its processes, if there are any left."""
         assert self.process is not None
         for pid in (self.process.pid, *descendants(self.process.pid)):
             with contextlib.suppress(ProcessLookupError):
@@ -170,6 +175,15 @@ class Pair:
             yield told
         finally:
             asking.join(1200)
+
+    def revived(self) -> list[str]:
+        """Roles of engines that had ended, and have been started again."""
+        ended = [engine for engine in (self.prefill, self.decode) if not engine.is_well(self.gateway)]
+        for engine in ended:
+            engine.kill()
+            engine.start()
+        until(lambda: all(engine.is_well(self.gateway) for engine in ended), what="engines that are started again")
+        return [engine.role for engine in ended]
 
     def num_running(self, engine: Engine) -> float:
         return self.metric(engine.url, "vllm:num_requests_running")

@@ -70,11 +70,13 @@ async def whole(ctx: CheckContext) -> None:
     source=RECOVERY,
 )
 async def many_prefills(ctx: CheckContext) -> None:
+    context = ctx.facts.max_model_len
+    num_words = min(_PREFILL_WORDS, context // 16) if context else _PREFILL_WORDS  # a token may be as short as a byte
     started_s = time.monotonic()
-    (await ctx.ask(fresh_words(ctx.rng, _PREFILL_WORDS), max_tokens=1)).ok()
+    (await ctx.ask(fresh_words(ctx.rng, num_words), max_tokens=1)).ok()
     one_prefill_s = time.monotonic() - started_s
     bodies = [
-        ctx.prompt_body(fresh_words(ctx.rng, _PREFILL_WORDS), max_tokens=_LONG_TOKENS, **ctx.endless)
+        ctx.prompt_body(fresh_words(ctx.rng, num_words), max_tokens=_LONG_TOKENS, **ctx.endless)
         for _ in range(_NUM_PREFILLS)
     ]
     delay_s = min(0.3, max(0.05, one_prefill_s))  # long enough that the server has the requests
