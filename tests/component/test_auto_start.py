@@ -59,7 +59,7 @@ async def test_it_starts_in_the_mode_that_was_best_and_says_later_what_came_of_i
         change = planning.planner._change
         assert change is not None
         change.at_s = clock.now_ns() / 1e9 - 100.0
-        planning.window._started_at_ns = clock.now_ns() - 50 * 10**9
+        planning.window._since_ns = clock.now_ns() - 50 * 10**9
         for number in range(20):
             planning.window.start(request_for(number, [number] * 5, 2), Deaf())
             planning.window.finished(record(number, 5, 2, 0.1))
@@ -126,7 +126,7 @@ def test_the_ledgers_busiest_hour_is_a_history_and_a_first_start_has_none(tmp_pa
     found, notes = history_of(tmp_path, auto_from="ledger")
     assert found is None
     assert notes[-1] == (
-        "auto: the ledger has no request of m of the last 7 days; it starts as 1p1d and learns from what comes"
+        "auto: the ledger has no request of m of the last 7 days; it starts as hybrid and learns from what comes"
     )
     now_ms = int(time.time() * 1e3)
     connection = open_prepared(str(tmp_path / "relevo.db"))

@@ -54,7 +54,7 @@ def test_every_plan_fits_or_says_what_to_change(free_mib: int, gateways: int, to
 
 
 def test_a_gibibyte_holds_two_workers_of_the_embedded_model_and_half_of_it_one() -> None:
-    assert str(plan(GIB, topology="auto").models[0].topology) == "1p1d"
+    assert str(plan(GIB, topology="auto").models[0].topology) == "hybrid"
     small = plan(560 * MIB, topology="auto").models[0]
     assert str(small.topology) == "unified"
     assert "do not fit into" in small.topology_reason

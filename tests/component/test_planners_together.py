@@ -54,8 +54,7 @@ async def test_the_first_of_them_plans_by_the_requests_of_all_and_the_others_do_
     both.come_in("gateway-0", 5)
     both.come_in("gateway-1", 15)
     first, second = both.plannings.values()
-    for _ in range(2):
-        acted, stood_back = await first.tick(), await second.tick()
+    acted, stood_back = await first.tick(), await second.tick()
     assert acted.verdict is PlanVerdict.CHANGE, "twenty requests are enough, five were not"
     assert stood_back.verdict is PlanVerdict.HOLD and "gateway-0 plans" in stood_back.reason
     assert second.planner.num_changes == 0
@@ -81,8 +80,7 @@ async def test_the_next_one_takes_over_and_blames_no_hand() -> None:
     second = both.plannings["gateway-1"]
     assert "gateway-0 plans" in (await second.tick()).reason
     both.gone.add("gateway-0")
-    verdicts = [(await second.tick()).verdict for _ in range(2)]
-    assert verdicts == [PlanVerdict.HOLD, PlanVerdict.CHANGE]
+    assert (await second.tick()).verdict is PlanVerdict.CHANGE
 
 
 def test_windows_add_up() -> None:

@@ -97,7 +97,7 @@ def test_modes_of_two_workers_and_of_several_machines() -> None:
 
 def test_it_changes_for_a_clear_gain_that_lasts_and_says_why() -> None:
     """Red when one tick is enough, or when a gain is not acted on."""
-    run = Run(fixed(unified=4.0, split=2.0, hybrid=3.0))
+    run = Run(fixed(unified=4.0, split=2.8, hybrid=3.0))
     first, second = run.tick(3.5), run.tick(3.5)
     assert first.verdict is PlanVerdict.HOLD and "once more" in first.reason
     assert second.verdict is PlanVerdict.CHANGE and second.mode is UNIFIED_MODE
@@ -136,10 +136,16 @@ def test_no_requests_are_a_number_and_teach_no_lengths() -> None:
 
 
 def test_it_never_acts_on_fewer_requests_than_it_says_it_needs() -> None:
+    """Ten where many of them miss the targets, twenty otherwise."""
     run = Run(fixed(unified=4.0, split=0.1, hybrid=0.1))
     for _ in range(20):
-        decision = run.tick(0.6)  # 18 in the window
+        decision = run.tick(0.3)  # 9 in the window
+        assert "9 requests in the window, 10 are needed" in decision.reason
+    fine = Run(fixed(unified=4.0, split=0.5, hybrid=0.5))
+    for _ in range(20):
+        decision = fine.tick(0.6)
         assert "18 requests in the window, 20 are needed" in decision.reason
+    assert not fine.changes
     assert not run.changes
 
 

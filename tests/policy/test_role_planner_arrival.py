@@ -18,12 +18,12 @@ from relevo.policy.scaling.role_planner import PlanDecision, PlanVerdict, RolePl
 class Changed:
     """A planner that has just asked for unified; what the workers then show is the test's."""
 
-    run: Run = field(default_factory=lambda: Run(fixed(unified=4.0, split=2.0, hybrid=3.0)))
+    run: Run = field(default_factory=lambda: Run(fixed(unified=4.0, split=2.8, hybrid=3.0)))
 
     def __post_init__(self) -> None:
         self.run.tick(3.5)
         assert self.run.tick(3.5).verdict is PlanVerdict.CHANGE
-        self.run.truth = lambda mode, demand: 2.0
+        self.run.truth = lambda mode, demand: 2.8
 
     def show(self, mode: Mode) -> PlanDecision:
         self.run.mode = mode

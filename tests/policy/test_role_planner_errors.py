@@ -95,6 +95,11 @@ def test_an_error_is_the_last_one_or_the_mean_and_is_forgotten_in_time() -> None
 PART = st.floats(0.0, 1.0)
 
 
+def at_stake(attained: float | None) -> float:
+    """What a change that was foretold wrongly can lose, where it is seen that much is lost already."""
+    return attained if attained is not None and attained <= 1.0 - LIMITS.wide else 1.0
+
+
 @given(
     steps=st.lists(
         st.tuples(st.fixed_dictionaries({mode.name: PART for mode in MODES}), st.none() | PART), min_size=1, max_size=40
@@ -110,8 +115,8 @@ def test_no_change_ever_promises_less_than_predictions_were_off(
         found = run.tick(said, attained)
         if found.verdict is PlanVerdict.CHANGE:
             gain = said[found.mode.name] - said[before.name]
-            assert run.planner.past.num_compared >= LIMITS.min_compared
-            assert gain >= LIMITS.gain + run.planner.past.error
+            assert attained is not None or run.planner.past.num_compared >= LIMITS.min_compared
+            assert gain >= LIMITS.gain + min(run.planner.past.error, at_stake(attained))
 
 
 @given(said=st.fixed_dictionaries({mode.name: PART for mode in MODES}), off=st.floats(0.02, 1.0))
@@ -121,5 +126,5 @@ def test_a_simulator_that_is_off_by_so_much_moves_nothing_for_less(said: dict[st
     run = Run()
     attained = said["1p1d"] - off if said["1p1d"] >= off else min(1.0, said["1p1d"] + off)
     error = abs(said["1p1d"] - attained)
-    if max(said.values()) - said["1p1d"] < error:
+    if max(said.values()) - said["1p1d"] < min(error, at_stake(attained)):
         assert all(each.verdict is not PlanVerdict.CHANGE for each in ticks(run, 12, said, attained))

@@ -51,7 +51,9 @@ def test_worker_ids_are_unique_and_carry_the_role() -> None:
     ("num_cores", "num_devices", "expected", "said"),
     [
         (1, 0, "unified", "one core"),
-        (2, 0, "1p1d", "2 cores"),
+        (2, 0, "hybrid", "2 cores: a worker with fewer than 4 computes as long as it reads"),
+        (7, 0, "hybrid", "both workers do both"),
+        (8, 0, "1p1d", "8 cores: a prompt never delays"),
         (64, 0, "1p1d", "64 cores"),
         (64, 1, "unified", "one device"),
         (1, 2, "1p1d", "2 devices"),
@@ -79,7 +81,7 @@ def test_the_remainder_goes_to_prefill() -> None:
 def test_cores_are_shared_out_without_rest_or_overlap(cores: list[int], num_prefill: int, num_decode: int) -> None:
     topology = Topology(num_prefill=num_prefill, num_decode=num_decode)
     if len(cores) < topology.num_workers:
-        with pytest.raises(SettingsError, match=r"--cores .* --topology (unified|1p1d)"):
+        with pytest.raises(SettingsError, match=r"--cores .* --topology (unified|hybrid)"):
             assign_cores(cores, topology)
         return
     assigned = assign_cores(cores, topology)

@@ -289,7 +289,7 @@ class LiveWorld(World):
         self.folder = folder
         self.requests: dict[str, LiveRequest] = {}
         super().__init__(*args, **kwargs)
-        self.rows = {row.row: row for row in self._workload.requests}
+        self.rows = {row.row: row for row in self.workload.requests}
 
     def make_gateway(self, gateway_id: str, region: RegionSpec) -> SimGateway:
         if not hasattr(self, "loop"):

@@ -19,6 +19,8 @@ from pathlib import Path
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import HistoryConfig, ServedModelConfig
 from relevo.core.events import StepCosts
+from relevo.core.ids import WorkerId
+from relevo.core.role import parse_role
 from relevo.orchestrator.ports import TokenGenerator, WorkerStatus
 from relevo.planner.loop import History, NotSimulated, RolePlanning
 from relevo.planner.remembered import RememberedAnswers
@@ -27,14 +29,14 @@ from relevo.planner.worker_costs import WorkerCosts, WorkerRules
 from relevo.policy.host.auto_mode import AUTO_ITL_S, AUTO_TTFT_S
 from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.mode_outlook import ModeOutlook
-from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.modes import Mode, mode_named
 from relevo.policy.scaling.role_planner import PlannerLimits, RolePlanner
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.telemetry.latency import Slo
 from relevo.wire.leash import ask_for_end_with_parent
 
 _LEAST_URGENT = 19
-_SIMULATED_REQUESTS = 240
+_SIMULATED_REQUESTS = 160  # arbitrary
 _ANSWER_S = 120.0  # arbitrary: on idle cores an answer takes some seconds; what comes later is about another demand
 
 
@@ -47,7 +49,7 @@ def planned(config: ServedModelConfig, generator: TokenGenerator) -> RolePlannin
     assert slo.ttft_s is not None
     assert slo.itl_s is not None
     window, is_dry = DemandWindow(generator, clock, slo), config.planner == "dry-run"
-    simulator = SimulatorProcess(config, slo, limits.surge)
+    simulator = SimulatorProcess(config, slo, limits)
     return RolePlanning(
         model=config.served_model_names[0],
         window=window,
@@ -77,7 +79,7 @@ def _history(config: HistoryConfig) -> History:
 class SimulatorProcess:
     config: ServedModelConfig
     slo: Slo
-    surge: float
+    limits: PlannerLimits
     _pool: ProcessPoolExecutor | None = None
     _costs: WorkerCosts = field(init=False)
 
@@ -95,7 +97,8 @@ class SimulatorProcess:
             spawned = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(1, spawned, initializer=_give_way, initargs=(os.getpid(),))
         loop = asyncio.get_running_loop()
-        question = (facts, self.config.max_model_len, self.slo, self.surge, tuple(modes), demand)
+        present = mode_named(modes, {WorkerId(worker.worker_id): parse_role(worker.role) for worker in workers})
+        question = (facts, self.config.max_model_len, self.slo, self.limits, tuple(modes), present, demand)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await loop.run_in_executor(self._pool, _simulate, *question)
@@ -151,11 +154,14 @@ def _simulate(
     facts: tuple[WorkerFacts, ...],
     max_model_len: int,
     slo: Slo,
-    surge: float,
+    limits: PlannerLimits,
     modes: tuple[Mode, ...],
+    present: Mode,
     demand: Demand,
-) -> dict[Mode, ModeOutlook]:
+) -> Mapping[Mode, ModeOutlook]:
+    from relevo.sim.mode_race import ModeRace
     from relevo.sim.mode_worlds import ModeWorlds
 
     worlds = ModeWorlds(workers=facts, max_model_len=max_model_len, slo=slo, num_requests=_SIMULATED_REQUESTS)
-    return {mode: worlds.outlook(mode, demand, surge) for mode in modes}
+    race = ModeRace(worlds=worlds, wide=limits.wide, least=limits.gain)
+    return race.outlooks(modes, present, demand, limits.surge)

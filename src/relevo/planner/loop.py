@@ -188,6 +188,7 @@ class RolePlanning:
             attained=window.attained,
             num_judged=window.num_judged,
             since_s=now_s - window.span_s,
+            num_kinds=window.num_kinds,
         )
 
     def _mode_of(self, workers: Sequence[WorkerStatus], modes: Sequence[Mode]) -> Mode:

@@ -38,7 +38,7 @@ class RememberedAnswers:
     async def ask(
         self, modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]
     ) -> Mapping[Mode, ModeOutlook]:
-        asked = (tuple(modes), tuple((worker.worker_id, worker.epoch) for worker in workers))
+        asked = (tuple(modes), tuple((worker.worker_id, worker.epoch, worker.role) for worker in workers))
         last, now_ns = self._last, self._clock.now_ns()
         is_fresh = last is not None and last.asked == asked and now_ns - last.at_ns < KEPT_S * 1e9
         if is_fresh and last is not None and is_alike(demand, last.demand, self._window_s):

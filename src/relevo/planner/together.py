@@ -29,6 +29,7 @@ class Telling(msgspec.Struct, frozen=True, kw_only=True):
     num_judged: int
     attained: float | None
     num_waiting: int = 0  # in line
+    num_kinds: int = 0  # of traffic so far
     plan: dict[str, Any] | None = None
 
     @classmethod
@@ -46,6 +47,7 @@ class Telling(msgspec.Struct, frozen=True, kw_only=True):
             num_judged=window.num_judged,
             attained=window.attained,
             num_waiting=demand.num_waiting if demand else 0,
+            num_kinds=window.num_kinds,
             plan=plan,
         )
 
@@ -113,6 +115,7 @@ def merged(tellings: list[Telling]) -> Window:
         demand=demand,
         num_judged=num_judged,
         attained=sum(number * (part or 0.0) for number, part in judged) / num_judged if num_judged else None,
+        num_kinds=sum(each.num_kinds for each in tellings),
     )
 
 

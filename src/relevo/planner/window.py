@@ -1,7 +1,8 @@
-"""What one model was asked for of late, seen where requests come in: how many, how long, and what came of them.
+"""What one model was asked for of late, seen where requests come in: how many, how long, and what comes of them.
 
 Stands between the HTTP side and the dispatcher, so that a request which still waits in line counts. Bounded by time and
-number. Knows no workers, holds no text.
+number; where traffic becomes of another kind it begins anew, as a mean of two kinds is neither. Knows no workers, holds
+no text.
 """
 
 from __future__ import annotations
@@ -17,32 +18,28 @@ from relevo.core.request import EngineRequest
 from relevo.core.role import Role
 from relevo.orchestrator.admission_queue import CLASSES
 from relevo.orchestrator.ports import EngineStatus, OutputSink, StartedRequest, TokenGenerator
+from relevo.planner.watched import WatchedRequest
 from relevo.policy.scaling.demand import Demand, Sample, dispersion, rate_of_late, strata
+from relevo.policy.scaling.mean_length import mean_length
+from relevo.policy.scaling.new_kind import new_kind_from
 from relevo.telemetry.latency import RequestRecord, Slo
 
 MAX_ARRIVALS = 20_000  # arbitrary; of more in a window the first are forgotten, and the window counts as shorter
 NUM_SAMPLES = 64  # that stand for all of a window. Arbitrary
 _BURST_WINDOW_S = 2.0
-
-
-@dataclass(slots=True)
-class _Arrival:
-    at_ns: int
-    num_prompt_tokens: int
-    num_output_tokens: int | None = None  # None: it has not ended
-    num_cached_tokens: int = 0
-    is_met: bool | None = None  # None: it has not ended, or not of its own
+_FEWEST_ENDED = 3  # answers of a kind, for their lengths to be believed. Arbitrary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The last `span_s` seconds."""
+    """The last `span_s` seconds, or as long as traffic has been of this kind."""
 
     span_s: float
     num_requests: int
     demand: Demand | None  # None without requests
-    num_judged: int  # that ended
-    attained: float | None  # part of these that met the targets
+    num_judged: int  # that ended, or have run for long enough to be told
+    attained: float | None  # part of these that met the targets, or do so far
+    num_kinds: int = 0  # that traffic has had before this one, as far as was seen
 
 
 class DemandWindow:
@@ -54,14 +51,17 @@ class DemandWindow:
         self._slo = slo
         self.span_s = span_s
         self._span_ns = round(span_s * 1e9)
-        self._arrivals: deque[_Arrival] = deque(maxlen=MAX_ARRIVALS)
-        self._running: dict[RequestId, _Arrival] = {}
-        self._started_at_ns = clock.now_ns()
+        self._arrivals: deque[WatchedRequest] = deque(maxlen=MAX_ARRIVALS)
+        self._running: dict[RequestId, WatchedRequest] = {}
+        self._since_ns = clock.now_ns()  # what came before does not count
+        self._num_kinds = 0
+        self._mean_before: float | None = None  # length of answers, of the kind before
 
     def start(self, request: EngineRequest, sink: OutputSink) -> StartedRequest:
         """Batch requests take idle room only: no mode is chosen for them."""
         if not request.terms.is_batch:
-            arrival = _Arrival(self._clock.now_ns(), len(request.prompt_token_ids))
+            arrival = WatchedRequest(self._clock.now_ns(), len(request.prompt_token_ids), self._slo, self._clock, sink)
+            sink = arrival
             self._arrivals.append(arrival)
             self._running[request.request_id] = arrival
             if len(self._running) > MAX_ARRIVALS:
@@ -73,10 +73,7 @@ class DemandWindow:
         arrival = self._running.pop(record.request_id, None)
         if arrival is None:
             return
-        arrival.num_output_tokens = record.num_output_tokens
-        arrival.num_cached_tokens = record.num_cached_tokens
-        if record.outcome != "aborted":
-            arrival.is_met = record.outcome == "finished" and self._slo.is_met(record.times, record.times.tpot_s)
+        arrival.ended(record)
 
     def status(self) -> EngineStatus:
         return self._generator.status()
@@ -88,23 +85,37 @@ class DemandWindow:
         self._generator.set_roles(roles, reason)
 
     def look(self) -> Window:
-        """Lengths of answers that have not ended are taken for the mean of those that have."""
         now_ns = self._clock.now_ns()
-        since_ns = max(now_ns - self._span_ns, self._started_at_ns)
-        while self._arrivals and self._arrivals[0].at_ns < since_ns:
-            self._arrivals.popleft()
-        self._forget_running(since_ns)
+        self._since_ns = max(now_ns - self._span_ns, self._since_ns)
+        self._forget_arrivals()
+        self._begin_anew()
+        self._forget_arrivals()
+        self._forget_running(now_ns - self._span_ns)
         if len(self._arrivals) == MAX_ARRIVALS:
-            since_ns = self._arrivals[0].at_ns
-        judged = [arrival.is_met for arrival in self._arrivals if arrival.is_met is not None]
-        span_s = max(1e-9, (now_ns - since_ns) / 1e9)
+            self._since_ns = self._arrivals[0].at_ns
+        judged = [met for arrival in self._arrivals if (met := arrival.is_met(now_ns)) is not None]
+        span_s = max(1e-9, (now_ns - self._since_ns) / 1e9)
         return Window(
             span_s=span_s,
             num_requests=len(self._arrivals),
-            demand=_demand(list(self._arrivals), span_s, now_ns, self._num_waiting()),
+            demand=_demand(list(self._arrivals), span_s, now_ns, self._num_waiting(), self._mean_before),
             num_judged=len(judged),
             attained=fmean(judged) if judged else None,
+            num_kinds=self._num_kinds,
         )
+
+    def _begin_anew(self) -> None:
+        """With the first request of a new kind, if there is one."""
+        arrivals = list(self._arrivals)
+        first = new_kind_from([arrival.num_prompt_tokens for arrival in arrivals])
+        if first:
+            self._mean_before = _mean_output(arrivals[:first], self._mean_before)
+            self._since_ns = (arrivals[first - 1].at_ns + arrivals[first].at_ns) // 2
+            self._num_kinds += 1
+
+    def _forget_arrivals(self) -> None:
+        while self._arrivals and self._arrivals[0].at_ns < self._since_ns:
+            self._arrivals.popleft()
 
     def _num_waiting(self) -> int:
         """In line, batch requests left out."""
@@ -117,12 +128,16 @@ class DemandWindow:
             del self._running[request_id]
 
 
-def _demand(arrivals: Sequence[_Arrival], span_s: float, now_ns: int, num_waiting: int) -> Demand | None:
-    ended = [arrival for arrival in arrivals if arrival.num_output_tokens]
-    if not arrivals or not ended:
+def _demand(
+    arrivals: Sequence[WatchedRequest], span_s: float, now_ns: int, num_waiting: int, mean_before: float | None
+) -> Demand | None:
+    """Lengths of answers that have not ended are taken for the mean, or what they have, if that is more."""
+    mean = _mean_output(arrivals, mean_before)
+    if not arrivals or mean is None:
         return None
-    mean_output = max(1, round(fmean(arrival.num_output_tokens or 0 for arrival in ended)))
-    mean_cached = sum(a.num_cached_tokens for a in ended) / max(1, sum(a.num_prompt_tokens for a in ended))
+    mean_output = max(1, round(mean))
+    begun = [arrival for arrival in arrivals if arrival.num_so_far or arrival.num_output_tokens]
+    mean_cached = sum(a.num_cached_tokens for a in begun) / max(1, sum(a.num_prompt_tokens for a in begun))
     rows = strata([arrival.num_prompt_tokens for arrival in arrivals], NUM_SAMPLES)
     ages_s = [(now_ns - arrival.at_ns) / 1e9 for arrival in arrivals]
     return Demand(
@@ -134,7 +149,18 @@ def _demand(arrivals: Sequence[_Arrival], span_s: float, now_ns: int, num_waitin
     )
 
 
-def _sample(arrival: _Arrival, mean_output: int, mean_cached: float) -> Sample:
-    if arrival.num_output_tokens:
-        return Sample(arrival.num_prompt_tokens, arrival.num_output_tokens, (arrival.num_cached_tokens,))
-    return Sample(arrival.num_prompt_tokens, mean_output, (int(mean_cached * arrival.num_prompt_tokens),))
+def _mean_output(arrivals: Sequence[WatchedRequest], mean_before: float | None) -> float | None:
+    """Tokens of an answer; None: nothing is known of them. Until some have ended, not less than of the kind before."""
+    ended = [arrival.num_output_tokens for arrival in arrivals if arrival.num_output_tokens]
+    running = [arrival.num_so_far for arrival in arrivals if arrival.num_output_tokens is None]
+    if not ended and mean_before is None:
+        return None
+    mean = mean_length(ended, running)
+    return mean if len(ended) >= _FEWEST_ENDED or mean_before is None else max(mean, mean_before)
+
+
+def _sample(arrival: WatchedRequest, mean_output: int, mean_cached: float) -> Sample:
+    num_output = arrival.num_output_tokens or max(mean_output, arrival.num_so_far)
+    has_begun = bool(arrival.num_so_far or arrival.num_output_tokens)
+    num_cached = arrival.num_cached_tokens if has_begun else int(mean_cached * arrival.num_prompt_tokens)
+    return Sample(arrival.num_prompt_tokens, num_output, (num_cached,))

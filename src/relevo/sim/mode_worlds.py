@@ -25,7 +25,7 @@ from relevo.sim.world import World
 from relevo.telemetry.latency import Slo
 from relevo.workload.requests import Workload, WorkloadRequest
 
-_WARM_FRACTION = 0.2  # of the requests, that only fill the workers. Arbitrary
+WARM_FRACTION = 0.2  # of the requests, that only fill the workers. Arbitrary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +38,14 @@ class ModeWorlds:
 
     def outlook(self, mode: Mode, demand: Demand, surge: float = 0.0) -> ModeOutlook:
         """`surge`: how many times as many may come; 0: that is not asked."""
-        roles = dict(mode.roles)
-        cores = self._cores(roles)
-        report = self._run(mode, roles, cores, demand, self.num_requests, _WARM_FRACTION)
-        surged = self._run(mode, roles, cores, demand.at(surge), self.num_requests // 2, 0.0) if surge else None
+        report = self._run(mode, demand, self.num_requests, WARM_FRACTION)
+        surged = self._run(mode, demand.at(surge), self.num_requests // 2, 0.0) if surge else None
         told = report.steady_latencies
         return ModeOutlook(
             attained=_attained(report),
             ttft_p90_s=told["ttft_s"].value("p90"),
             itl_p90_s=told["itl_s"].value("p90"),
-            floor_ttft_s=self._floor_s(roles, cores, demand),
+            floor_ttft_s=self.floor_s(mode, demand),
             surge_attained=None if surged is None else _attained(surged),
             num_judged=report.phases.num_steady,
             num_surged=0 if surged is None else surged.phases.num_steady,
@@ -60,15 +58,15 @@ class ModeWorlds:
         times = [(facts.costs_on(cores[facts.worker_id]), facts.num_blocks) for facts in self.workers]
         return (mode, *times, self.num_requests, self.seed)
 
-    def _run(
-        self,
-        mode: Mode,
-        roles: Mapping[WorkerId, Role],
-        cores: Mapping[WorkerId, int],
-        demand: Demand,
-        num_requests: int,
-        warm_fraction: float,
-    ) -> SimReport:
+    def _run(self, mode: Mode, demand: Demand, num_requests: int, warm_fraction: float) -> SimReport:
+        world, first_row = self.world(mode, demand, num_requests, warm_fraction)
+        warm_up_s = world.workload.requests[first_row].arrived_at_s or 0.0
+        return report_world(mode.name, world.run(), ReportOptions(slo=self.slo, warm_up_s=warm_up_s))
+
+    def world(self, mode: Mode, demand: Demand, num_requests: int, warm_fraction: float) -> tuple[World, int]:
+        """Not yet run; and the row of the first request that counts: those before it fill the workers."""
+        roles = dict(mode.roles)
+        cores = self._cores(roles)
         specs = tuple(self._worker(facts, roles[facts.worker_id], cores) for facts in self.workers)
         block_size = self.workers[0].block_size
         layout = KVLayout("planned", "float16", block_size, (KVGroup.full(range(1), 1, 64),))
@@ -80,9 +78,7 @@ class ModeWorlds:
         )
         workload = self._workload(demand, num_requests)
         num_warm = 0 if demand.num_waiting else int(warm_fraction * num_requests)  # a line fills the workers
-        warm_up_s = workload.requests[num_warm - num_requests].arrived_at_s or 0.0
-        options = ReportOptions(slo=self.slo, warm_up_s=warm_up_s)
-        return report_world(mode.name, World(config, workload).run(), options)
+        return World(config, workload), len(workload.requests) - num_requests + num_warm
 
     def _cores(self, roles: Mapping[WorkerId, Role]) -> dict[WorkerId, int]:
         boxes: dict[str, dict[WorkerId, tuple[int, ...]]] = {}
@@ -122,8 +118,10 @@ class ModeWorlds:
             )
         return Workload(requests=requests)
 
-    def _floor_s(self, roles: Mapping[WorkerId, Role], cores: Mapping[WorkerId, int], demand: Demand) -> float:
+    def floor_s(self, mode: Mode, demand: Demand) -> float:
         """Of the median prompt, alone on the best worker that computes prompts in this mode."""
+        roles = dict(mode.roles)
+        cores = self._cores(roles)
         uncached = sorted(max(1, sample.num_prompt_tokens - sample.cached[0]) for sample in demand.samples)
         median = uncached[len(uncached) // 2]
         able = [facts for facts in self.workers if roles[facts.worker_id].computes_prompts] or self.workers

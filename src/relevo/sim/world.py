@@ -67,7 +67,7 @@ class World:
         self.links: dict[str, Link] = {}
         self.result = WorldResult()
         self.clients: dict[int, Client] = {}  # whose requests have no end yet, by row
-        self._workload = workload
+        self.workload = workload
         self._habits = habits
         self._tally = Tally(decisions)
         self.quiet = Quiet.of(config)
@@ -108,7 +108,7 @@ class World:
                 if other is not gateway and other.region is gateway.region:
                     link = self.link(f"{gateway.gateway_id}>{other.gateway_id}", self.config.network.gossip)
                     other.follow(gateway, (link,))
-        for row in self._workload.requests:
+        for row in self.workload.requests:
             if not row.is_closed_loop:
                 self._num_to_come += 1
                 at_ns = self.traffic_at_ns + seconds(row.arrived_at_s or 0.0)

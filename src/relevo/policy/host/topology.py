@@ -15,6 +15,7 @@ _NPMD = re.compile(r"([0-9]+)p([0-9]+)d")
 _PART = re.compile(r"(?:([0-9]+)p)?(?:([0-9]+)d)?")  # of a cluster, on one box
 _ONE = {"prefill": "1p", "decode": "1d"}
 _HYBRID = re.compile(r"([0-9]+)h")
+_CORES_OF_DECODING = 4  # arbitrary; one core needs 1.6 times as long as two for a step of 28 rows (docs/lab-log.md)
 MAX_WORKERS = 512  # arbitrary: more than one machine serves a model with; a slip of the finger would start them all
 
 
@@ -117,6 +118,11 @@ def choose_topology(num_cores: int, num_devices: int = 0) -> tuple[Topology, str
     number, unit = (num_devices, "device") if num_devices else (num_cores, "core")
     if number < 2:
         return UNIFIED, f"one {unit} cannot be shared out; long prompts will delay tokens of running streams"
+    if not num_devices and num_cores < 2 * _CORES_OF_DECODING:
+        return TWO_HYBRID, (
+            f"{number} cores: a worker with fewer than {_CORES_OF_DECODING} computes as long as it reads while it "
+            f"decodes, so neither phase can spare cores to the other one, and both workers do both"
+        )
     return ONE_OF_EACH, (
         f"{number} {unit}s: a prompt never delays the tokens of running streams; in return each phase has a part of "
         f"the {unit}s only (--topology unified gives both phases all of them)"

@@ -19,6 +19,7 @@ class ModeOutlook:
     surge_attained: float | None = None  # part that does when `PlannerLimits.surge` times as many come; None: not asked
     num_judged: int = 0  # simulated requests that `attained` is a part of; 0: it is exact
     num_surged: int = 0
+    is_beaten: bool = False  # by another mode, by more than chance: it was not simulated to the end
 
     def better_by(self, other: ModeOutlook) -> float:
         """Gain over another one, in requests that meet the targets: under the load that is expected, and, for less,

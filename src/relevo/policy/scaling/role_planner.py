@@ -4,8 +4,9 @@ A pure core: `question` says what to find out about which demand, a driver asks 
 with the answers. It acts on what comes in, not on what comes out; it holds when something is not known; it changes only
 for a clear and lasting gain in requests that meet the targets, now or in a surge, above what the change itself costs
 and above the error of its predictions of late, and not more often than the cool-down allows; it looks back at each
-change, and takes it back if what came of it is worse than what was. It plans for the workers that are there. A change
-by hand is adopted. Knows no clock, no simulator, no messages.
+change, and takes it back if what came of it is worse than what was. Where many requests are seen to miss the targets
+and another mode promises far more, one look at few of them is enough: there is little to lose, and waiting loses it. It
+plans for the workers that are there. A change by hand is adopted. Knows no clock, no simulator, no messages.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class PlannerLimits:
 
     tick_s: float = 5.0
     min_requests: int = 20  # in the window, for lengths to mean anything
+    few_requests: int = 10  # likewise, where `wide` is what matters
+    few_judged: int = 6  # of which it is known whether they met the targets, likewise
+    wide: float = 0.25  # part of requests that miss the targets now, and gain of a change, for which one look is enough
     gain: float = 0.02  # see `ModeOutlook.better_by`: that a change must promise above what it costs and past errors
     error_weight: float = 1.0  # of past errors; 0: predictions are believed whatever came of the last ones
     min_compared: int = 2  # predictions with what came of them, before anything is changed
@@ -60,6 +64,7 @@ class Seen:
     attained: float | None = None  # part of those that ended in the window that met both targets
     num_judged: int = 0  # that ended in the window
     since_s: float = 0.0  # when the window begins
+    num_kinds: int = 0  # of traffic that were seen before the window's
 
 
 class PlanVerdict(StrEnum):
@@ -91,6 +96,7 @@ class _Change:
     attained_before: float | None
     rate_before_per_s: float
     expected: ModeOutlook
+    num_kinds: int  # as `Seen.num_kinds` then
     is_judged: bool = False
 
 
@@ -108,7 +114,9 @@ class RolePlanner:
         self._joined_at_s = -inf  # when a worker came or went last
         self._change: _Change | None = None  # the last
         self._arriving: tuple[float, Mode] | None = None  # since when, and from which mode, roles are on their way
-        self._held_until_s = 0.0
+        self._held_until_s = 0.0  # by a hand
+        self._cools_until_s = 0.0
+        self._num_kinds = 0
         self._blocked: dict[Mode, float] = {}  # until when
         self._favourite: tuple[Mode, int] | None = None  # and in how many ticks in a row
         self._same_since_s = -inf  # that the workers have their mode
@@ -123,6 +131,9 @@ class RolePlanner:
             self.num_unknown_ticks += 1
             return self._hold(seen, f"not known: {seen.unknown}", PlanVerdict.UNKNOWN)
         self._rate.add(seen.demand.requests_per_s if seen.demand is not None else 0.0)
+        if seen.num_kinds != self._num_kinds:  # what was found out about other traffic does not count
+            self._num_kinds, self._favourite, self._cools_until_s = seen.num_kinds, None, 0.0
+            self._blocked.clear()
         if self._mode is None:
             self._mode = seen.mode
         if self._mode != seen.mode or self._arriving is not None:
@@ -145,22 +156,23 @@ class RolePlanner:
             return self._hold(seen, reason, PlanVerdict.ADOPT)
         if undo := self._look_back(seen):
             return undo
-        if seen.now_s < self._held_until_s:
-            return self._hold(seen, f"{self._held_until_s - seen.now_s:.0f} s until the next change")
-        if seen.demand is None or seen.num_requests < limits.min_requests:
+        if seen.now_s < (until_s := max(self._held_until_s, self._cools_until_s)):
+            return self._hold(seen, f"{until_s - seen.now_s:.0f} s until the next change")
+        needed = limits.few_requests if self._is_missing(seen) else limits.min_requests
+        if seen.demand is None or seen.num_requests < needed:
             self._favourite = None
-            return self._hold(seen, f"{seen.num_requests} requests in the window, {limits.min_requests} are needed")
+            return self._hold(seen, f"{seen.num_requests} requests in the window, {needed} are needed")
         return self._expected(seen.demand)
 
     def decide(self, seen: Seen, outlooks: Mapping[Mode, ModeOutlook]) -> PlanDecision:
         """`outlooks`: of every mode, the present one among them, under the demand of `question`."""
         present = outlooks[seen.mode]
-        self._compare(seen, present)
-        allowed = {m: o for m, o in outlooks.items() if m == seen.mode or self._blocked.get(m, 0.0) <= seen.now_s}
+        error_now = self._compare(seen, present)
+        allowed = {m: o for m, o in outlooks.items() if m == seen.mode or self._is_allowed(m, o, seen)}
         best = self._best(allowed, present)
         gain, noise = allowed[best].better_by(present), allowed[best].noise(present)
         told = self._told(seen, outlooks)
-        if best == seen.mode or gain < self.least_gain(noise):
+        if best == seen.mode or gain < self._least_gain(seen, noise):
             self._favourite = None
             floor_s = min(outlook.floor_ttft_s for outlook in outlooks.values())
             if floor_s > self._ttft_s:
@@ -169,17 +181,29 @@ class RolePlanner:
                 )
                 return self._hold(seen, reason, PlanVerdict.INFEASIBLE, told)
             told_best = f"{seen.mode} {_words(present)}; {_next_best(seen.mode, outlooks)}"
-            return self._hold(seen, told_best + self._doubts(gain, noise), told=told)
+            return self._hold(seen, told_best + self._doubts(seen, gain, noise), told=told)
         count = self._favourite[1] + 1 if self._favourite is not None and self._favourite[0] == best else 1
         self._favourite = (best, count)
         why = f"{best} {_words(outlooks[best])}, {seen.mode} {_words(present)}"
-        if count < self._limits.num_ticks_of_gain:
-            return self._hold(seen, f"{why}; once more to be sure", told=told)
-        if self.past.num_compared < self._limits.min_compared:
-            lacking = f"{self.past.num_compared} predictions have been compared with what came of them"
-            return self._hold(seen, f"{why}; {lacking}, {self._limits.min_compared} are needed", told=told)
+        if not (error_now is not None and self._is_missing(seen) and gain >= self._limits.wide + error_now):
+            if count < self._limits.num_ticks_of_gain or seen.num_requests < self._limits.min_requests:
+                return self._hold(seen, f"{why}; once more to be sure", told=told)
+            if self.past.num_compared < self._limits.min_compared:
+                lacking = f"{self.past.num_compared} predictions have been compared with what came of them"
+                return self._hold(seen, f"{why}; {lacking}, {self._limits.min_compared} are needed", told=told)
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
-        return self._act(seen, best, _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best]), why, told)
+        change = _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best], seen.num_kinds)
+        return self._act(seen, best, change, why, told)
+
+    def _is_missing(self, seen: Seen) -> bool:
+        """Many requests are seen to miss the targets, in the mode that the workers have."""
+        limits = self._limits
+        if seen.attained is None or seen.num_judged < limits.few_judged or seen.since_s < self._same_since_s:
+            return False
+        return seen.attained <= 1.0 - limits.wide
+
+    def _is_allowed(self, mode: Mode, outlook: ModeOutlook, seen: Seen) -> bool:
+        return not outlook.is_beaten and self._blocked.get(mode, 0.0) <= seen.now_s
 
     def _best(self, allowed: Mapping[Mode, ModeOutlook], present: ModeOutlook) -> Mode:
         """Of those that are about as good, one in which most workers serve: its death takes the least with it."""
@@ -193,22 +217,33 @@ class RolePlanner:
         that a mode has to stay. As long as switches have taken of late."""
         return min(1.0, max(self._switch_s, default=0.0) / self._limits.stays_s)
 
-    def least_gain(self, noise: float = 0.0) -> float:
+    def least_gain(self, noise: float = 0.0, attained: float = 1.0) -> float:
         """That a change must promise: a clear one, above what it costs, and above what predictions were off of late and
-        what chance makes of so few simulated requests, whichever is more."""
-        return self._limits.gain + self.switch_cost + max(self._limits.error_weight * self.past.error, noise)
+        what chance makes of so few simulated requests, whichever is more. A change that was foretold wrongly loses no
+        more than is `attained` now."""
+        error = min(self._limits.error_weight * self.past.error, attained)
+        return self._limits.gain + self.switch_cost + max(error, noise)
 
-    def _compare(self, seen: Seen, present: ModeOutlook) -> None:
-        """What the simulator says of the present mode under the window's load, with what the window has seen of it."""
-        is_whole = seen.since_s >= self._same_since_s and seen.num_judged >= self._limits.min_requests
-        if not is_whole or seen.attained is None or seen.demand is None:
-            return
+    def _least_gain(self, seen: Seen, noise: float) -> float:
+        return self.least_gain(noise, seen.attained if seen.attained is not None and self._is_missing(seen) else 1.0)
+
+    def _compare(self, seen: Seen, present: ModeOutlook) -> float | None:
+        """What the simulator says of the present mode under the window's load, with what the window has seen of it:
+        how far these are apart; None: they are not of the same load, or too little was seen."""
+        limits = self._limits
+        if seen.since_s < self._same_since_s or seen.num_judged < limits.few_judged:
+            return None
+        if seen.attained is None or seen.demand is None:
+            return None
         asked = self._expected(seen.demand).requests_per_s
         came = seen.num_requests / max(1e-9, seen.now_s - seen.since_s)
-        if asked <= _MORE_LOAD * came:
+        if asked > _MORE_LOAD * came:
+            return None
+        if seen.num_judged >= limits.min_requests:
             self.past.add(present.attained, seen.attained)
+        return abs(present.attained - seen.attained)
 
-    def _doubts(self, gain: float, noise: float) -> str:
+    def _doubts(self, seen: Seen, gain: float, noise: float) -> str:
         """Why a gain that would do otherwise does not."""
         error = self._limits.error_weight * self.past.error
         if gain < self._limits.gain + self.switch_cost or not max(error, noise):
@@ -243,7 +278,9 @@ class RolePlanner:
         chosen = best if outlooks[best].better_by(present) >= least else seen.mode
         assert seen.demand is not None, "it is what was asked about"
         self._mode = seen.mode
-        self._change = _Change(seen.now_s, seen.mode, None, seen.demand.requests_per_s, outlooks[chosen])
+        self._change = _Change(
+            seen.now_s, seen.mode, None, seen.demand.requests_per_s, outlooks[chosen], seen.num_kinds
+        )
         if self._acts and chosen != seen.mode:
             self._mode, self._arriving = chosen, (seen.now_s, seen.mode)
         reason = (
@@ -288,7 +325,7 @@ class RolePlanner:
         if self._acts:
             self._mode, self._change = mode, change
             self._arriving = (seen.now_s, seen.mode)
-        self._held_until_s = seen.now_s + self._limits.cool_down_s
+        self._cools_until_s = seen.now_s + self._limits.cool_down_s
         self.num_changes += 1
         verdict = PlanVerdict.CHANGE if change is not None else PlanVerdict.UNDO
         expected = change.expected if change is not None else None
@@ -308,6 +345,10 @@ class RolePlanner:
         change, limits = self._change, self._limits
         if change is None or change.is_judged or seen.since_s < change.at_s:
             return None
+        if seen.num_kinds != change.num_kinds and change.attained_before is not None:
+            change.is_judged = True
+            reason = f"traffic has become another since the change to {seen.mode}, which cannot be compared any more"
+            return self._hold(seen, reason, PlanVerdict.KEEP)
         if seen.now_s - change.at_s < limits.settle_s or seen.num_judged < limits.min_requests or seen.attained is None:
             return None
         change.is_judged = True

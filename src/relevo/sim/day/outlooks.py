@@ -15,10 +15,13 @@ from relevo.planner.worker_costs import WorkerCosts
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.role_planner import PlannerLimits
 from relevo.policy.scaling.worker_facts import WorkerFacts
+from relevo.sim.mode_race import ModeRace
 from relevo.sim.mode_worlds import ModeWorlds
 from relevo.telemetry.latency import Slo
 
+_LIMITS = PlannerLimits()
 _STEP = 1.5  # of what counts as the same demand. Arbitrary
 _LINE_STEP = 4.0  # of a line before it. Arbitrary
 
@@ -31,22 +34,34 @@ class Outlooks:
     surge: float
     num_requests: int = 120  # of one small world: fewer have no p90 without warm-up and drain
     seed: int = 0
+    wide: float = _LIMITS.wide
+    least: float = _LIMITS.gain
     num_worlds: int = 0  # that were run
+    _raced: dict[object, Mapping[Mode, ModeOutlook]] = field(default_factory=dict)
     _known: dict[tuple[tuple[object, ...], tuple[int, ...]], ModeOutlook] = field(default_factory=dict)
 
     def of(self, question: Question, now_s: float) -> Mapping[Mode, ModeOutlook]:
+        """As a live gateway asks: of every mode at once."""
         self.costs.learn(question.workers, now_s)
-        facts = self.costs.facts(question.workers)
-        return {mode: self.of_facts(facts, mode, question.demand) for mode in question.modes}
+        worlds, present = self._worlds(self.costs.facts(question.workers)), question.seen.mode
+        key = (present, tuple(worlds.facts_of(mode) for mode in question.modes), _cell(question.demand))
+        if key not in self._raced:
+            self.num_worlds += len(question.modes)
+            race = ModeRace(worlds=worlds, wide=self.wide, least=self.least)
+            self._raced[key] = race.outlooks(question.modes, present, question.demand, self.surge)
+        return self._raced[key]
 
-    def of_facts(self, facts: tuple[WorkerFacts, ...], mode: Mode, demand: Demand) -> ModeOutlook:
-        worlds = ModeWorlds(
+    def _worlds(self, facts: tuple[WorkerFacts, ...]) -> ModeWorlds:
+        return ModeWorlds(
             workers=facts,
             max_model_len=self.max_model_len,
             slo=self.slo,
             num_requests=self.num_requests,
             seed=self.seed,
         )
+
+    def of_facts(self, facts: tuple[WorkerFacts, ...], mode: Mode, demand: Demand) -> ModeOutlook:
+        worlds = self._worlds(facts)
         key = (worlds.facts_of(mode), _cell(demand))
         if key not in self._known:
             self.num_worlds += 1
