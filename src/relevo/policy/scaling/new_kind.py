@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from math import ceil, sqrt
+from math import ceil, log, sqrt
 
 FEWEST = 8  # requests of a kind, to be one. Arbitrary
 _DEVIATIONS = 4.0  # from what chance makes of one kind, at the position where most. Arbitrary
@@ -22,13 +22,22 @@ def new_kind_from(sizes: Sequence[float]) -> int:
     number = len(looked_at)
     if number < 2 * FEWEST:
         return 0
-    sums = list(accumulate(_ranks(looked_at)))
-    found, most = 0, _DEVIATIONS
-    for place in range(FEWEST, number - FEWEST + 1):  # those before it are that many
-        deviation = abs(sums[place - 1] - place * (number + 1) / 2) / sqrt(place * (number - place) * (number + 1) / 12)
-        if deviation > most:
-            found, most = place, deviation
-    return found * step
+    if max(_deviations(_ranks(looked_at), (number + 1) / 12 * number)) <= _DEVIATIONS:
+        return 0
+    logarithms = [log(1.0 + size) for size in looked_at]
+    found = _deviations(logarithms, 1.0)  # sharper where kinds lie apart; how far is not asked any more
+    return (FEWEST + max(range(len(found)), key=lambda place: found[place])) * step
+
+
+def _deviations(values: Sequence[float], variance: float) -> list[float]:
+    """By position, from that of the first kind that has enough: of the sum of what is before it from what it would be
+    if all were alike, in standard deviations."""
+    number, sums = len(values), list(accumulate(values))
+    places = range(FEWEST, number - FEWEST + 1)
+    return [
+        abs(sums[place - 1] - place * sums[-1] / number) / sqrt(place * (number - place) * variance / number)
+        for place in places
+    ]
 
 
 def _ranks(sizes: Sequence[float]) -> list[float]:

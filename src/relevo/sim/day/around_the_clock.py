@@ -18,9 +18,10 @@ from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.worker_count import CountLimits, CountPlanner
 from relevo.sim.config import Fault, FaultKind, NetworkSpec, RegionSpec, ServingSpec, WorkerSpec, WorldConfig
 from relevo.sim.day.counts import CountChange, PlannedCount, Reactive, fixed_modes
+from relevo.sim.day.machine import times_on
 from relevo.sim.day.outlooks import Outlooks
 from relevo.sim.day.traffic import Hour, Kinds, workload_of
-from relevo.sim.day.two_workers import LAYOUT, MAX_MODEL_LEN, TARGETS, times_on
+from relevo.sim.day.two_workers import LAYOUT, MAX_MODEL_LEN, TARGETS
 from relevo.sim.elastic_world import ElasticWorld
 from relevo.sim.results import RequestResult
 from relevo.telemetry.latency import Slo

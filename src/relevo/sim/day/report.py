@@ -13,7 +13,7 @@ from rich.table import Table
 from relevo.bench.html.figures import Axis, Curve, Plot
 from relevo.bench.html.page import Report
 from relevo.sim.day.traffic import Hour
-from relevo.sim.day.two_workers import PLANNER, START_MODE, THRESHOLD, DayRun
+from relevo.sim.day.two_workers import PLANNER, THRESHOLD, DayRun
 from relevo.sim.results import RequestOutcome, RequestResult
 from relevo.telemetry.latency import Slo
 
@@ -69,7 +69,7 @@ def _num_returns(run: DayRun, hours: Sequence[Hour]) -> int:
     """An hour's traffic is of one kind, so a change that is taken back in it was none to make."""
     ends_s = list(accumulate(hour.seconds for hour in hours))
     hour_of = [bisect_right(ends_s, change.at_s) for change in run.changes]
-    modes = [START_MODE, *(change.mode for change in run.changes)]
+    modes = [run.start_mode, *(change.mode for change in run.changes)]
     return sum(
         modes[place + 1] == modes[place - 1] and hour_of[place] == hour_of[place - 1]
         for place in range(1, len(hour_of))

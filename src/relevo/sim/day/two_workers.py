@@ -1,7 +1,6 @@
-"""One workload on the same two workers under each rule: modes that never change, a threshold, the planner.
+"""One workload on the same two workers of a machine under each rule: modes that never change, a threshold, the planner.
 
-Owns the workers: two on one machine, of eight cores each, whose prompts grow with cores and whose decoding waits for
-memory. How requests are judged is `telemetry.latency.Slo`'s; what came of it `report`'s.
+How requests are judged is `telemetry.latency.Slo`'s; what came of it `report`'s.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from relevo.core.events import StepCosts
 from relevo.core.kv import KVGroup, KVLayout
-from relevo.policy.perf.step_time import FittedStepTimes
 from relevo.policy.scaling.modes import Mode
-from relevo.sim.config import Fault, NetworkSpec, RegionSpec, ServingSpec, WorkerSpec, WorldConfig
+from relevo.sim.config import Fault, NetworkSpec, RegionSpec, ServingSpec, WorldConfig
+from relevo.sim.day.machine import SIXTEEN_CORES, Machine
 from relevo.sim.day.rules import Change, Threshold, give_roles, modes_of_specs, planned_in
 from relevo.sim.results import RequestResult
 from relevo.sim.role_world import RoleWorld
@@ -22,11 +20,9 @@ from relevo.workload.requests import Workload
 
 PLANNER, THRESHOLD = "planner", "threshold"
 RESTART_S = 15.0
-TARGETS = Slo(ttft_s=1.5, itl_s=0.05)
 MAX_MODEL_LEN = 16_384
 LAYOUT = KVLayout("day", "float16", 64, (KVGroup.full(range(1), 1, 64),))
-_CORES = 8
-START_MODE = "1p1d"
+TARGETS = SIXTEEN_CORES.slo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +32,7 @@ class DayRun:
     rule: str
     requests: Sequence[RequestResult]
     starts_at_ns: int
+    start_mode: str = SIXTEEN_CORES.start_mode
     changes: Sequence[Change] = ()
     num_worlds: int = 0  # that the planner simulated
     num_decisions: Mapping[str, int]  # by verdict
@@ -44,6 +41,7 @@ class DayRun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoWorkers:
     workload: Workload
+    machine: Machine = SIXTEEN_CORES
     slo: Slo = TARGETS
     seed: int = 0
     num_simulated: int = 120  # requests of each world that the planner asks for
@@ -53,21 +51,22 @@ class TwoWorkers:
     def run(self, rule: str, tell: Callable[[], None] = lambda: None) -> DayRun:
         """`rule`: one of `rules()`. `tell` is called now and then."""
         world = RoleWorld(self._config(), self.workload, self.slo)
-        modes = {mode.name: mode for mode in _modes()}
+        modes, start = {mode.name: mode for mode in modes_on(self.machine)}, self.machine.start_mode
         changes: Sequence[Change] = ()
         planned = None
         if rule == PLANNER:
-            planned = planned_in(world, self.slo, num_requests=self.num_simulated)
+            planned = planned_in(world, self.slo, num_requests=self.num_simulated, answer_s=self.machine.answer_s)
         elif rule == THRESHOLD:
-            threshold = Threshold(world, _modes(), modes[START_MODE])
+            threshold = Threshold(world, tuple(modes.values()), modes[start])
             world.on_tick, changes = threshold.tick, threshold.changes
-        elif rule != START_MODE:
+        elif rule != start:
             world.kernel.call_at(world.traffic_at_ns - 1, give_roles, world, modes[rule], "from the start")
         result = world.run(tell)
         return DayRun(
             rule=rule,
             requests=result.requests,
             starts_at_ns=world.traffic_at_ns,
+            start_mode=start,
             changes=planned.changes if planned is not None else changes,
             num_worlds=planned.outlooks.num_worlds if planned is not None else 0,
             num_decisions=dict(planned.planning.num_decisions) if planned is not None else {},
@@ -78,7 +77,7 @@ class TwoWorkers:
             layout=LAYOUT, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=self.has_caches, restart_s=RESTART_S
         )
         return WorldConfig(
-            regions=(RegionSpec(workers=_workers()),),
+            regions=(RegionSpec(workers=self.machine.workers()),),
             serving=serving,
             network=NetworkSpec(shares_memory=True),
             faults=self.faults,
@@ -87,33 +86,8 @@ class TwoWorkers:
 
 
 def rules() -> tuple[str, ...]:
-    return (*(mode.name for mode in _modes()), THRESHOLD, PLANNER)
+    return (*(mode.name for mode in modes_on(SIXTEEN_CORES)), THRESHOLD, PLANNER)
 
 
-def times_on(num_cores: int) -> FittedStepTimes:
-    """Six milliseconds of a step are memory's; what a token computes is shared by the cores."""
-    return FittedStepTimes(
-        StepCosts(base_s=0.006 + 0.032 / num_cores, per_token_s=8e-4 / num_cores, per_kv_token_s=1e-7)
-    )
-
-
-def _modes() -> tuple[Mode, ...]:
-    return modes_of_specs(_workers())
-
-
-def _workers() -> tuple[WorkerSpec, ...]:
-    return tuple(
-        WorkerSpec(
-            worker_id=f"{role}-0",
-            role=role,
-            times=times_on(_CORES),
-            num_blocks=1500,
-            max_batched_tokens=2048,
-            max_prefill_tokens=512,
-            max_running=128,
-            itl_target_s=0.03,
-            cores=tuple(range(_CORES * place, _CORES * (place + 1))),
-            times_on=times_on,
-        )
-        for place, role in enumerate(("prefill", "decode"))
-    )
+def modes_on(machine: Machine) -> tuple[Mode, ...]:
+    return modes_of_specs(machine.workers())

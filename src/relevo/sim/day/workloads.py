@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from relevo.sim.day.machine import SIXTEEN_CORES, Machine
 from relevo.sim.day.traffic import Hour
-from relevo.sim.day.two_workers import TARGETS, DayRun, TwoWorkers, rules
+from relevo.sim.day.two_workers import DayRun, TwoWorkers, rules
 from relevo.telemetry.latency import Slo
 from relevo.workload.open_loop import Scale, open_loop
 from relevo.workload.phases import FIVE
@@ -29,10 +30,14 @@ class FiveWorkloads:
     load: float = 0.7  # of what a unified server sustains
     scale: Scale = SCALE
     kinds: Sequence[Traffic] = FIVE
-    slo: Slo = TARGETS
+    machine: Machine = SIXTEEN_CORES
     seed: int = 0
     num_simulated: int = 120
     rates: dict[str, float] = field(default_factory=dict)  # requests per second that are sustained, once simulated
+
+    @property
+    def slo(self) -> Slo:
+        return self.machine.slo
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -67,7 +72,12 @@ class FiveWorkloads:
 
     def _on(self, workload: Workload) -> TwoWorkers:
         return TwoWorkers(
-            workload=workload, slo=self.slo, seed=self.seed, num_simulated=self.num_simulated, has_caches=True
+            workload=workload,
+            machine=self.machine,
+            slo=self.slo,
+            seed=self.seed,
+            num_simulated=self.num_simulated,
+            has_caches=True,
         )
 
     def _requests(self) -> list[WorkloadRequest]:

@@ -1,0 +1,112 @@
+"""A planner that is in time: one look where much is lost and much promised; other traffic is another question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_role_planner import HYBRID_MODE, LIMITS, MODES, SPLIT, UNIFIED_MODE, demand
+
+from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.mode_outlook import ModeOutlook
+from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.role_planner import PlanDecision, PlanVerdict, RolePlanner, Seen
+
+
+def seen(
+    now_s: float, mode: Mode, attained: float | None, *, number: int = 12, kind: int = 0, since: float = 8.0
+) -> Seen:
+    return Seen(
+        now_s=now_s,
+        mode=mode,
+        num_requests=number,
+        demand=demand(number / since),
+        attained=attained,
+        num_judged=number if attained is not None else 0,
+        since_s=now_s - since,
+        num_kinds=kind,
+    )
+
+
+def said(split: float, unified: float, hybrid: float, *, beaten: Mode | None = None) -> dict[Mode, ModeOutlook]:
+    parts = {SPLIT: split, UNIFIED_MODE: unified, HYBRID_MODE: hybrid}
+    return {
+        mode: ModeOutlook(attained=parts[mode], ttft_p90_s=0.1, itl_p90_s=0.02, is_beaten=mode == beaten)
+        for mode in MODES
+    }
+
+
+def decide(planner: RolePlanner, found: Seen, outlooks: dict[Mode, ModeOutlook]) -> PlanDecision:
+    asked = planner.question(found)
+    return planner.decide(found, outlooks) if isinstance(asked, Demand) else asked
+
+
+def test_one_look_is_enough_where_much_is_lost_and_much_is_promised() -> None:
+    """The first word of a simulator that is right about what is seen. Red when a minute of a phase goes by first."""
+    planner = RolePlanner(LIMITS, 1.0, 0.05)
+    found = decide(planner, seen(20.0, SPLIT, 0.05), said(0.0, 0.9, 1.0))
+    assert (found.verdict, found.mode) == (PlanVerdict.CHANGE, HYBRID_MODE)
+
+
+@pytest.mark.parametrize(
+    ("attained", "split", "number"),
+    [
+        (0.9, 0.5, 12),  # it is fine as it is
+        (0.05, 0.75, 12),  # the simulator does not see what is seen
+        (None, 0.0, 12),  # nothing is seen
+        (0.05, 0.0, 9),  # of too few
+    ],
+)
+def test_otherwise_one_look_is_not_enough(attained: float | None, split: float, number: int) -> None:
+    planner = RolePlanner(LIMITS, 1.0, 0.05)
+    found = decide(planner, seen(20.0, SPLIT, attained, number=number), said(split, 0.9, 1.0))
+    assert found.verdict is PlanVerdict.HOLD
+
+
+def test_a_mode_that_was_left_out_of_the_race_is_not_chosen() -> None:
+    """What is said of it is of fewer requests. Red when a loser's first requests win."""
+    planner = RolePlanner(LIMITS, 1.0, 0.05)
+    found = decide(planner, seen(20.0, SPLIT, 0.0), said(0.0, 0.8, 1.0, beaten=HYBRID_MODE))
+    assert (found.verdict, found.mode) == (PlanVerdict.CHANGE, UNIFIED_MODE)
+
+
+def test_other_traffic_ends_the_cool_down_and_a_comparison() -> None:
+    """Red when a mode is taken back because it was compared with what it made of other traffic."""
+    planner = RolePlanner(LIMITS, 1.0, 0.05)
+    assert decide(planner, seen(20.0, SPLIT, 0.3), said(0.3, 1.0, 0.5)).verdict is PlanVerdict.CHANGE
+    cooling = decide(planner, seen(25.0, UNIFIED_MODE, 0.3), said(0.9, 0.0, 0.9))
+    assert "until the next change" in cooling.reason
+    kept = decide(planner, seen(40.0, UNIFIED_MODE, 0.0, kind=1), said(1.0, 0.0, 0.9))
+    assert kept.verdict is PlanVerdict.KEEP and "cannot be compared" in kept.reason
+    again = decide(planner, seen(45.0, UNIFIED_MODE, 0.0, kind=1, since=13.0), said(1.0, 0.0, 0.9))
+    assert (again.verdict, again.mode) == (PlanVerdict.CHANGE, SPLIT)
+
+
+def test_little_is_lost_by_a_change_where_little_is_met() -> None:
+    """Predictions were off by half of late. Red when that keeps a mode in which nothing is met."""
+    planner = RolePlanner(LIMITS, 1.0, 0.05)
+    for tick in range(4):
+        decide(planner, seen(60.0 + 5 * tick, SPLIT, 0.45, number=100, since=60.0), said(0.95, 0.9, 0.9))
+    assert planner.past.error == pytest.approx(0.5)
+    for tick in range(3):
+        found = decide(planner, seen(100.0 + 5 * tick, SPLIT, 0.1, number=100, since=60.0), said(0.5, 0.9, 0.5))
+        if found.verdict is PlanVerdict.CHANGE:
+            break
+    assert found.verdict is PlanVerdict.CHANGE
+    held = [decide(planner, replace(seen(200.0, UNIFIED_MODE, 0.7, number=100), since_s=140.0), said(1.0, 0.7, 0.5))]
+    assert held[0].verdict is not PlanVerdict.CHANGE, "where much is met, much can be lost"
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 2)), min_size=40, max_size=120), st.integers(0, 10))
+@settings(max_examples=60, deadline=None)
+def test_of_one_kind_it_never_swings(steps: list[tuple[float, int]], kind: int) -> None:
+    """However predictions jump about: not more changes than cool-downs."""
+    planner, mode, changes = RolePlanner(LIMITS, 1.0, 0.05), SPLIT, 0
+    for tick, (part, place) in enumerate(steps):
+        outlooks = said(*(part if place == other else 0.0 for other in range(3)))
+        found = decide(planner, seen(5.0 * tick, mode, outlooks[mode].attained, number=40, kind=kind), outlooks)
+        changes += found.verdict in (PlanVerdict.CHANGE, PlanVerdict.UNDO)
+        mode = found.mode
+    assert changes <= 1 + len(steps) * LIMITS.tick_s / LIMITS.cool_down_s
