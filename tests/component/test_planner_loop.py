@@ -27,7 +27,8 @@ from relevo.planner.window import MAX_ARRIVALS, DemandWindow
 from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, modes_of
-from relevo.policy.scaling.role_planner import PlannerLimits, PlanVerdict, RolePlanner
+from relevo.policy.scaling.planner_limits import PlannerLimits
+from relevo.policy.scaling.role_planner import PlanVerdict, RolePlanner
 from relevo.telemetry.latency import RequestRecord, RequestTimes, Slo
 from relevo.telemetry.metrics import GatewayMetrics
 

@@ -19,7 +19,8 @@ from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import SPILLING, Mode, mode_named, modes_of
-from relevo.policy.scaling.role_planner import PlanDecision, PlannerLimits, PlanVerdict, RolePlanner, Seen
+from relevo.policy.scaling.planner_limits import PlannerLimits
+from relevo.policy.scaling.role_planner import PlanDecision, PlanVerdict, RolePlanner, Seen
 
 ALL_MODES = modes_of({"box": [WorkerId("prefill-0"), WorkerId("decode-0")]})
 MODES = tuple(mode for mode in ALL_MODES if mode.name in ("unified", "1p1d", "hybrid"))

@@ -11,7 +11,8 @@ from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, modes_of
 from relevo.policy.scaling.past_errors import PastErrors
-from relevo.policy.scaling.role_planner import PlanDecision, PlannerLimits, PlanVerdict, RolePlanner, Seen
+from relevo.policy.scaling.planner_limits import PlannerLimits
+from relevo.policy.scaling.role_planner import PlanDecision, PlanVerdict, RolePlanner, Seen
 
 MODES = tuple(
     mode for mode in modes_of({"box": [WorkerId("prefill-0"), WorkerId("decode-0")]}) if mode.name != "unified"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from worlds import LAYOUT, assert_nothing_is_left, config, split, worker
 
 from relevo.planner.worker_costs import WorkerCosts, WorkerRules
-from relevo.policy.scaling.role_planner import PlannerLimits
+from relevo.policy.scaling.planner_limits import PlannerLimits
 from relevo.policy.scaling.worker_count import CountLimits, CountPlanner
 from relevo.sim.config import ServingSpec
 from relevo.sim.day.counts import PlannedCount, Reactive

@@ -14,7 +14,7 @@ from relevo.core.role import STANDBY, UNIFIED
 from relevo.policy.perf.step_time import FittedStepTimes
 from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.modes import modes_of
-from relevo.policy.scaling.role_planner import PlannerLimits
+from relevo.policy.scaling.planner_limits import PlannerLimits
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.sim.config import Fault, FaultKind, NetworkSpec, ServingSpec, WorkerSpec
 from relevo.sim.day.rules import Planned, give_roles, modes_of_specs, planned_in

@@ -30,7 +30,8 @@ from relevo.policy.host.auto_mode import AUTO_ITL_S, AUTO_TTFT_S
 from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, mode_named
-from relevo.policy.scaling.role_planner import PlannerLimits, RolePlanner
+from relevo.policy.scaling.planner_limits import PlannerLimits
+from relevo.policy.scaling.role_planner import RolePlanner
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.telemetry.latency import Slo
 from relevo.wire.leash import ask_for_end_with_parent

@@ -23,13 +23,8 @@ from relevo.planner.window import DemandWindow, Window
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, mode_named, modes_of
-from relevo.policy.scaling.role_planner import (
-    PlanDecision,
-    PlannerLimits,
-    PlanVerdict,
-    RolePlanner,
-    Seen,
-)
+from relevo.policy.scaling.planner_limits import PlannerLimits
+from relevo.policy.scaling.role_planner import PlanDecision, PlanVerdict, RolePlanner, Seen
 
 log = logging.getLogger("relevo.planner")
 

@@ -21,34 +21,12 @@ from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.outlook_words import next_best, words
 from relevo.policy.scaling.past_errors import PastErrors
+from relevo.policy.scaling.planner_limits import PlannerLimits
 
 _SWITCHES = 8  # of late, whose times say what the next one takes. Arbitrary
 _MORE_LOAD = 1.25  # than before a change: what came of it is not the change's fault. Arbitrary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerLimits:
-    """All arbitrary but for what the operator sets."""
-
-    tick_s: float = 5.0
-    min_requests: int = 20  # in the window, for lengths to mean anything
-    few_requests: int = 10  # likewise, where `wide` is what matters
-    few_judged: int = 6  # of which it is known whether they met the targets, likewise
-    wide: float = 0.25  # part of requests that miss the targets now, and gain of a change, for which one look is enough
-    gain: float = 0.02  # see `ModeOutlook.better_by`: that a change must promise above what it costs and past errors
-    error_weight: float = 1.0  # of past errors; 0: predictions are believed whatever came of the last ones
-    min_compared: int = 2  # predictions with what came of them, before anything is changed
-    num_ticks_of_gain: int = 2  # in a row
-    surge: float = 2.0  # times the expected load: the head-room that modes are compared by, beside it
-    stays_s: float = 120.0  # that a mode has to stay to be worth the change to it
-    cool_down_s: float = 30.0  # after a change
-    arrive_s: float = 30.0  # after a change, until every worker has to have its new role
-    settle_s: float = 20.0  # after a change, until it is judged
-    hand_hold_s: float = 300.0  # after a change by hand
-    block_s: float = 600.0  # after a change that was taken back
-    num_ticks_ahead: int = 6  # that a forecast looks
-    season_ticks: int = 17_280  # a day
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +158,11 @@ class RolePlanner:
                     f"a median prompt alone takes {floor_s:.2f} s on these workers, the target is {self._ttft_s:g} s"
                 )
                 return self._hold(seen, reason, PlanVerdict.INFEASIBLE, told)
-            told_best = f"{seen.mode} {_words(present)}; {_next_best(seen.mode, outlooks)}"
+            told_best = f"{seen.mode} {words(present)}; {next_best(seen.mode, outlooks)}"
             return self._hold(seen, told_best + self._doubts(seen, gain, noise), told=told)
         count = self._favourite[1] + 1 if self._favourite is not None and self._favourite[0] == best else 1
         self._favourite = (best, count)
-        why = f"{best} {_words(outlooks[best])}, {seen.mode} {_words(present)}"
+        why = f"{best} {words(outlooks[best])}, {seen.mode} {words(present)}"
         if not (error_now is not None and self._is_missing(seen) and gain >= self._limits.wide + error_now):
             if count < self._limits.num_ticks_of_gain or seen.num_requests < self._limits.min_requests:
                 return self._hold(seen, f"{why}; once more to be sure", told=told)
@@ -284,8 +262,8 @@ class RolePlanner:
         if self._acts and chosen != seen.mode:
             self._mode, self._arriving = chosen, (seen.now_s, seen.mode)
         reason = (
-            f"by {source}, {seen.demand.requests_per_s:.2f} requests/s: {chosen} {_words(outlooks[chosen])};"
-            f" {_next_best(chosen, outlooks)}"
+            f"by {source}, {seen.demand.requests_per_s:.2f} requests/s: {chosen} {words(outlooks[chosen])};"
+            f" {next_best(chosen, outlooks)}"
         )
         return PlanDecision(
             verdict=PlanVerdict.START,
@@ -389,18 +367,3 @@ class RolePlanner:
 
     def _told(self, seen: Seen, outlooks: Mapping[Mode, ModeOutlook]) -> dict[str, ModeOutlook]:
         return {mode.name: outlook for mode, outlook in outlooks.items()}
-
-
-def _words(outlook: ModeOutlook) -> str:
-    ttft = "-" if outlook.ttft_p90_s is None else f"{outlook.ttft_p90_s:.2f} s"
-    itl = "-" if outlook.itl_p90_s is None else f"{outlook.itl_p90_s * 1e3:.0f} ms"
-    surge = "" if outlook.surge_attained is None else f", {outlook.surge_attained:.0%} in a surge"
-    return f"is to meet the targets for {outlook.attained:.0%}{surge} (TTFT p90 {ttft}, ITL p90 {itl})"
-
-
-def _next_best(present: Mode, outlooks: Mapping[Mode, ModeOutlook]) -> str:
-    others = [mode for mode in outlooks if mode != present]
-    if not others:
-        return "there is no other mode"
-    best = max(others, key=lambda mode: outlooks[mode].better_by(outlooks[present]))
-    return f"next best: {best} {_words(outlooks[best])}"

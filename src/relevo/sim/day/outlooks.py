@@ -15,7 +15,7 @@ from relevo.planner.worker_costs import WorkerCosts
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
-from relevo.policy.scaling.role_planner import PlannerLimits
+from relevo.policy.scaling.planner_limits import PlannerLimits
 from relevo.policy.scaling.worker_facts import WorkerFacts
 from relevo.sim.mode_race import ModeRace
 from relevo.sim.mode_worlds import ModeWorlds

@@ -16,7 +16,8 @@ from relevo.planner.loop import Question, RolePlanning
 from relevo.planner.worker_costs import WorkerCosts, WorkerRules
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, modes_of
-from relevo.policy.scaling.role_planner import PlanDecision, PlannerLimits, RolePlanner
+from relevo.policy.scaling.planner_limits import PlannerLimits
+from relevo.policy.scaling.role_planner import PlanDecision, RolePlanner
 from relevo.sim.config import WorkerSpec
 from relevo.sim.day.outlooks import Outlooks
 from relevo.sim.kernel import seconds
