@@ -47,6 +47,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {**HEADS, "attention_bias": True, "mlp_bias": True}),
     "qwen3": ("qwen3", {**HEADS, "num_key_value_heads": 8}),
     "one-key-value-head": ("llama", {**HEADS, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "nine-heads": (
+        "llama",
+        {**HEADS, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "attention_bias": True},
+    ),
     "mixtral": ("mixtral", {**HEADS, **EXPERTS}),
     "deepseek": ("deepseek_v3", LATENT),
     "gpt-oss": ("gpt_oss", {**LOCAL["gpt_oss"], **HEADS, "num_local_experts": 8}),
@@ -196,7 +200,9 @@ def test_quantised_weights_are_cut_between_their_blocks(tmp_path: Path) -> None:
 def test_a_cut_inside_a_block_is_refused(tmp_path: Path) -> None:
     files = stored_in_blocks(tmp_path, intermediate_size=384)  # 48 columns
     ops = NativeOps(cores=(0,))
-    with pytest.raises(UnsupportedModel, match=r"q8_0, whose blocks of 32 do not end .* 48 .* choose --dtype bfloat16"):
+    with pytest.raises(
+        UnsupportedModel, match=r"q8_0, whose blocks of 32 do not end at column 48, .* choose --dtype bfloat16"
+    ):
         spec_of(files.config).load(
             files.config, files.tensors(raw_formats=ops.native_formats), ops, 128, share_of(files.config, 0, 2)
         )
@@ -217,18 +223,18 @@ REFUSED = {
     "no such size": ({}, 3, False, "a tensor parallel size of 3 is not one of 1, 2, 4, 8; choose one of them"),
     "more than there are": ({}, 16, False, "16 is not one of"),
     "none": ({}, 0, False, "0 is not one of"),
-    "nine heads": (
-        {"num_attention_heads": 9, "num_key_value_heads": 3},
-        2,
+    "three heads": (
+        {"num_attention_heads": 3, "num_key_value_heads": 1},
+        4,
         False,
-        "2 ranks cannot share 9 attention heads evenly; choose a tensor parallel size of 1",
+        "4 ranks cannot share 3 attention heads evenly; choose a tensor parallel size of 2",
     ),
     "columns": ({"intermediate_size": 100}, 8, False, "8 ranks cannot share 100 columns of an MLP .* size of 4"),
     "heads of keys": (
-        {"num_attention_heads": 12, "num_key_value_heads": 6},
-        4,
+        {"num_attention_heads": 9, "num_key_value_heads": 9},
+        2,
         False,
-        "4 ranks cannot share 6 key-value heads evenly; choose a tensor parallel size of 2",
+        "2 ranks cannot share 9 key-value heads evenly; choose a tensor parallel size of 1",
     ),
     "experts": ({**MOE}, 4, True, "4 ranks cannot share 6 experts evenly; choose a tensor parallel size of 2"),
     "columns of experts": (
@@ -254,9 +260,12 @@ def test_what_cannot_be_shared_evenly_is_refused(case: str) -> None:
     [
         ({}, 8),
         ({"intermediate_size": 100}, 4),
-        ({"num_attention_heads": 14, "num_key_value_heads": 2}, 2),
-        ({"num_attention_heads": 9, "num_key_value_heads": 3}, 1),
-        ({"num_attention_heads": 12, "num_key_value_heads": 6}, 2),
+        ({"num_attention_heads": 14, "num_key_value_heads": 2}, 8),
+        ({"num_attention_heads": 9, "num_key_value_heads": 3}, 8),
+        ({"num_attention_heads": 12, "num_key_value_heads": 6}, 8),
+        ({"num_attention_heads": 6, "num_key_value_heads": 2}, 4),
+        ({"num_attention_heads": 6, "num_key_value_heads": 6}, 2),
+        ({"num_attention_heads": 9, "num_key_value_heads": 9}, 1),
         ({"num_attention_heads": 8, "num_key_value_heads": 2}, 8),
     ],
 )

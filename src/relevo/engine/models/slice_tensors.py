@@ -7,6 +7,7 @@ torch's products choose their loops, and so their bits, by that too.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ _LINE_BYTES = 64
 class SliceTensors:
     def __init__(self, config: ModelConfig, part: Slice) -> None:
         """`config`: of the whole model."""
-        self._whole, self._own, self._slice = shapes_of(config), shapes_of(part.config), part
+        self._whole, self._own, self._slice, self._config = shapes_of(config), shapes_of(part.config), part, config
         self._paired = _paired_names(config)
 
     def is_cut(self, name: str) -> bool:
@@ -37,14 +38,27 @@ class SliceTensors:
             return tensor
         whole, own = self._whole[name], self._own[name]
         if whole == own:
-            return HostTensor(_copied(tensor.array), tensor.dtype)
+            return HostTensor(_copied(tensor.array, tensor.array.shape), tensor.dtype)
         axis = next(axis for axis, size in enumerate(whole) if size != own[axis])
-        number = self._slice.number * (whole[axis] // own[axis]) // self._slice.num_slices
+        first, stop = self._place(name, whole[axis], own[axis])
         if axis == 0:
-            rows = _rows(tensor.array, number, own[0], num_halves=2 if name in self._paired else 1)
-            return HostTensor(_copied(rows), tensor.dtype)
-        width = _stored_width(name, tensor.dtype, own[axis])
-        return HostTensor(_copied(tensor.array[:, number * width : (number + 1) * width]), tensor.dtype)
+            rows = _rows(tensor.array, first, stop, num_halves=2 if name in self._paired else 1)
+            return HostTensor(_copied(rows, (own[0], *rows.shape[1:])), tensor.dtype)
+        start, end, width = (_stored_width(name, tensor.dtype, columns) for columns in (first, stop, own[axis]))
+        columns = tensor.array[:, start:end]
+        return HostTensor(_copied(columns, (len(columns), width)), tensor.dtype)
+
+    def _place(self, name: str, whole: int, own: int) -> tuple[int, int]:
+        """The slice's part of a dimension: first, and the one after the last. Of heads it may be less than `own`."""
+        config, part = self._config, self._slice
+        if ".self_attn." not in name:
+            first = part.number * whole // part.num_slices
+        elif name.rsplit(".", 2)[-2] in ("k_proj", "v_proj"):
+            first = (part.first_kv_head or 0) * (whole // config.num_kv_heads)
+        else:
+            each = whole // config.num_heads
+            return part.heads.start * each, part.heads.stop * each
+        return first, first + own
 
 
 def shapes_of(config: ModelConfig, stage: range | None = None) -> Shapes:
@@ -60,28 +74,30 @@ def _paired_names(config: ModelConfig) -> frozenset[str]:
     return frozenset(name for plan in plans for group in (*plan.gate_up, *plan.gate_up_bias) for name in group)
 
 
-def _rows(array: npt.NDArray[Any], number: int, count: int, num_halves: int) -> npt.NDArray[Any]:
-    size = count // num_halves
-    parts = [half[number * size : (number + 1) * size] for half in np.split(array, num_halves)]
+def _rows(array: npt.NDArray[Any], first: int, stop: int, num_halves: int) -> npt.NDArray[Any]:
+    start, end = first // num_halves, stop // num_halves
+    parts = [half[start:end] for half in np.split(array, num_halves)]
     return parts[0] if num_halves == 1 else np.concatenate(parts)
 
 
 def _stored_width(name: str, dtype: str, count: int) -> int:
-    """Of so many columns of a matrix, as they are stored."""
+    """Of the first so many columns of a matrix, as they are stored."""
     block = BLOCK_FORMATS.get(dtype)
     if block is None:
         return count
     if count % block.elements:
         raise UnsupportedModel(
-            f"tensor {name} is stored as {dtype}, whose blocks of {block.elements} do not end where a slice of {count} "
-            "columns ends; choose --dtype bfloat16, or a tensor parallel size of 1"
+            f"tensor {name} is stored as {dtype}, whose blocks of {block.elements} do not end at column {count}, where "
+            "a slice ends; choose --dtype bfloat16, or leave --tensor-parallel-size out"
         )
     return count // block.elements * block.stored_bytes
 
 
-def _copied(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    memory = np.empty(array.nbytes + _LINE_BYTES, np.uint8)
+def _copied(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """With zeros behind it, up to this shape. They are zeros in every way of storing weights."""
+    num_bytes = prod(shape) * array.itemsize
+    memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
     first = -memory.ctypes.data % _LINE_BYTES
-    copy = memory[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
+    copy = memory[first : first + num_bytes].view(array.dtype).reshape(shape)
+    copy[tuple(slice(size) for size in array.shape)] = array
     return copy

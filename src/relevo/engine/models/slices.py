@@ -21,11 +21,13 @@ SIZES = (1, 2, 4, 8)  # of a tensor group; the last one is also how many slices 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`config`: the model's, with the sizes that the slice has. Parts of the whole are numbered from 0."""
+    """`config`: the model's, with the sizes that the slice has, which are those of every slice: where it has fewer of
+    the model's `heads`, the rest are of zeros. Parts of the whole are numbered from 0."""
 
     config: ModelConfig
     number: int = 0
     num_slices: int = 1
+    heads: range = range(0)  # of the model
     first_kv_head: int | None = None  # of the cache; None: the slice is the model, uncut
 
     @property
@@ -52,16 +54,17 @@ class Share:
         return tuple(self._slice(config, number) for number in range(self.rank * each, (self.rank + 1) * each))
 
     def _slice(self, config: ModelConfig, number: int) -> Slice:
-        count, kv_heads = self.num_slices, max(1, config.num_kv_heads // self.num_slices)
+        count = self.num_slices
+        heads, kv_heads = _heads_of(config, number, count)
+        most = max(len(_heads_of(config, each, count)[0]) for each in range(count))
         sliced = replace(
             config,
-            num_heads=config.num_heads // count,
-            num_kv_heads=kv_heads,
+            num_heads=most,
+            num_kv_heads=most if config.latent is not None else len(kv_heads),
             intermediate_size=config.intermediate_size // count,
             experts=self._experts(config.experts, number) if config.experts else None,
         )
-        place = number * (config.num_kv_heads // kv_heads) // count
-        return Slice(sliced, number, count, first_kv_head=place * kv_heads)
+        return Slice(sliced, number, count, heads, kv_heads.start)
 
     def _experts(self, experts: ExpertsConfig, number: int) -> ExpertsConfig:
         shared, count = experts.shared_size // self.num_slices, self.num_slices
@@ -69,6 +72,26 @@ class Share:
             held = experts.num_experts // count
             return replace(experts, shared_size=shared, held=range(number * held, (number + 1) * held))
         return replace(experts, shared_size=shared, intermediate_size=experts.intermediate_size // count)
+
+
+def _heads_of(config: ModelConfig, number: int, count: int) -> tuple[range, range]:
+    """The attention heads of a slice, and the heads of keys and values that they share: some of these whole, or a part
+    of what shares one. As even as may be."""
+    num_kv_heads = config.num_heads if config.latent is not None else config.num_kv_heads
+    each = config.num_heads // num_kv_heads
+    if count <= num_kv_heads:
+        kv_heads = _part(range(num_kv_heads), number, count)
+        return range(kv_heads.start * each, kv_heads.stop * each), kv_heads
+    kv_head = next(head for head in range(num_kv_heads) if number in _part(range(count), head, num_kv_heads))
+    sharing = _part(range(count), kv_head, num_kv_heads)
+    own = _part(range(kv_head * each, (kv_head + 1) * each), number - sharing.start, len(sharing))
+    return own, range(kv_head, kv_head + 1)
+
+
+def _part(whole: range, number: int, count: int) -> range:
+    """One of so many, as even as may be, in order."""
+    size = len(whole)
+    return range(whole.start + number * size // count, whole.start + (number + 1) * size // count)
 
 
 def share_of(config: ModelConfig, rank: int, size: int, *, whole_experts: bool = False) -> Share:
@@ -103,7 +126,7 @@ def _why_not(config: ModelConfig, size: int, whole_experts: bool, largest: int) 
 def _obstacles(config: ModelConfig, size: int, whole_experts: bool) -> Iterator[str]:
     """What so many slices cannot have equal parts of."""
     experts = config.experts
-    shared_out = {"attention heads": config.num_heads}
+    shared_out = {}
     if experts is None or len(experts.layers) < config.num_layers:
         shared_out["columns of an MLP"] = config.intermediate_size
     if experts is not None:
@@ -113,5 +136,10 @@ def _obstacles(config: ModelConfig, size: int, whole_experts: bool) -> Iterator[
             shared_out["columns of an expert"] = experts.intermediate_size
         shared_out["columns of the shared experts"] = experts.shared_size
     yield from (f"{count} {what}" for what, count in shared_out.items() if count % size)
-    if config.latent is None and config.num_kv_heads % size and size % config.num_kv_heads:
+    heads, kv_heads = zip(*(_heads_of(config, number, size) for number in range(size)), strict=True)
+    if not all(heads):
+        yield f"{config.num_heads} attention heads"
+    if (
+        config.latent is None and len({len(each) for each in kv_heads}) > 1
+    ):  # none of zeros: the cache has no place for it
         yield f"{config.num_kv_heads} key-value heads"

@@ -1,0 +1,43 @@
+"""A mixture of experts that are copies of a dense model's MLP answers as the dense model does, however it is cut.
+
+Red when an expert of another rank is taken for one's own, or when the weights of the chosen ones do not come to one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from tensor_groups import computed
+from tiny_decoders import hf_model
+from upcycled import write_upcycled
+
+from relevo.engine.loaders.model_files import ModelFiles
+from relevo.engine.loaders.resolve import load_model_files
+
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
+
+
+@cache
+def pair() -> tuple[ModelFiles, ModelFiles]:
+    folder = Path(mkdtemp(prefix="relevo-upcycled-"))
+    hf_model("llama", **HEADS).save_pretrained(folder / "dense")
+    dense = load_model_files(str(folder / "dense"))
+    return dense, load_model_files(str(write_upcycled(dense, folder / "experts")))
+
+
+@pytest.mark.parametrize(
+    ("size", "whole_experts"), [(None, False), (1, False), (2, False), (1, True), (2, True), (4, True)]
+)
+def test_experts_that_are_copies_are_the_mlp(size: int | None, whole_experts: bool) -> None:
+    dense, experts = pair()
+    (expected, *_), (found, *_) = (
+        computed(dense, "native", None).logits,
+        computed(experts, "native", size, whole_experts=whole_experts).logits,
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * float(np.abs(theirs).max()))
+        np.testing.assert_array_equal(ours.argmax(-1), theirs.argmax(-1))
