@@ -1,4 +1,4 @@
-"""SmolLM2 with experts that are copies of its MLP, and random routers, says what SmolLM2 says, however it is shared out.
+"""SmolLM2 with experts that are copies of its MLP, and random routers, says what SmolLM2 says, on any ranks.
 
 A hundred prompts over each way of serving it. Red when a rank takes another's experts, when a handoff loses a part, or
 when experts are weighed wrongly.
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from stack import stack
-from upcycled import write_dense, write_upcycled
 
-from relevo.engine.loaders.resolve import load_model_files, tokenizer_files
+from relevo.build.vocabulary import tokenizer_files
+from relevo.engine.loaders.resolve import load_model_files
+from upcycled import write_dense, write_upcycled
 
 FLAGS = ("--num-kv-blocks", "256", "--max-model-len", "256", "--max-num-seqs", "16", "--kv-cache-dtype", "float32")
 WAYS = {
@@ -45,7 +46,7 @@ def test_smollm2_is_heard_through_its_copies(tmp_path: Path) -> None:
     files = load_model_files("smollm2")
     dense, experts = write_dense(files, tmp_path / "dense"), write_upcycled(files, tmp_path / "experts", num_experts=2)
     for folder in (dense, experts):
-        (folder / "tokenizer.json").write_text(tokenizer_files("smollm2").tokenizer_json)
+        (folder / "tokenizer.json").write_text(tokenizer_files("smollm2", None, None).tokenizer_json)
     expected = answers(dense, "--topology", "unified")
     assert len(set(expected)) > len(PROMPTS) // 2, "they say something"
     for name, flags in WAYS.items():
