@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from tensor_groups import computed
 from tiny_decoders import hf_model
-from upcycled import write_upcycled
 
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.loaders.resolve import load_model_files
+from upcycled import write_upcycled
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
 
