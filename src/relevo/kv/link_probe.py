@@ -24,6 +24,8 @@ from relevo.kv.transports.tcp_sender import proved
 FIRST_BYTES = 1024 * 1024  # each way
 _MOST_BYTES = 32 * 1024 * 1024
 _ENOUGH_S = 0.05  # a rate from less would be that of the start of a connection
+_ENOUGH_ROUND_TRIPS = 20  # arbitrary; likewise: the window grows once in each
+_ENOUGH_AT_MOST_S = 0.5  # arbitrary; four times as many bytes as take less still come within a step's time
 _NUM_ROUND_TRIPS = 3
 _BRIEF_BYTES = 8 * 1024  # each way: several packets, and nothing that a slow way would feel
 
@@ -92,11 +94,11 @@ def probe_link(
 
 
 def _rate(channel: Channel, round_trip_s: float, *, is_back: bool) -> float:
-    num_bytes = FIRST_BYTES
+    num_bytes, enough_s = FIRST_BYTES, max(_ENOUGH_S, min(_ENOUGH_AT_MOST_S, _ENOUGH_ROUND_TRIPS * round_trip_s))
     while True:
         took_s = _exchange(channel, 1, num_bytes) if is_back else _exchange(channel, num_bytes, 1)
         net_s = max(took_s - round_trip_s, took_s / 10)
-        if took_s >= _ENOUGH_S or num_bytes >= _MOST_BYTES:
+        if took_s >= enough_s or num_bytes >= _MOST_BYTES:
             return num_bytes / net_s
         num_bytes *= 4
 
