@@ -6,6 +6,7 @@ than what all groups have, or if anything is still held in the end.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -39,7 +40,7 @@ class Pair:
         self.receiver = Worker(KINDS[kind], num_blocks, first_block_id=1000)
         self.rules = KINDS[kind]
         self.asked: dict[RequestId, EngineRequest] = {}
-        self.num_moved_blocks = 0
+        self.num_moved_blocks = self.num_found_blocks = 0
 
     def ask(self, one: EngineRequest) -> None:
         if self.receiver.scheduler.reserve(one, 0) is None:
@@ -59,7 +60,10 @@ class Pair:
     def granted(self, reservation: Reservation, rng: Random) -> None:
         one = self.asked[reservation.request_id]
         num_prompt = len(one.prompt_token_ids)
-        assert len(reservation.block_ids) == -(-num_prompt // SIZE) + num_tail_blocks(self.rules, num_prompt)
+        num_tail = num_tail_blocks(self.rules, num_prompt, reservation.num_found_tokens)
+        assert len(reservation.block_ids) == -(-num_prompt // SIZE) + num_tail
+        assert reservation.num_found_tokens <= reservation.num_hit_tokens
+        self.num_found_blocks += num_tail_blocks(self.rules, num_prompt) - num_tail
         assert len(set(reservation.block_ids)) == len(reservation.block_ids)
         chance = rng.random()
         if chance < 0.15:  # nobody computes it: the receiver does
@@ -103,15 +107,21 @@ class Pair:
 @pytest.mark.parametrize("seed", range(4))
 def test_split_answers_are_those_of_each_request_alone(kind: str, seed: int, num_blocks: int) -> None:
     """Every cell that the receiver reads is checked, with hits on both sides, forks, preemptions and rooms given up."""
-    rng, pair = Random(seed), Pair(kind, num_blocks)
+    rng, pair, prompts = Random(seed), Pair(kind, num_blocks), list[tuple[int, ...]]()
     for number in range(14):
-        pair.ask(request(number, rng))
+        one = request(number, rng)
+        if number > 3 and rng.random() < 0.5:  # a prompt that was there before, and a little more
+            prompt = (*rng.choice(prompts), *one.prompt_token_ids[: rng.randrange(6)])
+            one = replace(one, prompt_token_ids=prompt)
+        prompts.append(one.prompt_token_ids)
+        pair.ask(one)
         for _ in range(rng.randrange(5)):
             pair.run(rng)
     while pair.run(rng):
         pass
     assert pair.sender.num_held == pair.receiver.num_held == 0
     assert pair.num_moved_blocks > 0 and not pair.receiver.scheduler.has_work()
+    assert pair.num_found_blocks > 0 or kind != "window" or num_blocks < 200
     longest = pair.receiver.scheduler.config.num_pool_tokens + 1
     for one in pair.asked.values():
         for index in range(one.sampling.n):
@@ -138,6 +148,49 @@ def test_what_moves_is_what_the_receiver_can_see() -> None:
     assert layout.sequence_bytes(1000) == 1127 * each
     chunk = KVLayout("m", "bfloat16", 16, (full, KVGroup.chunk(range(1, 24, 2), 8, 64, 128)))
     assert [chunk.tail_bytes(count) // each for count in (127, 128, 129, 300)] == [127, 0, 1, 44]
+    assert [layout.tail_bytes(1000, found) // each for found in (0, 864, 880, 992)] == [127, 127, 120, 8]
+
+
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_what_the_receiver_has_of_a_window_stays_where_it_is(kind: str) -> None:
+    """A turn of a conversation, decoded there, comes again with a few tokens more. Red when a window is sent whole each
+    time, or when what is found is given back while a stream reads it."""
+    pair = Pair(kind, 200)
+    first = replace_prompt(request(1, Random(1)), tuple(range(100, 150)))
+    pair.ask(first)
+    while pair.run(Always(0.5)):
+        pass
+    said = pair.receiver.tokens[first.request_id, 0]
+    next_turn = replace_prompt(request(2, Random(1)), (*first.prompt_token_ids, *said, 7))
+    num_hits = (len(first.prompt_token_ids) + len(said) - 1) // SIZE
+    pair.ask(next_turn)
+    pair.num_moved_blocks = 0
+    while pair.run(Always(0.5)):
+        pass
+    num_prompt = len(next_turn.prompt_token_ids)
+    assert pair.num_found_blocks > 0
+    assert pair.num_moved_blocks == -(-num_prompt // SIZE) - num_hits + sum(
+        len(set(rule.tail(num_prompt)) - set(range(num_hits))) for rule in pair.rules
+    )
+    assert pair.sender.num_held == pair.receiver.num_held == 0
+    expected = reference(next_turn, 0, pair.receiver.scheduler.config.num_pool_tokens + 1)[0]
+    assert pair.receiver.tokens[next_turn.request_id, 0] == expected
+
+
+class Always(Random):
+    """Every chance comes out alike."""
+
+    def __init__(self, chance: float) -> None:
+        super().__init__()
+        self._chance = chance
+
+    def random(self) -> float:
+        return self._chance
+
+
+def replace_prompt(one: EngineRequest, prompt: tuple[int, ...]) -> EngineRequest:
+    sampling = replace(one.sampling, n=1, max_tokens=20, ignore_eos=True)
+    return replace(one, prompt_token_ids=prompt, sampling=sampling)
 
 
 @given(data=st.data(), kind=st.sampled_from(("window", "chunk")), span=st.integers(1, 20), size=st.integers(1, 5))

@@ -24,7 +24,8 @@ def room(pool: BlockPool) -> Reservations:
 
 
 def grant(room: Reservations, request_id: str = "a", n: int = 1, num_spare: int = 0):
-    return room.grant(make_request(request_id, PROMPT, n=n), chain(PROMPT, 2, b""), 2, num_spare, n)
+    hashes = chain(PROMPT, 2, b"")
+    return room.grant(make_request(request_id, PROMPT, n=n), hashes, room._pool.match(hashes[:2]), num_spare, n)
 
 
 def test_a_grant_names_prompt_blocks_only_and_holds_the_copies(room, pool):

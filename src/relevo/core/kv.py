@@ -157,9 +157,11 @@ class KVLayout:
         """What a sequence of that length has to keep for its next token, without the rest of its last blocks."""
         return self.bytes_per_sequence + num_tokens * self.growing_bytes_per_token + self.tail_bytes(num_tokens)
 
-    def tail_bytes(self, num_tokens: int) -> int:
-        """Of these, those of windows and chunks: what a handoff moves beside the tokens that the receiver lacks."""
-        kept = ((group, num_tokens - group.first_kept(num_tokens)) for group in self.groups if group.is_bounded)
+    def tail_bytes(self, num_tokens: int, num_found_tokens: int = 0) -> int:
+        """Of these, those of windows and chunks: what a handoff moves beside the tokens that the receiver lacks.
+        `num_found_tokens`: the receiver has them in these layers, too."""
+        firsts = ((group, max(group.first_kept(num_tokens), num_found_tokens)) for group in self.groups)
+        kept = ((group, num_tokens - first) for group, first in firsts if group.is_bounded)
         return sum(count * group.bytes_per_token(self.dtype) for group, count in kept)
 
     @property
@@ -210,8 +212,9 @@ class Reservation:
 
     `block_ids[i]` holds tokens [i*S, (i+1)*S) of the prompt in the first KV group; those of the other groups follow,
     group by group: the blocks of what the token after the prompt sees. The first `num_hit_tokens` tokens (whole blocks
-    of the first group) are already there and must not be written. Under a shared arena the ids are valid on every
-    worker of the box.
+    of the first group) are already there and must not be written. What the other groups keep of the first
+    `num_found_tokens` is there, too, and has no blocks here. Under a shared arena the ids are valid on every worker of
+    the box.
     """
 
     request_id: RequestId
@@ -220,6 +223,7 @@ class Reservation:
     block_ids: tuple[BlockId, ...]
     generations: tuple[int, ...]  # one per block; a write that names another generation is refused
     num_hit_tokens: int
+    num_found_tokens: int = 0  # whole blocks
 
     @property
     def worker(self) -> WorkerRef:

@@ -118,8 +118,8 @@ class Outgoing:
                 self._say(gateway, request_id, wire.Dropped(request_id))
             case effects.Sealed(gateway, request_id, num_tokens):
                 self._say(gateway, request_id, wire.Sealed(request_id, num_tokens))
-            case effects.HandedOver(gateway, request_id, num_sealed, num_handed, transfer_s):
-                tail_bytes = self.layout.tail_bytes(num_sealed)
+            case effects.HandedOver(gateway, request_id, num_sealed, num_handed, transfer_s, num_found):
+                tail_bytes = self.layout.tail_bytes(num_sealed, num_found)
                 num_bytes = num_handed * self.layout.growing_bytes_per_token + tail_bytes
                 self.reports.tail_bytes += tail_bytes
                 done = wire.PrefillDone(request_id, num_sealed, num_bytes, transfer_s)

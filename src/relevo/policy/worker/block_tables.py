@@ -69,6 +69,16 @@ class BlockTables:
         more = self._groups.match(usable[: len(hits)])
         return hits[: more.num_blocks], more
 
+    def match_room(self, sequence: Sequence) -> tuple[list[BlockId], GroupHits]:
+        """For a prompt that another worker computes: hits of the first group, and what the others have of its end."""
+        if sequence.is_scored:
+            return [], NO_HITS
+        usable = self.usable_hashes(sequence.hashes, sequence.parent.num_prompt_tokens)
+        hits = self._pool.match(usable)
+        if not self._has_groups:
+            return hits, NO_HITS
+        return hits, self._groups.match_tail(usable[: len(hits)], sequence.parent.num_prompt_tokens)
+
     def adopt(self, sequence: Sequence, grant: Grant) -> None:
         """The sequence takes over the prompt blocks of a grant and what is sealed in them.
 
@@ -78,7 +88,7 @@ class BlockTables:
         num_prompt_blocks = num_blocks_for(grant.num_prompt_tokens, self._block_size)
         block_ids = grant.reservation.block_ids
         sequence.block_ids = list(block_ids[:num_prompt_blocks])
-        sequence.more = self._groups.adopt(block_ids[num_prompt_blocks:], grant.num_prompt_tokens)
+        sequence.more = self._groups.adopt(block_ids[num_prompt_blocks:], grant.num_prompt_tokens, grant.found)
         num_sealed = 0 if sequence.is_scored else grant.num_sealed_tokens
         sequence.num_computed = min(num_sealed, len(sequence.token_ids) - 1)
         sequence.num_registered_blocks = grant.num_sealed_tokens // self._block_size
@@ -159,9 +169,9 @@ class BlockTables:
         if sequence.more:
             self._groups.register(sequence.more, num_computed, len(sequence.token_ids), sequence.hashes)
 
-    def tail(self, sequence: Sequence) -> list[BlockId]:
-        """Of the KV groups after the first, what the next token sees."""
-        return self._groups.tail(sequence.more, sequence.num_computed)
+    def tail(self, sequence: Sequence, num_found_tokens: int) -> list[BlockId]:
+        """Of the KV groups after the first, what the next token sees and the receiver did not find."""
+        return self._groups.tail(sequence.more, sequence.num_computed, num_found_tokens)
 
     def _known(self, sequence: Sequence) -> list[BlockHash]:
         return sequence.hashes if self._is_caching else []

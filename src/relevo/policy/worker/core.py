@@ -212,7 +212,12 @@ class WorkerCore:
         self._effects += [
             effects.CancelWrites(remote.reservation, remote.path),  # nothing is under way; its account is closed
             effects.HandedOver(
-                owner, request_id, remote.num_sealed_tokens, remote.num_handed_tokens, remote.transfer_s
+                owner,
+                request_id,
+                remote.num_sealed_tokens,
+                remote.num_handed_tokens,
+                remote.transfer_s,
+                remote.reservation.num_found_tokens,
             ),
         ]
 

@@ -112,6 +112,7 @@ class HandedOver:
     num_sealed_tokens: int
     num_handed_tokens: int  # the receiver's own hits excluded
     transfer_s: float
+    num_found_tokens: int = 0  # that the receiver had in windows and chunks, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,24 @@ class GroupTables:
             block_ids.append(block_id)
         return block_ids[::-1]
 
+    def match_tail(self, hashes: Sequence[BlockHash], num_tokens: int) -> GroupHits:
+        """Of what the next token after `num_tokens` sees, what is found of the blocks with these hashes: in every group
+        up to the same one."""
+        if not self.can_hit:
+            return NO_HITS
+        runs, num_blocks = [], len(hashes)
+        for group, rule in enumerate(self._rules, start=1):
+            first, run = rule.first(num_tokens), []
+            for key in hashes[first:]:
+                block_id = self._pool.find((group, key))
+                if block_id is None:
+                    break
+                run.append(block_id)
+            runs.append((first, run))
+            num_blocks = min(num_blocks, max(first, first + len(run)))
+        found = tuple(tuple(run[: max(0, num_blocks - first)]) for first, run in runs)
+        return GroupHits(num_blocks, found) if any(found) else NO_HITS
+
     def most(self, num_tokens: int, num_hit_blocks: int = 0) -> int:
         """Blocks of all groups that `open` needs for a sequence of that many tokens, beside the hits."""
         return num_more_blocks(self._rules, num_tokens, self._max_step_tokens, num_hit_blocks)
@@ -96,22 +114,21 @@ class GroupTables:
             tables.append(GroupTable(rule, entries, first, num_registered=hits.num_blocks))
         return tables
 
-    def adopt(self, block_ids: Sequence[BlockId], num_tokens: int) -> list[GroupTable]:
-        """Tables for a sequence of which another worker computed `num_tokens`: its `tail` lies in `block_ids`."""
+    def adopt(self, block_ids: Sequence[BlockId], num_tokens: int, found: GroupHits = NO_HITS) -> list[GroupTable]:
+        """Tables for a sequence of which another worker computed `num_tokens`: its `tail` lies in what was `found`, and
+        the rest in `block_ids`."""
         blocks, tables = iter(block_ids), []
-        for rule in self._rules:
+        for rule, held in zip(self._rules, found.block_ids or ((),) * len(self._rules), strict=True):
             first, end = rule.first(num_tokens), rule.end(num_tokens)
-            entries = [NO_BLOCK] * first + _take(blocks, end - first)
-            tables.append(GroupTable(rule, entries, first, num_registered=first))
+            registered = first + len(held)
+            entries = [NO_BLOCK] * first + [*held, *_take(blocks, end - registered)]
+            tables.append(GroupTable(rule, entries, first, num_registered=registered))
         return tables
 
-    def tail(self, tables: Sequence[GroupTable], num_computed: int) -> list[BlockId]:
-        """What the next token after `num_computed` sees, group by group."""
-        return [
-            block_id
-            for table in tables
-            for block_id in table.block_ids[table.rule.first(num_computed) : table.rule.end(num_computed)]
-        ]
+    def tail(self, tables: Sequence[GroupTable], num_computed: int, num_found_tokens: int) -> list[BlockId]:
+        """What the next token after `num_computed` sees, group by group, without what the receiver found."""
+        places = [(table.block_ids, table.rule.tail(num_computed, num_found_tokens)) for table in tables]
+        return [block_ids[place] for block_ids, tail in places for place in tail]
 
     def slide(
         self, tables: Sequence[GroupTable], num_computed: int, num_tokens: int, hashes: Sequence[BlockHash] = ()

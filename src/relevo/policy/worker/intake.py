@@ -183,11 +183,14 @@ def check_prefill(
 
 def _is_room_of(request: EngineRequest, reservation: Reservation, config: SchedulerConfig) -> bool:
     num_prompt = len(request.prompt_token_ids)
-    num_blocks = num_blocks_for(num_prompt, config.block_size) + num_tail_blocks(config.more_groups, num_prompt)
+    num_found = reservation.num_found_tokens
+    num_blocks = num_blocks_for(num_prompt, config.block_size)
+    num_blocks += num_tail_blocks(config.more_groups, num_prompt, num_found)
     return (
         reservation.request_id == request.request_id
         and len(reservation.block_ids) == len(reservation.generations) == num_blocks
-        and 0 <= reservation.num_hit_tokens <= num_prompt
+        and 0 <= num_found <= reservation.num_hit_tokens <= num_prompt
+        and num_found % config.block_size == 0
     )
 
 

@@ -152,10 +152,8 @@ class RequestQueues:
         state = sequence.parent
         if self.must_let_pass(sequence):
             return None
-        num_usable = len(self._tables.usable_hashes(sequence.hashes, state.num_prompt_tokens))
-        if sequence.is_scored:
-            num_usable = 0
-        reservation = self._reservations.grant(state.request, sequence.hashes, num_usable, num_kept, num_slots)
+        hits, found = self._tables.match_room(sequence)
+        reservation = self._reservations.grant(state.request, sequence.hashes, hits, num_kept, num_slots, found)
         if reservation is not None:
             self._note_passed(sequence, len(reservation.block_ids))
             self._count_lookup(state, reservation.num_hit_tokens)

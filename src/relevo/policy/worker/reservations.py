@@ -17,6 +17,7 @@ from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.fair_turns import Flow, flow_of
+from relevo.policy.worker.group_tables import NO_HITS, GroupHits
 from relevo.policy.worker.intake import num_blocks_for, num_copy_blocks
 from relevo.policy.worker.table_rules import TableRule, num_tail_blocks
 
@@ -30,6 +31,7 @@ class Grant:
     flow: Flow
     num_slots: int  # continuations that may start at once; others wait for slots
     num_sealed_tokens: int
+    found: GroupHits = NO_HITS  # of the KV groups after the first; held, and no writer's
 
     def num_sealed_blocks(self, block_size: int) -> int:
         """Blocks that no writer touches any more; a partial last block counts once the whole prompt is sealed."""
@@ -85,22 +87,30 @@ class Reservations:
         return sum(grant.num_slots for grant in self._grants.values())
 
     def grant(
-        self, request: EngineRequest, hashes: list[BlockHash], num_usable_hashes: int, num_spare: int, num_slots: int
+        self,
+        request: EngineRequest,
+        hashes: list[BlockHash],
+        hits: list[BlockId],
+        num_spare: int,
+        num_slots: int,
+        found: GroupHits = NO_HITS,
     ) -> Reservation | None:
         """Room for the whole prompt, in KV groups after the first for what its next token sees, and for the copies that
-        `num_slots` continuations need; None if it would leave less than `num_spare`.
+        `num_slots` continuations need; None if it would leave less than `num_spare`. `hits`, `found`: blocks that the
+        pool has just given for the begin of the prompt, and for its end in the other groups.
 
         Requires a prompt that fits the empty pool.
         """
         num_prompt = len(request.prompt_token_ids)
         num_prompt_blocks = num_blocks_for(num_prompt, self._block_size)
-        num_prompt_blocks += num_tail_blocks(self._more_groups, num_prompt)
+        num_found_tokens = found.num_blocks * self._block_size
+        num_prompt_blocks += num_tail_blocks(self._more_groups, num_prompt, num_found_tokens)
         num_left, num_groups = self._pool.num_blocks - num_prompt_blocks, 1 + len(self._more_groups)
         num_blocks = num_prompt_blocks + num_copy_blocks(request, num_slots, self._block_size, num_left, num_groups)
-        acquired = self._pool.acquire(hashes[:num_usable_hashes], num_blocks, num_spare)
-        if acquired is None:
+        new = self._pool.take([*hits, *found.all], num_blocks - len(hits), num_spare)
+        if new is None:
             return None
-        block_ids, num_hits = acquired
+        block_ids = [*hits, *new]
         prompt_blocks = tuple(block_ids[:num_prompt_blocks])
         reservation = Reservation(
             request_id=request.request_id,
@@ -108,7 +118,8 @@ class Reservations:
             epoch=self._epoch,
             block_ids=prompt_blocks,
             generations=tuple(self._pool.generation(block_id) for block_id in prompt_blocks),
-            num_hit_tokens=num_hits * self._block_size,
+            num_hit_tokens=len(hits) * self._block_size,
+            num_found_tokens=num_found_tokens,
         )
         self._grants[request.request_id] = Grant(
             reservation=reservation,
@@ -118,6 +129,7 @@ class Reservations:
             flow=flow_of(request),
             num_slots=num_slots,
             num_sealed_tokens=reservation.num_hit_tokens,
+            found=found,
         )
         return reservation
 
@@ -146,7 +158,7 @@ class Reservations:
         grant = self._grants.pop(request_id, None)
         if grant is None:
             return
-        self._pool.release(grant.copy_block_ids)
+        self._pool.release([*grant.copy_block_ids, *grant.found.all])
         block_ids = list(grant.reservation.block_ids)
         num_sealed = grant.num_sealed_blocks(self._block_size)
         unsealed = block_ids[num_sealed:]

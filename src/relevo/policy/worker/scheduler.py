@@ -106,7 +106,7 @@ class Scheduler:
         state.num_cached_tokens = grant.reservation.num_hit_tokens
         self.pool.release(grant.copy_block_ids)
         if self.config.more_groups:  # what other groups have lies there for the end of the prompt alone
-            self.pool.release(grant.reservation.block_ids)
+            self.pool.release([*grant.reservation.block_ids, *grant.found.all])
             for sequence in (first, *others):
                 self._queues.wait(sequence)
             return None
@@ -323,7 +323,7 @@ class Scheduler:
             self._tables.advance(sequence, num_tokens)
             remote = sequence.parent.remote
             if remote is not None:
-                tail = partial(self._tables.tail, sequence)
+                tail = partial(self._tables.tail, sequence, remote.reservation.num_found_tokens)
                 prefix = remote.advance(sequence.num_computed, sequence.block_ids, tail)
                 prefixes += [prefix] if prefix is not None else []
             if place in result.prompt_scores:

@@ -35,13 +35,13 @@ class TableRule:
             return num_entries
         return min(num_entries, -(-(self.group.span - 1 + max_step_tokens) // self.block_size) + 1)
 
-    def num_tail_blocks(self, num_computed: int) -> int:
-        """Blocks that hold what the next token sees."""
-        return self.end(num_computed) - self.first(num_computed)
+    def tail(self, num_computed: int, num_found_tokens: int = 0) -> range:
+        """Entries with what the next token sees, those of the first `num_found_tokens` left out (whole blocks)."""
+        return range(max(self.first(num_computed), num_found_tokens // self.block_size), self.end(num_computed))
 
 
-def num_tail_blocks(rules: Sequence[TableRule], num_computed: int) -> int:
-    return sum(rule.num_tail_blocks(num_computed) for rule in rules)
+def num_tail_blocks(rules: Sequence[TableRule], num_computed: int, num_found_tokens: int = 0) -> int:
+    return sum(len(rule.tail(num_computed, num_found_tokens)) for rule in rules)
 
 
 def num_more_blocks(rules: Sequence[TableRule], num_tokens: int, max_step_tokens: int, num_hit_blocks: int = 0) -> int:
