@@ -86,9 +86,11 @@ class GroupTables:
         up to the same one."""
         if not self.can_hit:
             return NO_HITS
-        runs, num_blocks = [], len(hashes)
+        runs: list[tuple[int, list[BlockId]]] = []
+        num_blocks = len(hashes)
         for group, rule in enumerate(self._rules, start=1):
-            first, run = rule.first(num_tokens), []
+            first = rule.first(num_tokens)
+            run: list[BlockId] = []
             for key in hashes[first:]:
                 block_id = self._pool.find((group, key))
                 if block_id is None:
