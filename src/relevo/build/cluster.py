@@ -20,7 +20,6 @@ from relevo.build.cluster_checks import check_box, check_heads
 from relevo.build.cluster_folder import cluster_folder, default_node_name
 from relevo.build.configs import NodeConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.engines import commands_of, engine_of, started_at
-from relevo.build.kv_door import with_doors
 from relevo.build.plan import ServePlan
 from relevo.build.resolve import ModelPlan
 from relevo.build.vocabulary import tokenizer_files
@@ -160,6 +159,8 @@ def clustered(plan: ServePlan, part: ClusterPart) -> ServePlan:
 
 
 def _clustered(model: ModelPlan, part: ClusterPart) -> ModelPlan:
+    from relevo.build.kv_door import with_doors  # and its TLS: between boxes only
+
     def named(worker_id: str) -> str:
         return worker_id_on(part.name, worker_id)
 

@@ -25,7 +25,6 @@ from relevo.build.dialects import dialect_of
 from relevo.build.documents import read_text
 from relevo.build.engine_links import EngineLinks
 from relevo.build.event_loop import LoopTimers, run_until_complete
-from relevo.build.gateway_cluster import GatewayCluster
 from relevo.build.http_server import build_limiter, build_site
 from relevo.build.metering import Metering, build_metering
 from relevo.build.role_planner import planned
@@ -77,6 +76,7 @@ from relevo.wire.client import WorkerConnection
 from relevo.wire.status import Status
 
 if TYPE_CHECKING:
+    from relevo.build.gateway_cluster import GatewayCluster
     from relevo.build.gossip import Others
 
 log = logging.getLogger("relevo.gateway")
@@ -95,7 +95,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     configure(config.log_level, config.gateway_id)
     phases = StartPhases()
     metrics = GatewayMetrics([m.served_model_names[0] for m in config.models], by_tenant=config.metrics_by_tenant)
-    cluster = GatewayCluster.of(config, metrics)
+    cluster = _cluster(config, metrics)
     recordings = traffic_recordings(config, metrics)
     backends = [build_backend(model, metrics, report, cluster, recordings.of(model)) for model in config.models]
     metering = build_metering(config, metrics, MonotonicClock())
@@ -170,6 +170,15 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     run_until_complete(serve())
     if broken:
         sys.exit(EXIT_BROKEN)
+
+
+def _cluster(config: GatewayConfig, metrics: GatewayMetrics) -> GatewayCluster | None:
+    """None: it serves with the workers of its box alone, and imports nothing of others. Raises StartError."""
+    if not config.cluster_folder:
+        return None
+    from relevo.build.gateway_cluster import GatewayCluster
+
+    return GatewayCluster.of(config, metrics)
 
 
 def _show_plans(metrics: GatewayMetrics, plannings: Sequence[RolePlanning]) -> None:

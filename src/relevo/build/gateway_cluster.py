@@ -37,10 +37,8 @@ class GatewayCluster:
         self.members: RemoteMembers | None = None
 
     @classmethod
-    def of(cls, config: GatewayConfig, metrics: GatewayMetrics) -> Self | None:
-        """None: it serves with the workers of its box alone. Raises StartError."""
-        if not config.cluster_folder:
-            return None
+    def of(cls, config: GatewayConfig, metrics: GatewayMetrics) -> Self:
+        """`config`: with a folder of a cluster. Raises StartError."""
         cluster = cls(config, NodeIdentity.load(Path(config.cluster_folder)))
         metrics.show_cluster(cluster)
         return cluster

@@ -60,10 +60,8 @@ class IdentityKeys:
             self._identity.check(peer)
 
 
-def kv_door(config: WorkerConfig) -> KVDoor | None:
-    """None: it hands over inside its box only. Raises StartError."""
-    if not config.node_folder:
-        return None
+def kv_door(config: WorkerConfig) -> KVDoor:
+    """`config`: with a folder of a node. Raises StartError."""
     first, last = config.kv_ports
     return KVDoor(
         keys=IdentityKeys(NodeIdentity.load(Path(config.node_folder))),

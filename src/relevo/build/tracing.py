@@ -1,6 +1,7 @@
 """Composition of tracing: from OpenTelemetry's environment variables to what a gateway and an edge tell of requests.
 
-Imports nothing of OpenTelemetry unless traces are asked for: its packages are a third of a start.
+Imports nothing of OpenTelemetry, nor what makes spans of requests, unless traces are asked for: its packages are a
+third of a start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from relevo.core.errors import SettingsError
 from relevo.policy.tracing.otel_environment import GRPC, TracesAsked, traces_asked
-from relevo.policy.tracing.request_spans import spans_of
 from relevo.policy.tracing.words import CallTrace
 from relevo.telemetry.limited_log import LimitedLog
 
@@ -76,6 +76,7 @@ def build_tracing(asked: TracesAsked, service: str, instance_id: str) -> Tracing
     from relevo.gateway.tracing.delivery import BatchLimits, Delivery
     from relevo.gateway.tracing.open_traces import OpenTraces
     from relevo.gateway.tracing.otlp import EnvironmentSampler, SpanMaker, limit_log, open_exporters
+    from relevo.policy.tracing.request_spans import spans_of
 
     limited = LimitedLog(log)
     limit_log(limited, asked.secrets)

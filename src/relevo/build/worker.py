@@ -16,7 +16,6 @@ import msgspec
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import WorkerConfig
 from relevo.build.cores import compute_here, cores_of_rank, pin_threads
-from relevo.build.kv_door import kv_door
 from relevo.build.machine_limits import limits_at_start
 from relevo.build.model import kv_layout, load_model
 from relevo.build.model_work import model_work, operand
@@ -33,6 +32,7 @@ from relevo.engine.grammars import Grammars
 from relevo.engine.hello import WorkerIdentity
 from relevo.engine.loop import EngineLoop
 from relevo.kv.arena import Arena
+from relevo.kv.door import KVDoor
 from relevo.kv.transport_set import TransportSet
 from relevo.kv.transports.registry import TRANSPORTS, OwnEnd
 from relevo.policy.cluster.epochs import worker_epoch
@@ -241,7 +241,7 @@ def _arena(config: WorkerConfig, layout: KVLayout) -> Arena:
 
 def _transports(config: WorkerConfig, arena: Arena, wake: Callable[[], None]) -> TransportSet:
     worker = WorkerRef(WorkerId(config.worker_id), epoch_of(config))
-    secret, door = bytes.fromhex(config.kv_secret), kv_door(config)
+    secret, door = bytes.fromhex(config.kv_secret), _door(config)
     own = OwnEnd(worker=worker, arena=arena, secret=secret, on_wake=wake, door=door)
     transports = [TRANSPORTS[name].open(own) for name in config.transports]
     return TransportSet(transports, arena.identity, config.box_id or None)
@@ -301,3 +301,12 @@ def _budget_within_lease(costs: StepCosts, drain_lease_s: float, budget: int) ->
 
 def _in_ms(costs: StepCosts) -> tuple[float, float]:
     return costs.per_token_s * 1e3, costs.base_s * 1e3
+
+
+def _door(config: WorkerConfig) -> KVDoor | None:
+    """None: it hands over inside its box only, and imports no TLS. Raises StartError."""
+    if not config.node_folder:
+        return None
+    from relevo.build.kv_door import kv_door
+
+    return kv_door(config)

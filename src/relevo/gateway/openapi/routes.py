@@ -1,4 +1,7 @@
-"""GET /openapi.json and GET /docs: open without a key, as vLLM's are. They tell nothing that is not in the guides."""
+"""GET /openapi.json and GET /docs: open without a key, as vLLM's are. They tell nothing that is not in the guides.
+
+What makes them is imported when they are first asked for: no answer of a model needs it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ from starlette.responses import Response
 from relevo.gateway.http.call import Call
 from relevo.gateway.http.errors import ErrorFormat
 from relevo.gateway.http.route import Route
-from relevo.gateway.openapi.document import openapi_document
-from relevo.gateway.openapi.page import CONTENT_SECURITY_POLICY, page
 
 
 def document_routes(routes: Sequence[Route], error_format: ErrorFormat) -> tuple[Route, ...]:
@@ -24,15 +25,21 @@ def document_routes(routes: Sequence[Route], error_format: ErrorFormat) -> tuple
 
     async def docs(call: Call) -> Response:
         """This server's paths as a page."""
+        from relevo.gateway.openapi.page import CONTENT_SECURITY_POLICY
+
         headers = {"content-security-policy": CONTENT_SECURITY_POLICY, "x-content-type-options": "nosniff"}
         return Response(as_page(), media_type="text/html", headers=headers)
 
     @cache
     def as_json() -> bytes:
+        from relevo.gateway.openapi.document import openapi_document
+
         return orjson.dumps(openapi_document((*routes, *own)))
 
     @cache
     def as_page() -> bytes:
+        from relevo.gateway.openapi.page import page
+
         return page(orjson.loads(as_json()))
 
     own = (

@@ -13,7 +13,6 @@ from relevo.core.errors import BudgetSpent, KeyLimitReached, LedgerUnavailable, 
 from relevo.core.outcome import Cause, RequestEnd
 from relevo.core.timeline import Timeline
 from relevo.gateway.requests.kept import KeptRequest, PromptFacts
-from relevo.policy.slowness.explain import explain
 from relevo.policy.slowness.words import Explanation, Phase, PhaseName, SlowCause
 
 _PLACES = 6  # microseconds
@@ -101,10 +100,17 @@ def _outcome(kept: KeptRequest, end: RequestEnd | None) -> str | None:
     return str(end.outcome) if was_in else REFUSED
 
 
+def _explain(timeline: Timeline, **facts: Any) -> Explanation:
+    """Imported with the first request that is explained: no answer of a model needs it."""
+    from relevo.policy.slowness.explain import explain
+
+    return explain(timeline, **facts)
+
+
 def _explained(kept: KeptRequest, facts: PromptFacts, timeline: Timeline) -> Explanation:
     if kept.status is not None and facts.end is None:
         return _never_run(kept, facts.num_prompt_tokens, timeline)
-    return explain(
+    return _explain(
         timeline,
         num_prompt_tokens=facts.num_prompt_tokens,
         num_cached_tokens=facts.num_cached_tokens,
@@ -120,12 +126,12 @@ def _unread(kept: KeptRequest) -> Explanation:
     timeline = Timeline(accepted_at_ns=kept.accepted_at_ns)
     if kept.status is not None:
         return _never_run(kept, 0, timeline)
-    return explain(timeline, num_prompt_tokens=0, num_cached_tokens=0, num_output_tokens=0, now_ns=_end_at_ns(kept))
+    return _explain(timeline, num_prompt_tokens=0, num_cached_tokens=0, num_output_tokens=0, now_ns=_end_at_ns(kept))
 
 
 def _never_run(kept: KeptRequest, num_prompt_tokens: int, timeline: Timeline) -> Explanation:
     """No dispatcher was asked: it ended at the door of the gateway."""
-    explanation = explain(
+    explanation = _explain(
         timeline,
         num_prompt_tokens=num_prompt_tokens,
         num_cached_tokens=0,
