@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from relevo.core.baton import PrefillFacts
@@ -17,6 +18,7 @@ from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.orchestrator.ports import EngineStatus, LineStatus, WorkerStatus
 from relevo.policy.cluster.checks import Denial
+from relevo.telemetry.bulk_observation import observe_many
 from relevo.telemetry.latency import RequestRecord, RequestTimes
 from relevo.telemetry.metric_table import TABLE, Kind, Origin, one_two_five
 from relevo.telemetry.metrics import GatewayMetrics
@@ -428,3 +430,20 @@ def test_any_number_of_tenants_is_a_bounded_number_of_series() -> None:
     assert named.value("relevo:tenant_requests_total", tenant="other") == 200
     named.metrics.request_finished(record(tenant="t0"))
     assert named.value("relevo:tenant_requests_total", tenant="t0") == 2
+
+
+GAPS_S = st.lists(st.one_of(st.floats(0.0, 20.0), st.sampled_from([0.001, 0.01, 0.1, 1.0])), max_size=40)
+
+
+@given(GAPS_S)
+def test_many_gaps_at_once_are_the_same_gaps_one_by_one(gaps_s: list[float]) -> None:
+    """Red when prometheus_client counts in another way than what is told to it in one pass, bounds included."""
+    both = [Histogram("gaps", "", ["model"], registry=CollectorRegistry(), buckets=(0.01, 0.1, 1.0)) for _ in range(2)]
+    for gap_s in gaps_s:
+        both[0].labels("m").observe(gap_s)
+    observe_many(both[1].labels("m"), gaps_s)
+    one, other = ({(s.name, s.labels.get("le")): s.value for s in each.collect()[0].samples} for each in both)
+    assert {key: value for key, value in one.items() if not key[0].endswith(("_created", "_sum"))} == {
+        key: value for key, value in other.items() if not key[0].endswith(("_created", "_sum"))
+    }
+    assert one["gaps_sum", None] == pytest.approx(other["gaps_sum", None]) if gaps_s else True

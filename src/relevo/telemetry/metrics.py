@@ -15,6 +15,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from relevo.core.request import FinishReason
+from relevo.telemetry.bulk_observation import observe_many
 from relevo.telemetry.latency import RequestRecord
 from relevo.telemetry.log import num_not_written
 from relevo.telemetry.merged_series import SeriesFamily, merged, scraped
@@ -103,9 +104,11 @@ class GatewayMetrics:
         self._observe("vllm:time_to_first_token_seconds", labels, record.times.ttft_s, exemplar)
         gaps = self._histograms["vllm:inter_token_latency_seconds"].labels(**labels)  # looked up once for many
         gaps_s = record.times.itl_s
-        worst_s = max(gaps_s, default=0.0) if exemplar else None
-        for gap_s in gaps_s:
-            gaps.observe(gap_s, exemplar if gap_s == worst_s else None)
+        if exemplar and gaps_s:
+            worst_s = max(gaps_s)
+            gaps_s.remove(worst_s)
+            gaps.observe(worst_s, exemplar)
+        observe_many(gaps, gaps_s)
         self._observe("vllm:request_params_n", labels, record.n)
         self._observe("vllm:request_params_max_tokens", labels, record.max_tokens)
         self._count_prompt(record, labels, exemplar)

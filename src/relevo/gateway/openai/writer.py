@@ -118,14 +118,14 @@ class OpenAIWriter:
         yield bytes(pending)
 
     def delta(self, delta: Delta) -> bytes:
-        if self.shape.opens_late:
-            return self._late_opening(delta.index) + self._any_delta(delta)
         parts, frames = delta.parts, self._frames
         if len(parts) == 1 and type(parts[0]) is TextPart:
             index = delta.index
             frame = frames[index] if index in frames else self._frame(index)
             if frame is not None:
                 return frame[0] + orjson.dumps(parts[0].text) + frame[1]
+        if self.shape.opens_late:
+            return self._late_opening(delta.index) + self._any_delta(delta)
         return self._any_delta(delta)
 
     def _late_opening(self, index: int) -> bytes:
@@ -164,9 +164,10 @@ class OpenAIWriter:
         return encode_event(chunk)
 
     def _frame(self, index: int) -> Frame | None:
-        """None where chunks say more than text, or the mark occurs in something else that a client sent."""
+        """None where chunks say more than text, where one has to open the choice first, or where the mark occurs in
+        something else that a client sent."""
         parts: list[bytes] = []
-        if not (self.continuous_usage or self.shape.tells_tokens):
+        if not (self.continuous_usage or self.shape.tells_tokens or self.shape.opens_late):
             marked = self.shape.delta(Delta(index=index, parts=(TextPart(_MARK),), tokens=()))
             assert marked is not None, "it brings text"
             parts = self._chunk(marked).split(_ENCODED_MARK)

@@ -102,7 +102,9 @@ def take_routine_tokens(state: HandoffState, worker: WorkerRef, output: TokenOut
     else:
         is_fresh = deadline_at_ns - now_ns > limit_s * _FRESH_FRACTION * 1e9
     if is_fresh:
-        state.samples[index].output_token_ids.extend([token.token_id for token in output.tokens])
+        token_ids = state.samples[index].output_token_ids
+        for token in output.tokens:  # nearly always one
+            token_ids.append(token.token_id)
     return is_fresh
 
 
