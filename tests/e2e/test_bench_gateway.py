@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from relevo.bench.gateway.run import DIRECT, EDGE, GATEWAY, PathCost, added_ms
+from relevo.bench.gateway.run import DIRECT, EDGE, GATEWAY, SPELLED, PathCost, added_ms
+from relevo.build.fake_tokenizer import fake_tokenizer_files
+from relevo.gateway.text.tokenizer import Tokenizer
 
 
 def test_every_way_delivers_every_token(tmp_path: Path) -> None:
@@ -44,3 +46,9 @@ def test_what_is_added_is_the_difference_of_quantiles() -> None:
     added = added_ms(gateway, worker)
     assert added == pytest.approx({"ttft_p50": 2.0, "ttft_p99": 2.0, "itl_p50": 1.0, "itl_p99": 1.0})
     assert added_ms(gateway, PathCost(DIRECT)) == {}
+
+
+def test_bytes_of_the_fake_engine_s_tokens_are_known_here() -> None:
+    """Red when its vocabulary changes: then chunks of the direct way are not those of the others."""
+    tokenizer = Tokenizer(fake_tokenizer_files())
+    assert bytes(SPELLED) == b"".join(tokenizer.token_to_bytes(token_id) for token_id in range(len(SPELLED)))

@@ -12,19 +12,24 @@ from typing import Any
 
 from relevo.bench.html.secrets import redacted_command
 
+FEATURES = (  # of which kernels make use, as the kernel calls them
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"),
+    *("asimddp", "i8mm", "bf16", "sve"),
+)
 PACKAGES = ("relevo", "relevo-native", "torch", "numpy", "aiohttp", "uvicorn")
 
 
 def describe_environment() -> dict[str, Any]:
     """Facts of this process and box as JSON; what cannot be found is left out."""
     return {
-        "command": redacted_command(sys.argv),
+        "command": ["relevo", *redacted_command(sys.argv[1:])],
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "os": _os_name(),
         "kernel": platform.release(),
         "cpu_model": cpu_model(),
+        "cpu_features": cpu_features(),
         "num_cpus": os.cpu_count(),
         "num_usable_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "usable_cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -36,12 +41,23 @@ def describe_environment() -> dict[str, Any]:
 
 def cpu_model() -> str:
     """The processor's own name where the system tells it."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_features() -> list[str]:
+    """Of FEATURES, what the processor has."""
+    found = (_cpuinfo("flags") or _cpuinfo("Features")).split()
+    return [name for name in FEATURES if name in found]
+
+
+def _cpuinfo(name: str) -> str:
+    """Of the first processor; empty where the system does not tell it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
+            if line.partition(":")[0].strip() == name:
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return ""
 
 
 def _os_name() -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from relevo.build.engines import check_engine_installed, check_one_kind
 from relevo.build.hardware import detect_hardware
-from relevo.build.kv_door import parse_ports
 from relevo.build.plan import allowed_cores
 from relevo.build.resolve import topology_of
 from relevo.core.cluster import OWN_ENGINE
@@ -56,6 +55,8 @@ def check_box(settings: Settings) -> None:
         if num_workers:
             check_engine_installed(settings.engine)
         num_workers = 0  # engines have ports of their own
+    from relevo.build.kv_door import parse_ports  # and its TLS: between boxes only
+
     parse_ports(settings.kv_port, num_workers)
 
 

@@ -36,6 +36,7 @@ from relevo.cli.bench_engine import engine
 from relevo.cli.bench_frontier import frontier
 from relevo.cli.bench_gateway import gateway
 from relevo.cli.bench_overload import overload
+from relevo.cli.bench_page import page
 from relevo.cli.bench_peers import peers
 from relevo.cli.bench_planner import planner
 from relevo.cli.bench_quality import quality
@@ -44,6 +45,7 @@ from relevo.cli.bench_requests import requests
 from relevo.cli.bench_roles import roles
 from relevo.cli.bench_sessions import sessions
 from relevo.cli.bench_soak import soak
+from relevo.cli.bench_start import start
 from relevo.cli.bench_terminal import (
     JsonOut,
     Seed,
@@ -72,6 +74,7 @@ app.command()(frontier)
 app.command()(gateway)
 app.command()(console)
 app.command()(overload)
+app.command()(page)
 app.command()(peers)
 app.command()(planner)
 app.command()(around_the_clock)
@@ -81,6 +84,7 @@ app.command()(requests)
 app.command()(roles)
 app.command()(sessions)
 app.command()(soak)
+app.command()(start)
 app.command()(workloads)
 
 Model = Annotated[str | None, typer.Option(help="Served model to ask for. Default: the first of /v1/models.")]

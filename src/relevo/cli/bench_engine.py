@@ -10,6 +10,7 @@ from relevo.bench.engine.pictures import engine_page
 from relevo.bench.engine.report import engine_tables
 from relevo.bench.engine.run import EngineOptions, EngineReport, measure_engine
 from relevo.bench.environment import describe_environment
+from relevo.bench.stamp import stamped
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, run_here, write_json, write_page
 from relevo.cli.options import make_settings
 from relevo.cli.quiet import Quiet
@@ -71,7 +72,7 @@ def engine(
     out.print(engine_tables(report))
     for sentence in report.notes:
         note(sentence)
-    body = {"report": report.to_json()}
+    body = stamped("engine", {"report": report.to_json()}, interrupted=interrupted)
     write_json(json_out, environment, body)
     write_page(report_out, lambda: engine_page(report), environment, body, interrupted)
     finish(interrupted)

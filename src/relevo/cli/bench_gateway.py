@@ -10,7 +10,14 @@ import typer
 
 from relevo.bench.environment import describe_environment
 from relevo.bench.gateway.pictures import gateway_page
-from relevo.bench.gateway.run import GatewayCostOptions, PathCost, gateway_cost_table, measure_gateway_cost
+from relevo.bench.gateway.run import (
+    GatewayCostOptions,
+    PathCost,
+    gateway_cost_table,
+    measure_gateway_cost,
+    ways_json,
+)
+from relevo.bench.stamp import stamped
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, out, run, write_json, write_page
 from relevo.cli.quiet import Quiet
 from relevo.cli.report_file import ReportOut
@@ -50,7 +57,8 @@ def gateway(
         costs: list[PathCost] = []
         interrupted = run(lambda progress: measure_gateway_cost(options, costs, progress))
         out.print(gateway_cost_table(costs))
-    body = {"ways": [cost.to_json() for cost in costs]}
+    told = {"num_streams": num_streams, "step_s": step_s, "ways": ways_json(costs)}
+    body = stamped("gateway", told, interrupted=interrupted)
     write_json(json_out, environment, body)
     write_page(report_out, lambda: gateway_page(costs), environment, body, interrupted)
     finish(interrupted, failed=any(cost.num_failed for cost in costs))

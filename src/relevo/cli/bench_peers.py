@@ -6,6 +6,7 @@ import json
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from relevo.bench.environment import describe_environment
 from relevo.bench.peers.pictures import peers_page
 from relevo.bench.peers.report import OURS, VARIANT, PeersReport, peers_table
 from relevo.bench.peers.run import PeersOptions, Target, compare_peers
+from relevo.bench.stamp import stamped
 from relevo.cli.bench_terminal import JsonOut, Seed, finish, integers, note, out, run, write_json, write_page
 from relevo.cli.quiet import Quiet
 from relevo.cli.report_file import ReportOut
@@ -41,6 +43,9 @@ def peers(
     peer_body: Annotated[
         list[str] | None, typer.Option(help="NAME='{\"field\": value}' for every request to it; repeat.")
     ] = None,
+    peer_version: Annotated[
+        list[str] | None, typer.Option(help="NAME='version', as results shall tell it; repeat.")
+    ] = None,
     served_model: Annotated[str | None, typer.Option(help="Model to ask for. Default: the first of each.")] = None,
     contexts: Lengths = "128,1500",
     decode_len: Annotated[int, typer.Option(min=2, help="Tokens generated at each of --contexts.")] = 64,
@@ -62,6 +67,7 @@ def peers(
     llama.cpp, vLLM, OpenVINO and transformers by URL or command; each must serve the same model.
     """
     bodies = _bodies(peer_body or [])
+    versions = dict(map(_named, peer_version or ()))
     targets = [
         *(
             Target(name=VARIANT + name, command=_serve_command(model, shlex.split(flags)))
@@ -75,9 +81,12 @@ def peers(
     ]
     if bodies:
         raise typer.BadParameter(f"no peer is called {next(iter(bodies))!r}", param_hint="--peer-body")
+    unknown = sorted(versions.keys() - {target.name for target in targets})
+    if unknown:
+        raise typer.BadParameter(f"no peer is called {unknown[0]!r}", param_hint="--peer-version")
     options = PeersOptions(
         ours=_ours(model, relevo_url, relevo_command, shlex.split(relevo_args)),
-        peers=targets,
+        peers=[replace(target, version=versions.get(target.name, "")) for target in targets],
         model=served_model,
         contexts=integers(contexts, "--contexts"),
         decode_len=decode_len,
@@ -97,7 +106,7 @@ def peers(
     out.print(peers_table(report))
     for sentence in report.notes():
         note(sentence)
-    body = {"report": report.to_json()}
+    body = stamped("peers", {"report": report.to_json()}, interrupted=interrupted)
     write_json(json_out, environment, body)
     write_page(report_out, lambda: peers_page(report), environment, body, interrupted)
     finish(interrupted, failed=report.has_faults)

@@ -10,6 +10,7 @@ that are not counted before the first round.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import random
 import shlex
 import time
@@ -36,7 +37,12 @@ from relevo.wire.child_process import python_command
 from relevo.wire.client import WorkerConnection
 
 DIRECT, GATEWAY, EDGE = "worker", "gateway", "edge"
-VOCAB = 256  # of the fake engine
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+SPELLED = bytes(
+    (*_PRINTABLE, *sorted({*range(0x100)} - {*_PRINTABLE}))
+)  # by the tokens of the fake engine, but the last
+VOCAB = len(SPELLED)
+_new_decoder = codecs.getincrementaldecoder("utf-8")
 _NUM_WARM_UP = 2  # streams of each way before the first round: some proxies load half of themselves then; arbitrary
 _EXTRA: Mapping[str, Any] = {"ignore_eos": True, "temperature": 0.0}
 
@@ -191,11 +197,13 @@ async def _over_http(url: str, options: GatewayCostOptions, seed: int) -> list[C
 
 
 async def _direct(address: str, options: GatewayCostOptions, seed: int) -> list[ClientRecord]:
-    """As the gateway does it, less everything the gateway is for."""
+    """As the gateway does it, less everything the gateway is for. A token that ends no character makes no chunk here
+    either: else the gaps between chunks would not be of the same tokens."""
     records: list[ClientRecord] = []
     connection = await WorkerConnection.open(address)
     ended: dict[str, asyncio.Event] = {}
     by_id: dict[str, ClientRecord] = {}
+    texts: dict[str, codecs.IncrementalDecoder] = {}
 
     async def receive() -> None:
         while True:
@@ -206,7 +214,9 @@ async def _direct(address: str, options: GatewayCostOptions, seed: int) -> list[
             for output in message.outputs:
                 record = by_id[output.request_id]
                 record.num_output_tokens += len(output.tokens)
-                record.chunk_at_ns += [now_ns] if output.tokens else []
+                spelled = bytes(SPELLED[token.token_id] for token in output.tokens if token.token_id < VOCAB)
+                text = texts[output.request_id].decode(spelled, output.finish_reason is not None)
+                record.chunk_at_ns += [now_ns] if text else []
                 if output.finish_reason is not None:
                     record.finished_at_ns, record.finish_reason = now_ns, str(output.finish_reason)
                     ended[output.request_id].set()
@@ -214,6 +224,7 @@ async def _direct(address: str, options: GatewayCostOptions, seed: int) -> list[
     async def send(planned: PlannedRequest, record: ClientRecord) -> None:
         request_id = f"bench-{seed}-{record.index}"
         by_id[request_id], ended[request_id] = record, asyncio.Event()
+        texts[request_id] = _new_decoder("replace")
         assert isinstance(planned.prompt, list)
         sampling = SamplingParams(max_tokens=planned.max_tokens, seed=0, temperature=0.0, ignore_eos=True)
         request = EngineRequest(
@@ -251,6 +262,21 @@ def added_ms(cost: PathCost, base: PathCost) -> dict[str, float]:
     return added
 
 
+def base_of(cost: PathCost, costs: Sequence[PathCost]) -> PathCost | None:
+    """What it is counted against: the gateway against the worker, a proxy against the gateway."""
+    base = {DIRECT: None, GATEWAY: DIRECT}.get(cost.name, GATEWAY)
+    return next((each for each in costs if each.name == base), None)
+
+
+def ways_json(costs: Sequence[PathCost]) -> list[dict[str, Any]]:
+    """Each way, and what it adds to the one before it."""
+    bases = [base_of(cost, costs) for cost in costs]
+    return [
+        cost.to_json() | {"adds_ms": added_ms(cost, base) if base is not None else {}}
+        for cost, base in zip(costs, bases, strict=True)
+    ]
+
+
 def gateway_cost_table(costs: Sequence[PathCost]) -> Table:
     """One row per way; what the gateway adds is against the worker, what a proxy adds is against the gateway."""
     table = Table(title="What each way to the engine adds")
@@ -258,9 +284,8 @@ def gateway_cost_table(costs: Sequence[PathCost]) -> Table:
         table.add_column(column, justify="left" if column == "way" else "right")
     for column in ("CPU us per token", "tokens", "failed"):
         table.add_column(column, justify="right")
-    by_name = {cost.name: cost for cost in costs}
     for cost in costs:
-        base = by_name.get({DIRECT: "", GATEWAY: DIRECT}.get(cost.name, GATEWAY))
+        base = base_of(cost, costs)
         added = added_ms(cost, base) if base is not None else {}
         cpu = cost.cpu_us_per_token
         table.add_row(

@@ -25,6 +25,7 @@ class TargetResult:
     """Everything that was measured of one server. A run that failed left a fault instead of values."""
 
     name: str
+    version: str = ""  # empty: not known
     prompt_form: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     values: dict[Metric, list[float]] = field(default_factory=dict)
@@ -90,6 +91,7 @@ class PeersReport:
             "servers": [
                 {
                     "name": result.name,
+                    "version": result.version,
                     "prompt_form": result.prompt_form,
                     "extra": result.extra,
                     "faults": result.faults,

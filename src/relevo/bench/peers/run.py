@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from relevo import __version__
 from relevo.bench.client import OpenAIClient
-from relevo.bench.peers.dialect import EXACT_LENGTH, Dialect, PromptForm, probe_dialect
+from relevo.bench.peers.cold_start import FINE_POLL_S, first_token_at_ns
+from relevo.bench.peers.dialect import probe_dialect
 from relevo.bench.peers.prompts import PeerPrompt, make_prompt
 from relevo.bench.peers.report import PeersReport, TargetResult, is_ours
 from relevo.bench.peers.scenarios import (
@@ -27,11 +29,9 @@ from relevo.bench.peers.scenarios import (
     run_scenario,
 )
 from relevo.bench.server_process import ServerProcess, free_port
-from relevo.core.errors import RelevoError, SettingsError, StartError
+from relevo.core.errors import RelevoError, SettingsError
 from relevo.telemetry.progress import Progress
 
-FINE_POLL_S = 0.01  # between looks at a starting server: the cold start is known this exactly
-FIRST_PROMPT = PeerPrompt(text="one two three four", token_ids=())
 PROBE_LEN = 8  # tokens of the prompt that finds out how a server is asked; arbitrary
 
 
@@ -43,6 +43,7 @@ class Target:
     url: str | None = None
     command: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)  # body fields of its requests
+    version: str = ""  # of a peer, as it is to be told; empty: not known
 
     def argv(self, port: int) -> list[str]:
         assert self.command is not None
@@ -116,9 +117,9 @@ async def compare_peers(options: PeersOptions, report: PeersReport, progress: Pr
     options.check()
     scenarios = options.scenarios()
     report.metrics += [COLD_START, *(metric for scenario in scenarios for metric in scenario.metrics)]
-    report.results += [TargetResult(name=target.name) for target in (options.ours, *options.peers)]
-    options.log_dir.mkdir(parents=True, exist_ok=True)
     targets = (options.ours, *options.peers)
+    report.results += [TargetResult(name=each.name, version=_version(each)) for each in targets]
+    options.log_dir.mkdir(parents=True, exist_ok=True)
     progress.begin("", options.rounds * len(targets) * len(scenarios) * options.repeats, "runs")
     for number in range(options.rounds):
         prompts: _RoundPrompts | None = None
@@ -133,6 +134,10 @@ async def compare_peers(options: PeersOptions, report: PeersReport, progress: Pr
                 if target is options.ours:
                     raise
                 result.faults.append(error.message)
+
+
+def _version(target: Target) -> str:
+    return __version__ if is_ours(target.name) else target.version
 
 
 @asynccontextmanager
@@ -155,19 +160,9 @@ async def _serving(
     )
     async with process, OpenAIClient(process.url, reuse_connections=False) as client:
         model = await client.pick_model(options.model)
-        await _time_first_token(client, model, process.started_at_ns, result)
+        first_at_ns = await first_token_at_ns(client, model)
+        result.add([COLD_START], [(first_at_ns - process.started_at_ns) / 1e9])
         yield client, model
-
-
-async def _time_first_token(client: OpenAIClient, model: str, started_at_ns: int, result: TargetResult) -> None:
-    """Cold start: from the command to the first token of a short prompt, in whichever form the server takes it."""
-    for form in (PromptForm.TEXT, PromptForm.CHAT):
-        dialect = Dialect(model=model, form=form, extra=EXACT_LENGTH)
-        record = await dialect.ask(client, FIRST_PROMPT, 1)
-        if record.chunk_at_ns:
-            result.add([COLD_START], [(record.chunk_at_ns[0] - started_at_ns) / 1e9])
-            return
-    raise StartError(f"{client.url} gave no token for its first prompt: {record.error} {record.error_detail}")
 
 
 async def _make_prompts(client: OpenAIClient, model: str, options: PeersOptions, round_number: int) -> _RoundPrompts:

@@ -1,8 +1,8 @@
 """The grammar that an answer is held to while it is generated: of a forced call, of an output format, or none.
 
-Decides what of a request may be held; how, is `generation.held_grammar`'s and `gateway.held`'s, which come with the first
-request that needs them. Made before the request runs, so that what cannot be held is refused with a status. Runs in
-worker threads.
+Decides what of a request may be held; how, is `generation.held_grammar`'s and `gateway.held`'s, which come with the
+first request that needs them. Made before the request runs, so that what cannot be held is refused with a status. Runs
+in worker threads.
 """
 
 from __future__ import annotations

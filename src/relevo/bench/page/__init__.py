@@ -1,0 +1,1 @@
+"""Measured figures as one page of Markdown: `relevo bench page`."""

@@ -1,0 +1,1 @@
+"""From `relevo serve` to its first token: `relevo bench start`."""
