@@ -15,6 +15,7 @@ from test_backend_selection import MODEL, plan
 from relevo.build.cluster import cluster_facts, compute_of, node_facts
 from relevo.build.cores import cores_of_rank
 from relevo.build.hardware import Hardware
+from relevo.build.join import _with_equal as with_equal
 from relevo.build.model import rank_share
 from relevo.build.resolve import WORKER_BYTES, ModelAsk, ModelPlan, resolve_model, worker_bytes
 from relevo.core.errors import SettingsError
@@ -105,11 +106,34 @@ def test_a_worker_that_computes_in_slices_is_known_by_it() -> None:
     assert computes(pipeline_parallel_size=2) == computes()
 
 
-def test_heads_tell_nodes_that_their_models_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("head", "node", "computes"),
+    [
+        ({}, {}, None),
+        ({}, {"tensor_parallel_size": 2}, 2),
+        ({"tensor_parallel_size": 2}, {}, 1),
+        ({"tensor_parallel_size": 1}, {"tensor_parallel_size": 4}, 4),
+        ({"tensor_parallel_size": 4}, {"tensor_parallel_size": 1}, 1),
+    ],
+)
+def test_nodes_compute_as_their_head_unless_they_are_asked_for_a_size(
+    monkeypatch: pytest.MonkeyPatch, head: dict[str, Any], node: dict[str, Any], computes: int | None
+) -> None:
     monkeypatch.setattr("relevo.build.cluster.tokenizer_hash", lambda settings: "tokenizer")
-    for asked, is_cut in (({}, False), ({"tensor_parallel_size": 1}, True), ({"tensor_parallel_size": 2}, True)):
-        made = plan_of(MODEL, topology="unified", **asked)
-        assert cluster_facts(made, node_facts(made)).is_cut is is_cut
+    made = plan_of(MODEL, topology="unified", **head)
+    facts = cluster_facts(made, node_facts(made))
+    assert facts.is_cut is bool(head)
+    assert with_equal(Settings(topology="unified", **node), facts, None).tensor_parallel_size == computes
+
+
+def test_experts_are_whole_where_head_or_node_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relevo.build.cluster.tokenizer_hash", lambda settings: "tokenizer")
+    made = plan_of(MODEL, topology="unified", tensor_parallel_size=1)
+    facts = cluster_facts(made, node_facts(made))
+    for of_head, of_node in ((False, False), (False, True), (True, False), (True, True)):
+        node = Settings(topology="unified", enable_expert_parallel=of_node)
+        equal = with_equal(node, replace(facts, enable_expert_parallel=of_head), None)
+        assert equal.enable_expert_parallel is (of_head or of_node)
 
 
 def test_memory_of_ranks_is_counted() -> None:

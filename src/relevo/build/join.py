@@ -127,7 +127,7 @@ def _with_equal(settings: Settings, facts: ClusterFacts, model: str | None) -> S
     }
     if facts.is_cut:
         equal["tensor_parallel_size"] = settings.tensor_parallel_size or 1
-        equal["enable_expert_parallel"] = facts.enable_expert_parallel
+        equal["enable_expert_parallel"] = settings.enable_expert_parallel or facts.enable_expert_parallel
     if (engine := _engine(settings, facts)) is not None:
         equal = {name: value for name, value in equal.items() if name not in NOT_OF_ENGINES} | engine
     return settings.model_copy(update=equal)

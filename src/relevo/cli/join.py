@@ -58,7 +58,8 @@ def join(
         int | None, typer.Option(min=1, help="As for `relevo serve`; it need not be the head's.")
     ] = None,
     enable_expert_parallel: Annotated[
-        bool, typer.Option("--enable-expert-parallel", help="As for `relevo serve`; the head's answer to it counts.")
+        bool,
+        typer.Option("--enable-expert-parallel", help="As for `relevo serve`; also where the head asks for it."),
     ] = False,
     cluster_dir: Annotated[str | None, typer.Option(help="Folder of this box's certificate and epochs.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder in which the one above is `cluster`.")] = None,
