@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import shlex
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -13,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from relevo.core.ports import MAX_DURATION_S
 
 _SUFFIX_TOKENS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}
+_TARGET = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?|\.[0-9]{1,12}) ?(ms|s)")
 _SUFFIX_BYTES = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -41,6 +44,29 @@ def parse_bytes(value: object) -> object:
         if body.lower().endswith(suffix) and number.replace(".", "", 1).isdigit():
             return int(float(number) * _SUFFIX_BYTES[suffix])
     return body if body.isdigit() else value
+
+
+def parse_target(most_without_unit_s: float) -> Callable[[object], object]:
+    """Of a latency: `500ms`, `2s`, or a number of seconds, which has to say its unit where that is hardly meant: one
+    a thousand times too long is never missed, so nothing would ever show the slip."""
+
+    def parse(value: object) -> object:
+        if isinstance(value, str) and (match := _TARGET.fullmatch(value.strip())):
+            return float(match[1]) / (1e3 if match[2] == "ms" else 1.0)
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return value
+        if number > most_without_unit_s:
+            raise PydanticCustomError(
+                "unit_missing",
+                "{number} without a unit is {number} seconds, and more than {most} are hardly meant; write {number}ms, "
+                "or {number}s if they are",
+                {"number": f"{number:g}", "most": f"{most_without_unit_s:g}"},
+            )
+        return value
+
+    return parse
 
 
 def parse_list(value: object) -> object:
@@ -112,6 +138,8 @@ Keys = Annotated[tuple[str, ...], BeforeValidator(parse_keys)]
 Networks = Annotated[tuple[str, ...], BeforeValidator(parse_networks)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(parse_json_object)]
 Seconds = Annotated[float, Field(le=MAX_DURATION_S)]
+TtftTarget = Annotated[float | None, Field(le=MAX_DURATION_S), BeforeValidator(parse_target(60.0))]
+ItlTarget = Annotated[float | None, Field(le=MAX_DURATION_S), BeforeValidator(parse_target(5.0))]
 Parts = Annotated[tuple[str, ...], BeforeValidator(parse_parts)]
 Words = Annotated[tuple[str, ...], BeforeValidator(parse_words)]
 ShellWords = Annotated[tuple[str, ...], BeforeValidator(parse_shell)]

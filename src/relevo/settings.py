@@ -16,6 +16,7 @@ from relevo.environment import read_environment
 from relevo.setting_values import (
     Bytes,
     DTypeName,
+    ItlTarget,
     JsonObject,
     Keys,
     KVDTypeName,
@@ -25,6 +26,7 @@ from relevo.setting_values import (
     Parts,
     Seconds,
     ShellWords,
+    TtftTarget,
     Words,
 )
 
@@ -334,14 +336,14 @@ class Settings(BaseModel):
         description="on: who computes prompts and who decodes follows the traffic. dry-run: it is only said what "
         "would be done, in the log and at /v1/plan. auto: on with --topology auto, two workers and one gateway.",
     )
-    slo_ttft_p90: Seconds | None = Field(
-        None, gt=0, description="Time to the first token that the planner aims at. Default: 2 s."
+    slo_ttft_p90: TtftTarget = Field(
+        None, gt=0, description="Time to the first token that the planner aims at: 500ms, 2s, or seconds. Default: 2 s."
     )
-    slo_itl_p90: Seconds | None = Field(
+    slo_itl_p90: ItlTarget = Field(
         None,
         gt=0,
-        description="Time between tokens to aim at: prompts that share steps with running streams are cut so that a "
-        "step stays below it, by measured costs. Default: 0.1 s with --topology auto; otherwise only "
+        description="Time between tokens to aim at, as 50ms: prompts that share steps with running streams are cut "
+        "so that a step stays below it, by measured costs. Default: 0.1 s with --topology auto; otherwise only "
         "max_prefill_tokens bounds them.",
     )
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prefixes.")

@@ -23,7 +23,7 @@ from relevo.workload.open_loop import Scale
 
 def test_arms_say_all_in_which_they_differ() -> None:
     """Red when an arm gets other flags than its name says, or a fixed chunk size is bounded by a target besides."""
-    targets = ("--slo-ttft-p90", "2", "--slo-itl-p90", "0.1")
+    targets = ("--slo-ttft-p90", "2s", "--slo-itl-p90", "0.1s")
     assert arm_named("unified", SLO).flags == ("--topology", "unified", *targets)
     chunked = arm_named("unified-512", SLO)
     assert (chunked.flags, chunked.chunk_size) == (("--topology", "unified", "--max-num-batched-tokens", "512"), 512)

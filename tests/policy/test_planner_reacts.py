@@ -99,6 +99,20 @@ def test_little_is_lost_by_a_change_where_little_is_met() -> None:
     assert held[0].verdict is not PlanVerdict.CHANGE, "where much is met, much can be lost"
 
 
+def test_traffic_that_will_be_lost_is_acted_on_before_it_is() -> None:
+    """A line takes its time to grow, and predictions were right. Red when it has to be seen first."""
+    planner = RolePlanner(LIMITS, 1.0, 0.05)
+    for tick in range(2):
+        found = decide(planner, seen(60.0 + 5 * tick, SPLIT, 1.0, number=60, since=60.0), said(1.0, 1.0, 1.0))
+        assert found.verdict is PlanVerdict.HOLD
+    new = decide(planner, seen(72.0, SPLIT, 1.0, kind=1), said(0.1, 0.9, 1.0))
+    assert (new.verdict, new.mode) == (PlanVerdict.CHANGE, HYBRID_MODE)
+    doubted = RolePlanner(LIMITS, 1.0, 0.05)
+    for tick in range(2):
+        decide(doubted, seen(60.0 + 5 * tick, SPLIT, 1.0, number=60, since=60.0), said(0.2, 0.2, 0.2))
+    assert decide(doubted, seen(72.0, SPLIT, 1.0, kind=1), said(0.1, 0.9, 1.0)).verdict is PlanVerdict.HOLD
+
+
 @given(st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(0, 2)), min_size=40, max_size=120), st.integers(0, 10))
 @settings(max_examples=60, deadline=None)
 def test_of_one_kind_it_never_swings(steps: list[tuple[float, int]], kind: int) -> None:

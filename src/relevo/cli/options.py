@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
 
 import typer
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 from pydantic.fields import FieldInfo
 
 from relevo.core.errors import SettingsError
@@ -48,7 +48,9 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     help_text = field.description or ""
     if shown is not None and name != "model":
         help_text += f" [default: {shown}]"
+    is_read = any(isinstance(each, BeforeValidator) for each in field.metadata)
     annotation = _flag_type(field.annotation)
+    annotation = str | None if is_read and annotation == (float | None) else annotation
     default: Any
     if name == "model":
         default = typer.Argument(None, help=f"{help_text} [default: {shown}]", show_default=False)

@@ -1,8 +1,8 @@
 """What each of several modes would make of a demand, at less cost than simulating all of them to the end.
 
 Every mode is a simulated world under the same requests, advanced in heats; one that is beaten by more than chance is
-left where it is, and so are all once nothing more would change (`policy.scaling.race`). A surge is simulated of those
-that are left, and only where the expected load leaves room for one.
+left where it is, and so are all once nothing more would change (`policy.scaling.race`) and nothing piles up. A surge
+is simulated of those that are left, and only where the expected load leaves room for one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from relevo.telemetry.latency import Slo
 
 _DRAIN_FRACTION = 0.1  # of the requests, that only follow those that are judged. Arbitrary
 _CALM = 0.9  # part of requests that has to meet the targets, for a surge to be of interest. Arbitrary
+_SETTLED = 0.5  # part of the requests, before which lines have not had the time to grow. Arbitrary
+_GROWTH, _FEW = 1.3, 3  # times and requests by which what is under way may grow by chance. Arbitrary
 _LOOK_NS = seconds(0.5)  # between looks whether all are judged. Arbitrary
 
 
@@ -36,6 +38,8 @@ class _Runner:
     num_most: int  # that can be
     arrivals_ns: Sequence[int]  # of every row
     met: list[bool] = field(default_factory=list)
+    num_at_first: int | None = None  # requests that were under way when the first that is judged came
+    num_at_last: int = 0  # likewise, the last so far
 
     @classmethod
     def of(cls, worlds: ModeWorlds, mode: Mode, demand: Demand, num_requests: int, warm_fraction: float) -> _Runner:
@@ -49,7 +53,11 @@ class _Runner:
     def run_to(self, num_judged: int) -> None:
         kernel = self.world.kernel
         last = self.first_row + min(num_judged, self.num_most) - 1
+        if self.num_at_first is None:
+            kernel.run(until_ns=self.arrivals_ns[self.first_row])
+            self.num_at_first = len(self.world.clients)
         kernel.run(until_ns=self.arrivals_ns[last])
+        self.num_at_last = len(self.world.clients)
         while not self._judge(last) and kernel.next_at_ns is not None:
             kernel.run(until_ns=kernel.now_ns() + _LOOK_NS)
 
@@ -72,6 +80,11 @@ class _Runner:
             return None
         first_ns = times.token_at_ns[0] if len(times.token_at_ns) else self.world.kernel.now_ns()
         return False if first_ns - result.arrived_at_ns > seconds(self.slo.ttft_s) else None
+
+    @property
+    def is_growing(self) -> bool:
+        """More and more is under way: what is met now will not be met later."""
+        return self.num_at_last > _GROWTH * (self.num_at_first or 0) + _FEW
 
     @property
     def part(self) -> float:
@@ -115,7 +128,7 @@ class ModeRace:
                 runners[mode].run_to(round(part * runners[mode].num_most))
             race = Race({mode: runners[mode].met for mode in left}, present, self.wide, self.least)
             left = race.still_in
-            if race.is_decided:
+            if part >= _SETTLED and race.is_decided and not any(runners[mode].is_growing for mode in left):
                 break
         return left
 

@@ -84,5 +84,5 @@ def _targets(slo: Slo) -> tuple[str, ...]:
     found: list[str] = []
     for flag, target_s in (("--slo-ttft-p90", slo.ttft_s), ("--slo-itl-p90", slo.itl_s)):
         if target_s is not None:
-            found += [flag, f"{target_s:g}"]
+            found += [flag, f"{target_s:g}s"]
     return tuple(found)

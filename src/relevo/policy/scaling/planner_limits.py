@@ -13,7 +13,7 @@ class PlannerLimits:
     min_requests: int = 20  # in the window, for lengths to mean anything
     few_requests: int = 10  # likewise, where `wide` is what matters
     few_judged: int = 6  # of which it is known whether they met the targets, likewise
-    wide: float = 0.25  # part of requests that miss the targets now, and gain of a change, for which one look is enough
+    wide: float = 0.25  # gain for which one look is enough, and part of requests that then misses the targets
     gain: float = 0.02  # see `ModeOutlook.better_by`: that a change must promise above what it costs and past errors
     error_weight: float = 1.0  # of past errors; 0: predictions are believed whatever came of the last ones
     min_compared: int = 2  # predictions with what came of them, before anything is changed

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 HEATS = (0.25, 0.5, 1.0)  # parts of the requests after which candidates may be left out. Arbitrary
 _DEVIATIONS = 3.0  # that are more than chance; requests of one queue are alike, so they count for less than they are
-_ALL = 0.98  # part of requests that meet the targets, above which there is nothing to gain. Arbitrary
+_ALL = 0.95  # part of requests that meet the targets, above which chance is more than what is to be gained. Arbitrary
 
 Candidate = TypeVar("Candidate", bound=Hashable)
 

@@ -4,9 +4,10 @@ A pure core: `question` says what to find out about which demand, a driver asks 
 with the answers. It acts on what comes in, not on what comes out; it holds when something is not known; it changes only
 for a clear and lasting gain in requests that meet the targets, now or in a surge, above what the change itself costs
 and above the error of its predictions of late, and not more often than the cool-down allows; it looks back at each
-change, and takes it back if what came of it is worse than what was. Where many requests are seen to miss the targets
-and another mode promises far more, one look at few of them is enough: there is little to lose, and waiting loses it. It
-plans for the workers that are there. A change by hand is adopted. Knows no clock, no simulator, no messages.
+change, and takes it back if what came of it is worse than what was. Where another mode promises far more, and many
+requests are seen to miss the targets or predictions were right of late, one look at few requests is enough: waiting
+loses more. It plans for the workers that are there. A change by hand is adopted. Knows no clock, no simulator, no
+messages.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ class RolePlanner:
             return undo
         if seen.now_s < (until_s := max(self._held_until_s, self._cools_until_s)):
             return self._hold(seen, f"{until_s - seen.now_s:.0f} s until the next change")
-        needed = limits.few_requests if self._is_missing(seen) else limits.min_requests
+        is_enough = self._is_missing(seen) or (seen.num_kinds and self.past.num_compared >= limits.min_compared)
+        needed = limits.few_requests if is_enough else limits.min_requests
         if seen.demand is None or seen.num_requests < needed:
             self._favourite = None
             return self._hold(seen, f"{seen.num_requests} requests in the window, {needed} are needed")
@@ -163,7 +165,8 @@ class RolePlanner:
         count = self._favourite[1] + 1 if self._favourite is not None and self._favourite[0] == best else 1
         self._favourite = (best, count)
         why = f"{best} {words(outlooks[best])}, {seen.mode} {words(present)}"
-        if not (error_now is not None and self._is_missing(seen) and gain >= self._limits.wide + error_now):
+        error = self._error_of_one_look(seen, error_now)
+        if error is None or gain < self._limits.wide + error:
             if count < self._limits.num_ticks_of_gain or seen.num_requests < self._limits.min_requests:
                 return self._hold(seen, f"{why}; once more to be sure", told=told)
             if self.past.num_compared < self._limits.min_compared:
@@ -172,6 +175,13 @@ class RolePlanner:
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
         change = _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best], seen.num_kinds)
         return self._act(seen, best, change, why, told)
+
+    def _error_of_one_look(self, seen: Seen, error_now: float | None) -> float | None:
+        """How far the simulator's word is from what is seen where many requests miss the targets, or was of late; None:
+        one look is not enough."""
+        if error_now is not None and self._is_missing(seen):
+            return error_now
+        return self.past.error if self.past.num_compared >= self._limits.min_compared else None
 
     def _is_missing(self, seen: Seen) -> bool:
         """Many requests are seen to miss the targets, in the mode that the workers have."""
