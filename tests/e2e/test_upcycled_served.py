@@ -54,7 +54,7 @@ def tokenizer_json() -> str:
 @pytest.mark.timeout(3600)
 def test_smollm2_is_heard_through_its_copies(tmp_path: Path) -> None:
     files = load_model_files("smollm2")
-    dense, experts = write_dense(files, tmp_path / "dense"), write_upcycled(files, tmp_path / "experts", num_experts=2)
+    dense, experts = write_dense(files, tmp_path / "dense"), write_upcycled(files, tmp_path / "experts")
     for folder in (dense, experts):
         (folder / "tokenizer.json").write_text(tokenizer_json())
     expected = answers(dense, "--topology", "unified")
