@@ -48,10 +48,10 @@ def model(request: pytest.FixtureRequest, folder: Path) -> Model:
     return spec_of(files.config).load(files.config, files.tensors(), make_ops(request.param), 128)
 
 
-def noisy_arena(groups: tuple[KVGroup, ...], num_blocks: int) -> Arena:
-    """With a block to warm up in."""
-    arena = Arena.create(KVLayout("tiny", "float32", BLOCK_SIZE, groups), num_blocks + 1, shared=False)
-    np.frombuffer(arena.buffer, dtype=np.float32)[:] = np.nan
+def noisy_arena(groups: tuple[KVGroup, ...], num_blocks: int, dtype: str = "float32") -> Arena:
+    """With a block to warm up in. All bits set are no number in any float, scales of integers included."""
+    arena = Arena.create(KVLayout("tiny", dtype, BLOCK_SIZE, groups), num_blocks + 1, shared=False)
+    np.frombuffer(arena.buffer, dtype=np.uint8)[:] = 255
     return arena
 
 
@@ -159,6 +159,17 @@ def test_a_cache_in_groups_has_the_bits_of_one_that_keeps_all(model: Model) -> N
     grouped = Served(model, spec_of(model.config).kv_groups(model.config), 400, caches=False)
     for requests in traffic():
         assert grouped.serve(requests) == whole.serve(requests)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+def test_other_numbers_lie_in_groups_too(folder: Path, dtype: str) -> None:
+    files = load_model_files(str(folder))
+    model = spec_of(files.config).load(files.config, files.tensors(), make_ops("native"), 128)
+    answers = []
+    for groups in (one_full_group(model.config), spec_of(model.config).kv_groups(model.config)):
+        served = Served(model, groups, 200, caches=False, arena=noisy_arena(groups, 200, dtype))
+        answers.append(served.serve(next(traffic())))
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("num_blocks", [400, 60])

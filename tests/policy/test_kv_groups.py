@@ -105,3 +105,9 @@ def test_layouts_that_differ_say_where() -> None:
     assert mine.mismatch(other) == (
         f"KV layouts differ in groups: {here} here, {there} there; start both with the same value"
     )
+
+
+def test_workers_with_other_blocks_do_not_hand_over() -> None:
+    full = KVGroup.full([0], 1, 8)
+    refusal = layout(full).mismatch(layout(full, block_size=32))
+    assert refusal == "KV layouts differ in block_size: 16 here, 32 there; start both with the same value"
