@@ -204,3 +204,20 @@ async def test_special_tokens_can_be_shown() -> None:
     for skip, expected in ((True, "abc"), (False, "a<|end|>bc")):
         body = (await rig(script).complete(ignore_eos=True, skip_special_tokens=skip)).json()
         assert body["choices"][0]["text"] == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+        ("/v1/responses", {"input": "Hi"}),
+    ],
+)
+async def test_no_stream_is_gathered_or_kept_on_its_way(path: str, fields: dict[str, Any]) -> None:
+    """Red if an API's stream lacks what tells proxies to pass each event on, and caches to keep none."""
+    response = await rig(says("Hey")).post(path, {"model": MODEL, "stream": True, **fields})
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert (response.headers["x-accel-buffering"], response.headers["cache-control"]) == ("no", "no-cache")
