@@ -55,6 +55,7 @@ def test_every_rule_meets_the_same_requests_and_the_planner_changes_for_them() -
     [
         (["--rules", "luck"], "'luck' is not known"),
         (["--code", "x.csv"], "belong together"),
+        (["--machine", "two-cores"], "is of the five workloads; write --traffic workloads, too"),
         (["--traffic", "workloads", "--code", "x.csv"], "leave them out with --traffic workloads"),
     ],
 )

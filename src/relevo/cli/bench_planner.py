@@ -13,6 +13,7 @@ from relevo.cli.bench_terminal import JsonOut, Seed, finish, friendly, note, out
 from relevo.cli.quiet import Quiet, errors_only
 from relevo.cli.report_file import ReportOut
 from relevo.core.errors import SettingsError
+from relevo.sim.day.machine import MACHINES
 from relevo.sim.day.report import DayReport, day_page, day_sentence, day_table, report_day
 from relevo.sim.day.run import Day
 from relevo.sim.day.traffic import Kinds, drawn_kinds, trace_kinds
@@ -27,6 +28,11 @@ class TrafficKind(StrEnum):
     WORKLOADS = "workloads"
 
 
+class MachineName(StrEnum):
+    SIXTEEN_CORES = "sixteen-cores"
+    TWO_CORES = "two-cores"
+
+
 def planner(
     code: Annotated[File, typer.Option(help="Trace with long prompts and short answers. Default: drawn.")] = None,
     conversation: Annotated[File, typer.Option(help="Trace with long answers; give both or none.")] = None,
@@ -34,6 +40,9 @@ def planner(
         TrafficKind, typer.Option(help="A day of code and conversation, or the five of `bench workloads` in sequence.")
     ] = TrafficKind.DAY,
     rules: Annotated[str, typer.Option(help="Which rules, for example planner,1p1d. Default: all.")] = "",
+    machine: Annotated[
+        MachineName, typer.Option(help="Of the five workloads: two workers of eight cores each, or of one.")
+    ] = MachineName.SIXTEEN_CORES,
     phase_s: Annotated[float, typer.Option(min=1.0, help="Seconds of each of the five workloads.")] = 120.0,
     seed: Seed = 0,
     json_out: JsonOut = None,
@@ -41,7 +50,7 @@ def planner(
     quiet: Quiet = False,
 ) -> None:
     """The planner on simulated traffic that changes, against modes that never change and a threshold."""
-    day = friendly(lambda: _day(traffic, code, conversation, phase_s, seed))
+    day = friendly(lambda: _day(traffic, machine, code, conversation, phase_s, seed))
     chosen = friendly(lambda: rules_of(rules, day.rules))
     environment = describe_environment()
     reports: list[DayReport] = []
@@ -71,12 +80,17 @@ def planner(
     finish(interrupted)
 
 
-def _day(traffic: TrafficKind, code: File, conversation: File, phase_s: float, seed: int) -> Day | FiveWorkloads:
+def _day(
+    traffic: TrafficKind, machine: MachineName, code: File, conversation: File, phase_s: float, seed: int
+) -> Day | FiveWorkloads:
     if traffic is TrafficKind.DAY:
+        if machine is not MachineName.SIXTEEN_CORES:
+            raise SettingsError(f"--machine {machine} is of the five workloads; write --traffic workloads, too")
         return Day(kinds=kinds_of(code, conversation, seed), seed=seed)
     if code is not None or conversation is not None:
         raise SettingsError("--code and --conversation are of a day; leave them out with --traffic workloads")
-    return FiveWorkloads(phase_s=phase_s, seed=seed)
+    chosen = MACHINES[machine]
+    return FiveWorkloads(phase_s=phase_s, machine=chosen, scale=chosen.scale, seed=seed)
 
 
 def _source(day: Day | FiveWorkloads) -> str:

@@ -14,6 +14,7 @@ from relevo.policy.host.topology import choose_topology
 from relevo.policy.perf.step_time import FittedStepTimes
 from relevo.sim.config import WorkerSpec
 from relevo.telemetry.latency import Slo
+from relevo.workload.open_loop import Scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Machine:
     max_batched_tokens: int
     itl_target_s: float
     answer_s: float
+    scale: Scale  # of the lengths of the five workloads
     max_prefill_tokens: int = 512
     max_running: int = 128
 
@@ -81,6 +83,7 @@ SIXTEEN_CORES = Machine(
     max_batched_tokens=2048,
     itl_target_s=0.03,
     answer_s=1.0,
+    scale=Scale(0.5, 0.5),
 )
 TWO_CORES = Machine(
     name="two-cores",
@@ -92,5 +95,6 @@ TWO_CORES = Machine(
     max_batched_tokens=512,
     itl_target_s=0.1,
     answer_s=5.0,
+    scale=Scale(0.2, 0.4),
 )
 MACHINES = {machine.name: machine for machine in (SIXTEEN_CORES, TWO_CORES)}

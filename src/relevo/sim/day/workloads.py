@@ -18,7 +18,6 @@ from relevo.workload.phases import FIVE
 from relevo.workload.phases import Phase as Traffic
 from relevo.workload.requests import Workload, WorkloadRequest
 
-SCALE = Scale(0.5, 0.5)  # of lengths. Arbitrary
 _BLOCK_SIZE = 64  # of the simulated workers
 _CLIENTS, _TURNS = 16, 10  # that wait for their answers, and how often each asks. Arbitrary
 _IDS_APART = 31  # between seeds of phases; more than there are phases
@@ -28,7 +27,7 @@ _IDS_APART = 31  # between seeds of phases; more than there are phases
 class FiveWorkloads:
     phase_s: float = 120.0
     load: float = 0.7  # of what a unified server sustains
-    scale: Scale = SCALE
+    scale: Scale = SIXTEEN_CORES.scale
     kinds: Sequence[Traffic] = FIVE
     machine: Machine = SIXTEEN_CORES
     seed: int = 0
