@@ -120,7 +120,7 @@ def test_what_cannot_work_names_the_model(tmp_path: Path, text: str, settings: d
 def test_each_model_has_workers_cores_and_an_arena_of_its_own(tmp_path: Path) -> None:
     small, big = plan(tmp_path, TWO).models
     assert [worker.worker_id for worker in small.workers] == ["small/prefill-0", "small/decode-0"]
-    assert [worker.worker_id for worker in big.workers] == ["big/prefill-0", "big/decode-0"], "auto, with six cores"
+    assert [worker.worker_id for worker in big.workers] == ["big/hybrid-0", "big/hybrid-1"], "auto, with six cores"
     assert [worker.cores for worker in (*small.workers, *big.workers)] == [(0,), (1,), (2, 3, 4), (5, 6, 7)]
     assert all(worker.num_arena_blocks == 2 * worker.num_blocks for worker in big.workers)
 
