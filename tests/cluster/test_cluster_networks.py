@@ -78,6 +78,7 @@ def test_only_the_way_between_two_nodes_is_cut(make_network: MakeNetwork, boxes:
     num_before = handoffs(head)
     boxes.until(lambda: not any(link["fault"] for link in head.nodes()["p"]["links"]), 30, "the link is found again")
     seconds_of(head, texts, want)
+    answers(head, prompts(33), NUM_TOKENS)  # what no worker has in its cache
     assert handoffs(head) > num_before
     blocks_are_back(boxes, head)
 
