@@ -141,11 +141,12 @@ async def test_a_decision_reaches_the_workers_and_a_dry_run_does_not() -> None:
 async def test_an_answer_that_comes_late_or_not_at_all_changes_nothing() -> None:
     """Red when a simulator that ended ends the planner, and when roles given by hand meanwhile are taken back."""
     async with in_process_stack({"prefill-0": "prefill", "decode-0": "decode"}, num_gateways=1) as stack:
-        dispatcher = stack.gateways[0].dispatcher
-        planning = planning_of(DemandWindow(dispatcher, MonotonicClock(), SLO), is_dry=False)
+        dispatcher, clock = stack.gateways[0].dispatcher, Hand()
+        planning = planning_of(DemandWindow(dispatcher, clock, SLO), is_dry=False, clock=clock)
         for number in range(20):
             planning.window.start(request_for(number, [number] * 5, 2), Deaf())
             planning.window.finished(record(number, 5, 2, 0.1))
+            clock.at_ns += S
         await planning.tick()
         answer = planning.ask
 
@@ -276,13 +277,15 @@ def two_workers() -> EngineStatus:
 async def test_decisions_and_the_mode_are_on_metrics_and_in_the_state() -> None:
     """As of the last tick, and of former modes nothing. Red when a count grows with each scrape."""
     async with in_process_stack({"prefill-0": "prefill", "decode-0": "decode"}, num_gateways=1) as stack:
-        planning = planning_of(DemandWindow(stack.gateways[0].dispatcher, MonotonicClock(), SLO), is_dry=False)
+        clock = Hand()
+        planning = planning_of(DemandWindow(stack.gateways[0].dispatcher, clock, SLO), is_dry=False, clock=clock)
         metrics = GatewayMetrics(["fake"])
         metrics.show_plans(lambda: [planning])
         assert planner_series(metrics) == {}, "before the first tick"
         for number in range(20):
             planning.window.start(request_for(number, [number] * 5, 2), Deaf())
             planning.window.finished(record(number, 5, 2, 0.1))
+            clock.at_ns += S
         await planning.tick()
         assert planner_series(metrics) == {"hold": 1.0, "1p1d": 1.0}
         await planning.tick()
