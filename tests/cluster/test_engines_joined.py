@@ -45,7 +45,8 @@ def test_boxes_lend_their_engines(make_network: Callable[..., Network], tmp_path
         assert complete(head) == first
         assert "m1/unified-0" not in head.ready_workers()
 
-        boxes.environment["RELEVO_NUM_KV_BLOCKS"] = "64"
+        (tmp_path / "packages" / "sglang").mkdir(parents=True)  # installed, as far as can be seen
+        boxes.environment |= {"RELEVO_NUM_KV_BLOCKS": "64", "PYTHONPATH": str(tmp_path / "packages")}
         other = boxes.join(b, [head_at], "unified", "--set", "engine=sglang", name="other")
         boxes.until(lambda: other.process.poll() == 2, what="the refusal")
         boxes.until(lambda: "this cluster computes with vllm, and this box was asked for sglang" in other.log)
