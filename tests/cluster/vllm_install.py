@@ -36,7 +36,11 @@ def _make_smollm2(vllm: Path, folder: Path) -> None:
     if not folder.exists():
         (model,) = (Path(str(file.locate())) for file in files if file.suffix == ".gguf")
         script = str(Path(__file__).with_name("smollm2_folder.py"))
-        subprocess.run([str(vllm / "bin" / "python"), script, str(model), str(folder)], check=True)
+        python = str(vllm / "bin" / "python")
+        subprocess.run(
+            [python, "-m", "pip", "--quiet", "install", "--no-deps", f"gguf=={metadata.version('gguf')}"], check=True
+        )
+        subprocess.run([python, script, str(model), str(folder)], check=True)
 
 
 def _install_router(folder: Path) -> None:
