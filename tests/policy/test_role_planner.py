@@ -106,6 +106,24 @@ def test_it_changes_for_a_clear_gain_that_lasts_and_says_why() -> None:
     assert second.expected is not None and second.rate_per_s == pytest.approx(3.5)
 
 
+def test_a_mode_that_is_not_what_is_promised_of_it_is_left_once() -> None:
+    """Red when the planner stays where next to no request meets the targets as long as the simulator says that all
+    would, leaves at the first look, goes back, or is driven from mode to mode where every promise is broken."""
+    promised, real = fixed(unified=3.5, split=2.0, hybrid=2.4), fixed(unified=0.1, split=1.9, hybrid=2.3)
+    run = Run(promised, truth=real, mode=UNIFIED_MODE)
+    for _ in range(100):
+        run.tick(3.5)
+    (left,) = run.changes
+    assert left.verdict is PlanVerdict.CHANGE and left.mode is HYBRID_MODE
+    assert "promised to meet the targets for 100% and does for 3%" in left.reason
+    assert run.decisions.index(left) >= LIMITS.cool_down_s / LIMITS.tick_s, "not at the first look"
+
+    nowhere = Run(promised, truth=fixed(unified=0.1, split=0.1, hybrid=0.1), mode=UNIFIED_MODE)
+    for _ in range(int(LIMITS.block_s / LIMITS.tick_s) - 2):
+        nowhere.tick(3.5)
+    assert len(nowhere.changes) <= 2, "away, and perhaps back"
+
+
 @given(st.floats(0.5, 10.0), st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
 def test_under_constant_load_it_changes_at_most_once(rate: float, seed: int) -> None:

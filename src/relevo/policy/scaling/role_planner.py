@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
+from relevo.policy.scaling.broken_promise import BrokenPromise, best_of_others
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.mode_outlook import ModeOutlook
@@ -100,6 +101,7 @@ class RolePlanner:
         self._favourite: tuple[Mode, int] | None = None  # and in how many ticks in a row
         self._same_since_s = -inf  # that the workers have their mode
         self.past = PastErrors()
+        self._promise = BrokenPromise(limits)  # of the present mode
         self.num_changes = 0
         self.num_unknown_ticks = 0
 
@@ -154,6 +156,8 @@ class RolePlanner:
         told = self._told(seen, outlooks)
         if best == seen.mode or gain < self._least_gain(seen, noise):
             self._favourite = None
+            if left := self._leave(seen, outlooks, told):
+                return left
             floor_s = min(outlook.floor_ttft_s for outlook in outlooks.values())
             if floor_s > self._ttft_s:
                 reason = (
@@ -175,6 +179,29 @@ class RolePlanner:
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
         change = _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best], seen.num_kinds)
         return self._act(seen, best, change, why, told)
+
+    def _leave(
+        self, seen: Seen, outlooks: Mapping[Mode, ModeOutlook], told: Mapping[str, ModeOutlook]
+    ) -> PlanDecision | None:
+        """Out of a mode that has not been for a while what is promised of it."""
+        limits, promised = self._limits, outlooks[seen.mode].attained
+        if seen.attained is None or seen.num_judged < limits.min_requests or not self._is_missing(seen):
+            self._promise.is_kept()
+            return None
+        other = best_of_others(outlooks, seen.mode, self._blocked, seen.now_s)
+        if not self._promise.look(seen.now_s, promised, seen.attained) or other is None:
+            return None
+        if outlooks[other].attained - seen.attained < limits.wide + self.switch_cost:
+            return None
+        self._promise.is_left(seen.now_s)
+        self._blocked[seen.mode] = seen.now_s + limits.block_s
+        rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
+        change = _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[other], seen.num_kinds)
+        why = (
+            f"{seen.mode} has been promised to meet the targets for {promised:.0%} and does for {seen.attained:.0%}, "
+            f"not again for {limits.block_s:.0f} s; {other} {words(outlooks[other])}"
+        )
+        return self._act(seen, other, change, why, told)
 
     def _error_of_one_look(self, seen: Seen, error_now: float | None) -> float | None:
         """How far the simulator's word is from what is seen where many requests miss the targets, or was of late; None:
