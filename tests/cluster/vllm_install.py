@@ -38,7 +38,8 @@ def _make_smollm2(vllm: Path, folder: Path) -> None:
         script = str(Path(__file__).with_name("smollm2_folder.py"))
         python = str(vllm / "bin" / "python")
         subprocess.run(
-            [python, "-m", "pip", "--quiet", "install", "--no-deps", f"gguf=={metadata.version('gguf')}"], check=True
+            [python, "-m", "pip", "--quiet", "install", "--no-deps", "accelerate", f"gguf=={metadata.version('gguf')}"],
+            check=True,
         )
         subprocess.run([python, script, str(model), str(folder)], check=True)
 

@@ -101,6 +101,11 @@ def at_stake(attained: float | None) -> float:
     return attained if attained is not None and attained <= 1.0 - LIMITS.wide else 1.0
 
 
+def is_broken(promised: float, attained: float | None) -> bool:
+    """So far from what is promised of the present mode that it is left in the end, whatever another one promises."""
+    return attained is not None and promised - attained >= 2.0 * LIMITS.wide
+
+
 @given(
     steps=st.lists(
         st.tuples(st.fixed_dictionaries({mode.name: PART for mode in MODES}), st.none() | PART), min_size=1, max_size=40
@@ -115,6 +120,8 @@ def test_no_change_ever_promises_less_than_predictions_were_off(
         before = run.mode
         found = run.tick(said, attained)
         if found.verdict is PlanVerdict.CHANGE:
+            if is_broken(said[before.name], attained):
+                continue
             gain = said[found.mode.name] - said[before.name]
             assert attained is not None or run.planner.past.num_compared >= LIMITS.min_compared
             assert gain >= LIMITS.gain + min(run.planner.past.error, at_stake(attained))
@@ -127,5 +134,6 @@ def test_a_simulator_that_is_off_by_so_much_moves_nothing_for_less(said: dict[st
     run = Run()
     attained = said["1p1d"] - off if said["1p1d"] >= off else min(1.0, said["1p1d"] + off)
     error = abs(said["1p1d"] - attained)
-    if max(said.values()) - said["1p1d"] < min(error, at_stake(attained)):
+    gain = max(said.values()) - said["1p1d"]
+    if gain < min(error, at_stake(attained)) and not is_broken(said["1p1d"], attained):
         assert all(each.verdict is not PlanVerdict.CHANGE for each in ticks(run, 12, said, attained))
