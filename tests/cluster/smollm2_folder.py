@@ -14,7 +14,11 @@ def make(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     named = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    AutoModelForCausalLM.from_pretrained(**named, dtype=torch.float32).save_pretrained(folder)
+    read = AutoModelForCausalLM.from_pretrained(**named, dtype=torch.float32)
+    del read.config.quantization_config  # it says GGUF, which is not written
+    plain = type(read)(read.config)
+    plain.load_state_dict(read.state_dict())
+    plain.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**named).save_pretrained(folder)
 
 

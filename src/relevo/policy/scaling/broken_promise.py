@@ -23,22 +23,27 @@ class BrokenPromise:
         """Nothing is seen, or about as much as is promised."""
         self._since_s = None
 
-    def look(self, now_s: float, promised: float, seen: float) -> bool:
-        """Whether it has been broken for long enough. `promised`, `seen`: parts of requests that meet the targets."""
-        if promised - seen < 2.0 * self._limits.wide:
+    def better(
+        self,
+        now_s: float,
+        present: Mode,
+        attained: float,
+        outlooks: Mapping[Mode, ModeOutlook],
+        blocked: Mapping[Mode, float],
+        least_gain: float,
+    ) -> Mode | None:
+        """To which mode to go. `attained`: part of requests that is seen to meet the targets; `blocked`: until when.
+        Modes that the present one's promise has beaten count, too."""
+        if outlooks[present].attained - attained < 2.0 * self._limits.wide:
             self._since_s = None
-            return False
+            return None
         if self._since_s is None:
             self._since_s = now_s
-        return now_s >= max(self._since_s + self._limits.cool_down_s, self._not_before_s)
+        if now_s < max(self._since_s + self._limits.cool_down_s, self._not_before_s):
+            return None
+        others = [mode for mode in outlooks if mode != present and blocked.get(mode, 0.0) <= now_s]
+        best = max(others, key=lambda mode: (outlooks[mode].attained, mode.num_at_work), default=None)
+        return best if best is not None and outlooks[best].attained - attained >= least_gain else None
 
     def is_left(self, now_s: float) -> None:
         self._since_s, self._not_before_s = None, now_s + self._limits.block_s
-
-
-def best_of_others(
-    outlooks: Mapping[Mode, ModeOutlook], present: Mode, blocked: Mapping[Mode, float], now_s: float
-) -> Mode | None:
-    """Where most is promised, also of those that the present mode's promise has beaten; None: there is no other."""
-    others = [mode for mode in outlooks if mode != present and blocked.get(mode, 0.0) <= now_s]
-    return max(others, key=lambda mode: (outlooks[mode].attained, mode.num_at_work), default=None)

@@ -21,3 +21,18 @@ def next_best(present: Mode, outlooks: Mapping[Mode, ModeOutlook]) -> str:
         return "there is no other mode"
     best = max(others, key=lambda mode: outlooks[mode].better_by(outlooks[present]))
     return f"next best: {best} {words(outlooks[best])}"
+
+
+def doubts(noise: float, past_error: float | None) -> str:
+    """Why a gain that would do otherwise does not: chance or, where one is given, the error of predictions."""
+    if past_error is None:
+        return f"; chance alone makes {noise:.0%} of so few simulated requests, which is not less than the gain"
+    return f"; predictions were {past_error:.0%} off of late, which is not less than the gain"
+
+
+def broken(mode: Mode, promised: float, attained: float, block_s: float) -> str:
+    """Why a mode is left that the simulator thinks well of."""
+    return (
+        f"{mode} has been promised to meet the targets for {promised:.0%} and does for {attained:.0%}, not again for "
+        f"{block_s:.0f} s"
+    )

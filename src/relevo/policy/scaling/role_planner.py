@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from relevo.policy.scaling.broken_promise import BrokenPromise, best_of_others
+from relevo.policy.scaling.broken_promise import BrokenPromise
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
-from relevo.policy.scaling.outlook_words import next_best, words
+from relevo.policy.scaling.outlook_words import broken, doubts, next_best, words
 from relevo.policy.scaling.past_errors import PastErrors
 from relevo.policy.scaling.planner_limits import PlannerLimits
 
@@ -160,9 +160,8 @@ class RolePlanner:
                 return left
             floor_s = min(outlook.floor_ttft_s for outlook in outlooks.values())
             if floor_s > self._ttft_s:
-                reason = (
-                    f"a median prompt alone takes {floor_s:.2f} s on these workers, the target is {self._ttft_s:g} s"
-                )
+                alone = f"a median prompt alone takes {floor_s:.2f} s on these workers"
+                reason = f"{alone}, the target is {self._ttft_s:g} s"
                 return self._hold(seen, reason, PlanVerdict.INFEASIBLE, told)
             told_best = f"{seen.mode} {words(present)}; {next_best(seen.mode, outlooks)}"
             return self._hold(seen, told_best + self._doubts(seen, gain, noise), told=told)
@@ -176,32 +175,29 @@ class RolePlanner:
             if self.past.num_compared < self._limits.min_compared:
                 lacking = f"{self.past.num_compared} predictions have been compared with what came of them"
                 return self._hold(seen, f"{why}; {lacking}, {self._limits.min_compared} are needed", told=told)
+        return self._act(seen, best, self._change_to(seen, outlooks[best]), why, told)
+
+    def _change_to(self, seen: Seen, expected: ModeOutlook) -> _Change:
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
-        change = _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[best], seen.num_kinds)
-        return self._act(seen, best, change, why, told)
+        return _Change(seen.now_s, seen.mode, seen.attained, rate, expected, seen.num_kinds)
 
     def _leave(
         self, seen: Seen, outlooks: Mapping[Mode, ModeOutlook], told: Mapping[str, ModeOutlook]
     ) -> PlanDecision | None:
         """Out of a mode that has not been for a while what is promised of it."""
-        limits, promised = self._limits, outlooks[seen.mode].attained
+        limits, promised, blocked = self._limits, outlooks[seen.mode].attained, self._blocked
         if seen.attained is None or seen.num_judged < limits.min_requests or not self._is_missing(seen):
             self._promise.is_kept()
             return None
-        other = best_of_others(outlooks, seen.mode, self._blocked, seen.now_s)
-        if not self._promise.look(seen.now_s, promised, seen.attained) or other is None:
-            return None
-        if outlooks[other].attained - seen.attained < limits.wide + self.switch_cost:
+        least = limits.wide + self.switch_cost
+        other = self._promise.better(seen.now_s, seen.mode, seen.attained, outlooks, blocked, least)
+        if other is None:
             return None
         self._promise.is_left(seen.now_s)
-        self._blocked[seen.mode] = seen.now_s + limits.block_s
-        rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
-        change = _Change(seen.now_s, seen.mode, seen.attained, rate, outlooks[other], seen.num_kinds)
-        why = (
-            f"{seen.mode} has been promised to meet the targets for {promised:.0%} and does for {seen.attained:.0%}, "
-            f"not again for {limits.block_s:.0f} s; {other} {words(outlooks[other])}"
-        )
-        return self._act(seen, other, change, why, told)
+        blocked[seen.mode] = seen.now_s + limits.block_s
+        why = broken(seen.mode, promised, seen.attained, limits.block_s)
+        change = self._change_to(seen, outlooks[other])
+        return self._act(seen, other, change, f"{why}; {other} {words(outlooks[other])}", told)
 
     def _error_of_one_look(self, seen: Seen, error_now: float | None) -> float | None:
         """How far the simulator's word is from what is seen where many requests miss the targets, or was of late; None:
@@ -263,9 +259,7 @@ class RolePlanner:
         error = self._limits.error_weight * self.past.error
         if gain < self._limits.gain + self.switch_cost or not max(error, noise):
             return ""
-        if noise > error:
-            return f"; chance alone makes {noise:.0%} of so few simulated requests, which is not less than the gain"
-        return f"; predictions were {self.past.error:.0%} off of late, which is not less than the gain"
+        return doubts(noise, self.past.error if noise <= error else None)
 
     def unanswered(self, seen: Seen, why: str) -> PlanDecision:
         """Nothing was found out about `question`'s demand that still counts."""
