@@ -9,44 +9,20 @@ import asyncio
 import contextlib
 import json
 import re
-import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
+from loopback_boxes import command, free_port
 
 LIFE_S = 20
 NUM_RENEWALS = 5
 NUM_STREAMS = 6
 START_S = 120.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
-@contextlib.contextmanager
-def command(folder: Path, log: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    with (folder / log).open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "relevo", *arguments], stdout=output, stderr=subprocess.STDOUT, cwd=folder
-        )
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def wait_until_ready(url: str, log: Path) -> None:

@@ -107,7 +107,7 @@ def join(
     probed = open_probe_port(settings.host, settings.probe_port)
     with answered_meanwhile(f"a head at {heads}", probed):
         settings, plan, part = plan_joining(ask, settings, say)
-    view = StartView(plan, "", phases, 0)
+    view = StartView(plan, "", phases, 0, has_node=True)
     with serving(settings, plan, None, view.on_status, part) as supervisor:
         view.show_plan()
         say(f"node {part.name}: control port {part.listen}, others reach it at {part.control}")

@@ -45,7 +45,7 @@ def serve(settings: Settings) -> None:
         build_tls(plan.gateway.http)  # its files are tried before anything is loaded
     phases.done("model file's head, plan")
     url = server_url(*bound_address(listener), scheme="https" if settings.ssl_certfile else "http")
-    view = StartView(plan, url, phases, settings.gateways)
+    view = StartView(plan, url, phases, settings.gateways, has_node=part is not None)
     with serving(settings, plan, listener, view.on_status, part) as supervisor:
         view.show_plan()
         try:
@@ -68,7 +68,7 @@ command = with_settings_flags(serve)
 class StartView:
     """What a person sees while the server starts: the choices and why, what each process does, and then one URL."""
 
-    def __init__(self, plan: ServePlan, url: str, phases: StartPhases, num_gateways: int) -> None:
+    def __init__(self, plan: ServePlan, url: str, phases: StartPhases, num_gateways: int, *, has_node: bool) -> None:
         self._plan = plan
         self._url = url  # empty: no gateway is on this box
         self._phases = phases
@@ -79,6 +79,8 @@ class StartView:
         self._unready = {f"gateway-{i}" for i in range(num_gateways)} if num_gateways > 1 else {"gateway"}
         if not num_gateways:  # it works for those of other boxes
             self._unready = set(workers)
+        if has_node:  # other boxes may come as soon as this one says that it is ready
+            self._unready.add("node")
         self._phases_of = dict.fromkeys([*workers, *sorted(self._unready)], "starting")  # of processes not yet ready
         self._num_processes = len(self._phases_of)
         self._bytes: dict[str, tuple[int, int]] = {}  # of weights, done and in all, by worker
