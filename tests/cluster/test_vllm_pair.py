@@ -22,6 +22,8 @@ import pytest
 from machines import Network, why_not
 from vllm_machines import BLOCK_SIZE, LEASE_S, VLLM, Pair, descendants, until, vllm_pair
 
+from relevo.telemetry.metric_table import ENGINE_HANDOFFS
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(5400),
@@ -61,6 +63,10 @@ def hits(usage: dict[str, Any]) -> int:
     return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
+def outcomes(pair: Pair) -> dict[str, float]:
+    return {outcome: pair.handoffs(outcome) for outcome in ENGINE_HANDOFFS}
+
+
 def overwrite(pair: Pair) -> None:
     """All that the prefill engine has freed is another prompt's afterwards."""
     tokens_of(pair.ask_all([pair.alone(pair.prefill, each, 1) for each in prompts(4, 60, 1000)]))
@@ -73,16 +79,19 @@ def test_answers_equal_vllm_alone_and_are_counted(pair: Pair) -> None:
 def differing_and_counted(pair: Pair, asked: list[list[int]], least_gap: float = 0.0) -> list[int]:
     """Prompts whose split answer is not vLLM's own, by so many nats at least; all were handed over and counted."""
     expected = alone(pair, asked)
-    handed_over, late_before, ledger = pair.handoffs("completed"), pair.handoffs("late"), pair.usage()
+    before, ledger = outcomes(pair), pair.usage()
     told = pair.ask_all([pair.behind(each) for each in asked], width=1)
     answers = tokens_of(told)
     differing = [n for n, tokens in enumerate(answers) if tokens != expected[n]]
     gaps = [first_gap(pair, asked[n], expected[n], answers[n]) for n in differing]
     say(f"\n{len(asked) - len(differing)} of {len(asked)} answers equal vLLM alone; different: {differing}, by {gaps}")
-    late = pair.handoffs("late") - late_before
-    say(f"handoffs: {pair.handoffs('completed') - handed_over:.0f} completed, {late:.0f} late")
-    assert pair.handoffs("completed") - handed_over + late == len(asked)
-    assert late <= len(asked) / 20  # of a gateway that had to wait for a core for seconds
+    came = {
+        outcome: int(count - before[outcome]) for outcome, count in outcomes(pair).items() if count > before[outcome]
+    }
+    say(f"handoffs: {came}")
+    assert sum(came.values()) >= len(asked), "a prompt that was never to be handed over"
+    assert came.keys() <= {"completed", "late"}
+    assert came["completed"] >= len(asked) * 0.95  # the rest: an engine that had to wait for a core for seconds
 
     last = asked[-20:]
     again = pair.ask_all([pair.behind(each) for each in last], width=1)
