@@ -66,6 +66,30 @@ def test_a_batch_decodes_at_its_context_without_a_prefill(engine: EngineUnderTes
     assert [one.num_kv_tokens for one in steps] == [3 * (17 + 3 + number) for number in range(4)]  # 2 to warm up
 
 
+class BusyMachine:
+    """Others use it while the first rows are measured."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def read_bytes_per_s(self, num_bytes: int) -> float:
+        return self.operations_per_s("")
+
+    def operations_per_s(self, operand: str) -> float:
+        self.num_asked += 1
+        return 10.0 * self.num_asked
+
+
+def test_limits_are_the_best_of_the_whole_run(engine: EngineUnderTest) -> None:
+    """Red when rows stand beside a limit from a moment in which the machine was slow, and exceed it."""
+    report = EngineReport()
+    measure_engine(replace(engine, limits=BusyMachine()), OPTIONS, report, SILENT)
+    num_seen = len(OPTIONS.prompt_lens) + 2 * len(OPTIONS.batch_sizes) * len(OPTIONS.contexts)
+    rows = [*report.prefill, *report.decode]
+    assert {row.limit_operations_per_s for row in rows} == {10.0 * (num_seen + 1)}
+    assert all(row.limit_bytes_per_s is not None and row.limit_bytes_per_s > 10.0 * num_seen for row in report.decode)
+
+
 def test_what_does_not_fit_is_said(engine: EngineUnderTest) -> None:
     with pytest.raises(StartError, match=r"cannot run|do not fit"):
         time_decode(engine, 60, 1000, 4, random.Random(0))

@@ -15,7 +15,7 @@ from relevo.policy.worker.scheduler import Scheduler
 
 
 class MachineLimits(Protocol):
-    """What the cores of the engine can do at most, measured when asked for."""
+    """What the cores of the engine can do at most: measured whenever it is asked, the best that was seen is told."""
 
     def read_bytes_per_s(self, num_bytes: int) -> float:
         """Reading a working set of that size, on all of the engine's cores."""
