@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from published_configs import GEMMA_3_27B, GPT_OSS_20B, LLAMA_4_SCOUT
 from relevo.build.model import kv_layout
 from relevo.engine.models.families import config_from_hf
 from relevo.policy.perf.memory_plan import MemoryLimits
@@ -18,67 +19,10 @@ from relevo.policy.perf.rank_memory import MemoryAsk, layout_memory
 from relevo.policy.worker.table_rules import num_pool_tokens, table_rules
 
 GIB, SIZE, STEP = 2**30, 16, 512
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 MODELS: dict[str, tuple[dict[str, Any], list[int]]] = {  # config; layers of each KV group
-    "gemma-3-27b": (
-        {
-            "model_type": "gemma3_text",
-            "hidden_size": 5376,
-            "intermediate_size": 21504,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 16,
-            "head_dim": 128,
-            "query_pre_attn_scalar": 168,
-            "sliding_window": 1024,
-            "layer_types": [f"{'full' if (n + 1) % 6 == 0 else 'sliding'}_attention" for n in range(62)],
-            "vocab_size": 262208,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
-        },
-        [10, 9, 9, 9, 9, 8, 8],
-    ),
-    "gpt-oss-20b": (
-        {
-            "model_type": "gpt_oss",
-            "hidden_size": 2880,
-            "intermediate_size": 2880,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "num_local_experts": 32,
-            "num_experts_per_tok": 4,
-            "sliding_window": 128,
-            "layer_types": ["sliding_attention", "full_attention"] * 12,
-            "vocab_size": 201088,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": ROPE,
-        },
-        [12, 12],
-    ),
-    "llama-4-scout": (
-        {
-            "model_type": "llama4_text",
-            "hidden_size": 5120,
-            "intermediate_size": 8192,
-            "intermediate_size_mlp": 16384,
-            "interleave_moe_layer_step": 1,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 40,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "num_local_experts": 16,
-            "num_experts_per_tok": 1,
-            "attention_chunk_size": 8192,
-            "vocab_size": 202048,
-            "max_position_embeddings": 10485760,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": ROPE,
-        },
-        [12, 12, 12, 12],
-    ),
+    "gemma-3-27b": (GEMMA_3_27B, [10, 9, 9, 9, 9, 8, 8]),
+    "gpt-oss-20b": (GPT_OSS_20B, [12, 12]),
+    "llama-4-scout": (LLAMA_4_SCOUT, [12, 12, 12, 12]),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import published_configs
 from relevo.core.errors import UnsupportedModel
 from relevo.core.kv import KVGroup
 from relevo.policy.perf.model_config import model_shape
@@ -80,23 +81,7 @@ GPT_OSS_120B: dict[str, Any] = {
         "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
     },
 }
-LLAMA_4_SCOUT: dict[str, Any] = {
-    "text_config": {
-        "model_type": "llama4_text",
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
-        "intermediate_size_mlp": 16384,
-        "interleave_moe_layer_step": 1,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "attention_chunk_size": 8192,
-        "num_local_experts": 16,
-        "num_experts_per_tok": 1,
-        "vocab_size": 202048,
-    }
-}
+LLAMA_4_SCOUT: dict[str, Any] = {"text_config": published_configs.LLAMA_4_SCOUT}
 QWEN35_35B: dict[str, Any] = {
     "text_config": {
         "model_type": "qwen3_5_moe_text",

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_perf_model_shape import DEEPSEEK_V3, KIMI_K25, LLAMA_8B
 
+from published_configs import LLAMA_4_SCOUT
 from relevo.core.errors import SettingsError
 from relevo.policy.perf.memory_plan import MemoryLimits
 from relevo.policy.perf.model_config import model_shape
@@ -27,24 +28,7 @@ from relevo.policy.perf.rank_memory import (
 GIB = 2**30
 FP8_BYTES = 1 + 4 / 128**2  # of a weight, with the scale of its block
 H100_BYTES = 79.2 * GIB  # that a process sees
-SCOUT: dict[str, Any] = {
-    "model_type": "llama4",
-    "text_config": {
-        "model_type": "llama4_text",
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
-        "intermediate_size_mlp": 16384,
-        "interleave_moe_layer_step": 1,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "num_local_experts": 16,
-        "num_experts_per_tok": 1,
-        "attention_chunk_size": 8192,
-        "vocab_size": 202048,
-    },
-}
+SCOUT: dict[str, Any] = {"model_type": "llama4", "text_config": LLAMA_4_SCOUT}
 GPT_OSS: dict[str, Any] = {
     "model_type": "gpt_oss",
     "hidden_size": 64,

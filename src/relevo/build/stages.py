@@ -9,6 +9,7 @@ from relevo.build.model_work import packed_bytes
 from relevo.core.kv import KVLayout
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.models.weight_plan import EMBEDDING, HEAD
+from relevo.policy.perf.layer_cache import layer_cache_bytes
 from relevo.policy.perf.stages import even_stages
 
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -25,10 +26,9 @@ def stage_layers(files: ModelFiles, config: WorkerConfig, layout: KVLayout) -> l
             sizes[int(layer[1])] += _held_bytes(stored, config)
         elif stored.name in ends:
             ends[stored.name] += _held_bytes(stored, config)
-    for group in layout.groups:
-        kept = group.most_kept(config.num_blocks * config.block_size) * group.bytes_per_token(layout.dtype)
-        for layer_index in group.layers:
-            sizes[layer_index] += kept / group.num_layers
+    kept = layer_cache_bytes(layout, config.num_blocks, config.max_model_len, config.max_num_batched_tokens)
+    for layer_index, num_bytes in kept.items():
+        sizes[layer_index] += num_bytes
     return even_stages(sizes, (ends[EMBEDDING], ends[HEAD] or ends[EMBEDDING]), config.pipeline_parallel_size)
 
 
