@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
@@ -24,6 +24,7 @@ from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.outlook_words import broken, doubts, next_best, words
+from relevo.policy.scaling.past_change import PastChange, Sentence
 from relevo.policy.scaling.past_errors import PastErrors
 from relevo.policy.scaling.planner_limits import PlannerLimits
 
@@ -69,17 +70,6 @@ class PlanDecision:
     rate_per_s: float | None = None  # that was expected
 
 
-@dataclass(slots=True)
-class _Change:
-    at_s: float
-    before: Mode
-    attained_before: float | None
-    rate_before_per_s: float
-    expected: ModeOutlook
-    num_kinds: int  # as `Seen.num_kinds` then
-    is_judged: bool = False
-
-
 class RolePlanner:
     def __init__(self, limits: PlannerLimits, ttft_s: float, itl_s: float, *, acts: bool = True) -> None:
         """Targets, in seconds: of the time to the first token, and between tokens. Not `acts`: what it decides is said
@@ -92,7 +82,7 @@ class RolePlanner:
         self._mode: Mode | None = None  # that it set, or found
         self._switch_s: deque[float] = deque(maxlen=_SWITCHES)  # until all roles had arrived
         self._joined_at_s = -inf  # when a worker came or went last
-        self._change: _Change | None = None  # the last
+        self._change: PastChange | None = None  # the last
         self._arriving: tuple[float, Mode] | None = None  # since when, and from which mode, roles are on their way
         self._held_until_s = 0.0  # by a hand
         self._cools_until_s = 0.0
@@ -177,24 +167,31 @@ class RolePlanner:
                 return self._hold(seen, f"{why}; {lacking}, {self._limits.min_compared} are needed", told=told)
         return self._act(seen, best, self._change_to(seen, outlooks[best]), why, told)
 
-    def _change_to(self, seen: Seen, expected: ModeOutlook) -> _Change:
-        rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
-        return _Change(seen.now_s, seen.mode, seen.attained, rate, expected, seen.num_kinds)
+    def _change_to(self, seen: Seen, expected: ModeOutlook) -> PastChange:
+        return PastChange(
+            at_s=seen.now_s,
+            before=seen.mode,
+            attained_before=seen.attained,
+            rate_before_per_s=seen.demand.requests_per_s if seen.demand is not None else 0.0,
+            expected=expected,
+            num_kinds=seen.num_kinds,
+        )
 
     def _leave(
         self, seen: Seen, outlooks: Mapping[Mode, ModeOutlook], told: Mapping[str, ModeOutlook]
     ) -> PlanDecision | None:
         """Out of a mode that has not been for a while what is promised of it."""
         limits, promised, blocked = self._limits, outlooks[seen.mode].attained, self._blocked
-        if seen.attained is None or seen.num_judged < limits.min_requests or not self._is_missing(seen):
+        if seen.attained is None or seen.num_judged < limits.min_requests or seen.since_s < self._same_since_s:
+            return None  # nothing is known of it, so it is neither kept nor broken
+        if not self._is_missing(seen):
             self._promise.is_kept()
             return None
         least = limits.wide + self.switch_cost
         other = self._promise.better(seen.now_s, seen.mode, seen.attained, outlooks, blocked, least)
         if other is None:
             return None
-        self._promise.is_left(seen.now_s)
-        blocked[seen.mode] = seen.now_s + limits.block_s
+        self._promise.is_left(seen.mode, seen.now_s)
         why = broken(seen.mode, promised, seen.attained, limits.block_s)
         change = self._change_to(seen, outlooks[other])
         return self._act(seen, other, change, f"{why}; {other} {words(outlooks[other])}", told)
@@ -214,7 +211,8 @@ class RolePlanner:
         return seen.attained <= 1.0 - limits.wide
 
     def _is_allowed(self, mode: Mode, outlook: ModeOutlook, seen: Seen) -> bool:
-        return not outlook.is_beaten and self._blocked.get(mode, 0.0) <= seen.now_s
+        is_blocked = self._blocked.get(mode, 0.0) > seen.now_s or self._promise.bars(mode, seen.now_s)
+        return not outlook.is_beaten and not is_blocked
 
     def _best(self, allowed: Mapping[Mode, ModeOutlook], present: ModeOutlook) -> Mode:
         """Of those that are about as good, one in which most workers serve: its death takes the least with it."""
@@ -287,9 +285,7 @@ class RolePlanner:
         chosen = best if outlooks[best].better_by(present) >= least else seen.mode
         assert seen.demand is not None, "it is what was asked about"
         self._mode = seen.mode
-        self._change = _Change(
-            seen.now_s, seen.mode, None, seen.demand.requests_per_s, outlooks[chosen], seen.num_kinds
-        )
+        self._change = self._change_to(replace(seen, attained=None), outlooks[chosen])
         if self._acts and chosen != seen.mode:
             self._mode, self._arriving = chosen, (seen.now_s, seen.mode)
         reason = (
@@ -328,7 +324,7 @@ class RolePlanner:
         return demand.at(rate / demand.requests_per_s) if demand.requests_per_s > 0.0 else demand
 
     def _act(
-        self, seen: Seen, mode: Mode, change: _Change | None, why: str, told: Mapping[str, ModeOutlook]
+        self, seen: Seen, mode: Mode, change: PastChange | None, why: str, told: Mapping[str, ModeOutlook]
     ) -> PlanDecision:
         self._favourite = None
         if self._acts:
@@ -352,32 +348,17 @@ class RolePlanner:
         """What came of the last change, once enough has been seen since; it is taken back if that is worse than what
         was, under no more load."""
         change, limits = self._change, self._limits
-        if change is None or change.is_judged or seen.since_s < change.at_s:
+        if change is None or seen.attained is None:
             return None
-        if seen.num_kinds != change.num_kinds and change.attained_before is not None:
-            change.is_judged = True
-            reason = f"traffic has become another since the change to {seen.mode}, which cannot be compared any more"
-            return self._hold(seen, reason, PlanVerdict.KEEP)
-        if seen.now_s - change.at_s < limits.settle_s or seen.num_judged < limits.min_requests or seen.attained is None:
+        if not change.is_ripe(seen.now_s, seen.since_s, seen.num_judged, limits):
             return None
-        change.is_judged = True
-        came_to = (
-            f"the change to {seen.mode} came to {seen.attained:.0%} that meet the targets, of "
-            f"{change.expected.attained:.0%} expected"
-        )
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
-        if change.attained_before is None:
-            return self._hold(seen, f"{came_to}; nothing is known of before", PlanVerdict.KEEP)
-        if rate > _MORE_LOAD * change.rate_before_per_s:
-            reason = f"{came_to}; with {rate:.1f} instead of {change.rate_before_per_s:.1f} requests/s it stays"
+        sentence, reason = change.judge(seen.mode, seen.attained, rate, seen.num_kinds, limits)
+        if sentence is Sentence.STAYS:
             return self._hold(seen, reason, PlanVerdict.KEEP)
-        if seen.attained >= change.attained_before - limits.gain:
-            return self._hold(seen, f"{came_to}; {change.attained_before:.0%} did before", PlanVerdict.KEEP)
         self._blocked[seen.mode] = seen.now_s + limits.block_s
-        reason = (
-            f"since the change to {seen.mode} {seen.attained:.0%} meet the targets, {change.attained_before:.0%} did "
-            f"before, {change.expected.attained:.0%} were expected; not again for {limits.block_s:.0f} s"
-        )
+        if sentence is Sentence.TAKEN_BACK_AS_BROKEN:
+            self._promise.is_left(seen.mode, seen.now_s)
         return self._act(seen, change.before, None, reason, {})
 
     def _hold(
