@@ -197,6 +197,7 @@ def test_a_recorded_connection_says_nothing_again(cluster: TestCluster) -> None:
             d.transport.reserve(room())
             assert isinstance(p.hand_over(room(), address), TransferSealed)
         d.arena.buffer[:] = bytes(len(d.arena.buffer))
+        num_refused = sum(d.transport.num_refused_connections.values())  # a cut amid a handshake counts as one
         place = split_address(d.address)
         with socket.create_connection((place.host, place.port)) as sock:
             sock.settimeout(WAIT_S)
@@ -206,7 +207,7 @@ def test_a_recorded_connection_says_nothing_again(cluster: TestCluster) -> None:
                     pass
             except ConnectionError:
                 pass
-        eventually(lambda: sum(d.transport.num_refused_connections.values()) == 1)
+        eventually(lambda: sum(d.transport.num_refused_connections.values()) > num_refused)
         assert not any(d.arena.buffer)
 
 
