@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from pathlib import Path
-from tempfile import mkdtemp
 
 import msgspec
 import pytest
 from tiny_folders import write_folder
 from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig
 
+from kept_folders import kept_folder
 from relevo.build.configs import WorkerConfig
 from relevo.build.serve import plan_serving
 from relevo.build.worker import Built, build_model
@@ -74,7 +74,7 @@ ONE: Shape = (None, 1)
 
 @cache
 def folder_of(model: str) -> Path:
-    return write_folder(Path(mkdtemp(prefix="relevo-handoff-")), MODELS[model]())
+    return write_folder(kept_folder("handoff"), MODELS[model]())
 
 
 def configs(folder: Path, transport: str) -> list[WorkerConfig]:

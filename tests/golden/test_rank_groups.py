@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from stage_threads import pipeline
 from tensor_groups import mixed_steps
 from tiny_decoders import BLOCK_SIZE, TINY_LATENT, VOCAB, hf_model, row, small_layout
 
+from kept_folders import kept_folder
 from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.loaders.resolve import load_model_files
@@ -50,7 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @cache
 def files_of(case: str) -> ModelFiles:
-    folder: Path = Path(mkdtemp(prefix="relevo-groups-"))
+    folder = kept_folder("groups")
     family, changes = CASES[case]
     hf_model(family, **changes).save_pretrained(folder)
     return load_model_files(str(folder))

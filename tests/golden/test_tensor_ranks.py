@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from relevo_native import _native
 from tensor_groups import Outcome, ThreadSums, computed, make_rank, mixed_steps
 from tiny_decoders import BACKENDS, BLOCK_SIZE, LOCAL, TINY_LATENT, hf_model, small_layout, write_gguf
 
+from kept_folders import kept_folder
 from relevo.core.errors import SettingsError, UnsupportedModel
 from relevo.core.model import ModelConfig
 from relevo.engine.inputs import pack_rows
@@ -60,10 +60,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @cache
 def files_of(case: str) -> ModelFiles:
-    folder = mkdtemp(prefix="relevo-tensor-")
+    folder = kept_folder("tensor")
     family, changes = CASES[case]
     hf_model(family, **changes).save_pretrained(folder)
-    return load_model_files(folder)
+    return load_model_files(str(folder))
 
 
 @cache

@@ -6,14 +6,13 @@ Red when an expert of another rank is taken for one's own, or when the weights o
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
 from tensor_groups import computed
 from tiny_decoders import hf_model
 
+from kept_folders import kept_folder
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.loaders.resolve import load_model_files
 from upcycled import write_upcycled
@@ -23,7 +22,7 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
 
 @cache
 def pair() -> tuple[ModelFiles, ModelFiles]:
-    folder = Path(mkdtemp(prefix="relevo-upcycled-"))
+    folder = kept_folder("upcycled")
     hf_model("llama", **HEADS).save_pretrained(folder / "dense")
     dense = load_model_files(str(folder / "dense"))
     return dense, load_model_files(str(write_upcycled(dense, folder / "experts")))
