@@ -16,7 +16,7 @@ from relevo.build.model import kv_layout
 from relevo.build.stages import stage_layers
 from relevo.engine.loaders.model_files import ModelFiles, StoredTensor
 from relevo.engine.models.families import config_from_hf
-from relevo.engine.models.slice_tensors import shapes_of
+from relevo.engine.models.slice_places import shapes_of
 
 GIB, SIZE = 2**30, 16
 

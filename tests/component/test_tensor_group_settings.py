@@ -6,6 +6,7 @@ a node does not follow its head in it, or when ranks take the cores of each othe
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +81,19 @@ def test_ranks_have_cores_of_their_own_where_there_are_enough(num_cores: int, si
 def test_what_cannot_be_is_refused_in_a_sentence(model: ModelConfig, asked: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         plan_of(model, **asked)
+
+
+def test_formats_that_are_not_multiplied_as_stored_may_be_cut() -> None:
+    """Of float columns a slice may begin anywhere; of rows always."""
+    down, up = "model.layers.0.mlp.down_proj.weight", "model.layers.0.mlp.up_proj.weight"
+    hardware = Hardware(
+        cores=(0,), available_memory_bytes=2**34, has_bf16=False, num_cuda_devices=0, cuda_memory_bytes=0
+    )
+    for formats, is_refused in (({down: "q8_0"}, True), ({up: "q4_k"}, False), ({}, False)):
+        settings = Settings(model="x.gguf", tensor_parallel_size=2, topology="unified")
+        ask = ModelAsk(settings=settings, model=MODEL, model_hash="hash", block_formats=formats)
+        with pytest.raises(SettingsError, match=f"{down} is stored as q8_0") if is_refused else nullcontext():
+            resolve_model(ask, hardware)
 
 
 def test_ranks_on_a_device_are_refused() -> None:

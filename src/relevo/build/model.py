@@ -13,7 +13,9 @@ from relevo.engine.models.dense import one_full_group
 from relevo.engine.models.families import spec_of
 from relevo.engine.models.slices import Share, share_of
 from relevo.engine.models.spec import Model, ModelSpec
+from relevo.engine.models.weight_shapes import check_shapes
 from relevo.engine.ops.cache_groups import latent_group, token_groups
+from relevo.engine.ops.formats import multiplied_formats
 
 if TYPE_CHECKING:  # what is only planned computes nothing
     from relevo.engine.ops.protocol import Ops
@@ -52,6 +54,20 @@ def _wanted(spec: ModelSpec, model: ModelConfig, stage: range | None, share: Sha
         return None
     configs = [model] if share is None else [each.config for each in share.slices(model)]
     return {name for config in configs for group in spec.weights(config, stage) for name in group}
+
+
+def check_stored(files: ModelFiles) -> None:
+    """That the files have what the model is made of, before any of it is read. Raises ModelFileError."""
+    asked = {
+        name: shape for group in spec_of(files.config).weights(files.config, None) for name, shape in group.items()
+    }
+    check_shapes(asked, {stored.name: stored.shape for stored in files.stored})
+
+
+def block_formats(files: ModelFiles, path: str) -> dict[str, str]:
+    """Of tensors that the native backend multiplies as they are stored, by name. `path`: of its instructions."""
+    multiplied = multiplied_formats(path)
+    return {each.name: each.raw_format for each in files.stored if each.raw_format and each.raw_format in multiplied}
 
 
 def rank_share(config: WorkerConfig, model: ModelConfig, rank: int) -> Share | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from relevo.build.auto_topology import check_history, planner_of, what_may_change
@@ -53,6 +53,7 @@ class ModelAsk:
     model_hash: str
     weights_bytes: int = 0  # as stored
     num_parameters: int = 0
+    block_formats: Mapping[str, str] = field(default_factory=dict)  # that are multiplied as stored, by tensor
     notes: tuple[str, ...] = ()  # of the loader, on its files
     section: str = ""  # of the file of models; empty: the model named on the command line
     script: str = ""  # of the fake engine, packed
@@ -98,7 +99,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     device = _device(settings, hardware)
     _check_ranks(settings, model, device)
     backend = _backend(settings, device)
-    tensor_parallel_size = group_size(settings, model, backend, device)
+    tensor_parallel_size = group_size(settings, model, backend, device, ask.block_formats)
     dtype = _dtype(settings, model, device, backend, hardware)
     kv_dtype = _kv_dtype(settings, dtype)
     if model.architecture == "fake":

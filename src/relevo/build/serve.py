@@ -14,13 +14,14 @@ from dataclasses import replace
 import msgspec
 
 from relevo.build.about_model import about_model
-from relevo.build.backend import check_installed
+from relevo.build.backend import check_installed, instruction_path
 from relevo.build.cluster import FEED_SOCKET, ClusterPart, node_config
 from relevo.build.configs import EngineConfig, GatewayConfig, NodeConfig, ServedModelConfig, WorkerConfig
 from relevo.build.engines import engine_ask, has_engines, with_engines, with_event_sockets
 from relevo.build.gateways import gateway_configs
 from relevo.build.hardware import detect_hardware
 from relevo.build.ledger import with_metering
+from relevo.build.model import block_formats, check_stored
 from relevo.build.models_file import AskedModel, asked_models
 from relevo.build.plan import ServePlan, resolve
 from relevo.build.resolve import ModelAsk, ModelPlan
@@ -77,12 +78,14 @@ def _with_head(asked: AskedModel) -> ModelAsk:
 
     with about_model(asked.section):
         files = load_model_files(settings.model, revision=settings.revision, download_dir=settings.download_dir)
+        check_stored(files)
         return ModelAsk(
             settings=settings,
             model=files.config,
             model_hash=files.model_hash,
             weights_bytes=files.file_bytes,
             num_parameters=files.num_parameters,
+            block_formats=block_formats(files, instruction_path()) if settings.tensor_parallel_size else {},
             notes=files.notes,
             section=asked.section,
             price=asked.price,

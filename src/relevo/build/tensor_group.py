@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from relevo.build.configs import WorkerConfig
 from relevo.core.errors import SettingsError, UnsupportedModel
 from relevo.core.model import ModelConfig
+from relevo.engine.models.slice_places import check_blocks
 from relevo.engine.models.slices import share_of
 from relevo.settings import Settings
 
 
-def group_size(settings: Settings, model: ModelConfig, backend: str, device: str) -> int | None:
+def group_size(
+    settings: Settings, model: ModelConfig, backend: str, device: str, block_formats: Mapping[str, str]
+) -> int | None:
     """None: the model is not cut, since that was not asked for, or since its sizes do not allow it and one rank has all
-    of it. Raises SettingsError if so many ranks cannot share the layers of this model here."""
+    of it. `block_formats`: of tensors that the backend can multiply as they are stored, by name. Raises SettingsError
+    if so many ranks cannot share the layers of this model here."""
     asked = settings.tensor_parallel_size
     if asked is None:
         if settings.enable_expert_parallel:
@@ -39,6 +43,8 @@ def group_size(settings: Settings, model: ModelConfig, backend: str, device: str
         )
     try:
         share = share_of(model, 0, asked, whole_experts=settings.enable_expert_parallel)
+        if settings.dtype == "auto" and settings.quantization is None:
+            check_blocks(model, share, block_formats)
     except UnsupportedModel as error:
         raise SettingsError(f"{flag}: {error}") from error
     return asked if share.num_slices > 1 else None

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from relevo.core.errors import ModelFileError
 from relevo.core.model import ModelConfig
 from relevo.engine.models.latent_weights import LatentWeights, latent_weights, pack
-from relevo.engine.models.slice_tensors import SliceTensors, shapes_of
+from relevo.engine.models.slice_places import shapes_of
+from relevo.engine.models.slice_tensors import SliceTensors
 from relevo.engine.models.slices import Slice
 from relevo.engine.models.weight_forms import as_computed
 from relevo.engine.models.weight_plan import (
@@ -24,6 +24,7 @@ from relevo.engine.models.weight_plan import (
     top_plan,
     weight_groups,
 )
+from relevo.engine.models.weight_shapes import check_missing, check_shape
 from relevo.engine.ops.protocol import Buffer, ExpertBiases, HostTensor, Ops
 
 _ADDED_ONCE = frozenset({"output_bias", "down_bias"})  # to the sum of what slices come to
@@ -87,21 +88,12 @@ def load_slices(
     for name, tensor in tensors:
         if name not in shapes:
             continue
-        if tensor.shape != shapes[name]:
-            raise ModelFileError(
-                f"tensor {name} has shape {list(tensor.shape)}, the config asks for {list(shapes[name])}; "
-                "weights and config do not belong together"
-            )
+        check_shape(name, tensor.shape, shapes[name])
         loaded.add(name)
         for gathering in gatherings:
             if gathering is gatherings[0] or not gatherings[0].shares(name):
                 gathering.take(name, tensor)
-    missing = [name for name in shapes if name not in loaded]
-    if missing:
-        raise ModelFileError(
-            f"{len(missing)} of {len(shapes)} tensors are missing, the first is {missing[0]}; "
-            "the download is incomplete or the config is another model's"
-        )
+    check_missing(shapes, [name for name in shapes if name not in loaded])
     common = {name: weight for name, weight in gatherings[0].ready.items() if gatherings[0].shares(name)}
     each_ready = [common | own.ready for own in gatherings]
     return tuple(_decoder_weights(each, stage, ready) for each, ready in zip(slices, each_ready, strict=True))

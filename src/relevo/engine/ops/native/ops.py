@@ -20,7 +20,7 @@ from relevo.core.ids import BlockId, TokenId
 from relevo.core.kv import KVLayout
 from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.cache_groups import latent_group, layer_places, token_groups
-from relevo.engine.ops.formats import BLOCK_FORMATS, X86_FORMATS
+from relevo.engine.ops.formats import BLOCK_FORMATS, multiplied_formats
 from relevo.engine.ops.native.recorder import Recorder
 from relevo.engine.ops.protocol import Hidden, HostTensor, StepLogits, Trace
 from relevo.engine.ops.ranks import RankSums, once_for_all
@@ -65,16 +65,12 @@ class NativeOps:
             raise SettingsError(str(error)) from error
         self.dtype = "float32"
         self._ranks = ranks
-        self.native_formats = self._multiplied() if dtype == "auto" and quantization is None else frozenset()
+        is_as_stored = dtype == "auto" and quantization is None
+        self.native_formats = multiplied_formats(self.path) if is_as_stored else frozenset()
         self.kv_in_host_memory = True
         self.row_math: RowMath = NativeRowMath(self._engine)
         self._has_wide_inputs = activation_dtype == "int16"
         self._packed_as = QUANTIZATIONS[quantization] if quantization else None if dtype == "auto" else dtype
-
-    def _multiplied(self) -> frozenset[str]:
-        """On Arm what has no kernels there is faster as bfloat16."""
-        formats = frozenset(BLOCK_FORMATS)
-        return formats - X86_FORMATS if self.path in ("neon", "dotprod", "i8mm") else formats
 
     @property
     def path(self) -> str:
