@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_costs_of_other_cores_are_not_taken_for_those_of_the_new_ones() -> None:
     scaled = facts.costs_on(8)
     gain = GOOD.per_token_s / scaled.per_token_s
     assert 1.5 < gain < 2.0, "scaled until they are measured, by less than the number"
-    assert facts.costs_on(2).per_token_s == pytest.approx(gain * GOOD.per_token_s), "and the same with fewer"
+    assert facts.costs_on(2).per_token_s >= gain * GOOD.per_token_s, "no less is taken away with fewer"
     assert (scaled.base_s, scaled.per_kv_token_s) == (GOOD.base_s, GOOD.per_kv_token_s), "no step is shorter than reads"
     assert facts.costs_on(2).base_s == 2 * GOOD.base_s
     costs.learn([worker("a", COLD, num_cores=8), worker("b", GOOD, **standby)], 3 * YOUNG_S)
@@ -70,3 +71,32 @@ def test_blocks_that_can_be_evicted_are_room() -> None:
     full, empty = {"num_reusable_blocks": 100}, {"num_free_blocks": 100}
     costs = WorkerCosts(RULES)
     assert costs.facts([worker("a", GOOD, load=full)]) == costs.facts([worker("a", GOOD, load=empty)])
+
+
+def test_steps_that_take_longer_than_was_learned_count_as_long_as_they_take() -> None:
+    """Costs are one line through steps of all sizes; steps of some twenty rows, which a target between tokens makes of
+    long prompts, took 1.3 times as long live. Red when a mode that takes such steps is promised what it cannot keep."""
+    costs, num_steps, taken = WorkerCosts(RULES), 0, []
+    for look in range(8):
+        counters = StepCounters(
+            num_steps=num_steps,
+            num_prefill_tokens=16 * num_steps,
+            num_generation_tokens=4 * num_steps,
+            busy_s=1.3 * num_steps * GOOD.step_s(20, 400),
+        )
+        told = replace(worker("a", GOOD, load={"num_decode_kv_tokens": 400}), counters=counters)
+        costs.learn([told], look * YOUNG_S)
+        taken.append(known(costs)[4].step_s(20, 400) / GOOD.step_s(20, 400))
+        num_steps += 100
+    assert taken[0] == 1.0, "nothing is known yet"
+    assert taken[-1] == pytest.approx(1.3, rel=0.05)
+
+
+def test_steps_that_take_about_what_was_learned_change_nothing() -> None:
+    """Red when noise makes other costs with each look, so that no answer of the simulator holds."""
+    costs, busy_s = WorkerCosts(RULES), 0.0
+    for look, noise in enumerate((1.0, 1.08, 0.93, 1.1)):
+        counters = StepCounters(num_steps=100 * look, num_generation_tokens=400 * look, busy_s=busy_s)
+        busy_s += noise * 100 * GOOD.step_s(4, 0)
+        costs.learn([replace(worker("a", GOOD), counters=counters)], look * YOUNG_S)
+    assert known(costs) == {4: GOOD}

@@ -13,6 +13,7 @@ from relevo.core.events import UNKNOWN_COSTS, StepCosts
 from relevo.core.ids import WorkerId
 from relevo.core.role import parse_role
 from relevo.orchestrator.ports import WorkerStatus
+from relevo.planner.step_stretch import StepStretch
 from relevo.policy.scaling.worker_facts import WorkerFacts
 
 YOUNG_S = 20.0  # arbitrary
@@ -34,6 +35,7 @@ class WorkerCosts:
     before: Mapping[int, StepCosts] = field(default_factory=dict)  # of an earlier start, by number of cores
     _costs: dict[tuple[str, int], StepCosts] = field(default_factory=dict)  # by machine and number of cores
     _since: dict[str, tuple[int, int, float]] = field(default_factory=dict)  # by worker: epoch, cores, and since when
+    _stretch: StepStretch = field(default_factory=StepStretch)
 
     def learn(self, workers: Sequence[WorkerStatus], now_s: float) -> None:
         """What they report now."""
@@ -45,9 +47,10 @@ class WorkerCosts:
                 self._since[worker.worker_id] = (worker.epoch, num_cores, now_s)
             if not worker.ready or worker.load.costs == UNKNOWN_COSTS:
                 continue
+            stretch = self._stretch.of(worker)
             says_little = now_s - since_s < YOUNG_S or parse_role(worker.role).is_standby
             if not (says_little and any(box == worker.box_id for box, _ in self._costs)):
-                self._costs[worker.box_id, num_cores] = worker.load.costs
+                self._costs[worker.box_id, num_cores] = _times(worker.load.costs, stretch)
 
     def facts(self, workers: Sequence[WorkerStatus]) -> tuple[WorkerFacts, ...]:
         return tuple(self._facts(worker) for worker in workers)
@@ -67,3 +70,13 @@ class WorkerCosts:
             max_running=self.rules.max_running,
             itl_target_s=self.rules.itl_target_s,
         )
+
+
+def _times(costs: StepCosts, stretch: float) -> StepCosts:
+    if stretch == 1.0:
+        return costs
+    return StepCosts(
+        base_s=stretch * costs.base_s,
+        per_token_s=stretch * costs.per_token_s,
+        per_kv_token_s=stretch * costs.per_kv_token_s,
+    )
