@@ -21,10 +21,10 @@ NOT_SANITIZED := $(OWN_PROGRAMS) tests/native/test_load_memory.py
 
 .PHONY: serve test parity harness sdks conformance check schemas bench docs setup native native-sanitize dist clean
 
-serve: $(VENV)/.serve-$(BACKEND)  ## install into .venv and serve the embedded model (MODEL=..., BACKEND=torch, ARGS="--port 8001 ...")
+serve: $(VENV)/.serve-$(BACKEND) bytecode  ## install into .venv and serve the embedded model (MODEL=..., BACKEND=torch, ARGS="--port 8001 ...")
 	$(BIN)/relevo serve $(MODEL) --backend $(BACKEND) --dtype $(DTYPE) $(ARGS)
 
-test: $(VENV)/.dev  ## install what the tests need and run them (TESTS="tests/policy -x")
+test: $(VENV)/.dev bytecode  ## install what the tests need and run them (TESTS="tests/policy -x")
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile $(TESTS)
 
 parity: $(VENV)/.dev  ## the slow equality and fault runs, with the real model
@@ -141,6 +141,11 @@ schemathesis: $(VENV)/.dev  ## send a fake server what its OpenAPI document allo
 	  --max-examples $(SCHEMATHESIS_EXAMPLES) --seed 1 --no-color
 
 setup: $(VENV)/.dev
+
+# Where Python is told to write none, every process of a server would compile every module again.
+.PHONY: bytecode
+bytecode: | $(BIN)/python
+	@$(BIN)/python -m compileall -q -j 0 src
 
 native: $(VENV)/.native  ## compile the CPU kernels into .venv if their sources changed
 

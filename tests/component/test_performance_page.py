@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from relevo.bench.page.results import read_results
 from relevo.bench.peers.report import PeersReport, TargetResult
 from relevo.bench.peers.scenarios import COLD_START
 from relevo.bench.stamp import stamped
-from relevo.bench.start.run import StartCost
+from relevo.bench.start.run import StartCost, bytecode_notes
 from relevo.cli.bench import app
 from relevo.core.errors import SettingsError
 
@@ -82,7 +83,12 @@ def peers() -> dict[str, Any]:
 
 def start() -> dict[str, Any]:
     cost = StartCost("1p1d", [1.5, 2.5, 2.0], {"gateway": [1.0, 1.2, 1.1]})
-    return {"model": "the default model", "rounds": 3, "starts": [cost.to_json()]}
+    return {
+        "model": "the default model",
+        "rounds": 3,
+        "starts": [cost.to_json()],
+        "notes": ["some modules have no bytecode"],
+    }
 
 
 BODIES = {"engine": engine, "gateway": gateway, "peers": peers, "start": start}
@@ -121,6 +127,17 @@ def test_another_kind_of_cpu_has_a_section_of_its_own(tmp_path: Path) -> None:
         "## Some CPU, 2 cores: avx2",
         "## Some CPU, 2 cores: avx2, avx512f",
     ]
+
+
+def test_modules_without_bytecode_are_told(tmp_path: Path) -> None:
+    """Red when a start that compiles every module again passes for what a start takes."""
+    (tmp_path / "a.py").write_text("A = 1")
+    (tmp_path / "b.py").write_text("B = 1")
+    assert bytecode_notes(tmp_path)[0].startswith("2 of 2 modules have no bytecode")
+    compileall.compile_file(tmp_path / "a.py", quiet=1)
+    assert bytecode_notes(tmp_path)[0].startswith("1 of 2 modules have no bytecode")
+    compileall.compile_dir(tmp_path, quiet=1)
+    assert bytecode_notes(tmp_path) == []
 
 
 @pytest.mark.parametrize(

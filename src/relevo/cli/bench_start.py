@@ -12,8 +12,8 @@ import typer
 from relevo.bench.environment import describe_environment
 from relevo.bench.stamp import stamped
 from relevo.bench.start.report import start_page, start_table
-from relevo.bench.start.run import StartCost, StartOptions, measure_start
-from relevo.cli.bench_terminal import JsonOut, finish, out, run, write_json, write_page
+from relevo.bench.start.run import StartCost, StartOptions, bytecode_notes, measure_start
+from relevo.cli.bench_terminal import JsonOut, finish, note, out, run, write_json, write_page
 from relevo.cli.quiet import Quiet
 from relevo.cli.report_file import ReportOut
 
@@ -31,6 +31,7 @@ def start(
     """From `relevo serve` to its first streamed token, and which process computed how long for it."""
     environment = describe_environment()
     costs: list[StartCost] = []
+    notes = bytecode_notes()  # before: a start may write what was lacking
     with tempfile.TemporaryDirectory(prefix="relevo-bench-") as folder:
         options = StartOptions(
             model=model,
@@ -41,7 +42,10 @@ def start(
         )
         interrupted = run(lambda progress: measure_start(options, costs, progress))
     out.print(start_table(costs))
-    told = {"model": model or "the default model", "rounds": rounds, "starts": [cost.to_json() for cost in costs]}
+    for line in notes:
+        note(line)
+    starts = [cost.to_json() for cost in costs]
+    told = {"model": model or "the default model", "rounds": rounds, "starts": starts, "notes": notes}
     body = stamped("start", told, interrupted=interrupted)
     write_json(json_out, environment, body)
     write_page(report_out, lambda: start_page(costs), environment, body, interrupted)

@@ -91,8 +91,7 @@ def _engine(result: EngineResult) -> tuple[str, list[str]]:
         ),
     )
     lines += ["", *_decode_table(result)]
-    lines += [line for note in report.notes for line in ("", f"{note[:1].upper()}{note[1:]}.")]
-    return title, lines
+    return title, lines + _notes(report.notes)
 
 
 def _decode_table(result: EngineResult) -> list[str]:
@@ -166,7 +165,11 @@ def _start(result: StartResult) -> tuple[str, list[str]]:
             for start in result.starts
         ),
     )
-    return f"Start: {result.model}, median of {result.rounds}", lines
+    return f"Start: {result.model}, median of {result.rounds}", lines + _notes(result.notes)
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    return [line for note in notes for line in ("", f"{note[:1].upper()}{note[1:]}.")]
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -129,6 +129,7 @@ class StartResult(Result, tag="start", kw_only=True):
     model: str
     rounds: int
     starts: list[Start]
+    notes: list[str]
 
 
 AnyResult = EngineResult | PeersResult | GatewayResult | StartResult

@@ -7,12 +7,14 @@ the kernel at the first token.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import relevo
 from relevo.bench.client import OpenAIClient
 from relevo.bench.peers.cold_start import FINE_POLL_S, first_token_at_ns
 from relevo.bench.process_time import cpu_s_by_kind
@@ -45,6 +47,18 @@ class StartCost:
             "each_first_token_s": waited_s,
             "cpu_s": {kind: median(values) for kind, values in self.cpu_s.items()},
         }
+
+
+def bytecode_notes(package: Path = Path(relevo.__file__).parent) -> list[str]:
+    """What a start is going to do beside its own work."""
+    modules = list(package.rglob("*.py"))
+    lacking = sum(not Path(importlib.util.cache_from_source(str(module))).exists() for module in modules)
+    if not lacking:
+        return []
+    return [
+        f"{lacking} of {len(modules)} modules have no bytecode: where Python writes none, every process compiles them "
+        f"again; `python -m compileall {package}` ends that"
+    ]
 
 
 async def measure_start(options: StartOptions, costs: list[StartCost], progress: Progress) -> None:
