@@ -90,7 +90,10 @@ plan-error: $(VENV)/.dev  ## how far off a plan is of measured servers, by load 
 plan-search: $(VENV)/.dev  ## the planner's split of a production hour against every other one, simulated (DATA beside the checkout)
 	$(BIN)/python -m pytest -q -s -m slow tests/sim/test_plan_search_on_a_trace.py
 
-.PHONY: causes
+.PHONY: planner-swings causes
+planner-swings: $(VENV)/.dev  ## three kinds of simulated traffic under the planner, which must not swing (half a minute)
+	$(BIN)/python -m pytest -q -m slow tests/sim/test_planner_in_time.py
+
 causes: $(VENV)/.dev  ## a thousand slow requests in simulated worlds, and whether their causes are named (half a minute)
 	$(BIN)/python tests/sim/slow_causes.py 56 2>/dev/null
 	$(BIN)/python -m pytest -q -m slow tests/sim/test_causes_named.py

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 from worlds import assert_nothing_is_left
 
 from relevo.sim.config import NetworkSpec, RegionSpec, ServingSpec, WorldConfig
@@ -39,8 +40,11 @@ def traffic(*phases: tuple[Phase, float]) -> Workload:
     return Workload(requests=found)
 
 
+LONGER_ANSWERS = ((CHAT, 0.9), (OUTPUT_HEAVY, 2.6))
+
+
 @cache
-def run(start: str, answer_s: float) -> tuple[RoleWorld, Planned]:
+def run(start: str, answer_s: float, *phases: tuple[Phase, float]) -> tuple[RoleWorld, Planned]:
     specs = TWO_CORES.workers()
     config = WorldConfig(
         regions=(RegionSpec(workers=specs),),
@@ -48,7 +52,7 @@ def run(start: str, answer_s: float) -> tuple[RoleWorld, Planned]:
         network=NetworkSpec(shares_memory=True),
         seed=1,
     )
-    world = RoleWorld(config, traffic((CHAT, 0.9), (OUTPUT_HEAVY, 2.6), (INPUT_HEAVY, 0.5)), TWO_CORES.slo)
+    world = RoleWorld(config, traffic(*phases), TWO_CORES.slo)
     mode = next(mode for mode in modes_of_specs(specs) if mode.name == start)
     if start != TWO_CORES.start_mode:
         world.kernel.call_at(world.traffic_at_ns - 1, give_roles, world, mode, "from the start")
@@ -61,7 +65,7 @@ def run(start: str, answer_s: float) -> tuple[RoleWorld, Planned]:
 def test_traffic_that_the_mode_cannot_serve_has_another_within_fifteen_seconds() -> None:
     """An answer takes 4 s beside a busy server. Red when a minute's window has to fill first, streams count when they
     end, a second look is waited for, or the first answers of a race do not suffice."""
-    planned = run("1p1d", 4.0)[1]
+    planned = run("1p1d", 4.0, *LONGER_ANSWERS)[1]
     after = [change for change in planned.changes if change.at_s >= PHASE_S]
     assert after and after[0].mode != "1p1d", planned.changes
     assert after[0].at_s - PHASE_S <= 15.0, after[0]
@@ -70,16 +74,17 @@ def test_traffic_that_the_mode_cannot_serve_has_another_within_fifteen_seconds()
 
 def test_what_comes_of_it_is_better_than_staying() -> None:
     """Of the requests of long answers, those of the last half of their minute."""
-    world, planned = run("1p1d", 4.0)
+    world, planned = run("1p1d", 4.0, *LONGER_ANSWERS)
     begin_ns = world.traffic_at_ns + round(1.5 * PHASE_S * 1e9)
     late = [one for one in world.result.requests if 0 <= one.arrived_at_ns - begin_ns < 0.5 * PHASE_S * 1e9]
     met = [TWO_CORES.slo.is_met(one.times, one.times.tpot_s) for one in late]
     assert sum(met) >= 0.75 * len(met), [change.at_s for change in planned.changes]
 
 
+@pytest.mark.slow
 def test_a_mode_that_serves_all_of_it_stays() -> None:
     """Three kinds of traffic, one minute of each, and answers of 8 s. Red when it swings, or takes each minute for a
     reason."""
-    planned = run("hybrid", 8.0)[1]
+    planned = run("hybrid", 8.0, *LONGER_ANSWERS, (INPUT_HEAVY, 0.5))[1]
     assert len(planned.changes) <= 1, planned.changes
     assert planned.planning.num_decisions["undo"] == 0

@@ -25,12 +25,12 @@ class Machine:
     cores: int  # of each worker
     times_on: Callable[[int], FittedStepTimes]  # so many cores
     slo: Slo
-    num_blocks: int
-    block_size: int
     max_batched_tokens: int
     itl_target_s: float
     answer_s: float
     scale: Scale  # of the lengths of the five workloads
+    num_blocks: int = 1500
+    block_size: int = 64
     max_prefill_tokens: int = 512
     max_running: int = 128
 
@@ -78,8 +78,6 @@ SIXTEEN_CORES = Machine(
     cores=8,
     times_on=times_on,
     slo=Slo(ttft_s=1.5, itl_s=0.05),
-    num_blocks=1500,
-    block_size=64,
     max_batched_tokens=2048,
     itl_target_s=0.03,
     answer_s=1.0,
@@ -90,8 +88,6 @@ TWO_CORES = Machine(
     cores=1,
     times_on=_small_times_on,
     slo=Slo(ttft_s=2.0, itl_s=0.1),
-    num_blocks=1500,
-    block_size=64,
     max_batched_tokens=512,
     itl_target_s=0.1,
     answer_s=5.0,
