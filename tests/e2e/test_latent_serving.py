@@ -19,29 +19,31 @@ TOKEN_BYTES = LAYERS * (LATENT + ROTATED) * 2  # float16
 NUM_CLIENTS, LENGTH = 6, 150
 
 
+CONFIG = DeepseekV3Config(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=96,
+    moe_intermediate_size=40,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    n_routed_experts=8,
+    num_experts_per_tok=2,
+    first_k_dense_replace=1,
+    n_group=4,
+    topk_group=2,
+    q_lora_rank=40,
+    kv_lora_rank=LATENT,
+    qk_rope_head_dim=ROTATED,
+    qk_nope_head_dim=16,
+    v_head_dim=16,
+    max_position_embeddings=512,
+)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = DeepseekV3Config(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=40,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        n_group=4,
-        topk_group=2,
-        q_lora_rank=40,
-        kv_lora_rank=LATENT,
-        qk_rope_head_dim=ROTATED,
-        qk_nope_head_dim=16,
-        v_head_dim=16,
-        max_position_embeddings=512,
-    )
-    return write_folder(tmp_path_factory.mktemp("latents"), config)
+    return write_folder(tmp_path_factory.mktemp("latents"), CONFIG)
 
 
 def answer(server: Stack, seed: int) -> Any:
