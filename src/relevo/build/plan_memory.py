@@ -6,13 +6,14 @@ Composes and shapes the answer; what a rank holds is `policy.perf.rank_memory`'s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.table import Table
 
 from relevo.core.errors import SettingsError
 from relevo.core.kv import DTYPE_BYTES
+from relevo.policy.perf.expert_placement import ExpertWaits, expert_waits
 from relevo.policy.perf.model_shape import ModelShape
 from relevo.policy.perf.parallelism import Parallelism
 from relevo.policy.perf.rank_memory import (
@@ -27,6 +28,7 @@ from relevo.policy.scaling.inventory import Holding
 
 GIB = 2**30
 KV_DTYPES = ("bfloat16", "float16", "float8_e4m3", "int8", "float32")
+Loads = tuple[tuple[float, ...], ...]  # of experts, by layer
 _CONTEXTS = (2_048, 8_192, 32_768, 131_072, 262_144, 1_048_576, 10_485_760)  # arbitrary: round ones
 
 
@@ -38,6 +40,7 @@ class Wanted:
     pipeline: int | None = None
     decode_context: int | None = None
     has_expert_groups: bool = False  # ranks hold whole experts
+    num_redundant_experts: int = 0  # of each layer, beside one of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +50,18 @@ class MemoryAnswer:
     ask: MemoryAsk
     layouts: tuple[LayoutMemory, ...]  # the best first
     contexts: tuple[int, ...]  # tokens
+    expert_loads: Loads | None = None
 
     @property
     def best(self) -> LayoutMemory:
         return self.layouts[0]
+
+    def expert_waits(self, layout: LayoutMemory) -> ExpertWaits | None:
+        """None: nothing is known of loads."""
+        parallelism = layout.parallelism
+        if self.expert_loads is None:
+            return None
+        return expert_waits(self.expert_loads, parallelism.expert, parallelism.redundant_experts)
 
     @property
     def fits(self) -> bool:
@@ -64,8 +75,12 @@ def kv_value_bytes(dtype: str) -> float:
     return float(DTYPE_BYTES[dtype])
 
 
-def answer_memory(shape: ModelShape, holdings: Sequence[Holding], wanted: Wanted, ask: MemoryAsk) -> MemoryAnswer:
+def answer_memory(
+    shape: ModelShape, holdings: Sequence[Holding], wanted: Wanted, ask: MemoryAsk, expert_loads: Loads | None = None
+) -> MemoryAnswer:
     """Raises SettingsError for a layout that these devices or this model cannot have."""
+    if expert_loads is not None and not wanted.has_expert_groups:
+        raise SettingsError("--expert-loads say how even ranks of whole experts are; add --ep, or leave it out")
     if len(holdings) > 1:
         raise SettingsError("--devices names several kinds; a worker's ranks are alike, so ask for each by itself")
     holding = holdings[0]
@@ -73,7 +88,14 @@ def answer_memory(shape: ModelShape, holdings: Sequence[Holding], wanted: Wanted
     layouts = sorted((layout_memory(shape, each, ask) for each in asked), key=_rank)
     longest = ask.limits.max_sequence_tokens
     contexts = tuple(sorted({each for each in _CONTEXTS if each < longest} | {longest}))
-    return MemoryAnswer(shape=shape, holding=holding, ask=ask, layouts=tuple(layouts), contexts=contexts)
+    return MemoryAnswer(
+        shape=shape,
+        holding=holding,
+        ask=ask,
+        layouts=tuple(layouts),
+        contexts=contexts,
+        expert_loads=expert_loads,
+    )
 
 
 def _rank(layout: LayoutMemory) -> tuple[float, int, int]:
@@ -109,22 +131,17 @@ def _layouts(shape: ModelShape, num_devices: int, wanted: Wanted) -> list[Parall
             f"{f' with --dcp {wanted.decode_context}' if wanted.decode_context else ''}; give another number of devices"
         )
     if not wanted.has_expert_groups:
+        if wanted.num_redundant_experts:
+            raise SettingsError("--num-redundant-experts are copies of whole experts; add --ep, or leave it out")
         return found
     if shape.experts is None:
         raise SettingsError(f"--ep divides experts and {shape.name} has none; leave it out")
-    split = [_with_experts(each) for each in found]
-    for each in split:
+    num_redundant = wanted.num_redundant_experts
+    split = [replace(each, expert=each.tensor, redundant_experts=num_redundant) for each in found]
+    possible = [each for each in split if _can_be(shape, each)] if num_redundant else split
+    for each in possible or split:
         check_split(shape, each)
-    return split
-
-
-def _with_experts(parallelism: Parallelism) -> Parallelism:
-    return Parallelism(
-        tensor=parallelism.tensor,
-        pipeline=parallelism.pipeline,
-        decode_context=parallelism.decode_context,
-        expert=parallelism.tensor,
-    )
+    return possible
 
 
 def _can_be(shape: ModelShape, parallelism: Parallelism) -> bool:
@@ -139,6 +156,7 @@ def layout_name(parallelism: Parallelism) -> str:
     """As flags: tp4 pp2 dcp4."""
     parts = [f"tp{parallelism.tensor}", f"pp{parallelism.pipeline}"]
     parts += [f"ep{parallelism.expert}"] if parallelism.expert > 1 else []
+    parts += [f"+{parallelism.redundant_experts}"] if parallelism.redundant_experts else []
     parts += [f"dcp{parallelism.decode_context}"] if parallelism.decode_context > 1 else []
     return " ".join(parts)
 
@@ -229,6 +247,13 @@ def memory_sentences(answer: MemoryAnswer) -> Iterator[str]:
         missing = answer.best.missing_bytes
         short = f"the fullest rank lacks {_gib(missing)}" if missing else "nothing is left for KV"
         yield f"it does not fit: at best ({layout_name(answer.best.parallelism)}) {short}; give more devices"
+    if (waits := answer.expert_waits(answer.best)) is not None:
+        copies = answer.best.parallelism.redundant_experts
+        yield (
+            f"under these loads experts in order keep ranks waiting for one that computes {waits.in_order:.2f} times"
+            f" the mean; placed by load{f', with {copies} copies,' if copies else ''} {waits.placed:.2f} times"
+        )
+        yield "`relevo serve` places experts in order, once each: copies are planned here only"
     yield "text model only: vision towers and layers that draft tokens are not counted"
     if answer.ask.overhead_bytes is None:
         yield (
@@ -260,6 +285,7 @@ def _layout_json(layout: LayoutMemory, answer: MemoryAnswer) -> dict[str, Any]:
         "kv_bytes": layout.kv_bytes,
         "num_tokens": layout.num_tokens,
         "missing_bytes": layout.missing_bytes,
+        "expert_waits": asdict(waits) if (waits := answer.expert_waits(layout)) is not None else None,
         "stages": [_stage_json(stage) for stage in layout.stages],
         "contexts": [
             {"context_tokens": context, "num_sequences": layout.num_sequences(context)} for context in answer.contexts

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from relevo.build.expert_loads import read_expert_loads
 from relevo.build.plan_memory import (
     GIB,
     KV_DTYPES,
@@ -28,6 +29,8 @@ from relevo.policy.scaling.inventory import parse_inventory
 _EXIT_DOES_NOT_FIT = 1
 _MODEL = "A config.json, a folder with one, or a hub id. Weights are not read."
 _DCP = "Tensor ranks over which a cache is divided by tokens (decode context parallel). Default: the best."
+_REDUNDANT = "With --ep: copies of hot experts in each layer, over all its ranks."
+_LOADS = "JSON: for each layer with experts, the tokens that passed each of them. Says how evenly ranks are loaded."
 _OVERHEAD = "Of a rank: all that is neither weights nor KV. Default: counted."
 
 
@@ -37,6 +40,8 @@ def memory(
     tp: Annotated[int | None, typer.Option(min=1, max=4096, help="Tensor ranks. Default: the best.")] = None,
     pp: Annotated[int | None, typer.Option(min=1, max=4096, help="Pipeline stages. Default: the best.")] = None,
     ep: Annotated[bool, typer.Option("--ep", help="Ranks hold whole experts instead of a part of each.")] = False,
+    num_redundant_experts: Annotated[int, typer.Option(min=0, max=10**6, help=_REDUNDANT)] = 0,
+    expert_loads: Annotated[Path | None, typer.Option(help=_LOADS)] = None,
     dcp: Annotated[int | None, typer.Option(min=1, max=4096, help=_DCP)] = None,
     kv_dtype: Annotated[str, typer.Option(help=f"One of {', '.join(KV_DTYPES)}.")] = "bfloat16",
     max_model_len: Annotated[
@@ -67,8 +72,11 @@ def memory(
         limits=limits,
         overhead_bytes=None if overhead_gib is None else overhead_gib * GIB,
     )
-    wanted = Wanted(tensor=tp, pipeline=pp, decode_context=dcp, has_expert_groups=ep)
-    answer = answer_memory(shape, holdings, wanted, ask)
+    wanted = Wanted(
+        tensor=tp, pipeline=pp, decode_context=dcp, has_expert_groups=ep, num_redundant_experts=num_redundant_experts
+    )
+    loads = None if expert_loads is None else read_expert_loads(expert_loads, shape)
+    answer = answer_memory(shape, holdings, wanted, ask, loads)
     for table in memory_tables(answer):
         out.print(table)
     for sentence in memory_sentences(answer):

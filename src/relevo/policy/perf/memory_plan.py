@@ -74,7 +74,8 @@ def device_weight_bytes(shape: ModelShape, parallelism: Parallelism) -> float:
     total += shape.num_dense_weights * formats.dense.bytes_per_weight / tensor
     if shape.experts:
         moe = shape.experts
-        routed = moe.num_experts * moe.num_weights_each * formats.experts.bytes_per_weight / parallelism.num_ranks
+        num_held = moe.num_experts + parallelism.redundant_experts
+        routed = num_held * moe.num_weights_each * formats.experts.bytes_per_weight / parallelism.num_ranks
         shared = moe.num_shared_weights * formats.shared.bytes_per_weight / tensor
         total += moe.num_layers * (routed + shared + moe.num_router_weights * bf16)
     embedding = shape.vocab_size * shape.hidden_size * bf16

@@ -21,6 +21,7 @@ class Parallelism:
     expert: int = 1  # groups of ranks that hold whole experts of their own
     pipeline: int = 1  # stages
     decode_context: int = 1  # tensor ranks over which the tokens of a head's cache are divided
+    redundant_experts: int = 0  # of a layer, beside one of each
 
     def __post_init__(self) -> None:
         for name in ("tensor", "attention_data", "expert", "pipeline", "decode_context"):

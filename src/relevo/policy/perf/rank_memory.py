@@ -181,11 +181,33 @@ def check_split(shape: ModelShape, parallelism: Parallelism) -> None:
         )
     if parallelism.pipeline > shape.num_layers:
         raise SettingsError(f"{shape.num_layers} layers cannot be {parallelism.pipeline} stages; choose fewer")
-    if shape.experts and parallelism.expert > 1 and shape.experts.num_experts % parallelism.expert:
+    _check_experts(shape, parallelism)
+
+
+def _check_experts(shape: ModelShape, parallelism: Parallelism) -> None:
+    num_experts = shape.experts.num_experts if shape.experts else 0
+    num_redundant, num_groups = parallelism.redundant_experts, parallelism.expert
+    if num_redundant and num_groups == 1:
         raise SettingsError(
-            f"{shape.experts.num_experts} experts cannot be divided among {parallelism.expert} groups of ranks; "
-            "choose a divisor"
+            f"{num_redundant} redundant experts need ranks that hold whole experts, and more than one of them; add "
+            "--ep and tensor ranks, or leave --num-redundant-experts out"
         )
+    if num_redundant > num_experts * (num_groups - 1):
+        raise SettingsError(
+            f"{num_redundant} redundant experts are more than {num_groups} ranks can hold of {num_experts}, each once; "
+            f"choose at most {num_experts * (num_groups - 1)}"
+        )
+    if num_groups == 1 or (num_experts + num_redundant) % num_groups == 0:
+        return
+    if not num_redundant:
+        raise SettingsError(
+            f"{num_experts} experts cannot be divided among {num_groups} groups of ranks; choose a divisor"
+        )
+    spare = -num_experts % num_groups
+    raise SettingsError(
+        f"{num_experts} experts and {num_redundant} redundant ones cannot be divided among {num_groups} ranks; choose "
+        f"--num-redundant-experts {spare or num_groups}, or a multiple of {num_groups} more"
+    )
 
 
 def _widest_context(shape: ModelShape, tensor: int) -> int:
@@ -210,7 +232,8 @@ def _layer_bytes(shape: ModelShape, parallelism: Parallelism, layer: int) -> flo
     moe = shape.experts
     if moe is None or layer not in moe.layers:
         return total + shape.num_dense_weights_each * formats.dense.bytes_per_weight / tensor
-    routed = moe.num_experts * moe.num_weights_each * formats.experts.bytes_per_weight / parallelism.num_ranks
+    num_held = moe.num_experts + parallelism.redundant_experts
+    routed = num_held * moe.num_weights_each * formats.experts.bytes_per_weight / parallelism.num_ranks
     shared = moe.num_shared_weights * formats.shared.bytes_per_weight / tensor
     return total + routed + shared + moe.num_router_weights * _ROUTER_BYTES
 

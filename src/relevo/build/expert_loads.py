@@ -1,0 +1,39 @@
+"""The file of `--expert-loads`: how many tokens passed each expert of each layer."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from relevo.build.documents import read_document
+from relevo.core.errors import SettingsError
+from relevo.policy.perf.model_shape import ModelShape
+
+_FLAG = "--expert-loads"
+
+
+def read_expert_loads(path: Path, shape: ModelShape) -> tuple[tuple[float, ...], ...]:
+    """By layer with experts, as the model has them in order. Raises SettingsError."""
+    if shape.experts is None:
+        raise SettingsError(f"{_FLAG} are of experts, and {shape.name} has none; leave it out")
+    layers = read_document(str(path), _FLAG)
+    num_layers, num_experts = shape.experts.num_layers, shape.experts.num_experts
+    if not isinstance(layers, list) or len(layers) != num_layers:
+        found = f"{len(layers)} of them" if isinstance(layers, list) else "no list"
+        raise SettingsError(
+            f"{_FLAG} {path} must be a list of {num_layers} layers with experts, and is {found}; mend it"
+        )
+    return tuple(_loads(layer, place, num_experts, path) for place, layer in enumerate(layers))
+
+
+def _loads(layer: Any, place: int, num_experts: int, path: Path) -> tuple[float, ...]:
+    if not isinstance(layer, list) or len(layer) != num_experts:
+        raise SettingsError(f"{_FLAG} {path}: layer {place} of the list must have {num_experts} numbers; mend it")
+    for load in layer:
+        if isinstance(load, bool) or not isinstance(load, int | Decimal) or not 0 <= load < 10**18:
+            raise SettingsError(
+                f"{_FLAG} {path}: layer {place} of the list has {str(load)[:40]!r}, which is no count of tokens; write "
+                "a number of 0 or more"
+            )
+    return tuple(map(float, layer))
