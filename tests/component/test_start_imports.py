@@ -34,6 +34,9 @@ _ON_DEMAND = (  # of a gateway: what the first request that needs it imports
     *("relevo.gateway.openapi.document", "relevo.gateway.openapi.page"),
     *("relevo.policy.slowness.explain", "relevo.policy.tracing.request_spans"),
 )
+_OF_RANKS = (  # of a worker whose model several processes compute
+    *("relevo.build.rank_processes", "relevo.engine.ranks.rank_group", "relevo.engine.ranks.ranked_model"),
+)
 _FOR_SETTINGS = ("pydantic", "typer", "rich", "relevo.settings")
 _FOR_HTTP = ("uvicorn", "starlette", "jinja2", "tokenizers", "prometheus_client", "aiohttp")
 _FOR_COMPUTING = ("numpy", "relevo_native", "relevo.engine.ops.protocol", "relevo.engine.runner")
@@ -81,13 +84,13 @@ name, tensor = next(load_model_files().tensors(None, ops.native_formats, "bfloat
     [
         pytest.param(
             _SUPERVISOR,
-            (*_NEVER, *_FOR_HTTP, *_FOR_COMPUTING, "rich", "relevo.build.gateway"),
+            (*_NEVER, *_FOR_HTTP, *_FOR_COMPUTING, "rich", "relevo.build.gateway", "relevo.policy.tracing.words"),
             id="supervisor",
         ),
         pytest.param(_GATEWAY, (*_NEVER, *_ON_DEMAND, *_FOR_SETTINGS, *_FOR_COMPUTING, "aiohttp"), id="gateway"),
         pytest.param(
             _WORKER,
-            (*_NEVER, *_FOR_SETTINGS, *_FOR_HTTP, "asyncio", "importlib.metadata"),
+            (*_NEVER, *_FOR_SETTINGS, *_FOR_HTTP, *_OF_RANKS, "asyncio", "importlib.metadata"),
             id="worker",
         ),
     ],

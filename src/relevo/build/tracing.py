@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from relevo.core.errors import SettingsError
 from relevo.policy.tracing.otel_environment import GRPC, TracesAsked, traces_asked
-from relevo.policy.tracing.words import CallTrace
 from relevo.telemetry.limited_log import LimitedLog
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from relevo.gateway.tracing.delivery import Delivery
     from relevo.gateway.tracing.open_traces import OpenTraces
     from relevo.gateway.tracing.otlp import Exporters
+    from relevo.policy.tracing.words import CallTrace
 
 log = logging.getLogger("relevo.tracing")
 

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,6 @@ from relevo.build.cores import compute_here, cores_of_rank, pin_threads
 from relevo.build.machine_limits import limits_at_start
 from relevo.build.model import kv_layout, load_model
 from relevo.build.model_work import model_work, operand
-from relevo.build.rank_processes import RankProcesses
 from relevo.build.stages import stage_layers
 from relevo.build.start_phases import StartPhases
 from relevo.build.vocabulary import grammar_vocabulary
@@ -45,6 +44,11 @@ from relevo.telemetry.log import configure
 from relevo.wire.child_process import answer_pulses
 from relevo.wire.server import WireServer
 from relevo.wire.status import Status
+
+if TYPE_CHECKING:
+    from relevo.build.rank_processes import RankProcesses
+    from relevo.engine.models.spec import Model
+    from relevo.engine.ranks.ranked_model import RankedModel
 
 log = logging.getLogger("relevo.engine")
 
@@ -160,7 +164,6 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     from relevo.build.backend import make_ops
     from relevo.engine.grammar_masks import GrammarMasks
     from relevo.engine.loaders.resolve import load_model_files
-    from relevo.engine.ranks.ranked_model import RankedModel
     from relevo.engine.runner import LocalRunner
     from relevo.engine.sampler import Sampler
 
@@ -173,6 +176,8 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     phases.done("engine imports, model file's head, arena")
     ranks = None
     if config.num_ranks > 1:
+        from relevo.build.rank_processes import RankProcesses  # a worker of one process has none to start
+
         stages = stage_layers(files, config, arena.layout)
         of_ranks = msgspec.structs.replace(config, arena_fd=arena.fd)
         ranks = RankProcesses.start(of_ranks, stages, files.model_hash)
@@ -183,12 +188,13 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
     ops = make_ops(config, own_cores(config, config.cores), sums)
     phases.done("backend")
     stage = ranks.own_layers if ranks is not None else None
-    model = load_model(config, files, ops, progress, stage, config.group_size - 1)
+    model: Model = load_model(config, files, ops, progress, stage, config.group_size - 1)
     phases.done("weights")
     log.info("weights loaded: %s", files.load_report)
+    ranked: RankedModel | None = None
     if ranks is not None:
         ranks.wait_until_ready(report)
-        model = ranks.model(model)
+        model = ranked = ranks.model(model)
         phases.done("waiting for ranks")
     masks = GrammarMasks(grammars, files.config.vocab_size, len(own_cores(config, config.cores)))
     sampler = Sampler(files.config.vocab_size, model.ops.row_math)
@@ -206,8 +212,8 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
 
     def compute_on(cores: Sequence[int]) -> bool:
         pin_threads(own_cores(config, cores))
-        if isinstance(model, RankedModel):
-            model.use_cores(cores)
+        if ranked is not None:
+            ranked.use_cores(cores)
         return runner.use_cores(own_cores(config, cores))
 
     return Built(runner, arena, costs, grammars, compute_on, work, limits, ranks)
