@@ -64,21 +64,22 @@ def _reads_space(step: dict[str, Any]) -> bool:
     return bool(step.get("pattern") == {"String": _SPACE} and step.get("content") == " ")
 
 
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters stand for themselves, the other bytes for U+0100 onwards."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+def _alphabet() -> str:
+    """GPT-2's, by byte: printable Latin-1 characters stand for themselves, the other bytes for U+0100 onwards."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = (byte for byte in range(256) if byte not in printable)
+    characters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    return "".join(characters[byte] for byte in range(256))
 
 
-_BYTE_OF_CHARACTER = _byte_of_character()
+_BYTE_OF_CHARACTER = codecs.charmap_build(_alphabet())
 
 
 def _spell_byte_level(token: str) -> bytes:
     """A token with a character outside the alphabet stands for itself."""
     try:
-        return bytes([_BYTE_OF_CHARACTER[character] for character in token])
-    except KeyError:
+        return codecs.charmap_encode(token, "strict", _BYTE_OF_CHARACTER)[0]
+    except UnicodeEncodeError:
         return token.encode()
 
 
