@@ -17,9 +17,11 @@ from relevo.core.errors import SettingsError
 from relevo.core.ids import RequestId, TokenId
 from relevo.core.plan import ScheduledRow
 from relevo.core.request import EngineRequest, SamplingParams
-from relevo.engine.inputs import pack_rows
+from relevo.engine.inputs import StepInputs, pack_rows
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.loaders.tokenizer_files import load_tokenizer_files
+from relevo.engine.ops.cache_groups import num_state_groups
+from relevo.policy.worker.table_rules import table_rules
 from relevo.settings import Settings
 from relevo.telemetry.progress import SILENT, Progress
 from relevo.vocabulary.model_vocabulary import backend_of
@@ -65,9 +67,11 @@ class PagedForward:
         ops = make_ops(config)
         self._model = load_model(config, files, ops, progress)
         self._block_size, self._chunk_size = config.block_size, config.max_num_batched_tokens
-        num_blocks = config.num_blocks * len(layout.groups)
-        firsts = range(0, num_blocks, config.num_blocks)
-        self._block_ids, *self._more = [list(range(first, first + config.num_blocks)) for first in firsts]
+        self._num_state_groups = num_state_groups(layout)
+        each = max(config.num_blocks, *(rule.num_state_blocks for rule in table_rules(layout)), 0)
+        num_blocks = each * len(layout.groups)
+        firsts = range(0, num_blocks, each)
+        self._block_ids, *self._more = [list(range(first, first + each)) for first in firsts]
         self._memory = bytearray(num_blocks * layout.bytes_per_block)
         self._kv = ops.kv_cache(layout, num_blocks, memoryview(self._memory))
 
@@ -76,7 +80,7 @@ class PagedForward:
         for start in range(0, len(token_ids), self._chunk_size):
             chunk = list(token_ids[start : start + self._chunk_size])
             asked = [position - start for position in positions if start <= position < start + len(chunk)]
-            logits = self._model.forward(pack_rows([self._row(chunk, start)], self._block_size), self._kv, asked)
+            logits = self._model.forward(self._pack(chunk, start), self._kv, asked)
             parts.append(np.array(logits.values))  # the backend's own memory until the next chunk
         return np.concatenate([part[:, : self._model.config.vocab_size] for part in parts if len(part)])
 
@@ -85,6 +89,9 @@ class PagedForward:
             request_id=RequestId("window"), prompt_token_ids=(0,), sampling=SamplingParams(max_tokens=1, seed=0)
         )
         return ScheduledRow(request, token_ids, start, self._block_ids, more_block_ids=tuple(self._more))
+
+    def _pack(self, token_ids: list[TokenId], start: int) -> StepInputs:
+        return pack_rows([self._row(token_ids, start)], self._block_size, self._num_state_groups)
 
 
 def _name(config: WorkerConfig) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from relevo.build.configs import WorkerConfig
@@ -23,7 +24,8 @@ if TYPE_CHECKING:  # what is only planned computes nothing
 
 def kv_layout(model: ModelConfig, model_hash: str, dtype: str, block_size: int) -> KVLayout:
     """Raises UnsupportedModel for a cache that no backend computes attention over, before weights are read."""
-    groups = one_full_group(model) if model.architecture == "fake" else spec_of(model).kv_groups(model)
+    stored = replace(model, dtype=dtype)  # what states keep of activations
+    groups = one_full_group(model) if model.architecture == "fake" else spec_of(model).kv_groups(stored)
     layout = KVLayout(model_hash=model_hash, dtype=dtype, block_size=block_size, groups=groups)
     if latent_group(layout) is None:
         token_groups(layout)

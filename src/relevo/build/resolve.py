@@ -15,6 +15,7 @@ from relevo.build.auto_topology import check_history, planner_of, what_may_chang
 from relevo.build.configs import EngineConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.hardware import Hardware, gib
 from relevo.build.model import kv_layout
+from relevo.build.states import UNIFIED_REASON, check_states, keeps_states, state_notes
 from relevo.build.tensor_group import group_notes, group_size, whole_everywhere
 from relevo.core.errors import SettingsError
 from relevo.core.handoff import Reach
@@ -97,8 +98,9 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     does not say how much KV cache it wants. Raises SettingsError when the combination cannot work."""
     settings, model = ask.settings, ask.model
     device = _device(settings, hardware)
+    check_states(settings, model)
     _check_ranks(settings, model, device)
-    backend = _backend(settings, device)
+    backend = _backend(settings, model, device)
     tensor_parallel_size = group_size(settings, model, backend, device, ask.block_formats)
     dtype = _dtype(settings, model, device, backend, hardware)
     kv_dtype = _kv_dtype(settings, dtype)
@@ -170,7 +172,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         layout=layout,
         workers=workers,
         served=served_config(ask, topology, max_model_len, budget, more_groups=table_rules(layout)),
-        notes=(*ask.notes, *_worker_notes(workers, layout, num_blocks)),
+        notes=(*ask.notes, *state_notes(settings, model), *_worker_notes(workers, layout, num_blocks)),
     )
 
 
@@ -206,10 +208,10 @@ def _device(settings: Settings, hardware: Hardware) -> str:
     return settings.device
 
 
-def _backend(settings: Settings, device: str) -> str:
+def _backend(settings: Settings, model: ModelConfig, device: str) -> str:
     backend = settings.backend
     if backend == "auto":
-        backend = "native" if device == "cpu" else "torch"
+        backend = "native" if device == "cpu" and not keeps_states(model) else "torch"
     if backend == "native" and device != "cpu":
         raise SettingsError(f"--backend native computes on CPUs, not on {device}; use --backend torch or --device cpu")
     if backend == "torch":
@@ -261,6 +263,8 @@ def _topology(ask: ModelAsk, layout: KVLayout, device: str, hardware: Hardware) 
     settings = ask.settings
     check_history(settings)
     if settings.topology == "auto":
+        if keeps_states(ask.model):
+            return UNIFIED, UNIFIED_REASON
         if device == "cuda":
             return parse_topology("unified"), "KV in device memory is not handed between processes yet"
         topology, reason = choose_topology(num_cores=len(hardware.cores), num_devices=0)
@@ -317,7 +321,8 @@ def _num_blocks(
     memory_bytes = settings.kv_cache_memory_bytes
     if memory_bytes is None:
         available = hardware.cuda_memory_bytes if device == "cuda" else hardware.available_memory_bytes
-        most_useful = settings.max_num_seqs * ask.model.max_context * layout.bytes_per_token
+        of_states = sum(rule.num_state_blocks for rule in table_rules(layout)) * layout.bytes_per_block
+        most_useful = settings.max_num_seqs * (ask.model.max_context * layout.bytes_per_token + of_states)
         own = int(available * _KV_MEMORY_FRACTION * memory_fraction)
         if device == "cpu":
             own = min(own, int(room_for_kv(ask, num_workers, hardware) * memory_fraction))

@@ -70,6 +70,7 @@ class ExpertsConfig:
     router: str = "gate"
     bias: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
+    shared_gate: str = ""  # a score of what the shared MLP comes to; empty: it is added as it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,37 @@ class LatentAttention:
     def width(self) -> int:
         """What a layer keeps of a token."""
         return self.latent_size + self.rope_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDelta:
+    """Of the layers that keep a state in place of keys and values: a gated delta rule behind a short convolution."""
+
+    layers: tuple[int, ...]  # places in the model, ascending
+    num_key_heads: int
+    num_value_heads: int  # a multiple of them
+    key_size: int  # elements of a head
+    value_size: int
+    kernel_size: int  # tokens that the convolution sees, its own included
+    is_interleaved: bool = False  # rows of q, k, v, z lie together by key head in checkpoints, and so do gates
+
+    @property
+    def num_keys(self) -> int:
+        return self.num_key_heads * self.key_size
+
+    @property
+    def num_values(self) -> int:
+        return self.num_value_heads * self.value_size
+
+    @property
+    def width(self) -> int:
+        """Of what is convolved: queries, keys, values."""
+        return 2 * self.num_keys + self.num_values
+
+    def state_bytes(self, element_bytes: int) -> int:
+        """Of a sequence in a layer: a float32 matrix by head, and the convolution's last inputs."""
+        matrices = self.num_value_heads * self.key_size * self.value_size * 4
+        return matrices + self.width * (self.kernel_size - 1) * element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +146,8 @@ class ModelConfig:
     rotary_size: int | None = None  # elements of a head that positions rotate, the first ones; None: all
     experts: ExpertsConfig | None = None
     latent: LatentAttention | None = None  # None: keys and values of their own; `head_size` is that of a query
+    delta: GatedDelta | None = None  # of some layers
+    gated_attention: bool = False  # rows of a query are followed by those of a gate of what its head gives
     num_mtp_layers: int = 0  # behind the others in a checkpoint, for drafts of more tokens; not computed
     sliding_window: int | None = None  # of all layers
     local: LocalAttention | None = None  # of some layers

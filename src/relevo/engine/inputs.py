@@ -6,7 +6,7 @@ Owns the packing of rows into flat arrays. It does not know the model, the backe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,8 @@ GroupedTables = list[tuple[list[BlockId], ...]]  # of each KV group, one per row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """T tokens in the step, B rows, G KV groups, M blocks of the longest row at least. Rows in order, their tokens
-    consecutive."""
+    """T tokens in the step, B rows, G KV groups of tokens, M blocks of the longest row at least. Rows in order, their
+    tokens consecutive."""
 
     token_ids: Int64Array  # [T]
     positions: Int64Array  # [T], of each token in its own row's context
@@ -32,6 +32,7 @@ class StepInputs:
     context_lengths: Int64Array  # [B], tokens a row attends to, those of this step included
     block_tables: Int64Array  # [G, B, M], block 0 beyond a row's blocks; what no query of the row sees may be anything
     block_size: int  # S
+    state_blocks: tuple[Int64Array, ...] = ()  # of each group of states [B, n]: what each row's state lies in
 
     @property
     def num_tokens(self) -> int:
@@ -58,25 +59,34 @@ class StepInputs:
 class StepPacker:
     """Packs one step after another. Inputs are valid until the next `pack`: arrays are used again while they fit."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, num_state_groups: int = 0) -> None:
+        """`num_state_groups`: the last ones of rows' tables."""
         self._block_size = block_size
+        self._num_state_groups = num_state_groups
         self._decodes: DecodeArrays | None = None
 
     def pack_plan(self, plan: StepPlan, sequences: Sequence[ReplicaSequence]) -> StepInputs:
         """At least one row; `sequences`: of each, with the plan applied."""
-        tables = by_group([each.tables for each in sequences])
+        tables, states = self._apart([each.tables for each in sequences])
         if max(plan.lengths) == 1:
-            return self._pack_decodes(plan.last_token_ids, plan.starts, tables)
+            return _with_states(self._pack_decodes(plan.last_token_ids, plan.starts, tables), states)
         rows = zip(sequences, plan.starts, plan.lengths, strict=True)
         token_ids = [each.tokens(start, start + length) for each, start, length in rows]
-        return _pack_chunks(token_ids, plan.starts, tables, self._block_size)
+        return _with_states(_pack_chunks(token_ids, plan.starts, tables, self._block_size), states)
 
     def pack(self, rows: Sequence[ScheduledRow]) -> StepInputs:
         """At least one row."""
-        starts, tables = [row.start for row in rows], by_group([row.tables for row in rows])
+        starts, (tables, states) = [row.start for row in rows], self._apart([row.tables for row in rows])
         if any(len(row.token_ids) != 1 for row in rows):
-            return _pack_chunks([row.token_ids for row in rows], starts, tables, self._block_size)
-        return self._pack_decodes([row.token_ids[0] for row in rows], starts, tables)
+            chunks = _pack_chunks([row.token_ids for row in rows], starts, tables, self._block_size)
+            return _with_states(chunks, states)
+        return _with_states(self._pack_decodes([row.token_ids[0] for row in rows], starts, tables), states)
+
+    def _apart(self, tables: Sequence[Sequence[list[BlockId]]]) -> tuple[GroupedTables, GroupedTables]:
+        """Of groups of tokens, and of groups of states."""
+        grouped = by_group(tables)
+        num_token_groups = len(grouped) - self._num_state_groups
+        return grouped[:num_token_groups], grouped[num_token_groups:]
 
     def _pack_decodes(self, token_ids: list[TokenId], starts: list[int], tables: GroupedTables) -> StepInputs:
         if self._decodes is None or not self._decodes.has_room_for(tables):
@@ -84,9 +94,15 @@ class StepPacker:
         return self._decodes.fill(token_ids, starts, tables)
 
 
-def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> StepInputs:
+def pack_rows(rows: Sequence[ScheduledRow], block_size: int, num_state_groups: int = 0) -> StepInputs:
     """As `StepPacker.pack`, into arrays of their own."""
-    return StepPacker(block_size).pack(rows)
+    return StepPacker(block_size, num_state_groups).pack(rows)
+
+
+def _with_states(inputs: StepInputs, tables: GroupedTables) -> StepInputs:
+    if not tables:
+        return inputs
+    return replace(inputs, state_blocks=tuple(np.array(group, dtype=np.int64) for group in tables))
 
 
 def by_group(tables: Sequence[Sequence[list[BlockId]]]) -> GroupedTables:

@@ -29,7 +29,7 @@ from relevo.engine.hello import WorkerIdentity
 from relevo.engine.incoming import Asked, ask, request_of
 from relevo.engine.load_reports import LoadReports
 from relevo.engine.outgoing import Outgoing
-from relevo.engine.step_recovery import execute_apart
+from relevo.engine.step_recovery import end_all, execute_apart
 from relevo.engine.transfers import Transfers
 from relevo.kv.transport_set import TransportSet
 from relevo.policy.perf.model_work import ModelWork
@@ -220,7 +220,10 @@ class EngineLoop:
         try:
             result = self.runner.execute(plan)
         except Exception as error:
-            result = execute_apart(self.runner, plan, self.scheduler.planned_requests, error)
+            if self.runner.layout.bytes_per_sequence:
+                result = end_all(plan, self.scheduler.planned_requests, error)
+            else:
+                result = execute_apart(self.runner, plan, self.scheduler.planned_requests, error)
         else:
             self.costs.observe(plan.num_tokens, plan.num_kv_tokens, result.step_s)
         if result.failures:

@@ -24,8 +24,10 @@ from relevo.core.request import EngineRequest, SamplingParams
 from relevo.engine.grammar_masks import NOTHING_HELD, GrammarMasks, HeldDraws, SampleSpec
 from relevo.engine.inputs import StepPacker
 from relevo.engine.models.spec import Model
+from relevo.engine.ops.cache_groups import num_state_groups
 from relevo.engine.prompt_scores import logit_rows, scores_of
 from relevo.engine.row_math import RowSummaries
+from relevo.policy.worker.table_rules import table_rules
 
 
 class KVArena(Protocol):
@@ -72,7 +74,7 @@ class LocalRunner:
         self._grammar_masks = grammar_masks
         self._scratch_block_ids = tuple(scratch_block_ids)
         self._replica = Replica()
-        self._packer = StepPacker(arena.layout.block_size)
+        self._packer = StepPacker(arena.layout.block_size, num_state_groups(arena.layout))
         self._kv = model.ops.kv_cache(arena.layout, arena.num_blocks, arena.buffer)
 
     def use_cores(self, cores: Sequence[int]) -> bool:
@@ -143,7 +145,10 @@ class LocalRunner:
             token_ids=[0] * num_tokens,
             start=num_kv_tokens - num_tokens,
             block_ids=block_ids,
-            more_block_ids=(block_ids,) * (len(self.layout.groups) - 1),
+            more_block_ids=tuple(
+                [scratch[index % len(scratch)] for index in range(rule.num_state_blocks or num_blocks)]
+                for rule in table_rules(self.layout)
+            ),
         )
 
 

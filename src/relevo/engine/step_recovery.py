@@ -60,6 +60,19 @@ def execute_apart(
     return StepResult(plan.step_id, rows, 0.0, failures=failures, prompt_scores=scores)
 
 
+def end_all(plan: StepPlan, row_requests: Sequence[RequestId], error: Exception) -> StepResult:
+    """Of a model with states: they may hold the tokens of the step that raised, so none of it is computed again."""
+    log.error(
+        "step %d failed: %s; its %d requests end, since their states may have been changed",
+        plan.step_id,
+        error,
+        len(set(row_requests)),
+        exc_info=error,
+    )
+    failures = dict.fromkeys(row_requests, _failure(error))
+    return StepResult(plan.step_id, ((),) * plan.num_rows, 0.0, failures=failures)
+
+
 def _failure(raised: Exception) -> StepFailure:
     if isinstance(raised, RequestError):
         return StepFailure(raised.code, raised.message)

@@ -14,12 +14,15 @@ from relevo.core.model import ModelConfig
 from relevo.engine.loaders.model_files import StoredTensor
 from relevo.engine.models.spec import Wrapper
 
+_DRAFTS = "mtp."  # what families with states call the layers that draft, beside the model
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def text_tensors(config: ModelConfig, wrapper: Wrapper | None, stored: Iterable[StoredTensor]) -> list[StoredTensor]:
     of_text = stored if wrapper is None else _unwrapped(wrapper, stored)
     drafting = range(config.num_layers, config.num_layers + config.num_mtp_layers)
+    if config.delta is not None:
+        of_text = [tensor for tensor in of_text if not tensor.name.startswith(_DRAFTS)]
     return [tensor for tensor in of_text if _layer(tensor.name) not in drafting]
 
 

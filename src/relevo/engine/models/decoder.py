@@ -14,6 +14,7 @@ import numpy as np
 
 from relevo.core.model import ModelConfig
 from relevo.engine.inputs import StepInputs
+from relevo.engine.models.delta_weights import DeltaWeights
 from relevo.engine.models.latent_attention import attend_latents
 from relevo.engine.models.rope import rope_frequencies
 from relevo.engine.models.slices import Share, Slice
@@ -21,6 +22,7 @@ from relevo.engine.models.weights import DecoderWeights, LayerWeights, load_slic
 from relevo.engine.ops.protocol import (
     AttentionRule,
     Buffer,
+    DeltaRule,
     Hidden,
     HostTensor,
     Operations,
@@ -142,7 +144,9 @@ class Decoder:
         """x [T, E], normed -> [T, E]"""
 
         def of_slice(part: Slice, layer: LayerWeights) -> Buffer:
-            if layer.latent is not None:
+            if layer.delta is not None:
+                attended = self._from_state(ops, x, part, layer.delta, index)
+            elif layer.latent is not None:
                 attended = attend_latents(ops, x, part.config, layer.latent, index, attention.angles)  # [T, H * V]
             else:
                 attended = self._attended(ops, x, part, layer, index, attention)  # [T, H * D]
@@ -155,8 +159,9 @@ class Decoder:
     ) -> Buffer:
         config = part.config
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        q, k, v = ops.split_heads(qkv, heads, config.head_size)  # [T, H, D], [T, K, D], [T, K, D]
+        queries = (config.num_heads,) * (2 if config.gated_attention else 1)
+        heads = (*queries, config.num_kv_heads, config.num_kv_heads)
+        q, *gates, k, v = ops.split_heads(qkv, heads, config.head_size)  # [T, H, D], [T, K, D], [T, K, D]
         if layer.q_norm is not None and layer.k_norm is not None:
             q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
             k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
@@ -168,7 +173,16 @@ class Decoder:
         if attention.growth is not None:
             q = ops.rope(q, attention.growth)
         rule = AttentionRule(attention.reach, config.attention_scale, layer.sinks, part.first_kv_head)
-        return ops.attention(q, k, v, index, rule)
+        attended = ops.attention(q, k, v, index, rule)
+        return ops.gate(attended, gates[0]) if gates else attended
+
+    def _from_state(self, ops: Operations, x: Buffer, part: Slice, layer: DeltaWeights, index: int) -> Buffer:
+        delta = part.config.delta
+        assert delta is not None, "the layer has a state"
+        qkv, z = ops.split(ops.linear(x, layer.inputs, None), (delta.width, delta.num_values))
+        rule = DeltaRule(delta, layer.convolution, layer.decay, layer.decay_bias)
+        values = ops.gated_delta(qkv, ops.linear(x, layer.gates, None), index, rule)
+        return ops.gated_norm(values, layer.norm, z, part.config.rms_norm_eps)
 
     def _mlp(self, ops: Operations, x: Buffer, index: int) -> list[Buffer]:
         """What is added to the hidden state, of x, normed: by the experts, and by the MLP that every token passes."""
@@ -182,7 +196,8 @@ class Decoder:
 
         def of_mlp(_: Slice, layer: LayerWeights) -> Buffer:
             inner = ops.activate(ops.linear(x, layer.gate_up, layer.gate_up_bias), self.config.activation)
-            return ops.linear(inner, layer.down, layer.down_bias)
+            out = ops.linear(inner, layer.down, layer.down_bias)
+            return out if layer.shared_gate is None else ops.gate(out, ops.linear(x, layer.shared_gate, None))
 
         layer = self._common.layers[index - self.stage.start]
         kinds: list[Callable[[Slice, LayerWeights], Buffer]] = []

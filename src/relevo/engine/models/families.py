@@ -12,6 +12,7 @@ from typing import Any
 from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.core.model import ModelConfig
 from relevo.engine.models.config_fields import ConfigFields
+from relevo.engine.models.delta import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from relevo.engine.models.dense import DenseTraits, dense
 from relevo.engine.models.experts_config import (
     deepseek_experts,
@@ -124,6 +125,9 @@ _FAMILIES = (
     GEMMA3,
     GPT_OSS,
     LLAMA4,
+    QWEN3_NEXT,
+    QWEN3_5,
+    QWEN3_5_MOE,
 )
 MODELS = {spec.name: spec for spec in _FAMILIES}  # by ModelConfig.architecture
 

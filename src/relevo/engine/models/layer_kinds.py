@@ -11,6 +11,7 @@ from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.models.config_fields import ConfigFields
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+LINEAR = "linear_attention"
 
 
 def read_layer_kinds(fields: ConfigFields, local_kinds: Sequence[str]) -> dict[str, tuple[int, ...]] | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from relevo.core.model import ModelConfig
 
 KV_UP = "self_attn.kv_b_proj.weight"
+_DELTA_NORM = "linear_attn.norm.weight"
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 GGUF_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": HEAD}
 GGUF_IN_LAYER = {
@@ -53,15 +54,28 @@ def weight_groups(config: ModelConfig, stage: range | None = None) -> list[Shape
     layers = [group for index in stage for group in layer_plan(config, index).values()]
     routed = [group for index in expert_layers(config) if index in stage for group in expert_plan(config, index).groups]
     latent = [group for index in stage for group in latent_plan(config, index).values()]
-    return [*top_plan(config, stage).values(), *layers, *routed, *latent]
+    delta = [group for index in stage for group in delta_plan(config, index).values()]
+    return [*top_plan(config, stage).values(), *layers, *routed, *latent, *delta]
 
 
 def exact_names(config: ModelConfig) -> frozenset[str]:
     """Parts that choose, and so are kept as they are stored, whatever weights are rounded to."""
     plans = [expert_plan(config, index) for index in expert_layers(config)]
-    norms = [name for group in weight_groups(config) for name in group if name.endswith("norm.weight")]
+    norms = [name for group in weight_groups(config) for name in group if has_offset(name)]
     routers = [name for plan in plans for name in (*plan.router, *plan.bias, *plan.logit_bias)]
-    return frozenset([*routers, *(norms if config.norm_offset else ())])
+    decays = [
+        name
+        for index in range(config.num_layers)
+        for role, group in delta_plan(config, index).items()
+        if role in ("decay", "decay_bias")
+        for name in group
+    ]
+    return frozenset([*routers, *decays, *(norms if config.norm_offset else ())])
+
+
+def has_offset(name: str) -> bool:
+    """Of families whose norms are stored as their distance from one: whether this tensor is such a norm."""
+    return name.endswith("norm.weight") and not name.endswith(_DELTA_NORM)
 
 
 def expert_layers(config: ModelConfig) -> tuple[int, ...]:
@@ -132,6 +146,29 @@ def latent_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
     }
 
 
+def delta_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
+    """DeltaWeights' fields, each with its parts; empty: the layer keeps no state."""
+    delta, hidden = config.delta, config.hidden_size
+    if delta is None or index not in delta.layers:
+        return {}
+    block, heads = f"model.layers.{index}.linear_attn.", delta.num_value_heads
+    if delta.is_interleaved:
+        inputs = {"in_proj_qkvz": delta.width + delta.num_values}
+        gates = {"in_proj_ba": 2 * heads}
+    else:
+        inputs = {"in_proj_qkv": delta.width, "in_proj_z": delta.num_values}
+        gates = {"in_proj_b": heads, "in_proj_a": heads}
+    plan: dict[str, Shapes] = {
+        "inputs": {f"{block}{name}.weight": (rows, hidden) for name, rows in inputs.items()},
+        "gates": {f"{block}{name}.weight": (rows, hidden) for name, rows in gates.items()},
+        "convolution": {block + "conv1d.weight": (delta.width, 1, delta.kernel_size)},
+        "decay": {block + "A_log": (heads,)},
+        "decay_bias": {block + "dt_bias": (heads,)},
+        "norm": {f"model.layers.{index}.{_DELTA_NORM}": (delta.value_size,)},
+    }
+    return plan
+
+
 def top_plan(config: ModelConfig, stage: range) -> dict[str, Shapes]:
     """What stands before and behind the layers: of the first stage, and of the last. Both hold a tied matrix."""
     plan: dict[str, Shapes] = {}
@@ -165,16 +202,24 @@ def layer_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
     if config.experts is not None and index in config.experts.layers:
         mlp, inner = f"{prefix}{config.experts.block}.{config.experts.shared}.", config.experts.shared_size
     query, key = config.num_heads * size, config.num_kv_heads * size
-    qkv_rows = {"q_proj": query, "k_proj": key, "v_proj": key}
+    qkv_rows = {"q_proj": query * (2 if config.gated_attention else 1), "k_proj": key, "v_proj": key}
+    keeps_state = config.delta is not None and index in config.delta.layers
+    output: Shapes = {attention + "o_proj.weight": (hidden, query)}
+    if config.delta is not None and keeps_state:
+        qkv_rows, output = {}, {prefix + "linear_attn.out_proj.weight": (hidden, config.delta.num_values)}
     if config.latent is not None:
         qkv_rows, query = {}, config.num_heads * config.latent.value_size
+        output = {attention + "o_proj.weight": (hidden, query)}
 
     def biases(present: bool, stem: str, rows: dict[str, int]) -> Shapes:
         return {f"{stem}{name}.bias": (count,) for name, count in rows.items()} if present else {}
 
     def head_norm(name: str, rows: int) -> Shapes:
         width = rows if config.qk_norm_spans_heads else size
-        return {f"{attention}{name}.weight": (width,)} if config.qk_norm else {}
+        return {f"{attention}{name}.weight": (width,)} if config.qk_norm and not keeps_state else {}
+
+    experts = config.experts
+    shared_gate = experts.shared_gate if experts is not None and index in experts.layers else ""
 
     return {
         "input_norm": {prefix + "input_layernorm.weight": (hidden,)},
@@ -182,12 +227,15 @@ def layer_plan(config: ModelConfig, index: int) -> dict[str, Shapes]:
         "qkv_bias": biases(config.qkv_bias, attention, qkv_rows),
         "q_norm": head_norm("q_norm", query),
         "k_norm": head_norm("k_norm", key),
-        "output": {attention + "o_proj.weight": (hidden, query)},
-        "output_bias": biases(config.attention_bias, attention, {"o_proj": hidden}),
+        "output": output,
+        "output_bias": biases(config.attention_bias and not keeps_state, attention, {"o_proj": hidden}),
         "sinks": {attention + "sinks": (config.num_heads,)} if config.sinks else {},
         **_norms(prefix, hidden, config.sandwich_norms),
         "gate_up": {f"{mlp}{name}.weight": (inner, hidden) for name in ("gate_proj", "up_proj")} if inner else {},
         "gate_up_bias": biases(config.mlp_bias, mlp, {"gate_proj": inner, "up_proj": inner}),
         "down": {mlp + "down_proj.weight": (hidden, inner)} if inner else {},
         "down_bias": biases(config.mlp_bias, mlp, {"down_proj": hidden}),
+        "shared_gate": {f"{prefix}{experts.block}.{shared_gate}.weight": (1, hidden)}
+        if experts and shared_gate
+        else {},
     }

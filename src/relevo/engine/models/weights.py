@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from relevo.core.model import ModelConfig
+from relevo.engine.models.delta_weights import DeltaWeights, delta_weights
 from relevo.engine.models.latent_weights import LatentWeights, latent_weights, pack
 from relevo.engine.models.slice_places import shapes_of
 from relevo.engine.models.slice_tensors import SliceTensors
@@ -45,7 +46,7 @@ class LayerWeights:
     """None: the model has no such weight."""
 
     input_norm: Buffer
-    qkv: Buffer | None  # [(H + 2K) * D, E]; None: there are latents
+    qkv: Buffer | None  # [(H + 2K) * D, E], with gates (2H + 2K); None: there are latents or a state
     qkv_bias: Buffer | None
     q_norm: Buffer | None  # [D]
     k_norm: Buffer | None  # [D]
@@ -59,8 +60,10 @@ class LayerWeights:
     gate_up_bias: Buffer | None
     down: Buffer | None  # [E, I]
     down_bias: Buffer | None
+    shared_gate: Buffer | None  # [1, E], of what that MLP gives
     experts: ExpertWeights | None
     latent: LatentWeights | None
+    delta: DeltaWeights | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,7 @@ def _layer(part: Slice, index: int, ready: Mapping[str, Buffer]) -> LayerWeights
         **roles,
         experts=_experts(part, index, ready) if index in expert_layers(config) else None,
         latent=latent_weights(config, index, ready) if config.latent else None,
+        delta=delta_weights(config, index, ready),
     )
 
 

@@ -20,18 +20,28 @@ def only_full_group(layout: KVLayout) -> KVGroup:
     return group
 
 
+def num_state_groups(layout: KVLayout) -> int:
+    """They are behind the others."""
+    return sum(group.kind is KVKind.STATE for group in layout.groups)
+
+
+def state_groups(layout: KVLayout) -> tuple[KVGroup, ...]:
+    return layout.groups[len(layout.groups) - num_state_groups(layout) :]
+
+
 def token_groups(layout: KVLayout) -> tuple[KVGroup, ...]:
-    """The groups of a cache of keys and values, all of one shape. Raises UnsupportedModel for any other cache."""
-    first = layout.groups[0]
-    shapes = {(group.num_kv_heads, group.key_size, group.value_size) for group in layout.groups}
-    are_keys = all(group.kind in _OF_TOKENS and not group.index_bytes for group in layout.groups)
+    """The groups of a cache of keys and values, all of one shape; groups of states may be behind them. Raises
+    UnsupportedModel for any other cache."""
+    first, groups = layout.groups[0], layout.groups[: len(layout.groups) - num_state_groups(layout)]
+    shapes = {(group.num_kv_heads, group.key_size, group.value_size) for group in groups}
+    are_keys = all(group.kind in _OF_TOKENS and not group.index_bytes for group in groups)
     if first.is_bounded or not are_keys or len(shapes) > 1 or first.key_size != first.value_size:
-        groups = " and ".join(map(str, layout.groups))
+        names = " and ".join(map(str, layout.groups))
         raise UnsupportedModel(
-            "only full attention, with windows or chunks of the same heads beside it, can be computed, and this model "
-            f"has {groups}"
+            "only full attention, with windows or chunks of the same heads beside it, and states behind them, can be "
+            f"computed, and this model has {names}"
         )
-    return layout.groups
+    return groups
 
 
 class LayerPlace(NamedTuple):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
-from relevo.core.model import Activation, QueryGrowth, Routing
+from relevo.core.model import Activation, GatedDelta, QueryGrowth, Routing
 from relevo.engine.inputs import StepInputs
 from relevo.engine.ops.bfloat16 import bfloat16_values
 from relevo.engine.ops.formats import BLOCK_FORMATS
@@ -93,6 +93,16 @@ class ExpertBiases:
 
     gate_up: Sequence[Buffer]  # [2 * I]
     down: Sequence[Buffer]  # [E]; empty: another slice of the model adds them
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """What a gated delta rule computes with."""
+
+    sizes: GatedDelta
+    convolution: Buffer  # [C, 1, kernel]
+    decay: Buffer  # [Hv] float32, its logarithm
+    decay_bias: Buffer  # [Hv] float32
 
 
 SILU = Activation()
@@ -201,6 +211,22 @@ class Operations(Protocol):
         A token's key is its latent and its rotated key, one behind the other, its value the latent; all heads share
         them. Causal, each row over its own block table.
         """
+        ...
+
+    def gate(self, x: Buffer, scores: Buffer) -> Buffer:
+        """[T, n], times the sigmoid of the scores [T, n] or [T, 1]."""
+        ...
+
+    def gated_delta(self, x: Buffer, gates: Buffer, layer: int, rule: DeltaRule) -> Buffer:
+        """x [T, C] (queries, keys, values), gates [T, 2 * Hv] -> [T, V]: each row goes on from its state, which it
+        leaves changed. A row that begins at position 0 begins with zeros, whatever lies there.
+
+        Token by token, so that how a row is cut into steps changes no bit.
+        """
+        ...
+
+    def gated_norm(self, x: Buffer, weight: Buffer, gate: Buffer, eps: float) -> Buffer:
+        """[T, n * D], each head normed, times the weight [D] and the SiLU of the gate [T, n * D]."""
         ...
 
     def logits(self, x: Buffer, weight: Buffer) -> Buffer:

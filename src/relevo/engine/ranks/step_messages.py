@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,8 @@ def read_order(arrays: Sequence[Array]) -> Step | UseCores:
     kind, *numbers = arrays[0].tolist()
     if kind == _CORES:
         return UseCores(tuple(numbers))
-    inputs = StepInputs(block_size=numbers[0], **dict(zip(_ARRAYS, arrays[2:], strict=True)))
+    fields: dict[str, Any] = dict(zip(_ARRAYS, arrays[2:], strict=True))
+    inputs = StepInputs(block_size=numbers[0], **fields)
     return Step(inputs, tuple(arrays[1].tolist()))
 
 

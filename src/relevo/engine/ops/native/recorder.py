@@ -28,8 +28,10 @@ from relevo.engine.ops.native.values import (
     Source,
     Value,
 )
-from relevo.engine.ops.protocol import PLAIN_ATTENTION, SILU, AttentionRule, ExpertBiases, Router
+from relevo.engine.ops.protocol import PLAIN_ATTENTION, SILU, AttentionRule, DeltaRule, ExpertBiases, Router
 from relevo.engine.ops.ranks import RankSums
+
+_NO_STATES = "layers with a state and gates are not implemented in --backend native; use --backend torch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,15 @@ class Recorder:
         for heads in (q, k, v):
             heads.x.spend()
         return out
+
+    def gate(self, x: Value, scores: Value) -> Value:
+        raise UnsupportedModel(_NO_STATES)
+
+    def gated_delta(self, x: Value, gates: Value, layer: int, rule: DeltaRule) -> Value:
+        raise UnsupportedModel(_NO_STATES)
+
+    def gated_norm(self, x: Value, weight: Any, gate: Value, eps: float) -> Value:
+        raise UnsupportedModel(_NO_STATES)
 
     def logits(self, x: Value, weight: Any) -> RecordedEnd:
         source = self._source(x)

@@ -16,6 +16,7 @@ import torch
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
 from relevo.engine.ops.cache_groups import layer_places, token_groups
+from relevo.engine.ops.torch.states import StateMemory
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -42,6 +43,7 @@ class TorchKVCache:
         self._by_layer = flat.view(num_blocks, num_layers, -1)
         self._as_runs = flat.view(-1, layout.block_size * group.key_size)
         self._as_slots = flat.view(-1, group.key_size)
+        self.states = StateMemory(layout, self._blocks)
 
     def group_of(self, layer: int) -> int:
         """Whose tables say where the layer's keys and values lie."""
@@ -82,7 +84,8 @@ class TorchKVCache:
     def clear(self, blocks_of_groups: Sequence[Sequence[BlockId]], layers: range) -> None:
         """What these layers have in blocks, of each KV group its own."""
         for group, blocks in enumerate(blocks_of_groups):
-            in_group = [self._places[layer] for layer in layers if self._places[layer].group == group]
+            with_tokens = [self._places[layer] for layer in layers if layer in self._places]
+            in_group = [place for place in with_tokens if place.group == group]
             if in_group:
                 of_blocks = torch.tensor(blocks)[:, None], torch.tensor([each.place for each in in_group])
                 self._by_layer[of_blocks] = 0.0

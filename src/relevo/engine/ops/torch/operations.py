@@ -16,6 +16,7 @@ from relevo.engine.ops.protocol import (
     PLAIN_ATTENTION,
     SILU,
     AttentionRule,
+    DeltaRule,
     ExpertBiases,
     Hidden,
     Reach,
@@ -28,6 +29,7 @@ from relevo.engine.ops.torch.bits import from_bits, to_bits
 from relevo.engine.ops.torch.kv_cache import TorchKVCache
 from relevo.engine.ops.torch.latent_cache import TorchLatentCache
 from relevo.engine.ops.torch.routing import choose
+from relevo.engine.ops.torch.states import gated_delta
 from relevo.engine.ops.torch.step import AttentionBatch, TorchStep
 
 TorchCache = TorchKVCache | TorchLatentCache
@@ -173,6 +175,18 @@ class TorchOperations:
         queries = torch.cat((q.view(*q_rotated.shape[:2], size), q_rotated), dim=-1)  # [T, H, L + R]
         batches = self._step.batches_of(Reach(), 0)
         return _attended(queries, batches, lambda rows, batch: _attend_latents(rows, kv, layer, batch, size, scale))
+
+    def gate(self, x: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return x * scores.flatten(1).sigmoid()
+
+    def gated_delta(self, x: torch.Tensor, gates: torch.Tensor, layer: int, rule: DeltaRule) -> torch.Tensor:
+        assert isinstance(self._kv, TorchKVCache), "a model with states has keys and values beside them"
+        return gated_delta(self._kv.states, self._step.inputs, x, gates, layer, rule)
+
+    def gated_norm(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> torch.Tensor:
+        heads = x.float().view(len(x), -1, len(weight))
+        normed = (heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+        return (normed.view(len(x), -1) * F.silu(gate.float())).to(x.dtype)
 
     def logits(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.linear(x.flatten(1).index_select(0, self._logit_tokens), weight)

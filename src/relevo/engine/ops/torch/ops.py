@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from relevo.core.errors import SettingsError
+from relevo.core.errors import SettingsError, UnsupportedModel
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout
-from relevo.engine.ops.cache_groups import latent_group
+from relevo.engine.ops.cache_groups import latent_group, num_state_groups
 from relevo.engine.ops.protocol import HostTensor, Trace
 from relevo.engine.ops.ranks import RankSums
 from relevo.engine.ops.torch.bits import from_bits
@@ -69,6 +69,11 @@ class TorchOps:
 
     def kv_cache(self, layout: KVLayout, num_blocks: int, host_memory: memoryview | None) -> TorchCache:
         memory = host_memory if self.kv_in_host_memory else None
+        if num_state_groups(layout) and layout.dtype != self.dtype:
+            raise UnsupportedModel(
+                f"a model with states keeps its cache in the dtype that it computes in, {self.dtype}, and "
+                f"--kv-cache-dtype is {layout.dtype}; leave that out"
+            )
         if (group := latent_group(layout)) is not None:
             return TorchLatentCache(layout, group, num_blocks, self._device, memory)
         return TorchKVCache(layout, num_blocks, self._device, memory)

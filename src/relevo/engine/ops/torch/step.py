@@ -81,7 +81,7 @@ class TorchStep:
         slots = [cache.slots(blocks, inputs.offset_of_token) for blocks in inputs.block_of_token]
         # Of each KV group [T * K] int64: places of each token's keys in the first layer of a block.
         self.slots = [torch.from_numpy(each).to(device) for each in slots]
-        self._inputs, self._cache, self._dtype, self._reach = inputs, cache, dtype, reach
+        self.inputs, self._cache, self._dtype, self._reach = inputs, cache, dtype, reach
         self._rows: dict[Reach, list[BatchedRows]] = {}
         self._batches: dict[tuple[Reach, int], tuple[AttentionBatch, ...]] = {}
 
@@ -89,15 +89,15 @@ class TorchStep:
         """Of layers of a KV group that see as far; made once for all of them."""
         reach = self._reach if reach == Reach() else reach
         if (reach, group) not in self._batches:
-            tables = self._inputs.block_tables[group]
+            tables = self.inputs.block_tables[group]
             self._batches[reach, group] = tuple(rows.over(tables, self._cache) for rows in self._rows_of(reach))
         return self._batches[reach, group]
 
     def _rows_of(self, reach: Reach) -> list[BatchedRows]:
         if reach not in self._rows:
-            together = _rows_together(self._inputs, reach)
+            together = _rows_together(self.inputs, reach)
             self._rows[reach] = [
-                _batched(rows, self._inputs, self._cache.device, self._dtype, reach) for rows in together
+                _batched(rows, self.inputs, self._cache.device, self._dtype, reach) for rows in together
             ]
         return self._rows[reach]
 
