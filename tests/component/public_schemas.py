@@ -34,7 +34,7 @@ from relevo.gateway.held.output import Held, Wanted
 from relevo.vocabulary.verdicts import GrammarVerdicts
 
 PACKAGES = Path(__file__).with_name("public_schemas.txt")
-VERDICTS = GrammarVerdicts(byte_vocabulary())
+VERDICTS = GrammarVerdicts(byte_vocabulary)
 NUM_WALKS = 3
 MAX_TOKENS = 500
 KUBERNETES = "kubernetes_validate/kubernetes-json-schema/v1.37.0-local/"

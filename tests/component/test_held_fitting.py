@@ -32,7 +32,7 @@ def tool(name: str, parameters: Any, *, strict: bool = False) -> dict[str, Any]:
 
 
 def verdicts() -> GrammarVerdicts:
-    return GrammarVerdicts(byte_vocabulary())
+    return GrammarVerdicts(byte_vocabulary)
 
 
 def of_family(family: ToolFormat) -> Rig:
@@ -128,7 +128,7 @@ def test_a_verdict_is_worked_out_once() -> None:
             compiled.append(grammar)
             return super().compile(grammar)
 
-    asked = GrammarVerdicts(Counting(byte_spellings(), (EOS,), (EOS,)))
+    asked = GrammarVerdicts(lambda: Counting(byte_spellings(), (EOS,), (EOS,)))
     wanted = Wanted(output_format=OutputFormat(kind="json_schema", value=SMALL, is_strict=True))
     first = fitted(wanted, asked.refusal_of)
     assert fitted(wanted, asked.refusal_of) == first and len(compiled) == 1
@@ -164,7 +164,7 @@ def test_more_patterns_of_one_text_than_can_be_worked_out_are_refused_with_their
 
 
 def test_a_vocabulary_that_holds_nothing_refuses_everything() -> None:
-    nothing = GrammarVerdicts(GrammarVocabulary(byte_spellings(), (), ()))
+    nothing = GrammarVerdicts(lambda: GrammarVocabulary(byte_spellings(), (), ()))
     wanted = Wanted(output_format=OutputFormat(kind="json_object", value=None, param="response_format"))
     with pytest.raises(InvalidRequest, match="no end-of-sequence token") as refusal:
         fitted(wanted, nothing.refusal_of)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from awaited_outputs import generate
@@ -39,6 +39,7 @@ from relevo.core.request import EngineRequest, FinishReason
 from relevo.engine.fake_runner import fake_layout
 from relevo.engine.grammars import NUM_KEPT, Grammars
 from relevo.kv.arena import Arena
+from relevo.vocabulary.grammars import GrammarVocabulary
 from relevo.wire import messages as wire
 
 PROMPT = list(range(20))
@@ -195,20 +196,26 @@ def test_an_output_that_can_never_be_whole_ends_at_its_limit(temperature: float)
 # ---- compiled beside the step loop -----------------------------------------------------------------------------------
 
 
+def fake_vocabulary_grammar(number: int) -> str:
+    return WORDS.replace("{2}", f"{{{number + 2}}}")
+
+
 class Held:
-    """Grammars that are compiled when the test says so."""
+    """Grammars that are compiled when the test says so, after one that takes as long as that."""
+
+    LONG = fake_vocabulary_grammar(99)
 
     def __init__(self) -> None:
         self.may_go_on = threading.Event()
         self.num_compiled = 0
-        self.grammars = Grammars(self._load)
-
-    def _load(self) -> Any:
-        self.may_go_on.wait()
-        return self
+        self.grammars = Grammars(lambda: cast(GrammarVocabulary, self))
+        self.grammars.prepare(self.LONG, lambda: None)
 
     def compile(self, grammar: str) -> Any:
-        self.num_compiled += 1
+        if grammar == self.LONG:
+            self.may_go_on.wait()
+        else:
+            self.num_compiled += 1
         return fake_vocabulary().compile(grammar)
 
 
@@ -302,10 +309,6 @@ def test_a_grammar_is_compiled_once_and_the_least_recent_is_forgotten() -> None:
     assert held.num_compiled == 1 + NUM_KEPT
     held.grammars.get(many[0])  # which `known` above pushed out
     assert held.num_compiled == 2 + NUM_KEPT
-
-
-def fake_vocabulary_grammar(number: int) -> str:
-    return WORDS.replace("{2}", f"{{{number + 2}}}")
 
 
 # ---- what cannot be held ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from typing import cast
 
 import pytest
 
@@ -15,7 +16,7 @@ from relevo.core.request import EngineRequest
 from relevo.engine.fake_model import FAKE_MODEL
 from relevo.engine.grammar_masks import GrammarMasks
 from relevo.engine.grammars import Grammars
-from relevo.vocabulary.grammars import GrammarVocabulary
+from relevo.vocabulary.grammars import CompiledGrammar, GrammarVocabulary
 from relevo.vocabulary.model_vocabulary import ModelVocabulary
 
 (A,) = ModelVocabulary(fake_tokenizer_files()).tokenize("a")
@@ -47,9 +48,10 @@ def test_the_thread_that_compiles_gives_way_to_the_steps() -> None:
     """Red when a schema of one client takes a core from the steps of all others."""
     seen: list[int] = []
 
-    def load() -> GrammarVocabulary:
-        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        return fake_vocabulary()
+    class Watched:
+        def compile(self, grammar: str) -> CompiledGrammar:
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            return fake_vocabulary().compile(grammar)
 
-    Grammars(load).load().result()
+    Grammars(lambda: cast(GrammarVocabulary, Watched())).prepare(BOMB, lambda: None).result()
     assert seen == [19]

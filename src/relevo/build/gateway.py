@@ -26,6 +26,7 @@ from relevo.build.documents import read_text
 from relevo.build.engine_links import EngineLinks
 from relevo.build.event_loop import LoopTimers, run_until_complete
 from relevo.build.http_server import build_limiter, build_site
+from relevo.build.late_vocabularies import LateVocabularies
 from relevo.build.metering import Metering, build_metering
 from relevo.build.role_planner import planned
 from relevo.build.serve_http import serve_until_stopped
@@ -69,8 +70,6 @@ from relevo.policy.routing.worker_choice import WorkerChooser
 from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.telemetry.log import configure
 from relevo.telemetry.metrics import GatewayMetrics
-from relevo.vocabulary.grammars import GrammarVocabulary
-from relevo.vocabulary.verdicts import GrammarVerdicts
 from relevo.wire.child_process import answer_pulses
 from relevo.wire.client import WorkerConnection
 from relevo.wire.status import Status
@@ -102,7 +101,8 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     phases.done("dispatchers and ledger")
     tracing = _tracing(config, metrics)
     plannings = [planned(backend.config, backend.dispatcher) for backend in backends]
-    models = [_served_model(backend, planning) for backend, planning in zip(backends, plannings, strict=True)]
+    vocabularies = LateVocabularies(lambda: sum(backend.dispatcher.num_in_flight for backend in backends))
+    models = [_served_model(*each, vocabularies) for each in zip(backends, plannings, strict=True)]
     context = build_context(config, models, metrics, metering, cluster)
     at_work = [planning for planning in plannings if planning is not None]
     beside: list[RolePlanning | TrafficRecordings] = [*at_work, recordings]
@@ -125,7 +125,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[None]:
         connections = [backend.connections for backend in backends]
-        tasks = [asyncio.create_task(each.run()) for each in connections]
+        tasks = [asyncio.create_task(each) for each in (*(c.run() for c in connections), vocabularies.run())]
         tasks += [asyncio.create_task(each.run()) for each in (cluster,) if each is not None]
         tasks.append(asyncio.create_task(_report_ready(backends, report)))
         tasks += [asyncio.create_task(each.run()) for each in beside]
@@ -416,7 +416,7 @@ def _request_history(config: GatewayConfig, metering: Metering) -> RequestHistor
     return RequestHistory(config.kept_requests, BYTES_PER_REQUEST * config.kept_requests, metering.reports.keep)
 
 
-def _served_model(backend: ModelBackend, planning: RolePlanning | None) -> ServedModel:
+def _served_model(backend: ModelBackend, planning: RolePlanning | None, vocabularies: LateVocabularies) -> ServedModel:
     """Reads the model's tokenizer. Raises StartError."""
     config = backend.config
     with about_model(config.section):
@@ -450,15 +450,10 @@ def _served_model(backend: ModelBackend, planning: RolePlanning | None) -> Serve
             eos_token_ids=files.eos_token_ids,
             generation_defaults=_generation_defaults(config, files),
             draw_seed=(lambda: secrets.randbits(64)) if config.seed is None else (lambda: config.seed or 0),
-            grammar_refusal=_grammar_verdicts(config, tokenizer).refusal_of,
+            grammar_refusal=vocabularies.verdicts(config, tokenizer).refusal_of,
             tokenizer_info=tokenizer_info(files, config.max_model_len),
             model_hash=config.model_hash,
         )
-
-
-def _grammar_verdicts(config: ServedModelConfig, tokenizer: Tokenizer) -> GrammarVerdicts:
-    """Made before anything is served: it holds the interpreter lock for longer than a stream may stand still."""
-    return GrammarVerdicts(GrammarVocabulary.of(tokenizer.vocabulary, config.vocab_size))
 
 
 def _generation_defaults(config: ServedModelConfig, files: TokenizerFiles) -> dict[str, float]:

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,9 +90,6 @@ def run_worker(config: WorkerConfig, report: Report) -> None:
         work=built.work,
     )
     costs.computes_on(len(config.cores))
-    report(Status(kind="progress", message="vocabulary of grammars"))
-    wait([grammars.load()])  # it holds the interpreter lock for longer than a step takes
-    phases.done("vocabulary of grammars")
     server.on_connect = loop.hello
     server.listen(config.address)
     if config.life_fd >= 0:
@@ -183,7 +179,6 @@ def build_model(config: WorkerConfig, report: Report, phases: StartPhases | None
         ranks = RankProcesses.start(of_ranks, stages, files.model_hash)
         phases.done("starting ranks")
     grammars = _grammars(config, files.config.vocab_size)
-    grammars.load()  # while weights are read
     sums = ranks.group if ranks is not None and config.group_size > 1 else None
     ops = make_ops(config, own_cores(config, config.cores), sums)
     phases.done("backend")

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 from relevo.core.errors import InvalidGrammar
 from relevo.vocabulary.grammars import CompiledGrammar, GrammarVocabulary
+from relevo.vocabulary.late_vocabulary import LateVocabulary
 
 NUM_KEPT = 64  # arbitrary; a compiled schema of a few dozen lines has about a tenth of a megabyte
 
@@ -23,8 +24,8 @@ NUM_KEPT = 64  # arbitrary; a compiled schema of a few dozen lines has about a t
 class Grammars:
     """`get` is for any thread, the rest for one."""
 
-    def __init__(self, load: Callable[[], GrammarVocabulary], num_kept: int = NUM_KEPT) -> None:
-        """`load`: called once, in the thread. What it raises is raised again by whatever needs the vocabulary."""
+    def __init__(self, make: Callable[[], GrammarVocabulary], num_kept: int = NUM_KEPT) -> None:
+        self.vocabulary = LateVocabulary(make)
         self._num_kept = num_kept
         self._recent: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._alive: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
@@ -32,15 +33,6 @@ class Grammars:
         self._thread = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="grammars", initializer=_give_way
         )  # starts with the first task
-        self._load = load
-        self._vocabulary: Future[GrammarVocabulary] | None = None
-
-    def load(self) -> Future[GrammarVocabulary]:
-        """Begin to load the vocabulary, if that has not begun."""
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._thread.submit(self._load)
-            return self._vocabulary
 
     def known(self, text: str) -> CompiledGrammar | None:
         """If it is compiled already."""
@@ -52,7 +44,7 @@ class Grammars:
         """Compiled now, in the calling thread, if it is not known. Raises InvalidGrammar."""
         compiled = self.known(text)
         if compiled is None:
-            compiled = self.load().result().compile(text)
+            compiled = self.vocabulary.get().compile(text)
             with self._lock:
                 compiled = self._kept(self._alive.setdefault(text, compiled))
         return compiled
@@ -60,7 +52,7 @@ class Grammars:
     def renew(self, text: str) -> CompiledGrammar:
         """Compiled anew, for all that begin from now on: what is started from one compiled grammar shares its bounds of
         work, and an output that has used them up leaves nothing to others. Raises InvalidGrammar."""
-        compiled = self.load().result().compile(text)
+        compiled = self.vocabulary.get().compile(text)
         with self._lock:
             self._alive[text] = compiled
             return self._kept(compiled)
@@ -68,7 +60,7 @@ class Grammars:
     def prepare(self, text: str, when_done: Callable[[], None]) -> Future[CompiledGrammar]:
         """Compile it in the thread, after what was asked for before. `when_done` is called there, or here if the future
         is cancelled. The future fails with InvalidGrammar."""
-        self.load()
+        self.vocabulary.make()  # here: a thread that gives way would hold the interpreter lock for longer
         future = self._thread.submit(self.get, text)
         future.add_done_callback(lambda _: when_done())
         return future

@@ -10,8 +10,9 @@ of JSON schemas, requests or sampling; a grammar is the text that llguidance ser
     matcher = compiled.start()                                              # 0.1 ms
     matcher.follow(output_token_ids)                                        # all so far; takes in what is new
 
-Making a `GrammarVocabulary` holds the interpreter lock, so make it before anything is served; compiling releases it and
-may be done in a thread. Any number of threads may compile at once; a matcher is for one thread at a time.
+Making a `GrammarVocabulary` holds the interpreter lock, so make it while nothing is served (`late_vocabulary`);
+compiling releases it and may be done in a thread. Any number of threads may compile at once; a matcher is for one
+thread at a time.
 
 Sources: llguidance 1.9 (Earley parser over derivatives of regular expressions, masks by a walk of the token trie).
 """

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
 
 from relevo.core.errors import InvalidGrammar
 from relevo.vocabulary.grammars import GrammarVocabulary
+from relevo.vocabulary.late_vocabulary import LateVocabulary
 
 NUM_KEPT = 4096  # arbitrary; a verdict has some hundred bytes
 
@@ -19,8 +21,8 @@ NUM_KEPT = 4096  # arbitrary; a verdict has some hundred bytes
 class GrammarVerdicts:
     """Any thread."""
 
-    def __init__(self, vocabulary: GrammarVocabulary) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, make: Callable[[], GrammarVocabulary]) -> None:
+        self.vocabulary = LateVocabulary(make)
         self._known: OrderedDict[bytes, str] = OrderedDict()
         self._lock = Lock()
 
@@ -34,7 +36,7 @@ class GrammarVerdicts:
                 return known
         refusal = ""
         try:
-            self._vocabulary.compile(grammar)
+            self.vocabulary.get().compile(grammar)
         except InvalidGrammar as error:
             refusal = str(error)
         with self._lock:

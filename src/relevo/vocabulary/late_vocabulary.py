@@ -1,0 +1,46 @@
+"""The vocabulary of grammars, made once and late: no start waits for it, and most servers rest before they need it.
+
+Making it holds the interpreter lock for as long as many steps take, so processes make it when they have nothing to do;
+a grammar that comes before that waits for it, and what runs stands still that once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+from relevo.vocabulary.grammars import GrammarVocabulary
+
+REST_S = 0.5  # without anything to do, after which a process makes it. Arbitrary
+
+
+class LateVocabulary:
+    """Any thread."""
+
+    def __init__(self, make: Callable[[], GrammarVocabulary]) -> None:
+        """`make`: called once. What it raises is raised again by every `get`."""
+        self._make = make
+        self._made: GrammarVocabulary | Exception | None = None
+        self._lock = Lock()
+
+    @property
+    def is_made(self) -> bool:
+        """Or has failed."""
+        return self._made is not None
+
+    def make(self) -> None:
+        """In the calling thread, if it is not made; who comes meanwhile waits. Raises nothing."""
+        with self._lock:
+            if self._made is None:
+                try:
+                    self._made = self._make()
+                except Exception as error:  # of every kind: it is told to those who need the vocabulary
+                    self._made = error
+
+    def get(self) -> GrammarVocabulary:
+        self.make()
+        made = self._made
+        assert made is not None
+        if isinstance(made, Exception):
+            raise made
+        return made
