@@ -204,7 +204,7 @@ def test_requests_of_a_step_that_failed_end() -> None:
     plan, error = StepPlan(step_id=7), ValueError("no numbers")
     result = end_all(plan, [RequestId("a"), RequestId("b"), RequestId("a")], error)
     assert set(result.failures) == {"a", "b"}
-    assert result.failures[RequestId("a")].message == "the engine failed in a step: no numbers"
+    assert result.failures[RequestId("a")].reason == "the engine failed in a step: no numbers"
 
 
 @pytest.mark.parametrize(
