@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from handoffs import answers_until_handed_over
 from stack import stack
-from test_grouped_serving import FLAGS, MOST_ROUNDS, model_of
+from test_grouped_serving import FLAGS, model_of
 from test_latent_serving import CONFIG
 from test_ranks_served import answer, rank_of, wait_until
 from tiny_folders import write_folder
@@ -37,12 +38,7 @@ def test_two_ranks_answer_as_one(family: str, tmp_path: Path) -> None:
         assert list(pool.map(lambda seed: answer(server, seed), seeds)) == expected, "found in the prefix cache"
     flags = ("--topology", "1p1d", "--no-enable-prefix-caching", *two)
     with stack(folder, *flags) as split, ThreadPoolExecutor(NUM_STREAMS) as pool:
-        for _ in range(MOST_ROUNDS):
-            assert list(pool.map(lambda seed: answer(split, seed), seeds)) == expected
-            if split.metric("relevo:handoffs_total", outcome="completed"):
-                break
-        else:
-            raise AssertionError("nothing was handed over")
+        answers_until_handed_over(split, answer, expected)
         worker, rank = split.pids()["decode-0"], rank_of(split, "decode-0")
         answers = [pool.submit(answer, split, seed) for seed in seeds]
         wait_until(lambda: split.metric("vllm:num_requests_running") > 0, "nothing ran")

@@ -18,7 +18,7 @@ from relevo.engine.ranks.collectives import Array
 
 _STEP, _CORES = 0, 1
 _DONE, _FAILED = 0, 1
-_ARRAYS = [each.name for each in fields(StepInputs) if each.name != "block_size"]
+_ARRAYS = [each.name for each in fields(StepInputs) if each.name not in ("block_size", "state_blocks")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,12 @@ class Step:
 
 def step_order(inputs: StepInputs, logit_tokens: Sequence[int]) -> list[Array]:
     asked = np.array(logit_tokens, dtype=np.int64)
-    return [np.array([_STEP, inputs.block_size]), asked, *(getattr(inputs, name) for name in _ARRAYS)]
+    return [
+        np.array([_STEP, inputs.block_size]),
+        asked,
+        *(getattr(inputs, name) for name in _ARRAYS),
+        *inputs.state_blocks,
+    ]
 
 
 def cores_order(cores: Sequence[int]) -> list[Array]:
@@ -54,9 +59,10 @@ def read_order(arrays: Sequence[Array]) -> Step | UseCores:
     kind, *numbers = arrays[0].tolist()
     if kind == _CORES:
         return UseCores(tuple(numbers))
-    fields: dict[str, Any] = dict(zip(_ARRAYS, arrays[2:], strict=True))
-    inputs = StepInputs(block_size=numbers[0], **fields)
-    return Step(inputs, tuple(arrays[1].tolist()))
+    asked, *packed = arrays[1:]
+    named: dict[str, Any] = dict(zip(_ARRAYS, packed, strict=False))
+    inputs = StepInputs(block_size=numbers[0], **named, state_blocks=tuple(packed[len(_ARRAYS) :]))
+    return Step(inputs, tuple(asked.tolist()))
 
 
 def handed_on(outcome: Hidden | StageFailed) -> list[Array]:

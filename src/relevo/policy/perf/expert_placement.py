@@ -82,7 +82,7 @@ def _num_holders(loads: Sequence[float], num_ranks: int, num_redundant: int) -> 
     counts = [1] * len(loads)
     for _ in range(min(num_redundant, len(loads) * (num_ranks - 1))):
         able = [each for each in range(len(loads)) if counts[each] < num_ranks]
-        hottest = max(able, key=lambda each: loads[each] / counts[each])
+        hottest = max(able, key=lambda each: (loads[each] / counts[each], loads[each]))  # by no expert's number
         counts[hottest] += 1
     return counts
 
