@@ -358,6 +358,11 @@ class Settings(BaseModel):
     affinity_load_factor: float = Field(
         1.25, ge=1, description="A preferred worker may have so many times the mean load."
     )
+    conditional_disaggregation: bool = Field(
+        True,
+        description="A decode worker computes a prompt itself where that is estimated to be faster. Off: every prompt "
+        "is handed over while a prefill worker is ready.",
+    )
     affinity_header: Names = Field((), description="More request headers that name a session, asked after the known.")
 
     # limits

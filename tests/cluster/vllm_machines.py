@@ -198,6 +198,7 @@ class Pair:
             workers += ["--worker", f"{told},events=tcp://{address}:{EVENTS},replay=tcp://{address}:{REPLAY}"]
         words = ["serve", str(self.decode.model), "--served-model-name", "tiny", "--host", "0.0.0.0", "--port", "8000"]
         words += ["--block-size", str(BLOCK_SIZE), "--data-dir", str(self.folder / "data")]
+        words += ["--no-conditional-disaggregation"]  # else a slow machine keeps short prompts on the decode engine
         words += ["--max-queue-ttft-s", "3600", "--queue-timeout-s", "900", "--shutdown-timeout-s", "120"]
         words += ["--heartbeat-timeout-s", "60"]  # a gateway that a test stops is not ended for it
         with (self.folder / "relevo.log").open("ab") as log:

@@ -23,6 +23,7 @@ from relevo.bench.start.run import StartCost, bytecode_notes
 from relevo.cli.bench import app
 from relevo.core.errors import SettingsError
 
+ROOT = Path(__file__).parents[2]
 CPU = {"cpu_model": "Some CPU", "cpu_features": ["avx2"], "num_usable_cpus": 2, "started_at": "2026-12-02T08:00:00"}
 ENVIRONMENT = {**CPU, "command": ["relevo", "bench", "x"], "versions": {"relevo": "1", "numpy": "2"}}
 PARTS = Breakdown(kernels_s=0.6, inputs_s=0.1, sampling_s=0.1, schedule_s=0.1, rest_s=0.1, overhead_fraction=0.4)
@@ -190,3 +191,12 @@ def test_a_quote_stays_between_its_marks(tmp_path: Path) -> None:
     assert "stale" not in text
     assert "| command to first token, `1p1d` | 2.00 s | Some CPU, 2 cores: avx2 |" in text
     assert quoted(text, results, "README.md") == text
+
+
+def test_the_page_in_docs_is_what_the_command_makes_of_the_results_there() -> None:
+    """Red when a figure was changed by hand, or a result without the page: run
+    `relevo bench page docs/results --out docs/performance.md --quote README.md`."""
+    results = read_results(ROOT / "docs" / "results")
+    page, readme = ROOT / "docs" / "performance.md", (ROOT / "README.md").read_text(encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == performance_page(results, "docs/results")
+    assert quoted(readme, results, "README.md") == readme

@@ -15,7 +15,7 @@ from relevo.core.handoff import Ability, KVEndpoint, KVSite, Link, Reach
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
 from relevo.core.role import DECODE, parse_role
 from relevo.policy.routing.charges import ChargeLedger
-from relevo.policy.routing.router import NO_USE, RoutingPolicy
+from relevo.policy.routing.router import NO_USE, RouterLimits, RoutingPolicy
 from relevo.policy.routing.worker_choice import Ask, PrefillChoice, WorkerChooser, WorkerView
 
 COSTS = StepCosts(base_s=0.010, per_token_s=0.001, per_kv_token_s=0.0)
@@ -59,8 +59,10 @@ def decode(views: list[WorkerView], exclude: tuple[WorkerRef, ...] = ()) -> str 
     return choice.worker.worker_id if choice else None
 
 
-def prompt_goes(decode_view: WorkerView, views: list[WorkerView], ask: Ask, handoff_s: float) -> PrefillChoice:
-    return WorkerChooser().choose_prefill(decode_view, views, ask, ask.num_tokens, seconds(handoff_s), RNG)
+def prompt_goes(
+    decode_view: WorkerView, views: list[WorkerView], ask: Ask, handoff_s: float, chooser: WorkerChooser | None = None
+) -> PrefillChoice:
+    return (chooser or WorkerChooser()).choose_prefill(decode_view, views, ask, ask.num_tokens, seconds(handoff_s), RNG)
 
 
 def prefill(decode_view: WorkerView, views: list[WorkerView], num_tokens: int, handoff_s: float) -> str | None:
@@ -231,6 +233,15 @@ def test_near_ties_are_shared_out_and_the_less_busy_of_two_wins() -> None:
 def test_idle_workers_keep_only_prompts_that_cost_less_than_a_handoff(num_tokens: int, is_local: bool) -> None:
     """20 ms of handoff are worth 20 tokens of 1 ms."""
     assert (prefill(D, [P], num_tokens, handoff_s=0.0201) is None) == is_local
+
+
+def test_without_conditional_disaggregation_every_prompt_is_handed_over() -> None:
+    """Red when the shortest prompt before the busiest prefill worker is kept, or one without a prefill worker waits."""
+    chooser = WorkerChooser(limits=RouterLimits(conditional_disaggregation=False))
+    ask, busy = Ask(num_tokens=1), view("p", "prefill", queued=10_000)
+    assert prompt_goes(D, [busy], ask, 10.0, chooser).worker == busy.ref
+    assert prompt_goes(D, [replace(busy, ready=False)], ask, 10.0, chooser).worker is None
+    assert prompt_goes(D, [busy], ask, 10.0).worker is None
 
 
 def test_running_streams_multiply_what_a_local_prompt_costs() -> None:

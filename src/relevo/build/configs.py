@@ -184,6 +184,7 @@ class ServedModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     routing_policy: str = "ttft"
     affinity_load_factor: float = 1.25
     affinity_max_penalty_s: float = 0.5
+    conditional_disaggregation: bool = True
     enable_prefix_caching: bool = True
     planner: str = "off"  # or "dry-run" or "on"
     slo_ttft_s: float = 0.0  # 0: none was set; so the next

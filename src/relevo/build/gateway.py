@@ -372,7 +372,11 @@ def build_admission_limits(config: ServedModelConfig) -> AdmissionLimits:
 def build_chooser(config: ServedModelConfig) -> WorkerChooser:
     return WorkerChooser(
         RoutingPolicy(config.routing_policy),
-        RouterLimits(load_factor=config.affinity_load_factor, max_affinity_penalty_s=config.affinity_max_penalty_s),
+        RouterLimits(
+            load_factor=config.affinity_load_factor,
+            max_affinity_penalty_s=config.affinity_max_penalty_s,
+            conditional_disaggregation=config.conditional_disaggregation,
+        ),
     )
 
 

@@ -435,6 +435,7 @@ def served_config(
         routing_policy=settings.routing_policy,
         affinity_load_factor=settings.affinity_load_factor,
         affinity_max_penalty_s=settings.affinity_max_penalty_s,
+        conditional_disaggregation=settings.conditional_disaggregation,
         enable_prefix_caching=settings.enable_prefix_caching,
         planner=planner_of(settings, topology),
         slo_ttft_s=settings.slo_ttft_p90 or 0.0,

@@ -49,6 +49,7 @@ class RoutingPolicy(StrEnum):
 class RouterLimits:
     load_factor: float = 1.25  # a preferred candidate may have so many times the mean load
     max_affinity_penalty_s: float = 0.5  # what a preference may add to the time to first token
+    conditional_disaggregation: bool = True  # a decode worker keeps prompts that it is estimated to compute sooner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,9 +136,9 @@ class WorkerChooser:
     """The decisions about one model's workers. Holds one router per kind of decision."""
 
     def __init__(self, policy: RoutingPolicy = RoutingPolicy.TTFT, limits: RouterLimits | None = None) -> None:
-        limits = limits or RouterLimits()
-        self._decode: Router[WorkerRef] = Router(policy, limits)
-        self._prefill: Router[WorkerRef] = Router(policy, limits)
+        self._limits = limits or RouterLimits()
+        self._decode: Router[WorkerRef] = Router(policy, self._limits)
+        self._prefill: Router[WorkerRef] = Router(policy, self._limits)
 
     def choose_decode(
         self,
@@ -171,8 +171,8 @@ class WorkerChooser:
         pick = self._decode.pick(candidates, ask.num_tokens, ask.session, rng)
         view = by_ref[pick.candidate.key]
         split = view.role.hands_over and bool(_prefillers(view, able, closed))
-        num_hit_tokens = ask.hit_tokens.get(view.ref, 0)
-        return Choice(view.ref, split, ask.num_uncached(view.ref), pick.reason, pick.use, num_hit_tokens)
+        num_hits = ask.hit_tokens.get(view.ref, 0)
+        return Choice(view.ref, split, ask.num_uncached(view.ref), pick.reason, pick.use, num_hits)
 
     def heard(self, kind: str, use: Use) -> None:
         """Another gateway over the same workers chose so. `kind`: "decode" or "prefill"."""
@@ -194,7 +194,7 @@ class WorkerChooser:
         `handoff_s` of its link. Workers that must not be chosen are left out by the caller; the decode worker itself
         may be among them.
         """
-        has_costs = decode_view.has_measured_costs
+        may_keep = self._limits.conditional_disaggregation and decode_view.has_measured_costs
         decode_view, *prefill_views = with_costs([decode_view, *prefill_views])
         paths = _prefillers(decode_view, [view for view in prefill_views if view.ready], closed)
         views = [view for view in prefill_views if view.ref in paths]
@@ -211,7 +211,7 @@ class WorkerChooser:
         remote_s = pick.candidate.cost_s
         computes_s = prefill_s(next(view for view in views if view.ref == pick.candidate.key), num_uncached)
         kept = Kept.of(decode_view, num_uncached_tokens, remote_s, line_s(ask, computes_s, len(views)))
-        is_local = has_costs and kept.is_better
+        is_local = may_keep and kept.is_better
         reason = f"{pick.reason}; {num_uncached} tokens to compute"
         if is_local:
             behind = f", {ask.num_behind} behind it included," if ask.num_behind else ""
