@@ -260,6 +260,26 @@ def test_a_step_has_the_same_bits_after_the_team_has_changed() -> None:
         np.testing.assert_array_equal(other, found[0])
 
 
+def test_a_matrix_of_two_formats_has_the_same_bits_on_any_number_of_threads() -> None:
+    """Kernels take inputs in groups, of other sizes for floats than for integers. Red when a thread's share of the rows
+    begins inside a group of either."""
+    random = np.random.default_rng(8)
+    blocks = random.integers(0, 256, (WIDTH // 2, 34), dtype=np.uint8)
+    blocks[:, :2] = np.array([0.01], np.float16).view(np.uint8)
+    halves = HostTensor(random.normal(size=(WIDTH // 2, WIDTH)).astype(np.float16), "float16")
+    found = []
+    for cores in ((0,), (0, 1), (0, 1, 0)):
+        ops = NativeOps("auto", cores=cores)
+        table, mixed = ops.weight([tensor(VOCAB, WIDTH)]), ops.weight([halves, HostTensor(blocks, "q8_0")])
+        program = ops.program(
+            lambda o, table=table, mixed=mixed: o.logits(o.linear(o.embed(table), mixed, None), table), None, range(1)
+        )
+        found.append(program.run(step(29), cache(ops), range(29)).values.copy())
+    assert np.isfinite(found[0]).all()
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
 def test_a_core_that_is_not_there_leaves_the_team_as_it_was() -> None:
     ops = NativeOps("float32", cores=(0, 1))
     with pytest.raises(ValueError, match="cannot be pinned"):

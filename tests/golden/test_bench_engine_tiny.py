@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType
 from tiny_decoders import VOCAB, hf_model, write_gguf
 from typer.testing import CliRunner
 
+from random_experts import ExpertsShape, write_random_experts
 from relevo.cli.bench import app
 
 LAYER_PRODUCTS = 64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 96  # q, k, v; output; gate, up, down
@@ -56,3 +57,28 @@ def test_bytes_products_and_clocks(
         assert parts["kernels_s"] > 0 and parts["inputs_s"] > 0 and parts["sampling_s"] > 0
         assert 0 < parts["overhead_fraction"] < 1
         assert row["operations_per_s"] > 0
+
+
+def test_of_experts_the_bytes_that_a_token_passes_count(tmp_path: Path) -> None:
+    """Red if a bound of decoding counts experts that no token of the step asked for, or leaves out the router."""
+    pytest.importorskip("relevo_native")
+    shape = ExpertsShape(
+        hidden_size=64,
+        inner_size=96,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_size=16,
+        num_experts=8,
+        num_active=2,
+        vocab_size=VOCAB,
+        max_position=128,
+    )
+    path = write_random_experts(tmp_path / "experts.gguf", shape)
+    report = engine_report(path, tmp_path / "out.json")
+    work, head, router = report["facts"]["work"], VOCAB * 64, 8 * 64
+    in_4_bits = shape.attention_products + 2 * shape.expert_products
+    assert work["products_per_token"] == 2 * (in_4_bits + router)
+    assert work["weight_bytes"] == (2 * in_4_bits + head) // 32 * 18 + 2 * 4 * router
+    assert [row["batch_size"] for row in report["decode"]] == [1, 2]
+    assert all(row["bound_fraction"] > 0 for row in report["decode"])

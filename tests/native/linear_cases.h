@@ -86,7 +86,7 @@ std::vector<float> product(const LinearKernels& kernels, const Case& c, const st
   }
   const int64_t group = kernels.input_group(c.format);
   for (int64_t first = 0; first < c.m; first += group)
-    kernels.prepare(c.format, x.data(), c.k, c.m, c.k, first, std::min(first + group, c.m), inputs.data);
+    kernels.prepare(c.format, x.data() + first * c.k, c.k, c.m, c.k, first, std::min(first + group, c.m), inputs.data);
   const int64_t half = panels / 2;
   kernels.multiply(w, inputs.data, c.m, 0, half, bias, accumulate, y.data(), c.n);
   kernels.multiply(w, inputs.data, c.m, half, panels, bias, accumulate, y.data(), c.n);

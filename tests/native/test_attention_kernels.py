@@ -214,6 +214,23 @@ def test_splitting_a_context_over_tasks_changes_no_bit(path: str, kv_type: str, 
 
 
 @each_path
+@each_kv_type
+@pytest.mark.parametrize("num_queries", [1, 2])
+def test_kv_heads_of_one_task_have_the_bits_that_each_has_alone(path: str, kv_type: str, num_queries: int) -> None:
+    """One task for all heads, tasks for pieces of the context, tasks for single heads where there is one piece only."""
+    shape = Shape(kv_type, 5, 4, 64, 16)
+    for context, plan in ((1500, (6, 5)), (1400, (6, 5)), (200, (5, 0))):
+        case = Case(path, shape, [context], seed=context + num_queries)
+        span = (0, context - num_queries, context)
+        (together,), counts = case.attend([span], num_threads=1)
+        assert counts == (1, 0)
+        np.testing.assert_allclose(together, case.expected(*span), rtol=1e-4, atol=2e-5)
+        (apart,), counts = case.attend([span], num_threads=2)
+        assert counts == plan
+        assert np.array_equal(apart, together)
+
+
+@each_path
 def test_a_window_that_hides_whole_splits(path: str) -> None:
     """Queries of one chunk see different splits: the first task of a row must not see what only its last query does."""
     case = Case(path, Shape("f16", 1, 2, 64, 16, window=30), [800], seed=5)

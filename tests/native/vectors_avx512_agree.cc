@@ -90,13 +90,14 @@ bool proofs_hold() {
 
 struct Shape {
   KVType type;
-  int64_t head_size, heads, context, queries, window;
+  int64_t head_size, kv_heads, heads, context, queries, window;  // heads: per KV head
 };
 
 std::vector<float> attended(const AttentionKernels& kernels, const Shape& shape, int64_t first, int64_t end) {
   constexpr int64_t kBlockSize = 16;
-  const int64_t num_blocks = (shape.context + kBlockSize - 1) / kBlockSize, width = shape.heads * shape.head_size;
-  KVCache cache{nullptr, shape.type, num_blocks, 1, 1, kBlockSize, shape.head_size};
+  const int64_t num_blocks = (shape.context + kBlockSize - 1) / kBlockSize, num_heads = shape.kv_heads * shape.heads,
+                width = num_heads * shape.head_size, kv_width = shape.kv_heads * shape.head_size;
+  KVCache cache{nullptr, shape.type, num_blocks, 1, shape.kv_heads, kBlockSize, shape.head_size};
   std::vector<uint8_t> memory(num_blocks * cache.block_bytes(), 0xFF);
   cache.base = memory.data();
   std::vector<int64_t> table, blocks, offsets;
@@ -107,18 +108,18 @@ std::vector<float> attended(const AttentionKernels& kernels, const Shape& shape,
   }
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  std::vector<float> k(shape.context * shape.head_size), v(k.size()), q(shape.queries * width);
+  std::vector<float> k(shape.context * kv_width), v(k.size()), q(shape.queries * width);
   for (std::vector<float>* values : {&k, &v, &q})
     for (float& value : *values) value = normal(random);
   const int64_t all[2] = {0, shape.context}, some[2] = {0, end - first};
   const int64_t context = shape.context - shape.queries + end;
   const AttentionStep filling{shape.context, 1, all, &shape.context, table.data(), num_blocks, blocks.data(), offsets.data(),
-                              shape.window, shape.heads};
+                              shape.window, num_heads};
   const AttentionStep step{end - first, 1, some, &context, table.data(), num_blocks, blocks.data(), offsets.data(),
-                           shape.window, shape.heads};
-  kernels.store(cache, 0, filling, k.data(), v.data(), shape.head_size, 0, shape.context);
+                           shape.window, num_heads};
+  kernels.store(cache, 0, filling, k.data(), v.data(), kv_width, 0, shape.context);
   std::vector<float> out((end - first) * width);
-  for (const AttentionPlan::Task& task : plan_attention(step, 1, shape.head_size, 1).tasks)
+  for (const AttentionPlan::Task& task : plan_attention(step, shape.kv_heads, shape.head_size, 1).tasks)
     kernels.attend(cache, 0, step, task, q.data() + first * width, width, out.data(), width, nullptr);
   return out;
 }
@@ -130,8 +131,8 @@ bool agree(const Shape& shape) {
   const std::vector<float> alone = attended(attention_kernels_avx512(), shape, last, last + 1);
   bool same = std::memcmp(alone.data(), found.data() + last * alone.size(), sizeof(float) * alone.size()) == 0;
   for (size_t i = 0; i < found.size(); ++i) same = same && std::fabs(found[i] - expected[i]) <= 2e-5f;
-  if (!same) std::printf("type %d D=%ld H=%ld queries=%ld\n", static_cast<int>(shape.type), long(shape.head_size),
-                         long(shape.heads), long(shape.queries));
+  if (!same) std::printf("type %d D=%ld H=%ld K=%ld queries=%ld\n", static_cast<int>(shape.type), long(shape.head_size),
+                         long(shape.heads), long(shape.kv_heads), long(shape.queries));
   return same;
 }
 
@@ -143,8 +144,8 @@ int main() {
   for (const KVType type : {KVType::f32, KVType::f16, KVType::bf16, KVType::i8})
     for (const int64_t head_size : {8, 16, 40, 64, 128})
       for (const int64_t queries : {2, 9}) {
-        const int64_t heads = 1 + compared % 4;
-        if (!agree({type, head_size, heads, 17 + 97 * (compared % 4), queries, compared % 3 == 0 ? 50 : 0})) return 1;
+        const int64_t kv_heads = 1 + compared % 3, heads = 1 + compared % 4;
+        if (!agree({type, head_size, kv_heads, heads, 17 + 97 * (compared % 4), queries, compared % 3 == 0 ? 50 : 0})) return 1;
         ++compared;
       }
   std::printf("%d attentions agree\n", compared);

@@ -45,9 +45,12 @@ struct RowWork {
 constexpr int64_t MAX_TILE_ROWS = 192;  // queries of a task times query heads per KV head
 constexpr int64_t MIN_QUERIES = 16;
 constexpr int64_t TASKS_PER_THREAD = 3;
+constexpr int64_t LEAST_PER_THREAD = 2;  // tasks of a single row, where longer runs outweigh how even the shares are
+// Measured: with so few queries a task waits for memory, which is read faster in longer runs: heads that lie side by side.
+constexpr int64_t FEW_QUERIES = 2;
 
 struct Planner {
-  int64_t num_kv_heads, heads_per_kv, max_cost;
+  int64_t num_kv_heads, heads_per_kv, num_threads, max_cost;
   bool balance;
   AttentionPlan plan{};
   std::vector<int64_t> costs{};
@@ -63,50 +66,60 @@ struct Planner {
     return queries;
   }
 
-  // Splits per task if the keys of this row are to be shared by several tasks, else 0.
-  int64_t splits_per_task(const RowWork& work, int64_t queries) const {
-    const int64_t cost = work.cost(work.num_queries - queries, work.num_queries);
-    const int64_t splits = rounded_up(work.context - work.first_split_key(0), SPLIT_TOKENS) / SPLIT_TOKENS;
-    if (!balance || cost <= max_cost || splits == 1) return 0;
-    const int64_t pieces = std::min(splits, rounded_up(cost, max_cost) / max_cost);
-    return (splits + pieces - 1) / pieces;
+  int64_t num_splits(const RowWork& work) const {
+    return rounded_up(work.context - work.first_split_key(0), SPLIT_TOKENS) / SPLIT_TOKENS;
+  }
+
+  // Tasks among which the keys of this row are to be shared.
+  int64_t num_pieces(const RowWork& work, int64_t queries, int64_t heads) const {
+    const int64_t cost = heads * work.cost(work.num_queries - queries, work.num_queries);
+    return balance ? rounded_up(cost, max_cost) / max_cost : 1;
+  }
+
+  // KV heads of a task: all, if there are splits enough to share it out.
+  int64_t heads_per_task(const RowWork& work, int64_t queries) const {
+    if (work.num_queries > FEW_QUERIES) return 1;
+    const int64_t wanted = std::min(num_pieces(work, queries, num_kv_heads), LEAST_PER_THREAD * num_threads);
+    return num_splits(work) >= wanted ? num_kv_heads : 1;
   }
 
   void add(const RowWork& work) {
-    const int64_t queries = queries_per_task(work);
-    const int64_t splits = splits_per_task(work, queries);
-    for (int64_t head = 0; head < num_kv_heads; ++head) {
-      if (splits == 0) {
-        add_whole(work, head, queries);
+    const int64_t queries = queries_per_task(work), heads = heads_per_task(work, queries), splits = num_splits(work);
+    const int64_t pieces = std::min(splits, num_pieces(work, queries, heads));
+    for (int64_t head = 0; head < num_kv_heads; head += heads) {
+      if (pieces == 1) {
+        add_whole(work, head, heads, queries);
       } else {
-        add_pieces(work, head, queries, splits);
+        add_pieces(work, head, heads, queries, (splits + pieces - 1) / pieces);
       }
     }
   }
 
-  void add_whole(const RowWork& work, int64_t head, int64_t queries) {
+  void add_whole(const RowWork& work, int64_t head, int64_t heads, int64_t queries) {
     for (int64_t first = 0; first < work.num_queries; first += queries) {
       const int64_t end = std::min(first + queries, work.num_queries);
-      push({work.row, first, end, head, work.first_split_key(first), work.end_visible(end - 1), -1},
-           work.cost(first, end));
+      push({work.row, first, end, head, work.first_split_key(first), work.end_visible(end - 1), -1, heads},
+           heads * work.cost(first, end));
     }
   }
 
-  void add_pieces(const RowWork& work, int64_t head, int64_t queries, int64_t splits) {
-    const int64_t first_key = work.first_split_key(0);
-    const int64_t num_splits = rounded_up(work.context - first_key, SPLIT_TOKENS) / SPLIT_TOKENS;
+  void add_pieces(const RowWork& work, int64_t head, int64_t heads, int64_t queries, int64_t splits) {
+    const int64_t first_key = work.first_split_key(0), count = num_splits(work);
     const int64_t records_per_split = work.num_queries * heads_per_kv;
-    for (int64_t split = 0; split < num_splits; split += splits) {
+    for (int64_t split = 0; split < count; split += splits) {
       const int64_t from = first_key + split * SPLIT_TOKENS;
       const int64_t to = std::min(from + splits * SPLIT_TOKENS, work.context);
       for (int64_t first = 0; first < work.num_queries; first += queries) {
         const int64_t end = std::min(first + queries, work.num_queries);
-        push({work.row, first, end, head, from, to, next_partial + split * records_per_split},
-             (end - first + 1) * (to - from));
+        push({work.row, first, end, head, from, to, next_partial + split * records_per_split, heads,
+              count * records_per_split},
+             heads * (end - first + 1) * (to - from));
       }
     }
-    plan.merges.push_back({work.row, head, next_partial, num_splits});
-    next_partial += num_splits * records_per_split;
+    for (int64_t each = head; each < head + heads; ++each) {
+      plan.merges.push_back({work.row, each, next_partial, count});
+      next_partial += count * records_per_split;
+    }
   }
 
   void push(const AttentionPlan::Task& task, int64_t cost) {
@@ -169,7 +182,7 @@ AttentionPlan plan_attention(const AttentionStep& step, int64_t num_kv_heads, in
     rows.push_back({step, row, num_queries, step.context_lengths[row]});
     total += num_kv_heads * rows.back().cost(0, num_queries);
   }
-  Planner planner{num_kv_heads, step.num_heads / num_kv_heads,
+  Planner planner{num_kv_heads, step.num_heads / num_kv_heads, num_threads,
                   std::max<int64_t>(total / (num_threads * TASKS_PER_THREAD), 2 * SPLIT_TOKENS), num_threads > 1};
   for (const RowWork& row : rows) planner.add(row);
   if (num_threads > 1) planner.sort_by_cost();

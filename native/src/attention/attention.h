@@ -77,6 +77,15 @@ struct AttentionPlan {
     int64_t kv_head;
     int64_t first_key, end_key;  // multiples of SPLIT_TOKENS (the end: or the end of the context)
     int64_t partial;             // where the unmerged results go, or -1: the task covers its whole context
+    int64_t num_kv_heads = 1;    // from kv_head on
+    int64_t partials_per_head = 0;  // records of one KV head, those of the next following them
+    Task of_head(int64_t head) const {
+      Task one = *this;
+      one.kv_head += head;
+      one.num_kv_heads = 1;
+      if (partial >= 0) one.partial += head * partials_per_head;
+      return one;
+    }
   };
   std::vector<Task> tasks;
   // Partials are numbered records of `partial_floats`: [splits][queries of the row][query heads of the KV head].

@@ -128,7 +128,7 @@ class PackedLinear {
     const AlignedBytes inputs(kernels_.input_bytes(linear_.format, m, linear_.k));
     const int64_t step = prepare_groups ? prepare_groups * input_group() : m;
     for (int64_t first = 0; first < m; first += step)
-      kernels_.prepare(linear_.format, x.data(), x.stride(0), m, linear_.k, first, std::min(first + step, m),
+      kernels_.prepare(linear_.format, x.data() + first * x.stride(0), x.stride(0), m, linear_.k, first, std::min(first + step, m),
                        inputs.data());
     kernels_.multiply(linear_, inputs.data(), m, first_panel, end_panel, bias_data, accumulate, y.data(), y.stride(0));
   }

@@ -94,8 +94,8 @@ struct LinearKernels {
   // does not shrink with more of them.
   int64_t (*input_group)(Format format);
   size_t (*input_bytes)(Format format, int64_t m, int64_t k);
-  // Prepare rows [first, end) of x [m, k] (row stride `x_stride` floats) into `inputs` (the whole area, 64-byte aligned).
-  // `first` is a multiple of input_group; `end` is too, or m.
+  // Prepare rows [first, end) of m rows of k floats, `x_stride` apart, into `inputs` (the whole area, 64-byte aligned). x
+  // points to row `first`, which is a multiple of input_group; `end` is too, or m.
   void (*prepare)(Format format, const float* x, int64_t x_stride, int64_t m, int64_t k, int64_t first, int64_t end,
                   uint8_t* inputs);
 

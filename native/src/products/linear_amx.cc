@@ -98,7 +98,7 @@ void prepare_amx(Format format, const float* x, int64_t x_stride, int64_t m, int
     const Split split = split_of<decltype(f)>(m, k);
     prepare_integers<decltype(f)>(x, x_stride, m, k, first, end, inputs);
     if (end <= split.num_tiled) return;
-    kLinearAvx512.prepare(format, x + split.num_tiled * x_stride, x_stride, split.num_left, k, 0, split.num_left,
+    kLinearAvx512.prepare(format, x + (split.num_tiled - first) * x_stride, x_stride, split.num_left, k, 0, split.num_left,
                           inputs + split.tiled_bytes);
   });
   if (!is_tiled) kLinearAvx512.prepare(format, x, x_stride, m, k, first, end, inputs);

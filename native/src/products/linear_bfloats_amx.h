@@ -53,7 +53,7 @@ void prepare_bfloats(const float* x, int64_t x_stride, int64_t m, int64_t k, int
     for (int64_t b = 0; b < blocks; ++b, out += group_rows * kTileRowBytes) {
       const int64_t left = k - b * kPairBlock, count = row >= m ? 0 : left < kPairBlock ? left : kPairBlock;
       uint16_t values[kPairBlock] = {};
-      for (int64_t i = 0; i < count; ++i) values[i] = bfloat_bits(x[row * x_stride + b * kPairBlock + i]);
+      for (int64_t i = 0; i < count; ++i) values[i] = bfloat_bits(x[(row - first) * x_stride + b * kPairBlock + i]);
       std::memcpy(out, values, sizeof values);
     }
   }

@@ -107,7 +107,7 @@ void prepare_integers(const float* x, int64_t x_stride, int64_t m, int64_t k, in
     if (rows < kTileRows) std::memset(out, 0, blocks * F::kInputGroupBytes);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t b = 0; b < blocks; ++b)
-        prepare_integer_block<F>(x + (row + r) * x_stride + b * F::kInputBlock, k - b * F::kInputBlock, r,
+        prepare_integer_block<F>(x + (row - first + r) * x_stride + b * F::kInputBlock, k - b * F::kInputBlock, r,
                                  out + b * F::kInputGroupBytes);
   }
 }

@@ -76,7 +76,7 @@ void prepare(Format format, const float* x, int64_t x_stride, int64_t, int64_t k
   const size_t row_bytes = input_row_bytes(format, k);
   const int64_t block = input_block(format);
   for (int64_t t = first; t < end; ++t) {
-    const float* row = x + t * x_stride;
+    const float* row = x + (t - first) * x_stride;
     uint8_t* out = inputs + t * row_bytes;
     if (is_float(format)) {
       std::memcpy(out, row, row_bytes);

@@ -165,7 +165,7 @@ void prepare_format(const float* x, int64_t x_stride, int64_t m, int64_t k, int6
     uint8_t* out = inputs + row * blocks * F::kInputBlockBytes;
     for (int64_t r = 0; r < rows && row + r < end; ++r)
       for (int64_t b = 0; b < blocks; ++b)
-        F::prepare_block(x + (row + r) * x_stride + b * F::kInputBlock, k - b * F::kInputBlock, rows, r,
+        F::prepare_block(x + (row - first + r) * x_stride + b * F::kInputBlock, k - b * F::kInputBlock, rows, r,
                          out + b * rows * F::kInputBlockBytes);
   }
 }

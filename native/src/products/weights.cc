@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 namespace relevo {
 
@@ -178,6 +179,12 @@ Matrix widened(const Matrix& matrix) {
   for (Matrix::Segment& segment : wide.segments) segment.linear.format = widened(segment.linear.format);
   for (Format& format : wide.formats) format = widened(format);
   return wide;
+}
+
+int64_t prepared_together(const Matrix& matrix, const LinearKernels& kernels) {
+  int64_t group = 1;
+  for (const Format format : matrix.formats) group = std::lcm(group, kernels.input_group(format));
+  return group;
 }
 
 void unpack_row(const Matrix& matrix, int64_t row, const LinearKernels& kernels, float* out) {

@@ -61,6 +61,9 @@ Matrix pack_matrix(const std::vector<StoredRows>& parts, int64_t k, const Linear
 // The same packed weights, whose products round inputs to 16 bits where they are integers.
 Matrix widened(const Matrix& matrix);
 
+// Rows of inputs that are prepared together: whole groups of every format of the matrix.
+int64_t prepared_together(const Matrix& matrix, const LinearKernels& kernels);
+
 // Row `row` of the matrix as float32[k].
 void unpack_row(const Matrix& matrix, int64_t row, const LinearKernels& kernels, float* out);
 

@@ -61,9 +61,8 @@ void GroupProducts::plan(const ExpertGroups& groups, const std::vector<Matrix>& 
   int64_t total_panels = 0;
   for (const ExpertGroup& group : groups.groups()) {
     const Matrix* matrix = &matrices[static_cast<size_t>(group.expert)];
-    Entry entry{matrix, 1, {}};
+    Entry entry{matrix, prepared_together(*matrix, kernels), {}};
     for (const Format format : matrix->formats) {
-      entry.input_group = std::max(entry.input_group, kernels.input_group(format));
       entry.offsets.push_back(input_bytes_);
       input_bytes_ += padded(kernels.input_bytes(format, group.num_pairs, matrix->k));
     }
@@ -92,7 +91,7 @@ void GroupProducts::prepare(size_t group, const ExpertGroup& pairs, const float*
   const Entry& entry = entries_[group];
   const int64_t k = entry.matrix->k;
   for (size_t i = 0; i < entry.matrix->formats.size(); ++i) {
-    kernels_->prepare(entry.matrix->formats[i], x + pairs.first_pair * k, k, pairs.num_pairs, k, first, end,
+    kernels_->prepare(entry.matrix->formats[i], x + (pairs.first_pair + first) * k, k, pairs.num_pairs, k, first, end,
                       inputs + entry.offsets[i]);
   }
 }

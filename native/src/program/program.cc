@@ -420,7 +420,7 @@ void Program::make_room(int64_t num_tokens) {
     angles.cos.resize(rows * angles.inv_freq.size());
     angles.sin.resize(rows * angles.inv_freq.size());
   }
-  size_t prepared_bytes = 0, own_prepared_bytes = 0, k = 0;
+  size_t prepared_bytes = 0, own_prepared_bytes = 0, transformed_floats = 0;
   for (const Matrix* matrix : matrices_) {
     size_t bytes = 0, own_bytes = 0;
     for (const Format format : matrix->formats) {
@@ -429,12 +429,12 @@ void Program::make_room(int64_t num_tokens) {
     }
     prepared_bytes = std::max(prepared_bytes, bytes);
     own_prepared_bytes = std::max(own_prepared_bytes, own_bytes);
-    k = std::max(k, static_cast<size_t>(matrix->k));
+    transformed_floats =
+        std::max(transformed_floats, static_cast<size_t>(prepared_together(*matrix, engine_.linear) * matrix->k));
   }
   prepared_.reserve(prepared_bytes);
-  transformed_.reserve(rows * k * sizeof(float));
   for (auto& area : own_prepared_) area->reserve(own_prepared_bytes);
-  for (auto& area : own_transformed_) area->reserve(k * sizeof(float));
+  for (auto& area : own_transformed_) area->reserve(transformed_floats * sizeof(float));
 }
 
 void Program::place_angles(const StepInputs& inputs) {

@@ -319,15 +319,14 @@ class Program {
   std::exception_ptr failure_;  // of an exchange of this step
   int64_t row_capacity_ = 0;
   int64_t logit_capacity_ = 0;
-  Area prepared_;     // a product's inputs, all rows
-  Area transformed_;  // normed or activated rows on their way to being prepared
-  Area partials_;     // of attention
+  Area prepared_;  // a product's inputs, all rows
+  Area partials_;  // of attention
   ExpertGroups expert_groups_;
   GroupProducts up_products_, down_products_;
   Area expert_rows_, expert_inputs_, expert_inner_;  // of the pairs of a run: inputs, then outputs; prepared; between
   std::vector<std::unique_ptr<Area>> own_heads_;     // per thread, a head's inputs
   std::vector<std::unique_ptr<Area>> own_prepared_;  // per thread, one row
-  std::vector<std::unique_ptr<Area>> own_transformed_;
+  std::vector<std::unique_ptr<Area>> own_transformed_;  // per thread, a group of rows: normed or activated, to be prepared
   std::shared_ptr<float[]> logits_;
   bool profiling_ = false;
   std::vector<double> seconds_by_kind_;

@@ -306,15 +306,15 @@ class Walker {
   const uint8_t* prepare(const Input& input, const Matrix& matrix, bool overwrites_input) {
     const bool alone = num_rows_ == 1 && !overwrites_input;
     uint8_t* inputs = alone ? own(program_.own_prepared_).bytes() : program_.prepared_.bytes();
-    float* transformed = alone ? own(program_.own_transformed_).floats() : program_.transformed_.floats();
     if (alone) {
-      prepare_rows(input, matrix, transformed, inputs, 0, 1);
+      prepare_rows(input, matrix, inputs, 0, 1);
       return inputs;
     }
-    int64_t group = 1;
-    for (const Format format : matrix.formats) group = std::max(group, engine_.linear.input_group(format));
+    const int64_t group = prepared_together(matrix, engine_.linear);
     share_rows(group, [&](int64_t first, int64_t end) {
-      prepare_rows(input, matrix, transformed, inputs, first, end);
+      for (int64_t row = first; row < end; row += group) {
+        prepare_rows(input, matrix, inputs, row, std::min(row + group, end));
+      }
     });
     barrier();
     return inputs;
@@ -322,16 +322,17 @@ class Walker {
 
   Area& own(std::vector<std::unique_ptr<Area>>& areas) { return *areas[static_cast<size_t>(thread_)]; }
 
-  void prepare_rows(const Input& input, const Matrix& matrix, float* transformed, uint8_t* inputs, int64_t first,
-                    int64_t end) {
-    const float* x = program_.column(input.view);
+  // At most one group of rows: what is normed or activated lies in the nearest caches until it is prepared.
+  void prepare_rows(const Input& input, const Matrix& matrix, uint8_t* inputs, int64_t first, int64_t end) {
     int64_t stride = program_.stride(input.view);
-    if (input.source == Source::norm) {
-      engine_.elementwise.rms_norm(x, stride, input.gain, matrix.k, input.eps, transformed, matrix.k, first, end);
-    } else if (input.source == Source::activation) {
-      engine_.elementwise.activate(input.activation, x, stride, matrix.k, transformed, matrix.k, first, end);
-    }
+    const float* x = program_.column(input.view) + first * stride;
     if (input.source != Source::plain) {
+      float* transformed = own(program_.own_transformed_).floats();
+      if (input.source == Source::norm) {
+        engine_.elementwise.rms_norm(x, stride, input.gain, matrix.k, input.eps, transformed, matrix.k, 0, end - first);
+      } else {
+        engine_.elementwise.activate(input.activation, x, stride, matrix.k, transformed, matrix.k, 0, end - first);
+      }
       x = transformed;
       stride = matrix.k;
     }
