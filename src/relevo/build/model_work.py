@@ -61,7 +61,7 @@ def packed_bytes(stored: StoredTensor, config: WorkerConfig) -> int:
         if stored.raw_format is not None:
             block = BLOCK_FORMATS[stored.raw_format]
             return rows * k // block.elements * block.packed_bytes
-        return stored.num_bytes if stored.stored_as in ("F32", "F16", "BF16") else 2 * rows * k
+        return rows * k * (4 if stored.stored_as == "F32" else 2)
     return rows * k * DTYPE_BYTES[config.dtype]
 
 

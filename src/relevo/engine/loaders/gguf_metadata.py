@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     ggml_type: int  # a key of GGML_TYPES, or a type that is not listed there
     offset: int  # bytes from the start of the file
+    path: Path
 
     @property
     def type_name(self) -> str:
@@ -104,7 +105,7 @@ def read_head(path: Path | str, *, without: str | None = None) -> GgufHead:
     path = Path(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(_Cursor(data), len(data), without)
+            return _parse(_Cursor(data), path, len(data), without)
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, struct.error) as error:  # ValueError: an empty file, or _parse's own finding
@@ -205,7 +206,7 @@ def _scalar_code(kind: int) -> str:
     return code
 
 
-def _parse(cursor: _Cursor, file_bytes: int, without: str | None) -> GgufHead:
+def _parse(cursor: _Cursor, path: Path, file_bytes: int, without: str | None) -> GgufHead:
     start = cursor.take(len(_MAGIC))
     if cursor.data[start : cursor.position] != _MAGIC:
         raise ValueError("it does not start with 'GGUF'")
@@ -220,24 +221,24 @@ def _parse(cursor: _Cursor, file_bytes: int, without: str | None) -> GgufHead:
             cursor.skip(kind)
         else:
             metadata[key] = cursor.value(kind)
-    raw = [_tensor(cursor) for _ in range(num_tensors)]
+    raw = [_tensor(cursor, path) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0:
         raise ValueError(f"general.alignment is {alignment!r}, not a positive number")
     data_start = -(-cursor.position // alignment) * alignment
-    tensors = {t.name: GgufTensor(t.name, t.shape, t.ggml_type, data_start + t.offset) for t in raw}
+    tensors = {t.name: replace(t, offset=data_start + t.offset) for t in raw}
     for tensor in tensors.values():
         _check_place(tensor, file_bytes)
     return GgufHead(version, metadata, tensors)
 
 
-def _tensor(cursor: _Cursor) -> GgufTensor:
+def _tensor(cursor: _Cursor, path: Path) -> GgufTensor:
     """One tensor info; its `offset` still counts from the start of the tensor data."""
     name, num_dimensions = cursor.string(), cursor.scalar("I")
     if num_dimensions > _MAX_DIMENSIONS:
         raise ValueError(f"tensor {name} has {num_dimensions} dimensions")
     innermost_first = [cursor.scalar("Q") for _ in range(num_dimensions)]
-    return GgufTensor(name, tuple(reversed(innermost_first)), cursor.scalar("I"), cursor.scalar("Q"))
+    return GgufTensor(name, tuple(reversed(innermost_first)), cursor.scalar("I"), cursor.scalar("Q"), path)
 
 
 def _check_place(tensor: GgufTensor, file_bytes: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from relevo.core.errors import UnsupportedModel
+from relevo.core.errors import ModelFileError, UnsupportedModel
 from relevo.engine.loaders.gguf_metadata import GgmlType
 from relevo.engine.models.weight_forms import in_halves
 from relevo.engine.ops.bfloat16 import bfloat16_bits
@@ -20,6 +20,7 @@ from relevo.engine.ops.protocol import HostTensor
 
 _RUN_ELEMENTS = 131072  # measured on a core with 512 KB of cache; a multiple of every block size
 _FLOATS = {"F32": ("<f4", "float32"), "F16": ("<f2", "float16"), "BF16": ("<u2", "bfloat16")}  # numpy's word, ours
+_NO_SCALE = 255  # of MXFP4, the first byte of a block
 
 
 def decode(
@@ -30,10 +31,13 @@ def decode(
     dequantised_as: str,
     what: str,
 ) -> HostTensor:
-    """Floats as they are, quantised ones as float32 or bfloat16. Raises UnsupportedModel, which begins with `what`."""
+    """Floats as they are, quantised ones as float32 or bfloat16. Raises UnsupportedModel or
+    ModelFileError, which begins with `what`."""
     if ggml_type.name in _FLOATS:
         numpy_type, dtype = _FLOATS[ggml_type.name]
         return HostTensor(_unpermute(data.view(numpy_type).reshape(shape), num_heads), dtype)
+    if ggml_type.name == "MXFP4" and (data[:: ggml_type.block_bytes] == _NO_SCALE).any():
+        raise ModelFileError(f"{what} has scales that are no numbers; download it again")
     try:
         values = _dequantise(data, ggml_type, dequantised_as).reshape(shape)
     except NotImplementedError as error:

@@ -7,7 +7,7 @@ It does not know files or weights. Source: the config.json fields of Hugging Fac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,13 +47,12 @@ def dense(
     name: str,
     traits: DenseTraits,
     *,
-    gguf: str | None = None,
+    gguf: str | GgufNames | None = None,
     permutes_heads: bool = False,
-    gguf_in_layer: Mapping[str, str] = GGUF_IN_LAYER,
-    gguf_experts: bool = False,
 ) -> ModelSpec:
-    """The spec of a family with these traits. `name`: its model_type. `gguf`: its architecture in GGUF files."""
-    names = GgufNames(gguf, GGUF_TOP, gguf_in_layer, permutes_heads, gguf_experts) if gguf else None
+    """The spec of a family with these traits. `name`: its model_type. `gguf`: its architecture in GGUF files
+    whose names are those of Llama, or names of its own."""
+    names = GgufNames(gguf, GGUF_TOP, GGUF_IN_LAYER, permutes_heads) if isinstance(gguf, str) else gguf
     return ModelSpec(
         name=name,
         model_types=(name,),
@@ -129,6 +128,7 @@ def _config(architecture: str, traits: DenseTraits, fields: ConfigFields) -> Mod
         rotary_size=None if fraction is None else read_rotary_size(fields, head_size, fraction),
         experts=traits.experts(fields),
         sliding_window=_sliding_window(architecture, traits, fields),
+        num_mtp_layers=fields.integer("num_nextn_predict_layers", 0, least=0),
         dtype=str(next((raw[key] for key in ("dtype", "torch_dtype") if raw.get(key) is not None), "float32")),
     )
 

@@ -22,27 +22,19 @@ from relevo.engine.models.experts_config import (
     qwen_experts,
 )
 from relevo.engine.models.gemma import GEMMA3
+from relevo.engine.models.gguf_names import (
+    DEEPSEEK_V2_NAMES,
+    DEEPSEEK_V3_NAMES,
+    GLM4_MOE_NAMES,
+    MINIMAX_NAMES,
+    MIXTRAL_NAMES,
+    QWEN3_MOE_NAMES,
+)
 from relevo.engine.models.gpt_oss import GPT_OSS
 from relevo.engine.models.latent import latent
 from relevo.engine.models.llama4 import LLAMA4
 from relevo.engine.models.quantization import Quantization, quantization_of
-from relevo.engine.models.spec import ModelSpec, Wrapper
-from relevo.engine.models.weight_plan import GGUF_IN_LAYER
-
-_MIXTRAL_GGUF = {
-    **{name: stored for name, stored in GGUF_IN_LAYER.items() if not name.startswith("ffn_") or name == "ffn_norm"},
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.*.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.*.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.*.w2",
-}
-_EXPERTS_GGUF = {
-    **GGUF_IN_LAYER,
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.*.gate_proj",
-    "ffn_up_exps": "mlp.experts.*.up_proj",
-    "ffn_down_exps": "mlp.experts.*.down_proj",
-}
+from relevo.engine.models.spec import GgufKeys, ModelSpec, Wrapper
 
 _FAMILIES = (
     # SmolLM2, TinyLlama and others are stored under this name, and Mistral in GGUF files.
@@ -74,10 +66,7 @@ _FAMILIES = (
     dense(
         "mixtral",
         DenseTraits(has_sliding_window=True, default_theta=1e6, experts=mixtral_experts),
-        gguf="llama",
-        permutes_heads=True,
-        gguf_in_layer=_MIXTRAL_GGUF,
-        gguf_experts=True,
+        gguf=MIXTRAL_NAMES,
     ),
     dense(
         "qwen3_moe",
@@ -90,13 +79,12 @@ _FAMILIES = (
             window_needs_flag=True,
             experts=qwen_experts,
         ),
-        gguf="qwen3moe",
-        gguf_in_layer=_EXPERTS_GGUF,
-        gguf_experts=True,
+        gguf=QWEN3_MOE_NAMES,
     ),
     dense(
         "glm4_moe",
         DenseTraits(qkv_bias="attention_bias", qk_norm="use_qk_norm", rotary_fraction=0.5, experts=glm_experts),
+        gguf=GLM4_MOE_NAMES,
     ),
     dense(
         "minimax_m2",
@@ -108,11 +96,13 @@ _FAMILIES = (
             default_head_size=128,
             experts=minimax_experts,
         ),
+        gguf=MINIMAX_NAMES,
     ),
-    latent("deepseek_v2", partial(deepseek_experts, scoring="softmax")),
+    latent("deepseek_v2", partial(deepseek_experts, scoring="softmax"), gguf=DEEPSEEK_V2_NAMES),
     latent(
         "deepseek_v3",
         deepseek_experts,
+        gguf=DEEPSEEK_V3_NAMES,
         also=("kimi_k2",),
         wrappers=(
             Wrapper(
@@ -136,17 +126,19 @@ def spec_of(config: ModelConfig) -> ModelSpec:
     return MODELS[config.architecture]
 
 
-def spec_of_gguf(architecture: str, origin: str, *, has_experts: bool = False) -> ModelSpec:
+def spec_of_gguf(architecture: str, keys: GgufKeys) -> ModelSpec:
     """Raises UnsupportedModel."""
-    specs = [spec for spec in MODELS.values() if spec.gguf is not None]
-    found = {spec.gguf.architecture: spec for spec in specs if spec.gguf and spec.gguf.has_experts == has_experts}
-    if architecture not in found:
-        known = ", ".join(dict.fromkeys(spec.gguf.architecture for spec in specs if spec.gguf))
-        if any(spec.gguf and spec.gguf.architecture == architecture for spec in specs):
-            with_them = "with" if has_experts else "without"
-            raise UnsupportedModel(f"{origin}: architecture {architecture!r} {with_them} experts is not implemented")
-        raise UnsupportedModel(f"{origin}: architecture {architecture!r} is not implemented; one of {known} is")
-    return found[architecture]
+    named = [(spec, spec.gguf) for spec in MODELS.values() if spec.gguf is not None]
+    found = [(spec, names) for spec, names in named if names.architecture == architecture]
+    if not found:
+        known = ", ".join(dict.fromkeys(names.architecture for _, names in named))
+        raise UnsupportedModel(f"{keys.origin}: architecture {architecture!r} is not implemented; one of {known} is")
+    has_experts = bool(keys.get("expert_count", 0))
+    meant = (spec for spec, names in found if names.has_experts in (None, has_experts) and names.is_meant(keys))
+    if (spec := next(meant, None)) is None:
+        with_them = "with" if has_experts else "without"
+        raise UnsupportedModel(f"{keys.origin}: architecture {architecture!r} {with_them} experts is not implemented")
+    return spec
 
 
 def config_from_hf(raw: Mapping[str, Any], origin: str) -> ModelConfig:

@@ -14,6 +14,7 @@ from relevo.core.model import Activation, ExpertsConfig, LocalAttention, ModelCo
 from relevo.engine.models.config_fields import ConfigFields, with_defaults
 from relevo.engine.models.dense import DenseTraits, load_decoder, read_config
 from relevo.engine.models.experts_config import checked_experts
+from relevo.engine.models.gguf_names import GPT_OSS_NAMES
 from relevo.engine.models.known_fields import refuse_unknown
 from relevo.engine.models.layer_kinds import SLIDING, read_layer_kinds
 from relevo.engine.models.local_groups import groups_by_reach
@@ -100,7 +101,7 @@ def _read_config(stated: ConfigFields) -> ModelConfig:
 GPT_OSS = ModelSpec(
     name=_NAME,
     model_types=(_NAME,),
-    gguf=None,
+    gguf=GPT_OSS_NAMES,
     read_config=_read_config,
     weights=weight_groups,
     kv_groups=groups_by_reach,

@@ -15,7 +15,7 @@ from relevo.engine.models.config_fields import ConfigFields, check_shape
 from relevo.engine.models.dense import load_decoder
 from relevo.engine.models.known_fields import refuse_unknown
 from relevo.engine.models.rope_config import read_rope, refuse_partial
-from relevo.engine.models.spec import ModelSpec, Wrapper
+from relevo.engine.models.spec import GgufNames, ModelSpec, Wrapper
 from relevo.engine.models.weight_plan import weight_groups
 
 _NAMES = """
@@ -33,6 +33,7 @@ def latent(
     name: str,
     experts: Callable[[ConfigFields], ExpertsConfig | None],
     *,
+    gguf: GgufNames,
     also: tuple[str, ...] = (),
     wrappers: tuple[Wrapper, ...] = (),
 ) -> ModelSpec:
@@ -40,7 +41,7 @@ def latent(
     return ModelSpec(
         name=name,
         model_types=(name, *also),
-        gguf=None,
+        gguf=gguf,
         read_config=lambda fields: check_shape(_read_config(name, experts, fields), fields.origin),
         weights=weight_groups,
         kv_groups=one_latent_group,

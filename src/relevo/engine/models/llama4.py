@@ -15,6 +15,7 @@ from relevo.core.model import ExpertsConfig, LocalAttention, ModelConfig, QueryG
 from relevo.engine.models.config_fields import ConfigFields, with_defaults
 from relevo.engine.models.dense import DenseTraits, load_decoder, read_config
 from relevo.engine.models.experts_config import checked_experts
+from relevo.engine.models.gguf_names import LLAMA4_NAMES
 from relevo.engine.models.known_fields import refuse_unknown
 from relevo.engine.models.layer_kinds import CHUNKED, read_layer_kinds
 from relevo.engine.models.local_groups import groups_by_reach
@@ -147,7 +148,7 @@ def _places(fields: ConfigFields, name: str, num_layers: int) -> tuple[int, ...]
 LLAMA4 = ModelSpec(
     name=_NAME,
     model_types=(_NAME,),
-    gguf=None,
+    gguf=LLAMA4_NAMES,
     wrappers=(text_of_images("llama4", "vision_model.", "multi_modal_projector."),),
     read_config=_read_config,
     weights=weight_groups,

@@ -108,19 +108,23 @@ def share_of(config: ModelConfig, rank: int, size: int, *, whole_experts: bool =
 
 
 def _num_slices(config: ModelConfig, whole_experts: bool) -> int:
-    if config.qk_norm and config.qk_norm_spans_heads:
+    if _uncut(config) is not None:
         return 1
     return max(size for size in SIZES if not any(_obstacles(config, size, whole_experts)))
 
 
 def _why_not(config: ModelConfig, size: int, whole_experts: bool, largest: int) -> str:
-    if config.qk_norm and config.qk_norm_spans_heads:
-        return (
-            "a model whose norms of queries and keys span all heads is not implemented on several ranks; choose a "
-            "tensor parallel size of 1"
-        )
+    if (what := _uncut(config)) is not None:
+        return f"{what} is not implemented on several ranks; choose a tensor parallel size of 1"
     obstacle = next(_obstacles(config, size, whole_experts))
     return f"{size} ranks cannot share {obstacle} evenly; choose a tensor parallel size of {largest}"
+
+
+def _uncut(config: ModelConfig) -> str | None:
+    """A model that no size but one divides, whatever its sizes are; None: they decide."""
+    if config.qk_norm and config.qk_norm_spans_heads:
+        return "a model whose norms of queries and keys span all heads"
+    return None if config.delta is None else "a model that keeps a state per sequence"
 
 
 def _obstacles(config: ModelConfig, size: int, whole_experts: bool) -> Iterator[str]:

@@ -42,12 +42,35 @@ class Model(Protocol):
 
 
 class GgufKeys(Protocol):
-    """Keys of a file, without the architecture before their names."""
+    """Keys of a file, without the architecture before their names, and what of its tensors a config depends on."""
+
+    origin: str  # begins every error
 
     def get(self, key: str, default: Any = None) -> Any: ...
 
+    def need(self, key: str) -> Any:
+        """Raises ModelFileError if it is missing."""
+        ...
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """At least 1. Raises ModelFileError, UnsupportedModel."""
+        ...
+
+    def decimal(self, key: str, default: float | None = None, *, zero: bool = False) -> float:
+        """Above 0, or 0 too, as it was written before it was stored in 32 bits. Raises ModelFileError,
+        UnsupportedModel."""
+        ...
+
     def fields(self, key: str) -> ConfigFields:
         """With that one key, under its name."""
+        ...
+
+    def shape(self, tensor: str) -> tuple[int, ...] | None:
+        """Of a tensor of the file; None: it has none of this name."""
+        ...
+
+    def floats(self, tensor: str) -> list[float] | None:
+        """The numbers of a small one. Raises UnsupportedModel."""
         ...
 
 
@@ -82,10 +105,17 @@ class GgufNames:
 
     architecture: str  # the file's general.architecture
     top: Mapping[str, str]  # whole names
-    in_layer: Mapping[str, str]  # between "blk.N." and ".weight" or ".bias"
+    # Between "blk.N." and ".weight" or ".bias", or with that. A star stands for the numbers of experts, a plus between
+    # names for tensors whose rows lie one after the other.
+    in_layer: Mapping[str, str]
     permutes_heads: bool = False  # rows of q and k are stored in the order of the original Llama
-    has_experts: bool = False  # of files of this architecture with `expert_count` this family is meant
-    # What the family has beside what all have, from the file's keys. Raises ModelFileError, UnsupportedModel.
+    has_experts: bool | None = (
+        False  # of files of this architecture with `expert_count` this family is meant; None: of all
+    )
+    is_meant: Callable[[GgufKeys], bool] = lambda keys: True  # of these
+    # The fields of config.json that its keys were made from; None: it is read key by key. Raises likewise.
+    config_fields: Callable[[GgufKeys], Mapping[str, Any]] | None = None
+    # What the family has besides, from the file's keys and tensors. Raises ModelFileError, UnsupportedModel.
     complete: Callable[[ModelConfig, GgufKeys], ModelConfig] = lambda config, keys: config
 
 

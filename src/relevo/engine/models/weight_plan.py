@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from relevo.core.model import ModelConfig
 
 KV_UP = "self_attn.kv_b_proj.weight"
+LATENT_KEYS, LATENT_VALUES = "self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight"  # it in two, in GGUF files only
 _DELTA_NORM = "linear_attn.norm.weight"
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 GGUF_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": HEAD}
