@@ -7,6 +7,7 @@ The container is `gguf_metadata`'s, what becomes of the bytes `gguf_tensors`', w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +104,7 @@ def _experts_apart(tensor: GgufTensor, hf_name: str, config: ModelConfig) -> Ite
         raise ModelFileError(
             f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)} for {count} experts; convert it anew"
         )
-    ggml_type = GGML_TYPES.get(tensor.ggml_type) or _rare_type(tensor)
+    ggml_type = _type_of(tensor)
     shape = (tensor.shape[1] // len(names), *tensor.shape[2:])
     num_elements = tensor.num_elements // count // len(names)
     num_bytes = num_elements // ggml_type.block_elements * ggml_type.block_bytes
@@ -115,7 +116,7 @@ def _experts_apart(tensor: GgufTensor, hf_name: str, config: ModelConfig) -> Ite
 
 def _stored(tensor: GgufTensor, name: str, num_heads: int | None) -> StoredTensor:
     """`num_heads`: whose rows the converter has reordered; None: it kept the order."""
-    ggml_type = GGML_TYPES.get(tensor.ggml_type) or _rare_type(tensor)
+    ggml_type = _type_of(tensor)
 
     def decode(data: npt.NDArray[np.uint8], dequantised_as: str) -> HostTensor:
         from relevo.engine.loaders.gguf_tensors import decode as decode_bytes
@@ -143,15 +144,21 @@ def _stored(tensor: GgufTensor, name: str, num_heads: int | None) -> StoredTenso
     )
 
 
-def _rare_type(tensor: GgufTensor) -> GgmlType:
-    """Types that only the `gguf` package lists."""
+def _type_of(tensor: GgufTensor) -> GgmlType:
+    """Those that only the `gguf` package lists have not been looked at yet. Raises ModelFileError, UnsupportedModel."""
+    if (known := GGML_TYPES.get(tensor.ggml_type)) is not None:
+        return known
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
         found = GGMLQuantizationType(tensor.ggml_type)
     except ValueError:
         raise UnsupportedModel(f"{tensor.path}: tensor {tensor.name} has the unknown type {tensor.ggml_type}") from None
-    return GgmlType(found.name, *GGML_QUANT_SIZES[found])
+    kind = GgmlType(found.name, *GGML_QUANT_SIZES[found])
+    num_bytes = tensor.num_elements // kind.block_elements * kind.block_bytes
+    if math.prod(tensor.shape[-1:]) % kind.block_elements or tensor.offset + num_bytes > tensor.path.stat().st_size:
+        raise ModelFileError(f"{tensor.path}: tensor {tensor.name} does not fit the file; download it again")
+    return kind
 
 
 def _permuted_heads(names: GgufNames, name: str, config: ModelConfig) -> int | None:

@@ -54,6 +54,7 @@ GGML_TYPES = {
     27: GgmlType("I64", 1, 8),
     28: GgmlType("F64", 1, 8),
     30: GgmlType("BF16", 1, 2),
+    39: GgmlType("MXFP4", 32, 17),
 }
 
 
