@@ -110,6 +110,13 @@ def test_qwen2_family_equals_transformers(fields: Fields) -> None:
         ("tekken", "camelCase 12", ["camel", "Case", "Ġ", "1", "2"]),
         ("deepseek-coder", "a b!\n12", ["a", "Ġb", "!", "Ċ", "1", "2"]),
         ("default", "a, b$ 12345", ["a", ",", "Ġb", "$", "Ġ", "123", "45"]),
+        ("deepseek-v3", "x 12345 _abc !\n", ["x", "Ġ", "123", "45", "Ġ_", "abc", "Ġ!Ċ"]),
+        ("deepseek-llm", "ab 12 cd, é!", ["ab", "Ġ", "1", "2", "Ġcd", ",", "ĠÃ©", "!"]),
+        ("gpt-4o", "camelCase WE'Re 12345 a/b\n", ["camel", "Case", "ĠWE'Re", "Ġ", "123", "45", "Ġa", "/b", "Ċ"]),
+        ("llama4", "camelCase it's", ["camel", "Case", "Ġit's"]),
+        ("minimax-m2", "camelCase it's", ["camel", "Case", "Ġit's"]),
+        ("kimi-k2", "ab漢 1234 WE'Re", ["ab", "æ¼¢", "Ġ", "123", "4", "ĠWE'Re"]),
+        ("glm4", "x 1234 WE'Re", ["x", "Ġ", "123", "4", "ĠWE", "'Re"]),
     ],
 )
 def test_families_split(family: str, text: str, pieces: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Rebuilds a Hugging Face `tokenizers` JSON document from the tokenizer keys of a GGUF file.
 
-Owns the two kinds of vocabulary that dense decoders use: `gpt2` (byte-level BPE) and `llama` (SentencePiece BPE with
+Owns the two kinds of vocabulary that decoders use: `gpt2` (byte-level BPE) and `llama` (SentencePiece BPE with
 byte fallback). It does not know where the fields came from, nor anything of chat templates.
 Source: the GGUF specification's tokenizer keys; `tokenizers` serialisation format; for `llama`, the layout of the
 tokenizer.json of Llama 2 and Mistral, in which every run of text between special tokens gets the leading space.
@@ -148,15 +148,18 @@ def _merges_from_scores(fields: Mapping[str, Any], vocab: Mapping[str, int]) -> 
     scores = fields.get(_KEY + "scores")
     if scores is None or len(scores) != len(vocab):
         raise ModelFileError("the GGUF file's tokenizer.ggml.scores do not fit its tokens; convert it anew")
-    ordinary = {token for token, kind in _typed_tokens(fields) if kind == _NORMAL}
-    found = [
-        (-scores[vocab[token]], vocab[token], vocab[token[:cut]], token[:cut], token[cut:])
-        for token in ordinary
-        for cut in range(1, len(token))
-        if token[:cut] in ordinary and token[cut:] in ordinary
-    ]
-    found.sort()
-    return [(left, right) for *_, left, right in found]
+    ordinary = {token: vocab[token] for token, kind in _typed_tokens(fields) if kind == _NORMAL}
+    merges: list[tuple[str, str]] = []
+    for token, _ in sorted(ordinary.items(), key=lambda each: (-scores[each[1]], each[1])):
+        pairs = [
+            (left, token[cut:])
+            for cut in range(1, len(token))
+            if (left := token[:cut]) in ordinary and token[cut:] in ordinary
+        ]
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: ordinary[pair[0]])  # which says the other half, too
+        merges += pairs
+    return merges
 
 
 def _merge_pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
