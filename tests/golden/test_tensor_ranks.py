@@ -36,6 +36,7 @@ if not hasattr(_native.Program, "exchange"):
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}  # fewer KV heads than slices
 EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}
+SHARED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "first_k_dense_replace": 1}
 LATENT = {
     **TINY_LATENT,
     "num_attention_heads": 8,
@@ -53,6 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("mixtral", {**HEADS, **EXPERTS}),
     "deepseek": ("deepseek_v3", LATENT),
+    "glm": ("glm4_moe", {**HEADS, **SHARED, "use_qk_norm": True, "attention_bias": True}),
     "gpt-oss": ("gpt_oss", {**LOCAL["gpt_oss"], **HEADS, "num_local_experts": 8}),
     "gemma3": ("gemma3_text", {**LOCAL["gemma3_text"], **HEADS}),
 }

@@ -47,7 +47,7 @@ def _yarn(keys: GgufKeys, original: int) -> dict[str, Any]:
     factor = keys.decimal("rope.scaling.factor")
     if (part := keys.get("rope.scaling.yarn_ext_factor", 1.0)) not in (1.0, -1.0):  # -1: not said
         raise UnsupportedModel(f"{keys.origin}: rope.scaling.yarn_ext_factor {part} is not implemented; 1 is")
-    scaling = {
+    scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": original,
