@@ -66,5 +66,7 @@ def _whole(config: ModelConfig, keys: StoredTensor, values: StoredTensor) -> Sto
         return HostTensor(array, parts[0].dtype if is_one else "float32")
 
     rows = heads * (latent.nope_size + latent.value_size)
-    name, shape = _name(keys, LATENT_KEYS, KV_UP), (rows, latent.latent_size)
-    return replace(keys, name=name, shape=shape, decode=decode, beside=(values,), raw_format=None, as_raw=None)
+    name = _name(keys, LATENT_KEYS, KV_UP)
+    return replace(
+        keys, name=name, shape=(rows, latent.latent_size), decode=decode, beside=(values,), raw_format=None, as_raw=None
+    )
