@@ -1,12 +1,14 @@
 """Gated delta layers compute what `transformers` computes: Qwen3-Next, Qwen3.5, dense and with experts.
 
 Red if the order of projected rows, a gate, an offset of a norm, the convolution or the rule of the state changes; if a
-state outlives its sequence, or the cut of a prompt into steps changes what is computed.
+state outlives its sequence, if the cut of a prompt into steps changes what is computed, or if a snapshot is another
+prefix's.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_grouped_cache import Served, traffic
+from test_grouped_cache import Served, request, traffic
 from tiny_decoders import VOCAB, hf_logits, prompt
 from transformers import (
     AutoModelForCausalLM,
@@ -36,6 +38,7 @@ from relevo.engine.inputs import pack_rows
 from relevo.engine.loaders.model_files import ModelFiles
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.families import config_from_hf, spec_of
+from relevo.engine.models.spec import Model
 from relevo.engine.ops.torch.ops import TorchOps
 from relevo.engine.step_recovery import end_all
 from relevo.policy.worker.table_rules import table_rules
@@ -180,23 +183,43 @@ def test_the_cut_of_a_row_changes_no_bit_of_its_state(tmp_path: Path) -> None:
     assert torch.equal(computed([2, 3, 30, 1, 4], 2), whole)
 
 
-def test_preempted_and_forked_sequences_have_the_tokens_of_those_alone(tmp_path: Path) -> None:
-    """With little memory sequences are preempted, and what they take again was others'; no prefix is a hit."""
-    small = {"linear_num_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4}
-    _, files = saved("qwen3_5_text", tmp_path, **small)
-    model = spec_of(files.config).load(files.config, files.tensors(), TorchOps(), 128)
-    groups = spec_of(files.config).kv_groups(files.config)
-    alone, together = Served(model, groups, 400), Served(model, groups, 60)
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Whose states take few of the small blocks of `Served`."""
+    sizes = {"linear_num_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4}
+    _, files = saved("qwen3_5_text", tmp_path_factory.mktemp("small"), **sizes)
+    return spec_of(files.config).load(files.config, files.tensors(), TorchOps(), 128)
+
+
+def served_by(model: Model, num_blocks: int, **how: Any) -> Served:
+    return Served(model, spec_of(model.config).kv_groups(model.config), num_blocks, **how)
+
+
+@pytest.mark.parametrize("num_blocks", [400, 60])
+def test_hits_preemptions_and_forks_leave_no_trace(small: Model, num_blocks: int) -> None:
+    """Against each request alone, computed whole. Steps are cut elsewhere, so of other cuts: the same tokens, and their
+    log probabilities within what products of other sizes round."""
+    alone, together = served_by(small, 400, caches=False), served_by(small, num_blocks)
     for requests in traffic():
         for each in requests:
             alone.serve([each])
         together.serve(requests)
-    assert together.scheduler.pool.num_held == 0
-    assert tokens_of(together) == tokens_of(alone)
+    assert together.scheduler.num_prefix_hits > 50
+    assert (together.scheduler.num_preemptions > 0) == (num_blocks < 400)
+    assert together.answers.keys() == alone.answers.keys()
+    for key, tokens in together.answers.items():
+        assert [each.token_id for each in tokens] == [each.token_id for each in alone.answers[key]]
+        logprobs, whole = ([each.logprob for each in answer] for answer in (tokens, alone.answers[key]))
+        np.testing.assert_allclose(logprobs, whole, atol=1e-4)
 
 
-def tokens_of(served: Served) -> dict[object, list[int]]:
-    return {key: [token.token_id for token in tokens] for key, tokens in served.answers.items()}
+def test_a_hit_has_the_bits_of_the_same_steps(small: Model) -> None:
+    """What begins with a snapshot computes the last steps of what left it behind."""
+    served, asked = served_by(small, 400), request("first", prompt(33, 5))
+    (first,) = served.serve([asked]).values()
+    again = served.serve([replace(asked, request_id=RequestId("again"))])[RequestId("again"), 0]
+    assert served.scheduler.num_prefix_hits == 32
+    assert again == first
 
 
 def test_requests_of_a_step_that_failed_end() -> None:
@@ -210,25 +233,25 @@ def test_requests_of_a_step_that_failed_end() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"topology": "1p1d"},
-        {"topology": "hybrid"},
         {"backend": "native"},
         {"pipeline_parallel_size": 2},
         {"tensor_parallel_size": 2},
+        {"cluster": "127.0.0.1:7000"},
+        {"cluster": "127.0.0.1:7000", "join": ("127.0.0.1:7001",)},
     ],
 )
 def test_what_states_cannot_have_is_refused_at_the_start(asked: dict[str, Any]) -> None:
     name = next(iter(asked)).replace("_", "-")
-    message = f"--{name} .* is not implemented for a qwen3_next .* --topology unified --backend torch"
-    with pytest.raises(SettingsError, match=message.replace("backend .*", "backend native")):
+    message = f"^--{name}.* is not implemented for a qwen3_next .* --backend torch and one rank for each worker$"
+    with pytest.raises(SettingsError, match=message):
         planned(**asked)
 
 
-def test_auto_chooses_what_states_can_have_and_says_so() -> None:
-    plan = planned()
-    assert str(plan.topology) == "unified" and plan.workers[0].backend == "torch"
-    assert plan.topology_reason == "states of sequences are not handed between workers yet"
-    assert any("the prefix cache has no hits" in note for note in plan.notes)
+@pytest.mark.parametrize("topology", ["unified", "1p1d", "hybrid", "auto"])
+def test_states_are_served_by_torch_in_every_topology(topology: str) -> None:
+    plan = planned(topology=topology)
+    assert {worker.backend for worker in plan.workers} == {"torch"}
+    assert topology in (str(plan.topology), "auto")
 
 
 def planned(**asked: Any) -> ModelPlan:
@@ -267,6 +290,32 @@ def test_a_wrapper_is_read_without_its_eyes_and_drafts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**wrapped, "vision_config": {"depth": 1}}))
     served, tokens = Stateful(load_model_files(str(tmp_path))), prompt(20)
     assert_same(served.step(served.row(tokens, 0, 0)), hf_logits(model, tokens))
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe_text"])
+def test_experts_that_a_checkpoint_stacks_are_those_of_its_twin(family: str, tmp_path: Path) -> None:
+    """All of a layer in one tensor [E, 2 * I, hidden], as transformers computes them, and one [E, hidden, I]."""
+    model, files = saved(family, tmp_path, num_experts=12)  # 10 and 11 come after 9
+    twin = dict(files.tensors())
+    tensors = {name: tensor for name, tensor in load_file(tmp_path / "model.safetensors").items() if not stacked(name)}
+    stacks = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if stacked(name)}
+    assert len(stacks) == 2 * 4
+    save_file({**tensors, **stacks}, tmp_path / "model.safetensors")
+    found = dict(load_model_files(str(tmp_path)).tensors())
+    assert found.keys() == twin.keys()
+    for name, tensor in found.items():
+        np.testing.assert_array_equal(tensor.floats(), twin[name].floats(), err_msg=name)
+    up = next(iter(stacks))
+    save_file({**tensors, **stacks, up: stacks[up][1:].clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"has shape \[11, .* for 12 experts"):
+        load_model_files(str(tmp_path))
+    save_file({**tensors, **stacks, up: stacks[up].to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match="are stored as F8_E4M3"):
+        load_model_files(str(tmp_path))
+
+
+def stacked(name: str) -> bool:
+    return ".mlp.experts." in name
 
 
 def test_a_tensor_that_is_not_known_is_refused(tmp_path: Path) -> None:

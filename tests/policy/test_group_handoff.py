@@ -29,7 +29,6 @@ from relevo.policy.worker.stopping import finish_reason
 from relevo.policy.worker.table_rules import num_tail_blocks, table_rules
 
 PATH = KVPath("tcp", "there", Link.NETWORK)
-KEPT = [kind for kind in KINDS if kind not in ("state", "all")]
 
 
 class Pair:
@@ -103,7 +102,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("num_blocks", [36, 200])
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_split_answers_are_those_of_each_request_alone(kind: str, seed: int, num_blocks: int) -> None:
     """Every cell that the receiver reads is checked, with hits on both sides, forks, preemptions and rooms given up."""

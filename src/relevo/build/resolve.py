@@ -15,7 +15,7 @@ from relevo.build.auto_topology import check_history, planner_of, what_may_chang
 from relevo.build.configs import EngineConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.hardware import Hardware, gib
 from relevo.build.model import kv_layout
-from relevo.build.states import UNIFIED_REASON, check_states, keeps_states, state_notes
+from relevo.build.states import check_states, keeps_states
 from relevo.build.tensor_group import group_notes, group_size, whole_everywhere
 from relevo.core.errors import SettingsError
 from relevo.core.handoff import Reach
@@ -172,7 +172,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         layout=layout,
         workers=workers,
         served=served_config(ask, topology, max_model_len, budget, more_groups=table_rules(layout)),
-        notes=(*ask.notes, *state_notes(settings, model), *_worker_notes(workers, layout, num_blocks)),
+        notes=(*ask.notes, *_worker_notes(workers, layout, num_blocks)),
     )
 
 
@@ -263,8 +263,6 @@ def _topology(ask: ModelAsk, layout: KVLayout, device: str, hardware: Hardware) 
     settings = ask.settings
     check_history(settings)
     if settings.topology == "auto":
-        if keeps_states(ask.model):
-            return UNIFIED, UNIFIED_REASON
         if device == "cuda":
             return parse_topology("unified"), "KV in device memory is not handed between processes yet"
         topology, reason = choose_topology(num_cores=len(hardware.cores), num_devices=0)

@@ -1,16 +1,10 @@
-"""What is chosen, and what is refused, for a model whose layers keep a state of each sequence."""
+"""What is refused for a model whose layers keep a state of each sequence."""
 
 from __future__ import annotations
 
 from relevo.core.errors import SettingsError
 from relevo.core.model import ModelConfig
 from relevo.settings import Settings
-
-UNIFIED_REASON = "states of sequences are not handed between workers yet"
-_NO_HITS = (
-    "the model keeps a state of each sequence: the prefix cache has no hits, and prompts are computed from their "
-    "beginning"
-)
 
 
 def keeps_states(model: ModelConfig) -> bool:
@@ -24,7 +18,6 @@ def check_states(settings: Settings, model: ModelConfig) -> None:
     for flag, asked in (
         ("--cluster", bool(settings.cluster)),
         ("--join", bool(settings.join)),
-        (f"--topology {settings.topology}", settings.topology not in ("auto", "unified")),
         (f"--pipeline-parallel-size {settings.pipeline_parallel_size}", settings.pipeline_parallel_size != 1),
         (f"--tensor-parallel-size {settings.tensor_parallel_size}", settings.tensor_parallel_size not in (None, 1)),
         ("--backend native", settings.backend == "native"),
@@ -32,9 +25,5 @@ def check_states(settings: Settings, model: ModelConfig) -> None:
         if asked:
             raise SettingsError(
                 f"{flag} is not implemented for a {model.architecture} model, whose layers keep a state of each "
-                "sequence; serve it with --topology unified --backend torch on one rank"
+                "sequence; serve it on one machine, with --backend torch and one rank for each worker"
             )
-
-
-def state_notes(settings: Settings, model: ModelConfig) -> tuple[str, ...]:
-    return (_NO_HITS,) if keeps_states(model) and settings.enable_prefix_caching else ()

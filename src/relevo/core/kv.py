@@ -155,14 +155,14 @@ class KVLayout:
 
     def sequence_bytes(self, num_tokens: int) -> int:
         """What a sequence of that length has to keep for its next token, without the rest of its last blocks."""
-        return self.bytes_per_sequence + num_tokens * self.growing_bytes_per_token + self.tail_bytes(num_tokens)
+        return num_tokens * self.growing_bytes_per_token + self.tail_bytes(num_tokens)
 
     def tail_bytes(self, num_tokens: int, num_found_tokens: int = 0) -> int:
-        """Of these, those of windows and chunks: what a handoff moves beside the tokens that the receiver lacks.
-        `num_found_tokens`: the receiver has them in these layers, too."""
+        """Of these, those of windows, chunks and states: what a handoff moves beside the tokens that the receiver
+        lacks. `num_found_tokens`: the receiver has them in the layers with windows and chunks, too."""
         firsts = ((group, max(group.first_kept(num_tokens), num_found_tokens)) for group in self.groups)
         kept = ((group, num_tokens - first) for group, first in firsts if group.is_bounded)
-        return sum(count * group.bytes_per_token(self.dtype) for group, count in kept)
+        return self.bytes_per_sequence + sum(count * group.bytes_per_token(self.dtype) for group, count in kept)
 
     @property
     def bytes_per_block(self) -> int:

@@ -67,6 +67,9 @@ class ExpertsConfig:
     projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two: gate and up are one matrix
     held: range | None = None  # of a slice of the model: the experts that it has, whole; None: all, or a part of all
     is_interleaved: bool = False  # rows of that one alternate between gate and up
+    stacked_gate_up: str = (
+        ""  # checkpoints may have this of all, [E, 2 * I, hidden], and beside it all downs; empty: none
+    )
     router: str = "gate"
     bias: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"

@@ -46,7 +46,7 @@ class NewSequence(NamedTuple):
 
 
 class NewBlocks(NamedTuple):
-    """The end of a block table."""
+    """The end of a block table; the whole of one whose state goes on in other blocks."""
 
     sequence_id: SequenceId
     group: int  # place among the layout's KV groups
@@ -93,14 +93,16 @@ class StepPlan:
         """The rows at these places, as a step of their own."""
         ids = {self.sequence_ids[place] for place in places}
         new = [each for each in self.new if each.sequence_id in ids]
+        new_blocks = [each for each in self.new_blocks if each.sequence_id in ids]
         blocks = {block_id for each in new for table in each.tables for block_id in table}
+        blocks |= {block_id for each in new_blocks for block_id in each.block_ids}
         firsts = [sum(self.num_draws[:place]) for place in places]
         counts = [self.num_draws[place] for place in places]
         return StepPlan(
             step_id=self.step_id,
             new=new,
             removed=self.removed,
-            new_blocks=[each for each in self.new_blocks if each.sequence_id in ids],
+            new_blocks=new_blocks,
             block_copies=[copy for copy in self.block_copies if copy[1] in blocks],
             sequence_ids=[self.sequence_ids[place] for place in places],
             starts=[self.starts[place] for place in places],

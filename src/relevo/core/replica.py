@@ -21,7 +21,7 @@ class ReplicaSequence:
         self.num_prompt_tokens = len(new.request.prompt_token_ids)
         self.output_token_ids = list(new.output_token_ids)  # only grows
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
-        self.tables: list[list[BlockId]] = [list(table) for table in new.tables]  # one per KV group; these only grow
+        self.tables: list[list[BlockId]] = [list(table) for table in new.tables]  # one per KV group
         self._samples: dict[int, SampleState] = {}
 
     def sample(self, index: int) -> SampleState:

@@ -31,7 +31,7 @@ class LoadReports:
     growing_bytes_per_token: int  # of KV, in the layers that keep every token
     work: ModelWork | None = None  # None: what steps read and multiply is not counted
     num_steps: int = 0
-    tail_bytes: int = 0  # that other workers received of windows and chunks
+    tail_bytes: int = 0  # that other workers received of windows, chunks and states
     num_prefill_tokens: int = 0
     num_generation_tokens: int = 0
     largest_step_tokens: int = 0

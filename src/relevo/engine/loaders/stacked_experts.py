@@ -1,13 +1,14 @@
 """Experts that a folder stacks in one tensor, each as a weight of its own.
 
-Owns the two forms of such stacks: floats [experts, in, out], transposed; and MXFP4, blocks of 32 values in 4 bits with
-a power of two each. Rows of gates and of the values beside them are put one after the other. Source of MXFP4: the OCP
-Microscaling Formats specification; its values are floats of 16 bits exactly.
+Owns the three forms of such stacks: floats [experts, out, in], gates before the values beside them; floats [experts,
+in, out], transposed; and MXFP4, blocks of 32 values in 4 bits with a power of two each. Of the last two, rows of gates
+and of the values beside them are put one after the other. The family says which of the first two it is: shapes can be
+alike. Source of MXFP4: the OCP Microscaling Formats specification; its values are floats of 16 bits exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ _EXPONENT_BIAS = 127
 
 def experts_apart(experts: ExpertsConfig, stored: Sequence[StoredTensor]) -> list[StoredTensor]:
     """What is no stack stays. Raises ModelFileError for a stack of another number of experts."""
+    if experts.stacked_gate_up:
+        return [part for tensor in stored for part in _rows_apart(experts, tensor)]
     stacks = {f"{experts.block}.experts.{name}" for name in experts.projections}
     by_name = {tensor.name: tensor for tensor in stored}
     apart: list[StoredTensor] = []
@@ -43,26 +46,48 @@ def experts_apart(experts: ExpertsConfig, stored: Sequence[StoredTensor]) -> lis
     return apart
 
 
-def _parts(experts: ExpertsConfig, tensor: StoredTensor, by_name: dict[str, StoredTensor]) -> Iterator[StoredTensor]:
-    count = experts.num_experts
-    is_quantised, is_bias = tensor.name.endswith(_BLOCKS), tensor.name.endswith(_BIAS)
-    if len(tensor.shape) != (4 if is_quantised else 2 if is_bias else 3) or tensor.shape[0] != count:
+def _rows_apart(experts: ExpertsConfig, tensor: StoredTensor) -> Iterator[StoredTensor]:
+    """Of a stack [experts, out, in]."""
+    *gate_up, down = experts.projections
+    block, _, name = tensor.name.rpartition(".")
+    projections = {experts.stacked_gate_up: gate_up, down: [down]}.get(name, [])
+    if not projections or not block.endswith(f".{experts.block}.experts"):
+        yield tensor
+        return
+    _check_stack(experts, tensor, 3, FLOATS)
+    rows, rest = divmod(tensor.shape[1], len(projections))
+    if rest:
+        raise ModelFileError(f"{tensor.path}: {tensor.shape[1]} rows of {tensor.name} are no halves; mend the file")
+    num_bytes = tensor.num_bytes // (tensor.shape[0] * len(projections))
+    parts = ((number, projection) for number in range(tensor.shape[0]) for projection in projections)
+    for place, (number, projection) in enumerate(parts):
+        part_name, offset = f"{block}.{number}.{projection}.weight", tensor.offset + place * num_bytes
+        yield plain_tensor(tensor.path, part_name, offset, tensor.stored_as, (rows, tensor.shape[2]))
+
+
+def _check_stack(experts: ExpertsConfig, tensor: StoredTensor, num_dims: int, formats: Collection[str]) -> None:
+    if len(tensor.shape) != num_dims or tensor.shape[0] != experts.num_experts:
         raise ModelFileError(
-            f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)} for {count} experts; the config "
-            "is another model's"
+            f"{tensor.path}: tensor {tensor.name} has shape {list(tensor.shape)} for {experts.num_experts} experts; "
+            "the config is another model's"
         )
-    if tensor.stored_as not in (("U8",) if is_quantised else FLOATS):
+    if tensor.stored_as not in formats:
         raise UnsupportedModel(
             f"{tensor.path}: experts stacked in {tensor.name} are stored as {tensor.stored_as}, which is not "
             f"implemented; floats and MXFP4 are"
         )
+
+
+def _parts(experts: ExpertsConfig, tensor: StoredTensor, by_name: dict[str, StoredTensor]) -> Iterator[StoredTensor]:
+    is_quantised, is_bias = tensor.name.endswith(_BLOCKS), tensor.name.endswith(_BIAS)
+    _check_stack(experts, tensor, 4 if is_quantised else 2 if is_bias else 3, ("U8",) if is_quantised else FLOATS)
     stem = tensor.name.removesuffix(_BLOCKS).removesuffix(_BIAS)
     block, projection = stem.rsplit(".", 1)
     is_interleaved = experts.is_interleaved and projection != experts.projections[-1]
     scales = by_name.get(f"{stem}{_SCALES}") if is_quantised else None
     if is_quantised and (scales is None or scales.shape != tensor.shape[:-1] or scales.stored_as != "U8"):
         raise ModelFileError(f"{tensor.path}: tensor {tensor.name} has no scales that fit it; download it again")
-    for number in range(count):
+    for number in range(experts.num_experts):
         name = f"{block}.{number}.{projection}.{'bias' if is_bias else 'weight'}"
         part = _part(tensor, number, name)
         if scales is not None:

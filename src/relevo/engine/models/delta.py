@@ -131,6 +131,7 @@ def _experts(fields: ConfigFields) -> ExpertsConfig:
             shared_size=fields.integer("shared_expert_intermediate_size"),
             shared="shared_expert",
             shared_gate="shared_expert_gate",
+            stacked_gate_up="gate_up_proj",
         ),
     )
 

@@ -112,10 +112,17 @@ class BlockPool:
         self.share(hits)
         return self.allocate(num_new)
 
-    def register(self, block_id: BlockId, key: ContentKey) -> None:
-        """The held block now has the content of `key`. If another block has it already, this one stays unknown."""
+    def register(self, block_id: BlockId, key: ContentKey) -> bool:
+        """The held block now has the content of `key`. False: another block has it already, this one stays unknown."""
         assert self._num_refs[self._index(block_id)] > 0
-        self._cache.register(block_id, key)
+        return self._cache.register(block_id, key)
+
+    def forget(self, key: ContentKey) -> None:
+        """The content cannot be found any more, and its block is free when nothing holds it. Unknown content: no-op."""
+        if self._cache.find(key) is not None:
+            block_id = self._cache.forget(key)
+            if self._num_refs[self._index(block_id)] == 0:
+                self._free.append(block_id)
 
     def release(self, block_ids: Sequence[BlockId]) -> None:
         """Let go once of each block, last first, so that tails are evicted before what they build on."""

@@ -12,6 +12,7 @@ from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.group_tables import NO_HITS, GroupHits, GroupTables
 from relevo.policy.worker.intake import SchedulerConfig, num_blocks_for
 from relevo.policy.worker.reservations import Grant
+from relevo.policy.worker.snapshots import kept_borders
 from relevo.policy.worker.worker_requests import Sequence
 
 
@@ -22,7 +23,7 @@ class BlockTables:
         self._block_size = config.block_size
         self._has_groups = bool(config.more_groups)
         self._groups = GroupTables(pool, config.more_groups, config.max_batched_tokens)
-        self._is_caching = config.enable_prefix_caching and self._groups.can_hit
+        self._is_caching = config.enable_prefix_caching
         self._closed: list[SequenceId] = []
 
     def hashes(self, request: EngineRequest, token_ids: list[TokenId]) -> list[BlockHash]:
@@ -34,18 +35,20 @@ class BlockTables:
 
     def expected_hits(self, sequence: Sequence) -> int:
         """Tokens that would be hits if the sequence opened now."""
-        hits, _ = self._match(sequence)
+        hits, _, _ = self._match(sequence)
         return len(hits) * self._block_size
 
     def open(self, sequence: Sequence, num_spare: int) -> bool:
         """Blocks for all tokens of the sequence, hits first; False if `num_spare` blocks would not stay available."""
-        hits, more = self._match(sequence)
-        if self._open(sequence, hits, more, num_spare):
+        hits, more, num_known = self._match(sequence)
+        if self._open(sequence, hits, more, num_spare, num_known):
             return True
         # Hits of several groups take some room of their own: what fits the empty pool has to start there without.
         return bool(more.num_blocks) and not self._pool.num_held and self._open(sequence, [], NO_HITS, num_spare)
 
-    def _open(self, sequence: Sequence, hits: list[BlockId], more: GroupHits, num_spare: int) -> bool:
+    def _open(
+        self, sequence: Sequence, hits: list[BlockId], more: GroupHits, num_spare: int, num_known_blocks: int = 0
+    ) -> bool:
         num_tokens = len(sequence.token_ids)
         num_new = num_blocks_for(num_tokens, self._block_size) - len(hits)
         num_more = self._groups.most(num_tokens, more.num_blocks)
@@ -53,21 +56,26 @@ class BlockTables:
         if new is None:
             return False
         sequence.block_ids = hits + new[:num_new]
-        sequence.more = self._groups.open(new[num_new:], num_tokens, more)
+        if self._has_groups:
+            borders = (
+                kept_borders(num_tokens, self._block_size, len(hits), num_known_blocks) if self._is_caching else ()
+            )
+            sequence.more, sequence.copies = self._groups.open(new[num_new:], num_tokens, more, borders)
         sequence.num_registered_blocks = len(hits)
         sequence.num_computed = len(hits) * self._block_size
         return True
 
-    def _match(self, sequence: Sequence) -> tuple[list[BlockId], GroupHits]:
-        """The blocks of the longest prefix that all groups have: of the first, and of the others."""
+    def _match(self, sequence: Sequence) -> tuple[list[BlockId], GroupHits, int]:
+        """The blocks of the longest prefix that all groups have, of the first and of the others; and how many the first
+        one alone has."""
         if sequence.is_scored:
-            return [], NO_HITS
+            return [], NO_HITS, 0
         usable = self.usable_hashes(sequence.hashes, len(sequence.token_ids))
         hits = self._pool.match(usable)
         if not self._has_groups:
-            return hits, NO_HITS
+            return hits, NO_HITS, len(hits)
         more = self._groups.match(usable[: len(hits)])
-        return hits[: more.num_blocks], more
+        return hits[: more.num_blocks], more, len(hits)
 
     def match_room(self, sequence: Sequence) -> tuple[list[BlockId], GroupHits]:
         """For a prompt that another worker computes: hits of the first group, and what the others have of its end."""
@@ -123,6 +131,18 @@ class BlockTables:
         self._groups.slide(sequence.more, sequence.num_computed, len(sequence.token_ids), self._known(sequence))
         sequence.has_new_blocks = True
 
+    def tokens_to_border(self, sequence: Sequence, num_tokens: int) -> int:
+        """Of the next `num_tokens` of a sequence of several KV groups, as many as its next step may compute."""
+        return self._groups.tokens_to_border(sequence.more, sequence.num_computed, num_tokens)
+
+    def leave_snapshots(self, sequence: Sequence, num_spare: int) -> None:
+        """Before a row: it does not write into what others can find, but goes on in a copy if more than `num_spare`
+        blocks are left."""
+        copies = self._groups.leave_snapshots(sequence.more, num_spare)
+        if copies:
+            sequence.copies += copies
+            sequence.has_new_blocks = True
+
     def fork(self, source: Sequence, sample: SampleState, spare: list[BlockId]) -> tuple[Sequence, bool]:
         """A sequence for `sample` on the computed tokens of `source`: full blocks are shared, a partial one is copied.
 
@@ -134,7 +154,7 @@ class BlockTables:
             parent=source.parent, samples=(sample,), token_ids=token_ids, hashes=source.hashes[:num_full]
         )
         num_tails = int(num_computed % self._block_size > 0)
-        num_new = num_tails + self._groups.num_fork_blocks(source.more, num_computed)
+        num_new = num_tails + self._groups.num_fork_blocks(num_computed, self._block_size)
         new = [spare.pop() for _ in range(num_new)] if len(spare) >= num_new else self._pool.allocate(num_new)
         if new is None:
             return sequence, False

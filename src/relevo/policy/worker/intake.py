@@ -15,7 +15,13 @@ from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
 from relevo.core.role import Role
 from relevo.policy.worker.content import TOKENS, TokenContent
-from relevo.policy.worker.table_rules import TableRule, num_blocks_of, num_pool_tokens, num_tail_blocks
+from relevo.policy.worker.table_rules import (
+    TableRule,
+    num_blocks_of,
+    num_fork_blocks,
+    num_pool_tokens,
+    num_tail_blocks,
+)
 
 MAX_CONTINUATIONS = 1024  # arbitrary: of a request; each takes memory before it has a slot
 
@@ -70,16 +76,17 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def num_copy_blocks(request: EngineRequest, num_slots: int, block_size: int, num_left: int, num_groups: int = 1) -> int:
-    """Copies of a partial last prompt block, in each KV group, that `num_slots` continuations need beside the first
-    one's. `num_left`: blocks of the empty pool beside the prompt.
+def num_copy_blocks(
+    request: EngineRequest, num_slots: int, block_size: int, num_left: int, more_groups: Sequence[TableRule] = ()
+) -> int:
+    """Copies of a partial last prompt block, in each KV group, and of states that `num_slots` continuations need beside
+    the first one's. `num_left`: blocks of the empty pool beside the prompt.
 
     No more than the empty pool has beside the prompt: a continuation without one starts when another has ended.
     """
     num_prompt = len(request.prompt_token_ids)
-    if num_prompt % block_size == 0:
-        return 0
-    return num_groups * min(num_slots - 1, num_left // num_groups)
+    num_each = (num_prompt % block_size > 0) + num_fork_blocks(more_groups, num_prompt, block_size)
+    return num_each * min(num_slots - 1, num_left // num_each) if num_each else 0
 
 
 def max_outputs(request: EngineRequest, config: SchedulerConfig, *, bounded_by_pool: bool) -> int:
@@ -157,17 +164,13 @@ def check_samples(request: EngineRequest, samples: Sequence[SampleState], config
 
 
 def check_reserve(request: EngineRequest, config: SchedulerConfig) -> Rejected | None:
-    return (
-        _check_handoff(config)
-        or check_request(request, config)
-        or check_fits(len(request.prompt_token_ids) + 1, config)
-    )
+    return check_request(request, config) or check_fits(len(request.prompt_token_ids) + 1, config)
 
 
 def check_prefill(
     request: EngineRequest, reservation: Reservation, zero_copy: bool, config: SchedulerConfig
 ) -> Rejected | None:
-    rejected = _check_handoff(config) or check_request(request, config)
+    rejected = check_request(request, config)
     num_prompt = len(request.prompt_token_ids)
     if rejected is None and not zero_copy:
         rejected = check_fits(num_prompt, config)
@@ -192,9 +195,3 @@ def _is_room_of(request: EngineRequest, reservation: Reservation, config: Schedu
         and 0 <= num_found <= reservation.num_hit_tokens <= num_prompt
         and num_found % config.block_size == 0
     )
-
-
-def _check_handoff(config: SchedulerConfig) -> Rejected | None:
-    if not any(rule.num_state_blocks for rule in config.more_groups):
-        return None
-    return Rejected(errors.HandoffFailed.code, "States of sequences cannot be handed over; serve the model unified.")

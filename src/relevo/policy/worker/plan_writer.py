@@ -20,6 +20,7 @@ class PlanWriter:
             self._introduce(plan, sequence)
         elif sequence.has_new_blocks:
             _tell_blocks(plan, sequence)
+        plan.block_copies += sequence.copies
         sequence.is_in_step = True
         start, token_ids = sequence.num_computed, sequence.token_ids
         end = start + num_tokens
@@ -43,7 +44,6 @@ class PlanWriter:
         for table in sequence.more:
             table.num_told = len(table.block_ids)
         plan.new.append(NewSequence(sequence.sequence_id, request, outputs, tables))
-        plan.block_copies += sequence.copies
 
 
 def _tell_blocks(plan: StepPlan, sequence: Sequence) -> None:

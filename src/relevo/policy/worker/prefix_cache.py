@@ -5,7 +5,8 @@ its own tokens, every token before them and the salt, so equal hashes mean equal
 automatic prefix caching).
 
 What became findable and what was forgotten since the last `take_changes` is noted, so that others can follow: of the
-first KV group, whose blocks have hashes alone for keys. Those of the others are known by hash and number of the group.
+first KV group, whose blocks have hashes alone for keys. Those of the others are known by number of the group and hash,
+those of a state, which takes several, by their place in it, too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from relevo.core.request import EngineRequest
 HASH_BYTES = 16
 ROOT_HASH: BlockHash = bytes(HASH_BYTES)  # the parent of a first block
 
-ContentKey = BlockHash | tuple[int, BlockHash]  # of a KV group after the first: its number and the hash
+# Of a KV group after the first: its number and the hash; of a state, whose tokens end with that hash, a place besides.
+ContentKey = BlockHash | tuple[int, BlockHash] | tuple[int, BlockHash, int]
 
 
 def block_hash(parent: bytes, token_ids: Sequence[TokenId], salt: bytes) -> BlockHash:
@@ -101,6 +103,14 @@ class PrefixCache:
         self._key_of[block_id] = key
         self._note(key, is_known=True)
         return True
+
+    def forget(self, key: ContentKey) -> BlockId:
+        """Its block, which is not reusable any more. Requires content that is known."""
+        block_id = self._block_of.pop(key)
+        del self._key_of[block_id]
+        self._reusable.pop(block_id, None)
+        self._note(key, is_known=False)
+        return block_id
 
     def park(self, block_id: BlockId) -> None:
         """The last holder let go: the block becomes the youngest reusable one."""

@@ -25,7 +25,7 @@ from relevo.policy.worker.table_rules import TableRule, num_tail_blocks
 @dataclass(slots=True, eq=False, kw_only=True)
 class Grant:
     reservation: Reservation
-    copy_block_ids: list[BlockId]  # for partial last blocks of the continuations after the first; no writer sees them
+    copy_block_ids: list[BlockId]  # for partial last blocks and states of other continuations; no writer sees them
     hashes: list[BlockHash]  # of the full prompt blocks; empty without prefix caching
     num_prompt_tokens: int
     flow: Flow
@@ -105,8 +105,8 @@ class Reservations:
         num_prompt_blocks = num_blocks_for(num_prompt, self._block_size)
         num_found_tokens = found.num_blocks * self._block_size
         num_prompt_blocks += num_tail_blocks(self._more_groups, num_prompt, num_found_tokens)
-        num_left, num_groups = self._pool.num_blocks - num_prompt_blocks, 1 + len(self._more_groups)
-        num_blocks = num_prompt_blocks + num_copy_blocks(request, num_slots, self._block_size, num_left, num_groups)
+        num_left, more = self._pool.num_blocks - num_prompt_blocks, self._more_groups
+        num_blocks = num_prompt_blocks + num_copy_blocks(request, num_slots, self._block_size, num_left, more)
         new = self._pool.take([*hits, *found.all], num_blocks - len(hits), num_spare)
         if new is None:
             return None

@@ -46,6 +46,8 @@ class StepPlanner:
                 self._grow(sequence)
         for sequence in decoding:
             if sequence.is_running:
+                if sequence.more:
+                    self._tables.leave_snapshots(sequence, len(decoding))
                 self._writer.add(plan, sequence, 1)
                 step.append(sequence)
         num_decodes = plan.num_decodes = len(step)
@@ -121,7 +123,9 @@ class StepPlanner:
                 sequence.parent.first_scheduled_at_ns = now_ns
             sequence.parent.num_chunks += sequence.parent.owes_facts
             if sequence.more:
+                num_tokens = self._tables.tokens_to_border(sequence, num_tokens)
                 self._tables.slide(sequence)
+                self._tables.leave_snapshots(sequence, plan.num_decodes)
             if sequence.is_scored:
                 scores_left -= num_tokens
                 if sequence.num_computed + 1 < sequence.parent.num_prompt_tokens:

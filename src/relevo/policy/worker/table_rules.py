@@ -30,18 +30,29 @@ class TableRule:
     def most(self, num_tokens: int, max_step_tokens: int, num_hit_blocks: int = 0) -> int:
         """Blocks that suffice while `num_tokens` tokens are computed in steps of at most `max_step_tokens`, beside the
         first `num_hit_blocks` entries."""
+        if self.num_state_blocks:  # its own, whatever it begins with
+            return self.num_state_blocks
         num_entries = self.end(num_tokens) - num_hit_blocks
         if not self.group.span:
             return num_entries
         return min(num_entries, -(-(self.group.span - 1 + max_step_tokens) // self.block_size) + 1)
 
     def tail(self, num_computed: int, num_found_tokens: int = 0) -> range:
-        """Entries with what the next token sees, those of the first `num_found_tokens` left out (whole blocks)."""
+        """Entries with what the next token sees, those of the first `num_found_tokens` left out (whole blocks): of a
+        state all, because it is never found for all tokens of a prompt."""
+        if self.num_state_blocks:
+            return range(self.num_state_blocks)
         return range(max(self.first(num_computed), num_found_tokens // self.block_size), self.end(num_computed))
 
 
 def num_tail_blocks(rules: Sequence[TableRule], num_computed: int, num_found_tokens: int = 0) -> int:
     return sum(len(rule.tail(num_computed, num_found_tokens)) for rule in rules)
+
+
+def num_fork_blocks(rules: Sequence[TableRule], num_computed: int, block_size: int) -> int:
+    """Blocks of these groups that a fork after so many tokens cannot share: states, and partial last blocks."""
+    has_partial = num_computed % block_size > 0
+    return sum(rule.num_state_blocks or has_partial for rule in rules)
 
 
 def num_more_blocks(rules: Sequence[TableRule], num_tokens: int, max_step_tokens: int, num_hit_blocks: int = 0) -> int:

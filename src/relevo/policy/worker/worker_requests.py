@@ -64,7 +64,7 @@ class Sequence:
     num_computed: int = 0  # KV of token_ids[:num_computed] lies in block_ids
     num_registered_blocks: int = 0
     more: list[GroupTable] = field(default_factory=list)  # of the KV groups after the first
-    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # made before the first row; sources are held
+    copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # made before the next row; sources are held
     num_expected_hits: int = 0  # tokens found in the prefix cache on arrival: an estimate
     sequence_id: SequenceId = 0  # under which the runner knows it; 0: it does not
     num_told_blocks: int = 0  # of block_ids, that the runner knows

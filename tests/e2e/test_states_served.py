@@ -1,0 +1,101 @@
+"""A model of states behind HTTP: split, found again, or begun anew after a death, answers have one worker's tokens.
+
+Red when a handoff leaves a state behind or counts other bytes than its formula, when tokens count as cached that were
+computed, or when an answer is lost with a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from handoffs import answers_until_handed_over
+from stack import Stack, stack
+from tiny_folders import write_folder
+from transformers import Qwen3_5TextConfig
+
+HEADS, HEAD_SIZE, KEYS, VALUES, KERNEL = 2, 24, 8, 12, 4
+TOKEN_BYTES = 2 * HEADS * HEAD_SIZE * 4  # of the one layer of full attention, float32
+STATE_BYTES = 3 * (2 * KEYS * VALUES * 4 + (2 * 2 * KEYS + 2 * VALUES) * (KERNEL - 1) * 4)
+LENGTH, NUM_PROMPTS, BLOCK = 150, 4, 16
+FLAGS = ("--num-kv-blocks", "300", "--max-model-len", "512", "--dtype", "float32")
+
+CONFIG = Qwen3_5TextConfig(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    num_attention_heads=4,
+    num_key_value_heads=HEADS,
+    head_dim=HEAD_SIZE,
+    linear_num_key_heads=2,
+    linear_num_value_heads=2,
+    linear_key_head_dim=KEYS,
+    linear_value_head_dim=VALUES,
+    linear_conv_kernel_dim=KERNEL,
+    max_position_embeddings=512,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("states"), CONFIG)
+
+
+def ask(server: Stack, seed: int, length: int = LENGTH, max_tokens: int = 40) -> Any:
+    prompt = [(seed + 7 * place + place * place) % 256 for place in range(length)]
+    return server.complete(prompt, max_tokens=max_tokens, ignore_eos=True)
+
+
+def answer(server: Stack, seed: int) -> str:
+    return str(ask(server, seed)["choices"][0]["text"])
+
+
+def num_cached(body: Any) -> int:
+    return int((body["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[str]:
+    """Of one worker, which then finds of each prompt what lies before its last block."""
+    with stack(str(folder), "--topology", "unified", *FLAGS) as alone:
+        first = [answer(alone, seed) for seed in range(NUM_PROMPTS)]
+        assert alone.metric("vllm:prefix_cache_hits_total") == 0
+        again = [ask(alone, seed) for seed in range(NUM_PROMPTS)]
+        assert [body["choices"][0]["text"] for body in again] == first
+        assert [num_cached(body) for body in again] == [(LENGTH - 1) // BLOCK * BLOCK] * NUM_PROMPTS
+    return first
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_split_answers_are_those_of_one_worker(folder: Path, expected: list[str], transport: str) -> None:
+    flags = (*FLAGS, "--kv-transport", transport, "--no-enable-prefix-caching")
+    with stack(str(folder), "--topology", "1p1d", *flags) as split:
+        handed = answers_until_handed_over(split, answer, expected)
+        moved = split.metric("relevo:kv_transfer_bytes_total", role="prefill")
+    assert moved == handed * (LENGTH * TOKEN_BYTES + STATE_BYTES)
+
+
+def test_answers_outlive_the_death_of_either_worker(folder: Path, expected: list[str]) -> None:
+    """With hits on both sides; a worker that is killed amid them is replaced, and nothing is held in the end."""
+    with stack(str(folder), "--topology", "1p1d", *FLAGS, "--kv-transport", "tcp") as split:
+        answers_until_handed_over(split, answer, expected)
+        for worker in ("prefill-0", "decode-0"):
+            seeds = [number % NUM_PROMPTS for number in range(12)]
+            with ThreadPoolExecutor(len(seeds)) as pool:
+                answers = [pool.submit(answer, split, seed) for seed in seeds]
+                answers[0].result()  # the others are on their way
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(split.pids()[worker], signal.SIGKILL)
+                assert [each.result() for each in answers] == [expected[seed] for seed in seeds]
+            split.wait_ready()
+            assert answer(split, 1) == expected[1]
+            split.wait_idle()
