@@ -310,7 +310,7 @@ def test_experts_that_a_checkpoint_stacks_are_those_of_its_twin(family: str, tmp
     with pytest.raises(ModelFileError, match=r"has shape \[11, .* for 12 experts"):
         load_model_files(str(tmp_path))
     save_file({**tensors, **stacks, up: stacks[up].to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
-    with pytest.raises(UnsupportedModel, match="are stored as F8_E4M3"):
+    with pytest.raises(UnsupportedModel, match="stored as F8_E4M3"):
         load_model_files(str(tmp_path))
 
 

@@ -82,27 +82,7 @@ GPT_OSS_120B: dict[str, Any] = {
     },
 }
 LLAMA_4_SCOUT: dict[str, Any] = {"text_config": published_configs.LLAMA_4_SCOUT}
-QWEN35_35B: dict[str, Any] = {
-    "text_config": {
-        "model_type": "qwen3_5_moe_text",
-        "hidden_size": 2048,
-        "num_hidden_layers": 40,
-        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "vocab_size": 248320,
-    }
-}
+QWEN35_35B: dict[str, Any] = {"text_config": published_configs.QWEN_35_35B}
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,16 @@ class BlockTables:
         return hits[: more.num_blocks], more, len(hits)
 
     def match_room(self, sequence: Sequence) -> tuple[list[BlockId], GroupHits]:
-        """For a prompt that another worker computes: hits of the first group, and what the others have of its end."""
+        """For a prompt that another worker computes: hits of the first group, and what the others have of its end. Hits
+        also say where this worker itself could begin: with states that is where one is kept."""
         if sequence.is_scored:
             return [], NO_HITS
         usable = self.usable_hashes(sequence.hashes, sequence.parent.num_prompt_tokens)
         hits = self._pool.match(usable)
         if not self._has_groups:
             return hits, NO_HITS
+        if self._groups.have_states:
+            hits = hits[: self._groups.match(usable[: len(hits)]).num_blocks]
         return hits, self._groups.match_tail(usable[: len(hits)], sequence.parent.num_prompt_tokens)
 
     def adopt(self, sequence: Sequence, grant: Grant) -> None:

@@ -64,6 +64,7 @@ class GroupTables:
         self._pool = pool
         self._rules = tuple(rules)
         self._max_step_tokens = max_step_tokens
+        self.have_states = any(rule.num_state_blocks for rule in rules)
 
     def match(self, hashes: Sequence[BlockHash]) -> GroupHits:
         """The longest prefix of the blocks with these hashes after which every group has what the next token sees."""
