@@ -78,6 +78,21 @@ def test_forks_begin_with_the_state_of_the_prompt_and_go_on_apart() -> None:
     assert served(worker, request("again", prompt, n=3))[1] == 28
 
 
+def test_a_room_has_hits_where_its_worker_could_begin() -> None:
+    """The gateway asks whether it computes the rest there. Red when it hears of blocks without a state."""
+    worker, prompt = Worker(RULES, 200), tuple(range(100, 130))
+    served(worker, request("r", prompt))
+    hits = []
+    for name, asked in (("parts", (*prompt[:18], 7)), ("again", prompt)):
+        assert worker.scheduler.reserve(request(name, asked), 0) is None
+        (room,) = worker.scheduler.take_grants(0)
+        hits.append((room.num_hit_tokens, room.num_found_tokens))
+        assert len(room.block_ids) == -(-len(asked) // SIZE) + NUM_STATE_BLOCKS
+        worker.scheduler.abort(RequestId(name), writer_active=False)
+    assert hits == [(0, 0), (28, 0)]
+    assert worker.num_held == 0
+
+
 def test_a_snapshot_takes_no_room_from_what_runs() -> None:
     """The pool has just what the request takes: nothing is kept, nothing gives way, and nothing waits."""
     one = request("r", tuple(range(100, 130)), max_tokens=40)
