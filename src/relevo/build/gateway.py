@@ -125,7 +125,7 @@ def run_gateway(config: GatewayConfig, report: Report) -> None:
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[None]:
         connections = [backend.connections for backend in backends]
-        tasks = [asyncio.create_task(each) for each in (*(c.run() for c in connections), vocabularies.run())]
+        tasks = [asyncio.create_task(each) for each in (*(c.run() for c in connections), vocabularies.run(connections))]
         tasks += [asyncio.create_task(each.run()) for each in (cluster,) if each is not None]
         tasks.append(asyncio.create_task(_report_ready(backends, report)))
         tasks += [asyncio.create_task(each.run()) for each in beside]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from relevo.build.configs import ServedModelConfig
 from relevo.gateway.text.tokenizer import Tokenizer
+from relevo.orchestrator.connections import Connections
 from relevo.vocabulary.grammars import GrammarVocabulary
 from relevo.vocabulary.late_vocabulary import REST_S, LateVocabulary
 from relevo.vocabulary.verdicts import GrammarVerdicts
@@ -23,8 +24,10 @@ class LateVocabularies:
         self._all.append(verdicts.vocabulary)
         return verdicts
 
-    async def run(self) -> None:
-        """Until all are made."""
+    async def run(self, connections: Sequence[Connections]) -> None:
+        """Until all are made. Nothing rests before all workers have come: until then they have use for the cores."""
+        for each in connections:
+            await each.ready.wait()
         look_s = self._rest_s / 2
         for vocabulary in self._all:
             rested_s = 0.0

@@ -37,7 +37,7 @@ from relevo.policy.perf.step_costs import StepCostModel
 from relevo.policy.worker.core import WorkerCore
 from relevo.policy.worker.drain import Drain
 from relevo.policy.worker.scheduler import Scheduler, StepOutcome
-from relevo.vocabulary.late_vocabulary import REST_S
+from relevo.vocabulary.late_vocabulary import Rest
 from relevo.wire import messages as wire
 from relevo.wire.gateway_links import GatewayLinks, PeerGone
 
@@ -86,18 +86,16 @@ class EngineLoop:
 
     def run(self) -> None:
         """Until drained: everything ended, or the time for it is over."""
-        may_wait, busy_at_ns = True, self.clock.now_ns()
+        may_wait, rest = True, Rest()
         while not self.may_leave(now_ns := self.clock.now_ns()):
             patience_s = self._drain.patience_s(now_ns) if may_wait else 0.0
-            if not may_wait:
-                busy_at_ns = now_ns
-            elif not self.grammars.vocabulary.is_made:
-                patience_s = self._rest(now_ns - busy_at_ns, patience_s)
+            if not self.grammars.vocabulary.is_made:
+                is_busy = not may_wait or not self.links.peer_ids  # without a gateway the server is still starting
+                patience_s = self._rest(rest.left_s(now_ns, is_busy=is_busy), patience_s)
             may_wait = not self.turn(patience_s)
 
-    def _rest(self, idle_ns: int, patience_s: float | None) -> float | None:
+    def _rest(self, left_s: float, patience_s: float | None) -> float | None:
         """How long to wait; after a rest what no start waits for is made first."""
-        left_s = REST_S - idle_ns / 1e9
         if left_s > 0.0:
             return left_s if patience_s is None else min(left_s, patience_s)
         self.grammars.vocabulary.make()

@@ -7,11 +7,27 @@ a grammar that comes before that waits for it, and what runs stands still that o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
 
 from relevo.vocabulary.grammars import GrammarVocabulary
 
-REST_S = 0.5  # without anything to do, after which a process makes it. Arbitrary
+REST_S = 2.0  # without anything to do, after which a process makes it. Arbitrary: a new server is asked sooner
+
+
+@dataclass(slots=True)
+class Rest:
+    """How long a process has had nothing to do."""
+
+    _since_ns: int | None = None
+
+    def left_s(self, now_ns: int, *, is_busy: bool) -> float:
+        """Of REST_S, to be asked whenever that may have changed."""
+        if is_busy:
+            self._since_ns = None
+        elif self._since_ns is None:
+            self._since_ns = now_ns
+        return REST_S if self._since_ns is None else REST_S - (now_ns - self._since_ns) / 1e9
 
 
 class LateVocabulary:
