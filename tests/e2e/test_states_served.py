@@ -95,6 +95,7 @@ def wait_for_another(server: Stack, worker_id: str, pid: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_answers_outlive_the_death_of_either_worker(folder: Path, expected: list[str]) -> None:
     """With hits on both sides; a worker that is killed amid them is replaced, and nothing is held in the end."""
     with stack(str(folder), "--topology", "1p1d", *FLAGS, "--kv-transport", "tcp") as split:
