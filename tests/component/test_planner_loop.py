@@ -325,3 +325,25 @@ def planning_of(window: DemandWindow, is_dry: bool, clock: Clock | None = None) 
         is_dry=is_dry,
         targets={"ttft_p90_s": 1.0, "itl_p90_s": 0.05},
     )
+
+
+async def test_an_answer_about_a_rush_that_is_over_changes_nothing() -> None:
+    """One request a second, ten for 5 s, and the simulator takes 25 s. Red when roles are changed for what has gone."""
+    for answers_after_s, is_over in ((1, False), (25, True)):
+        clock, generator = Hand(), ScriptedGenerator([])
+        generator.engine_status = two_workers()
+        planning = planning_of(DemandWindow(generator, clock, SLO), is_dry=True, clock=clock)
+        number = 0
+        for num, per_s in ((40, 1.0), (50, 10.0)):
+            for _ in range(num):
+                clock.at_ns += round(S / per_s)
+                number += 1
+                planning.window.start(request_for(number, [1] * 8, 4), Deaf())
+                planning.window.finished(record(number, 8, 4, 0.1))
+        question = planning.look()
+        assert isinstance(question, Question) and question.seen.demand is not None
+        assert question.seen.demand.requests_per_s > 3.0
+        outlooks = await planning.ask(question.modes, question.demand, question.workers)
+        clock.at_ns += answers_after_s * S
+        found = planning.decide(question, outlooks)
+        assert ("rush" in found.reason) is is_over and (found.verdict is PlanVerdict.UNKNOWN) is is_over

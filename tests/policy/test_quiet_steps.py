@@ -127,14 +127,17 @@ class Worker:
         return f"r{self.num_requests}"
 
 
-def joined(outcomes: list[StepOutcome]) -> dict[tuple[str, int], list[SampledToken]]:
+def joined(outcomes: list[StepOutcome]) -> tuple[dict[tuple[str, int], list[SampledToken]], dict[str, str]]:
     tokens: dict[tuple[str, int], list[SampledToken]] = {}
+    ends: dict[str, str] = {}
     for outcome in outcomes:
         assert not outcome.prefixes
         for output in outcome.all_outputs:
-            assert isinstance(output, TokenOutput) and output.finish_reason is None and output.facts is None
+            assert isinstance(output, TokenOutput) and output.facts is None
             tokens.setdefault((output.request_id, output.sample_index), []).extend(output.tokens)
-    return tokens
+            if output.finish_reason is not None:
+                ends[f"{output.request_id} {output.sample_index}"] = output.finish_reason.value
+    return tokens, ends
 
 
 @settings(max_examples=300)
@@ -161,18 +164,17 @@ def test_a_stretch_lasts_until_something_is_to_be_decided(is_caching: bool) -> N
     worker.submit([1, 2, 3], 10, 1, "")
     assert worker.scheduler.num_quiet_steps(100) == 0  # a prompt is to be computed
     worker.step(1)
-    assert worker.scheduler.num_quiet_steps(100) == 8  # nine tokens are left, the last of them ends it
+    assert worker.scheduler.num_quiet_steps(100) == 9  # so many tokens are left, the last of them ends it
     assert worker.scheduler.num_quiet_steps(5) == 5
     worker.submit([2], 40, 1, "")
     assert worker.scheduler.num_quiet_steps(100) == 0  # a request waits
     worker.step(1)
-    assert worker.scheduler.num_quiet_steps(100) == 7
-    worker.jump(7)
-    worker.step(1)
+    assert worker.scheduler.num_quiet_steps(100) == 8
+    worker.jump(8)
     assert len(worker.scheduler.requests) == 1
     for _ in range(2):
         worker.jump(5)
-    assert worker.num_jumped == 17
+    assert worker.num_jumped == 18
 
 
 def test_a_stretch_ends_before_a_block_is_lacking() -> None:

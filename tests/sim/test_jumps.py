@@ -50,6 +50,8 @@ WORLDS = {
     "a line": (config(split(1, 2)), long_answers(200, 30.0), habits),
     "tenants in line": (config(split(1, 2)), long_answers(150, 30.0), tenants),
     "unified": (config((worker("one", "unified"), worker("two", "unified"))), long_answers(150, 8.0), habits),
+    "many ends": (config((worker("one", "hybrid"), worker("two", "hybrid"))), chat(200, 12.0), habits),
+    "several answers": (config(split(1, 2)), chat(100, 4.0), lambda row: Habits(num_samples=1 + row.row % 3)),
     "one box": (
         config(split(1, 2, box="box"), network=NetworkSpec(shares_memory=True)),
         long_answers(150, 8.0),

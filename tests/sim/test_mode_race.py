@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from random import Random
 
 import pytest
@@ -43,8 +45,9 @@ def demand(rate: float, prompt: int, output: int) -> Demand:
     return Demand(requests_per_s=rate, samples=samples, longest_tokens=4 * (prompt + output))
 
 
-def full(of: ModeWorlds, asked: Demand) -> dict[Mode, ModeOutlook]:
-    return {mode: of.outlook(mode, asked) for mode in MODES}
+@cache
+def full(asked: Demand) -> Mapping[Mode, ModeOutlook]:
+    return {mode: worlds().outlook(mode, asked) for mode in MODES}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def full(of: ModeWorlds, asked: Demand) -> dict[Mode, ModeOutlook]:
 def test_the_winner_is_that_of_a_full_comparison(asked: Demand, present: str) -> None:
     """Red when a mode is left out by its first requests that wins in the end."""
     now = next(mode for mode in MODES if mode.name == present)
-    said, whole = ModeRace(worlds=worlds(), wide=0.25, least=0.02).outlooks(MODES, now, asked), full(worlds(), asked)
+    said, whole = ModeRace(worlds=worlds(), wide=0.25, least=0.02).outlooks(MODES, now, asked), full(asked)
     left = {mode: outlook for mode, outlook in said.items() if not outlook.is_beaten}
     winner = max(left, key=lambda mode: left[mode].attained)
     assert whole[winner].attained >= max(outlook.attained for outlook in whole.values()) - NOISE

@@ -259,8 +259,8 @@ class EngineLoop:
     # ---- many steps at once, for a driver that knows what they draw --------------------------------------------------
 
     def num_quiet_steps(self, at_most: int) -> int:
-        """How many of the steps to come bring a token for each sequence that runs and nothing else, if no message and
-        no transfer event arrives before them. 0: the next step is not quiet."""
+        """How many of the steps to come bring a token for each sequence that runs and nothing else, but for ends with
+        the last of them, if no message and no transfer event arrives before. 0: the next step is not quiet."""
         if self.core.remote_prefills or self._drain.is_asked:
             return 0
         return self.scheduler.num_quiet_steps(at_most)
@@ -271,6 +271,8 @@ class EngineLoop:
         outcome = self.scheduler.take_quiet_steps(tokens)
         num_rows = sum([len(outputs) for outputs in outcome.outputs.values()])
         self.reports.count_steps(len(tokens), num_rows, 0, outcome)
+        if self.decide is not unlogged:
+            tell_ends(self.decide, outcome.outputs.values())
         self._tell(outcome)
 
     def _tell(self, outcome: StepOutcome) -> None:

@@ -20,7 +20,7 @@ from relevo.core.role import Role, parse_role
 from relevo.orchestrator.ports import WorkerStatus
 from relevo.planner.together import Telling, Together, encode
 from relevo.planner.window import DemandWindow, Window
-from relevo.policy.scaling.demand import Demand
+from relevo.policy.scaling.demand import Demand, has_gone
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, mode_named, modes_of
 from relevo.policy.scaling.planner_limits import PlannerLimits
@@ -124,9 +124,7 @@ class RolePlanning:
 
     def look(self) -> Question | PlanDecision:
         """What is to be found out before `decide`, or what was decided and carried out without."""
-        workers, window = self.window.status().workers, self.window.look()
-        if self.together is not None:
-            window = self.together.whole(window)
+        workers, window = self.window.status().workers, self._look()
         there = tuple(worker for worker in workers if worker.ready)
         modes = modes_of(_machines(there))
         seen = self._seen(workers, there, window, modes)
@@ -136,12 +134,26 @@ class RolePlanning:
         return self._carry_out(found, seen, window)
 
     def decide(self, question: Question, outlooks: Mapping[Mode, ModeOutlook]) -> PlanDecision:
-        """And carry it out, unless a worker was given another role meanwhile, came or left."""
+        """And carry it out, unless a worker was given another role meanwhile, came or left, or a rush is over."""
         there = [worker for worker in self.window.status().workers if worker.ready]
         if self._mode_of(there, question.modes) != question.seen.mode:
             why = "roles or workers changed while the simulator was asked"
             return self._carry_out(self.planner.unanswered(question.seen, why), question.seen, question.window)
+        if self._is_over(question):
+            why = "the rush that the simulator was asked about is over"
+            return self._carry_out(self.planner.unanswered(question.seen, why), question.seen, question.window)
         return self._carry_out(self.planner.decide(question.seen, outlooks), question.seen, question.window)
+
+    def _is_over(self, question: Question) -> bool:
+        asked, then, now = question.seen.demand, question.window, self._look()
+        if asked is None or then.num_kinds != now.num_kinds or then.span_s < 2 * self.limits.tick_s:
+            return False  # what a few seconds hold is no rate
+        return has_gone(asked, then.num_requests / then.span_s, now.demand)
+
+    def _look(self) -> Window:
+        """At what came in through all gateways."""
+        window = self.window.look()
+        return self.together.whole(window) if self.together is not None else window
 
     def tell(self) -> bytes:
         """What another gateway is told that asks."""

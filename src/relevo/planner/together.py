@@ -15,6 +15,7 @@ import msgspec
 
 from relevo.planner.window import NUM_SAMPLES, Window
 from relevo.policy.scaling.demand import Demand, Sample, strata
+from relevo.policy.scaling.rhythm import Rhythm
 
 
 class Telling(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class Telling(msgspec.Struct, frozen=True, kw_only=True):
     num_judged: int
     attained: float | None
     num_waiting: int = 0  # in line
+    rhythm: tuple[float, ...] = ()  # of bursts, see Rhythm; none: even
     num_kinds: int = 0  # of traffic so far
     plan: dict[str, Any] | None = None
 
@@ -47,6 +49,7 @@ class Telling(msgspec.Struct, frozen=True, kw_only=True):
             num_judged=window.num_judged,
             attained=window.attained,
             num_waiting=demand.num_waiting if demand else 0,
+            rhythm=demand.rhythm.rates if demand and demand.rhythm else (),
             num_kinds=window.num_kinds,
             plan=plan,
         )
@@ -108,6 +111,7 @@ def merged(tellings: list[Telling]) -> Window:
             longest_tokens=max(each.longest_tokens for each in known),
             burstiness=max(each.burstiness for each in known),
             num_waiting=sum(each.num_waiting for each in known),
+            rhythm=_rhythm(known),
         )
     return Window(
         span_s=fmean(each.span_s for each in tellings),
@@ -117,6 +121,12 @@ def merged(tellings: list[Telling]) -> Window:
         attained=sum(number * (part or 0.0) for number, part in judged) / num_judged if num_judged else None,
         num_kinds=sum(each.num_kinds for each in tellings),
     )
+
+
+def _rhythm(tellings: list[Telling]) -> Rhythm | None:
+    """Of the one through which most come of those that have bursts: they are of the same clients."""
+    bursty = [each for each in tellings if each.rhythm and min(each.rhythm) >= 0.0 and sum(each.rhythm) > 0.0]
+    return Rhythm(max(bursty, key=lambda each: each.num_requests).rhythm) if bursty else None
 
 
 def encode(telling: Telling) -> bytes:

@@ -22,11 +22,11 @@ from relevo.planner.watched import WatchedRequest
 from relevo.policy.scaling.demand import Demand, Sample, dispersion, rate_of_late, strata
 from relevo.policy.scaling.mean_length import mean_length
 from relevo.policy.scaling.new_kind import new_kind_from
+from relevo.policy.scaling.rhythm import SLOT_S, rhythm_of
 from relevo.telemetry.latency import RequestRecord, Slo
 
 MAX_ARRIVALS = 20_000  # arbitrary; of more in a window the first are forgotten, and the window counts as shorter
 NUM_SAMPLES = 64  # that stand for all of a window. Arbitrary
-_BURST_WINDOW_S = 2.0
 _FEWEST_ENDED = 3  # answers of a kind, for their lengths to be believed. Arbitrary
 
 
@@ -139,12 +139,15 @@ def _demand(
     begun = [arrival for arrival in arrivals if arrival.num_so_far or arrival.num_output_tokens]
     mean_cached = sum(a.num_cached_tokens for a in begun) / max(1, sum(a.num_prompt_tokens for a in begun))
     rows = strata([arrival.num_prompt_tokens for arrival in arrivals], NUM_SAMPLES)
-    ages_s = [(now_ns - arrival.at_ns) / 1e9 for arrival in arrivals]
+    now_s, times_s = now_ns / 1e9, [arrival.at_ns / 1e9 for arrival in arrivals]
+    rhythm = rhythm_of(times_s, now_s - span_s, now_s)
+    ages_s = [now_s - at_s for at_s in times_s]
     return Demand(
-        requests_per_s=rate_of_late(ages_s, span_s),
+        requests_per_s=rate_of_late(ages_s, span_s) if rhythm is None else len(arrivals) / span_s,
         samples=tuple(_sample(arrivals[row], mean_output, mean_cached) for row in rows),
         longest_tokens=max(a.num_prompt_tokens + (a.num_output_tokens or mean_output) for a in arrivals),
-        burstiness=dispersion([arrival.at_ns / 1e9 for arrival in arrivals], _BURST_WINDOW_S),
+        burstiness=dispersion(times_s, SLOT_S),
+        rhythm=rhythm,
         num_waiting=num_waiting,
     )
 

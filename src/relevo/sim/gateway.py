@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from relevo.core.decisions import DecisionLog, decider
 from relevo.core.errors import InternalError, WorkerLost
-from relevo.core.ids import BlockHash, WorkerId, WorkerRef
+from relevo.core.events import TokenOutput
+from relevo.core.ids import BlockHash, RequestId, WorkerId, WorkerRef
 from relevo.core.outcome import RequestEnd
 from relevo.core.request import EngineRequest
 from relevo.core.timeline import Timeline
@@ -31,6 +32,7 @@ from relevo.policy.worker.prefix_cache import prompt_hashes
 from relevo.sim.config import RegionSpec, ServingSpec
 from relevo.sim.kernel import Event, Kernel, seconds
 from relevo.sim.network import Channel, Link
+from relevo.sim.owed import OwedTokens
 from relevo.sim.prompts import VirtualTokens
 from relevo.sim.quiet import Quiet
 from relevo.sim.worker import SimWorker
@@ -39,6 +41,7 @@ from relevo.wire.gossip import ToListener
 from relevo.wire.messages import Message
 
 _CUT_OFF = RequestEnd.failed(InternalError.code, "the gateway is gone")
+_TELLS_NOTHING_OF_TOKENS = (wire.Hello, wire.LoadReport, wire.CacheEvents, wire.CacheSnapshot, wire.Pong)
 Ways = tuple[Sequence[Link], Sequence[Link]]  # there and back
 
 
@@ -58,6 +61,7 @@ class SimLink:
         self._lost = lost
         self._has_ended = False
         self._hello: wire.Hello | None = None
+        self.owed = OwedTokens()
         self._down: Channel[wire.ToWorker | None] = Channel(kernel, ways[0], self._arrive_down)
         self._up: Channel[wire.ToGateway | None] = Channel(kernel, ways[1], self._arrive_up)
         self._peer = worker.links.connect(self._say, on_close=lambda: self._up.send(None))
@@ -70,6 +74,8 @@ class SimLink:
     def send(self, message: wire.ToWorker) -> None:
         if self._has_ended:
             raise WorkerLost("the connection has ended")
+        if (request_id := _request_of(message)) is not None:
+            self.owed.forget(request_id)
         self._down.send(message)
 
     def close(self) -> None:
@@ -120,6 +126,19 @@ class NoMetrics:
     def handoff_finished(
         self, model: str, outcome: str, handoff_s: float, transferred_bytes: int, transfer_s: float
     ) -> None: ...
+
+
+def _request_of(message: wire.ToWorker) -> RequestId | None:
+    """That it is about, if it is one."""
+    match message:
+        case wire.Submit() | wire.Reserve() | wire.Prefill():
+            return message.request.request_id
+        case wire.StartDecode(baton=baton):
+            return baton.request_id
+        case wire.SealBlocks() | wire.ComputeReserved() | wire.Abort():
+            return message.request_id
+        case _:
+            return None
 
 
 def hash_prompt(request: EngineRequest, block_size: int) -> Sequence[BlockHash]:
@@ -210,6 +229,7 @@ class SimGateway:
     followers: dict[str, Channel[Sequence[Message]]] = field(default_factory=dict)  # gateways that hear this one
     gossip: Gossip = field(init=False)
     _started: list[InFlightRequest] = field(default_factory=list)  # those that are over are left out now and then
+    _owing: dict[SimLink, None] = field(default_factory=dict)  # over which tokens have come that are not told
 
     def __post_init__(self) -> None:
         serving, specs = self.serving, self.region.workers
@@ -269,6 +289,7 @@ class SimGateway:
 
     def die(self) -> None:
         """As by kill -9."""
+        self.tell_owed()
         self.is_dead = True
         for link in self.links.values():
             link.close()
@@ -291,20 +312,50 @@ class SimGateway:
     def _heard_of(self, worker_id: WorkerId, link: SimLink, message: wire.ToGateway) -> None:
         quiet = self.quiet
         if link.told_ends:
-            quiet.arrivals.at_ns = [end_ns + quiet.latency_ns for end_ns in link.told_ends]
-            self._heard_late(link, message)
-            quiet.arrivals.at_ns = ()
+            self._heard_late(link, message, [end_ns + quiet.latency_ns for end_ns in link.told_ends])
             return
+        if quiet.may_owe and isinstance(message, wire.StepOutputs):
+            message = self._owe(link, message, (self.kernel.now_ns(),))
+        elif not isinstance(message, _TELLS_NOTHING_OF_TOKENS):
+            self._tell_owed(link, link.owed.take_all())
         self.membership.heard(worker_id, message)
         quiet.settle(self)
 
-    def _heard_late(self, link: SimLink, message: wire.ToGateway) -> None:
+    def _heard_late(self, link: SimLink, message: wire.ToGateway, at_ns: Sequence[int]) -> None:
         """Of a quiet stretch: nothing that was decided since would have been decided otherwise."""
         member = self.membership.get(WorkerRef(link.hello.worker_id, link.hello.epoch))
-        if member is not None:
-            if isinstance(message, wire.StepOutputs | wire.LoadReport):
-                member.load, member.counters = message.load, message.counters
-            self.dispatcher.take(member.ref, message)
+        if member is None:
+            return
+        if isinstance(message, wire.StepOutputs | wire.LoadReport):
+            member.load, member.counters = message.load, message.counters
+        if self.quiet.may_owe and isinstance(message, wire.StepOutputs):
+            message = self._owe(link, message, at_ns)
+        self._take_late(member.ref, message, at_ns)
+
+    def _take_late(self, worker: WorkerRef, message: wire.ToGateway, at_ns: Sequence[int]) -> None:
+        self.quiet.arrivals.at_ns = at_ns
+        self.dispatcher.take(worker, message)
+        self.quiet.arrivals.at_ns = ()
+
+    def _owe(self, link: SimLink, message: wire.StepOutputs, at_ns: Sequence[int]) -> wire.StepOutputs:
+        """What is left of it to be told now."""
+        outputs = link.owed.keep(message.outputs, at_ns, self.quiet.watched)
+        if link.owed:
+            self.quiet.owing[self] = self._owing[link] = None
+            self._tell_owed(link, link.owed.take([output.request_id for output in outputs]))
+        return wire.StepOutputs(outputs, message.load, message.counters)
+
+    def tell_owed(self) -> None:
+        """All tokens that have come."""
+        while self._owing:
+            link, _ = self._owing.popitem()
+            self._tell_owed(link, link.owed.take_all())
+
+    def _tell_owed(self, link: SimLink, owed: Iterable[tuple[TokenOutput, Sequence[int]]]) -> None:
+        member = self.membership.get(WorkerRef(link.hello.worker_id, link.hello.epoch))
+        for output, at_ns in owed:
+            if member is not None:
+                self._take_late(member.ref, wire.StepOutputs((output,), member.load, member.counters), at_ns)
 
     def _ping(self, link: SimLink) -> None:
         worker_id = link.hello.worker_id

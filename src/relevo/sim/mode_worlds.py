@@ -104,12 +104,13 @@ class ModeWorlds:
 
     def _workload(self, demand: Demand, num_requests: int) -> Workload:
         """What waits in line now is ahead of it: a world that begins empty promises what a loaded one does not keep."""
-        rng, at_s = Random(self.seed), 0.0
+        rng, even_s, rhythm = Random(self.seed), 0.0, demand.rhythm
         requests = []
         num_ahead = min(demand.num_waiting, num_requests)
         for row in range(num_ahead + num_requests):
             if row >= max(1, num_ahead):
-                at_s += rng.expovariate(demand.requests_per_s)
+                even_s += rng.expovariate(demand.requests_per_s)
+            at_s = even_s if rhythm is None else rhythm.time_of(even_s)
             sample = demand.samples[rng.randrange(len(demand.samples))]
             num_prompt = max(1, sample.num_prompt_tokens - sample.cached[0])
             num_output = max(1, min(sample.num_output_tokens, self.max_model_len - num_prompt))

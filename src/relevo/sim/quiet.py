@@ -2,8 +2,9 @@
 
 A stretch is told late: its tokens have the times at which they arrived, and everything that could have been decided by
 one of them is decided after it: workers catch up when a request arrives or leaves, when a timer fires, and when a
-gateway looks at their loads. A message of a quiet step lets no request in, because streams that go on only take room;
-so nothing else happens, and the decision log is the same with jumps off.
+gateway looks at their loads. So are the tokens of streams that go on in any other step (`sim.owed`). A message of a
+quiet step lets no request in, because streams that go on only take room; so nothing else happens, and the decision log
+is the same with jumps off.
 
 Where that does not hold there are no jumps: gateways over the same workers tell each other of tokens as they come, an
 edge before regions hears them later than they do, lossy links deliver at times that only they know, a worker that
@@ -35,6 +36,8 @@ class _Gateway(Protocol):
     @property
     def admission(self) -> Admission: ...
 
+    def tell_owed(self) -> None: ...
+
 
 @dataclass(slots=True)
 class Quiet:
@@ -42,6 +45,7 @@ class Quiet:
     latency_ns: int = 0
     arrivals: Arrivals = field(default_factory=Arrivals)
     jumping: dict[SimWorker, None] = field(default_factory=dict)  # in a stretch
+    owing: dict[_Gateway, None] = field(default_factory=dict)  # tokens have come that they are not told of
     watched: set[str] = field(default_factory=set)  # requests of which a token may be decided about when it comes
     has_tenants: bool = False  # several, or batch requests: they take turns
     _has_line: bool = False
@@ -58,6 +62,11 @@ class Quiet:
         is_allowed = config.jumps and not (is_lossy or is_shared or is_held_up or is_asked or is_learning)
         return cls(is_allowed, seconds(wire.latency_s))
 
+    @property
+    def may_owe(self) -> bool:
+        """Tokens of streams that go on need not be told one by one."""
+        return self.is_allowed and not self.has_tenants
+
     def may_jump(self, worker: SimWorker) -> bool:
         if not self.is_allowed or (self.has_tenants and self._has_line):
             return False
@@ -65,10 +74,13 @@ class Quiet:
 
     def catch_up(self) -> None:
         """Everything that gateways have heard by now is told."""
-        if self.jumping and not self._is_catching_up:
+        if (self.jumping or self.owing) and not self._is_catching_up:
             self._is_catching_up = True
             for worker in tuple(self.jumping):
                 worker.catch_up()
+            while self.owing:
+                gateway, _ = self.owing.popitem()
+                gateway.tell_owed()
             self._is_catching_up = False
 
     @contextmanager

@@ -34,7 +34,7 @@ _AGAIN_NS = 1_000  # arbitrary: a turn that brought nothing, though there is wor
 _TOKEN = SampledToken(0)
 _NEVER_NS = 2**63
 _MOST_STEPS = 4096  # arbitrary: of one stretch
-_FEWEST_STEPS = 4  # arbitrary: fewer are not worth one
+_FEWEST_STEPS = 1  # fewer are none
 
 
 class ModelledRunner:
@@ -318,10 +318,11 @@ class SimWorker:
         num_before = stretch.num_taken
         if num_steps <= num_before:
             return
-        self.told_ends = stretch.take(num_steps)
+        self.told_ends, pool = stretch.take(num_steps), self.scheduler.pool
+        num_held = pool.num_held + self.scheduler.num_quiet_blocks(num_steps - num_before)
+        self.most_held_blocks = max(self.most_held_blocks, num_held)
         self.engine.take_quiet_steps((_TOKEN,) * (num_steps - num_before))
         self.busy_ns += stretch.ends[num_steps - 1] - stretch.started_before(num_before)
-        self.most_held_blocks = max(self.most_held_blocks, self.scheduler.pool.num_held)
         cast(ModelledRunner, self.runner).count_limits(
             stretch.shape_of((num_before + num_steps - 1) / 2), num_steps - num_before
         )

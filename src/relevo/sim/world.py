@@ -295,7 +295,7 @@ class World:
         request = client.request()
         self._parties.add((habits.terms.tenant, habits.terms.is_batch, habits.priority))
         self.quiet.has_tenants = len(self._parties) > 1
-        if habits.leaves_after_tokens is not None:
+        if habits.leaves_after_tokens is not None or habits.num_samples > 1:
             self.quiet.watched.add(request.request_id)
         self.result.requests.append(client.result)
         if self.config.front_end_s:

@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from relevo.policy.scaling.rhythm import Rhythm
+
 _LAST_PART = 0.25  # of a window, that shows a burst. Arbitrary
 _FEWEST_LATE = 20  # requests in it, to be one. Arbitrary
 _ALIKE = 0.1  # part by which mean lengths may differ and be the same. Arbitrary
+_ALIKE_BURSTS = 1.5  # times by which burstiness may differ, likewise. Arbitrary
+_RUSH, _GONE = 1.1, 1.5  # times the mean that are one, and times the present rate that are over. Arbitrary
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Demand:
     longest_tokens: int  # prompt and answer
     cache_sizes: tuple[int, ...] = (0,)  # tokens, ascending from 0
     burstiness: float = 1.0  # variance of arrivals over their mean, in windows of seconds; 1: Poisson
+    rhythm: Rhythm | None = None  # of bursts that come and go; None: arrivals are even, as far as is known
     num_waiting: int = 0  # requests that came before and wait in line now, ahead of all that come
 
     def at(self, load: float) -> Demand:
@@ -70,12 +75,24 @@ def is_alike(one: Demand, other: Demand, window_s: float) -> bool:
     waiting = (one.num_waiting, other.num_waiting)
     if abs(waiting[0] - waiting[1]) > 2.0 * max(waiting) ** 0.5:
         return False
+    if (one.rhythm is None) != (other.rhythm is None):
+        return False
+    bursts = (one.burstiness, other.burstiness)
+    if one.rhythm is not None and max(bursts) > _ALIKE_BURSTS * min(bursts):
+        return False
     pairs = (
         (one.mean_prompt_tokens, other.mean_prompt_tokens),
         (one.mean_output_tokens, other.mean_output_tokens),
         (1.0 - one.hit_fraction(0), 1.0 - other.hit_fraction(0)),
     )
     return all(abs(mine - theirs) <= _ALIKE * max(mine, theirs) for mine, theirs in pairs)
+
+
+def has_gone(asked: Demand, mean_per_s: float, now: Demand | None) -> bool:
+    """A rush that was asked about, more than the mean of the window in which it was seen, is over by now: what was
+    found out about it is of no use any more."""
+    rate = now.requests_per_s if now is not None else 0.0
+    return asked.requests_per_s > _RUSH * mean_per_s and asked.requests_per_s > _GONE * rate
 
 
 def strata(sizes: Sequence[float], most: int) -> list[int]:

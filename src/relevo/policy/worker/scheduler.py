@@ -44,7 +44,7 @@ from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.block_tables import BlockTables
 from relevo.policy.worker.fair_turns import Flow, flow_of, in_turn
 from relevo.policy.worker.intake import Rejected, SchedulerConfig, role_prefill_tokens
-from relevo.policy.worker.quiet_steps import may_end, num_quiet_steps, take_quiet_steps
+from relevo.policy.worker.quiet_steps import may_end, num_quiet_steps, num_taken, take_quiet_steps
 from relevo.policy.worker.remote_prefill import ComputedPrefix, RemotePrefill
 from relevo.policy.worker.request_queues import RequestQueues, copied
 from relevo.policy.worker.reservations import Reservations
@@ -339,7 +339,8 @@ class Scheduler:
 
     def num_quiet_steps(self, at_most: int) -> int:
         """How many of the steps to come are known beforehand: each computes one token for every sequence that runs, and
-        nothing ends, starts or gives way, unless a drawn token ends a continuation. 0: the next step is not quiet."""
+        nothing starts or gives way, unless a drawn token ends a continuation; what has all its tokens ends with the
+        last of them. 0: the next step is not quiet."""
         assert self._step is None, "the last plan was not committed"
         if self._queues.waiting or len(self._queues.running) > self.config.max_batched_tokens:
             return 0
@@ -350,19 +351,24 @@ class Scheduler:
 
         Requires that so many steps are quiet and that none of the tokens ends a continuation. A runner that keeps what
         plans tell it hears of the blocks with the next plan, and of the tokens never."""
-        running, token_ids = self._queues.running, [token.token_id for token in tokens]
-        take_quiet_steps(running, self._tables, self.config.block_size, token_ids)
+        running, token_ids = tuple(self._queues.running), [token.token_id for token in tokens]
+        take_quiet_steps(running, self._tables, self.config.block_size, token_ids, self._queues.finish)
         drawn = frozenset(token_ids)
         outputs: dict[PeerId, list[TokenOutput]] = {}
         for sequence in running:
             request, owner = sequence.parent.request, sequence.parent.owner
             assert not may_end(request, drawn) and not sequence.parent.owes_facts
-            output = TokenOutput(request.request_id, sequence.samples[0].sample_index, tokens)
+            sample = sequence.samples[0]
+            output = TokenOutput(request.request_id, sample.sample_index, tokens, sample.finish_reason)
             outputs.setdefault(owner, []).append(output)
         self._num_steps += len(tokens)
         self._planner.skip(len(tokens))
         self._queues.end_step()
         return StepOutcome(outputs)
+
+    def num_quiet_blocks(self, num_steps: int) -> int:
+        """That so many quiet steps take."""
+        return num_taken(self._queues.running, num_steps, self.config.block_size)
 
     def _continue(self, sequence: Sequence) -> None:
         """After a draw: the sequence ends, goes on, or forks into one sequence per unfinished sample."""

@@ -1,6 +1,6 @@
 """Asks the simulator from inside a simulation: a small world of each mode, and no question twice.
 
-A demand counts as known when rate and mean lengths are within a half of one that was asked about before, with
+A demand counts as known when rate, mean lengths and bursts are within a half of one that was asked about before, with
 the same step costs: a day has a thousand ticks and a few dozen kinds of traffic.
 """
 
@@ -72,4 +72,5 @@ class Outlooks:
 def _cell(demand: Demand) -> tuple[int, ...]:
     numbers = (demand.requests_per_s, demand.mean_prompt_tokens, demand.mean_output_tokens)
     line = round(log(1.0 + demand.num_waiting) / log(_LINE_STEP))
-    return (*(round(log(max(1e-9, number)) / log(_STEP)) for number in numbers), line)
+    bursts = 0 if demand.rhythm is None else 1 + round(log(demand.burstiness) / log(_STEP))
+    return (*(round(log(max(1e-9, number)) / log(_STEP)) for number in numbers), line, bursts)
