@@ -315,6 +315,7 @@ class Settings(BaseModel):
         description="With tensor_parallel_size: a process has some of the experts whole instead of a part of each.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
+    decode_block_size: int | None = Field(None, ge=1, le=256, description="Of decode workers; over kv_transport tcp.")
     kv_cache_memory_bytes: Bytes = Field(
         None, ge=1, description="KV cache per worker, for example 2GiB. Default: sized from free memory."
     )

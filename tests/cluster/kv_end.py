@@ -118,6 +118,7 @@ def _reservation(worker: WorkerRef, name: str, block_ids: list[int]) -> Reservat
         request_id=RequestId(name),
         worker_id=worker.worker_id,
         epoch=worker.epoch,
+        block_size=BLOCK_SIZE,
         block_ids=tuple(block_ids),
         generations=(1,) * len(block_ids),
         num_hit_tokens=0,

@@ -4,7 +4,6 @@ says."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -51,7 +50,7 @@ class CountingKernel(Kernel):
 class Link:
     """One incarnation of a worker that lets go of former blocks at once. Otherwise it says what the test says."""
 
-    def __init__(self, world: World, name: str, epoch: int) -> None:
+    def __init__(self, world: World, name: str, epoch: int, block_size: int) -> None:
         self.sent: list[wire.ToWorker] = []
         self.is_ended = self.is_closed = False
         self._world = world
@@ -61,7 +60,7 @@ class Link:
             epoch=epoch,
             pid=1,
             role="unified",
-            layout=fake_layout(4),
+            layout=fake_layout(block_size),
             model_name="fake",
             vocab_size=256,
             max_model_len=256,
@@ -126,13 +125,12 @@ class World:
             placement=self.placement,
             admission=Admission(AdmissionLimits()),
             limits=LIMITS,
-            block_size=4,
             model_name="fake",
             metrics=Silent(),
             clock=self.kernel,
             timers=self.kernel,
             kill=lambda worker, reason: None,
-            hash_prompt=partial(prompt_hashes, block_size=4),
+            hash_prompt=prompt_hashes,
         )
 
     def run(self) -> None:
@@ -145,8 +143,8 @@ class World:
     def _member(self, name: str) -> Member:
         return Member(WorkerId(name), self._roles.get(name, "unified"), name)
 
-    def join(self, name: str, epoch: int = 1) -> Link:
-        link = Link(self, name, epoch)
+    def join(self, name: str, epoch: int = 1, block_size: int = 4) -> Link:
+        link = Link(self, name, epoch, block_size)
         assert self.membership.connected(WorkerId(name), link)
         self.run()
         return link

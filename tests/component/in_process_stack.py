@@ -9,7 +9,6 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 
 from awaited_outputs import generate
@@ -205,12 +204,11 @@ class InProcessStack:
             placement=placement,
             admission=Admission(self.limits),
             limits=HandoffLimits(),
-            block_size=BLOCK_SIZE,
             model_name="fake",
             metrics=Silent(),
             clock=self.clock,
             timers=LoopTimers(self.clock),
-            hash_prompt=partial(prompt_hashes, block_size=BLOCK_SIZE),
+            hash_prompt=prompt_hashes,
             kill=lambda worker, reason: None,
             decide=insight.decisions,
             insight=insight,

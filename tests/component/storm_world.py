@@ -12,7 +12,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -134,12 +133,11 @@ class StormWorld:
             placement=self._placement,
             admission=self._admission,
             limits=LIMITS,
-            block_size=BLOCK_SIZE,
             model_name="fake",
             metrics=cast(Any, self),
             clock=self._loop,
             timers=LoopTimers(self._loop),
-            hash_prompt=partial(prompt_hashes, block_size=BLOCK_SIZE),
+            hash_prompt=prompt_hashes,
             kill=self._fence,
         )
 

@@ -103,6 +103,7 @@ def room(name: str, num_blocks: int) -> Reservation:
         request_id=RequestId(name),
         worker_id=D.worker_id,
         epoch=D.epoch,
+        block_size=BLOCK_SIZE,
         block_ids=tuple(range(num_blocks)),
         generations=(1,) * num_blocks,
         num_hit_tokens=0,

@@ -87,6 +87,7 @@ def test_what_a_sink_asks_for_comes_after_what_its_output_came_with() -> None:
         request_id=RequestId("a"),
         worker_id=WorkerId("d"),
         epoch=1,
+        block_size=4,
         block_ids=(0, 1, 2),
         generations=(0, 0, 0),
         num_hit_tokens=0,

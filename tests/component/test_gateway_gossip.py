@@ -7,10 +7,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from decimal import Decimal
+from functools import partial
 from typing import Any, cast
 
 import pytest
-from in_process_stack import BLOCK_SIZE, Gateway, in_process_stack, request_for, until
+from in_process_stack import Gateway, in_process_stack, request_for, until
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_gateway import CountingClock, rig
 
@@ -29,7 +30,7 @@ from relevo.orchestrator.ports import EngineStatus, WorkerStatus
 from relevo.policy.admission.key_limits import Charge, KeyLimits, Refused
 from relevo.policy.handoff import machine
 from relevo.policy.handoff.state import HandoffLimits
-from relevo.policy.worker.prefix_cache import prompt_hashes
+from relevo.policy.worker.prefix_cache import PromptHashes, prompt_hashes
 from relevo.telemetry.merged_series import SeriesFamily
 from relevo.telemetry.metrics import GatewayMetrics
 from relevo.wire import gossip as wire
@@ -105,7 +106,6 @@ def in_flight_of(request: EngineRequest) -> InFlightRequest:
         request.request_id,
         num_prompt_tokens=len(request.prompt_token_ids),
         num_samples=request.sampling.n,
-        block_size=BLOCK_SIZE,
         limits=HandoffLimits(),
     )
     return InFlightRequest(
@@ -113,7 +113,7 @@ def in_flight_of(request: EngineRequest) -> InFlightRequest:
         sink=cast(Any, None),
         handoff=handoff,
         end_with=lambda *told: None,
-        prompt_hashes=prompt_hashes(request, BLOCK_SIZE),
+        prompt_hashes=PromptHashes(partial(prompt_hashes, request)),
     )
 
 

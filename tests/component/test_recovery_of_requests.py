@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -110,12 +109,11 @@ class World:
             admission=Admission(AdmissionLimits()),
             limits=LIMITS,
             batch_limits=LIMITS.for_batch(100.0),
-            block_size=4,
             model_name="fake",
             metrics=Silent(),
             clock=self.loop,
             timers=LoopTimers(self.loop),
-            hash_prompt=partial(prompt_hashes, block_size=4),
+            hash_prompt=prompt_hashes,
             kill=lambda worker, reason: self.fenced.append(worker.worker_id),
         )
 

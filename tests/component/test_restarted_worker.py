@@ -36,6 +36,7 @@ def reservation(block_id: int) -> Reservation:
         request_id=RequestId("r"),
         worker_id=WorkerId("w"),
         epoch=1,
+        block_size=16,
         block_ids=(block_id,),
         generations=(0,),
         num_hit_tokens=0,

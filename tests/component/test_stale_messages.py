@@ -69,6 +69,7 @@ class World:
             request_id=request.request_id,
             worker_id=WorkerId("d"),
             epoch=1,
+            block_size=BLOCK_SIZE,
             block_ids=blocks,
             generations=(0,) * num_blocks,
             num_hit_tokens=0,

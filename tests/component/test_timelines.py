@@ -44,6 +44,7 @@ def grant(link: Link) -> None:
         request_id=R,
         worker_id=link.hello.worker_id,
         epoch=1,
+        block_size=4,
         block_ids=(0, 1, 2),
         generations=(0, 0, 0),
         num_hit_tokens=0,
@@ -176,7 +177,7 @@ def cached_blocks(world: World, holder: Link, others: tuple[Link, ...] = ()) -> 
     """The holder says that it has the request's prompt; nothing of the request is left."""
     client = world.ask("r")
     assert isinstance(client.started, InFlightRequest)
-    blocks = tuple(client.started.prompt_hashes)
+    blocks = tuple(client.started.prompt_hashes.of(4))
     client.started.end(COMPLETE)
     for link in (holder, *others):
         link.say(wire.Dropped(R))

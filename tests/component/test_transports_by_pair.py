@@ -58,6 +58,7 @@ async def test_a_path_over_a_transport_that_a_worker_lacks_is_refused() -> None:
             request_id=request.request_id,
             worker_id=WorkerId("d"),
             epoch=1,
+            block_size=4,
             block_ids=(0,),
             generations=(0,),
             num_hit_tokens=0,

@@ -96,6 +96,7 @@ def room(name: str = "r", epoch: int = D.epoch, count: int = 8) -> Reservation:
         request_id=RequestId(name),
         worker_id=D.worker_id,
         epoch=epoch,
+        block_size=4,
         block_ids=ids,
         generations=ids,
         num_hit_tokens=0,

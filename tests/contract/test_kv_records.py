@@ -120,7 +120,7 @@ def test_bytes_arrive_however_they_are_cut(sent: list[int], taken: list[int], is
         at += size
     grants = GrantTable()
     reservation = make_reservation([1])
-    grants.open(reservation, 4)
+    grants.open(reservation)
     grant = grants.find("r", 1, 0, (1,), (0,)) if is_stored else None
     with pair() as (sender, receiver):
         thread = threading.Thread(target=sender.send, args=([*views, memoryview(b"next")],))
@@ -140,7 +140,7 @@ def test_what_comes_after_a_withdrawal_lands_nowhere_and_the_connection_goes_on(
     """Red if a record that was on its way is deciphered into blocks that have a new owner."""
     grants = GrantTable()
     reservation = make_reservation([1])
-    grants.open(reservation, 4)
+    grants.open(reservation)
     grant = grants.find("r", 1, 0, (1,), (0,))
     target = memoryview(bytearray(3 * MAX_RECORD_BYTES))
     with pair() as (sender, receiver):

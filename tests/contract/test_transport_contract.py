@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transport_rigs import NUM_BLOCKS, Rig, make_layout, make_reservation
 
 from relevo.core.events import TransferFailed, TransferSealed, WritesEnded
+from relevo.policy.worker.block_cut import cut_block
 
 KINDS = ("shm", "tcp", "tcp-nodes", "fake", "sim", "heap")
 
@@ -211,14 +212,51 @@ def test_the_death_of_the_receiver_fails_what_is_under_way(kind: str) -> None:
         assert isinstance(rig.next_event(sender), TransferFailed)  # nobody there any more
 
 
+@pytest.mark.parametrize("kind", ["tcp", "tcp-nodes", "fake", "heap"])
+@pytest.mark.parametrize(("own_size", "size"), [(4, 8), (8, 4), (4, 6)])
+def test_blocks_arrive_in_the_size_of_the_receiver(kind: str, own_size: int, size: int) -> None:
+    """A prompt of 22 tokens of which the receiver has one block, in two chunks. Red when bytes are counted in the
+    sender's blocks, when a block is missing or half, or when a frame ends within one."""
+    token_bytes, num_prompt = 16, 22
+    with closing(Rig(kind, make_layout(token_bytes * size, size))) as rig:
+        sender = rig.join(layout=make_layout(token_bytes * own_size, own_size))
+        own, theirs = list(range(9, 9 - -(-num_prompt // own_size), -1)), [5, 1, 8, 3, 9, 0][: -(-num_prompt // size)]
+        reservation = make_reservation(theirs, hits=size, block_size=size)
+        rig.receiver.transport.reserve(reservation)
+        keys, values = (bytes(range(first, first + num_prompt * 8)) for first in (1, 70))
+        for block, content in zip(own, in_blocks(keys, values, own_size), strict=True):
+            sender.arena.block(block)[:] = content
+        blocks = [cut_block(own, own_size, size, index, num_prompt) for index in range(len(theirs))]
+        sender.transport.write(reservation, rig.address, 1, blocks[1:2])
+        sender.transport.seal(reservation, rig.address, 2 * size)
+        sealed = rig.next_event(sender)
+        assert isinstance(sealed, TransferSealed) and sealed.num_bytes == rig.layout.bytes_per_block
+        sender.transport.write(reservation, rig.address, 2, blocks[2:])
+        sender.transport.seal(reservation, rig.address, num_prompt)
+        sealed = rig.next_event(sender)
+        assert isinstance(sealed, TransferSealed)
+        assert sealed.num_bytes == (len(theirs) - 1) * rig.layout.bytes_per_block
+        assert received(rig, theirs) == [bytes(rig.layout.bytes_per_block), *in_blocks(keys, values, size)[1:]]
+        with pytest.raises(ValueError, match="have to be cut"):
+            sender.transport.write(reservation, rig.address, 1, own[1:2])
+
+
+def in_blocks(keys: bytes, values: bytes, size: int) -> list[bytes]:
+    """Of a layer and a head; 8 bytes per token."""
+    num_bytes = size * 8
+    starts = range(0, len(keys), num_bytes)
+    parts = [(keys[start : start + num_bytes], values[start : start + num_bytes]) for start in starts]
+    return [key.ljust(num_bytes, b"\0") + value.ljust(num_bytes, b"\0") for key, value in parts]
+
+
 @pytest.mark.parametrize("kind", ["tcp", "tcp-nodes", "fake", "sim", "heap"])
 def test_another_layout_is_refused_in_one_sentence(kind: str) -> None:
     with closing(Rig(kind)) as rig:
-        sender = rig.join(layout=make_layout(64, block_size=2))
+        sender = rig.join(layout=make_layout(128))
         reservation = make_reservation([1])
         rig.receiver.transport.reserve(reservation)
         sender.transport.write(reservation, rig.address, 0, [0])
         event = rig.next_event(sender)
         assert isinstance(event, TransferFailed)
         assert not event.stale
-        assert "block_size" in event.reason
+        assert "groups" in event.reason

@@ -43,11 +43,20 @@ def make_layout(block_bytes: int = 64, block_size: int = 4) -> KVLayout:
     return KVLayout(model_hash="m", dtype="float32", block_size=block_size, groups=(group,))
 
 
-def make_reservation(block_ids: list[int], *, name: str = "r", epoch: int = 1, generation: int = 0, hits: int = 0):
+def make_reservation(
+    block_ids: list[int],
+    *,
+    name: str = "r",
+    epoch: int = 1,
+    generation: int = 0,
+    hits: int = 0,
+    block_size: int = 4,
+) -> Reservation:
     return Reservation(
         request_id=RequestId(name),
         worker_id=WorkerId("d"),
         epoch=epoch,
+        block_size=block_size,
         block_ids=tuple(block_ids),
         generations=tuple(generation + i for i in range(len(block_ids))),
         num_hit_tokens=hits,

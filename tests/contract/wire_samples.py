@@ -44,6 +44,7 @@ RESERVATION = Reservation(
     request_id=RID,
     worker_id=WID,
     epoch=3,
+    block_size=16,
     block_ids=(7, 1),
     generations=(0, 2**63),
     num_hit_tokens=16,

@@ -1,8 +1,10 @@
-"""Workers with different numbers of ranks, each a process, hand KV to each other: tokens and bytes are those of one.
+"""Workers with different numbers of ranks, each a process, and with blocks of different sizes hand KV to each other:
+tokens and bytes are those of one.
 
 Stages have the bits of any process; ranks that share layers have those of a process that computes in slices. The
 runners of real workers and their real transports, without gateway and scheduler. Red when a rank writes elsewhere than
-the layout says, when an address says anything of ranks, or when a worker's blocks are sent before all ranks wrote.
+the layout says, when an address says anything of ranks, when a worker's blocks are sent before all ranks wrote, or when
+a block that is cut for the receiver has another part of a layer, a head or a window than one that was computed there.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from test_grouped_serving import model_of
 from tiny_folders import write_folder
 from transformers import DeepseekV3Config, LlamaConfig, MixtralConfig
 
@@ -24,14 +27,17 @@ from relevo.build.configs import WorkerConfig
 from relevo.build.serve import plan_serving
 from relevo.build.worker import Built, build_model
 from relevo.core.baton import SampleState
+from relevo.core.cut import LocalBlock
 from relevo.core.events import TransferEvent, TransferSealed
 from relevo.core.ids import RequestId, WorkerId, WorkerRef
-from relevo.core.kv import Reservation
+from relevo.core.kv import KVLayout, Reservation
 from relevo.core.plan import ScheduledRow
 from relevo.core.ports import KVTransport
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.kv.arena import Arena
 from relevo.kv.transports.registry import TRANSPORTS, OwnEnd
+from relevo.policy.worker.block_cut import cut_block
+from relevo.policy.worker.table_rules import NO_BLOCK, TableRule
 from relevo.settings import Settings
 from step_plans import plan_of
 
@@ -67,9 +73,12 @@ MODELS = {
     "dense": lambda: LlamaConfig(**SMALL),
     "experts": lambda: MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=3),
     "latent": lambda: DeepseekV3Config(**{**SMALL, **LATENT}),
+    "window": lambda: model_of("gemma3").config,
 }
 Shape = tuple[int | None, int]  # tensor parallel size, pipeline parallel size
 ONE: Shape = (None, 1)
+Tables = list[list[int]]  # of each KV group
+Sizes = tuple[int, int]  # tokens of a block of P and of D
 
 
 @cache
@@ -77,12 +86,14 @@ def folder_of(model: str) -> Path:
     return write_folder(kept_folder("handoff"), MODELS[model]())
 
 
-def configs(folder: Path, transport: str) -> list[WorkerConfig]:
+def configs(folder: Path, transport: str, sizes: Sizes = (16, 16)) -> list[WorkerConfig]:
     settings = Settings(
         model=str(folder),
         topology="1p1d",
         kv_transport=(transport,),
-        num_kv_blocks=16,
+        num_kv_blocks=32,
+        block_size=sizes[0],
+        decode_block_size=sizes[1],
         max_model_len=128,
         backend="native",
         share_cores=True,
@@ -102,40 +113,58 @@ def worker(config: WorkerConfig, shape: Shape, arena_fd: int = -1, **changes: bo
             built.ranks.close()
 
 
-def step(built: Built, tokens: list[int], start: int, blocks: list[int], sample: SampleState) -> None:
+def step(built: Built, tokens: list[int], start: int, tables: Tables, sample: SampleState) -> None:
     asked = EngineRequest(
         request_id=RequestId("r"),
         prompt_token_ids=tuple(PROMPT),
         sampling=SamplingParams(max_tokens=NUM_OUTPUTS, seed=3, temperature=1.0),
     )
-    drawn = built.runner.execute(plan_of(ScheduledRow(asked, tokens, start, blocks, (sample,)))).sampled[0][0]
+    row = ScheduledRow(asked, tokens, start, tables[0], (sample,), tuple(tables[1:]))
+    drawn = built.runner.execute(plan_of(row)).sampled[0][0]
     sample.output_token_ids.append(drawn.token_id)
 
 
-def prefill(built: Built, blocks: list[int]) -> SampleState:
+def prefill(built: Built, tables: Tables) -> SampleState:
     sample = SampleState(0)
-    step(built, PROMPT, 0, blocks, sample)
+    step(built, PROMPT, 0, tables, sample)
     return sample
 
 
-def decode(built: Built, blocks: list[int], sample: SampleState) -> list[int]:
+def decode(built: Built, tables: Tables, sample: SampleState) -> list[int]:
     while len(sample.output_token_ids) < NUM_OUTPUTS:
-        step(built, sample.output_token_ids[-1:], len(PROMPT) + len(sample.output_token_ids) - 1, blocks, sample)
+        step(built, sample.output_token_ids[-1:], len(PROMPT) + len(sample.output_token_ids) - 1, tables, sample)
     return sample.output_token_ids
 
 
-def content(arena: Arena, blocks: list[int]) -> list[bytes]:
-    return [bytes(arena.block(block)) for block in blocks]
+def content(arena: Arena, tables: Tables) -> list[bytes]:
+    """Of what has not slid out of a window."""
+    return [bytes(arena.block(block)) for table in tables for block in table if block != NO_BLOCK]
+
+
+def whole_tables(layout: KVLayout) -> Tables:
+    """Nothing slides out."""
+    count = -(-(len(PROMPT) + NUM_OUTPUTS) // layout.block_size)
+    return [list(range(group * count, (group + 1) * count)) for group in range(len(layout.groups))]
+
+
+def seen(layout: KVLayout, tables: Tables, num_tokens: int) -> Tables:
+    """The same as far as they reach then; of windows what is seen after the prompt."""
+    rules = [TableRule(group, layout.block_size) for group in layout.groups]
+    ends = [rule.end(num_tokens) for rule in rules]
+    firsts = [rule.first(len(PROMPT)) for rule in rules]
+    cut = zip(tables, firsts, ends, strict=True)
+    return [[NO_BLOCK] * first + table[first:end] for table, first, end in cut]
 
 
 @cache
-def alone(model: str, is_cut: bool) -> tuple[list[int], list[bytes], list[bytes]]:
+def alone(model: str, is_cut: bool, block_size: int = 16) -> tuple[list[int], list[bytes], list[bytes]]:
     """Tokens of one process, and its blocks after the prompt and at the end."""
-    with worker(configs(folder_of(model), "tcp")[0], (1, 1) if is_cut else ONE) as built:
-        blocks = list(range(6))
-        sample = prefill(built, blocks)
-        after_prompt = content(built.arena, blocks)
-        return decode(built, blocks, sample), after_prompt, content(built.arena, blocks)
+    with worker(configs(folder_of(model), "tcp", (block_size, block_size))[0], (1, 1) if is_cut else ONE) as built:
+        layout, tables = built.runner.layout, whole_tables(built.runner.layout)
+        sample = prefill(built, tables)
+        after_prompt = content(built.arena, seen(layout, tables, len(PROMPT)))
+        tokens = decode(built, tables, sample)
+        return tokens, after_prompt, content(built.arena, seen(layout, tables, len(PROMPT) + NUM_OUTPUTS))
 
 
 def open_end(name: str, config: WorkerConfig, arena: Arena, woken: threading.Event) -> KVTransport:
@@ -164,12 +193,27 @@ def test_a_prompt_of_some_ranks_is_decoded_by_others(model: str, name: str, of_p
     hands_over(model, name, of_p, of_d)
 
 
+@pytest.mark.parametrize(
+    ("model", "sizes", "of_p", "of_d"),
+    [
+        ("dense", (16, 32), (2, 1), (1, 1)),
+        ("latent", (32, 16), ONE, ONE),
+        ("window", (16, 32), (1, 1), (1, 2)),
+        ("window", (32, 16), ONE, ONE),
+        ("dense", (16, 24), ONE, ONE),
+    ],
+)
+def test_blocks_are_cut_to_the_size_of_the_receiver(model: str, sizes: Sizes, of_p: Shape, of_d: Shape) -> None:
+    hands_over(model, "tcp", of_p, of_d, sizes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("of_d", list(product((1, 2, 4), (1, 2))))
 @pytest.mark.parametrize("of_p", list(product((1, 2, 4), (1, 2))))
+@pytest.mark.parametrize("sizes", list(product((16, 32), repeat=2)))
 @pytest.mark.parametrize("model", MODELS)
-def test_every_pair_of_shapes(model: str, of_p: Shape, of_d: Shape) -> None:
-    hands_over(model, "tcp", of_p, of_d)
+def test_every_pair_of_shapes(model: str, sizes: Sizes, of_p: Shape, of_d: Shape) -> None:
+    hands_over(model, "tcp", of_p, of_d, sizes)
 
 
 @pytest.mark.parametrize("model", ["experts", pytest.param("latent", marks=pytest.mark.slow)])
@@ -177,29 +221,34 @@ def test_experts_that_lie_whole_on_ranks(model: str) -> None:
     """Of two ranks that hand a prompt to one."""
     p, d = configs(folder_of(model), "tcp")
     with worker(d, (1, 1), enable_expert_parallel=True) as one:
-        blocks = list(range(6))
+        blocks = whole_tables(one.runner.layout)
         expected = decode(one, blocks, prefill(one, blocks)), content(one.arena, blocks)
     with worker(p, (2, 1), enable_expert_parallel=True) as two:
         found = decode(two, blocks, prefill(two, blocks)), content(two.arena, blocks)
     assert found == expected
 
 
-def hands_over(model: str, name: str, of_p: Shape, of_d: Shape) -> None:
-    tokens, after_prompt, at_the_end = alone(model, of_p[0] is not None)
-    p, d = configs(folder_of(model), name)
+def hands_over(model: str, name: str, of_p: Shape, of_d: Shape, sizes: Sizes = (16, 16)) -> None:
+    is_cut = of_p[0] is not None
+    (tokens, _, _), (_, after_prompt, at_the_end) = alone(model, is_cut), alone(model, is_cut, sizes[1])
+    p, d = configs(folder_of(model), name, sizes)
     shared = None
     if name == "shm":
         with worker(p, ONE) as probe:
             shared = Arena.create(probe.runner.layout, p.num_arena_blocks, shared=True)
     fd = shared.fd if shared is not None else -1
     with worker(p, of_p, fd) as prefilling, worker(d, of_d, fd) as decoding:
-        theirs = [d.first_block_id + number for number in (4, 9, 1, 7, 2)]
+        layout = decoding.runner.layout
+        scattered = [[d.first_block_id + (5 * block + 2) % d.num_blocks for block in t] for t in whole_tables(layout)]
+        theirs, at_last = (seen(layout, scattered, num) for num in (len(PROMPT), len(PROMPT) + NUM_OUTPUTS))
+        room = [block for table in theirs for block in table if block != NO_BLOCK]
         reservation = Reservation(
             request_id=RequestId("r"),
             worker_id=WorkerId(d.worker_id),
             epoch=1,
-            block_ids=tuple(theirs),
-            generations=(1,) * len(theirs),
+            block_size=d.block_size,
+            block_ids=tuple(room),
+            generations=(1,) * len(room),
             num_hit_tokens=0,
         )
         woken = threading.Event()
@@ -207,17 +256,28 @@ def hands_over(model: str, name: str, of_p: Shape, of_d: Shape) -> None:
         receiver = open_end(name, d, decoding.arena, threading.Event())
         try:
             receiver.reserve(reservation)
-            own = theirs if name == "shm" else list(range(len(theirs)))
+            own = scattered if name == "shm" else whole_tables(prefilling.runner.layout)
             sample = prefill(prefilling, own)
-            sender.write(reservation, receiver.address(), 0, own)
+            sender.write(reservation, receiver.address(), 0, sent(own, p.block_size, layout))
             sender.seal(reservation, receiver.address(), len(PROMPT))
-            assert isinstance(next_event(sender, woken), TransferSealed)
-            assert content(decoding.arena, theirs) == after_prompt[: len(theirs)]
-            blocks = [*theirs, d.first_block_id + 11]
-            assert decode(decoding, blocks, sample) == tokens
-            assert content(decoding.arena, blocks) == at_the_end
+            sealed = next_event(sender, woken)
+            assert isinstance(sealed, TransferSealed)
+            assert sealed.num_bytes == len(room) * layout.bytes_per_block
+            assert content(decoding.arena, theirs) == after_prompt
+            assert decode(decoding, at_last, sample) == tokens
+            assert content(decoding.arena, at_last) == at_the_end
         finally:
             sender.close()
             receiver.close()
     if shared is not None:
         shared.close()
+
+
+def sent(own: Tables, own_size: int, layout: KVLayout) -> list[LocalBlock]:
+    """What goes out of the sender's tables for a receiver of that layout."""
+    size, blocks = layout.block_size, list[LocalBlock]()
+    for number, (group, table) in enumerate(zip(layout.groups, own, strict=True)):
+        for place in TableRule(group, size).tail(len(PROMPT)):
+            is_cut = size != own_size
+            blocks.append(cut_block(table, own_size, size, place, len(PROMPT), number) if is_cut else table[place])
+    return blocks

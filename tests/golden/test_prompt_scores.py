@@ -140,6 +140,7 @@ def test_a_prompt_for_another_worker_is_scored_from_its_first_token_on(runner: L
         request_id=RequestId("r"),
         worker_id=WorkerId("d"),
         epoch=1,
+        block_size=BLOCK_SIZE,
         block_ids=blocks,
         generations=(0,) * len(blocks),
         num_hit_tokens=8,

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from scheduler_model import next_token
 
 from relevo.core.baton import SampledToken
+from relevo.core.cut import CutBlock, LocalBlock, Piece
 from relevo.core.ids import RequestId, WorkerId
 from relevo.core.kv import KVGroup
 from relevo.core.plan import StepPlan, StepResult
 from relevo.core.replica import Replica, ReplicaSequence
-from relevo.policy.worker.group_tables import NO_BLOCK
 from relevo.policy.worker.remote_prefill import ComputedPrefix
 from relevo.policy.worker.scheduler import Scheduler, SchedulerConfig
-from relevo.policy.worker.table_rules import TableRule
+from relevo.policy.worker.table_rules import NO_BLOCK, TableRule
 
 Tokens = tuple[int, ...]
 SIZE = 4
@@ -48,9 +48,16 @@ class GroupedModel:
         )
         return StepResult(plan.step_id, sampled, 0.0)
 
-    def copy_from(self, other: GroupedModel, source: int, target: int) -> None:
-        for place in range(self._size):
-            self._cells[target, place] = other._cells.get((source, place), ())
+    def copy_from(self, other: GroupedModel, source: LocalBlock, target: int) -> None:
+        pieces = source.pieces if isinstance(source, CutBlock) else (Piece(source, 0, 0, self._size),)
+        self._cells |= {(target, place): () for place in range(self._size)}
+        for piece in pieces:
+            for number in range(piece.num_tokens):
+                cell = other._cells.get((piece.block_id, piece.first + number), ())
+                self._cells[target, piece.place + number] = cell
+
+    def cell(self, block: int, place: int) -> Tokens:
+        return self._cells.get((block, place), ())
 
     def _read(self, sequence: ReplicaSequence, start: int) -> None:
         tokens = tuple(sequence.tokens(0, start))
@@ -83,15 +90,21 @@ class GroupedModel:
 
 class Worker:
     def __init__(
-        self, rules: tuple[TableRule, ...], num_blocks: int = 40, max_batched_tokens: int = 9, first_block_id: int = 0
+        self,
+        rules: tuple[TableRule, ...],
+        num_blocks: int = 40,
+        max_batched_tokens: int = 9,
+        first_block_id: int = 0,
+        block_size: int = SIZE,
     ) -> None:
+        rules = tuple(rule.of_size(block_size) for rule in rules)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 worker_id=WorkerId("w"),
                 epoch=1,
                 first_block_id=first_block_id,
                 num_blocks=num_blocks,
-                block_size=SIZE,
+                block_size=block_size,
                 max_batched_tokens=max_batched_tokens,
                 max_prefill_tokens=max_batched_tokens,
                 max_running=6,
@@ -99,7 +112,7 @@ class Worker:
                 more_groups=rules,
             )
         )
-        self.model = GroupedModel(SIZE, rules)
+        self.model = GroupedModel(block_size, rules)
         self.tokens: dict[tuple[RequestId, int], list[int]] = {}
         self.prefixes: list[ComputedPrefix] = []
 

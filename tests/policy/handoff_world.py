@@ -96,9 +96,7 @@ INDEX = {r: i for i, r in enumerate(REFS)}
 def first_world(
     num_workers: int, budget: Budget, *, num_samples: int = 1, max_tokens: int = 2, is_network: bool = False
 ) -> World:
-    waiting = machine.start(
-        REQUEST, num_prompt_tokens=NUM_PROMPT_TOKENS, num_samples=num_samples, block_size=BLOCK_SIZE, limits=LIMITS
-    )
+    waiting = machine.start(REQUEST, num_prompt_tokens=NUM_PROMPT_TOKENS, num_samples=num_samples, limits=LIMITS)
     state, asked = machine.advance(waiting, events.LetIn(), 0)
     workers = (Worker(),) * num_workers
     absent: frozenset[int] = frozenset()
@@ -379,6 +377,7 @@ def work(world: World, i: int) -> Iterator[World]:
             request_id=REQUEST,
             worker_id=REFS[i].worker_id,
             epoch=REFS[i].epoch,
+            block_size=BLOCK_SIZE,
             block_ids=tuple(range(num_blocks)),
             generations=(w.room + world.is_network,) * num_blocks,
             num_hit_tokens=0,

@@ -38,7 +38,7 @@ def test_equal_nodes_fit_also_where_one_has_no_workers() -> None:
         ({}, -1.5, Denial.CLOCK, "behind"),
         ({"model_hash": "b" * 32}, 0.0, Denial.MODEL, "bbbbbbbbbbbb"),
         ({"tokenizer_hash": ""}, 0.0, Denial.TOKENIZER, "digest none"),
-        ({"layout": fake_layout(32)}, 0.0, Denial.LAYOUT, "block_size"),
+        ({"layout": fake_layout(16, num_layers=2)}, 0.0, Denial.LAYOUT, "groups"),
         ({"max_model_len": 100}, 0.0, Denial.LENGTH, "--max-model-len 100"),
     ],
 )

@@ -19,9 +19,9 @@ from relevo.core.ids import RequestId
 from relevo.core.kv import KVGroup, KVLayout
 from relevo.core.request import EngineRequest, SamplingParams
 from relevo.policy.worker.block_pool import BlockPool
-from relevo.policy.worker.group_tables import NO_BLOCK, GroupTables
+from relevo.policy.worker.group_tables import GroupTables
 from relevo.policy.worker.intake import Rejected
-from relevo.policy.worker.table_rules import TableRule, table_rules
+from relevo.policy.worker.table_rules import NO_BLOCK, TableRule, table_rules
 
 FULL = KVGroup.full([0], 1, 8)
 

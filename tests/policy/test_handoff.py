@@ -22,6 +22,7 @@ GRANT = Reservation(
     request_id=R,
     worker_id=D.worker_id,
     epoch=D.epoch,
+    block_size=4,
     block_ids=(4, 5, 6),
     generations=(0, 0, 0),
     num_hit_tokens=4,
@@ -34,7 +35,7 @@ class Driver:
     """Tells events and keeps what was asked for by each of them."""
 
     def __init__(self, num_samples: int = 1, limits: HandoffLimits = LIMITS) -> None:
-        self.state = machine.start(R, num_prompt_tokens=10, num_samples=num_samples, block_size=4, limits=limits)
+        self.state = machine.start(R, num_prompt_tokens=10, num_samples=num_samples, limits=limits)
         self.tell(events.LetIn())
 
     def tell(self, *events: events.Event, at_ns: int = 0) -> tuple[effects.Effect, ...]:
@@ -170,7 +171,7 @@ def test_when_time_is_over_the_request_fails_once_and_everybody_lets_go() -> Non
     assert driver.tell(over, GONE) == ()
     driver.tell(events.Dropped(P), events.Dropped(D))
     assert driver.state.is_gone
-    in_line = machine.start(R, num_prompt_tokens=10, num_samples=1, block_size=4, limits=LIMITS)
+    in_line = machine.start(R, num_prompt_tokens=10, num_samples=1, limits=LIMITS)
     in_line, told = machine.advance(in_line, over, 0)
     assert told == (end,)
     assert in_line.is_gone, "no worker has anything of a request that was never sent"

@@ -107,7 +107,8 @@ def test_layouts_that_differ_say_where() -> None:
     )
 
 
-def test_workers_with_other_blocks_do_not_hand_over() -> None:
-    full = KVGroup.full([0], 1, 8)
-    refusal = layout(full).mismatch(layout(full, block_size=32))
+def test_workers_with_other_blocks_hand_over_what_can_be_cut() -> None:
+    full, state = KVGroup.full([0], 1, 8), KVGroup.state([1], 128)
+    assert layout(full).mismatch(layout(full, block_size=32)) is None
+    refusal = layout(full, state).mismatch(layout(full, state, block_size=32))
     assert refusal == "KV layouts differ in block_size: 16 here, 32 there; start both with the same value"

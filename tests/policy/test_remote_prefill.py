@@ -21,6 +21,7 @@ def written_blocks(num_prompt: int, num_hits: int, ends: list[int]) -> list[list
         request_id="r",
         worker_id="D",
         epoch=1,
+        block_size=BLOCK_SIZE,
         block_ids=block_ids,
         generations=(0,) * num_blocks,
         num_hit_tokens=num_hits,
@@ -38,9 +39,9 @@ def written_blocks(num_prompt: int, num_hits: int, ends: list[int]) -> list[list
         if prefix is None:
             continue
         first = prefix.first_index
-        assert list(prefix.block_ids) == local[first : first + len(prefix.block_ids)]
-        assert prefix.num_tokens == (end if prefix.is_last else (first + len(prefix.block_ids)) * BLOCK_SIZE)
-        written.append(list(prefix.block_ids))
+        assert list(prefix.blocks) == local[first : first + len(prefix.blocks)]
+        assert prefix.num_tokens == (end if prefix.is_last else (first + len(prefix.blocks)) * BLOCK_SIZE)
+        written.append(list(prefix.blocks))
     assert remote.is_computed and not remote.is_sealed
     assert remote.seal(num_prompt) == num_prompt - num_hits and remote.is_sealed
     return written

@@ -53,19 +53,19 @@ def limits(model: str) -> RoomLimits:
     )
 
 
-def scheduler(model: str, num_blocks: int) -> Scheduler:
+def scheduler(model: str, num_blocks: int, block_size: int = SIZE) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
             worker_id=WorkerId("w"),
             epoch=1,
             first_block_id=0,
             num_blocks=num_blocks,
-            block_size=SIZE,
+            block_size=block_size,
             max_batched_tokens=STEP,
             max_prefill_tokens=STEP,
             max_running=64,
             max_model_len=100_000,
-            more_groups=table_rules(MODELS[model]),
+            more_groups=table_rules(replace(MODELS[model], block_size=block_size)),
         )
     )
 
@@ -93,13 +93,25 @@ def num_entered(free: WorkerView, ask: Ask, model: str) -> int:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_door_counts_what_a_worker_takes(model: str, num_tokens: int) -> None:
     """Where it computes the prompt itself, and where another one does."""
+    counts_as_taken(model, num_tokens, SIZE)
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "llama"])
+def test_the_door_counts_in_the_blocks_of_each_worker(model: str) -> None:
+    """Which may be other than those that the gateway was started with."""
+    for num_tokens in (5, 130, 1000):
+        counts_as_taken(model, num_tokens, 2 * SIZE)
+
+
+def counts_as_taken(model: str, num_tokens: int, block_size: int) -> None:
     busy = {"num_in_flight_decodes": 1, "num_reusable_blocks": 0, "num_total_blocks": 10**5}
-    ask, alone = Ask(num_tokens=num_tokens), scheduler(model, 10_000)
-    assert num_entered(unified(**busy), ask, model) == alone.config.num_blocks_for(num_tokens)
+    ask, alone = Ask(num_tokens=num_tokens), scheduler(model, 10_000, block_size)
+    keeps, decodes = (replace(each, block_size=block_size) for each in (unified(**busy), view("d", "decode", **busy)))
+    assert num_entered(keeps, ask, model) == alone.config.num_blocks_for(num_tokens)
     assert alone.reserve(request(1, num_tokens), 0) is None
     (reservation,) = alone.take_grants(0)
     assert isinstance(reservation, Reservation)
-    assert num_entered(view("d", "decode", **busy), ask, model) == len(reservation.block_ids)
+    assert num_entered(decodes, ask, model) == len(reservation.block_ids)
 
 
 def test_what_is_on_its_way_is_counted_by_group() -> None:

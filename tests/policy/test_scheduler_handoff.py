@@ -43,7 +43,7 @@ def test_zero_copy_computes_into_foreign_blocks_and_needs_no_room():
     prefill.scheduler.pool.allocate(8)
     assert prefill.prefill_into(request, reservation) is None
     prefill.drain()
-    progress = [(p.num_tokens, p.block_ids, p.is_last) for p in prefill.prefixes]
+    progress = [(p.num_tokens, p.blocks, p.is_last) for p in prefill.prefixes]
     blocks = reservation.block_ids
     assert progress == [(2, blocks[:1], False), (5, blocks[1:], True)]
     prefill.scheduler.finish_transfer("a")
@@ -79,7 +79,7 @@ def test_with_copies_own_blocks_stay_until_the_transfer_is_done():
     prefill.prefill_into(request, reservation, zero_copy=False)
     prefill.drain()
     (prefix,) = prefill.prefixes
-    assert prefix.is_last and prefix.num_tokens == 5 and not set(prefix.block_ids) & set(reservation.block_ids)
+    assert prefix.is_last and prefix.num_tokens == 5 and not set(prefix.blocks) & set(reservation.block_ids)
     assert prefill.scheduler.load().num_held_blocks == 3 and "a" in prefill.scheduler.requests
     prefill.scheduler.finish_transfer("a")
     prefill.scheduler.finish_transfer("a")

@@ -165,7 +165,7 @@ class TwoWorkers(RuleBasedStateMachine):
         prefix = record.transfers.pop(0)
         if not self._is_zero_copy(record):
             targets = record.reservation.block_ids[prefix.first_index :]
-            for source, target in zip(prefix.block_ids, targets, strict=False):
+            for source, target in zip(prefix.blocks, targets, strict=False):
                 self.models["D"].memory.blocks[target] = list(self.models["P"].memory.block(source))
         if not record.is_aborted:
             self.workers["D"].seal(record.request_id, prefix.num_tokens)

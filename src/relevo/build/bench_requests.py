@@ -123,9 +123,7 @@ def _bytes_per_request() -> float:
 
 def _token_ns() -> float:
     request = _run(0).request
-    handoff = machine.start(
-        request.request_id, num_prompt_tokens=900, num_samples=1, block_size=16, limits=HandoffLimits()
-    )
+    handoff = machine.start(request.request_id, num_prompt_tokens=900, num_samples=1, limits=HandoffLimits())
     in_flight = InFlightRequest(
         request=request, sink=cast(Any, None), handoff=handoff, end_with=lambda in_flight, end: None
     )

@@ -17,10 +17,9 @@ from relevo.core.host_port import HostPort
 from relevo.engines.spec import key_of, parse_engines
 from relevo.settings import Settings
 
-OF_THE_HEAD = (
-    *("model", "revision", "dtype", "quantization", "activation_dtype", "kv_cache_dtype", "block_size"),
-    "max_model_len",
-)  # equal on all boxes; `relevo join` takes them from the head
+OF_THE_HEAD = (  # equal on all boxes; `relevo join` takes them from the head
+    *("model", "revision", "dtype", "quantization", "activation_dtype", "kv_cache_dtype", "max_model_len"),
+)
 _HAS_FLAG = {"topology": "--role", "advertise": "--advertise", "token_file": "--token-file", "model": "--model"}
 _OF_SERVE = ("models", "cluster", "join")
 

@@ -35,6 +35,7 @@ NOT_OF_ENGINES = (
     "quantization",
     "activation_dtype",
     "kv_cache_dtype",
+    "decode_block_size",
     "num_kv_blocks",
     "kv_cache_memory_bytes",
     "backend",

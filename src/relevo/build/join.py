@@ -121,7 +121,7 @@ def _with_equal(settings: Settings, facts: ClusterFacts, model: str | None) -> S
         "quantization": facts.quantization,
         "activation_dtype": facts.activation_dtype,
         "kv_cache_dtype": facts.kv_cache_dtype,
-        "block_size": facts.block_size,
+        "block_size": _block_size(settings, facts),
         "max_model_len": facts.node.max_model_len,
         "join": ("head",),  # others are reached over the network
     }
@@ -131,6 +131,18 @@ def _with_equal(settings: Settings, facts: ClusterFacts, model: str | None) -> S
     if (engine := _engine(settings, facts)) is not None:
         equal = {name: value for name, value in equal.items() if name not in NOT_OF_ENGINES} | engine
     return settings.model_copy(update=equal)
+
+
+def _block_size(settings: Settings, facts: ClusterFacts) -> int:
+    """The head's, unless this box was given its own. Raises SettingsError."""
+    if "block_size" not in settings.model_fields_set or settings.block_size == facts.block_size:
+        return facts.block_size
+    if facts.engine != OWN_ENGINE:
+        raise SettingsError(
+            f"block size {settings.block_size}: blocks of {facts.engine} have {facts.block_size} tokens on all "
+            "boxes of this cluster; leave it out"
+        )
+    return settings.block_size
 
 
 def _engine(settings: Settings, facts: ClusterFacts) -> dict[str, object] | None:

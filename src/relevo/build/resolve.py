@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from relevo.build.auto_topology import check_history, planner_of, what_may_change
+from relevo.build.block_sizes import layouts_of_roles
 from relevo.build.configs import EngineConfig, ServedModelConfig, WorkerAddress, WorkerConfig
 from relevo.build.hardware import Hardware, gib
 from relevo.build.model import kv_layout
@@ -90,7 +91,7 @@ class ModelPlan:
     @property
     def kv_bytes(self) -> int:
         """Of all its workers."""
-        return sum(worker.num_blocks for worker in self.workers) * self.layout.bytes_per_block
+        return sum(worker.num_blocks * self.layout.bytes_of_blocks(worker.block_size) for worker in self.workers)
 
 
 def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.0) -> ModelPlan:
@@ -109,9 +110,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
     layout = kv_layout(model, ask.model_hash, kv_dtype, settings.block_size)
     topology, topology_reason = _topology(ask, layout, device, hardware)
     num_workers = topology.num_workers
-    num_blocks = _num_blocks(ask, layout, device, num_workers, hardware, memory_fraction) if num_workers else 0
     budget = settings.max_num_batched_tokens or (_CPU_BATCHED_TOKENS if device == "cpu" else _GPU_BATCHED_TOKENS)
-    max_model_len = _max_model_len(settings, model, layout, num_blocks, budget)
     if budget < settings.max_num_seqs:
         raise SettingsError(
             f"--max-num-batched-tokens {budget} is less than --max-num-seqs {settings.max_num_seqs}, but every running "
@@ -119,6 +118,9 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         )
     transports = _transports(settings, device)
     is_shared = is_arena_shared(transports)
+    layouts = layouts_of_roles(settings, topology, layout, is_shared)
+    pools = {each: _num_blocks(ask, each, device, num_workers, hardware, memory_fraction) for each in layouts.values()}
+    max_model_len = min(_max_model_len(settings, model, each, pools.get(each, 0), budget) for each in pools or [layout])
     assigned_cores = assign_cores(list(hardware.cores), topology, may_share=may_share_cores(settings))
     workers = tuple(
         WorkerConfig(
@@ -135,10 +137,10 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
             quantization=settings.quantization,
             activation_dtype=settings.activation_dtype,
             kv_cache_dtype=kv_dtype,
-            block_size=settings.block_size,
-            first_block_id=index * num_blocks if is_shared else 0,
-            num_blocks=num_blocks,
-            num_arena_blocks=num_blocks * (num_workers if is_shared else 1),
+            block_size=layouts[role].block_size,
+            first_block_id=index * pools[layouts[role]] if is_shared else 0,
+            num_blocks=pools[layouts[role]],
+            num_arena_blocks=pools[layouts[role]] * (num_workers if is_shared else 1),
             arena_fd=-1,
             transports=transports,
             cores=tuple(worker_cores),
@@ -172,7 +174,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         layout=layout,
         workers=workers,
         served=served_config(ask, topology, max_model_len, budget, more_groups=table_rules(layout)),
-        notes=(*ask.notes, *_worker_notes(workers, layout, num_blocks)),
+        notes=(*ask.notes, *_worker_notes(workers, layout)),
     )
 
 
@@ -355,7 +357,7 @@ def _check_room(ask: ModelAsk, layout: KVLayout, kv_bytes: int, num_workers: int
 
 
 def _max_model_len(settings: Settings, model: ModelConfig, layout: KVLayout, num_blocks: int, budget: int) -> int:
-    rules, size = table_rules(layout), settings.block_size
+    rules, size = table_rules(layout), layout.block_size
     pool_tokens = num_pool_tokens(rules, num_blocks, size, budget) if num_blocks else model.max_context
     if pool_tokens < 2:  # of other boxes' workers the pool is not known
         raise SettingsError(
@@ -462,11 +464,12 @@ def default_model_name(model: str) -> str:
     return model
 
 
-def _worker_notes(workers: tuple[WorkerConfig, ...], layout: KVLayout, num_blocks: int) -> tuple[str, ...]:
+def _worker_notes(workers: tuple[WorkerConfig, ...], layout: KVLayout) -> tuple[str, ...]:
     if not workers:
         return ("no workers on this box: they join",)
-    kv_note = _kv_note(layout, num_blocks, workers[0].max_num_batched_tokens, len(workers))
-    return _compute_note(workers[0]), kv_note, *group_notes(workers)
+    pools = {(worker.block_size, worker.num_blocks): worker for worker in workers}
+    kv_notes = [_kv_note(replace(layout, block_size=size), worker, len(workers)) for (size, _), worker in pools.items()]
+    return _compute_note(workers[0]), *kv_notes, *group_notes(workers)
 
 
 def _compute_note(worker: WorkerConfig) -> str:
@@ -481,8 +484,9 @@ def _compute_note(worker: WorkerConfig) -> str:
     return f"{worker.backend} on {worker.device}, weights {weights}, KV cache {worker.kv_cache_dtype}{ranks}"
 
 
-def _kv_note(layout: KVLayout, num_blocks: int, budget: int, num_workers: int) -> str:
+def _kv_note(layout: KVLayout, worker: WorkerConfig, num_workers: int) -> str:
+    num_blocks, size = worker.num_blocks, layout.block_size
     gib = num_blocks * layout.bytes_per_block / 2**30
-    tokens = num_pool_tokens(table_rules(layout), num_blocks, layout.block_size, budget)
+    tokens = num_pool_tokens(table_rules(layout), num_blocks, size, worker.max_num_batched_tokens)
     each = " each" if num_workers > 1 else ""
-    return f"KV cache {num_blocks} blocks{each} ({gib:.2f} GiB, {tokens} tokens)"
+    return f"KV cache {num_blocks} blocks of {size} tokens{each} ({gib:.2f} GiB, {tokens} tokens)"

@@ -57,6 +57,9 @@ def join(
     tensor_parallel_size: Annotated[
         int | None, typer.Option(min=1, help="As for `relevo serve`; it need not be the head's.")
     ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Tokens per KV block of this box's workers. Default: the head's.")
+    ] = None,
     enable_expert_parallel: Annotated[
         bool,
         typer.Option("--enable-expert-parallel", help="As for `relevo serve`; also where the head asks for it."),
@@ -79,7 +82,7 @@ def join(
 ) -> None:
     """Join a cluster: start workers here, and keep them ready for its gateways until Ctrl-C or `relevo drain NODE`.
 
-    Model, types and block size are the head's. A head that is not there yet is waited for.
+    Model and types are the head's. A head that is not there yet is waited for.
     """
     named = _named(options or [])
     check_set(named)
@@ -94,6 +97,7 @@ def join(
         "worker": tuple(worker) if worker else None,
         "pipeline_parallel_size": pipeline_parallel_size,
         "tensor_parallel_size": tensor_parallel_size,
+        "block_size": block_size,
         "enable_expert_parallel": enable_expert_parallel or None,
         "engine_args": tuple(engine_args) if engine_args else None,
         "quiet": quiet or None,

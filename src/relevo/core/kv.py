@@ -167,11 +167,25 @@ class KVLayout:
     @property
     def bytes_per_block(self) -> int:
         """Blocks of all groups are equal, so that a block serves any of them: as large as S tokens of the widest."""
-        return self.block_size * max(group.bytes_per_token(self.dtype) for group in self.groups)
+        return self.bytes_of_blocks(self.block_size)
+
+    def bytes_of_blocks(self, block_size: int) -> int:
+        """Of a block of so many tokens, if blocks were of that size here."""
+        return block_size * max(group.bytes_per_token(self.dtype) for group in self.groups)
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Every token of a block lies where it can be found, so that blocks of another size can be made from these."""
+        return all(
+            group.kind is not KVKind.STATE and not group.index_bytes and group.value_size in (0, group.key_size)
+            for group in self.groups
+        )
 
     def mismatch(self, other: KVLayout) -> str | None:
-        """One sentence that says why blocks of `other` cannot be used here; None if they can."""
-        for name in ("model_hash", "dtype", "block_size", "groups", "tensor_parallel_size"):
+        """One sentence that says why what blocks of `other` hold cannot be used here; None if it can. Block sizes may
+        differ where blocks can be cut."""
+        names = ("model_hash", "dtype", "groups", "tensor_parallel_size")
+        for name in names if self.can_be_cut else (*names, "block_size"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 values = f"{_shown(mine)} here, {_shown(theirs)} there"
@@ -220,6 +234,7 @@ class Reservation:
     request_id: RequestId
     worker_id: WorkerId
     epoch: int  # incarnation of the worker
+    block_size: int  # S, tokens: of these blocks, whatever the writer's own are
     block_ids: tuple[BlockId, ...]
     generations: tuple[int, ...]  # one per block; a write that names another generation is refused
     num_hit_tokens: int
@@ -229,3 +244,8 @@ class Reservation:
     def worker(self) -> WorkerRef:
         """The incarnation that granted it."""
         return WorkerRef(self.worker_id, self.epoch)
+
+    @property
+    def num_hit_blocks(self) -> int:
+        """The first of its blocks, which are not open to its writer."""
+        return self.num_hit_tokens // self.block_size

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from relevo.core.cut import LocalBlock
 from relevo.core.events import TransferEvent
 from relevo.core.handoff import Reach
-from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout, KVRefusal, Reservation
 from relevo.core.plan import StepPlan, StepResult
 
@@ -97,9 +97,11 @@ class KVTransport(Protocol):
         ...
 
     def write(
-        self, reservation: Reservation, address: str, first_index: int, local_block_ids: Sequence[BlockId]
+        self, reservation: Reservation, address: str, first_index: int, local_blocks: Sequence[LocalBlock]
     ) -> None:
-        """Queue `local_block_ids` for reservation.block_ids[first_index : first_index + len(local_block_ids)]."""
+        """Queue `local_blocks` for reservation.block_ids[first_index : first_index + len(local_blocks)]. They are cut
+        ones if, and only if, the receiver's blocks have another size; no transport whose ends share memory gets these.
+        """
         ...
 
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None: ...

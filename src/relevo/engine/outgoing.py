@@ -102,8 +102,8 @@ class Outgoing:
                 self.transports.release(reservation)
             case effects.SendPrefix(prefix):
                 transport, address = self.transports[prefix.path.transport], prefix.path.address
-                if prefix.block_ids:
-                    transport.write(prefix.reservation, address, prefix.first_index, prefix.block_ids)
+                if prefix.blocks:
+                    transport.write(prefix.reservation, address, prefix.first_index, prefix.blocks)
                 transport.seal(prefix.reservation, address, prefix.num_tokens)
             case effects.CancelWrites(reservation, path):
                 if not self.transports[path.transport].cancel(reservation):

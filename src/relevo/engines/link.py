@@ -181,6 +181,7 @@ class EngineLink:
                     request_id=request.request_id,
                     worker_id=self.hello.worker_id,
                     epoch=self.hello.epoch,
+                    block_size=self.hello.layout.block_size,
                     block_ids=(),
                     generations=(),
                     num_hit_tokens=self.num_hit_tokens(request),

@@ -30,10 +30,10 @@ class GrantTable:
         self._lock = threading.Lock()
         self._by_block: dict[BlockId, Grant] = {}
 
-    def open(self, reservation: Reservation, block_size: int) -> None:
+    def open(self, reservation: Reservation) -> None:
         """Let writers in, hit blocks excepted. A grant that still held one of the blocks is withdrawn first."""
         grant = Grant(reservation)
-        blocks = reservation.block_ids[reservation.num_hit_tokens // block_size :]
+        blocks = reservation.block_ids[reservation.num_hit_blocks :]
         with self._lock:
             older = {id(g): g for b in blocks if (g := self._by_block.get(b)) is not None}
             for previous in older.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class LentBlocks:
@@ -19,6 +19,20 @@ class LentBlocks:
         self.lock = threading.Lock()
         self.rest = [view.cast("B") for view in views if view.nbytes]  # not sent yet
         self.num_bytes = sum([view.nbytes for view in self.rest])  # of all
+        self._copy: Callable[[], bytearray] | None = None
+
+    @classmethod
+    def of_copy(cls, copy: Callable[[], bytearray], num_bytes: int) -> LentBlocks:
+        """Of so many bytes that `copy` puts together from blocks: when they are sent, or are wanted back before."""
+        lent = cls(())
+        lent._copy, lent.num_bytes = copy, num_bytes
+        return lent
+
+    def put_together(self) -> None:
+        """Before anything is sent. Idempotent. From any thread."""
+        with self.lock:
+            if self._copy is not None:
+                self.rest, self._copy = [memoryview(self._copy())], None
 
     def checksums(self, num_bytes: int) -> tuple[int, ...]:
         """crc32 of each run of so many bytes, before anything is sent."""
@@ -29,6 +43,7 @@ class LentBlocks:
 
     def give_back(self) -> None:
         """Idempotent. From any thread."""
+        self.put_together()
         with self.lock:
             if self.rest:
                 self.rest = [memoryview(b"".join(self.rest))]

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from relevo.core.cut import CutBlock, LocalBlock
 from relevo.core.events import TransferEvent, TransferFailed, TransferSealed, WritesEnded
 from relevo.core.ids import BlockId
 from relevo.core.kv import Reservation
@@ -94,6 +95,14 @@ class TransferLedger:
                 return
 
 
+def whole(local_blocks: Sequence[LocalBlock]) -> tuple[BlockId, ...]:
+    """Of a transport that cuts none. ValueError for a cut one."""
+    block_ids = tuple(block for block in local_blocks if not isinstance(block, CutBlock))
+    if len(block_ids) < len(local_blocks):
+        raise ValueError("a transport that copies whole blocks was given cut ones")
+    return block_ids
+
+
 class EventQueue:
     """Completions for the step loop. Thread-safe; `on_wake` is called after an event has become visible to `poll`."""
 
@@ -134,11 +143,17 @@ class EventQueue:
 
 
 def check_write(
-    reservation: Reservation, first_index: int, local_block_ids: Sequence[BlockId], block_size: int
+    reservation: Reservation, first_index: int, local_blocks: Sequence[LocalBlock], own_block_size: int
 ) -> None:
-    """ValueError if the write leaves the reservation or touches blocks that the receiver already has."""
-    last = first_index + len(local_block_ids)
-    if first_index < reservation.num_hit_tokens // block_size or last > len(reservation.block_ids):
+    """ValueError if the write leaves the reservation or touches blocks that the receiver already has, or if its blocks
+    have not the receiver's size."""
+    if any(isinstance(block, CutBlock) == (own_block_size == reservation.block_size) for block in local_blocks):
+        raise ValueError(
+            f"request {reservation.request_id} is for blocks of {reservation.block_size} tokens: those of "
+            f"{own_block_size} have to be cut if, and only if, these are two sizes"
+        )
+    last = first_index + len(local_blocks)
+    if first_index < reservation.num_hit_blocks or last > len(reservation.block_ids):
         raise ValueError(
             f"blocks [{first_index}, {last}) of request {reservation.request_id} are not open: the reservation has "
             f"{len(reservation.block_ids)} blocks, of which the first {reservation.num_hit_tokens} tokens are hits"

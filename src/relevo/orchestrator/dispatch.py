@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -36,6 +37,7 @@ from relevo.orchestrator.worker_messages import WorkerMessages, event_of
 from relevo.policy.admission.admission import Admission
 from relevo.policy.handoff import effects, events, machine
 from relevo.policy.handoff.state import HandoffLimits, Phase
+from relevo.policy.worker.prefix_cache import PromptHashes
 from relevo.wire import messages as wire
 
 log = logging.getLogger("relevo.gateway")
@@ -59,25 +61,23 @@ class Dispatcher:
         placement: Placement,
         admission: Admission,
         limits: HandoffLimits,
-        block_size: int,
         model_name: str,
         metrics: DispatchMetrics,
         clock: Clock,
         timers: Timers,
         kill: Callable[[WorkerRef, str], None],
-        hash_prompt: Callable[[EngineRequest], Sequence[BlockHash]],
+        hash_prompt: Callable[[EngineRequest, int], Sequence[BlockHash]],
         batch_limits: HandoffLimits | None = None,
         decide: Decide = unlogged,
         insight: Insight | None = None,
         on_ended: Callable[[InFlightRequest], None] | None = None,
     ) -> None:
-        """`kill(worker, reason)` asks for the end of a worker's process. `hash_prompt`: the blocks of a prompt that may
-        be found in caches. `batch_limits`: of batch requests; None: the same as for all. `decide` is told what was
-        decided, `insight` what happened, `on_ended` of each request that its client has the end of."""
+        """`kill(worker, reason)` asks for the end of a worker's process. `hash_prompt(request, block_size)`: the blocks
+        of a prompt that may be found in caches. `batch_limits`: of batch requests; None: the same as for all. `decide`
+        is told what was decided, `insight` what happened, `on_ended` of each request that its client has the end of."""
         self._membership = membership
         self._placement = placement
         self._limits = {False: limits, True: batch_limits or limits}  # by: is it a batch request
-        self._block_size = block_size
         self._model_name = model_name
         self._metrics = metrics
         self._clock = clock
@@ -118,13 +118,12 @@ class Dispatcher:
             request.request_id,
             num_prompt_tokens=len(request.prompt_token_ids),
             num_samples=request.sampling.n,
-            block_size=self._block_size,
             limits=self._limits[request.terms.is_batch],
         )
         in_flight = InFlightRequest(request=request, sink=sink, handoff=handoff, end_with=self._end)
         self._requests[request.request_id] = in_flight
         try:
-            in_flight.prompt_hashes = self._hash_prompt(request)
+            in_flight.prompt_hashes = PromptHashes(partial(self._hash_prompt, request))
             self._queue.enter(in_flight)
         except Exception as fault:
             self._break_off(in_flight, fault)

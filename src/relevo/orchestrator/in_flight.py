@@ -7,11 +7,11 @@ Does not decide: `orchestrator.dispatch` drives it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from relevo.core.handoff import Link
-from relevo.core.ids import BlockHash, RequestId, WorkerRef
+from relevo.core.ids import RequestId, WorkerRef
 from relevo.core.outcome import RequestEnd
 from relevo.core.ports import Timer, Timers
 from relevo.core.request import EngineRequest
@@ -21,6 +21,7 @@ from relevo.orchestrator.ports import OutputSink
 from relevo.policy.handoff.effects import Route
 from relevo.policy.handoff.events import Event
 from relevo.policy.handoff.state import HandoffState
+from relevo.policy.worker.prefix_cache import PromptHashes
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class InFlightRequest:
     sink: OutputSink
     handoff: HandoffState
     end_with: Callable[[InFlightRequest, RequestEnd], None]
-    prompt_hashes: Sequence[BlockHash] = ()  # of the full blocks that may be found in a cache
+    prompt_hashes: PromptHashes = field(default_factory=lambda: PromptHashes(lambda block_size: ()))
     admission_due_at_ns: int | None = None  # when admission is to be asked whether it is too late
     parked: Route | None = None  # no worker is ready: what to decide when one is
     parked_until_ns: int | None = None

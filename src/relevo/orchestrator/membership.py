@@ -84,6 +84,11 @@ class Membership:
             return None
         return member
 
+    @property
+    def block_sizes(self) -> set[int]:
+        """Of KV caches. Of nearly every model there is one."""
+        return {member.hello.layout.block_size for member in self._members.values() if member.hello is not None}
+
     def kv_path(self, sender: WorkerRef, receiver: WorkerRef) -> KVPath | None:
         """How KV gets from one to the other; None if one of them is gone."""
         one, other = self.get(sender), self.get(receiver)

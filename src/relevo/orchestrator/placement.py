@@ -7,12 +7,12 @@ Owns the ledger, the index and the measured cost of a handoff. Every choice is `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
 from relevo.core.handoff import ALL_ABILITIES, NO_SITE, Link
-from relevo.core.ids import RequestId, WorkerId, WorkerRef
+from relevo.core.ids import BlockHash, RequestId, WorkerId, WorkerRef
 from relevo.orchestrator.in_flight import InFlightRequest
 from relevo.orchestrator.member import Member
 from relevo.orchestrator.membership import Membership
@@ -102,7 +102,7 @@ class Placement:
             num_slots = min(request.sampling.n, self._room.max_running)
             num_least_tokens = num_least_output_tokens(request)
             self._tenant_use.decodes(request_id, request.terms.tenant, choice.worker, num_slots, num_least_tokens)
-            self._index.expect(request_id, "decode", choice.worker, in_flight.prompt_hashes)
+            self._index.expect(request_id, "decode", choice.worker, self._hashes_on(choice.worker, in_flight))
             if not choice.split:
                 self._ledger.charge_prefill(request_id, choice.worker, choice.num_uncached_tokens)
                 self._tenant_use.computes(request_id, choice.worker, choice.num_uncached_tokens)
@@ -111,9 +111,9 @@ class Placement:
 
     def _with_lost_hits(self, choice: Choice, in_flight: InFlightRequest, ask: Ask) -> Choice:
         """Before the request promises blocks of its own."""
-        num_anywhere = max(ask.hit_tokens.values(), default=0) // self._block_size
-        num_here = choice.num_hit_tokens // self._block_size
-        lost = self._index.lost.of(in_flight.prompt_hashes, num_here, num_anywhere, self._block_size)
+        size, hashes = self._block_size_of(choice.worker), self._hashes_on(choice.worker, in_flight)
+        num_anywhere = max(ask.hit_tokens.values(), default=0) // size
+        lost = self._index.lost.of(hashes, choice.num_hit_tokens // size, num_anywhere, size)
         return replace(choice, lost=lost) if lost.num_tokens else choice
 
     def may_wait(self) -> bool:
@@ -148,7 +148,7 @@ class Placement:
         self._ledger.charge_prefill(request_id, choice.worker or decode, choice.num_uncached_tokens)
         self._tenant_use.computes(request_id, choice.worker or decode, choice.num_uncached_tokens)
         if choice.worker is not None and choice.path is not None and not choice.path.zero_copy:
-            self._index.expect(request_id, "prefill", choice.worker, in_flight.prompt_hashes)
+            self._index.expect(request_id, "prefill", choice.worker, self._hashes_on(choice.worker, in_flight))
         self._chose("prefill", request_id, choice.use)
         return choice
 
@@ -274,17 +274,30 @@ class Placement:
 
     def _ask(self, in_flight: InFlightRequest) -> Ask:
         """With the hits that are known now."""
-        request, hashes = in_flight.request, in_flight.prompt_hashes
-        matches = self._index.matches(hashes)
+        request, hit_tokens, prefixes = in_flight.request, dict[WorkerRef, int](), dict[WorkerRef, BlockHash]()
+        for size in self._membership.block_sizes:
+            hashes = in_flight.prompt_hashes.of(size)
+            for worker, count in self._index.matches(hashes).items():
+                if self._block_size_of(worker) == size:
+                    hit_tokens[worker], prefixes[worker] = count * size, hashes[count - 1]
         return Ask(
             num_tokens=in_flight.handoff.num_prompt_tokens,
-            hit_tokens={worker: count * self._block_size for worker, count in matches.items()},
-            prefixes={worker: hashes[count - 1] for worker, count in matches.items()},
+            hit_tokens=hit_tokens,
+            prefixes=prefixes,
             session=request.session,
             tenant=request.terms.tenant,
             num_unstarted=self._tenant_use.num_unstarted(request.terms.tenant),
             num_behind=in_flight.num_behind,
         )
+
+    def _hashes_on(self, worker: WorkerRef, in_flight: InFlightRequest) -> Sequence[BlockHash]:
+        return in_flight.prompt_hashes.of(self._block_size_of(worker))
+
+    def _block_size_of(self, worker: WorkerRef) -> int:
+        return self._block_size_on(self._membership.get(worker))
+
+    def _block_size_on(self, member: Member | None) -> int:
+        return self._block_size if member is None or member.hello is None else member.hello.layout.block_size
 
     def _views(self) -> list[WorkerView]:
         return [self._view(member) for member in self._membership.members]
@@ -314,6 +327,7 @@ class Placement:
             load=member.load,
             kv_site=hello.kv_site if hello is not None else NO_SITE,
             abilities=hello.abilities if hello is not None else ALL_ABILITIES,
+            block_size=self._block_size_on(member),
             in_flight_prefill_tokens=ledger.prefill_tokens(ref),
             in_flight_decode_tokens=ledger.decode_tokens(ref),
             in_flight_asked_tokens=ledger.asked_tokens(ref),

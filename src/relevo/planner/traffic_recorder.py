@@ -57,7 +57,7 @@ class TrafficRecorder:
         self._ended[request.request_id] = _Ended(
             prompt=request.prompt_token_ids,
             output=in_flight.handoff.samples[0].output_token_ids,
-            prompt_hashes=in_flight.prompt_hashes,
+            prompt_hashes=in_flight.prompt_hashes.of(self.block_size),
             salt=request.salt,
             is_batch=request.terms.is_batch,
             front_s=None if prepared_ns is None else (prepared_ns - timeline.accepted_at_ns) / 1e9,

@@ -64,7 +64,7 @@ class WorkerCosts:
             costs=dict(self.before)
             | {number: costs for (box, number), costs in self._costs.items() if box == worker.box_id},
             num_blocks=worker.load.num_total_blocks,
-            block_size=self.rules.block_size,
+            block_size=worker.layout.block_size if worker.layout is not None else self.rules.block_size,
             max_batched_tokens=budget,
             max_prefill_tokens=budget,
             max_running=self.rules.max_running,

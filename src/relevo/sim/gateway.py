@@ -257,13 +257,12 @@ class SimGateway:
             placement=self.placement,
             admission=self.admission,
             limits=serving.handoff,
-            block_size=block_size,
             model_name="model",
             metrics=self.metrics,
             clock=self.kernel,
             timers=_LateTimers(self.kernel, self.quiet),
             kill=self.kill,
-            hash_prompt=lambda request: hash_prompt(request, block_size),
+            hash_prompt=hash_prompt,
             decide=decider(self.decisions, self.gateway_id, self.kernel),
         )
         source = GossipSource(self.placement.change_log, self.placement.peer_state, self.dispatcher.on_heard)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from relevo.core.cut import LocalBlock
 from relevo.core.events import TransferEvent
 from relevo.core.handoff import Reach
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVLayout, KVRefusal, Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.grants import GrantTable
-from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
+from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write, whole
 from relevo.sim.kernel import NS_PER_S, Kernel
 from relevo.sim.network import Channel, Link, Pipe
 
@@ -128,7 +129,7 @@ class SimTransport:
         """Grants name the epoch that they were made under."""
 
     def reserve(self, reservation: Reservation) -> None:
-        self._grants.open(reservation, self._layout.block_size)
+        self._grants.open(reservation)
 
     def release(self, reservation: Reservation) -> None:
         self._grants.withdraw(reservation)
@@ -141,14 +142,14 @@ class SimTransport:
         if self.reach is not Reach.ARENA:
             return True
         receiver = self._network.find(_address(self.reach, self.box, reservation.worker_id))
-        first = reservation.num_hit_tokens // self._layout.block_size
+        first = reservation.num_hit_blocks
         return receiver is not None and receiver.allows(reservation, first, len(reservation.block_ids) - first)
 
     def write(
-        self, reservation: Reservation, address: str, first_index: int, local_block_ids: Sequence[BlockId]
+        self, reservation: Reservation, address: str, first_index: int, local_blocks: Sequence[LocalBlock]
     ) -> None:
-        check_write(reservation, first_index, local_block_ids, self._layout.block_size)
-        self._send(reservation, address, first_index, tuple(local_block_ids), 0)
+        check_write(reservation, first_index, local_blocks, self._layout.block_size)
+        self._send(reservation, address, first_index, whole(local_blocks), 0)
 
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None:
         self._send(reservation, address, 0, (), num_tokens)
@@ -192,7 +193,7 @@ class SimTransport:
             self.num_refused_writes += 1
             job.refusal = WITHDRAWN
         else:
-            first = reservation.num_hit_tokens // self._layout.block_size
+            first = reservation.num_hit_blocks
             is_open = self.allows(reservation, first, min(1, len(reservation.block_ids) - first))
             job.refusal = "" if is_open else WITHDRAWN
         job.sender.answer(self, job)

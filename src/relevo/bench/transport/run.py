@@ -160,10 +160,10 @@ def _measure_shm(layout: KVLayout, num_blocks: int, num_repeats: int, progress: 
     samples = []
     try:
         for repeat in range(num_repeats):
-            reservation = _reservation(repeat, num_blocks)
+            reservation = _reservation(repeat, num_blocks, layout.block_size)
             started_s = time.perf_counter()
             receiver.reserve(reservation)
-            write_s = _timed_write(sender, woken, reservation, receiver.address(), layout)
+            write_s = _timed_write(sender, woken, reservation, receiver.address())
             samples.append((time.perf_counter() - started_s, write_s))
             receiver.release(reservation)
             progress.advance()
@@ -212,11 +212,11 @@ def _measure_tcp(
     ):
         address = ours.recv()
         for repeat in range(num_repeats):
-            reservation = _reservation(repeat, num_blocks)
+            reservation = _reservation(repeat, num_blocks, layout.block_size)
             started_s = time.perf_counter()
             ours.send(("reserve", reservation))
             ours.recv()
-            write_s = _timed_write(sender, woken, reservation, address, layout)
+            write_s = _timed_write(sender, woken, reservation, address)
             samples.append((time.perf_counter() - started_s, write_s))
             ours.send(("release", reservation))
             _check_equal(ours.recv(), expected)
@@ -256,14 +256,12 @@ def _no_imports_from_here() -> Iterator[None]:
             os.environ["PYTHONSAFEPATH"] = former
 
 
-def _timed_write(
-    sender: KVTransport, woken: threading.Event, reservation: Reservation, address: str, layout: KVLayout
-) -> float:
+def _timed_write(sender: KVTransport, woken: threading.Event, reservation: Reservation, address: str) -> float:
     """Seconds from the first write to the acknowledged seal."""
     woken.clear()
     started_s = time.perf_counter()
     sender.write(reservation, address, 0, reservation.block_ids)
-    sender.seal(reservation, address, len(reservation.block_ids) * layout.block_size)
+    sender.seal(reservation, address, len(reservation.block_ids) * reservation.block_size)
     deadline_s = started_s + SEAL_TIMEOUT_S
     while True:
         for event in sender.poll():
@@ -277,11 +275,12 @@ def _timed_write(
         woken.clear()
 
 
-def _reservation(repeat: int, num_blocks: int) -> Reservation:
+def _reservation(repeat: int, num_blocks: int, block_size: int) -> Reservation:
     return Reservation(
         request_id=RequestId(f"bench-{repeat}"),
         worker_id=RECEIVER.worker_id,
         epoch=RECEIVER.epoch,
+        block_size=block_size,
         block_ids=tuple(range(num_blocks)),
         generations=(repeat + 1,) * num_blocks,
         num_hit_tokens=0,

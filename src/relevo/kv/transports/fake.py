@@ -18,12 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from relevo.core.cut import LocalBlock
 from relevo.core.errors import LayoutMismatch
 from relevo.core.events import TransferEvent
 from relevo.core.handoff import Reach
 from relevo.core.ids import BlockId
 from relevo.core.kv import KVRefusal, Reservation
 from relevo.kv.arena import Arena
+from relevo.kv.cut_blocks import contents
 from relevo.kv.grants import GrantTable
 from relevo.kv.layout_check import check_layout
 from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
@@ -44,14 +46,14 @@ class Faults:
 
 @dataclass(slots=True, eq=False)
 class _Message:
-    """From sender to receiver: a write (`block_ids` not empty) or a seal. `is_answer`: the way back."""
+    """From sender to receiver: a write (`blocks` not empty) or a seal. `is_answer`: the way back."""
 
     sender: FakeTransport
     receiver: FakeTransport
     transfer: Transfer
     sequence: int  # of this transfer, counted from 0
     first_index: int = 0
-    block_ids: tuple[BlockId, ...] = ()  # of the sender
+    blocks: tuple[LocalBlock, ...] = ()
     num_tokens: int = 0
     corrupt: bool = False
     is_answer: bool = False
@@ -141,13 +143,13 @@ class FakeHub:
         """Draw the message's fate. Lock held."""
         if self._strikes(self.faults.drop_probability, "dropped"):
             return
-        if message.block_ids and not message.is_answer:
+        if message.blocks and not message.is_answer:
             message.corrupt = self._strikes(self.faults.corrupt_probability, "corrupted")
         self._post(message)
         if self._strikes(self.faults.duplicate_probability, "duplicated"):
             self._post(message)
-        if message.block_ids and not message.is_answer and self._strikes(self.faults.ghost_probability, "haunted"):
-            ghost = replace(message, ghost=message.sender.content(message.block_ids))
+        if message.blocks and not message.is_answer and self._strikes(self.faults.ghost_probability, "haunted"):
+            ghost = replace(message, ghost=message.sender.content(message))
             due_ns = self.now_ns + self._rng.randint(*self.faults.ghost_delay_ns)
             heapq.heappush(self._under_way, (due_ns, next(self._order), ghost))
 
@@ -206,7 +208,7 @@ class FakeTransport:
         """Grants name the epoch that they were made under."""
 
     def reserve(self, reservation: Reservation) -> None:
-        self._grants.open(reservation, self._arena.layout.block_size)
+        self._grants.open(reservation)
 
     def release(self, reservation: Reservation) -> None:
         self._grants.withdraw(reservation)
@@ -217,11 +219,11 @@ class FakeTransport:
             return transfer is None or transfer.failed is None
 
     def write(
-        self, reservation: Reservation, address: str, first_index: int, local_block_ids: Sequence[BlockId]
+        self, reservation: Reservation, address: str, first_index: int, local_blocks: Sequence[LocalBlock]
     ) -> None:
-        check_write(reservation, first_index, local_block_ids, self._arena.layout.block_size)
-        num_bytes = len(local_block_ids) * self._arena.bytes_per_block
-        self._send(reservation, address, num_bytes, first_index=first_index, block_ids=tuple(local_block_ids))
+        check_write(reservation, first_index, local_blocks, self._arena.layout.block_size)
+        num_bytes = len(local_blocks) * self._arena.layout.bytes_of_blocks(reservation.block_size)
+        self._send(reservation, address, num_bytes, first_index=first_index, blocks=tuple(local_blocks))
 
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None:
         self._send(reservation, address, 0, num_tokens=num_tokens)
@@ -254,7 +256,7 @@ class FakeTransport:
         if message.sequence in inbox.seen:
             return
         inbox.seen.add(message.sequence)
-        if message.block_ids:
+        if message.blocks:
             outcome = self._store(message)
             inbox.refusal = inbox.refusal if inbox.refusal[0] else outcome
             self._answer(message, *outcome)
@@ -268,8 +270,10 @@ class FakeTransport:
                 inbox.seals.remove(seal)
                 self._answer(seal, *inbox.refusal)
 
-    def content(self, block_ids: Sequence[BlockId]) -> tuple[bytes, ...]:
-        return tuple(bytes(self._arena.block(block_id)) for block_id in block_ids)
+    def content(self, message: _Message) -> tuple[bytes, ...]:
+        """Of the blocks that it writes, as they lie here now."""
+        block_size = message.transfer.reservation.block_size
+        return tuple(bytes(block) for block in contents(self._arena, message.blocks, block_size))
 
     def take_ghost(self, ghost: _Message) -> None:
         """Called by the hub, its lock held."""
@@ -294,7 +298,7 @@ class FakeTransport:
         num_bytes: int,
         *,
         first_index: int = 0,
-        block_ids: tuple[BlockId, ...] = (),
+        blocks: tuple[LocalBlock, ...] = (),
         num_tokens: int = 0,
     ) -> None:
         with self._hub.lock:
@@ -307,7 +311,7 @@ class FakeTransport:
             else:
                 outgoing = self._outgoing.setdefault(transfer, _Outgoing(address))
                 transfer.begin(num_bytes, self._hub.now_ns / 1e9)
-                message = _Message(self, receiver, transfer, outgoing.num_sent, first_index, block_ids, num_tokens)
+                message = _Message(self, receiver, transfer, outgoing.num_sent, first_index, blocks, num_tokens)
                 outgoing.num_sent += 1
                 self._hub.send(message)
                 return
@@ -328,7 +332,7 @@ class FakeTransport:
         targets = self._targets(message)
         if targets is None:
             return "the receiver has withdrawn the blocks", True
-        sources = [message.sender._arena.block(b) for b in message.block_ids]
+        sources = message.sender.content(message)
         checksums = [zlib.crc32(source) for source in sources]
         for source, target in zip(sources, targets, strict=True):
             self._arena.block(target)[:] = source
@@ -342,7 +346,7 @@ class FakeTransport:
     def _targets(self, message: _Message) -> tuple[BlockId, ...] | None:
         """The blocks that a write means; None, and counted, if the right to write them has ended."""
         mine, first = message.transfer.reservation, message.first_index
-        last = first + len(message.block_ids)
+        last = first + len(message.blocks)
         targets = mine.block_ids[first:last]
         if self._grants.find(mine.request_id, mine.epoch, first, targets, mine.generations[first:last]) is None:
             self.num_refused_writes += 1
@@ -351,7 +355,7 @@ class FakeTransport:
 
     def _is_withdrawn(self, seal: _Message) -> bool:
         mine = seal.transfer.reservation
-        index = mine.num_hit_tokens // self._arena.layout.block_size
+        index = mine.num_hit_blocks
         one = slice(index, index + 1)
         return self._grants.find(mine.request_id, mine.epoch, index, mine.block_ids[one], mine.generations[one]) is None
 
@@ -367,7 +371,7 @@ class FakeTransport:
             self._fail(answer.transfer, answer.refusal, stale=answer.stale)
             return
         answer.transfer.end(self._hub.now_ns / 1e9)
-        if not answer.block_ids:
+        if not answer.blocks:
             self.events.add(answer.transfer.sealed(answer.num_tokens, self._hub.now_ns / 1e9))
 
     def _fail(self, transfer: Transfer, reason: str, *, stale: bool) -> None:

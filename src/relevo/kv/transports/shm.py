@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from relevo.core.cut import LocalBlock
 from relevo.core.events import TransferEvent
 from relevo.core.handoff import Reach
-from relevo.core.ids import BlockId
 from relevo.core.kv import KVRefusal, Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.arena_file import NO_GENERATION
-from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
+from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write, whole
 from relevo.kv.transports.registry import OwnEnd
 
 
@@ -65,16 +65,16 @@ class ShmTransport:
         return bool(same.all() and (self._arena.epochs[ids] == reservation.epoch).all())
 
     def write(
-        self, reservation: Reservation, address: str, first_index: int, local_block_ids: Sequence[BlockId]
+        self, reservation: Reservation, address: str, first_index: int, local_blocks: Sequence[LocalBlock]
     ) -> None:
         """Account for the blocks. Where the sender computed elsewhere in the arena, copy them to their place."""
-        check_write(reservation, first_index, local_block_ids, self._arena.layout.block_size)
+        check_write(reservation, first_index, local_blocks, self._arena.layout.block_size)
         started_s = time.perf_counter()
         transfer = self._ledger.open(reservation)
         if self._fails(transfer, address):
             return
-        transfer.begin(len(local_block_ids) * self._arena.bytes_per_block, started_s)
-        for source, target in zip(local_block_ids, reservation.block_ids[first_index:], strict=False):
+        transfer.begin(len(local_blocks) * self._arena.bytes_per_block, started_s)
+        for source, target in zip(whole(local_blocks), reservation.block_ids[first_index:], strict=False):
             if source != target:
                 self._arena.copy_block(source, target)
         transfer.end(time.perf_counter())
@@ -96,7 +96,7 @@ class ShmTransport:
         self._events.take()
 
     def _open_part(self, reservation: Reservation) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        first = reservation.num_hit_tokens // self._arena.layout.block_size
+        first = reservation.num_hit_blocks
         ids = np.asarray(reservation.block_ids[first:], dtype=np.int64)
         return ids, np.asarray(reservation.generations[first:], dtype=np.uint64)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from relevo.core.cut import LocalBlock
 from relevo.core.events import TransferEvent
 from relevo.core.handoff import Reach
-from relevo.core.ids import BlockId, WorkerRef
+from relevo.core.ids import WorkerRef
 from relevo.core.kv import KVRefusal, Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.door import KVDoor
@@ -98,7 +99,7 @@ class TcpTransport:
         self._sender.warm(address, target)
 
     def reserve(self, reservation: Reservation) -> None:
-        self._grants.open(reservation, self._arena.layout.block_size)
+        self._grants.open(reservation)
 
     def release(self, reservation: Reservation) -> None:
         """When this returns no byte of a write under this reservation lands any more."""
@@ -109,9 +110,9 @@ class TcpTransport:
         return not self._sender.has_failed(reservation)
 
     def write(
-        self, reservation: Reservation, address: str, first_index: int, local_block_ids: Sequence[BlockId]
+        self, reservation: Reservation, address: str, first_index: int, local_blocks: Sequence[LocalBlock]
     ) -> None:
-        self._sender.write(reservation, address, first_index, local_block_ids)
+        self._sender.write(reservation, address, first_index, local_blocks)
 
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None:
         self._sender.seal(reservation, address, num_tokens)

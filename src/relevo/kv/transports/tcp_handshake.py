@@ -30,7 +30,7 @@ from relevo.core.errors import ProtocolError
 from relevo.core.ids import WorkerRef
 from relevo.core.kv import KVRefusal
 
-KV_PROTOCOL_VERSION = 3
+KV_PROTOCOL_VERSION = 4
 MIN_SECRET_BYTES = 16  # required: 128 bits cannot be guessed
 NONCE_BYTES = 32  # required: never drawn twice
 _DIGEST_BYTES = 32

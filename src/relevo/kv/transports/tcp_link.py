@@ -21,8 +21,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from relevo.core.cut import LocalBlock
 from relevo.core.errors import ProtocolError
-from relevo.core.ids import BlockId, WorkerRef
+from relevo.core.ids import WorkerRef
+from relevo.kv.cut_blocks import lend
 from relevo.kv.lent_blocks import LentBlocks
 from relevo.kv.transfer import Transfer
 from relevo.kv.transports.tcp_channel import Channel
@@ -45,11 +47,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A run of blocks to write (`block_ids` not empty), or a seal."""
+    """A run of blocks to write (`blocks` not empty), or a seal."""
 
     transfer: Transfer
     first_index: int
-    block_ids: tuple[BlockId, ...]
+    blocks: tuple[LocalBlock, ...]
     num_bytes: int
     num_tokens: int = 0
 
@@ -213,7 +215,7 @@ class Link:
         is_behind = sum(each.num_bytes for each in itertools.islice(self.queued, 2)) > 0
         if is_behind and self._has_credit() and not self._num_opening and len(self._streams) < self._most_streams:
             self._open_stream()
-        lent = LentBlocks(self._sender.arena.spans(job.block_ids))
+        lent = lend(self._sender.arena, job.blocks, job.transfer.reservation.block_size)
         stream.lent = job.transfer, lent
         return ticket, job, lent
 
@@ -222,15 +224,16 @@ class Link:
         return ahead == 0 or ahead + self.queued[0].num_bytes <= self.pace.in_flight_bytes
 
     def _send(self, channel: Channel, ticket: int, job: Job, lent: LentBlocks) -> None:
-        mine, first, last = job.transfer.reservation, job.first_index, job.first_index + len(job.block_ids)
-        if not job.block_ids:
+        mine, first, last = job.transfer.reservation, job.first_index, job.first_index + len(job.blocks)
+        if not job.blocks:
             block_id, generation = mine.block_ids[first], mine.generations[first]
             seal = Seal(ticket, mine.request_id, mine.epoch, first, block_id, generation, after=ticket)
             send_frame(channel, seal)
             return
         checksums: tuple[int, ...] = ()
+        lent.put_together()
         if self._sender.options.checksum:
-            checksums = lent.checksums(self._sender.arena.bytes_per_block)
+            checksums = lent.checksums(job.num_bytes // len(job.blocks))
         targets, generations = mine.block_ids[first:last], mine.generations[first:last]
         frame = WriteBlocks(ticket, mine.request_id, mine.epoch, first, targets, generations, checksums)
         send_frame(channel, frame, blocks=lent)
@@ -275,7 +278,7 @@ class Link:
         if self._is_cancelled(transfer):
             self._sender.left(transfer)
             return
-        if transfer.failed is None and not job.block_ids:
+        if transfer.failed is None and not job.blocks:
             self._sender.events.add(transfer.sealed(job.num_tokens, time.perf_counter()))
         elif (failure := transfer.failure_to_report()) is not None:
             self._sender.events.add(failure)

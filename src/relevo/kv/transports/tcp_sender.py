@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relevo.core.cut import LocalBlock
 from relevo.core.errors import ProtocolError
 from relevo.core.events import WritesEnded
-from relevo.core.ids import BlockId, WorkerRef
+from relevo.core.ids import WorkerRef
 from relevo.core.kv import Reservation
 from relevo.kv.arena import Arena
 from relevo.kv.transfer import EventQueue, Transfer, TransferLedger, check_write
@@ -69,26 +70,27 @@ class TcpSender:
         self._ending: list[Link] = []  # left, their threads may still run
 
     def write(
-        self, reservation: Reservation, address: str, first_index: int, local_block_ids: Sequence[BlockId]
+        self, reservation: Reservation, address: str, first_index: int, local_blocks: Sequence[LocalBlock]
     ) -> None:
-        check_write(reservation, first_index, local_block_ids, self.arena.layout.block_size)
+        layout = self.arena.layout
+        check_write(reservation, first_index, local_blocks, layout.block_size)
+        block_bytes = layout.bytes_of_blocks(reservation.block_size)
         with self.changed:
             transfer = self.ledger.open(reservation)
-            if transfer.failed is not None or not local_block_ids:
+            if transfer.failed is not None or not local_blocks:
                 return
             link = self._link_to(address, reservation.worker)
-            blocks_per_frame = max(1, link.pace.frame_bytes // self.arena.bytes_per_block)
-            for start in range(0, len(local_block_ids), blocks_per_frame):
-                ids = tuple(local_block_ids[start : start + blocks_per_frame])
-                num_bytes = len(ids) * self.arena.bytes_per_block
-                self._queue(link, Job(transfer, first_index + start, ids, num_bytes))
+            blocks_per_frame = max(1, link.pace.frame_bytes // block_bytes)
+            for start in range(0, len(local_blocks), blocks_per_frame):
+                blocks = tuple(local_blocks[start : start + blocks_per_frame])
+                self._queue(link, Job(transfer, first_index + start, blocks, len(blocks) * block_bytes))
 
     def seal(self, reservation: Reservation, address: str, num_tokens: int) -> None:
         with self.changed:
             transfer = self.ledger.open(reservation)
             if transfer.failed is None:
-                first_open = reservation.num_hit_tokens // self.arena.layout.block_size
-                self._queue(self._link_to(address, reservation.worker), Job(transfer, first_open, (), 0, num_tokens))
+                seal = Job(transfer, reservation.num_hit_blocks, (), 0, num_tokens)
+                self._queue(self._link_to(address, reservation.worker), seal)
 
     def has_failed(self, reservation: Reservation) -> bool:
         with self.changed:

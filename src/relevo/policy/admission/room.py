@@ -19,7 +19,7 @@ Does not know who waits; that is `policy.admission`'s.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import nsmallest
 from typing import NamedTuple
@@ -48,11 +48,18 @@ class RoomLimits:
     max_running: int  # continuations that decode on a worker
     max_ahead_tokens: int  # of prompts, sent to a worker and not computed; two steps of them lose no time
     max_ahead_s: float  # the same in seconds, by measured costs
-    block_size: int  # tokens
+    block_size: int  # tokens; that of a worker may be another
     more_groups: tuple[TableRule, ...] = ()  # KV groups after the first, which keeps every token
     max_step_tokens: int = 0  # of prompts; what those groups hold meanwhile depends on it
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1 for every other tenant
     streams_wait_for_line: bool = False  # steps keep an ITL target, so who waits in line counts beside running streams
+
+    def on(self, view: WorkerView) -> RoomLimits:
+        """In blocks of that worker."""
+        if view.block_size in (0, self.block_size):
+            return self
+        more_groups = tuple(rule.of_size(view.block_size) for rule in self.more_groups)
+        return replace(self, block_size=view.block_size, more_groups=more_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +201,7 @@ def _can_decode(view: WorkerView, ask: Ask, limits: RoomLimits, is_batch: bool) 
         return False
     if view.load.num_total_blocks == 0:
         return True
+    limits = limits.on(view)
     num_kept = view.load.num_total_blocks * (1.0 - share)
     num_available = _num_available_blocks(view, limits)
     if not is_batch:  # which batch requests give back when it comes
@@ -207,6 +215,7 @@ def _num_free_slots(view: WorkerView, ask: Ask, limits: RoomLimits) -> int:
     num_share = _num_share(view, ask, limits)
     if view.load.num_total_blocks == 0:
         return num_free
+    limits = limits.on(view)
     by_blocks = _num_available_blocks(view, limits) // _num_blocks(view, ask, limits)
     return max(0, num_share, min(num_free, by_blocks))
 

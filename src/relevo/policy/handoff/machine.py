@@ -61,14 +61,12 @@ def start(
     *,
     num_prompt_tokens: int,
     num_samples: int,
-    block_size: int,
     limits: HandoffLimits,
 ) -> HandoffState:
     """State of a request that has just come in and waits for its turn."""
     return HandoffState(
         request_id=request_id,
         num_prompt_tokens=num_prompt_tokens,
-        block_size=block_size,
         limits=limits,
         samples=tuple(SampleState(sample_index=i) for i in range(num_samples)),
     )

@@ -213,7 +213,8 @@ def _prefill_again(state: HandoffState, now_ns: int, out: list[Effect]) -> Hando
     assert state.reservation is not None
     if state.has_emitted or state.num_sealed_tokens >= state.num_prompt_tokens:
         return submit_reserved(state, now_ns, out)
-    num_hit_tokens = state.num_sealed_tokens // state.block_size * state.block_size
+    block_size = state.reservation.block_size
+    num_hit_tokens = state.num_sealed_tokens // block_size * block_size
     reservation = replace(state.reservation, num_hit_tokens=max(num_hit_tokens, state.reservation.num_hit_tokens))
     num_uncached_tokens = state.num_prompt_tokens - reservation.num_hit_tokens
     out.append(ChoosePrefill(reservation, num_uncached_tokens, state.excluded))

@@ -68,7 +68,6 @@ class HandoffState:
 
     request_id: RequestId
     num_prompt_tokens: int
-    block_size: int  # tokens
     limits: HandoffLimits
     samples: tuple[SampleState, ...]  # what the client has, one per continuation
     phase: Phase = Phase.WAITING

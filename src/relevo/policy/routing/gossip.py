@@ -100,7 +100,7 @@ class ChangeLog:
 
     def _standing(self, request_id: RequestId, *, tells_all: bool) -> Standing:
         expected = self._index.expected_by(request_id)
-        hashes = next((hashes for _, hashes in expected.values()), ())
+        hashes = dict.fromkeys(key for _, keys in expected.values() for key in keys)  # of workers of all block sizes
         return Standing(
             request_id=request_id,
             charges=self._ledger.charges(request_id),

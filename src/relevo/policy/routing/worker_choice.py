@@ -13,9 +13,8 @@ What is cached where decides what has to be computed where (docs/guides/routing.
 - any other computes everything that it does not hold itself, whatever the decode worker holds.
 
 Which of the two it is, is a fact of the pair (`policy.routing.kv_path`). A worker that can only be submitted to, or
-that no other worker reaches, is served as a unified one.
-
-A role is a preference. Does not know connections. Source: docs/architecture.md, "Routing".
+that no other worker reaches, is served as a unified one. A role is a preference.
+Does not know connections. Source: docs/architecture.md, "Routing".
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ class WorkerView:
     load: WorkerLoad
     kv_site: KVSite  # see policy.routing.kv_path
     abilities: frozenset[Ability] = ALL_ABILITIES
+    block_size: int = 0  # of its KV cache, tokens; 0: as is usual
     in_flight_prefill_tokens: int = 0  # see policy.routing.charges
     in_flight_decode_tokens: int = 0
     in_flight_asked_tokens: int = 0  # room that was asked for and not answered yet

@@ -6,11 +6,13 @@ Owns which sequences were closed and not yet told so to the runner; decides noth
 from __future__ import annotations
 
 from relevo.core.baton import SampleState
+from relevo.core.cut import LocalBlock
 from relevo.core.ids import BlockHash, BlockId, SequenceId, TokenId
+from relevo.core.kv import Reservation
 from relevo.core.request import EngineRequest
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.group_tables import NO_HITS, GroupHits, GroupTables
-from relevo.policy.worker.intake import SchedulerConfig, num_blocks_for
+from relevo.policy.worker.intake import SchedulerConfig, kept_rules, num_blocks_for
 from relevo.policy.worker.reservations import Grant
 from relevo.policy.worker.snapshots import kept_borders
 from relevo.policy.worker.worker_requests import Sequence
@@ -22,7 +24,9 @@ class BlockTables:
         self._content = config.content
         self._block_size = config.block_size
         self._has_groups = bool(config.more_groups)
+        self._config = config
         self._groups = GroupTables(pool, config.more_groups, config.max_batched_tokens)
+        self._groups_for: dict[int, GroupTables] = {}  # by block size of the receiver, if it is another one
         self._is_caching = config.enable_prefix_caching
         self._closed: list[SequenceId] = []
 
@@ -49,9 +53,9 @@ class BlockTables:
     def _open(
         self, sequence: Sequence, hits: list[BlockId], more: GroupHits, num_spare: int, num_known_blocks: int = 0
     ) -> bool:
-        num_tokens = len(sequence.token_ids)
+        num_tokens, groups = len(sequence.token_ids), self._groups_of(sequence)
         num_new = num_blocks_for(num_tokens, self._block_size) - len(hits)
-        num_more = self._groups.most(num_tokens, more.num_blocks)
+        num_more = groups.most(num_tokens, more.num_blocks)
         new = self._pool.take([*hits, *more.all], num_new + num_more, num_spare)
         if new is None:
             return False
@@ -60,7 +64,7 @@ class BlockTables:
             borders = (
                 kept_borders(num_tokens, self._block_size, len(hits), num_known_blocks) if self._is_caching else ()
             )
-            sequence.more, sequence.copies = self._groups.open(new[num_new:], num_tokens, more, borders)
+            sequence.more, sequence.copies = groups.open(new[num_new:], num_tokens, more, borders)
         sequence.num_registered_blocks = len(hits)
         sequence.num_computed = len(hits) * self._block_size
         return True
@@ -74,8 +78,18 @@ class BlockTables:
         hits = self._pool.match(usable)
         if not self._has_groups:
             return hits, NO_HITS, len(hits)
-        more = self._groups.match(usable[: len(hits)])
+        more = self._groups_of(sequence).match(usable[: len(hits)])
         return hits[: more.num_blocks], more, len(hits)
+
+    def _groups_of(self, sequence: Sequence) -> GroupTables:
+        remote = sequence.parent.remote
+        if remote is None or remote.reservation.block_size == self._block_size:
+            return self._groups
+        size = remote.reservation.block_size
+        if size not in self._groups_for:
+            rules = kept_rules(self._config, remote.reservation)
+            self._groups_for[size] = GroupTables(self._pool, rules, self._config.max_batched_tokens)
+        return self._groups_for[size]
 
     def match_room(self, sequence: Sequence) -> tuple[list[BlockId], GroupHits]:
         """For a prompt that another worker computes: hits of the first group, and what the others have of its end. Hits
@@ -192,9 +206,9 @@ class BlockTables:
         if sequence.more:
             self._groups.register(sequence.more, num_computed, len(sequence.token_ids), sequence.hashes)
 
-    def tail(self, sequence: Sequence, num_found_tokens: int) -> list[BlockId]:
+    def tail(self, sequence: Sequence, reservation: Reservation) -> list[LocalBlock]:
         """Of the KV groups after the first, what the next token sees and the receiver did not find."""
-        return self._groups.tail(sequence.more, sequence.num_computed, num_found_tokens)
+        return self._groups.tail(sequence.more, sequence.num_computed, reservation)
 
     def _known(self, sequence: Sequence) -> list[BlockHash]:
         return sequence.hashes if self._is_caching else []

@@ -160,6 +160,13 @@ class WorkerCore:
         if path.zero_copy and reach is not Reach.ARENA:
             reason = f"No memory is shared over {path.transport!r}; its path must not be of link 'memory'."
             return Rejected(errors.HandoffFailed.code, reason)
+        own_size = self.scheduler.config.block_size
+        if reservation.block_size != own_size and reach is Reach.ARENA:
+            reason = (
+                f"Blocks of {own_size} tokens are not cut to those of {reservation.block_size} in shared memory "
+                f"({path.transport})."
+            )
+            return Rejected(errors.HandoffFailed.code, reason)
         return None
 
     def refuse(self, gateway: PeerId, request_id: RequestId, rejected: Rejected) -> None:

@@ -14,15 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from relevo.core.cut import LocalBlock
 from relevo.core.ids import BlockHash, BlockId
+from relevo.core.kv import Reservation
+from relevo.policy.worker.block_cut import cut_block
 from relevo.policy.worker.block_pool import BlockPool
 from relevo.policy.worker.snapshots import tokens_to_border
 from relevo.policy.worker.state_tables import Snapshots, find_state, keep_state, leave_state
-from relevo.policy.worker.table_rules import TableRule, num_fork_blocks, num_more_blocks
+from relevo.policy.worker.table_rules import NO_BLOCK, TableRule, num_fork_blocks, num_more_blocks
 
 Copies = list[tuple[BlockId, BlockId]]  # (source, target), before the next row of a sequence; it holds both
-
-NO_BLOCK: BlockId = -1  # the place of a block that has slid out; it is never read
 
 
 @dataclass(slots=True, eq=False)
@@ -149,10 +150,19 @@ class GroupTables:
             tables.append(GroupTable(rule, entries, first, num_registered=registered, snapshots=snapshots))
         return tables
 
-    def tail(self, tables: Sequence[GroupTable], num_computed: int, num_found_tokens: int) -> list[BlockId]:
-        """What the next token after `num_computed` sees, group by group, without what the receiver found."""
-        places = [(table.block_ids, table.rule.tail(num_computed, num_found_tokens)) for table in tables]
-        return [block_ids[place] for block_ids, tail in places for place in tail]
+    def tail(self, tables: Sequence[GroupTable], num_computed: int, reservation: Reservation) -> list[LocalBlock]:
+        """What the next token after `num_computed` sees, group by group, without what the receiver found: in blocks of
+        the receiver's size."""
+        num_found_tokens, size = reservation.num_found_tokens, reservation.block_size
+        found: list[LocalBlock] = []
+        for group, table in enumerate(tables, start=1):
+            own, own_size = table.block_ids, table.rule.block_size
+            if size == own_size:
+                found += [own[place] for place in table.rule.tail(num_computed, num_found_tokens)]
+                continue
+            places = TableRule(table.rule.group, size).tail(num_computed, num_found_tokens)
+            found += [cut_block(own, own_size, size, place, num_computed, group) for place in places]
+        return found
 
     def slide(
         self, tables: Sequence[GroupTable], num_computed: int, num_tokens: int, hashes: Sequence[BlockHash] = ()

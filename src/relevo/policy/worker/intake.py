@@ -6,7 +6,7 @@ A request that can never run is rejected at once, with a reason the client can a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from relevo.core import errors
 from relevo.core.baton import SampleState
@@ -23,6 +23,7 @@ from relevo.policy.worker.table_rules import (
     num_tail_blocks,
 )
 
+MAX_BLOCK_SIZE = 4096  # arbitrary: tokens of a block of another worker; one is put together in memory
 MAX_CONTINUATIONS = 1024  # arbitrary: of a request; each takes memory before it has a slot
 
 
@@ -173,11 +174,13 @@ def check_prefill(
     rejected = check_request(request, config)
     num_prompt = len(request.prompt_token_ids)
     if rejected is None and not zero_copy:
-        rejected = check_fits(num_prompt, config)
+        kept = kept_rules(config, reservation)
+        rejected = check_fits(num_prompt, config if kept is config.more_groups else replace(config, more_groups=kept))
     if rejected is None and not _is_room_of(request, reservation, config):
         rejected = Rejected(
             errors.HandoffFailed.code,
-            f"The reservation of {reservation.request_id} with {len(reservation.block_ids)} blocks, "
+            f"The reservation of {reservation.request_id} with {len(reservation.block_ids)} blocks of "
+            f"{reservation.block_size} tokens, "
             f"{reservation.num_hit_tokens} tokens of them hits, is not room for {request.request_id} with a prompt of "
             f"{num_prompt} tokens.",
         )
@@ -185,13 +188,25 @@ def check_prefill(
 
 
 def _is_room_of(request: EngineRequest, reservation: Reservation, config: SchedulerConfig) -> bool:
-    num_prompt = len(request.prompt_token_ids)
-    num_found = reservation.num_found_tokens
-    num_blocks = num_blocks_for(num_prompt, config.block_size)
-    num_blocks += num_tail_blocks(config.more_groups, num_prompt, num_found)
+    num_prompt, size = len(request.prompt_token_ids), reservation.block_size
+    if not 1 <= size <= MAX_BLOCK_SIZE:
+        return False
+    num_found, groups = reservation.num_found_tokens, config.more_groups
+    if size != config.block_size:
+        if any(rule.num_state_blocks for rule in groups):  # blocks of states are not cut
+            return False
+        groups = tuple(rule.of_size(size) for rule in groups)
+    num_blocks = num_blocks_for(num_prompt, size) + num_tail_blocks(groups, num_prompt, num_found)
     return (
         reservation.request_id == request.request_id
         and len(reservation.block_ids) == len(reservation.generations) == num_blocks
         and 0 <= num_found <= reservation.num_hit_tokens <= num_prompt
-        and num_found % config.block_size == 0
+        and num_found % size == 0
     )
+
+
+def kept_rules(config: SchedulerConfig, reservation: Reservation) -> tuple[TableRule, ...]:
+    """Of the KV groups after the first, while a prompt is computed for that room."""
+    if reservation.block_size == config.block_size:
+        return config.more_groups
+    return tuple(rule.kept_for(reservation.block_size) for rule in config.more_groups)

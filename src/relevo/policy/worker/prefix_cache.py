@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from relevo.core.ids import BlockHash, BlockId, TokenId
@@ -50,6 +50,19 @@ def prompt_hashes(request: EngineRequest, block_size: int) -> list[BlockHash]:
     """Of the blocks of its prompt that may be hits: the last token is always computed."""
     prompt = request.prompt_token_ids
     return chain(prompt[: len(prompt) - 1], block_size, request.salt)
+
+
+class PromptHashes:
+    """Of one prompt, for workers of whatever block size: made for a size when they are first asked for."""
+
+    def __init__(self, make: Callable[[int], Sequence[BlockHash]]) -> None:
+        self._make = make
+        self._of_size: dict[int, Sequence[BlockHash]] = {}
+
+    def of(self, block_size: int) -> Sequence[BlockHash]:
+        if block_size not in self._of_size:
+            self._of_size[block_size] = self._make(block_size)
+        return self._of_size[block_size]
 
 
 class PrefixCache:

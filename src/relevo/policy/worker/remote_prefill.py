@@ -9,26 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from relevo.core.cut import LocalBlock
 from relevo.core.handoff import KVPath
 from relevo.core.ids import BlockId, RequestId
 from relevo.core.kv import Reservation
+from relevo.policy.worker.block_cut import cut_block
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedPrefix:
     """The KV of prompt tokens [0, num_tokens) is computed; what the receiver lacks of it goes out.
 
-    `block_ids` are this worker's blocks for reservation.block_ids[first_index : first_index + len(block_ids)]; the last
-    ones are followed by what the other KV groups have for the token after the prompt. Each
-    block is in one prefix only: once it is sealed, the receiver may give it to another request.
+    `blocks` are this worker's for reservation.block_ids[first_index : first_index + len(blocks)], cut where those have
+    another size; the last ones are followed by what the other KV groups have for the token after the prompt. Each block
+    of the receiver is in one prefix only: once it is sealed, the receiver may give it to another request.
     """
 
     request_id: RequestId
     reservation: Reservation
     path: KVPath
     first_index: int
-    block_ids: tuple[BlockId, ...]
-    num_tokens: int  # a multiple of the block size, or the whole prompt when `is_last`
+    blocks: tuple[LocalBlock, ...]
+    num_tokens: int  # a multiple of the receiver's block size, or the whole prompt when `is_last`
     is_last: bool
 
 
@@ -38,7 +40,7 @@ class RemotePrefill:
     path: KVPath  # to the receiver
     num_prompt_tokens: int
     num_found_tokens: int  # of the receiver's hits, those that no worker computed for this request
-    block_size: int
+    block_size: int  # of the blocks in which it is computed
     is_computed: bool = False
     num_written_blocks: int = field(init=False)  # of the reservation, the receiver's hits included
     num_sealed_tokens: int = field(init=False)
@@ -47,7 +49,7 @@ class RemotePrefill:
 
     def __post_init__(self) -> None:
         self.num_sealed_tokens = self.reservation.num_hit_tokens
-        self.num_written_blocks = self.num_sealed_tokens // self.block_size
+        self.num_written_blocks = self.reservation.num_hit_blocks
 
     @property
     def is_sealed(self) -> bool:
@@ -55,23 +57,27 @@ class RemotePrefill:
         return self.is_computed and self.num_sealed_tokens >= self.num_prompt_tokens
 
     def advance(
-        self, num_computed: int, block_ids: Sequence[BlockId], tail: Callable[[], list[BlockId]] = list
+        self, num_computed: int, block_ids: Sequence[BlockId], tail: Callable[[], list[LocalBlock]] = list
     ) -> ComputedPrefix | None:
         """The KV of `num_computed` tokens lies in `block_ids`, and in `tail` what of the other KV groups the next token
         sees. None: the receiver lacks no whole block of it."""
         self.is_computed = num_computed == self.num_prompt_tokens
-        first, num_whole = self.num_written_blocks, num_computed // self.block_size
-        end = -(-num_computed // self.block_size) if self.is_computed else num_whole
+        own_size, size = self.block_size, self.reservation.block_size
+        first, num_whole = self.num_written_blocks, num_computed // size
+        end = -(-num_computed // size) if self.is_computed else num_whole
         if end <= first and not self.is_computed:
             return None
         self.num_written_blocks = max(first, end)
+        blocks: Sequence[LocalBlock] = block_ids[first:end]
+        if size != own_size:
+            blocks = [cut_block(block_ids, own_size, size, index, num_computed) for index in range(first, end)]
         return ComputedPrefix(
             request_id=self.reservation.request_id,
             reservation=self.reservation,
             path=self.path,
             first_index=first,
-            block_ids=(*block_ids[first:end], *(tail() if self.is_computed else ())),
-            num_tokens=num_computed if self.is_computed else num_whole * self.block_size,
+            blocks=(*blocks, *(tail() if self.is_computed else ())),
+            num_tokens=num_computed if self.is_computed else num_whole * size,
             is_last=self.is_computed,
         )
 

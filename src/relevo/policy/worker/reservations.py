@@ -116,6 +116,7 @@ class Reservations:
             request_id=request.request_id,
             worker_id=self._worker_id,
             epoch=self._epoch,
+            block_size=self._block_size,
             block_ids=prompt_blocks,
             generations=tuple(self._pool.generation(block_id) for block_id in prompt_blocks),
             num_hit_tokens=len(hits) * self._block_size,

@@ -323,7 +323,7 @@ class Scheduler:
             self._tables.advance(sequence, num_tokens)
             remote = sequence.parent.remote
             if remote is not None:
-                tail = partial(self._tables.tail, sequence, remote.reservation.num_found_tokens)
+                tail = partial(self._tables.tail, sequence, remote.reservation)
                 prefix = remote.advance(sequence.num_computed, sequence.block_ids, tail)
                 prefixes += [prefix] if prefix is not None else []
             if place in result.prompt_scores:

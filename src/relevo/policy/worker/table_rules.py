@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from relevo.core.errors import UnsupportedModel
+from relevo.core.ids import BlockId
 from relevo.core.kv import KVGroup, KVKind, KVLayout
+
+NO_BLOCK: BlockId = -1  # the place of a block that has slid out; it is never read
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,15 @@ class TableRule:
     group: KVGroup
     block_size: int  # S
     num_state_blocks: int = 0  # of a state, whose table has no tokens
+    receiver_block_size: int = 1  # what is kept begins at a multiple of it: so the first block that goes out is whole
+
+    def of_size(self, block_size: int) -> TableRule:
+        """Of a worker with blocks of that size."""
+        return replace(self, block_size=block_size)
+
+    def kept_for(self, block_size: int) -> TableRule:
+        """For prompts that a worker with blocks of that size receives."""
+        return replace(self, receiver_block_size=block_size)
 
     def end(self, num_tokens: int) -> int:
         """Entries of a sequence of that many tokens, those that have slid out included."""
@@ -25,7 +37,10 @@ class TableRule:
 
     def first(self, num_computed: int) -> int:
         """The first entry that a step after `num_computed` tokens reads."""
-        return 0 if self.num_state_blocks else self.group.first_kept(num_computed) // self.block_size
+        if self.num_state_blocks:
+            return 0
+        first_kept = self.group.first_kept(num_computed)
+        return first_kept // self.receiver_block_size * self.receiver_block_size // self.block_size
 
     def most(self, num_tokens: int, max_step_tokens: int, num_hit_blocks: int = 0) -> int:
         """Blocks that suffice while `num_tokens` tokens are computed in steps of at most `max_step_tokens`, beside the
@@ -35,7 +50,8 @@ class TableRule:
         num_entries = self.end(num_tokens) - num_hit_blocks
         if not self.group.span:
             return num_entries
-        return min(num_entries, -(-(self.group.span - 1 + max_step_tokens) // self.block_size) + 1)
+        num_kept = self.group.span - 1 + max_step_tokens + self.receiver_block_size - 1
+        return min(num_entries, -(-num_kept // self.block_size) + 1)
 
     def tail(self, num_computed: int, num_found_tokens: int = 0) -> range:
         """Entries with what the next token sees, those of the first `num_found_tokens` left out (whole blocks): of a
