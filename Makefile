@@ -81,6 +81,13 @@ bench-foresight: $(VENV)/.dev  ## role switches, five workloads and agents by mo
 	$(BIN)/relevo bench frontier $(FORESIGHT)/frontier --arms unified-128,unified-512,unified-2048,1p1d,hybrid,auto \
 	  --load-s 50 --settle-s 8 $(PART) --report $(FORESIGHT)/frontier.html
 
+.PHONY: exactness plan-memory
+exactness: $(VENV)/.dev  ## log probabilities of every family and format against transformers, in four rounds; writes docs/exactness.md
+	PYTHONPATH=tests:tests/golden $(BIN)/python tests/golden/exactness.py docs/exactness.md
+
+plan-memory: $(VENV)/.dev  ## memory plans of five models for this machine against what workers hold (a minute or two, 2 GB)
+	$(BIN)/python tests/native/resident_memory.py
+
 # Folder with profiles/, model_configs/ and traces/, see docs/simulation.md
 DATA ?= ../shared/data
 .PHONY: plan-error plan-search

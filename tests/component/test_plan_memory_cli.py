@@ -74,11 +74,30 @@ def test_a_smaller_cache_has_room_for_more(model: str, tmp_path: Path) -> None:
         (("--devices", "8xH100", "--dcp", "3"), "--dcp 3"),
         (("--devices", "8xH100", "--kv-dtype", "int3"), "--kv-dtype int3 is not known"),
         (("--devices", "8 GPUs"), "is not understood"),
+        (("--devices", "2xcpu"), "there is one machine here"),
     ],
 )
 def test_mistakes_are_one_sentence(model: str, arguments: tuple[str, ...], words: str) -> None:
     error = asked("memory", model, *arguments).exception
     assert isinstance(error, RelevoError) and words in error.message
+
+
+def test_this_machine_can_be_planned_for(model: str, tmp_path: Path) -> None:
+    """Red when the runtime of an accelerator is counted on a CPU, or its weights where the config says float32."""
+    path = tmp_path / "answer.json"
+    result = asked("memory", model, "--devices", "cpu", "--memory-gib", "48", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    told = json.loads(path.read_text())
+    (stage,) = told["layouts"][0]["stages"]
+    assert told["devices"] == {"name": "cpu", "num_devices": 1} and told["asked"]["limits"]["max_step_tokens"] == 512
+    assert stage["runtime_bytes"] < 2**28 and stage["weight_bytes"] == pytest.approx(4 * 8.03e9, rel=0.01)
+
+
+def test_integers_in_the_cache_have_their_scales(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    asked("memory", model, "--devices", "1xH100", "--kv-dtype", "int8", "--json", str(path))
+    (stage,) = json.loads(path.read_text())["layouts"][0]["stages"]
+    assert stage["groups"][0]["token_bytes"] == 32 * 2 * 8 * (128 + 4)
 
 
 def test_plan_without_a_command_is_the_plan_of_capacity() -> None:

@@ -255,7 +255,12 @@ def memory_sentences(answer: MemoryAnswer) -> Iterator[str]:
         )
         yield "`relevo serve` places experts in order, once each: copies are planned here only"
     yield "text model only: vision towers and layers that draft tokens are not counted"
-    if answer.ask.overhead_bytes is None:
+    if answer.ask.is_native:
+        yield (
+            "counted is what the native backend holds of a model on this machine, one worker, pages of a full cache"
+            " included; a gateway and the supervisor take some 250 MB beside it"
+        )
+    elif answer.ask.overhead_bytes is None:
         yield (
             "runtime is contexts, libraries and CUDA graphs as measured on H100; an engine that measures free memory"
             " after its start knows better: state that as --overhead-gib"

@@ -177,17 +177,19 @@ def _spread(machine: Machine) -> Parallelism:
     return Parallelism(tensor=machine.tp, attention_data=machine.dp, expert=machine.ep, pipeline=machine.pp)
 
 
-def read_shape(model: str) -> ModelShape:
+def read_shape(model: str, *, is_native: bool = False) -> ModelShape:
+    """`is_native`: weights are as the native backend holds them."""
     path = Path(model)
     if path.is_file():
-        return read_model_shape(path)
+        return read_model_shape(path, is_native=is_native)
     if path.is_dir():
-        return read_model_shape(path / _CONFIG_FILES[0])
+        return read_model_shape(path / _CONFIG_FILES[0], is_native=is_native)
     if model.count("/") != 1 or path.suffix:
         raise SettingsError(f"--model {model} is no file or folder, and no hub id; give a config.json, or ORG/NAME")
     from relevo.engine.loaders.hub import hub_folder  # only where it is asked
 
-    return read_model_shape(hub_folder(model, None, None, _CONFIG_FILES) / _CONFIG_FILES[0])
+    folder = hub_folder(model, None, None, _CONFIG_FILES)
+    return read_model_shape(folder / _CONFIG_FILES[0], is_native=is_native)
 
 
 def _read_step_costs(path: Path) -> StepTimeModel:

@@ -13,7 +13,7 @@ from typing import Any
 from relevo.core.ids import BlockId, RequestId, WorkerId, WorkerRef
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1, "uint64": 8}
-_SCALE_BYTES = {"int8": 4}  # per token and head: what the stored integers are multiplied with, float32
+SCALE_BYTES = {"int8": 4}  # per token and head: what the stored integers are multiplied with, float32
 
 
 class KVKind(StrEnum):
@@ -89,7 +89,7 @@ class KVGroup:
     def bytes_per_token(self, dtype: str) -> int:
         """In all layers, of a token that is kept."""
         num_scales = self.num_layers * self.num_kv_heads * ((self.key_size > 0) + (self.value_size > 0))
-        scale_bytes = num_scales * _SCALE_BYTES.get(dtype, 0)
+        scale_bytes = num_scales * SCALE_BYTES.get(dtype, 0)
         return self.elements_per_token * DTYPE_BYTES[dtype] + scale_bytes + self.index_bytes_per_token
 
     @property

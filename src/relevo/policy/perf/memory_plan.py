@@ -28,6 +28,7 @@ class MemoryLimits:
     max_rows: int = 256
     block_size: int = 16
     kv_value_bytes: float = 2.0
+    kv_scale_bytes: float = 0.0  # of the keys of a token in a head, and as much of its values: of a cache of integers
     utilization: float = 1.0
     max_sequence_tokens: int = 0  # bounded layers are reserved for `max_rows` sequences this long; 0: for one block
 
@@ -78,8 +79,7 @@ def device_weight_bytes(shape: ModelShape, parallelism: Parallelism) -> float:
         routed = num_held * moe.num_weights_each * formats.experts.bytes_per_weight / parallelism.num_ranks
         shared = moe.num_shared_weights * formats.shared.bytes_per_weight / tensor
         total += moe.num_layers * (routed + shared + moe.num_router_weights * bf16)
-    embedding = shape.vocab_size * shape.hidden_size * bf16
-    vocabulary = (embedding + (0.0 if shape.is_tied else shape.head_bytes)) / tensor
+    vocabulary = (shape.embedding_bytes + (0.0 if shape.is_tied else shape.head_bytes)) / tensor
     stages = parallelism.pipeline
     return total / stages + (vocabulary if stages == 1 else vocabulary / 2)
 

@@ -67,6 +67,17 @@ _AT_LEAST_ZERO = (
     "linear_conv_kernel_dim",
 )
 _MOST_LAYERS, _LARGEST = 10_000, 2**31  # arbitrary
+_DEFAULTS: Mapping[str, Config] = {  # released configs leave out what is the family's
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+}
 
 
 def model_shape(name: str, config: Config, formats: WeightFormats | None = None) -> ModelShape:
@@ -74,6 +85,7 @@ def model_shape(name: str, config: Config, formats: WeightFormats | None = None)
     Raises UnsupportedModel."""
     try:
         text: Config = {**config, **(config.get("text_config") or {})}
+        text = {**_DEFAULTS.get(str(text.get("model_type", "")), {}), **text}
         return _shape(name, text, formats)
     except KeyError as error:
         raise UnsupportedModel(f"{name}: the config of the model has no {error}; give the one it came with") from error

@@ -103,8 +103,7 @@ class ModelShape:
     @property
     def weight_bytes(self) -> float:
         """Of the text model as it is stored."""
-        embeddings = self.vocab_size * self.hidden_size * WeightFormat.BF16.bytes_per_weight
-        total = embeddings + (0.0 if self.is_tied else self.head_bytes)
+        total = self.embedding_bytes + (0.0 if self.is_tied else self.head_bytes)
         total += self._num_attention_weights * self.formats.attention.bytes_per_weight
         total += self.num_dense_weights * self.formats.dense.bytes_per_weight
         if self.experts:
@@ -114,6 +113,10 @@ class ModelShape:
             router = moe.num_router_weights * WeightFormat.BF16.bytes_per_weight
             total += moe.num_layers * (routed + shared + router)
         return total
+
+    @property
+    def embedding_bytes(self) -> float:
+        return self.vocab_size * self.hidden_size * self.formats.embedding.bytes_per_weight
 
     @property
     def head_bytes(self) -> float:

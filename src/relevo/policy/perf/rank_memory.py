@@ -19,6 +19,7 @@ from relevo.policy.perf.memory_plan import (
     activation_bytes,
 )
 from relevo.policy.perf.model_shape import AttentionLayers, ModelShape
+from relevo.policy.perf.native_memory import PROCESS_BYTES, step_bytes
 from relevo.policy.perf.parallelism import Parallelism
 from relevo.policy.perf.stages import roomiest_stages
 from relevo.policy.perf.weight_formats import WeightFormat
@@ -34,6 +35,7 @@ class MemoryAsk:
     limits: MemoryLimits  # `max_sequence_tokens`: the context that bounded layers are reserved for
     num_reserved: int = 1  # sequences of that context
     overhead_bytes: float | None = None  # of a rank, all that is neither weights nor KV; None: counted from the model
+    is_native: bool = False  # the ranks compute on CPUs with the native backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,8 @@ def _overhead(shape: ModelShape, parallelism: Parallelism, ask: MemoryAsk) -> tu
     """(activations, the rest)"""
     if ask.overhead_bytes is not None:
         return 0.0, ask.overhead_bytes
+    if ask.is_native:
+        return step_bytes(shape, ask.limits), PROCESS_BYTES
     runtime = (TOGETHER_BYTES if parallelism.num_ranks > 1 else ALONE_BYTES) + GRAPH_BYTES
     return activation_bytes(shape, parallelism, ask.limits), runtime
 
@@ -240,7 +244,7 @@ def _layer_bytes(shape: ModelShape, parallelism: Parallelism, layer: int) -> flo
 
 def _ends(shape: ModelShape, parallelism: Parallelism) -> tuple[float, float]:
     """What the first stage and the last hold besides: embedding, and output layer."""
-    embedding = shape.vocab_size * shape.hidden_size * WeightFormat.BF16.bytes_per_weight / parallelism.tensor
+    embedding = shape.embedding_bytes / parallelism.tensor
     if not shape.is_tied:
         return embedding, shape.head_bytes / parallelism.tensor
     return embedding, embedding if parallelism.pipeline > 1 else 0.0
@@ -250,15 +254,16 @@ def _caches(shape: ModelShape, parallelism: Parallelism, ask: MemoryAsk, stage: 
     for layers in shape.attention:
         places = tuple(layer for layer in layers.cache.layers if layer in stage)
         if places:
-            yield _cache(layers, places, parallelism, ask.limits.kv_value_bytes)
+            yield _cache(layers, places, parallelism, ask.limits)
 
 
 def _cache(
-    layers: AttentionLayers, places: tuple[int, ...], parallelism: Parallelism, kv_value_bytes: float
+    layers: AttentionLayers, places: tuple[int, ...], parallelism: Parallelism, limits: MemoryLimits
 ) -> GroupCache:
     group = replace(layers.cache, layers=places)
     num_shards = parallelism.kv_shards(layers)
-    values = group.elements_per_token * kv_value_bytes
+    num_scales = group.num_layers * group.num_kv_heads * ((group.key_size > 0) + (group.value_size > 0))
+    values = group.elements_per_token * limits.kv_value_bytes + num_scales * limits.kv_scale_bytes
     return GroupCache(
         group=group,
         num_shards=num_shards,

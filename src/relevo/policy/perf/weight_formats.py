@@ -48,13 +48,14 @@ _BYTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormats:
-    """Of each part of a model. Embeddings, norms and routers stay in bfloat16 in every checkpoint known here."""
+    """Of each part of a model. Norms and routers stay in bfloat16 in every checkpoint known here."""
 
     attention: WeightFormat
     dense: WeightFormat  # MLPs that are not experts
     experts: WeightFormat  # routed ones
     shared: WeightFormat  # experts that every token passes
     head: WeightFormat = WeightFormat.BF16
+    embedding: WeightFormat = WeightFormat.BF16
 
     @staticmethod
     def uniform(weight_format: WeightFormat) -> WeightFormats:

@@ -9,14 +9,18 @@ from typing import Any
 from relevo.core.errors import ModelFileError
 from relevo.policy.perf.model_config import model_shape
 from relevo.policy.perf.model_shape import ModelShape
+from relevo.policy.perf.native_memory import held_formats
 from relevo.policy.perf.weight_formats import WeightFormats, weight_formats
 from relevo.sim.tables.small_files import read_small
 
 
-def read_model_shape(path: Path, formats: WeightFormats | None = None) -> ModelShape:
+def read_model_shape(path: Path, formats: WeightFormats | None = None, *, is_native: bool = False) -> ModelShape:
     """Of `config.json`, or another name. A `hf_quant_config.json` beside it says the formats if the config does not.
+    `is_native`: weights are as the native backend holds them.
     Raises ModelFileError or UnsupportedModel."""
     config = _read_json(path)
+    if is_native:
+        formats = held_formats(config)
     prefix = path.name.removesuffix("config.json")
     beside = path.with_name(f"{prefix}hf_quant_config.json")
     if formats is None and "quantization_config" not in config and beside.exists():
