@@ -29,7 +29,7 @@ from relevo.core.kv import KVLayout, Reservation
 from relevo.core.request import EngineRequest
 from relevo.core.role import RoleChange
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
