@@ -50,7 +50,7 @@ class CountingKernel(Kernel):
 class Link:
     """One incarnation of a worker that lets go of former blocks at once. Otherwise it says what the test says."""
 
-    def __init__(self, world: World, name: str, epoch: int, block_size: int) -> None:
+    def __init__(self, world: World, name: str, epoch: int, block_size: int = 4) -> None:
         self.sent: list[wire.ToWorker] = []
         self.is_ended = self.is_closed = False
         self._world = world

@@ -11,9 +11,16 @@ from relevo.build.serve import plan_serving
 from relevo.build.start_phases import StartPhases
 from relevo.cli.serve import StartView
 from relevo.settings import Settings
+from relevo.telemetry import log
 from relevo.wire.status import Status
 
 URL = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(autouse=True)
+def lines_go_to_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a command that ran in this process before has configured."""
+    monkeypatch.setattr(log, "_sink", None)
 
 
 def view_of(num_gateways: int, *, has_node: bool) -> StartView:
