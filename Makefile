@@ -82,8 +82,8 @@ bench-foresight: $(VENV)/.dev  ## role switches, five workloads and agents by mo
 	  --load-s 50 --settle-s 8 $(PART) --report $(FORESIGHT)/frontier.html
 
 .PHONY: exactness plan-memory
-exactness: $(VENV)/.dev  ## log probabilities of every family and format against transformers, in four rounds; writes docs/exactness.md
-	PYTHONPATH=tests:tests/golden $(BIN)/python tests/golden/exactness.py docs/exactness.md
+exactness: $(VENV)/.dev  ## log probabilities of every family and format against transformers, in four rounds: rows that docs/exactness.json lacks, then docs/exactness.md (ONLY="Kimi", MINUTES=4)
+	PYTHONPATH=tests:tests/golden $(BIN)/python tests/golden/exactness.py docs $(if $(MINUTES),--max-minutes $(MINUTES)) $(if $(ONLY),--only "$(ONLY)")
 
 plan-memory: $(VENV)/.dev  ## memory plans of five models for this machine against what workers hold (a minute or two, 2 GB)
 	$(BIN)/python tests/native/resident_memory.py

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf_converter
+import test_gguf_families
 import test_latent_models
 import test_models_transformers
 import test_packed_groups
@@ -45,6 +47,10 @@ class Case:
     stored: str  # what the engine reads
     make: Callable[[Path], Made]  # in an empty folder
 
+    @property
+    def name(self) -> str:
+        return f"{self.family} {self.stored}"
+
 
 def is_computed(backend: str, config: ModelConfig) -> bool:
     """Whether a server of this family starts with that backend."""
@@ -70,37 +76,67 @@ def _local(family: str, **changes: Any) -> Callable[[], PreTrainedModel]:
 
 
 def _delta(family: str) -> Callable[[], PreTrainedModel]:
-    return lambda: tiny(family, **_LONG)
+    """Outputs of a state are normed, near zero too: with the eps of 1e-5 and whole projections `transformers` in
+    float32 is up to 6e-4 from itself in float64, and can hold nothing to 1e-4."""
+    return lambda: _halved(tiny(family, rms_norm_eps=1e-3, **_LONG), "_proj")
+
+
+def _halved(model: PreTrainedModel, part: str) -> PreTrainedModel:
+    """Matrices with `part` in their names."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if part in name and parameter.ndim > 1:
+                parameter.mul_(0.5)
+    return model
 
 
 _GPT_OSS_ROPE = LOCAL["gpt_oss"]["rope_parameters"] | {"original_max_position_embeddings": 256}
 _HEADS = {"num_attention_heads": 20, "num_key_value_heads": 20}  # two groups that threads share
 _GEMMA = {"num_hidden_layers": 7, "layer_types": None, "rope_parameters": None, "query_pre_attn_scalar": 24}
 
-FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {  # and whether it is read from GGUF files too
-    "Llama": (_plain("llama"), True),
-    "Mistral, every layer with a window": (_plain("mistral-window", sliding_window=SPAN), False),
-    "Qwen2": (_plain("qwen2"), True),
-    "Qwen3": (_plain("qwen3"), True),
-    "Mixtral": (_plain("mixtral"), True),
-    "Qwen3-MoE": (_plain("qwen3-moe", norm_topk_prob=True), True),
-    "GLM-4.5": (_plain("glm4-moe"), False),
-    "MiniMax-M2": (_plain("minimax-m2"), False),
-    "DeepSeek V2": (_latent("v2"), False),
-    "DeepSeek V3": (_latent("v3", **_HEADS, rope_parameters=_KIMI["rope_parameters"]), False),
-    "Kimi K2": (_latent("v3", **_KIMI), False),
-    "Llama 4, text": (_local("llama4_text", attention_chunk_size=SPAN, floor_scale=50), False),
-    "gpt-oss": (_local("gpt_oss", sliding_window=SPAN, rope_parameters=_GPT_OSS_ROPE), False),
-    "Gemma 3": (_local("gemma3_text", sliding_window=SPAN, **_GEMMA), True),
-    "Qwen3-Next": (_delta("qwen3_next"), False),
-    "Qwen3.5": (_delta("qwen3_5_text"), False),
-    "Qwen3.5-MoE": (_delta("qwen3_5_moe_text"), False),
+_CHUNKS_OF_FILES = {"attention_chunk_size": 8192, "floor_scale": 8192, "num_local_experts": 16}
+
+
+def _converted(model: PreTrainedModel, path: Path) -> None:
+    model.save_pretrained(path.parent / "folder")
+    gguf_converter.convert(path.parent / "folder", path)
+
+
+@dataclass(frozen=True)
+class Family:
+    make: Callable[[], PreTrainedModel]
+    write: Callable[[PreTrainedModel, Path], None] | None = None  # as a GGUF file; None: none are read
+    make_for_gguf: Callable[[], PreTrainedModel] | None = None  # where files cannot say all that folders can
+
+
+FAMILIES = {
+    "Llama": Family(_plain("llama"), write_gguf),
+    "Mistral, every layer with a window": Family(_plain("mistral-window", sliding_window=SPAN)),
+    "Qwen2": Family(_plain("qwen2"), write_gguf),
+    "Qwen3": Family(_plain("qwen3"), write_gguf),
+    "Mixtral": Family(_plain("mixtral"), write_gguf),
+    "Qwen3-MoE": Family(_plain("qwen3-moe", norm_topk_prob=True), write_gguf),
+    "GLM-4.5": Family(_plain("glm4-moe"), _converted),
+    "MiniMax-M2": Family(_plain("minimax-m2"), _converted),
+    "DeepSeek V2": Family(_latent("v2"), _converted),
+    "DeepSeek V3": Family(_latent("v3", **_HEADS, rope_parameters=_KIMI["rope_parameters"]), _converted),
+    "Kimi K2": Family(_latent("v3", **_KIMI), _converted),
+    "Llama 4, text": Family(
+        _local("llama4_text", attention_chunk_size=SPAN, floor_scale=50),
+        _converted,
+        _local("llama4_text", **_CHUNKS_OF_FILES),
+    ),
+    "gpt-oss": Family(_local("gpt_oss", sliding_window=SPAN, rope_parameters=_GPT_OSS_ROPE), _converted),
+    "Gemma 3": Family(_local("gemma3_text", sliding_window=SPAN, **_GEMMA), write_gguf),
+    "Qwen3-Next": Family(_delta("qwen3_next")),
+    "Qwen3.5": Family(_delta("qwen3_5_text")),
+    "Qwen3.5-MoE": Family(_delta("qwen3_5_moe_text")),
 }
 _OTHER_TYPES = {"Kimi K2": "kimi_k2"}  # that `transformers` has under another one
 
 
 def _folder(family: str, folder: Path) -> Made:
-    model = FAMILIES[family][0]()
+    model = FAMILIES[family].make()
     model.save_pretrained(folder)
     if family in _OTHER_TYPES:
         config = json.loads((folder / "config.json").read_text())
@@ -109,8 +145,10 @@ def _folder(family: str, folder: Path) -> Made:
 
 
 def _gguf(family: str, folder: Path) -> Made:
-    model = FAMILIES[family][0]()
-    write_gguf(model, folder / "model.gguf")
+    known = FAMILIES[family]
+    assert known.write is not None
+    model = (known.make_for_gguf or known.make)()
+    known.write(model, folder / "model.gguf")
     return model, folder / "model.gguf"
 
 
@@ -120,14 +158,39 @@ def _twin(write: Callable[[Path], tuple[Path, Path]], folder: Path) -> Made:
 
 
 def _gguf_twin(kind: GGMLQuantizationType, folder: Path) -> Made:
-    """qwen2 keeps its row order, so a matrix is quantise-then-dequantise of the original."""
-    model = hf_model("qwen2", hidden_size=256, intermediate_size=256, **_LONG)
+    """qwen2 keeps its row order, so a matrix is quantise-then-dequantise of the original. Blocks of 256 want rows four
+    times as long as elsewhere; with weights of half the size, sums are as large as there."""
+    model = _halved(hf_model("qwen2", hidden_size=256, intermediate_size=256, **_LONG), "weight")
     write_gguf(model, folder / "model.gguf", matrices_as=kind)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 values = dequantize(quantised(parameter.numpy(), kind), kind).reshape(parameter.shape)
                 parameter.copy_(torch.from_numpy(values))
+    return model, folder / "model.gguf"
+
+
+def _gpt_oss_gguf(folder: Path) -> Made:
+    """Experts in MXFP4, decoded by the `gguf` package; its twin has gates and values in alternate columns."""
+    written: gguf_converter.Tensors = {}
+
+    def change(tensors: gguf_converter.Tensors) -> None:
+        test_gguf_families.with_mxfp4(tensors)
+        written.update(tensors)
+
+    model = FAMILIES["gpt-oss"].make()
+    model.save_pretrained(folder / "folder")
+    gguf_converter.convert(folder / "folder", folder / "model.gguf", tensors=change)
+    state = model.state_dict()
+    with torch.no_grad():
+        for layer in range(model.config.num_hidden_layers):
+            gate, up, down = (
+                torch.from_numpy(dequantize(written[f"blk.{layer}.ffn_{name}_exps.weight"], _Q.MXFP4)).swapaxes(1, 2)
+                for name in ("gate", "up", "down")
+            )
+            block = f"model.layers.{layer}.mlp.experts"
+            state[f"{block}.gate_up_proj"].copy_(torch.stack((gate, up), dim=-1).flatten(2))
+            state[f"{block}.down_proj"].copy_(down)
     return model, folder / "model.gguf"
 
 
@@ -147,11 +210,12 @@ def _quantised() -> list[Case]:
         Case("DeepSeek V3", "8-bit floats in blocks", blocks("fp8", "deepseek_v3")),
         Case("DeepSeek V3", "compressed-tensors, 4-bit experts", blocks("int4", "deepseek_v3")),
         Case("gpt-oss", "MXFP4", partial(_twin, test_stacked_experts.write)),
+        Case("gpt-oss", "GGUF MXFP4", _gpt_oss_gguf),
         *(Case("Qwen2", name, packed(name)) for name in test_packed_groups.METHODS),
         *(Case("Qwen2", f"GGUF {kind.name}", partial(_gguf_twin, kind)) for kind in _KINDS),
     ]
 
 
 WHOLE = [Case(family, "safetensors", partial(_folder, family)) for family in FAMILIES]
-WHOLE += [Case(family, "GGUF", partial(_gguf, family)) for family, (_, has_gguf) in FAMILIES.items() if has_gguf]
+WHOLE += [Case(family, "GGUF", partial(_gguf, family)) for family, known in FAMILIES.items() if known.write]
 QUANTISED = _quantised()
