@@ -142,6 +142,22 @@ OTHER_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def test_a_bias_of_sigmoids_that_a_file_does_not_speak_of_is_refused(tmp_path: Path) -> None:
+    """Without the key a deepseek2 file is V2's, whose routers have none: red when its weights come from a softmax."""
+    with pytest.raises(UnsupportedModel, match=r"first is model\.layers\.1\.mlp\.gate\.e_score_correction_bias"):
+        converted("deepseek-v3-yarn", tmp_path, keys=lambda keys: keys.pop("expert_gating_func"))
+
+
+@pytest.mark.parametrize("scale", [0.0, None])
+def test_no_scale_of_weights_is_one(scale: float | None, tmp_path: Path) -> None:
+    def change(keys: Keys) -> None:
+        keys.pop("expert_weights_scale")
+        keys.update({} if scale is None else {"expert_weights_scale": scale})
+
+    experts = converted("deepseek-v3", tmp_path, keys=change).config.experts
+    assert experts is not None and experts.routing.scale == 1.0
+
+
 @pytest.mark.parametrize("form", [form for form in OTHER_FORMS if "tied" not in form])
 def test_other_forms_of_files_are_the_same_model(form: str, tmp_path: Path) -> None:
     case, options = OTHER_FORMS[form]

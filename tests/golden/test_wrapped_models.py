@@ -16,6 +16,7 @@ from tiny_decoders import LOCAL, PagedDecoder, hf_logits, hf_model, prompt, row
 
 from relevo.core.errors import ModelFileError
 from relevo.engine.loaders.resolve import load_model_files
+from relevo.engine.models.families import config_from_hf
 
 WRAPPERS = {"gemma3_text": "gemma3", "llama4_text": "llama4"}
 OLD = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
@@ -59,3 +60,12 @@ def test_a_wrapper_without_its_text_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3"}))
     with pytest.raises(ModelFileError, match="text_config is missing"):
         load_model_files(str(tmp_path))
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_text_model_says_whether_its_head_is_tied(is_tied: bool, tmp_path: Path) -> None:
+    """What the model around it says is the default of another class."""
+    wrapped(tmp_path, "llama4_text", OLD)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw |= {"tie_word_embeddings": not is_tied, "text_config": raw["text_config"] | {"tie_word_embeddings": is_tied}}
+    assert config_from_hf(raw, "config.json").tie_word_embeddings == is_tied

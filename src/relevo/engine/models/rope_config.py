@@ -21,8 +21,12 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
 }
 _NUMBERS = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+_OF_FREQUENCIES = ("low_freq_factor", "high_freq_factor")
+_LISTS = ("short_factor", "long_factor")
+_HARMLESS = "finetuned"  # how a model was made
 _MAX_FACTOR = 65536  # arbitrary: far above what any model is stretched by, and no length overflows
 _ORIGINAL = "original_max_position_embeddings"
+_KNOWN = frozenset((*_NUMBERS, *_OF_FREQUENCIES, *_LISTS, _ORIGINAL, "rope_type", "type", "truncate", "rope_theta"))
 
 
 def read_rope(
@@ -60,7 +64,7 @@ def _only(stated: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def _kind(stated: Mapping[str, Any], origin: str) -> Any:
     """Raises ModelFileError where a scaling has numbers and no name, or two names."""
     kinds = [stated[key] for key in ("rope_type", "type") if stated.get(key) is not None]
-    numbers = [name for name in (*_NUMBERS, "short_factor", "long_factor") if stated.get(name) is not None]
+    numbers = [name for name in (*_NUMBERS, *_LISTS) if stated.get(name) is not None]
     if not kinds and numbers:
         raise ModelFileError(f"{origin}: a rope scaling has {numbers[0]} and no rope_type; add one, for example yarn")
     if len(kinds) == 2 and kinds[0] != kinds[1] and {*map(str, kinds)} != {"su", "longrope"}:
@@ -74,12 +78,18 @@ def checked_scaling(scaling: dict[str, Any], origin: str) -> dict[str, Any]:
     if kind not in SUPPORTED_ROPE_TYPES:
         known = ", ".join(SUPPORTED_ROPE_TYPES)
         raise UnsupportedModel(f"{origin}: rope scaling {kind!r} is not implemented; one of {known} is")
+    scaling = {key: value for key, value in scaling.items() if value is not None and key != _HARMLESS}
+    if strange := next((name for name in scaling if name not in _KNOWN), None):
+        raise UnsupportedModel(
+            f"{origin}: rope scaling {kind!r} has {strange} {scaling[strange]}, which is not implemented; take it out "
+            "if it changes nothing"
+        )
     if kind == "default":
         return {}
     fields = ConfigFields(scaling, f"{origin}: rope scaling {kind!r}")
-    for name in (*_NUMBERS, "low_freq_factor", "high_freq_factor"):
+    for name in (*_NUMBERS, *_OF_FREQUENCIES):
         fields.optional_number(name)
-    for name in ("short_factor", "long_factor"):
+    for name in _LISTS:
         fields.numbers(name)
     fields.optional_integer(_ORIGINAL)
     if (fields.optional_number("factor") or 1.0) > _MAX_FACTOR:
@@ -95,7 +105,7 @@ def checked_scaling(scaling: dict[str, Any], origin: str) -> dict[str, Any]:
             f"{origin}: rope scaling 'llama3' has high_freq_factor {scaling['high_freq_factor']}, which must be above "
             f"low_freq_factor {scaling['low_freq_factor']}; mend it or download it again"
         )
-    return {key: value for key, value in scaling.items() if value is not None}
+    return scaling
 
 
 def refuse_partial(raw: Mapping[str, Any], origin: str) -> None:
