@@ -18,6 +18,7 @@ from relevo.core.errors import UnsupportedModel
 from relevo.core.model import ModelConfig
 from relevo.engine.loaders.resolve import load_model_files
 from relevo.engine.models.families import config_from_hf
+from relevo.engine.models.rope_config import length_notes
 
 _SIZES = {"vocab_size": 96, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 _LONGROPE = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}
@@ -103,6 +104,27 @@ def llama(scaling: dict[str, Any], spelling: str = "rope_scaling") -> ModelConfi
 def test_a_number_of_a_rope_scaling_that_nothing_reads_is_refused(name: str, spelling: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"rope scaling 'longrope' has {name} 1\.2, which is not implemented"):
         llama({"rope_type": "longrope", **_LONGROPE, name: 1.2}, spelling)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_answer_that_passes_the_original_length_has_one_list_of_factors(backend: str, tmp_path: Path) -> None:
+    """Red when keys of before and after it are turned by different lists. `transformers` sees the whole at once."""
+    factors = {"short_factor": [1.0 + 0.05 * i for i in range(8)], "long_factor": [1.5 + 0.5 * i for i in range(8)]}
+    scaling = {"rope_type": "longrope", "rope_theta": 500.0, **factors, "original_max_position_embeddings": 48}
+    model, tokens = hf_model("llama", rope_parameters=scaling, max_position_embeddings=96), prompt(94)
+    model.save_pretrained(tmp_path)
+    paged, blocks = PagedDecoder(load_model_files(str(tmp_path)), backend=backend), list(range(24))
+    steps = [paged.step(row(tokens[:46], 0, blocks))]
+    steps += [paged.step(row([token], place, blocks)) for place, token in enumerate(tokens[46:], 46)]
+    np.testing.assert_allclose(np.concatenate(steps), hf_logits(model, tokens), atol=1e-4, rtol=1e-4)
+
+
+def test_the_start_says_which_list_it_is() -> None:
+    config = llama({"rope_type": "longrope", **_LONGROPE})
+    (of_long,), (of_short,) = length_notes(config, 65), length_notes(config, 64)
+    assert "factors of long sequences" in of_long and "factors of short sequences" in of_short
+    dynamic = llama({"type": "dynamic", "factor": 2.0})
+    assert length_notes(dynamic, 256) and not length_notes(dynamic, 128) and not length_notes(llama({}), 128)
 
 
 def test_what_a_rope_scaling_has_of_no_consequence_is_left_out() -> None:

@@ -22,6 +22,7 @@ from relevo.core.errors import SettingsError
 from relevo.core.handoff import Reach
 from relevo.core.kv import KVLayout
 from relevo.core.model import ModelConfig
+from relevo.engine.models.rope_config import length_notes
 from relevo.engines.spec import EngineSpec
 from relevo.kv.transports.registry import TRANSPORTS
 from relevo.policy.host.auto_mode import itl_target_s
@@ -174,7 +175,7 @@ def resolve_model(ask: ModelAsk, hardware: Hardware, memory_fraction: float = 1.
         layout=layout,
         workers=workers,
         served=served_config(ask, topology, max_model_len, budget, more_groups=table_rules(layout)),
-        notes=(*ask.notes, *_worker_notes(workers, layout)),
+        notes=(*ask.notes, *length_notes(ask.model, max_model_len), *_worker_notes(workers, layout)),
     )
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from relevo.core.errors import UnsupportedModel
 from relevo.core.model import ModelConfig
+from relevo.engine.models.rope_config import original_length
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -60,10 +61,6 @@ def _wavelengths(theta: float, head_size: int) -> FloatArray:
     return np.array([math.pow(base, exponent) for exponent in exponents.tolist()], np.float32)
 
 
-def _original_length(scaling: dict[str, Any], config: ModelConfig) -> int:
-    return int(scaling.get("original_max_position_embeddings", config.max_position))
-
-
 def _dynamic(scaling: dict[str, Any], config: ModelConfig, max_model_len: int) -> FloatArray:
     factor, size = float(scaling["factor"]), _size(config)
     length = max(max_model_len, config.max_position)
@@ -72,7 +69,7 @@ def _dynamic(scaling: dict[str, Any], config: ModelConfig, max_model_len: int) -
 
 
 def _llama3(plain: FloatArray, scaling: dict[str, Any], config: ModelConfig) -> FloatArray:
-    original, factor = _original_length(scaling, config), np.float32(scaling["factor"])
+    original, factor = original_length(scaling, config.max_position), np.float32(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     lengths = np.float32(1) / plain * np.float32(2 * math.pi)  # positions per turn; torch divides by reciprocals
     mixed = np.where(lengths > np.float32(original / low), plain / factor, plain)
@@ -84,7 +81,7 @@ def _llama3(plain: FloatArray, scaling: dict[str, Any], config: ModelConfig) -> 
 
 
 def _yarn(lengths: FloatArray, scaling: dict[str, Any], config: ModelConfig) -> tuple[FloatArray, float]:
-    original, size = _original_length(scaling, config), _size(config)
+    original, size = original_length(scaling, config.max_position), _size(config)
     factor = float(scaling.get("factor", config.max_position / original))
 
     def dimension(num_turns: float) -> float:
@@ -117,7 +114,7 @@ def _yarn_attention_factor(scaling: dict[str, Any], factor: float) -> float:
 def _longrope(
     lengths: FloatArray, scaling: dict[str, Any], config: ModelConfig, max_model_len: int
 ) -> tuple[FloatArray, float]:
-    original = _original_length(scaling, config)
+    original = original_length(scaling, config.max_position)
     factors = np.asarray(scaling["long_factor" if max_model_len > original else "short_factor"], dtype=np.float32)
     if factors.shape != lengths.shape:
         raise UnsupportedModel(f"rope scaling 'longrope' has {factors.size} factors, the model needs {lengths.size}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relevo.core.errors import ModelFileError, UnsupportedModel
+from relevo.core.model import ModelConfig
 from relevo.engine.models.config_fields import ConfigFields
 
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -106,6 +107,26 @@ def checked_scaling(scaling: dict[str, Any], origin: str) -> dict[str, Any]:
             f"low_freq_factor {scaling['low_freq_factor']}; mend it or download it again"
         )
     return scaling
+
+
+def original_length(scaling: Mapping[str, Any], max_position: int) -> int:
+    """Tokens that the model was made for before its positions were scaled."""
+    return int(scaling.get(_ORIGINAL, max_position))
+
+
+def length_notes(config: ModelConfig, max_model_len: int) -> tuple[str, ...]:
+    """Of scalings that other servers choose by the length of each request, what was chosen for all of them."""
+    original = original_length(config.rope_scaling, config.max_position)
+    match config.rope_scaling.get("rope_type"):
+        case "longrope" if config.rope_scaling["short_factor"] != config.rope_scaling["long_factor"]:
+            which = "long" if max_model_len > original else "short"
+            return (
+                f"rope scaling longrope: its factors of {which} sequences for every request, as a request may have "
+                f"{max_model_len} tokens and short ones have at most {original}",
+            )
+        case "dynamic" if max_model_len > config.max_position:
+            return (f"rope scaling dynamic: stretched for {max_model_len} tokens, whatever a request has",)
+    return ()
 
 
 def refuse_partial(raw: Mapping[str, Any], origin: str) -> None:
