@@ -256,6 +256,7 @@ def make_worker(
             epoch=1,
             first_block_id=first_block_id,
             num_blocks=num_blocks,
+            num_arena_blocks=arena.num_blocks,
             block_size=BLOCK_SIZE,
             max_batched_tokens=16,
             max_prefill_tokens=16,

@@ -103,6 +103,13 @@ REFUSED: dict[str, Callable[[World], wire.ToWorker]] = {
     "a prompt for the room of another": lambda world: world.prefill(request_id=WAITS.request_id),
     "a prompt for half a room": lambda world: world.prefill(generations=()),
     "hits beyond the prompt": lambda world: world.prefill(num_hit_tokens=HUGE),
+    "a block as large as memory": lambda world: world.prefill(copying(world), block_size=HUGE),
+    "blocks without tokens": lambda world: world.prefill(copying(world), block_size=0),
+    "blocks beyond the arena": lambda world: world.prefill(block_ids=(HUGE,) * 4),
+    "blocks one beyond the arena": lambda world: world.prefill(block_ids=tuple(range(NUM_BLOCKS - 3, NUM_BLOCKS + 1))),
+    "blocks before the first": lambda world: world.prefill(copying(world), block_ids=(-1, 0, 1, 2)),
+    "generations below none": lambda world: world.prefill(generations=(-1,) * 4),
+    "the generation of closed blocks": lambda world: world.prefill(generations=(2**64 - 1,) * 4),
     "fewer hits than none": lambda world: world.prefill(copying(world), num_hit_tokens=-BLOCK_SIZE),
     "no such transport": lambda world: world.prefill(replace(world.path, transport="pigeons")),
     "memory that is not shared": lambda world: world.prefill(replace(world.path, transport="fake")),
@@ -116,9 +123,7 @@ REFUSED: dict[str, Callable[[World], wire.ToWorker]] = {
     "more tokens than fit": submit(SampleState(0, [1] * 200)),
 }
 FAILED: dict[str, Callable[[World], wire.ToWorker]] = {
-    "blocks beyond the arena": lambda world: world.prefill(block_ids=(HUGE,) * 4),
     "blocks that are not open": lambda world: world.prefill(),
-    "generations below none": lambda world: world.prefill(generations=(-1,) * 4),
     "an address of no worker": lambda world: world.prefill(replace(copying(world), address="nowhere")),
 }
 UNHEARD: dict[str, Callable[[World], wire.ToWorker]] = {

@@ -139,6 +139,9 @@ def test_a_damaged_block_is_refused(receiver: TcpTransport) -> None:
         frame_bytes(frames.Applied(1), 0),
         frame_bytes(frames.Seal(1, "r", 1, 0, 3, 0), 5),
         frame_bytes(write_frame(make_reservation([3])), SIZE + 1),
+        frame_bytes(write_frame(make_reservation([3]), checksums=(1, 2)), SIZE),
+        frame_bytes(frames.Seal(1, "r", 1, 0, 3, 0, after=2), 0),
+        frame_bytes(frames.Seal(1, "r", 1, 0, 3, 0, after=2**63), 0),
     ],
 )
 def test_nonsense_ends_the_connection_and_nothing_else(receiver: TcpTransport, nonsense: bytes) -> None:

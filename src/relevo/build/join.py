@@ -33,6 +33,7 @@ from relevo.cluster.stream import open_stream
 from relevo.core.cluster import OWN_ENGINE, ClusterFacts
 from relevo.core.errors import ProtocolError, RelevoError, SettingsError, StartError
 from relevo.core.host_port import HostPort, parse_host_ports
+from relevo.core.kv import MAX_BLOCK_SIZE
 from relevo.policy.cluster.backoff import Backoff
 from relevo.policy.cluster.checks import mismatch
 from relevo.settings import Settings
@@ -113,7 +114,12 @@ def _every_address() -> str:
 
 
 def _with_equal(settings: Settings, facts: ClusterFacts, model: str | None) -> Settings:
-    """What must be equal is the head's."""
+    """What must be equal is the head's. Raises SettingsError, also for what no head can have."""
+    if not 1 <= facts.block_size <= MAX_BLOCK_SIZE or facts.node.max_model_len < 1:
+        raise SettingsError(
+            f"the head says that it has blocks of {facts.block_size} tokens and a context of "
+            f"{facts.node.max_model_len}, which cannot be; install the same release on both and start it again"
+        )
     equal: dict[str, object] = {
         "model": model or facts.model,
         "revision": facts.revision,

@@ -266,6 +266,7 @@ def scheduler_config(config: WorkerConfig, layout: KVLayout, costs: StepCosts, v
         epoch=epoch_of(config),
         first_block_id=config.first_block_id,
         num_blocks=config.num_blocks,
+        num_arena_blocks=config.num_arena_blocks,
         block_size=config.block_size,
         max_batched_tokens=budget,
         max_prefill_tokens=min(config.max_prefill_tokens, budget),

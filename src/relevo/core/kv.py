@@ -13,6 +13,9 @@ from typing import Any
 from relevo.core.ids import BlockId, RequestId, WorkerId, WorkerRef
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1, "uint64": 8}
+MAX_BLOCK_SIZE = 4096  # arbitrary: tokens; a block of another worker is put together in memory
+MAX_BLOCK_ID = 2**31 - 1  # required: block tables are int32
+MAX_GENERATION = 2**63 - 1  # required: the highest 64-bit word says that a block is closed
 SCALE_BYTES = {"int8": 4}  # per token and head: what the stored integers are multiplied with, float32
 
 
@@ -139,6 +142,15 @@ class KVLayout:
     tensor_parallel_size: int = 1
 
     @property
+    def fault(self) -> str | None:
+        """One sentence that says why no worker can have such blocks, whichever says that it has; None: one can."""
+        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
+            return f"KV blocks of {self.block_size} tokens are not possible; use 1 to {MAX_BLOCK_SIZE}"
+        if self.dtype not in DTYPE_BYTES:
+            return f"KV of dtype {self.dtype[:40]!r} is not known; use one of {', '.join(DTYPE_BYTES)}"
+        return None if self.groups else "KV blocks without a group of layers hold nothing; name the layers"
+
+    @property
     def bytes_per_token(self) -> int:
         """Of a token while all layers keep it: what a short sequence takes."""
         return sum(group.bytes_per_token(self.dtype) for group in self.groups)
@@ -184,6 +196,8 @@ class KVLayout:
     def mismatch(self, other: KVLayout) -> str | None:
         """One sentence that says why what blocks of `other` hold cannot be used here; None if it can. Block sizes may
         differ where blocks can be cut."""
+        if (fault := other.fault) is not None:
+            return fault
         names = ("model_hash", "dtype", "groups", "tensor_parallel_size")
         for name in names if self.can_be_cut else (*names, "block_size"):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -239,6 +253,24 @@ class Reservation:
     generations: tuple[int, ...]  # one per block; a write that names another generation is refused
     num_hit_tokens: int
     num_found_tokens: int = 0  # whole blocks
+
+    @property
+    def fault(self) -> str | None:
+        """One sentence that says why no worker can have granted it, whichever says that it has; None: one can. Whether
+        it is room for a prompt is another question."""
+        if not 1 <= self.block_size <= MAX_BLOCK_SIZE:
+            return f"It has blocks of {self.block_size} tokens, and 1 to {MAX_BLOCK_SIZE} are possible."
+        if len(self.generations) != len(self.block_ids):
+            return f"It has {len(self.block_ids)} blocks and {len(self.generations)} generations of them."
+        if not 0 <= self.num_found_tokens <= self.num_hit_tokens:
+            return f"{self.num_found_tokens} tokens of it were found, of {self.num_hit_tokens} that are hits."
+        for what, numbers, most in (
+            ("block", self.block_ids, MAX_BLOCK_ID),
+            ("generation", self.generations, MAX_GENERATION),
+        ):
+            if numbers and not 0 <= min(numbers) <= max(numbers) <= most:
+                return f"It names {what}s {min(numbers)} to {max(numbers)}, and 0 to {most} are possible."
+        return None
 
     @property
     def worker(self) -> WorkerRef:

@@ -203,7 +203,10 @@ class Dispatcher:
                     elif in_flight is not None and not self._pass_on(in_flight, worker, output, message, now_ns):
                         self._advance(in_flight, events.Tokens(worker, output))
             case wire.Reserved():
-                self._tell(message.reservation.request_id, event_of(worker, message))
+                request_id = message.reservation.request_id
+                if message.reservation.fault is not None:  # it may hold one all the same
+                    self._membership.send(worker, wire.Abort(request_id))
+                self._tell(request_id, event_of(worker, message))
             case wire.Sealed() | wire.PrefillDone() | wire.Dropped() | wire.RequestFailed() | wire.Refused():
                 self._tell(message.request_id, event_of(worker, message))
             case wire.Preempted():

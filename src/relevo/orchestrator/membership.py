@@ -179,6 +179,9 @@ class Membership:
         if hello.worker_id != worker_id:
             self.refused(worker_id, f"{hello.worker_id} answers at the address of {worker_id}; give each its own")
             return False
+        if (fault := hello.fault) is not None:
+            self.refused(worker_id, f"{worker_id} says what cannot be: {fault}")
+            return False
         for other in self._others(member):
             mismatch = hello.layout.mismatch(other.hello.layout) if other.hello is not None else None
             if mismatch is not None:

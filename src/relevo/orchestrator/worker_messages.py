@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relevo.core.baton import Baton
+from relevo.core.errors import HandoffFailed
 from relevo.core.handoff import KVPath
 from relevo.core.ids import WorkerRef
 from relevo.orchestrator.handoff_meter import HandoffMeter
@@ -57,6 +58,9 @@ class WorkerMessages:
 def event_of(worker: WorkerRef, answer: Answer) -> events.Event:
     match answer:
         case wire.Reserved():
+            if (fault := answer.reservation.fault) is not None:
+                reason = f"What {worker.worker_id} reserved is no room. {fault}"
+                return events.Failed(worker, HandoffFailed.code, reason)
             return events.Granted(answer.reservation)
         case wire.Sealed():
             return events.Sealed(worker, answer.num_tokens)

@@ -159,6 +159,20 @@ class Hello(Message, frozen=True, tag=True):
     cores: tuple[int, ...] = ()  # that it was started on
     num_ranks: int = 1  # processes that compute its steps
 
+    @property
+    def fault(self) -> str | None:
+        """One sentence that says why no worker is like that, whichever says that it is; None: one may be."""
+        if (fault := self.layout.fault) is not None:
+            return fault
+        counts = {
+            "tokens of context": (self.max_model_len, 1),
+            "ranks": (self.num_ranks, 1),
+            "tokens in its vocabulary": (self.vocab_size, 0),
+            "blocks": (self.load.num_total_blocks, 0),
+        }
+        wrong = next(((what, count, least) for what, (count, least) in counts.items() if count < least), None)
+        return None if wrong is None else "it has {1} {0}, at least {2} are possible".format(*wrong)
+
 
 class Reserved(Message, frozen=True, tag=True):
     reservation: Reservation

@@ -225,6 +225,8 @@ class _Connection:
     def _write(self, frame: WriteBlocks, payload_bytes: int) -> Applied | Refused:
         if payload_bytes != len(frame.block_ids) * self._arena.bytes_per_block:
             raise ProtocolError(f"{payload_bytes} bytes were announced for {len(frame.block_ids)} blocks")
+        if frame.checksums and len(frame.checksums) != len(frame.block_ids):
+            raise ProtocolError(f"{len(frame.checksums)} checksums were sent for {len(frame.block_ids)} blocks")
         grant = self._grants.find(frame.request_id, frame.epoch, frame.first_index, frame.block_ids, frame.generations)
         if grant is None:
             skip_payload(self._channel, payload_bytes)
@@ -238,6 +240,10 @@ class _Connection:
         return Applied(frame.ticket)
 
     def _seal(self, frame: Seal) -> Applied | Refused:
+        if frame.after > frame.ticket:  # it would wait for what is sent after it
+            raise ProtocolError(
+                f"frame {frame.ticket} seals frames below {frame.after}, and can only seal earlier ones"
+            )
         self._answered.wait_for_all_below(frame.after)
         grant = self._grants.find(frame.request_id, frame.epoch, frame.index, (frame.block_id,), (frame.generation,))
         if grant is None:

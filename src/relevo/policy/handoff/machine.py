@@ -195,6 +195,7 @@ def _on_sealed(state: HandoffState, worker: WorkerRef, num_tokens: int, now_ns: 
     if not is_writer or state.phase not in (Phase.PREFILLING, Phase.TRANSFERRING, Phase.RECALLING):
         return state
     assert state.decode is not None
+    num_tokens = min(num_tokens, state.num_prompt_tokens)  # whatever it says, there are no more
     if num_tokens > state.num_sealed_tokens:
         out.append(SendSeal(state.decode.worker, num_tokens))
         state = replace(state, num_sealed_tokens=num_tokens)

@@ -160,8 +160,14 @@ class WorkerCore:
         if path.zero_copy and reach is not Reach.ARENA:
             reason = f"No memory is shared over {path.transport!r}; its path must not be of link 'memory'."
             return Rejected(errors.HandoffFailed.code, reason)
+        if reach is not Reach.ARENA:
+            return None
+        num_blocks = self.scheduler.config.num_arena_blocks
+        if not all(0 <= block_id < num_blocks for block_id in reservation.block_ids):
+            reason = f"The reservation names blocks that are none of the {num_blocks} in shared memory."
+            return Rejected(errors.HandoffFailed.code, reason)
         own_size = self.scheduler.config.block_size
-        if reservation.block_size != own_size and reach is Reach.ARENA:
+        if reservation.block_size != own_size:
             reason = (
                 f"Blocks of {own_size} tokens are not cut to those of {reservation.block_size} in shared memory "
                 f"({path.transport})."

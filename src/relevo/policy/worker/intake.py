@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from relevo.core import errors
 from relevo.core.baton import SampleState
 from relevo.core.ids import TokenId, WorkerId
-from relevo.core.kv import Reservation
+from relevo.core.kv import MAX_BLOCK_ID, Reservation
 from relevo.core.request import EngineRequest
 from relevo.core.role import Role
 from relevo.policy.worker.content import TOKENS, TokenContent
@@ -23,7 +23,6 @@ from relevo.policy.worker.table_rules import (
     num_tail_blocks,
 )
 
-MAX_BLOCK_SIZE = 4096  # arbitrary: tokens of a block of another worker; one is put together in memory
 MAX_CONTINUATIONS = 1024  # arbitrary: of a request; each takes memory before it has a slot
 
 
@@ -33,6 +32,7 @@ class SchedulerConfig:
     epoch: int
     first_block_id: int
     num_blocks: int
+    num_arena_blocks: int = MAX_BLOCK_ID + 1  # of all workers that map it; default: whatever is asked for
     block_size: int  # tokens
     max_batched_tokens: int  # of one step, decodes and prompts together
     max_prefill_tokens: int  # of one step while decodes run; 0: see policy.worker.chunking.prefill_budget
@@ -173,6 +173,9 @@ def check_prefill(
 ) -> Rejected | None:
     rejected = check_request(request, config)
     num_prompt = len(request.prompt_token_ids)
+    if rejected is None and (fault := reservation.fault) is not None:
+        reason = f"The reservation of {reservation.request_id} is not one of a worker. {fault}"
+        return Rejected(errors.HandoffFailed.code, reason)
     if rejected is None and not zero_copy:
         kept = kept_rules(config, reservation)
         rejected = check_fits(num_prompt, config if kept is config.more_groups else replace(config, more_groups=kept))
@@ -189,8 +192,6 @@ def check_prefill(
 
 def _is_room_of(request: EngineRequest, reservation: Reservation, config: SchedulerConfig) -> bool:
     num_prompt, size = len(request.prompt_token_ids), reservation.block_size
-    if not 1 <= size <= MAX_BLOCK_SIZE:
-        return False
     num_found, groups = reservation.num_found_tokens, config.more_groups
     if size != config.block_size:
         if any(rule.num_state_blocks for rule in groups):  # blocks of states are not cut
@@ -199,8 +200,8 @@ def _is_room_of(request: EngineRequest, reservation: Reservation, config: Schedu
     num_blocks = num_blocks_for(num_prompt, size) + num_tail_blocks(groups, num_prompt, num_found)
     return (
         reservation.request_id == request.request_id
-        and len(reservation.block_ids) == len(reservation.generations) == num_blocks
-        and 0 <= num_found <= reservation.num_hit_tokens <= num_prompt
+        and len(reservation.block_ids) == num_blocks
+        and reservation.num_hit_tokens <= num_prompt
         and num_found % size == 0
     )
 
