@@ -6,11 +6,14 @@ window moves whole because blocks are larger.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from handoffs import answers_until_handed_over
+from loopback_boxes import command, free_port, get, until
 from stack import Stack, stack
 from test_grouped_serving import KEPT, LAYER_BYTES, LENGTH, NUM_LOCAL, model_of
 from test_latent_serving import CONFIG, LATENT, LAYERS, ROTATED
@@ -87,3 +90,32 @@ def conversation(server: Stack, seed: int) -> tuple[list[str], list[int]]:
     bodies = [server.complete(prompt, max_tokens=12, ignore_eos=True) for _ in range(3)]
     cached = [body["usage"]["prompt_tokens_details"]["cached_tokens"] for body in bodies]
     return [body["choices"][0]["text"] for body in bodies], cached
+
+
+@pytest.mark.parametrize("size", ["32", pytest.param("8", marks=pytest.mark.slow)])
+def test_a_box_with_blocks_of_its_own_decodes_what_the_head_computed(size: str, tmp_path: Path) -> None:
+    """`relevo join --block-size`. Red when the box is given the head's blocks, when it is not let in for its own, or
+    when a prompt of the head lands elsewhere in them than one that was computed there."""
+    folder = str(write_folder(tmp_path / "model", DENSE))
+    with stack(folder, "--topology", "unified", *FLAGS) as alone:
+        expected = [answer(alone, seed) for seed in range(NUM_PROMPTS)]
+    founding = [sys.executable, "-m", "relevo", "cluster", "init", "--dir", "A", "--name", "a", "--out", "token"]
+    subprocess.run(founding, cwd=tmp_path, check=True, capture_output=True)
+    place, own = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    head = ("--topology", "1p", "--cluster", place, "--cluster-dir", str(tmp_path / "A"), *FLAGS)
+    node = ("join", place, "--token-file", "token", "--cluster-dir", "B", "--name", "b", "--listen", own, "--role",
+            "1d", "--data-dir", "data-b", "--block-size", size, "--set", "num_kv_blocks=300")  # fmt: skip
+    with stack(folder, "--no-conditional-disaggregation", *head) as split, command(tmp_path, "b.log", *node):
+        until(lambda: num_ready(split) == 2, tmp_path, "both are ready")
+        assert [answer(split, seed) for seed in range(NUM_PROMPTS)] == expected
+        split.wait_idle()
+        assert split.metric("relevo:handoffs_total", outcome="completed") == NUM_PROMPTS
+        assert split.metric("relevo:kv_transfer_bytes_total", role="prefill") == NUM_PROMPTS * MOVED["dense"]
+        assert [answer(split, seed) for seed in range(NUM_PROMPTS)] == expected, "found in the blocks of each"
+        split.wait_idle()
+
+
+def num_ready(server: Stack) -> int:
+    """Workers, also while the answer is that not all are."""
+    _, said = get(int(server.url.rpartition(":")[2]), "/ready")
+    return sum(worker["ready"] for worker in said["workers"])
