@@ -15,7 +15,7 @@ from relevo.core.ids import BlockId, RequestId, WorkerId, WorkerRef
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1, "uint64": 8}
 MAX_BLOCK_SIZE = 4096  # arbitrary: tokens; a block of another worker is put together in memory
 MAX_BLOCK_ID = 2**31 - 1  # required: block tables are int32
-MAX_GENERATION = 2**63 - 1  # required: the highest 64-bit word says that a block is closed
+MAX_GENERATION = 2**64 - 2  # required: the word after it says that a block is closed
 SCALE_BYTES = {"int8": 4}  # per token and head: what the stored integers are multiplied with, float32
 
 
