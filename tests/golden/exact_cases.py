@@ -157,14 +157,15 @@ def _twin(write: Callable[[Path], tuple[Path, Path]], folder: Path) -> Made:
     return AutoModelForCausalLM.from_pretrained(twin, attn_implementation="eager", dtype=torch.float32).eval(), stored
 
 
-def _gguf_twin(kind: GGMLQuantizationType, folder: Path) -> Made:
-    """qwen2 keeps its row order, so a matrix is quantise-then-dequantise of the original. Blocks of 256 want rows four
-    times as long as elsewhere; with weights of half the size, sums are as large as there."""
-    model = _halved(hf_model("qwen2", hidden_size=256, intermediate_size=256, **_LONG), "weight")
+def _gguf_twin(kind: GGMLQuantizationType, folder: Path, family: str = "qwen2", **changes: Any) -> Made:
+    """Files quantise row by row, and reorder whole rows, so a matrix of the twin is quantised and dequantised as it is;
+    routers stay floats. Blocks of 256 want rows four times as long as elsewhere; with weights of half the size, sums
+    are as large as there."""
+    model = _halved(hf_model(family, hidden_size=256, intermediate_size=256, **changes, **_LONG), "")
     write_gguf(model, folder / "model.gguf", matrices_as=kind)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and not name.endswith("mlp.gate.weight"):
                 values = dequantize(quantised(parameter.numpy(), kind), kind).reshape(parameter.shape)
                 parameter.copy_(torch.from_numpy(values))
     return model, folder / "model.gguf"
@@ -195,6 +196,7 @@ def _gpt_oss_gguf(folder: Path) -> Made:
 
 
 _Q = GGMLQuantizationType
+_MANY_EXPERTS = {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "norm_topk_prob": True}
 _KINDS = (_Q.Q4_0, _Q.Q4_1, _Q.Q5_0, _Q.Q5_1, _Q.Q8_0, _Q.Q4_K, _Q.Q5_K, _Q.Q6_K)
 
 
@@ -213,6 +215,9 @@ def _quantised() -> list[Case]:
         Case("gpt-oss", "GGUF MXFP4", _gpt_oss_gguf),
         *(Case("Qwen2", name, packed(name)) for name in test_packed_groups.METHODS),
         *(Case("Qwen2", f"GGUF {kind.name}", partial(_gguf_twin, kind)) for kind in _KINDS),
+        Case("Llama", "GGUF Q4_K", partial(_gguf_twin, _Q.Q4_K, family="llama")),
+        Case("Mixtral", "GGUF Q4_K", partial(_gguf_twin, _Q.Q4_K, family="mixtral", num_local_experts=12)),
+        Case("Qwen3-MoE", "GGUF Q6_K", partial(_gguf_twin, _Q.Q6_K, family="qwen3_moe", **_MANY_EXPERTS)),
     ]
 
 

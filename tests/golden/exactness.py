@@ -48,7 +48,12 @@ def measure(case: Case) -> Measured:
 
 def _rounded(found: Compared) -> Compared:
     """To three digits, of which the page has two."""
-    return replace(found, largest={name: float(f"{value:.3g}") for name, value in found.largest.items()})
+    largest = {name: _digits(value) for name, value in found.largest.items()}
+    return replace(found, largest=largest, median=_digits(found.median))
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def _cpu() -> str:

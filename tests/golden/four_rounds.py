@@ -143,6 +143,7 @@ class Compared:
     """Of one model on one backend, over all rounds."""
 
     largest: dict[str, float]  # difference of a log probability, by round
+    median: float  # over all positions of all rounds, of the largest of each
     num_tokens: int  # greedy ones
     num_equal: int  # of which `transformers` draws the same
     num_hit_tokens: int
@@ -179,19 +180,21 @@ def four_rounds(engine: Engine, lengths: Sequence[int] = LENGTHS) -> dict[str, l
 
 def compare(engine: Engine, reference: Reference, lengths: Sequence[int] = LENGTHS) -> Compared:
     rounds = four_rounds(engine, lengths)
-    largest, num_tokens, num_equal, has_same_bits = dict.fromkeys(ROUNDS, 0.0), 0, 0, True
+    differences: dict[str, list[float]] = {name: [] for name in ROUNDS}
+    num_tokens, num_equal, has_same_bits = 0, 0, True
     for name, answers in rounds.items():
         for answer, alone in zip(answers, rounds["alone"], strict=True):
             expected = reference.logprobs(answer.seen)
             _check_told(name, answer)
             for place, row in answer.rows.items():
-                largest[name] = max(largest[name], float(np.abs(row - expected[place]).max()))
+                differences[name].append(float(np.abs(row - expected[place]).max()))
                 has_same_bits = has_same_bits and np.array_equal(row, alone.rows.get(place, row))
             best = expected[len(answer.prompt) - 1 :].argmax(axis=1).tolist()
             num_tokens += len(best)
             num_equal += sum(ours == theirs for ours, theirs in zip(answer.tokens, best, strict=True))
     return Compared(
-        largest=largest,
+        largest={name: max(each) for name, each in differences.items()},
+        median=float(np.median(np.concatenate(list(differences.values())))),
         num_tokens=num_tokens,
         num_equal=num_equal,
         num_hit_tokens=engine.scheduler.num_prefix_hits,

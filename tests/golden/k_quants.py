@@ -12,12 +12,12 @@ K_QUANTS = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizati
 
 
 def quantised(values: Floats, kind: GGMLQuantizationType) -> Bytes:
-    """uint8 [rows, bytes of a row]; rows of 256 n values for K_QUANTS."""
+    """uint8 [..., bytes of a row]; rows of 256 n values for K_QUANTS."""
     if kind not in K_QUANTS:
         return quantize(values, kind)
     blocks = values.reshape(-1, 256)
     made = _q6_k(blocks) if kind is GGMLQuantizationType.Q6_K else _raised(blocks, kind)
-    return made.reshape(len(values), -1)
+    return made.reshape(*values.shape[:-1], -1)
 
 
 def _raised(blocks: Floats, kind: GGMLQuantizationType) -> Bytes:
