@@ -14,7 +14,6 @@ from worlds import assert_nothing_is_left
 from relevo.sim.config import NetworkSpec, RegionSpec, ServingSpec, WorldConfig
 from relevo.sim.day.machine import TWO_CORES
 from relevo.sim.day.rules import Planned, give_roles, modes_of_specs, planned_in
-from relevo.sim.day.two_workers import LAYOUT
 from relevo.sim.role_world import RoleWorld
 from relevo.workload.open_loop import Scale, open_loop
 from relevo.workload.phases import CHAT, INPUT_HEAVY, OUTPUT_HEAVY, Phase
@@ -27,7 +26,7 @@ SCALE = Scale(0.2, 0.4)
 def traffic(*phases: tuple[Phase, float]) -> Workload:
     found = list[WorkloadRequest]()
     for place, (kind, rate) in enumerate(phases):
-        for one in open_loop(kind, rate, PHASE_S, 3 + place, scale=SCALE, block_size=64):
+        for one in open_loop(kind, rate, PHASE_S, 3 + place, scale=SCALE, block_size=TWO_CORES.block_size):
             at_s = (one.arrived_at_s or 0.0) + place * PHASE_S
             found.append(
                 WorkloadRequest(
@@ -48,7 +47,7 @@ def run(start: str, answer_s: float, *phases: tuple[Phase, float]) -> tuple[Role
     specs = TWO_CORES.workers()
     config = WorldConfig(
         regions=(RegionSpec(workers=specs),),
-        serving=ServingSpec(layout=LAYOUT, max_model_len=8192, enable_prefix_caching=False),
+        serving=ServingSpec(layout=TWO_CORES.layout, max_model_len=8192, enable_prefix_caching=False),
         network=NetworkSpec(shares_memory=True),
         seed=1,
     )

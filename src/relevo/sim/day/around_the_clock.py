@@ -18,10 +18,10 @@ from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.worker_count import CountLimits, CountPlanner
 from relevo.sim.config import Fault, FaultKind, NetworkSpec, RegionSpec, ServingSpec, WorkerSpec, WorldConfig
 from relevo.sim.day.counts import CountChange, PlannedCount, Reactive, fixed_modes
-from relevo.sim.day.machine import times_on
+from relevo.sim.day.machine import SIXTEEN_CORES, times_on
 from relevo.sim.day.outlooks import Outlooks
 from relevo.sim.day.traffic import Hour, Kinds, workload_of
-from relevo.sim.day.two_workers import LAYOUT, MAX_MODEL_LEN, TARGETS
+from relevo.sim.day.two_workers import MAX_MODEL_LEN, TARGETS
 from relevo.sim.elastic_world import ElasticWorld
 from relevo.sim.results import RequestResult
 from relevo.telemetry.latency import Slo
@@ -132,7 +132,7 @@ class AroundTheClock:
         costs = WorkerCosts(
             WorkerRules(
                 budget_tokens=first.max_batched_tokens,
-                block_size=LAYOUT.block_size,
+                block_size=SIXTEEN_CORES.block_size,
                 max_running=first.max_running,
                 itl_target_s=first.itl_target_s,
             )
@@ -160,7 +160,10 @@ class AroundTheClock:
         return WorldConfig(
             regions=(RegionSpec(workers=_workers()),),
             serving=ServingSpec(
-                layout=LAYOUT, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False, restart_s=START_S
+                layout=SIXTEEN_CORES.layout,
+                max_model_len=MAX_MODEL_LEN,
+                enable_prefix_caching=False,
+                restart_s=START_S,
             ),
             network=NetworkSpec(),
             faults=(death,),

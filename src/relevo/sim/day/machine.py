@@ -1,7 +1,8 @@
 """Machines of the simulated days: what two workers on one of them have, and what their steps cost.
 
 `SIXTEEN_CORES`: prompts grow with cores, decoding waits for memory. `TWO_CORES`: one core a worker, as a small model
-was measured on two cores with AVX2 (docs/lab-log.md): 28 rows take 121 ms on one core and 74 ms on both.
+was measured on two cores with AVX2 (docs/lab-log.md): 28 rows take 121 ms on one core and 74 ms on both. There 0.1 s
+hold 27 prompt tokens, so blocks are as small as a server's are: a step beside streams computes a whole one at least.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from relevo.core.events import StepCosts
+from relevo.core.kv import KVGroup, KVLayout
 from relevo.policy.host.topology import choose_topology
 from relevo.policy.perf.step_time import FittedStepTimes
 from relevo.sim.config import WorkerSpec
@@ -33,6 +35,10 @@ class Machine:
     block_size: int = 64
     max_prefill_tokens: int = 512
     max_running: int = 128
+
+    @property
+    def layout(self) -> KVLayout:
+        return KVLayout("day", "float16", self.block_size, (KVGroup.full(range(1), 1, 64),))
 
     @property
     def start_mode(self) -> str:
@@ -92,5 +98,7 @@ TWO_CORES = Machine(
     itl_target_s=0.1,
     answer_s=5.0,
     scale=Scale(0.2, 0.4),
+    num_blocks=6000,
+    block_size=16,
 )
 MACHINES = {machine.name: machine for machine in (SIXTEEN_CORES, TWO_CORES)}

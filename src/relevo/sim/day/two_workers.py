@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from relevo.core.kv import KVGroup, KVLayout
 from relevo.policy.scaling.modes import Mode
 from relevo.sim.config import Fault, NetworkSpec, RegionSpec, ServingSpec, WorldConfig
 from relevo.sim.day.machine import SIXTEEN_CORES, Machine
@@ -21,7 +20,6 @@ from relevo.workload.requests import Workload
 PLANNER, THRESHOLD = "planner", "threshold"
 RESTART_S = 15.0
 MAX_MODEL_LEN = 16_384
-LAYOUT = KVLayout("day", "float16", 64, (KVGroup.full(range(1), 1, 64),))
 TARGETS = SIXTEEN_CORES.slo
 
 
@@ -74,7 +72,10 @@ class TwoWorkers:
 
     def _config(self) -> WorldConfig:
         serving = ServingSpec(
-            layout=LAYOUT, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=self.has_caches, restart_s=RESTART_S
+            layout=self.machine.layout,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=self.has_caches,
+            restart_s=RESTART_S,
         )
         return WorldConfig(
             regions=(RegionSpec(workers=self.machine.workers()),),

@@ -18,7 +18,6 @@ from relevo.workload.phases import FIVE
 from relevo.workload.phases import Phase as Traffic
 from relevo.workload.requests import Workload, WorkloadRequest
 
-_BLOCK_SIZE = 64  # of the simulated workers
 _CLIENTS, _TURNS = 16, 10  # that wait for their answers, and how often each asks. Arbitrary
 _IDS_APART = 31  # between seeds of phases; more than there are phases
 
@@ -61,7 +60,7 @@ class FiveWorkloads:
                 self.seed,
                 scale=self.scale,
                 num_sessions=2 * _CLIENTS,
-                block_size=_BLOCK_SIZE,
+                block_size=self.machine.block_size,
             )
             run = self._on(Workload(requests=_waiting(made[: _CLIENTS * _TURNS]))).run("unified")
             ends_s = sorted(each.ended_at_ns / 1e9 for each in run.requests if each.ended_at_ns is not None)
@@ -83,7 +82,7 @@ class FiveWorkloads:
         found = list[WorkloadRequest]()
         for place, kind in enumerate(self.kinds):
             rate, seed = self.load * self.rate_of(kind), self.seed * _IDS_APART + place
-            made = open_loop(kind, rate, self.phase_s, seed, scale=self.scale, block_size=_BLOCK_SIZE)
+            made = open_loop(kind, rate, self.phase_s, seed, scale=self.scale, block_size=self.machine.block_size)
             found += [replace(one, arrived_at_s=(one.arrived_at_s or 0.0) + place * self.phase_s) for one in made]
         return [replace(one, row=row) for row, one in enumerate(found)]
 
