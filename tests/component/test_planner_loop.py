@@ -22,8 +22,9 @@ from relevo.core.request import EngineRequest, ServiceTerms
 from relevo.core.role import HYBRID, Role
 from relevo.orchestrator.ports import EngineStatus, OutputSink, TokenGenerator, WorkerStatus
 from relevo.planner.loop import NotSimulated, Question, RolePlanning
-from relevo.planner.remembered import KEPT_S, RememberedAnswers
+from relevo.planner.remembered import RememberedAnswers
 from relevo.planner.window import MAX_ARRIVALS, DemandWindow
+from relevo.policy.scaling.answer_pool import KEPT_S, AnswerPool
 from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode, modes_of
@@ -240,12 +241,12 @@ async def test_steady_traffic_is_not_simulated_anew_each_tick() -> None:
     planning = planning_of(DemandWindow(generator, clock, SLO), is_dry=True, clock=clock)
     answer = planning.ask
 
-    async def ask(modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]) -> Any:
+    async def ask(modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus], seed: int) -> Any:
         asked.append(demand)
         return await answer(modes, demand, workers)
 
-    remembered = RememberedAnswers(ask, clock, 60.0)
-    modes, workers = modes_of({"box": [WorkerId("a"), WorkerId("b")]}), generator.engine_status.workers
+    remembered = RememberedAnswers(ask, clock, AnswerPool(60.0, 0.02))
+    modes, workers = modes_of({"box": [WorkerId("prefill-0"), WorkerId("decode-0")]}), generator.engine_status.workers
     steady = Demand(requests_per_s=2.0, samples=(Sample(100, 10),), longest_tokens=110)
     for demand, num_asked in (
         (steady, 1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ class Run:
         self.planner = RolePlanner(LIMITS, ttft_s=1.0, itl_s=0.05)
         self.mode, self.now_s = mode, 60.0
 
-    def tick(self, said: dict[str, float], attained: float | None) -> PlanDecision:
+    def tick(self, said: dict[str, float], attained: float | None, num_judged: int = 300) -> PlanDecision:
         self.now_s += LIMITS.tick_s
         seen = Seen(
             now_s=self.now_s,
@@ -37,7 +39,7 @@ class Run:
             num_requests=300,
             demand=DEMAND,
             attained=attained,
-            num_judged=300 if attained is not None else 0,
+            num_judged=num_judged if attained is not None else 0,
             since_s=self.now_s - 60.0,
         )
         found = self.planner.question(seen)
@@ -60,7 +62,7 @@ def test_a_gain_within_the_error_of_predictions_changes_nothing() -> None:
     run = Run()
     found = ticks(run, 20, {"1p1d": 0.98 - 0.12, "2u": 0.98}, attained=0.70)
     assert {each.verdict for each in found} == {PlanVerdict.HOLD}
-    assert "predictions were 16% off of late" in found[-1].reason
+    assert "predictions were 13% off of late" in found[-1].reason
     sound = Run()
     assert PlanVerdict.CHANGE in {each.verdict for each in ticks(sound, 3, {"1p1d": 0.70, "2u": 0.82}, attained=0.70)}
 
@@ -70,6 +72,15 @@ def test_a_gain_beyond_the_error_is_acted_on() -> None:
     found = ticks(run, 4, {"1p1d": 0.60, "2u": 0.98}, attained=0.70)
     change = next(each for each in found if each.verdict is PlanVerdict.CHANGE)
     assert change.mode.name == "2u"
+
+
+def test_what_chance_makes_of_few_requests_is_no_error() -> None:
+    """Forty requests a minute, of which six or seven of ten meet the targets by turns, as is said of both. Red when
+    that keeps a planner from a gain of eight points that many simulated requests tell."""
+    run = Run()
+    found = [run.tick({"1p1d": 0.65, "2u": 0.73}, 0.60 + 0.10 * (tick % 2), num_judged=40) for tick in range(8)]
+    assert run.planner.past.error < 0.02
+    assert [each.mode.name for each in found if each.verdict is PlanVerdict.CHANGE] == ["2u"]
 
 
 def test_nothing_is_changed_before_a_prediction_was_compared() -> None:
@@ -86,6 +97,8 @@ def test_an_error_is_the_last_one_or_the_mean_and_is_forgotten_in_time() -> None
     past.add(0.9, 0.5)
     past.add(0.5, 0.6)
     assert past.error == pytest.approx(0.25)
+    past.add(0.5, 0.6, 0.15)
+    assert past.error == pytest.approx(0.5 / 3), "the last one is chance"
     past.add(1.0, 0.1)
     assert past.error == pytest.approx(0.9)
     for _ in range(40):
@@ -133,7 +146,7 @@ def test_a_simulator_that_is_off_by_so_much_moves_nothing_for_less(said: dict[st
     """Under steady traffic, however often it repeats itself."""
     run = Run()
     attained = said["1p1d"] - off if said["1p1d"] >= off else min(1.0, said["1p1d"] + off)
-    error = abs(said["1p1d"] - attained)
+    error = max(0.0, abs(said["1p1d"] - attained) - sqrt(attained * (1.0 - attained) / 300))
     gain = max(said.values()) - said["1p1d"]
     if gain < min(error, at_stake(attained)) and not is_broken(said["1p1d"], attained):
         assert all(each.verdict is not PlanVerdict.CHANGE for each in ticks(run, 12, said, attained))

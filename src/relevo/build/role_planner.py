@@ -19,17 +19,16 @@ from pathlib import Path
 from relevo.build.clock import MonotonicClock
 from relevo.build.configs import HistoryConfig, ServedModelConfig
 from relevo.core.events import StepCosts
-from relevo.core.ids import WorkerId
-from relevo.core.role import parse_role
 from relevo.orchestrator.ports import TokenGenerator, WorkerStatus
 from relevo.planner.loop import History, NotSimulated, RolePlanning
-from relevo.planner.remembered import RememberedAnswers
+from relevo.planner.remembered import RememberedAnswers, present_of
 from relevo.planner.window import DemandWindow
 from relevo.planner.worker_costs import WorkerCosts, WorkerRules
 from relevo.policy.host.auto_mode import AUTO_ITL_S, AUTO_TTFT_S
+from relevo.policy.scaling.answer_pool import AnswerPool
 from relevo.policy.scaling.demand import Demand, Sample
 from relevo.policy.scaling.mode_outlook import ModeOutlook
-from relevo.policy.scaling.modes import Mode, mode_named
+from relevo.policy.scaling.modes import Mode
 from relevo.policy.scaling.planner_limits import PlannerLimits
 from relevo.policy.scaling.role_planner import RolePlanner
 from relevo.policy.scaling.worker_facts import WorkerFacts
@@ -56,7 +55,7 @@ def planned(config: ServedModelConfig, generator: TokenGenerator) -> RolePlannin
         window=window,
         planner=RolePlanner(limits, slo.ttft_s, slo.itl_s, acts=not is_dry),
         limits=limits,
-        ask=RememberedAnswers(simulator.ask, clock, window.span_s).ask,
+        ask=RememberedAnswers(simulator.ask, clock, AnswerPool(window.span_s, limits.gain)).ask,
         close=simulator.close,
         clock=clock,
         unix_s=time.time,
@@ -90,7 +89,7 @@ class SimulatorProcess:
         self._costs = WorkerCosts(rules_of(config), before={number: _costs(*costs) for number, *costs in before})
 
     async def ask(
-        self, modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]
+        self, modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus], seed: int
     ) -> Mapping[Mode, ModeOutlook]:
         self._costs.learn(workers, time.monotonic())
         facts = self._costs.facts(workers)
@@ -98,8 +97,8 @@ class SimulatorProcess:
             spawned = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(1, spawned, initializer=_give_way, initargs=(os.getpid(),))
         loop = asyncio.get_running_loop()
-        present = mode_named(modes, {WorkerId(worker.worker_id): parse_role(worker.role) for worker in workers})
-        question = (facts, self.config.max_model_len, self.slo, self.limits, tuple(modes), present, demand)
+        present = present_of(modes, workers)
+        question = (facts, self.config.max_model_len, self.slo, self.limits, tuple(modes), present, demand, seed)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await loop.run_in_executor(self._pool, _simulate, *question)
@@ -159,10 +158,13 @@ def _simulate(
     modes: tuple[Mode, ...],
     present: Mode,
     demand: Demand,
+    seed: int,
 ) -> Mapping[Mode, ModeOutlook]:
     from relevo.sim.mode_race import ModeRace
     from relevo.sim.mode_worlds import ModeWorlds
 
-    worlds = ModeWorlds(workers=facts, max_model_len=max_model_len, slo=slo, num_requests=_SIMULATED_REQUESTS)
+    worlds = ModeWorlds(
+        workers=facts, max_model_len=max_model_len, slo=slo, num_requests=_SIMULATED_REQUESTS, seed=seed
+    )
     race = ModeRace(worlds=worlds, wide=limits.wide, least=limits.gain)
     return race.outlooks(modes, present, demand, limits.surge)

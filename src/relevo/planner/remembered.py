@@ -1,48 +1,49 @@
-"""Answers of the simulator that still hold: steady traffic is not simulated anew every few seconds.
-
-Owns the last answer. The same modes of the same workers under a demand that differs by no more than noise get it again,
-for a minute; step costs change more slowly than that. A caller must not change it.
-"""
+"""Asks the simulator only for what is not known well enough (`policy.scaling.answer_pool`). A caller must not change
+what it is given."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from relevo.core.ids import WorkerId
 from relevo.core.ports import Clock
+from relevo.core.role import parse_role
 from relevo.orchestrator.ports import WorkerStatus
-from relevo.planner.loop import Ask
-from relevo.policy.scaling.demand import Demand, is_alike
+from relevo.policy.scaling.answer_pool import AnswerPool
+from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.mode_outlook import ModeOutlook
-from relevo.policy.scaling.modes import Mode
+from relevo.policy.scaling.modes import Mode, mode_named
 
-KEPT_S = 60.0  # arbitrary: as long as the window that a demand is of
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    at_ns: int
-    asked: object
-    demand: Demand
-    outlooks: Mapping[Mode, ModeOutlook]
+AskOnce = Callable[[Sequence[Mode], Demand, Sequence[WorkerStatus], int], Awaitable[Mapping[Mode, ModeOutlook]]]
 
 
 class RememberedAnswers:
-    def __init__(self, ask: Ask, clock: Clock, window_s: float) -> None:
-        """`window_s`: that demands are counted in."""
+    def __init__(self, ask: AskOnce, clock: Clock, pool: AnswerPool) -> None:
+        """`ask`: the simulator, with the seed of the requests that it is to draw."""
         self._ask = ask
         self._clock = clock
-        self._window_s = window_s
-        self._last: _Answer | None = None
+        self._pool = pool
 
     async def ask(
         self, modes: Sequence[Mode], demand: Demand, workers: Sequence[WorkerStatus]
     ) -> Mapping[Mode, ModeOutlook]:
-        asked = (tuple(modes), tuple((worker.worker_id, worker.epoch, worker.role) for worker in workers))
-        last, now_ns = self._last, self._clock.now_ns()
-        is_fresh = last is not None and last.asked == asked and now_ns - last.at_ns < KEPT_S * 1e9
-        if is_fresh and last is not None and is_alike(demand, last.demand, self._window_s):
-            return last.outlooks
-        outlooks = await self._ask(modes, demand, workers)
-        self._last = _Answer(now_ns, asked, demand, outlooks)
-        return outlooks
+        asked = asked_of(modes, workers)
+        known = self._pool.known(asked, present_of(modes, workers), demand, self._now_s)
+        if known is not None:
+            return known
+        seed = self._pool.seed(asked, demand, self._now_s)
+        outlooks = await self._ask(modes, demand, workers, seed)
+        return self._pool.add(asked, demand, self._now_s, seed, outlooks)
+
+    @property
+    def _now_s(self) -> float:
+        return self._clock.now_ns() / 1e9
+
+
+def asked_of(modes: Sequence[Mode], workers: Sequence[WorkerStatus]) -> object:
+    """On what, beside the demand, an answer depends."""
+    return tuple(modes), tuple((worker.worker_id, worker.epoch, worker.role) for worker in workers)
+
+
+def present_of(modes: Sequence[Mode], workers: Sequence[WorkerStatus]) -> Mode:
+    return mode_named(modes, {WorkerId(worker.worker_id): parse_role(worker.role) for worker in workers})

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
+from relevo.policy.scaling.chance import variance_of_part
+
 _SURGE_WEIGHT = 0.3  # of what a surge would make of a mode. Arbitrary: it may come, the expected load will
 
 
@@ -34,12 +36,8 @@ class ModeOutlook:
         the same requests, so the difference of two varies by about half of what both do."""
         weight = 0.0 if self.surge_attained is None or other.surge_attained is None else _SURGE_WEIGHT
         variance = sum(
-            (1.0 - weight) ** 2 * _variance(each.attained, each.num_judged)
-            + weight**2 * _variance(each.surge_attained or 0.0, each.num_surged)
+            (1.0 - weight) ** 2 * variance_of_part(each.attained, each.num_judged)
+            + weight**2 * variance_of_part(each.surge_attained or 0.0, each.num_surged)
             for each in (self, other)
         )
         return 2.0 * sqrt(variance / 2.0)
-
-
-def _variance(part: float, number: int) -> float:
-    return part * (1.0 - part) / number if number else 0.0

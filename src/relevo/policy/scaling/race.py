@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 HEATS = (0.25, 0.5, 1.0)  # parts of the requests after which candidates may be left out. Arbitrary
 _DEVIATIONS = 3.0  # that are more than chance; requests of one queue are alike, so they count for less than they are
-_ALL = 0.95  # part of requests that meet the targets, above which chance is more than what is to be gained. Arbitrary
+ENOUGH = 0.95  # part of requests that meet the targets, above which chance is more than what is to be gained. Arbitrary
 
 Candidate = TypeVar("Candidate", bound=Hashable)
 
@@ -69,7 +69,7 @@ class Race(Generic[Candidate]):
     def is_decided(self) -> bool:
         """More requests would change nothing: nothing is to be gained, or everything that is left gains much, or
         nothing that matters."""
-        if self._part(self.present) >= _ALL:
+        if self._part(self.present) >= ENOUGH:
             return True
         leads = [Lead.of(self.met[each], self.met[self.present]) for each in self.still_in if each != self.present]
         return all(lead.mean - lead.chance >= self.wide for lead in leads) or all(

@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import inf
+from math import inf, sqrt
 
 from relevo.policy.scaling.broken_promise import BrokenPromise
+from relevo.policy.scaling.chance import variance_of_part
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.forecast import Chosen, Constant, Kalman, Seasonal
 from relevo.policy.scaling.mode_outlook import ModeOutlook
@@ -172,6 +173,7 @@ class RolePlanner:
             at_s=seen.now_s,
             before=seen.mode,
             attained_before=seen.attained,
+            num_judged_before=seen.num_judged,
             rate_before_per_s=seen.demand.requests_per_s if seen.demand is not None else 0.0,
             expected=expected,
             num_kinds=seen.num_kinds,
@@ -249,7 +251,11 @@ class RolePlanner:
         if asked > _MORE_LOAD * came:
             return None
         if seen.num_judged >= limits.min_requests:
-            self.past.add(present.attained, seen.attained)
+            variance = sum(
+                variance_of_part(part, number)
+                for part, number in ((seen.attained, seen.num_judged), (present.attained, present.num_judged))
+            )
+            self.past.add(present.attained, seen.attained, sqrt(variance))
         return abs(present.attained - seen.attained)
 
     def _doubts(self, seen: Seen, gain: float, noise: float) -> str:
@@ -352,8 +358,10 @@ class RolePlanner:
             return None
         if not change.is_ripe(seen.now_s, seen.since_s, seen.num_judged, limits):
             return None
+        if change.is_open(seen.now_s, seen.attained, seen.num_judged, seen.num_kinds, limits):
+            return None
         rate = seen.demand.requests_per_s if seen.demand is not None else 0.0
-        sentence, reason = change.judge(seen.mode, seen.attained, rate, seen.num_kinds, limits)
+        sentence, reason = change.judge(seen.mode, seen.attained, seen.num_judged, rate, seen.num_kinds, limits)
         if sentence is Sentence.STAYS:
             return self._hold(seen, reason, PlanVerdict.KEEP)
         self._blocked[seen.mode] = seen.now_s + limits.block_s

@@ -1,4 +1,4 @@
-"""Asks the simulator from inside a simulation: a small world of each mode, and no question twice.
+"""Asks the simulator from inside a simulation, as often as a live planner does, and computes no answer twice.
 
 A demand counts as known when rate, mean lengths and bursts are within a half of one that was asked about before, with
 the same step costs: a day has a thousand ticks and a few dozen kinds of traffic.
@@ -7,11 +7,13 @@ the same step costs: a day has a thousand ticks and a few dozen kinds of traffic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 
 from relevo.planner.loop import Question
+from relevo.planner.remembered import asked_of
 from relevo.planner.worker_costs import WorkerCosts
+from relevo.policy.scaling.answer_pool import AnswerPool
 from relevo.policy.scaling.demand import Demand
 from relevo.policy.scaling.mode_outlook import ModeOutlook
 from relevo.policy.scaling.modes import Mode
@@ -36,14 +38,30 @@ class Outlooks:
     seed: int = 0
     wide: float = _LIMITS.wide
     least: float = _LIMITS.gain
+    window_s: float = 60.0  # that demands are counted in
     num_worlds: int = 0  # that were run
+    _pool: AnswerPool = field(init=False)
     _raced: dict[object, Mapping[Mode, ModeOutlook]] = field(default_factory=dict)
     _known: dict[tuple[tuple[object, ...], tuple[int, ...]], ModeOutlook] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._pool = AnswerPool(self.window_s, self.least)
+
+    def known(self, question: Question, now_s: float) -> Mapping[Mode, ModeOutlook] | None:
+        """Without asking."""
+        asked = asked_of(question.modes, question.workers)
+        return self._pool.known(asked, question.seen.mode, question.demand, now_s)
 
     def of(self, question: Question, now_s: float) -> Mapping[Mode, ModeOutlook]:
         """As a live gateway asks: of every mode at once."""
         self.costs.learn(question.workers, now_s)
-        worlds, present = self._worlds(self.costs.facts(question.workers)), question.seen.mode
+        asked = asked_of(question.modes, question.workers)
+        seed = self._pool.seed(asked, question.demand, now_s)
+        return self._pool.add(asked, question.demand, now_s, seed, self._race(question, seed))
+
+    def _race(self, question: Question, seed: int) -> Mapping[Mode, ModeOutlook]:
+        worlds = replace(self._worlds(self.costs.facts(question.workers)), seed=self.seed + seed)
+        present = question.seen.mode
         key = (present, tuple(worlds.facts_of(mode) for mode in question.modes), _cell(question.demand))
         if key not in self._raced:
             self.num_worlds += len(question.modes)

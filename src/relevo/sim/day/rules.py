@@ -84,6 +84,10 @@ class Planned:
             return
         found = self.planning.look()
         if isinstance(found, Question):
+            known = self.outlooks.known(found, self.world.now_s)
+            if known is not None:
+                self.decisions.append((self.world.now_s, self.planning.decide(found, known)))
+                return
             self._is_asking = True
             answers = self.outlooks.of(found, self.world.now_s)
             self.world.kernel.call_after(seconds(self.answer_s), self._answered, found, answers)
@@ -135,6 +139,7 @@ def planned_in(
         slo=slo,
         surge=limits.surge,
         num_requests=num_requests,
+        window_s=world.window.span_s,
     )
     planning = RolePlanning(
         model="model",
