@@ -41,9 +41,7 @@ class PastChange:
         is_settled = since_s >= self.at_s and now_s - self.at_s >= limits.settle_s
         return not self.is_judged and is_settled and num_judged >= limits.min_requests
 
-    def is_open(
-        self, now_s: float, attained: float, num_judged: int, num_kinds: int, limits: PlannerLimits
-    ) -> bool:
+    def is_open(self, now_s: float, attained: float, num_judged: int, num_kinds: int, limits: PlannerLimits) -> bool:
         """It looks worse than before, by no more than chance, and there is time for more to be seen of it."""
         if self.attained_before is None or num_kinds != self.num_kinds or now_s - self.at_s >= limits.stays_s:
             return False
