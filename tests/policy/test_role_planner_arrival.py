@@ -43,6 +43,17 @@ def test_a_role_that_is_on_its_way_is_no_change_by_hand() -> None:
     assert changed.show(UNIFIED_MODE).verdict is PlanVerdict.HOLD
 
 
+def test_a_change_takes_as_long_as_is_likely_by_what_was_seen() -> None:
+    """Somewhere between the last look without all roles and the first with them. Red when a worker that takes its role
+    at once is said to have taken until the next look."""
+    at_once, late = Changed(), Changed()
+    at_once.show(UNIFIED_MODE)
+    assert at_once.run.planner.switch_cost == 0.5 * LIMITS.tick_s / LIMITS.stays_s
+    for mode in (SPLIT, HALF_WAY, UNIFIED_MODE):
+        late.show(mode)
+    assert late.run.planner.switch_cost == 2.5 * LIMITS.tick_s / LIMITS.stays_s
+
+
 def test_roles_that_do_not_come_about_are_given_up() -> None:
     """Red when it waits for ever, or asks for the same mode again at once."""
     changed = Changed()

@@ -84,7 +84,9 @@ class RolePlanner:
         self._switch_s: deque[float] = deque(maxlen=_SWITCHES)  # until all roles had arrived
         self._joined_at_s = -inf  # when a worker came or went last
         self._change: PastChange | None = None  # the last
-        self._arriving: tuple[float, Mode] | None = None  # since when, and from which mode, roles are on their way
+        self._arriving: tuple[float, Mode, float] | None = (
+            None  # of roles: since when, from which mode, seen so for how long
+        )
         self._held_until_s = 0.0  # by a hand
         self._cools_until_s = 0.0
         self._num_kinds = 0
@@ -115,10 +117,11 @@ class RolePlanner:
             self._joined_at_s = seen.now_s
         if seen.mode == self._mode:
             if self._arriving is not None:
-                self._switch_s.append(seen.now_s - self._arriving[0])
+                since_s, _, away_s = self._arriving
+                self._switch_s.append((seen.now_s - since_s + away_s) / 2.0)  # between two looks
             self._arriving = None
         elif self._arriving is not None:
-            return self._not_arrived(seen, *self._arriving)
+            return self._not_arrived(seen, *self._arriving[:2])
         elif seen.now_s - self._joined_at_s < limits.arrive_s:
             self._mode = seen.mode  # who joined has its role by now
         else:
@@ -293,7 +296,7 @@ class RolePlanner:
         self._mode = seen.mode
         self._change = self._change_to(replace(seen, attained=None), outlooks[chosen])
         if self._acts and chosen != seen.mode:
-            self._mode, self._arriving = chosen, (seen.now_s, seen.mode)
+            self._mode, self._arriving = chosen, (seen.now_s, seen.mode, 0.0)
         reason = (
             f"by {source}, {seen.demand.requests_per_s:.2f} requests/s: {chosen} {words(outlooks[chosen])};"
             f" {next_best(chosen, outlooks)}"
@@ -314,6 +317,7 @@ class RolePlanner:
         were, wanted = dict(before.roles), dict(asked.roles)
         is_on_its_way = all(role in (were.get(worker), wanted.get(worker)) for worker, role in seen.mode.roles)
         if is_on_its_way and seen.now_s - since_s < limit_s:
+            self._arriving = (since_s, before, seen.now_s - since_s)
             return self._hold(seen, f"not every worker has its role of {asked} yet", PlanVerdict.UNKNOWN)
         self._mode, self._change, self._arriving = seen.mode, None, None
         if not is_on_its_way:
@@ -335,7 +339,7 @@ class RolePlanner:
         self._favourite = None
         if self._acts:
             self._mode, self._change = mode, change
-            self._arriving = (seen.now_s, seen.mode)
+            self._arriving = (seen.now_s, seen.mode, 0.0)
         self._cools_until_s = seen.now_s + self._limits.cool_down_s
         self.num_changes += 1
         verdict = PlanVerdict.CHANGE if change is not None else PlanVerdict.UNDO
