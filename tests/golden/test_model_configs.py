@@ -157,6 +157,12 @@ def test_the_kinds_of_layers_decide_for_one_kind_too(family: str, changes: dict[
     assert read(family, **changes).sliding_window == window
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("stated", [{}, {"use_sliding_window": False}, {"use_sliding_window": None}])
+def test_a_window_that_is_switched_off_is_none(family: str, stated: dict[str, Any]) -> None:
+    assert read(family, sliding_window=9, max_window_layers=0, **stated).sliding_window is None
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "error", "words"),
     [

@@ -110,6 +110,23 @@ def test_a_tensor_comes_from_the_file_that_the_index_names(tmp_path: Path) -> No
         load_model_files(str(shards(tmp_path / "without", index=False)))
 
 
+def test_the_makers_own_twin_of_a_model_is_left_alone(tmp_path: Path) -> None:
+    """As Mistral's folders have it beside, whole and under other names, here without an index."""
+    rewritten(tmp_path, {})
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    save_file({"layers.0.attention.wq.weight": torch.zeros(64, 64)}, tmp_path / "consolidated.safetensors")
+    files = load_model_files(str(tmp_path))
+    assert {tensor.path.name for tensor in files.stored} == {"model-00001-of-00001.safetensors"}
+
+
+def test_an_adapter_beside_a_model_is_named(tmp_path: Path) -> None:
+    rewritten(tmp_path, {})
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    save_file({STRANGE["an adapter"]: torch.zeros(8, 64)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelFileError, match=rf"1 tensors .*first is {STRANGE['an adapter']}"):
+        load_model_files(str(tmp_path))
+
+
 # ---- embedding and head ----------------------------------------------------------------------------------------------
 
 
