@@ -69,33 +69,40 @@ struct Output {
   int64_t y_stride;
 };
 
-// One row of a tile: 16 outputs, fewer in the last panel.
-void store_row(const float* sums, const float* scales, const Output& output, int64_t row, int64_t first, int64_t count) {
-  float* to = output.y + row * output.y_stride + first;
-  for (int64_t i = 0; i < count; ++i) {
-    float value = scales ? sums[i] * scales[i] : sums[i];
-    if (output.bias) value += output.bias[first + i];
-    to[i] = output.accumulate ? to[i] + value : value;
-  }
+// Rows of a tile: `count` outputs each, of which the compiler knows how many unless the panel is the last. What is done to
+// them is chosen once for all rows, and done in place: outputs do not lie where sums do, which the compiler cannot see.
+template <class Count>
+void store_rows(float* __restrict sums, const float* __restrict scales, const Output& output, int64_t first_row,
+                int64_t rows, int64_t first, Count count) {
+  const float* __restrict bias = output.bias ? output.bias + first : nullptr;
+  float* __restrict to = output.y + first_row * output.y_stride + first;
+  if (scales)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < count; ++i) sums[r * kPanelRows + i] *= scales[i];
+  if (bias)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < count; ++i) sums[r * kPanelRows + i] += bias[i];
+  if (output.accumulate)
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < count; ++i) to[r * output.y_stride + i] += sums[r * kPanelRows + i];
+  else
+    for (int64_t r = 0; r < rows; ++r)
+      std::memcpy(to + r * output.y_stride, sums + r * kPanelRows, static_cast<size_t>(count) * sizeof(float));
 }
 
 template <class F>
-void store_tile(const Linear& w, int64_t panel, const float* sums, int64_t first_row, int64_t rows, const Output& output) {
+void store_tile(const Linear& w, int64_t panel, float* sums, int64_t first_row, int64_t rows, const Output& output) {
   const int64_t first = panel * kPanelRows;
-  const int64_t count = w.n - first < kPanelRows ? w.n - first : kPanelRows;
   float scales[kPanelRows];
   if (F::kScalesAtEnd) {
     const size_t bytes = panel_bytes(F::kFormat, w.k);
     std::memcpy(scales, w.packed + (panel + 1) * bytes - sizeof scales, sizeof scales);
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* row_sums = sums + r * kPanelRows;
-    const float* row_scales = F::kScalesAtEnd ? scales : nullptr;
-    if (count == kPanelRows)
-      store_row(row_sums, row_scales, output, first_row + r, first, kPanelRows);
-    else
-      store_row(row_sums, row_scales, output, first_row + r, first, count);
-  }
+  const float* scales_at_end = F::kScalesAtEnd ? scales : nullptr;
+  if (w.n - first >= kPanelRows)
+    store_rows(sums, scales_at_end, output, first_row, rows, first, std::integral_constant<int64_t, kPanelRows>());
+  else
+    store_rows(sums, scales_at_end, output, first_row, rows, first, w.n - first);
 }
 
 template <class F>
